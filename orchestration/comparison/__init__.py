@@ -1,6 +1,6 @@
-"""What results mean: metrics, settings averaged over seeds, and the joined record of a sweep. Pure.
+"""Evaluation of results: metrics, settings averaged over seeds, and the joined record of a sweep. Pure.
 
-Other rooms import from the modules in `__all__` only: `formats` and `metrics` load no torch, as `record` does.
+Other packages import only the modules in `__all__`. `formats` and `metrics` load no torch; `record` does.
 """
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Several sweeps side by side: settings with the same parameters, whatever their labels. Pure."""
+"""Comparison of several sweeps: settings with the same parameters are matched, whatever their labels. Pure."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _BySweep = Mapping[str, list[PublishedTrial]]
 
 @dataclass(frozen=True)
 class Compared:
-    """A setting as one sweep ran it. folder: of the sweep."""
+    """A setting as one sweep ran it. folder: folder of the sweep."""
 
     folder: str
     setting: Setting
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, of every metric that the report shows of settings."""
+        """Plain values for JSON, with every metric that the report shows for settings."""
         columns = _shown(self.setting.trials)
         found = {metric.name: self.setting.over_seeds(metric.value) for metric in columns}
         shown = {metric.name: shown_over_seeds(metric, self.setting) for metric in columns}
@@ -56,7 +56,8 @@ class Compared:
 class MatchedSetting:
     """Finished trials of all sweeps with the same parameters.
 
-    parameters: those that vary between the private settings, or between the baselines.
+    parameters: the parameters that vary between the private settings, or between the baselines. lines: the setting as
+    each sweep ran it.
     """
 
     name: str
@@ -66,11 +67,11 @@ class MatchedSetting:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `dpsweep compare` shows. sweeps: name by folder. differences: why numbers of these sweeps do not compare,
-    and which trials are left out.
+    """The output of `dpsweep compare`.
 
-    trials: the private ones that were trained on the same data; what they cost together is the cost of publishing all.
-    is_sensitive: a sweep shows exact statistics of its training examples.
+    sweeps: names by folder. differences: reasons why numbers of these sweeps do not compare, and trials that are left
+    out. trials: all trials of all sweeps, whose composed cost is the cost of publishing everything; empty if the sweeps
+    have different data. is_sensitive: whether a sweep shows exact statistics of its training examples.
     """
 
     sweeps: Mapping[str, str]
@@ -95,7 +96,7 @@ class Comparison:
 
 
 def compare(records: Mapping[str, SweepRecord]) -> Comparison:
-    """Compare sweeps, by folder. Raises: InvalidInput for less than two, and for two copies of one sweep."""
+    """Compare sweeps, given by folder. Raises: InvalidInput for fewer than two, and for two copies of one sweep."""
     if len(records) < 2:
         raise InvalidInput("a comparison needs two sweeps or more; give the folder of each once")
     _require_different(records)
@@ -129,7 +130,7 @@ def _require_different(records: Mapping[str, SweepRecord]) -> None:
 
 
 def _identity(point: GridPoint, record: SweepRecord) -> _Identity:
-    """Everything that decides what trials of several seeds have in common; equal identities are one setting."""
+    """All parameters of a trial except its seed and execution speed options; equal identities are one setting."""
     flat = {name: value for name, value in asked(point).items() if name not in _NO_SETTING}
     if point.is_private:
         release = record.sweep.release
@@ -161,7 +162,7 @@ def _spoken(name: str) -> str:
 
 
 def _differences(records: Mapping[str, SweepRecord], what: str, of: Callable[[SweepRecord], str]) -> Iterator[str]:
-    """A sentence if the sweeps do not have the same of something on which every number depends."""
+    """A sentence if the sweeps differ in ``what``, on which every number depends. of: its value for a sweep."""
     found = {folder: of(record) for folder, record in records.items()}
     if len(set(found.values())) > 1:
         each = "; ".join(f"{records[folder].sweep.name} in {folder}: {value}" for folder, value in found.items())
@@ -176,7 +177,7 @@ def _stopped(records: Mapping[str, SweepRecord]) -> Iterator[str]:
 
 
 def _data(record: SweepRecord) -> str:
-    """Specification of all data sets, with the sizes that were found where a trial has trained."""
+    """Specifications of all data sets, and their training set sizes as found by finished trials."""
     specs = dict.fromkeys(_spelt(asdict(data)) for data in record.sweep.data)
     sizes = sorted({
         f"{trial.dataset.name} of {trial.dataset.profile['train_size']}"
@@ -200,19 +201,19 @@ def _adjacency(record: SweepRecord) -> str:
 
 
 def _shown(trials: Iterable[PublishedTrial]) -> tuple[Metric, ...]:
-    """Metrics of settings, whatever metric of the worst group each sweep compares its own by."""
+    """Metrics of settings, with the main score as worst-group metric, whichever metric each sweep uses."""
     task = task_of(trials)
     return columns(Place.SETTINGS, f"worst_group_{task_called(task).main}", task)
 
 
 def shown_metrics(found: Comparison) -> tuple[Metric, ...]:
-    """The metrics of all that is compared; tasks differ only where data do, which is said."""
+    """The metrics of all compared settings. Sweeps with different tasks have different data, which is reported."""
     settings = (line.setting for each in found.settings for line in each.lines)
     return tuple(dict.fromkeys(metric for setting in settings for metric in _shown(setting.trials)))
 
 
 def cells(line: Compared, found: Comparison) -> Sequence[str]:
-    """What a table shows of one sweep's setting after its name and sweep: seeds, composed ε, every metric."""
+    """The table cells of one sweep's setting, after its name and sweep: number of seeds, composed ε, every metric."""
     return (
         str(len(line.setting.trials)),
         line.setting.composed_cost,
@@ -221,5 +222,5 @@ def cells(line: Compared, found: Comparison) -> Sequence[str]:
 
 
 def heads(found: Comparison) -> tuple[str, ...]:
-    """Headings of the columns that `cells` fills, after the setting and its sweep."""
+    """Headings of the table: setting, sweep, and the columns that `cells` fills."""
     return ("Setting", "Sweep", "Seeds", "Composed ε", *(metric.heading for metric in shown_metrics(found)))

@@ -1,4 +1,4 @@
-"""`dpsweep best`: the best setting of a sweep by one metric, under conditions, with what cannot be told from it."""
+"""`dpsweep best`: the best setting of a sweep by one metric, under conditions, and the settings that may equal it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from orchestration.comparison.values import epsilon
 from orchestration.records.published import PublishedTrial
 
 WORST_GROUP: Final = "worst_group"
-"""Name that a user may give for the metric of the worst group that the sweep compares settings by."""
+"""Short name for the worst-group metric by which the sweep compares settings."""
 
 
 @dataclass(frozen=True)
 class Best:
-    """The private setting with the best mean of a metric. value: that mean; interval: None where it is unknown.
+    """The private setting with the best mean of a metric.
 
-    trial: the run of the setting whose model is given: the first by seed, because choosing the run with the best result
-    would make its number look better than it is. alike: other settings that cannot be told from it, by how much they
-    might differ. warnings: as in the report's headline.
+    by: name of the metric. value: the mean. interval: None if it is unknown. alike: differences to other settings that
+    are not distinguishable from it. warnings: as in the report's headline.
     """
 
     setting: Setting
@@ -38,12 +37,12 @@ class Best:
 
     @property
     def name(self) -> str:
-        """The setting in words."""
+        """The name of the setting."""
         return self.setting.name
 
     @property
     def trial(self) -> PublishedTrial:
-        """The run of the setting whose model is given."""
+        """The run whose model represents the setting: the first by seed (`first_seed`)."""
         return first_seed(self.setting)
 
     def as_dict(self) -> dict[str, Any]:
@@ -67,13 +66,14 @@ def best(
 ) -> Best:
     """The best private setting of a sweep by the mean of a metric over its runs.
 
-    by: a metric of results.json that is better when higher or lower, or ``worst_group``; by default accuracy, or what
-    stands in its place for the task of the sweep. max_epsilon: the most that any
-    run of the setting may cost, at the delta of the sweep. at_least: metrics with the mean that the setting must reach:
-    at least it, or at most it where lower is better. Choosing by results on private data costs privacy beyond the
-    epsilon of the chosen model; choosing by test data does not.
+    by: a metric of results.json that is better when higher or lower, or ``worst_group``; by default accuracy, or the
+    main score of another task. max_epsilon: maximum epsilon of any run of the setting, at the delta of the sweep.
+    at_least: by metric, the mean that the setting must reach; it is a maximum for metrics where lower is better.
+    Choosing by results on private data costs privacy beyond the epsilon of the chosen model; choosing by test data does
+    not.
 
-    Raises: InvalidInput for an unknown metric, one without a direction, and where no setting fulfils the conditions.
+    Raises: InvalidInput for an unknown metric, a metric without a direction, a max_epsilon that is not above 0, and if
+    no setting fulfils the conditions.
     """
     name, least = (
         _name(found, by or found.main.name),

@@ -1,7 +1,7 @@
-"""Whether what stored results claim is what their traces cost: recomputed, because a checksum can be recomputed too.
+"""Checks the claims in stored results against the recomputed cost of their traces.
 
-Checksums find damage, not tampering: whoever can write a result can write its checksum. A claim that is smaller than
-the cost of the stored trace is found here; a trace that was forged as well is not.
+Checksums find damage, but not tampering: whoever can write a result can write its checksum too. This check finds a
+claim that is smaller than the cost of the stored trace; it does not find a trace that was forged as well.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ _ROUNDING = 1e-6
 
 
 def unfounded(files: SweepFiles, record: SweepRecord) -> Iterator[str]:
-    """One line for each number of a stored result that is smaller than what its trace costs, and for other deltas.
+    """One line for each stored claim that is smaller than the cost of its trace, or for another delta or adjacency.
 
-    Equal traces, such as those of seeds, are accounted for once. Raises: DataCorruption for a missing or damaged trace.
+    Equal traces, such as those of several seeds, are accounted once. Raises: DataCorruption for a missing or damaged
+    trace.
     """
     for point in record.points:
         result = record.status(point.key).result
@@ -44,7 +45,7 @@ def unfounded(files: SweepFiles, record: SweepRecord) -> Iterator[str]:
 
 
 def _stored_trace(trial: TrialFiles) -> Trace:
-    """Raises: DataCorruption when it is damaged, and when it is missing: without it no claim can be checked."""
+    """The stored trace of a trial. Raises: DataCorruption if it is damaged or missing: no claim can be checked then."""
     try:
         return read_trace(trial.trace)
     except FileNotFoundError as error:
@@ -52,7 +53,10 @@ def _stored_trace(trial: TrialFiles) -> Trace:
 
 
 def _claims(result: StoredResult, trace: Trace, delta: float, sweep: SweepSpec) -> Iterator[str]:
-    """By the accountants and group sizes that the result names: the sweep file may ask for others by now."""
+    """Check the claims of a result by the accountants and group sizes that the result itself names.
+
+    The sweep file may have changed since and ask for others.
+    """
     yield from _smaller("epsilon", result.worst_case, trace, delta, _named(result.worst_case, sweep))
     for other in result.others:
         yield from _smaller(f"epsilon by {other.accountant}", other, trace, delta, _named(other, sweep))
@@ -76,7 +80,10 @@ def _claims(result: StoredResult, trace: Trace, delta: float, sweep: SweepSpec) 
 
 
 def _named(claim: PrivacyEstimate, sweep: SweepSpec) -> str:
-    """The accountant of a claim; ``none`` and ``filter`` are no names of accountants but what any of them finds."""
+    """The accountant that recomputes a claim: its own or, for the names ``none`` and ``filter``, the sweep's.
+
+    These two names are no accountants; any accountant gives the same result in these cases.
+    """
     return claim.accountant if claim.accountant in ACCOUNTANTS else sweep.privacy.accountant
 
 
@@ -96,10 +103,10 @@ def _smaller(
 
 
 def _smaller_risk(claim: AttackRisk, trace: Trace, sizes: Collection[int]) -> Iterator[str]:
-    """Bounds on attacks below those of the trace.
+    """One line for each bound on attacks that is below the recomputed bound of the trace.
 
-    The bounds of a schedule that follows results are its plan's, whose numerical error differs from the trace's: they
-    are refused only below what is proved of the trace from below.
+    If the noise follows results, the claimed bounds are those of the plan, whose numerical error differs from the error
+    for the trace: they are compared with the proven lower end of the recomputed bound.
     """
     if claim.group_size not in sizes:
         yield f"it bounds attacks on groups of {claim.group_size}, of which it claims no epsilon"
@@ -124,7 +131,7 @@ def _smaller_risk(claim: AttackRisk, trace: Trace, sizes: Collection[int]) -> It
 
 
 def _ledger(attempts: tuple[Attempt, ...], trace: Trace, result: StoredResult) -> Iterator[str]:
-    """What the record of attempts holds of the trial must cost no less than the trial."""
+    """A line if the recorded attempts at the trial cost less than the trial's trace."""
     if not attempts or not trace.is_private:
         return
     delta = result.spec.delta

@@ -1,4 +1,4 @@
-"""Two numbers of each training example against each other, as counts in a grid: private data."""
+"""Two-dimensional histograms of two numbers per training example; they are private data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BINS: Final = 40
 
 
 def density(x: Array, y: Array) -> Density | None:
-    """How many of the points (x, y), both [examples], lie in each cell between their extremes; None without points."""
+    """Counts of the points (x, y) in a grid between their extremes; None without points. x, y: [examples]."""
     if len(x) == 0:
         return None
     across, up = _edges(x.min(), x.max()), _edges(y.min(), y.max())
@@ -24,9 +24,9 @@ def density(x: Array, y: Array) -> Density | None:
 
 
 def loss_density(counted: CountedEpsilons) -> Density | None:
-    """How many examples have which log loss (x) and epsilon_i (y); None where no loss is positive and finite.
+    """Counts of examples by log loss (x) and epsilon_i (y); None if no loss is positive and finite.
 
-    The stored parts are read again, one after the other.
+    Reads the stored parts again, one after the other. Examples whose loss is not positive and finite are left out.
     """
     paired = counted.summary.everyone.with_loss
     if paired.count == 0:
@@ -40,7 +40,7 @@ def loss_density(counted: CountedEpsilons) -> Density | None:
 
 
 def _edges(low: float, high: float) -> Array:
-    """Edges of equal bins that hold all values from ``low`` to ``high``."""
+    """Edges of bins of equal width that contain all values from ``low`` to ``high``."""
     margin = 1e-9 * max(abs(low), abs(high), 1.0)
     return np.linspace(low - margin, high + margin, _BINS + 1)
 

@@ -1,4 +1,4 @@
-"""What an entry of the table of metrics says: the types of `metrics.METRICS`, `GROUP_METRICS` and `FAMILIES`."""
+"""Types of the entries in the tables of metrics: `metrics.METRICS`, `GROUP_METRICS` and `FAMILIES`."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ class Place(Enum):
 class Metric:
     """One number of a trial, and how it is shown.
 
-    name: in results.json. tracked: its name in MLflow, with the section (``final/``, ``fairness/``, ``privacy/``); None
-    if a parameter of the run has the same value. heading: of its column. meaning: its explanation in the report, "" if
-    the heading suffices. of_model: describes the final model; not recorded as a final value for a stopped trial.
-    exact: computed from training examples without noise; known only where exact statistics are shown. whose: the
-    group that the number belongs to, or None. better: which of two values is preferred; "" if neither is. measure: the
-    number from (resampled) outcomes of test examples, for its interval; None where it depends on none. task: whose
-    trials have it (`workers.tasks`); None for all.
+    name: its name in results.json. tracked: its name in MLflow, with the section (``final/``, ``fairness/``,
+    ``privacy/``); None if a parameter of the run has the same value. heading: heading of its column. meaning: its
+    explanation in the report, "" if the heading suffices. of_model: whether it describes the final model; if so, it is
+    not recorded as a final value for a stopped trial. exact: whether it is computed from training examples without
+    noise; if so, it is known only where exact statistics are shown. whose: returns the group that the number belongs
+    to, or None. better: whether higher or lower values are better; "" if neither is. measure: computes the number from
+    (resampled) outcomes of test examples, for its interval; None if it does not depend on them. task: the task whose
+    trials have it (`workers.tasks`); None for all tasks.
     """
 
     name: str
@@ -58,10 +59,10 @@ class Metric:
 
 @dataclass(frozen=True)
 class GroupMetric:
-    """One number of a group of test examples, and how it is shown; name: in results.json.
+    """One number of a group of test examples, and how it is shown.
 
-    measure: the number of every group from (resampled) outcomes, for its interval; None where it depends on none. task:
-    as of `Metric`.
+    name: its name in results.json. measure: computes the number of every group from (resampled) outcomes, for its
+    interval; None if it does not depend on them. better, task: as in `Metric`.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Numbers of finished trials on resampled test examples, which give intervals and paired differences."""
+"""Metrics of finished trials on resampled test examples, which give intervals and paired differences."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from workers import rates
 from workers.outcomes import AnyOutcomes, Outcomes, ScoredOutcomes
 
 RESAMPLES: Final = 1000
-_FEWER: Final = 300
+_FEWER_RESAMPLES: Final = 300
 _MANY_TRIALS: Final = 100
-"""Sweeps of more trials are resampled `_FEWER` times, so that the ends of intervals vary more; coverage is the same."""
+"""Larger sweeps get `_FEWER_RESAMPLES` resamples: the ends of intervals vary more, their coverage is the same."""
 _CELLS_AT_ONCE: Final = 2**24
 Name = tuple[str, str]
-"""A group, or "" for all test examples, and the name of a metric."""
+"""Name of a group, or "" for all test examples, and name of a metric."""
 
 
 @dataclass(frozen=True)
-class _Tested:
+class _TestedTrial:
     """A trial with the outcomes of its test examples."""
 
     trial: PublishedTrial
@@ -38,16 +38,18 @@ class _Tested:
 
     @property
     def shown(self) -> tuple[str, ...]:
-        """Groups that are large enough to be shown, in the order of the trial."""
+        """Names of groups that are large enough to be shown, in the order of the trial."""
         groups = self.trial.quality.groups if self.trial.quality else ()
         return tuple(group.name for group in groups if group.name in self.outcomes.group_names)
 
 
 @dataclass(frozen=True)
 class _Numbers:
-    """Of one trial: its numbers, [1 + B] each, first those of its test examples as they are; where they were tested.
+    """Metrics of one trial on its test set and on B resamples of it.
 
-    sizes: examples of each group that is large enough to be shown; examples: of all.
+    values: [1 + B] by name; the first entry is on the original test examples. test_set: identifies the test examples.
+    sizes: number of examples of each group that is large enough to be shown. examples: number of all test examples.
+    overlap: number of test examples divided by number of training examples.
     """
 
     values: Mapping[Name, Array]
@@ -58,7 +60,7 @@ class _Numbers:
 
 
 class Evidence:
-    """Numbers of the trials whose outcomes are stored; trials of older versions have none, and no intervals."""
+    """Intervals and differences for trials with stored outcomes; trials of older versions have none."""
 
     def __init__(self, numbers: Mapping[str, _Numbers]) -> None:
         self._numbers = numbers
@@ -66,7 +68,10 @@ class Evidence:
         """Cache of the intervals, because several tables and pages show the same ones."""
 
     def interval(self, setting: Setting, name: str, group: str = "") -> Interval | None:
-        """A metric of a setting, the mean over its seeds and splits, with its 95% interval; None if it is unknown."""
+        """Mean of a metric over the seeds and splits of a setting, with its 95% interval; None if unknown.
+
+        group: name of a group, or "" for all test examples.
+        """
         asked = tuple(trial.key for trial in setting.trials), (group, name)
         if asked not in self._intervals:
             self._intervals[asked] = self._interval(setting.trials, (group, name))
@@ -76,7 +81,7 @@ class Evidence:
         runs = self._runs(trials, name)
         if runs is None:
             return None
-        # of a share that is 0 or 1 in every resample, the number of examples bounds the interval
+        # where a share is 0 or 1 in every resample, the interval follows from the number of examples
         examples = min(self._examples(trial, name[0]) for trial in trials)
         found = interval(runs, examples=0 if _format(name) in (NUMBER, FIT, CHANGE) else examples)
         return found and found.within(*possible(_format(name)))
@@ -84,29 +89,30 @@ class Evidence:
     def difference(
         self, one: Setting, other: Setting, name: str, group: str = "", comparisons: int = 1
     ) -> Interval | None:
-        """A metric of ``one`` minus that of ``other``, paired at equal seed and split, with an interval.
+        """A metric of ``one`` minus the metric of ``other``, paired by seed and split, with an interval.
 
-        comparisons: how many differences are looked at; all intervals together cover 95% (Bonferroni). Settings without
-        common seeds are compared on their common test examples. None where that is not possible.
+        comparisons: number of differences that are looked at; all their intervals hold simultaneously with 95%
+        (Bonferroni). Settings without common seeds are compared unpaired, on their common test examples; None if they
+        have different test examples.
         """
         found = self._difference(one, other, (group, name), 1.0 - (1.0 - LEVEL) / comparisons)
         least, most = possible(_format((group, name)))
         return found and found.within(least - most, most - least)
 
     def _difference(self, one: Setting, other: Setting, name: Name, level: float) -> Interval | None:
-        ours, theirs = ({_run(trial): trial for trial in setting.trials} for setting in (one, other))
-        common = [run for run in ours if run in theirs and self._same_test(ours[run], theirs[run])]
+        of_one, of_other = ({_run(trial): trial for trial in setting.trials} for setting in (one, other))
+        common = [run for run in of_one if run in of_other and self._same_test(of_one[run], of_other[run])]
         if common:
-            mine, its = (
-                self._runs([ours[run] for run in common], name),
-                self._runs([theirs[run] for run in common], name),
+            first, second = (
+                self._runs([of_one[run] for run in common], name),
+                self._runs([of_other[run] for run in common], name),
             )
-            return None if mine is None or its is None else interval(mine.minus(its), level)
-        mine, its = (self._runs(setting.trials, name) for setting in (one, other))
-        if mine is None or its is None:
+            return None if first is None or second is None else interval(first.minus(second), level)
+        first, second = (self._runs(setting.trials, name) for setting in (one, other))
+        if first is None or second is None:
             return None
         sets = {self._numbers[trial.key].test_set for trial in (*one.trials, *other.trials)}
-        return unpaired(mine, its, level) if len(sets) == 1 else None
+        return unpaired(first, second, level) if len(sets) == 1 else None
 
     def _same_test(self, one: PublishedTrial, other: PublishedTrial) -> bool:
         found = [self._numbers[trial.key].test_set for trial in (one, other) if trial.key in self._numbers]
@@ -129,7 +135,7 @@ class Evidence:
 
 
 def _run(trial: PublishedTrial) -> tuple[object, ...]:
-    """What two paired trials have in common."""
+    """Training seed and split seed, by which trials are paired."""
     return tuple(trial.labels.get(name) for name in RUNS)
 
 
@@ -139,19 +145,19 @@ def _format(name: Name) -> Format:
 
 def gather(trials: Iterable[PublishedTrial], outcomes: Mapping[str, AnyOutcomes]) -> Evidence:
     """Resample the test examples of all finished trials. outcomes: by the key of the trial."""
-    finished = {trial.key: _Tested(trial, outcomes[trial.key]) for trial in trials if trial.key in outcomes}
-    by_test: dict[str, list[_Tested]] = {}
+    finished = {trial.key: _TestedTrial(trial, outcomes[trial.key]) for trial in trials if trial.key in outcomes}
+    by_test: dict[str, list[_TestedTrial]] = {}
     for each in finished.values():
         by_test.setdefault(each.outcomes.test_set, []).append(each)
-    resamples = RESAMPLES if len(finished) <= _MANY_TRIALS else _FEWER
+    resamples = RESAMPLES if len(finished) <= _MANY_TRIALS else _FEWER_RESAMPLES
     numbers: dict[str, _Numbers] = {}
     for test_set, members in by_test.items():
         numbers |= _resampled(test_set, members, resamples)
     return Evidence(numbers)
 
 
-def _resampled(test_set: str, members: Sequence[_Tested], resamples: int) -> dict[str, _Numbers]:
-    """The numbers of trials that were tested on the same examples."""
+def _resampled(test_set: str, members: Sequence[_TestedTrial], resamples: int) -> dict[str, _Numbers]:
+    """The metrics, by key, of trials that were tested on the same examples."""
     first = members[0].outcomes
     of_group = first.num_classes**2 if isinstance(first, Outcomes) else first.kept.shape[1]
     cells = len(first.group_names) * of_group
@@ -177,13 +183,17 @@ def _resampled(test_set: str, members: Sequence[_Tested], resamples: int) -> dic
 
 
 def _overlap(trial: PublishedTrial) -> float:
-    """Test examples over training examples."""
+    """Number of test examples divided by number of training examples."""
     profile = trial.dataset.profile if trial.dataset else {}
     return float(profile.get("test_size", 0)) / float(profile.get("train_size", 1))
 
 
 def _weights(test_set: str, size: int, resamples: int, at_once: int) -> Iterator[npt.NDArray[np.int32]]:
-    """How often each example is drawn, in parts of [b, n]; the first row draws each once. The same in every process."""
+    """Number of times that each example is drawn, in parts [b, n] of at most ``at_once`` resamples.
+
+    The very first row is the original test set, which has each example once. Seeded by ``test_set``: the same in every
+    process.
+    """
     draw = np.random.default_rng(int.from_bytes(hashlib.sha256(test_set.encode()).digest()[:8], "big"))
     first = np.ones((1, size), dtype=np.int32)
     for start in range(0, resamples, at_once):
@@ -193,7 +203,7 @@ def _weights(test_set: str, size: int, resamples: int, at_once: int) -> Iterator
         yield np.concatenate((first, counts)) if start == 0 else counts
 
 
-def _counted(each: _Tested, weights: npt.NDArray[np.int32], baseline: Tested | None) -> Tested:
+def _counted(each: _TestedTrial, weights: npt.NDArray[np.int32], baseline: Tested | None) -> Tested:
     found = each.outcomes
     everyone, groups = (
         _tallies(found, weights, each.shown) if isinstance(found, Outcomes) else _summed(found, weights, each.shown)
@@ -203,7 +213,7 @@ def _counted(each: _Tested, weights: npt.NDArray[np.int32], baseline: Tested | N
 
 
 def _tallies(found: Outcomes, weights: npt.NDArray[np.int32], shown: Sequence[str]) -> tuple[Seen, Seen]:
-    """Counts of all examples, and of each group that is shown."""
+    """Tallies of all examples, and of each group that is shown, on every resample."""
     size, classes, bins = len(found.group_names), found.num_classes, rates.CALIBRATION_BINS
     cells = rates.confusion_cells(found.labels, found.predicted, found.groups, classes)
     counts = _sums(weights, cells, size * classes**2).reshape(-1, size, classes, classes)
@@ -219,11 +229,11 @@ def _tallies(found: Outcomes, weights: npt.NDArray[np.int32], shown: Sequence[st
 
 
 def _summed(found: ScoredOutcomes, weights: npt.NDArray[np.int32], shown: Sequence[str]) -> tuple[Seen, Seen]:
-    """The same of a task whose numbers follow from sums."""
+    """As `_tallies`, for tasks whose scores follow from sums over examples."""
     sums = np.zeros((len(weights), len(found.group_names), found.kept.shape[1]))
     for group in np.unique(found.groups):
         rows = np.flatnonzero(found.groups == group)
-        with np.errstate(invalid="ignore", over="ignore"):  # of a model that diverged
+        with np.errstate(invalid="ignore", over="ignore"):  # a model that diverged
             sums[:, group] = weights[:, rows].astype(np.float64) @ found.kept[rows]
     places = [found.group_names.index(name) for name in shown]
     return Sums(sums.sum(1), found.task), Sums(sums[:, places], found.task)
@@ -245,7 +255,7 @@ def _sums(weights: npt.NDArray[np.int32] | Array, cells: npt.NDArray[np.int64], 
     return found
 
 
-def _measured(each: _Tested, tested: Tested) -> Iterator[tuple[Name, Array]]:
+def _measured(each: _TestedTrial, tested: Tested) -> Iterator[tuple[Name, Array]]:
     for one in METRICS:
         values = one.measure(tested) if one.measure else None
         if values is not None:
@@ -258,7 +268,7 @@ def _measured(each: _Tested, tested: Tested) -> Iterator[tuple[Name, Array]]:
 
 
 def _stored(values: Array) -> Array:
-    """The values rounded to single precision: tests of equality, as of a share of 1, are not tests of rounding."""
+    """The values rounded to single precision, so that comparing with 0 or 1 does not depend on rounding errors."""
     return values.astype(np.float32).astype(np.float64)
 
 

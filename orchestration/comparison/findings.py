@@ -1,4 +1,4 @@
-"""What a sweep shows and what it does not: settings compared with intervals, in verdicts and warnings. Pure."""
+"""Findings of a sweep: settings compared with intervals, verdicts and warnings. Pure."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from orchestration.records.published import PublishedSweep, PublishedTrial, task
 
 Verdict = Literal["better", "worse", "not distinguishable", "unknown"]
 COMPARED: Final = ("epsilon", "sigma", "data", "model", "sampling", "epochs")
-"""Labels that name what is compared, besides methods; settings that differ in others are one, with several values."""
+"""Labels that distinguish compared settings, besides the method; settings that differ only in other labels count as
+one method with several tuned values."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One setting against another: a metric of the first minus that of the second, paired, and what follows from it."""
+    """Difference of two settings in one metric: the first setting minus the second, paired, and the verdict on it."""
 
     one: str
     other: str
@@ -36,7 +37,7 @@ class Difference:
 
     @property
     def verdict(self) -> Verdict:
-        """Verdict on the first setting against the second."""
+        """Verdict on the first setting, compared with the second."""
         if self.interval is None:
             return "unknown"
         if self.interval.low <= 0.0 <= self.interval.high:
@@ -53,9 +54,10 @@ _ACCURACY: Final = metric("accuracy")
 
 @dataclass(frozen=True)
 class Findings:
-    """The finished settings of a sweep, compared. worst_group: the metric of the worst group that compares them.
+    """The finished settings of a sweep, compared.
 
-    main: accuracy, or the metric that stands in its place for the task of the sweep; higher is better.
+    worst_group: the worst-group metric that compares them. main: accuracy, or the main score of another task; higher is
+    better.
     """
 
     settings: tuple[Setting, ...]
@@ -70,7 +72,7 @@ class Findings:
 
     @property
     def headline(self) -> tuple[str, str]:
-        """Metrics by which settings are compared in the headline; its intervals hold together for both."""
+        """The two metrics of the headline; the intervals of its differences hold simultaneously for both."""
         return self.main.name, self.worst_group.name
 
     @cached_property
@@ -80,13 +82,13 @@ class Findings:
 
     @cached_property
     def baselines(self) -> tuple[Setting, ...]:
-        """Non-private settings that learnt something, the best by `main` first."""
+        """Non-private settings that have not diverged, the best by `main` first."""
         found = [setting for setting in self.settings if setting.is_baseline and not has_diverged(setting)]
         return tuple(sorted(found, key=lambda setting: -_mean(setting, self.main.name)))
 
     @cached_property
     def methods(self) -> tuple[Setting, ...]:
-        """The most accurate private setting of each method; settings that differ only in tuned values are one."""
+        """The best private setting of each method by `main`; settings of one method differ only in tuned values."""
         best: dict[tuple[object, ...], Setting] = {}
         for setting in self.private:
             method = _method(setting)
@@ -96,7 +98,7 @@ class Findings:
 
     @cached_property
     def comparisons(self) -> int:
-        """Differences that headlines may state: of all pairs of private settings, by each metric of `headline`."""
+        """Number of differences that headlines may state: all pairs of private settings in both metrics."""
         count = len(self.private)
         return max(1, len(self.headline) * count * (count - 1) // 2)
 
@@ -105,12 +107,12 @@ class Findings:
         return self.evidence.interval(setting, name)
 
     def difference(self, one: Setting, other: Setting, name: str) -> Difference:
-        """Two settings by one metric, with the interval that all `comparisons` share."""
+        """The difference of two settings in one metric; its interval is corrected for all `comparisons`."""
         found = self.evidence.difference(one, other, name, comparisons=self.comparisons)
         return Difference(one.name, other.name, name, found)
 
     def best(self, name: str, among: Iterable[Setting] | None = None) -> Setting | None:
-        """The setting with the best mean of a metric, of ``among`` or of `private`; None if none has it."""
+        """The setting with the best mean of a metric, in ``among`` or by default in `private`; None if none has it."""
         sign = 1.0 if metric(name).better == "higher" else -1.0
         known = [
             setting for setting in (self.private if among is None else among) if not np.isnan(_mean(setting, name))
@@ -118,7 +120,7 @@ class Findings:
         return max(known, key=lambda setting: sign * _mean(setting, name), default=None)
 
     def indistinguishable(self, best: Setting, name: str, among: Iterable[Setting]) -> tuple[Difference, ...]:
-        """Differences to the others of ``among`` that may be none."""
+        """Differences of ``best`` to the other settings in ``among`` from which it is not distinguishable."""
         found = (self.difference(best, other, name) for other in among if other is not best)
         return tuple(each for each in found if each.verdict in ("not distinguishable", "unknown"))
 
@@ -126,8 +128,8 @@ class Findings:
     def front(self) -> tuple[Setting, ...]:
         """Private settings that are on the Pareto front beyond noise.
 
-        No other one that costs no more (epsilon to two digits) may equal it in both metrics of `headline`:
-        in one of them it is better, by intervals.
+        A setting is on it if, compared with every other private setting that costs no more (epsilon to two digits), it
+        is better by intervals in at least one metric of `headline`.
         """
         known = [one for one in self.private if self.interval(one, self.main.name)]
         return tuple(one for one in known if all(self._is_ahead(one, other) for other in self._rivals(one)))
@@ -141,7 +143,7 @@ class Findings:
 
 
 def findings(data: PublishedSweep, evidence: Evidence) -> Findings:
-    """The finished settings of a sweep, compared by the evidence of their trials."""
+    """The finished settings of a sweep, compared by the resampled outcomes of their trials."""
     worst_group = WORST_GROUP_METRICS[data.worst_group]
     return Findings(finished_settings(data.trials), evidence, worst_group, main_metric(data.task))
 
@@ -149,7 +151,7 @@ def findings(data: PublishedSweep, evidence: Evidence) -> Findings:
 def as_dict(found: Findings) -> dict[str, Any]:
     """Plain values for JSON: every setting with its intervals, every difference between methods, and the warnings.
 
-    `of_trials` reads them again.
+    `of_trials` reads them.
     """
     return {
         "settings": [
@@ -178,14 +180,15 @@ def as_dict(found: Findings) -> dict[str, Any]:
 
 
 def of_trials(stored: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Of what `as_dict` gave: by the key of a trial, its setting with the intervals of its means.
+    """Read the output of `as_dict`: by the key of each trial, its setting with the intervals of its means.
 
-    runs: how many the means are over. covers: what the intervals account for (`intervals.Interval`).
+    In the result, ``runs`` is the number of averaged runs, and ``covers`` names the sources of variation that the
+    intervals account for (`intervals.Interval`).
     """
-    return {key: _ends(setting) for setting in stored["settings"] for key in setting["trials"]}
+    return {key: _setting_entry(setting) for setting in stored["settings"] for key in setting["trials"]}
 
 
-def _ends(setting: Mapping[str, Any]) -> dict[str, Any]:
+def _setting_entry(setting: Mapping[str, Any]) -> dict[str, Any]:
     def ends(intervals: Mapping[str, Any]) -> dict[str, Any]:
         return {name: {end: each[end] for end in ("value", "low", "high")} for name, each in intervals.items()}
 
@@ -201,7 +204,7 @@ def _ends(setting: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_groups(found: Findings, setting: Setting) -> dict[str, dict[str, Any]]:
-    """The intervals of every group that has any, by group and metric."""
+    """Intervals by group and metric, for every group that has any."""
     intervals = {
         name: {
             each.name: asdict(interval)
@@ -214,11 +217,11 @@ def _of_groups(found: Findings, setting: Setting) -> dict[str, dict[str, Any]]:
 
 
 def has_diverged(setting: Setting) -> bool:
-    """Whether no trial did better than a constant prediction, or its loss is not finite."""
+    """Whether no trial of the setting has both a finite loss and a better score than a constant prediction."""
     return all(_has_diverged(trial) for trial in setting.trials)
 
 
-_OF_A_CONSTANT: Final = {"regression": 0.0}
+_CONSTANT_SCORE: Final = {"regression": 0.0}
 """The main score of a constant prediction, by task, where it does not depend on the data."""
 
 
@@ -226,12 +229,12 @@ def _has_diverged(trial: PublishedTrial) -> bool:
     found, majority = loss(trial), metric("majority_class_rate").value(trial)
     if found is None or not np.isfinite(found):
         return True
-    constant = majority if majority is not None else _OF_A_CONSTANT.get(task_of([trial]))
+    constant = majority if majority is not None else _CONSTANT_SCORE.get(task_of([trial]))
     return constant is not None and (main(trial) or 0.0) <= constant + 1e-9
 
 
 def is_constant(setting: Setting) -> bool:
-    """Whether every trial predicts one class for all test examples of each group, so that its gaps say nothing."""
+    """Whether every trial predicts a single class within each group, so that gaps between groups say nothing."""
     return all(_is_constant(trial) for trial in setting.trials)
 
 
@@ -261,7 +264,10 @@ def _cost(setting: Setting) -> float:
 
 
 def tuned_values(found: Findings) -> dict[str, int]:
-    """How many settings each clipping method has at one schedule and privacy level; the non-private ones in all."""
+    """Largest number of settings that a clipping method has at one schedule and privacy level, by clipping method.
+
+    ``non-private``: number of all non-private settings.
+    """
     counts: dict[str, list[int]] = {}
     for method in found.methods:
         alike = [each for each in found.private if _method(each) == _method(method)]
@@ -272,8 +278,8 @@ def tuned_values(found: Findings) -> dict[str, int]:
 
 
 def warnings(found: Findings) -> list[str]:
-    """What a reader must know before believing a difference; sentences."""
-    return [*_diverged(found), *_beating(found), *_constant(found), *_unequally_tuned(found)]
+    """Warnings to read before trusting a difference, one sentence or more each."""
+    return [*_diverged(found), *_above_baseline(found), *_constant(found), *_unequally_tuned(found)]
 
 
 def _diverged(found: Findings) -> list[str]:
@@ -286,7 +292,7 @@ def _diverged(found: Findings) -> list[str]:
     ]
 
 
-def _beating(found: Findings) -> list[str]:
+def _above_baseline(found: Findings) -> list[str]:
     if not found.baselines:
         return []
     best = found.baselines[0]

@@ -18,7 +18,7 @@ KINDS: Mapping[Kind, str] = {
     "estimate": "estimates",
     "lower_bound": "lower bounds",
 }
-"""What several epsilons are, by the kind of each: "they are ..."."""
+"""Plural words for epsilons of each kind, as in "they are guarantees"."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ POINTS = Format(points, lambda found: f"{points(found.mean)} ± {100 * found.dev
 CORRELATION = Format(correlation, lambda found: correlation(found.mean))
 GAP = Format(gap, lambda found: gap(found.mean))
 FIT = Format(_fit, lambda found: f"{_fit(found.mean)} ± {found.deviation:.3f}")
-"""Format of numbers that are at most 1 and may be negative."""
+"""Format of goodness-of-fit scores such as r2: at most 1, and possibly negative."""
 CHANGE = Format(signed, lambda found: signed(found.mean))
 SECONDS = Format(seconds, lambda found: seconds(found.mean))
 COUNT = Format(lambda value: MISSING if value is None else f"{value:,.0f}", lambda found: f"{found.mean:,.0f}")
@@ -172,12 +172,12 @@ def difference(value: float | None, shown: Format) -> str:
 
 
 def possible(shown: Format) -> tuple[float, float]:
-    """The least and the most that a number of this format can be."""
+    """The smallest and the largest possible value of a number in this format."""
     return _POSSIBLE.get(id(shown), (0.0, 1.0))
 
 
 def measured(accuracy: float | None, scores: Mapping[str, float]) -> str:
-    """What a trial reached on test data: its accuracy, or the scores of another task.
+    """A trial's result on test data as text: its accuracy, or the scores of another task.
 
     >>> measured(0.9876, {}), measured(None, {"r2": 0.5321})
     ('accuracy 98.8%', 'r2 0.532')

@@ -1,4 +1,4 @@
-"""Baselines for the epsilon of a group: Vadhan's generic conversion, and linear growth (paper B, Figure 1)."""
+"""Reference values for the epsilon of a group: Vadhan's generic conversion, and linear growth (paper B, Figure 1)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ COMPARISON = (
 
 @dataclass(frozen=True)
 class GroupComparison:
-    """To compare with the epsilon of a group of k: Vadhan's upper bound, and k times the epsilon of one example.
+    """Reference values for the epsilon of a group of k examples.
 
-    linear_is_bound: whether the latter is a proven lower bound; otherwise it is only a reference.
+    vadhan: Vadhan's upper bound. linear: k times the epsilon of one example. linear_is_bound: whether ``linear`` is a
+    proven lower bound; otherwise it is only a reference, and a group may cost less.
     """
 
     vadhan: float
@@ -38,11 +39,11 @@ class GroupComparison:
 
 
 def compare_groups(trace: Trace, delta: float, sizes: Sequence[int]) -> dict[int, GroupComparison]:
-    """The comparisons by group size, computed from certified privacy loss distributions."""
+    """The reference values by group size, computed from certified privacy loss distributions."""
     is_bound, of_one = grows_at_least_linearly(trace), linear_growth(trace, delta, 1)
     return {size: GroupComparison(vadhan_epsilon(trace, delta, size), size * of_one, is_bound) for size in sizes}
 
 
 def linear_heading(is_bound: bool) -> str:
-    """Heading of the column and name of the line of linear growth."""
+    """Heading of the table column, and name of the plot line, of linear growth."""
     return f"linear ({'lower bound' if is_bound else 'no bound'})"

@@ -15,7 +15,10 @@ _LEAST_CORRELATED = 10
 
 
 def kind_of_capped(own: Claim, worst_case: PrivacyEstimate) -> Kind:
-    """Kind of statistics over epsilons of kind ``own`` capped at the worst case: the weaker of the two."""
+    """Kind of statistics over epsilons of kind ``own``, capped at the worst case: the weaker of the two kinds.
+
+    A worst case that is a lower bound or not private counts as an estimate.
+    """
     kind = worst_case.kind
     return weakest(own, "estimate" if kind == "lower_bound" or kind == "none" else kind)
 
@@ -25,8 +28,8 @@ def exact_statistics(
 ) -> IndividualStatistics:
     """Exact statistics of the epsilon_i of all training examples: private data.
 
-    Each epsilon_i was capped at the worst case, which bounds every example as well. Quantiles are exact: the stored
-    parts are read again for them.
+    Each epsilon_i was capped at the worst case, which also bounds every example. Quantiles are exact, computed by
+    reading the stored parts again.
     """
     summary = counted.summary
     values = counted.quantiles((0.5, *_QUANTILES))
@@ -51,8 +54,8 @@ def exact_statistics(
 def loss_correlation(moments: Moments) -> float | None:
     """Pearson's r of epsilon_i and the natural log of the loss of example i (paper A, Figure 5): private data.
 
-    moments: of both; examples whose loss is zero or not finite are left out. None with fewer than 10 examples left, or
-    if either side is constant.
+    moments: joint moments of the two, without examples whose loss is zero or not finite. None with fewer than 10
+    examples left, or if either side is constant.
     """
     return moments.correlation if moments.count >= _LEAST_CORRELATED else None
 
@@ -62,7 +65,7 @@ def released_statistics(
 ) -> IndividualStatistics:
     """Statistics released with differential privacy.
 
-    kind, method: of the single epsilon_i. cost: epsilon of the release alone.
+    kind, method: kind of claim and accounting method of each epsilon_i. cost: epsilon of the release alone.
     """
     return IndividualStatistics(
         disclosure=RELEASED,

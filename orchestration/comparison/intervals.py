@@ -1,9 +1,9 @@
-"""Intervals for numbers that vary with seeds, splits and test examples. Pure numpy.
+"""Confidence intervals for numbers that vary with seeds, splits and test examples. Pure numpy.
 
-A hierarchical bootstrap: test examples are resampled, the same ones for every run that was tested on them, so that runs
-stay paired. Seeds and splits are few, and resampling a handful of them covers too little (percentiles of 5 seeds: about
-84% for 95%); their level is therefore the sample variance, with Student's t. Components add up, and their degrees of
-freedom by Satterthwaite.
+Test examples are resampled by the bootstrap, with the same resamples for every run on the same test set, so that runs
+stay paired. Seeds and splits are too few to resample (percentiles of 5 seeds: about 84% coverage for 95%); their
+contribution is therefore the sample variance, with Student's t. The variances are added, and the degrees of freedom
+follow from Satterthwaite's approximation.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Array = npt.NDArray[np.float64]
 Covers = Literal["seeds and test examples", "splits, seeds and test examples", "test examples"]
 LEVEL: Final = 0.95
 _FEW: Final = 3
-"""Degrees of freedom of seeds below which their sample variance may be far too small."""
+"""With fewer degrees of freedom, the sample variance over seeds may be far too small."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A number with its interval. runs: how many it is the mean of. covers: what its interval accounts for."""
+    """A mean over ``runs`` runs with its interval. covers: sources of variation that the interval accounts for."""
 
     value: float
     low: float
@@ -34,7 +34,7 @@ class Interval:
     covers: Covers
 
     def within(self, least: float, most: float) -> Interval:
-        """The interval without impossible values."""
+        """The interval cut to the possible values [least, most]; it still contains ``value``."""
         low, high = max(self.low, min(least, self.value)), min(self.high, max(most, self.value))
         return Interval(self.value, low, high, self.runs, self.covers)
 
@@ -43,9 +43,9 @@ class Interval:
 class Runs:
     """One number of several runs.
 
-    values: [R], on the test examples as they are. resampled: [R, B], column b on the same resample of the test examples
-    for runs of one split. splits: [R], runs of one split have the same test examples. overlap: test over training
-    examples where splits are drawn from the same data, else 0.
+    values: [R], on the original test examples. resampled: [R, B]; runs of one split have the same resample of the test
+    examples in column b. splits: [R], index of the split; runs of one split have the same test examples. overlap:
+    number of test examples divided by number of training examples if splits are drawn from the same data, else 0.
     """
 
     values: Array
@@ -54,15 +54,15 @@ class Runs:
     overlap: float = 0.0
 
     def minus(self, other: Runs) -> Runs:
-        """The paired differences of runs that correspond one to one."""
+        """The differences to ``other``, whose runs are paired with these one to one."""
         return Runs(self.values - other.values, self.resampled - other.resampled, self.splits, self.overlap)
 
 
 def interval(runs: Runs, level: float = LEVEL, examples: int = 0) -> Interval | None:
-    """The mean over runs with its interval; None if a value is not finite.
+    """The mean over runs with its interval; None if the mean is not finite, or fewer than two resamples are.
 
-    examples: those that a share is measured on. Where all resamples agree on a share of 0 or 1, its bound is that of
-    Clopper and Pearson for so many.
+    examples: number of examples behind a share, or 0 for other numbers. If a share is 0 or 1 in all resamples, its
+    interval is that of Clopper and Pearson for this number of examples.
     """
     value = float(runs.values.mean())
     usable = np.isfinite(runs.resampled).all(0)
@@ -81,7 +81,7 @@ def interval(runs: Runs, level: float = LEVEL, examples: int = 0) -> Interval | 
 
 
 def unpaired(one: Runs, other: Runs, level: float = LEVEL) -> Interval | None:
-    """The difference of two means with its interval, of runs without common seeds but with the same test examples."""
+    """The difference of two means with its interval, for runs with the same test examples but without common seeds."""
     value = float(one.values.mean() - other.values.mean())
     means = one.resampled.mean(0) - other.resampled.mean(0)
     means = means[np.isfinite(means)]
@@ -97,7 +97,7 @@ def unpaired(one: Runs, other: Runs, level: float = LEVEL) -> Interval | None:
 
 
 def _half_width(variance: float, degrees: float, level: float) -> float:
-    """Half width of an interval of this level around a mean, by Student's t distribution."""
+    """Half width of the interval at this confidence level around a mean, by Student's t distribution."""
     return float(special.stdtrit(degrees, 0.5 + level / 2.0)) * math.sqrt(variance)
 
 
@@ -117,25 +117,29 @@ def _variance(runs: Runs, resampled: Array, of_examples: float) -> tuple[float, 
     if len(names) < 2:
         return whole, degrees
     means = np.array([runs.values[runs.splits == name].mean() for name in names])
-    # splits of the same data overlap: Nadeau and Bengio 2003, Section 3.2
+    # correction for splits that overlap, being of the same data: Nadeau and Bengio 2003, Section 3.2
     of_splits = float(means.var(ddof=1)) * (1.0 / len(names) + runs.overlap)
     return (of_splits, len(names) - 1.0) if of_splits > whole else (whole, degrees)
 
 
 def _total(of_examples: float, treated: float, between: float, freedom: int) -> float:
-    """The variance of a mean; of two or three seeds, which may agree by chance, never below that of the bootstrap."""
+    """The variance of a mean. With few seeds, which may agree by chance, it is never below the bootstrap's variance."""
     total = max(0.0, of_examples - treated) + between
     return max(total, of_examples) if freedom < _FEW else total
 
 
 def _degrees(variance: float, spent: float, least: int) -> float:
-    """Degrees of freedom by Satterthwaite: never fewer than those of the seeds."""
+    """Degrees of freedom by Satterthwaite's approximation, at least those of the seeds (``least``)."""
     return max(float(least), variance**2 / spent) if spent else math.inf
 
 
 def _of_seeds(runs: Runs, resampled: Array) -> tuple[float, float, float]:
-    """Of the variance of the mean: the part of runs that treat single examples differently, which the bootstrap has
-    already, the part between runs, which contains it, and the square of the larger over the degrees of freedom."""
+    """Parts of the variance of the mean that come from the seeds; all 0 if every split has one run.
+
+    Returns ``treated``: the part from runs that treat single examples differently, which the bootstrap variance already
+    contains; ``between``: the variance between runs, which contains ``treated``; and the square of the larger one
+    divided by its degrees of freedom, for Satterthwaite's approximation.
+    """
     freedom, count = len(runs.values) - len(np.unique(runs.splits)), len(runs.values)
     if freedom < 1:
         return 0.0, 0.0, 0.0
@@ -145,7 +149,7 @@ def _of_seeds(runs: Runs, resampled: Array) -> tuple[float, float, float]:
 
 
 def _within_splits(values: Array, splits: npt.NDArray[np.int64]) -> Array:
-    """[B]: sum of squared deviations from the mean of the own split, of values [R, B]."""
+    """Sum of squared deviations of values [R, B] from the mean of their split. Returns: [B]."""
     total = np.zeros(values.shape[1])
     for split in np.unique(splits):
         own = values[splits == split]

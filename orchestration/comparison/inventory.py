@@ -1,4 +1,4 @@
-"""The sweeps below a folder, each in one line: name, trials by state, last change."""
+"""Inventory of the sweeps below a folder: name, trials by state, last change."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ STALE: Final = "stale"
 
 @dataclass(frozen=True)
 class SweepSummary:
-    """A sweep below a folder.
+    """Summary of a sweep below a folder.
 
-    state: that of its status.json, ``stale`` where a running one is; ``unknown`` without that file. trials: by word of
-    their state, as the driver last wrote them, else as their results say. changed: seconds since 1970 UTC. problem: why
-    the folder cannot be read, of which nothing else is then known; "" if it can.
+    state: the state in its status.json, ``stale`` if a running sweep is stale, ``unknown`` without that file. trials:
+    number of trials by the word for their state, from status.json or else from their results. changed: time of the last
+    change, in seconds since 1970 UTC. problem: why the folder cannot be read; if set, only ``folder`` is known besides.
     """
 
     folder: str
@@ -41,9 +41,10 @@ class SweepSummary:
 
 
 def sweeps_below(folder: str) -> Iterator[SweepSummary]:
-    """The sweep in ``folder`` or else those in the folders below it, in order; hidden folders and links are left out.
+    """The sweep in ``folder``, or else the sweeps in the folders below it, in order, without hidden folders and links.
 
-    folder: an absolute path or URI. One that cannot be read, or holds a damaged sweep, is a summary with a `problem`.
+    folder: an absolute path or URI. A folder that cannot be read, or holds a damaged sweep, gives a summary with a
+    `problem`.
     """
     files = SweepFiles(folder)
     try:
@@ -69,7 +70,7 @@ def _of_snapshot(files: SweepFiles, snapshot: SweepSnapshot) -> SweepSummary:
 
 
 def _of_results(files: SweepFiles) -> SweepSummary:
-    """Summary of a sweep by a version that wrote no status.json."""
+    """Summary of a sweep without a status.json, which older versions did not write."""
     record = stored_record(files)
     counts = Counter(record.status(point.key).state for point in record.points)
     ended = [status.ended for status in record.statuses.values() if status.ended is not None]

@@ -1,7 +1,7 @@
-"""What several trials cost together: every model, curve and statistic of theirs is of the same training records.
+"""Composed cost of several trials, whose models, curves and statistics come from the same training records. Pure.
 
-The epsilon of a trial covers that trial alone. A mean over seeds shows something of each of them, a report of all;
-their cost is that of the composed mechanisms. Pure.
+The epsilon of a trial covers that trial alone. A mean over seeds shows something of every seed, and a report something
+of every trial, so they cost as much as the composed mechanisms.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from orchestration.records.published import PublishedTrial
 class Composition:
     """The cost of publishing everything that some private trials have released.
 
-    trials: how many. attempts: starts of these trials that are over and were started anew, which count too. candidates:
-    runs of an unaccounted tuning that chose what was trained; they count too.
-    estimate: for a record that may be in the data of each; None where no epsilon covers them all. release_epsilon: of
-    their released statistics alone, which is part of it. reason: why it is no guarantee or unknown; "" where it is one.
+    trials: number of private trials. attempts: number of their earlier starts, which count too. candidates: number of
+    runs of an unaccounted tuning that chose what was trained, which count too. estimate: composed epsilon for a record
+    that may be in the data of every run; None if no epsilon covers all runs. release_epsilon: the part of it for the
+    released statistics alone. reason: why the estimate is no guarantee, or unknown; "" if it is a guarantee.
     """
 
     trials: int
@@ -50,12 +50,12 @@ class Composition:
 
 
 def composed(trials: Iterable[PublishedTrial]) -> Composition | None:
-    """What the private ones of ``trials`` cost together, all their attempts included; None where nothing was released.
+    """Composed cost of the private trials in ``trials`` with all their attempts; None if nothing was released.
 
-    Guarantee: adaptive composition (`accounting.joint_cost`), at the delta of the trials. An estimate where a run ended
-    before its planned end, because that may depend on what it showed, where runs drew the same noise, and where an
-    unaccounted tuning chose what was trained: the runs of its candidates count too, but which mechanism followed
-    depended on what they showed.
+    Guarantee: adaptive composition (`accounting.joint_cost`), at the delta of the trials and the adjacency of
+    ``estimate``. The result is only an estimate if a run ended before its planned end, because that may depend on what
+    it showed; if runs drew the same noise; if noise followed results; or if an unaccounted tuning chose what was
+    trained: its candidates count too, but what they showed decided which mechanism followed.
     """
     private = [trial for trial in trials if trial.attempts]
     own = [attempt for trial in private for attempt in trial.attempts]
@@ -82,7 +82,10 @@ def composed(trials: Iterable[PublishedTrial]) -> Composition | None:
 
 
 def composed_epsilon(trial: PublishedTrial) -> float | None:
-    """What all attempts at a trial that has ended cost together: its own epsilon where there was one."""
+    """Composed epsilon of all attempts at a trial that has ended; the trial's own epsilon if no attempt is recorded.
+
+    None for a trial that has not ended or is not private.
+    """
     if not trial.state.has_ended or trial.privacy is None or not trial.privacy.is_private:
         return None
     found = composed([trial])
@@ -90,7 +93,7 @@ def composed_epsilon(trial: PublishedTrial) -> float | None:
 
 
 def _tuned(trials: Iterable[PublishedTrial]) -> str:
-    """That candidates on the same records chose what was trained, and whether the ledger counts them."""
+    """The reason that an unaccounted tuning weakens a composition, and whether its candidates are counted; else ""."""
     tuned = [t for t in trials if t.tags.get("tuning") == "unaccounted" and "candidate" not in t.labels]
     if any(not trial.candidates for trial in tuned):
         return "the candidates of their tuning trained on the same records and are not counted: tuning/ is gone"
@@ -116,7 +119,7 @@ def _release_epsilon(attempts: list[Attempt], delta: float) -> float | None:
 
 
 def _counted(traces: Iterable[Trace]) -> tuple[tuple[Trace, int], ...]:
-    """Each distinct trace with its count, in the order of the trials: in another order, sums round differently."""
+    """Each distinct trace with its count, in the order of the trials, because sums round differently in another."""
     return tuple(Counter(traces).items())
 
 

@@ -1,6 +1,6 @@
-"""The metrics of a trial, each defined once; the report, MLflow, results.json and the terminal read this table.
+"""The metrics of a trial, each defined once; the report, MLflow, results.json and the terminal read this table. Pure.
 
-To add a metric, add one entry to `METRICS`. Pure.
+To add a metric, add one entry to `METRICS`.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ FAMILIES = (
     Family(accounted_again),
 )
 SECTIONS = ("final/", "fairness/", "privacy/")
-"""Sections of MLflow's metrics, in the order of logging; MLflow's comparison page opens with the first metric."""
+"""Sections of metrics in MLflow, in the order of logging; MLflow's comparison page opens with the first metric."""
 
 
 def of_task(task: str) -> tuple[Metric, ...]:
@@ -243,14 +243,14 @@ def of_task(task: str) -> tuple[Metric, ...]:
 
 
 def main_metric(task: str) -> Metric:
-    """The metric by which models of a task are compared first."""
+    """The metric of the task's main score, such as accuracy."""
     return metric(task_called(task).main)
 
 
 def columns(place: Place, worst_group: str, task: str = "classification") -> tuple[Metric, ...]:
     """The metrics of a task with a column in ``place``, in the order of `METRICS`.
 
-    worst_group: the metric of the worst group by which settings are compared; it is in every table.
+    worst_group: the worst-group metric that compares settings; it is in every table.
 
     >>> [metric.name for metric in columns(Place.TERMINAL, "worst_group_accuracy")][:2]
     ['epsilon', 'median_example_epsilon']
@@ -264,7 +264,7 @@ def metric(name: str) -> Metric:
 
 
 def known_of_groups(trial: PublishedTrial) -> dict[str, dict[str, float | None]]:
-    """Every metric of the trial's task of every group by name; None if it is unknown or infinite."""
+    """All metrics of the trial's task, by group and name of the metric; None if unknown or infinite."""
     if trial.quality is None:
         return {}
     shown = [each for each in GROUP_METRICS if each.task in (None, trial.quality.task)]
@@ -276,22 +276,22 @@ def _finite(value: float | None) -> float | None:
 
 
 def known(trial: PublishedTrial) -> dict[str, float | None]:
-    """Every metric of the trial's task by its name in results.json; None if it is unknown or infinite."""
+    """All metrics of the trial's task by their names in results.json; None if unknown or infinite."""
     return {metric.name: _finite(metric.value(trial)) for metric in of_task(task_of([trial]))}
 
 
 def families(trial: PublishedTrial) -> dict[str, float | None]:
-    """Every number of `FAMILIES` by its name in MLflow; those of the model only if the trial finished."""
+    """All numbers of `FAMILIES` by their names in MLflow; numbers of the model only if the trial finished."""
     finished = trial.state is TrialState.FINISHED
     found = (family.values(trial) for family in FAMILIES if finished or not family.of_model)
     return {name: value for values in found for name, value in values.items()}
 
 
 def final_metrics(trial: PublishedTrial) -> dict[str, float]:
-    """The scalars of a trial by their names in MLflow, section by section; only finite ones.
+    """The finite scalars of a trial by their names in MLflow, section by section.
 
     An infinite epsilon is recorded as the tag ``private=false`` instead. For a stopped trial, metrics of the model are
-    left out (its series show them); its costs are included.
+    left out (its series show them), but costs are included.
     """
     found = dict(_tracked(trial))
     return {

@@ -31,17 +31,18 @@ def parameters(spec: TrialSpec, labels: Mapping[str, Label]) -> dict[str, Label]
 
 
 _LONG = ("ranges", "categories")
-"""Declarations of data with an entry per column: they fill a table and compare nothing; the sweep file has them."""
+"""Data declarations with an entry per column. They would fill tables without distinguishing trials, so they are left to
+the sweep file."""
 
 
 _FIELDS = {"schedule": "noise.schedule"}
-"""Labels whose field in the specification has another name."""
+"""Fields of the specification whose name differs from their label, by label."""
 
 
 def asked(point: GridPoint) -> dict[str, Label]:
-    """Everything that the sweep asks of a trial, as flat parameters: its identity, whatever its labels and key are.
+    """All parameters of a trial as the sweep file gives them, flat; they identify it regardless of labels and key.
 
-    ``target_epsilon`` stands for the noise multiplier where that is calibrated to it; a baseline has neither.
+    ``target_epsilon`` replaces a calibrated noise multiplier; a baseline has neither.
     """
     flat = _flat(asdict(point.spec))
     del flat["key"]
@@ -53,7 +54,7 @@ def asked(point: GridPoint) -> dict[str, Label]:
 
 
 def varying(parameters: Sequence[Mapping[str, Label]]) -> list[dict[str, Label]]:
-    """Of each mapping the entries whose value, or whose absence, is not the same in all.
+    """The entries of each mapping that are not the same in all mappings; a missing entry counts as different.
 
     >>> varying([{"epochs": 1, "seed": 0}, {"epochs": 1, "seed": 1}])
     [{'seed': 0}, {'seed': 1}]
@@ -64,7 +65,7 @@ def varying(parameters: Sequence[Mapping[str, Label]]) -> list[dict[str, Label]]
 
 
 def found_sizes(training: TrainingResult) -> dict[str, Label]:
-    """Sizes known after training: of the training and test data, and the number of model parameters."""
+    """Sizes known after training: numbers of training examples, test examples and model parameters."""
     sizes = {"train_size": training.train_size, "test_size": training.test_size}
     return {**sizes, "parameters": training.parameters}
 
@@ -77,7 +78,7 @@ def dataset_of(data: DataSpec, training: TrainingResult) -> PublishedDataset:
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Label]:
-    """Nested parameters by dotted names; None is left out."""
+    """Flatten nested parameters to dotted names; None values are left out."""
     flat: dict[str, Label] = {}
     for key, item in value.items():
         if isinstance(item, Mapping):

@@ -1,4 +1,4 @@
-"""Text that others wrote, made harmless where it is shown: on a terminal, in Markdown, in an address. Pure."""
+"""Sanitizes untrusted text for terminals and Markdown, and masks secrets in addresses. Pure."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ MASK = "***"
 
 
 def for_terminal(text: str) -> str:
-    """The text without what steers a terminal or turns the direction of writing; such characters are spelt out."""
+    """The text with terminal control characters and characters that change the writing direction escaped."""
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def for_markdown(text: str) -> str:
-    """The text as Markdown that shows it and nothing else: no image that is fetched, no link, no HTML."""
+    """The text escaped for Markdown: it is shown literally, without images, links or HTML."""
     return _MARKDOWN.sub(r"\\\1", for_terminal(text))
 
 
 def secrets_of(uri: str) -> tuple[str, ...]:
-    """The secret parts of an address: its password, a lone name that may be a token, secret parameters."""
+    """The secret parts of an address: its password, a user name without password that may be a token (HTTP only), and
+    query parameters with secret names. The whole address if it cannot be parsed."""
     try:
         parts = urlsplit(uri)
         user, password = parts.username, parts.password
@@ -34,7 +35,7 @@ def secrets_of(uri: str) -> tuple[str, ...]:
 
 
 def masked(text: str, uri: str) -> str:
-    """``text`` without the secrets of ``uri``, however they are quoted; it may be the address itself."""
+    """``text``, which may be ``uri`` itself, with the secrets of ``uri`` masked, whether percent-encoded or not."""
     for secret in sorted(secrets_of(uri), key=len, reverse=True):
         for spelt in dict.fromkeys((secret, unquote(secret), quote(secret, safe=""), quote(secret))):
             text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(spelt)}(?![A-Za-z0-9])", MASK, text)

@@ -56,7 +56,7 @@ def finished(point: GridPoint, result: TrialResult, baseline: TrialResult | None
         audit=_audit(result),
         history=_history(result),
         notes=_notes(result),
-        started=result.started or None,  # of a selection it is not told
+        started=result.started or None,  # 0 for the trial of a private selection, whose times are not shown
         ended=result.ended or None,
     )
 
@@ -115,7 +115,7 @@ def _audit(result: TrialResult) -> PublishedAudit | None:
 
 
 def _courses(result: TrialResult) -> dict[str, PublishedCourse]:
-    """By the name of the group."""
+    """The course of training of each group, by its name."""
     training = result.training
     batch_size = result.spec.sampling.expected_size(training.train_size)
     found = {}
@@ -139,7 +139,7 @@ def _quality(
     courses: Mapping[str, PublishedCourse],
     training: Evaluation | None,
 ) -> PublishedQuality:
-    """training: the evaluation on training examples, where it may be shown."""
+    """The published evaluation on test data. training: the evaluation on training examples, if it may be shown."""
     on_training = {each.name: main_score(each.accuracy, each.scores) for each in training.groups} if training else {}
     changes: Mapping[str, float] = cost_of_privacy(evaluation, baseline) if baseline else {}
     change = _change(evaluation.main, baseline.main if baseline else None)
@@ -175,7 +175,7 @@ def _change(value: float | None, before: float | None) -> float | None:
 
 
 def _with_change(task: str, scores: Mapping[str, float], change: float | None) -> Mapping[str, float]:
-    """Scores, none of classification, together with the change of the main one against the baseline."""
+    """Scores with the change of the main score against the baseline added; unchanged without scores or change."""
     return scores if change is None or not scores else {**scores, f"{task_called(task).main}_change": change}
 
 
@@ -193,7 +193,7 @@ def _history(result: TrialResult) -> tuple[PublishedEpoch, ...]:
 
 
 def epoch(progress: Progress, epsilon: float) -> PublishedEpoch:
-    """The epoch that a running trial has just completed. ``epsilon``: upper bound on the cost of the steps so far."""
+    """The epoch that a running trial has just completed. epsilon: upper bound on the cost of the steps so far."""
     return PublishedEpoch(
         epoch=progress.epoch - 1,
         step=progress.step,

@@ -1,6 +1,6 @@
-"""The metrics of test data that follow from counts: rates over all examples, by group, of the worst group, and gaps.
+"""Metrics computed from counts of test examples: overall rates, rates by group and of the worst group, and gaps.
 
-They are entries of `metrics.METRICS`, in which everything is looked up.
+They are entries of `metrics.METRICS`, where callers look metrics up.
 """
 
 from __future__ import annotations
@@ -244,11 +244,11 @@ GROUP_METRICS = (
     GroupMetric("clipping_bias", "Clipping bias", in_training("biases"), NUMBER),
     GroupMetric("noise_error", "Noise", in_training("noises"), NUMBER),
 )
-"""What is known of each group of the test data that is large enough to be shown."""
+"""Metrics of each group of the test data that is large enough to be shown."""
 
 
 def _worst(of: GroupMetric) -> Metric:
-    """The group metric of the group for which it is worst."""
+    """The metric of a trial that is the worst value of a group metric over its groups."""
 
     def found(trial: PublishedTrial) -> tuple[float, str] | None:
         groups = trial.quality.groups if trial.quality else ()
@@ -301,12 +301,12 @@ def spoken(of: GroupMetric) -> str:
 WORST_GROUP_METRICS: Final[Mapping[str, Metric]] = {
     each.name: _worst(each) for each in GROUP_METRICS if each.better and each.measure is not None
 }
-"""By the name of a group metric: that metric of the group for which it is worst. A sweep compares settings by one of
-them, its ``compare.worst_group``."""
+"""Worst value over groups, by name of the group metric. ``compare.worst_group`` of a sweep names the one that compares
+its settings."""
 
 
 def spoken_worst(of: Metric) -> str:
-    """What a metric of `WORST_GROUP_METRICS` is of that group, inside a sentence: "accuracy", "TPR"."""
+    """The group metric behind a metric of `WORST_GROUP_METRICS`, inside a sentence: "accuracy", "TPR"."""
     return next(spoken(group_metric(name)) for name, each in WORST_GROUP_METRICS.items() if each is of)
 
 

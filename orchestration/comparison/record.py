@@ -1,4 +1,4 @@
-"""The joined record of a sweep, and what is shown of it: the report's data, MLflow's trials, results.json."""
+"""The joined record of a sweep, and its published forms: the report's data, MLflow's trials, results.json."""
 
 from __future__ import annotations
 
@@ -34,18 +34,19 @@ from workers.tasks import task_called
 
 NO_LONGER_ASKED = "kept, though the sweep file no longer asks for it"
 View = Callable[[TrialResult], TrialResult]
-"""Replaces ``individuals``, ``attacks``, ``departures`` and ``courses`` of a result by what the reader may see."""
+"""A function that replaces ``individuals``, ``attacks``, ``departures`` and ``courses`` of a result by what the reader
+may see."""
 
 
 def disclosed(result: TrialResult) -> TrialResult:
-    """The view under the sweep's release mode: the result as stored."""
+    """The view under the sweep's release mode, which is the result as stored."""
     return result
 
 
 def exact(files: SweepFiles) -> View:
     """The view with exact statistics, attacks, departures and courses, for the owner of the data.
 
-    It raises `DataCorruption` for damage.
+    The view raises `DataCorruption` for damaged files.
     """
 
     def view(result: TrialResult) -> TrialResult:
@@ -66,11 +67,11 @@ def exact(files: SweepFiles) -> View:
 
 @dataclass(frozen=True)
 class SweepRecord:
-    """A sweep with its manifest, its grid of trials (``points``) and what has happened to each.
+    """A sweep with its manifest, its grid of trials (``points``) and the state of each.
 
-    statuses: by trial key; a trial without one has not started. attempts: what each trial has released, by its key.
-    accounts: what accounting each trial again has found, by its key; shown only where exact statistics are. candidates:
-    what those of an unaccounted tuning have released, by setting.
+    statuses: by trial key; a trial without one has not started. attempts: releases of each trial, by its key. accounts:
+    results of `dpsweep account`, by trial key; shown only where exact statistics are. candidates: releases of the
+    candidates of an unaccounted tuning, by setting.
     """
 
     manifest: Manifest
@@ -102,9 +103,10 @@ class SweepRecord:
 
     @cached_property
     def _baselines(self) -> Mapping[str, tuple[GridPoint, ...]]:
-        """Finished non-private trials with a finite loss by data, model and seed, the most accurate setting first.
+        """Finished non-private trials by data, model and seed, the best setting by its main score first.
 
-        A setting is compared with the best of them: one whose learning rate diverged says nothing of privacy.
+        Only settings with a finite loss and main score count. Private trials are compared with the best baseline,
+        because the difference to a diverged one would say nothing about privacy.
         """
         accuracies: dict[str, list[float]] = {}
         for point in self.points:
@@ -121,12 +123,12 @@ class SweepRecord:
         }
 
     def baseline(self, point: GridPoint) -> str | None:
-        """Key of the trial that a private one is compared with: the best baseline of its data, model and seed."""
+        """Key of the baseline that a private trial is compared with: the best one with its data, model and seed."""
         known = self._baselines.get(_comparable(point), ()) if point.baseline else ()
         return known[0].key if known else point.baseline
 
     def trial(self, point: GridPoint, view: View = disclosed) -> PublishedTrial:
-        """One trial as shown under ``view``, compared with its baseline if both are finished."""
+        """One trial as published under ``view``, compared with its baseline if both are finished."""
         result, outcome = self.finished(point.key), self._outcome(point, view)
         spec = result.spec if result else point.spec
         note = tuning_note(self.sweep, point)
@@ -161,7 +163,7 @@ class SweepRecord:
         return publishing.unfinished(point, status)
 
     def data(self, view: View = disclosed) -> PublishedSweep:
-        """The whole sweep as shown under ``view``."""
+        """The whole sweep as published under ``view``."""
         return PublishedSweep(
             name=self.sweep.name,
             trials=tuple(self.trial(point, view) for point in self.points),
@@ -174,19 +176,19 @@ class SweepRecord:
 
     @property
     def worst_group(self) -> str:
-        """The metric of groups by whose worst value settings are compared; by default the main one of the task."""
+        """The group metric whose worst value compares settings; by default the main score of the task."""
         results = (status.result for status in self.statuses.values())
         task = next((result.evaluation.task for result in results if result is not None), "classification")
         return self.sweep.compare.worst_group or task_called(task).main
 
 
 def _comparable(point: GridPoint) -> str:
-    """What a trial has in common with the baselines that it may be compared with."""
+    """Data, model and seed, which a trial shares with the baselines that it may be compared with."""
     return json.dumps([asdict(point.spec.data), asdict(point.spec.model), point.spec.seed], sort_keys=True)
 
 
 def _setting_of(point: GridPoint) -> str:
-    """What runs of one setting have in common."""
+    """All parameters except the seeds, which the runs of one setting share."""
     flat = asked(point)
     return json.dumps({name: flat[name] for name in flat if name not in ("seed", "data.split_seed")}, sort_keys=True)
 
@@ -194,8 +196,8 @@ def _setting_of(point: GridPoint) -> str:
 def rows(record: SweepRecord, settings: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
     """One row of plain values per trial, as ``--json`` prints them; an infinite epsilon is None, and ``private`` False.
 
-    settings: by the key of a trial, its setting with intervals (`findings.of_trials`). ``composed`` is what the trial
-    costs together with others: all its attempts, all seeds of its setting, the sweep.
+    settings: by the key of a trial, its setting with intervals (`findings.of_trials`). In a row, ``composed`` is the
+    composed cost of all attempts at the trial, of all seeds of its setting, and of the whole sweep.
     """
     trials = [record.trial(point) for point in record.points]
     seeds = {trial.key: setting.trials for setting in finished_settings(trials) for trial in setting.trials}
@@ -242,7 +244,7 @@ def _row(trial: PublishedTrial, result: StoredResult | None, worst_group: str) -
 
 
 def _of_task(quality: PublishedQuality) -> dict[str, Any]:
-    """What only classification has, or only another task."""
+    """Entries of a row that only classification has, or only other tasks."""
     if quality.accuracy is None:
         return {"task": quality.task, **({"parts": quality.parts} if quality.parts else {})}
     accuracies = {group.name: group.accuracy for group in quality.groups}
@@ -250,13 +252,13 @@ def _of_task(quality: PublishedQuality) -> dict[str, Any]:
 
 
 def _confusion(quality: PublishedQuality) -> dict[str, list[list[int]]]:
-    """Counts of test examples by group, label and predicted class; under "" of all groups."""
+    """Counts of test examples by group, label and predicted class; "" stands for all groups."""
     found = {"": quality.counts, **{group.name: group.counts for group in quality.groups}}
     return {name: counts.matrix.astype(int).tolist() for name, counts in found.items() if counts is not None}
 
 
 def parse_failures(table: Iterable[Mapping[str, Any]]) -> dict[str, TrialStatus]:
-    """The failed trials in the rows of an earlier run's results.json; the files of a trial do not record a failure."""
+    """The failed trials in the rows of an earlier run's results.json; trial folders do not record failures."""
     return {
         row["key"]: TrialStatus(row["key"], total_steps=0, state=TrialState.FAILED, error=row["error"])
         for row in table

@@ -1,6 +1,6 @@
-"""The metrics of tasks besides classification: one of each score of `workers.tasks`, of everybody and of every group.
+"""Metrics of tasks besides classification: every score of `workers.tasks`, over all examples and by group.
 
-They are entries of `metrics.METRICS` and `rate_metrics.GROUP_METRICS`, in which everything is looked up.
+They are entries of `metrics.METRICS` and `rate_metrics.GROUP_METRICS`, where callers look metrics up.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _TESTED: Final = (
 
 
 def on_training_examples(name: str, heading: str, shown: Format, task: str) -> Metric:
-    """The main score of a task on training examples, which is called ``name`` on test examples."""
+    """The metric for the main score of a task on training examples. name: name of the score on test examples."""
     return Metric(
         f"training_{name}",
         f"final/training_{name}",
@@ -61,12 +61,12 @@ def on_training_examples(name: str, heading: str, shown: Format, task: str) -> M
 
 
 def on_training_examples_of_group(name: str, heading: str, shown: Format, task: str) -> GroupMetric:
-    """The same of the training examples of a group."""
+    """The group metric for the main score of a task on the group's training examples."""
     return GroupMetric(f"training_{name}", heading, lambda group: group.on_training, shown, task=task)
 
 
 def _compared(task: Task, score: Score) -> Iterator[Metric]:
-    """The main score against the baseline, between groups, and on training examples."""
+    """Metrics from the main score: change against the baseline, gap between groups, and value on training examples."""
     is_share, of = score.unit == "share", of_sums(task.name, score.of)
     points = ", points" if is_share else ""
     yield Metric(

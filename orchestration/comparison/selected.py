@@ -1,4 +1,4 @@
-"""What a private selection has chosen among the candidates in a folder."""
+"""Makes a private selection among the trained candidates in a folder."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from workers.held_out import read_wrong
 
 
 def selected_runs(record: SweepRecord, files: SweepFiles) -> dict[str, Winner]:
-    """The run of each setting that becomes a trial, by the rule of the sweep; a choice is drawn anew at every call.
+    """The selected run of each setting, which becomes its trial.
 
-    Guarantee: `best_runs` or `ExponentialChoice`. Raises: as `best_runs`; DataCorruption for a damaged count.
+    Guarantee: that of `best_runs` or, with the exponential mechanism, of `ExponentialChoice`; the latter draws a new
+    choice at every call. Raises: as `best_runs`; DataCorruption for a damaged count of errors.
     """
     choice = record.sweep.tune.selection if record.sweep.tune else None
     if not isinstance(choice, ExponentialChoice):
@@ -27,11 +28,11 @@ def selected_runs(record: SweepRecord, files: SweepFiles) -> dict[str, Winner]:
 
 
 def _chosen_runs(record: SweepRecord, choice: ExponentialChoice, wrong: Mapping[str, int]) -> dict[str, Winner]:
-    """The run of each setting that the exponential mechanism chooses. wrong: predictions on the part of the data that
-    no candidate was trained on, by key of the run; a run that failed has none.
+    """Choose a run of each setting by the exponential mechanism.
 
-    Guarantee: `ExponentialChoice`. Raises: InvalidInput for a setting of which every run failed, and for a record that
-    is not of selections.
+    wrong: number of wrong predictions on the part of the data that no candidate was trained on, by key of the run;
+    failed runs are missing. Guarantee: that of `ExponentialChoice`. Raises: InvalidInput for a setting whose runs all
+    failed, and for a record that is not of selections.
     """
     _, adapted = of_tuning(record)
     runs: dict[str, dict[int, GridPoint]] = {}

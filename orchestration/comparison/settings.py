@@ -36,18 +36,16 @@ def group_value(name: str, value: Callable[[PublishedGroup], float | None]) -> V
 
 def group_epsilon(name: str) -> Value:
     """A function from a trial to the mean epsilon_i of its training group called ``name``."""
-
     return _group_paid(name, lambda group: group.mean)
 
 
 def group_epsilon_error(name: str) -> Value:
     """A function from a trial to the published standard error of `group_epsilon`."""
-
     return _group_paid(name, lambda group: group.standard_error)
 
 
 def group_loss_correlation(name: str) -> Value:
-    """A function from a trial to `metrics.loss_correlation` within its training group called ``name``."""
+    """A function from a trial to `values.loss_correlation` within its training group called ``name``."""
     return _group_paid(name, lambda group: group.loss_correlation)
 
 
@@ -70,7 +68,7 @@ def group_attack(name: str, value: Callable[[PublishedAttack], float]) -> Value:
 
 @dataclass(frozen=True)
 class Setting:
-    """Finished trials that share all labels but the seeds of training and of splits."""
+    """Finished trials that share all labels except the training seed and the split seed."""
 
     name: str
     labels: Mapping[str, Label]
@@ -107,12 +105,12 @@ class Setting:
 
     @property
     def composition(self) -> Composition | None:
-        """What all its seeds cost together."""
+        """Composed cost of all seeds of the setting."""
         return composed(self.trials)
 
     @property
     def composed_cost(self) -> str:
-        """The epsilon of all seeds together as text, with what kind of claim it is."""
+        """The composed epsilon of all seeds as text, with the kind of claim."""
         found = self.composition
         if found is None:
             return number(math.inf) if self.is_baseline else MISSING
@@ -124,29 +122,29 @@ class Setting:
         return math.hypot(*known) / len(known) if known else 0.0
 
     def over_seeds(self, value: Value) -> Spread | None:
-        """Mean, standard deviation and range of a number over the seeds; None if no trial has a finite one."""
+        """Mean, standard deviation and range of a number over the seeds; None if no trial has a finite value."""
         return spread(value(trial) for trial in self.trials)
 
 
 def first_seed(setting: Setting) -> PublishedTrial:
-    """The trial that stands for a setting: choosing the one with the best result would flatter it."""
+    """The trial with the lowest seeds, which represents its setting; choosing the best trial would bias its result."""
     return min(setting.trials, key=lambda trial: (*(int(trial.labels.get(name, 0)) for name in RUNS), trial.key))
 
 
 def shown_over_seeds(metric: Metric, setting: Setting) -> str:
-    """The metric over the seeds of the setting as the report shows it, after the groups that it belongs to."""
+    """The metric over the seeds as the report shows it, prefixed with the names of its groups, if any (`whose`)."""
     found = setting.over_seeds(metric.value)
     text = metric.format.over_seeds(found) if found else metric.format.one(metric.value(setting.trials[0]))
     return " ".join([*([", ".join(groups)] if (groups := whose(metric, setting)) else []), text])
 
 
 def whose(metric: Metric, setting: Setting) -> tuple[str, ...]:
-    """The names of the groups that the metric belongs to in the trials of the setting."""
+    """Names of the groups whose value the metric is, over the trials of the setting; empty for an overall metric."""
     return tuple(dict.fromkeys(name for trial in setting.trials if (name := metric.whose(trial)) is not None))
 
 
 def setting_name(trial: PublishedTrial) -> str:
-    """Labels without the seed, as a phrase: "flat · exponential · epsilon 3"; a baseline is called non-private."""
+    """The trial's labels without seeds, as a phrase: "flat · exponential · epsilon 3", or "non-private" first."""
     labels = {key: value for key, value in trial.setting.items() if value not in ("", "none", NON_PRIVATE)}
     if trial.is_baseline:
         labels.pop("schedule", None)  # a baseline has no noise
@@ -156,11 +154,11 @@ def setting_name(trial: PublishedTrial) -> str:
 
 
 _PLAIN = ("clipping", "schedule")
-"""Labels whose values are shown without the name of the label."""
+"""Labels that are shown by their value alone."""
 
 
 def label_phrases(labels: Mapping[str, Label]) -> dict[str, str]:
-    """Each label as readers see it: "flat", "exponential", "epsilon 3", "model mlp"."""
+    """Each label as shown to readers: "flat", "exponential", "epsilon 3", "model mlp"."""
     values = {key: f"{value:g}" if isinstance(value, float) else str(value) for key, value in labels.items()}
     return {key: value if key in _PLAIN else f"{key.replace('_', ' ')} {value}" for key, value in values.items()}
 
@@ -176,7 +174,7 @@ def finished_settings(trials: Iterable[PublishedTrial]) -> tuple[Setting, ...]:
 
 
 def group_names(trials: Iterable[PublishedTrial]) -> tuple[str, ...]:
-    """Names of all test groups, in increasing order of their mean accuracy, or main score, over the given trials."""
+    """Names of all test groups, in increasing order of their mean accuracy, or main score, over the trials."""
     accuracies: dict[str, list[float]] = {}
     for trial in trials:
         for group in trial.quality.groups if trial.quality else ():
@@ -186,7 +184,7 @@ def group_names(trials: Iterable[PublishedTrial]) -> tuple[str, ...]:
 
 
 def best_trade_offs(settings: Sequence[Setting], worst_group: Metric) -> tuple[Setting, ...]:
-    """The private settings on the Pareto front of epsilon, accuracy or main score, and a metric of the worst group.
+    """The private settings on the Pareto front of epsilon, accuracy (or main score), and a worst-group metric.
 
     Epsilons are compared to two significant digits, because trials calibrated to one target differ by rounding.
     """

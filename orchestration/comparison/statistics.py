@@ -49,8 +49,9 @@ def pearson(one: Numbers, other: Numbers) -> float | None:
 
 
 def pareto_front(costs: Sequence[tuple[float, ...]]) -> tuple[int, ...]:
-    """Indices of the points that no other point dominates, that is, is at most as large in every coordinate and
-    smaller in one.
+    """Indices of the points that no other point dominates.
+
+    A point dominates another one if it is at most as large in every coordinate and smaller in one.
 
     >>> pareto_front([(1.0, 2.0), (2.0, 1.0), (2.0, 2.0)])
     (0, 1)

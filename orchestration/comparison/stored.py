@@ -53,8 +53,8 @@ def stored_record(files: SweepFiles) -> SweepRecord:
 
 @dataclass(frozen=True)
 class StoredTrials:
-    """Trials as they are on disk. statuses: of those that are over. attempts: of the private ones. accounts: what
-    accounting them again has found; empty where that is encrypted and there is no key."""
+    """Trials as stored on disk. statuses: of trials that are over. attempts: of private trials. accounts: results of
+    `dpsweep account`; empty if they are encrypted and this process has no key."""
 
     points: tuple[GridPoint, ...]
     statuses: Mapping[str, TrialStatus]
@@ -63,7 +63,7 @@ class StoredTrials:
 
 
 def kept_trials(files: SweepFiles, sweep: SweepSpec, manifest: Manifest) -> StoredTrials:
-    """What the folder holds of trials that only earlier versions of the sweep file asked for.
+    """The stored trials that only earlier versions of the sweep file asked for.
 
     Raises: DataCorruption for a damaged result.
     """
@@ -88,20 +88,22 @@ def _read(files: SweepFiles, points: tuple[GridPoint, ...], manifest: Manifest) 
 
 
 def _are_open(manifest: Manifest) -> bool:
-    """Whether this process can read private files; what shows only public ones needs no key."""
+    """Whether this process can read private files: they are not encrypted, or it has a key."""
     return manifest.key_check is None or is_encrypting()
 
 
 def owned_record(files: SweepFiles) -> SweepRecord:
-    """`stored_record` for whoever reads or writes the sweep's private files. Raises: also InvalidInput for another key
-    than the sweep's, or none."""
+    """`stored_record` for callers that read or write the sweep's private files.
+
+    Raises: as `stored_record`; InvalidInput if this process does not have the sweep's key.
+    """
     record = stored_record(files)
     require_key(record.manifest.key_check, f"the sweep in {files.root}")
     return record
 
 
 def stored_evidence(files: SweepFiles, data: PublishedSweep) -> Evidence:
-    """What finished trials predict of their test examples, resampled; empty for trials of older versions.
+    """The resampled outcomes of finished trials on their test examples; empty for trials of older versions.
 
     Raises: DataCorruption for a damaged file.
     """
@@ -111,9 +113,9 @@ def stored_evidence(files: SweepFiles, data: PublishedSweep) -> Evidence:
 
 
 def candidate_attempts(files: SweepFiles, sweep: SweepSpec) -> dict[str, tuple[Attempt, ...]]:
-    """What the candidates of an unaccounted tuning have released on the records of the sweep, by setting.
+    """Releases of the candidates of an unaccounted tuning, which trained on the sweep's own records, by setting.
 
-    Empty for other sweeps, and where the folder of the tuning was deleted. Raises: DataCorruption for a damaged result.
+    Empty for other sweeps, and if the folder of the tuning was deleted. Raises: DataCorruption for a damaged result.
     """
     tuned = SweepFiles(files.tuning)
     chosen = sweep.adapted is not None and not sweep.adapted.candidates
@@ -129,7 +131,8 @@ def candidate_attempts(files: SweepFiles, sweep: SweepSpec) -> dict[str, tuple[A
 def stored_settings(files: SweepFiles) -> dict[str, dict[str, Any]]:
     """By the key of each finished trial, its setting with the intervals that were computed when the sweep ended.
 
-    Public, as the report is: it needs no key. Empty before a sweep has ended. Raises: DataCorruption for damage.
+    Public, like the report, so no key is needed. Empty before a sweep has ended. Raises: DataCorruption for a damaged
+    file.
     """
     if not exists(files.comparison):
         return {}
@@ -142,7 +145,7 @@ def stored_settings(files: SweepFiles) -> dict[str, dict[str, Any]]:
 
 
 def _attempts(files: SweepFiles, point: GridPoint, status: TrialStatus | None) -> tuple[Attempt, ...]:
-    """What the trial has released; of a version that kept no record of it, what its result says."""
+    """The attempts at a trial; for a trial of a version without attempt records, one attempt made from its result."""
     known, result = read_attempts(files, point.key), status.result if status else None
     if known or result is None:
         return known

@@ -1,4 +1,4 @@
-"""All trials of a sweep as one flat table: one row per trial, one column per value that its release mode shows. Pure.
+"""Flat table of all trials of a sweep: one row per trial, one column per value that its release mode shows. Pure.
 
 `dpsweep export` writes it, and `Sweep.results` of the library returns it.
 """
@@ -18,7 +18,7 @@ from orchestration.comparison.parameters import asked, varying
 from orchestration.comparison.record import SweepRecord, rows
 
 FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
-"""First characters of a cell that a spreadsheet may take for a formula."""
+"""First characters of a cell that a spreadsheet may interpret as a formula."""
 _BY_GROUP_SIZE = ("groups", "risks")
 """Lists of a row with one entry per group size."""
 
@@ -27,11 +27,11 @@ def trial_table(record: SweepRecord, settings: Mapping[str, Any] | None = None) 
     """One row of single values per trial, all with the same columns; None where a value is unknown or withheld.
 
     Columns: ``key``, the labels (``labels.clipping``, ..., always ``labels.seed``), the parameters that vary
-    (``parameters.sampling.batch_size``, ...), ``status``, ``error``, every metric, and what results.json says beyond
-    them but confusion matrices: rates by group (``by_group.Female.accuracy``), costs of groups by group size
+    (``parameters.sampling.batch_size``, ...), ``status``, ``error``, every metric, and the other values of results.json
+    except confusion matrices: rates by group (``by_group.Female.accuracy``), costs by group size
     (``groups.4.epsilon``). settings: as in `record.rows`; ends of intervals are columns too
-    (``setting.intervals.accuracy.low``, ``setting.groups.Female.accuracy.low``). An infinite epsilon
-    is None beside ``private`` False.
+    (``setting.intervals.accuracy.low``, ``setting.groups.Female.accuracy.low``). For an infinite epsilon the value is
+    None and ``private`` is False.
     """
     parameters = varying([asked(point) for point in record.points])
     task = record.data().task
@@ -46,7 +46,7 @@ def trial_table(record: SweepRecord, settings: Mapping[str, Any] | None = None) 
 def _ordered(
     row: Mapping[str, Any], parameters: Mapping[str, Any], further: Mapping[str, float | None], task: str
 ) -> dict[str, Any]:
-    """The row with its parameters after its labels, every metric, and the ``further`` ones at its end."""
+    """The row in column order: labels, parameters, status, metrics, other values, and ``further`` ones at the end."""
     first = {"key": row["key"], "labels": row["labels"], "parameters": parameters}
     known = {"status": row["status"], "error": row["error"], **dict.fromkeys(metric.name for metric in of_task(task))}
     told = {name: value for name, value in row.items() if name != "confusion"}
@@ -64,7 +64,7 @@ def _flat(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def as_csv(table: Sequence[Mapping[str, Any]]) -> bytes:
-    """The table as CSV. No text is a formula of a spreadsheet: one that could be gets an apostrophe in front."""
+    """The table as CSV. Texts that a spreadsheet could interpret as a formula (`FORMULA`) get a leading apostrophe."""
 
     def harmless(text: str | None) -> str | None:
         return f"'{text}" if text is not None and text.startswith(FORMULA) else text
@@ -90,7 +90,7 @@ FORMATS: Final[Mapping[str, Callable[[Sequence[Mapping[str, Any]]], bytes]]] = {
     ".csv": as_csv,
     ".parquet": as_parquet,
 }
-"""Formats of a table, by the suffix of its file."""
+"""Functions that serialize a table, by file suffix."""
 
 
 def _arrow(table: Sequence[Mapping[str, Any]]) -> pa.Table:
@@ -99,7 +99,7 @@ def _arrow(table: Sequence[Mapping[str, Any]]) -> pa.Table:
 
 
 def _column(name: str, values: Sequence[Any]) -> pa.Array:
-    """Numbers as numbers; a column that mixes numbers, truth values and texts as text."""
+    """An Arrow column of numbers, truth values or texts; mixed values become texts."""
     try:
         column = pa.array(values)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):

@@ -1,6 +1,6 @@
-"""What test examples showed of one trial, as counts or sums, and the measures that follow from them. Pure numpy.
+"""Outcomes of one trial on test examples, summed as counts or scores, and the metrics that follow. Pure numpy.
 
-Leading axes are free: one trial as it was tested, or many resamples of it at once.
+Leading axes [...] are free: none for one test set, or one for many resamples of it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from workers.rates import Array, Rate
 
 @dataclass(frozen=True)
 class Tally:
-    """What some test examples add up to: counts [..., K, K] by label and predicted class, and mean scores [...]."""
+    """Totals over some test examples: counts [..., K, K] by label and predicted class, and mean scores [...]."""
 
     counts: Array
     log_loss: Array
@@ -23,7 +23,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Sums:
-    """What some test examples of another task than classification add up to: sums [..., m] of `Task.kept`."""
+    """Totals over some test examples of a task besides classification: sums [..., m] of `Task.kept`."""
 
     values: Array
     task: str
@@ -31,15 +31,15 @@ class Sums:
 
 Seen = Tally | Sums
 Score = Callable[[Seen], Array | None]
-"""A number of some test examples, [...]; None where it is not defined."""
+"""A function from totals over test examples to a metric [...]; None if it is not defined."""
 
 
 @dataclass(frozen=True)
 class Tested:
-    """One trial: all its test examples [...], and each group that is shown [..., G].
+    """Totals of one trial: over all its test examples [...], and over each group that is shown [..., G].
 
-    parity: whether there are two classes that are not the groups. baseline: the non-private trial that it is compared
-    with, on the same examples.
+    parity: whether parity gaps are defined, that is, there are two classes that are not the groups. baseline: the
+    non-private trial that it is compared with, on the same examples.
     """
 
     everyone: Seen
@@ -49,16 +49,16 @@ class Tested:
 
 
 Measure = Callable[[Tested], Array | None]
-"""A number of each resample, [...], or of each of its groups, [..., G]; None where it is not defined."""
+"""A function from a trial to a metric of each resample [...], or of each of its groups [..., G]; None if undefined."""
 
 
 def of_counts(rate: Rate) -> Score:
-    """A rate of counts."""
+    """The score that is a rate of counts; None for tasks without counts."""
     return lambda seen: rate(seen.counts) if isinstance(seen, Tally) else None
 
 
 def of_two(name: str) -> Score:
-    """A rate of `workers.rates.OF_TWO_CLASSES`."""
+    """The score that is a rate of `workers.rates.OF_TWO_CLASSES`; None unless there are two classes."""
     rate = rates.OF_TWO_CLASSES[name]
     return lambda seen: rate(seen.counts) if isinstance(seen, Tally) and seen.counts.shape[-1] == 2 else None
 
@@ -69,27 +69,27 @@ def log_loss(seen: Seen) -> Array | None:
 
 
 def calibration_error(seen: Seen) -> Array | None:
-    """As `workers.rates.calibration_error`."""
+    """Calibration error, as in `workers.rates.calibration_error`."""
     return seen.calibration_error if isinstance(seen, Tally) else None
 
 
 def of_sums(task: str, score: Callable[[Array], Array]) -> Score:
-    """A score of a task (`workers.tasks.Score.of`)."""
+    """A score of a task (`workers.tasks.Score.of`); None for other tasks."""
     return lambda seen: score(seen.values) if isinstance(seen, Sums) and seen.task == task else None
 
 
 def overall(score: Score) -> Measure:
-    """A number of all test examples."""
+    """Measure a score on all test examples."""
     return lambda tested: score(tested.everyone)
 
 
 def by_group(score: Score) -> Measure:
-    """The same of each group."""
+    """Measure a score on each group."""
     return lambda tested: score(tested.groups)
 
 
 def between_groups(name: str) -> Measure:
-    """A gap of `workers.rates`."""
+    """Measure the gap between groups that is called ``name`` in `workers.rates`."""
 
     def measure(tested: Tested) -> Array | None:
         groups = tested.groups
@@ -103,17 +103,17 @@ def between_groups(name: str) -> Measure:
 
 
 def change_of(score: Score) -> Measure:
-    """A number minus that of the baseline."""
+    """Measure a score on all test examples, minus the baseline's score; None without a baseline."""
     return lambda tested: _minus(score(tested.everyone), score(tested.baseline.everyone)) if tested.baseline else None
 
 
 def change_by_group_of(score: Score) -> Measure:
-    """The same of each group."""
+    """Measure a score on each group, minus the baseline's score; None without a baseline."""
     return lambda tested: _minus(score(tested.groups), score(tested.baseline.groups)) if tested.baseline else None
 
 
 def gap_of(score: Score) -> Measure:
-    """The largest minus the smallest number of a group, of two groups or more."""
+    """Measure the largest minus the smallest score of a group; None for fewer than two groups."""
 
     def measure(tested: Tested) -> Array | None:
         values = score(tested.groups)
@@ -127,9 +127,9 @@ def _minus(one: Array | None, other: Array | None) -> Array | None:
 
 
 change = change_of(of_counts(rates.accuracy))
-"""Accuracy minus that of the baseline."""
+"""Accuracy minus the baseline's accuracy."""
 change_by_group = change_by_group_of(of_counts(rates.accuracy))
-"""The same for each group."""
+"""Accuracy of each group minus the baseline's accuracy for the group."""
 
 
 def unequal_change(tested: Tested) -> Array | None:

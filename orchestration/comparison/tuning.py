@@ -1,4 +1,4 @@
-"""What is said of tuning wherever a trial is shown. Pure."""
+"""Notes about tuning, shown with every trial. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from orchestration.sweeps.tune import has
 
 
 def tuning_note(sweep: SweepSpec, point: GridPoint) -> str | None:
-    """What was chosen for the trial, by what, and whether its epsilon counts the choice; None without tuning."""
+    """A note that names the trial's tuned values, how they were chosen, and whether its epsilon covers the choice.
+
+    None without tuning.
+    """
     if sweep.tune is None or sweep.adapted is None:
         return None
     if point.candidate is not None:
@@ -47,7 +50,7 @@ def tuning_note(sweep: SweepSpec, point: GridPoint) -> str | None:
 
 
 def published_tuning(sweep: SweepSpec, point: GridPoint) -> PublishedTuning | None:
-    """What was tried for the setting of a trial; None where nothing was, or where that is private."""
+    """The tuning of a trial's setting; None if nothing was tuned, or if the candidates are private."""
     winner = sweep.adapted.winners.get(point.setting) if sweep.adapted and point.is_asked else None
     if sweep.tune is None or winner is None or not winner.tried:
         return None

@@ -1,4 +1,4 @@
-"""Numbers of one trial, by name: what the entries of `metrics.METRICS` read. Pure; None where a number is unknown."""
+"""Functions that read one number from a trial, used by the entries of `metrics.METRICS`. Pure; None means unknown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from workers import rates
 from workers.rates import Counts, Rate
 
 Value = Callable[[PublishedTrial], float | None]
-"""A number of a trial; None if it is unknown, infinite if there is no bound."""
+"""A function from a trial to a number; None if it is unknown, infinite if there is no bound."""
 
 
 def epsilon(trial: PublishedTrial) -> float | None:
@@ -33,17 +33,17 @@ def accuracy(trial: PublishedTrial) -> float | None:
 
 
 def main(trial: PublishedTrial) -> float | None:
-    """The number by which models of the trial's task are compared first: accuracy, or one of its scores."""
+    """Main score of the trial's task on test data: accuracy for classification, else one of its scores."""
     return trial.quality.main if trial.quality else None
 
 
 def score_called(name: str) -> Value:
-    """The score called ``name``, or its change against the baseline, on test data."""
+    """A function from a trial to its score ``name`` on test data; ``name`` may be the change against the baseline."""
     return lambda trial: trial.quality.scores.get(name) if trial.quality else None
 
 
 def score_gap(name: str) -> Value:
-    """Largest minus smallest of a score over the groups of the test data."""
+    """A function from a trial to the largest minus the smallest score over the groups of its test data."""
 
     def of_trial(trial: PublishedTrial) -> float | None:
         groups = trial.quality.groups if trial.quality else ()
@@ -54,7 +54,7 @@ def score_gap(name: str) -> Value:
 
 
 def parts(trial: PublishedTrial) -> Mapping[str, float | None]:
-    """Numbers of single labels or targets, by their name in MLflow."""
+    """Scores of single labels or targets, by their names in MLflow."""
     found = trial.quality.parts if trial.quality else {}
     return {f"final/{number}_of_{name}": value for name, each in found.items() for number, value in each.items()}
 
@@ -65,7 +65,7 @@ def loss(trial: PublishedTrial) -> float | None:
 
 
 def accuracy_change(trial: PublishedTrial) -> float | None:
-    """Accuracy minus that of the non-private baseline, in [-1, 1]."""
+    """Accuracy minus the accuracy of the non-private baseline, in [-1, 1]."""
     return trial.quality.accuracy_change if trial.quality else None
 
 
@@ -151,7 +151,7 @@ def _tpr_at_fpr_1pct(trial: PublishedTrial, size: int) -> float | None:
 
 
 def risk_by_group_size(trial: PublishedTrial) -> Mapping[str, float | None]:
-    """Bounds on attacks on k > 1 records together, by their names in MLflow."""
+    """Upper bounds on attacks on k > 1 records together, by their names in MLflow."""
     sizes = [size for size in trial.privacy.risks if size > 1] if trial.privacy else []
     return {f"privacy/advantage_group_of_{size}": _advantage(trial, size) for size in sizes} | {
         f"privacy/tpr_at_fpr_1pct_group_of_{size}": _tpr_at_fpr_1pct(trial, size) for size in sizes
@@ -159,7 +159,7 @@ def risk_by_group_size(trial: PublishedTrial) -> Mapping[str, float | None]:
 
 
 def epsilon_by_group_size(trial: PublishedTrial) -> Mapping[str, float | None]:
-    """Epsilon of k > 1 records together, by its name in MLflow."""
+    """Epsilon of k > 1 records together for each published k, by its name in MLflow."""
     sizes = trial.privacy.group_epsilons if trial.privacy else {}
     return {f"privacy/epsilon_group_of_{size}": value for size, value in sizes.items() if size > 1}
 
@@ -171,29 +171,29 @@ def epsilon_quantiles(trial: PublishedTrial) -> Mapping[str, float | None]:
 
 
 def audit_bounds(trial: PublishedTrial) -> Mapping[str, float | None]:
-    """What the audit proved, by its names in MLflow."""
+    """Lower bound on epsilon from the audit and its confidence, by their names in MLflow."""
     audit = trial.audit
     return {"privacy/audited_epsilon": audit.epsilon, "privacy/audit_confidence": audit.confidence} if audit else {}
 
 
 def fairness(name: str) -> Value:
-    """The gap between groups called ``name`` in `workers.rates`."""
+    """A function from a trial to the gap between groups that is called ``name`` in `workers.rates`."""
     return lambda trial: trial.quality.fairness.get(name) if trial.quality else None
 
 
 def gaps(trial: PublishedTrial) -> Mapping[str, float | None]:
-    """Every gap between groups that is known, by its name in MLflow."""
+    """All known gaps between groups, by their names in MLflow."""
     found = trial.quality.fairness if trial.quality else {}
     return {f"fairness/{name}": value for name, value in found.items()}
 
 
 def of_counts(rate: Rate) -> Value:
-    """A rate over all test examples."""
+    """A function from a trial to a rate over all its test examples."""
     return lambda trial: counted(trial.quality.counts, rate) if trial.quality else None
 
 
 def of_two_classes(name: str) -> Value:
-    """The rate called ``name`` in `workers.rates.OF_TWO_CLASSES`, over all test examples."""
+    """A function from a trial to the rate ``name`` of `workers.rates.OF_TWO_CLASSES` over all its test examples."""
 
     def of_trial(trial: PublishedTrial) -> float | None:
         return two_classes(name)(trial.quality.counts) if trial.quality else None
@@ -202,25 +202,28 @@ def of_two_classes(name: str) -> Value:
 
 
 def two_classes(name: str) -> Callable[[Counts | None], float | None]:
-    """A function from counts to the rate called ``name``; None where there are not two classes."""
+    """A function from counts to the rate ``name``; None if there are not exactly two classes."""
     rate = rates.OF_TWO_CLASSES[name]
     return lambda found: counted(found, rate) if found and len(found.confusion) == 2 else None
 
 
 @lru_cache(maxsize=2**14)
 def counted(found: Counts | None, rate: Rate) -> float | None:
-    """A rate of counts; None where it is not defined. Kept, because every table and figure asks for the same."""
+    """A rate of counts; None if it is not defined. Cached, because every table and figure asks for the same rates."""
     value = float(rate(found.matrix)) if found else math.nan
     return None if math.isnan(value) else value
 
 
 def score(name: str) -> Value:
-    """``log_loss`` or ``calibration_error`` over all test examples."""
+    """A function from a trial to its ``log_loss`` or ``calibration_error`` over all test examples."""
     return lambda trial: getattr(trial.quality.counts, name) if trial.quality and trial.quality.counts else None
 
 
 def majority_rate(counts: rates.Array) -> rates.Array:
-    """Share of the most frequent label: the accuracy of a constant prediction. counts: [..., K, K]."""
+    """Share of the most frequent label, which is the accuracy of always predicting it.
+
+    counts: [..., K, K] by label and predicted class. Returns: [...].
+    """
     of_labels = counts.sum(-1)
     return np.asarray(of_labels.max(-1) / of_labels.sum(-1))
 
@@ -237,7 +240,7 @@ def on_training(trial: PublishedTrial) -> float | None:
 
 
 def in_training(name: str) -> Callable[[PublishedGroup], float | None]:
-    """The last of the means called ``name`` in `PublishedCourse` of a group."""
+    """A function from a group to the last of the means ``name`` in its `PublishedCourse`."""
 
     def last(group: PublishedGroup) -> float | None:
         found = getattr(group.training, name) if group.training else ()
@@ -247,7 +250,7 @@ def in_training(name: str) -> Callable[[PublishedGroup], float | None]:
 
 
 def gap_in_training(name: str) -> Value:
-    """Largest minus smallest of `in_training` over the groups of the test data."""
+    """A function from a trial to the largest minus the smallest `in_training` over its groups."""
 
     def of_trial(trial: PublishedTrial) -> float | None:
         groups = trial.quality.groups if trial.quality else ()
@@ -258,14 +261,14 @@ def gap_in_training(name: str) -> Value:
 
 
 def recall_by_class(trial: PublishedTrial) -> Mapping[str, float | None]:
-    """Share of the test examples of each class that is predicted right, by its name in MLflow."""
+    """Recall of each class on test data, by its name in MLflow."""
     counts = trial.quality.counts if trial.quality else None
     found = rates.recalls(counts.matrix).tolist() if counts else []
     return {f"final/recall_of_class_{label}": None if math.isnan(value) else value for label, value in enumerate(found)}
 
 
 def accounted_again(trial: PublishedTrial) -> Mapping[str, float | None]:
-    """Of each accounting of `dpsweep account`, by the name of its folder."""
+    """Epsilons from each run of `dpsweep account`, by MLflow names that contain the name of its folder."""
     found: dict[str, float | None] = {}
     for account in trial.accounts:
         values = {"epsilon": account.epsilon, "mean_epsilon_i": account.mean, "median_epsilon_i": account.median}

@@ -1,4 +1,4 @@
-"""The best candidate of each setting, as a tuning found it. Pure."""
+"""Selects the best candidate of each setting from the results of a tuning. Pure."""
 
 from __future__ import annotations
 
@@ -33,33 +33,33 @@ def _sign(score: Score) -> float:
     return 1.0 if score.better == "higher" else -1.0
 
 
-_OF_TASKS: Final = tuple(score for task in TASKS.values() for score in task.scores)
+_TASK_SCORES: Final = tuple(score for task in TASKS.values() for score in task.scores)
 _SCORES: Final[Mapping[str, Callable[[Evaluation], float]]] = {
     "accuracy": lambda found: math.nan if found.accuracy is None else found.accuracy,
     "worst_group_accuracy": _of_fairness("worst_group_accuracy"),
     "worst_group_balanced_accuracy": _of_fairness("worst_group_balanced_accuracy"),
     "worst_group_true_positive_rate": _of_fairness("worst_group_true_positive_rate"),
     "loss": lambda found: -found.loss,
-    **{score.name: _of_task(score) for score in _OF_TASKS},
-    **{f"worst_group_{score.name}": _of_worst_group(score) for score in _OF_TASKS},
+    **{score.name: _of_task(score) for score in _TASK_SCORES},
+    **{f"worst_group_{score.name}": _of_worst_group(score) for score in _TASK_SCORES},
 }
-"""Scores by ``tune.select_by``; larger is better."""
+"""Functions that compute the score, by ``tune.select_by``; larger is better."""
 
 
 _LOWER: Final = frozenset(
     (
         "loss",
-        *(f"{prefix}{each.name}" for each in _OF_TASKS if each.better == "lower" for prefix in ("", "worst_group_")),
+        *(f"{prefix}{each.name}" for each in _TASK_SCORES if each.better == "lower" for prefix in ("", "worst_group_")),
     )
 )
-"""Names of scores of which smaller is better."""
+"""Names of scores whose published value is better when smaller."""
 
 
 def best_candidates(record: SweepRecord) -> dict[str, Winner]:
-    """The best candidate of each setting, by its mean over the seeds of the tuning; the first of equal ones.
+    """The best candidate of each setting, by its mean score over the tuning seeds; the first one among equals.
 
-    A candidate of which a trial failed, or whose score is not finite, is none. Raises: InvalidInput for a setting
-    without a candidate, and for a record that is not of a tuning.
+    A candidate is skipped if one of its trials failed or its score is not finite. Raises: InvalidInput for a setting
+    without any other candidate, and for a record that is not of a tuning.
     """
     tune, adapted = of_tuning(record)
     specs = {point.setting: point.spec for point in record.points if point.is_asked}
@@ -89,8 +89,8 @@ def best_candidates(record: SweepRecord) -> dict[str, Winner]:
 
 
 def scores_of(record: SweepRecord) -> dict[str, dict[int, float]]:
-    """By setting and place of the candidate: its mean score over the seeds of the tuning; larger is better, NaN where a
-    trial failed."""
+    """Mean score over the tuning seeds by setting and index of the candidate; larger is better, NaN if a trial
+    failed."""
     scores: dict[str, dict[int, list[float]]] = {}
     for point in record.points:
         if point.is_asked:
@@ -102,10 +102,10 @@ def scores_of(record: SweepRecord) -> dict[str, dict[int, float]]:
 
 
 def best_runs(record: SweepRecord) -> dict[str, Winner]:
-    """The best run of each private selection; the first of equal ones; one that failed or has no finite score is worst.
+    """The best run of each private selection; the first one among equals. A run without a finite score is the worst.
 
-    Guarantee: the score reads the run's own model and public data alone, as `accounting.selection` needs. Raises:
-    InvalidInput for a selection of which every run failed, and for a record that is not of selections.
+    Guarantee: the score of a run depends only on its own model and on public data, as `accounting.selection` requires.
+    Raises: InvalidInput for a selection without a run with a finite score, and for a record that is not of selections.
     """
     tune, adapted = of_tuning(record)
     runs: dict[str, list[tuple[float, GridPoint]]] = {}
@@ -129,7 +129,7 @@ def best_runs(record: SweepRecord) -> dict[str, Winner]:
 
 
 def of_tuning(record: SweepRecord) -> tuple[TuneSettings, Adapted]:
-    """The settings of a tuning, and its candidates. Raises: InvalidInput for another sweep."""
+    """The section ``tune`` of a tuning sweep, and its candidates. Raises: InvalidInput for any other sweep."""
     sweep = record.sweep
     if sweep.tune is None or sweep.adapted is None or not sweep.adapted.candidates:
         raise InvalidInput(f"the sweep {sweep.name} is no tuning")
@@ -141,7 +141,10 @@ def _shown_score(tune: TuneSettings, score: float) -> float:
 
 
 def _score(record: SweepRecord, point: GridPoint) -> float:
-    """Of the final model, on the public part of the data, or on the test data of a tuning on public data."""
+    """Score of the final model: on the public part of the data or, with ``tune.data``, on the test part of that data.
+
+    NaN if the trial did not finish.
+    """
     tune, result = record.sweep.tune, record.finished(point.key)
     if tune is None or result is None:
         return math.nan

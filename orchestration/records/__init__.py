@@ -1,6 +1,6 @@
-"""What is kept: the files of a sweep, the states and results of its trials, and who may write them.
+"""Stored records of a sweep: its files, the states and results of its trials, and the lock on its folder.
 
-Other rooms import from the modules in `__all__` only: `layout` and `states` load no torch, as `results` does.
+Other packages import only the modules in `__all__`. `layout` and `states` load no torch; `results` does.
 """
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""What `dpsweep account` stored of a trial, one file for each delta and method: private data of its examples."""
+"""Stored results of `dpsweep account`, one file per delta and method; they are private data of the examples."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _NEXT = "delete its folder, and account the trial again"
 
 
 def account_file(folder: str) -> str:
-    """The file in the folder of one accounting."""
+    """The result file in the folder of one accounting."""
     return f"{folder}/account.json"
 
 
 def write_account(folder: str, values: dict[str, Any]) -> None:
-    """Store the plain values of an answer. Raises: StorageError."""
+    """Store the result of one accounting as JSON. Raises: StorageError."""
     write_private_sealed(account_file(folder), json.dumps(values).encode())
 
 
 def read_accounts(trial: TrialFiles) -> tuple[PublishedAccount, ...]:
-    """What was found of the trial, in the order of the folders' names; what is still being computed is left out.
+    """The stored results for a trial, in the order of folder names; leaves out those still being computed.
 
-    Raises: DataCorruption for a file that is damaged, InvalidInput for one that is encrypted with another key.
+    Raises: DataCorruption for a damaged file, InvalidInput for one that is encrypted with another key.
     """
     names = list_folders(trial.accounted_again("").rstrip("/"))
     folders = {name: read_private_sealed(account_file(trial.accounted_again(name)), _NEXT) for name in names}

@@ -1,7 +1,7 @@
-"""What every start of every trial has released: a ledger that only grows.
+"""Append-only ledger of the releases of every start (attempt) of every trial.
 
-It lies beside the trials, so that deleting a trial's folder, which starts the trial anew with other noise, deletes
-nothing of it: what the earlier start had shown, in MLflow or as a model, stays part of what the trial cost.
+Deleting a trial's folder restarts the trial with new noise, but what the earlier attempt showed, in MLflow or as a
+model, remains part of the trial's cost. The ledger is therefore stored outside the folders of trials.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from orchestration.records.stored_trace import StoredTrace
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of a trial from nothing, or one more release of its statistics.
+    """One start of a trial from scratch, or one more release of its statistics.
 
-    number: counts from 1, by trial. trace: bounds the cost, with ``delta``, of all that it has shown. seed: of its
-    noise; None where that is secret. ended: it ran to its planned end, so its length told nothing. statistics: what
-    the release of statistics alone cost, where it was made.
+    number: number of the attempt within its trial, from 1. trace: with ``delta``, bounds the cost of everything that
+    the attempt has shown. seed: seed of its noise; None if the noise is secret. ended: whether it ran to its planned
+    end, so that its length reveals nothing. statistics: trace of the release of statistics alone, if it was made.
     """
 
     key: str
@@ -40,7 +40,7 @@ _ATTEMPT = TypeAdapter(Attempt)
 
 
 def read_attempts(files: SweepFiles, key: str) -> tuple[Attempt, ...]:
-    """Those of one trial, in order. Raises `DataCorruption` where one is damaged or missing."""
+    """The attempts at one trial, in order. Raises: DataCorruption if a record is damaged or missing."""
     folder, found = files.attempts(key), []
     for number, name in enumerate(list_files(folder), start=1):
         uri, next_step = f"{folder}/{name}", "restore it from a backup: without it, part of the trial's cost is unknown"
@@ -55,7 +55,7 @@ def read_attempts(files: SweepFiles, key: str) -> tuple[Attempt, ...]:
 
 
 def adopt_attempts(files: SweepFiles, key: str, attempts: Iterable[Attempt]) -> None:
-    """Add what a trial of the same identity has released in another sweep to what it has released in this one."""
+    """Add the attempts at the same trial in another sweep to its attempts in this sweep."""
     for number, attempt in enumerate(attempts, start=len(read_attempts(files, key)) + 1):
         _write(files, replace(attempt, number=number))
 
@@ -65,10 +65,10 @@ def _write(files: SweepFiles, attempt: Attempt) -> None:
 
 
 class AttemptLog:
-    """The attempts of a sweep while it runs; safe to use from several threads. A record is written before it counts."""
+    """The attempts of a running sweep. Thread-safe. Each record is on disk before the log shows it."""
 
     def __init__(self, files: SweepFiles, keys: Iterable[str]) -> None:
-        """Raises `DataCorruption` for a damaged record."""
+        """Read the stored attempts. Raises: DataCorruption for a damaged record."""
         self._files, self._lock = files, threading.Lock()
         self._attempts = {key: read_attempts(files, key) for key in keys}
         self._current: dict[str, int] = {}
@@ -79,19 +79,22 @@ class AttemptLog:
             return dict(self._attempts)
 
     def take_up(self, key: str, continues: bool) -> None:
-        """Say whether the trial goes on where its last attempt was; otherwise what it shows is that of a new one."""
+        """Choose the current attempt: the last one that trained if the trial continues it, otherwise a new one."""
         with self._lock:
             trained = [attempt.number for attempt in self._attempts[key] if attempt.trace.segments]
             self._current[key] = trained[-1] if continues and trained else len(self._attempts[key]) + 1
 
     def note(self, now: Attempt) -> None:
-        """Record what the current attempt has shown by now; it never gets less. ``number`` is set here."""
+        """Record everything that the current attempt has shown so far; the record of an attempt never shrinks.
+
+        now: its ``number`` is set here.
+        """
         with self._lock:
             now = replace(now, number=self._current.setdefault(now.key, 1))
             earlier = self._attempts[now.key]
             before = next((attempt for attempt in earlier if attempt.number == now.number), None)
             if before is not None and (before.ended or (before.trace.steps >= now.trace.steps and not now.ended)):
-                return  # a worker that goes on from its checkpoint repeats what it has shown
+                return  # a worker that resumed from its checkpoint repeats steps that are already recorded
             _write(self._files, now)
             others = [each for each in earlier if each is not before]
             self._attempts[now.key] = tuple(sorted([*others, now], key=lambda each: each.number))
@@ -103,13 +106,13 @@ class AttemptLog:
             return any(each.number == current for each in self._attempts[key])
 
     def has_released_statistics(self, key: str) -> bool:
-        """Whether the current attempt has."""
+        """Whether the current attempt has released statistics."""
         with self._lock:
             current = self._current.get(key)
             return any(each.number == current and each.statistics for each in self._attempts[key])
 
     def note_statistics(self, now: Attempt) -> None:
-        """Record that statistics, which the trial had released before, are about to be released again."""
+        """Record, as an attempt of its own, that statistics released before are about to be released again."""
         with self._lock:
             now = replace(now, number=len(self._attempts[now.key]) + 1)
             _write(self._files, now)

@@ -1,4 +1,4 @@
-"""What is shown of an error, and where its full text is kept: text that may quote the data is stored privately."""
+"""Error texts: the part that may be shown, and private storage of full texts, which may quote the data."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ def shown(error: BaseException, disclosure: Disclosure) -> str:
 
 
 def record_failure(error: BaseException, files: TrialFiles, disclosure: Disclosure) -> str:
-    """Return what is shown of the error that ended a trial; write withheld text and traceback to ``files.error``."""
+    """Return the publishable text of the error that ended a trial; write the withheld rest to ``files.error``."""
     text, hidden = shown(error, disclosure), private_text(error)
     if hidden is None:
         return text
     try:
         write_private(files.error, hidden.encode())
     except StorageError:
-        return text  # the disk may be full, and then ``error`` says so already
+        return text  # if the disk is full, ``error`` most likely says so already
     return f"{text}; see {files.error.removeprefix(files.root.rstrip('/') + '/')} in the trial's folder"
 
 
 def forget_failure(files: TrialFiles) -> None:
-    """Delete the error text that an earlier attempt at the trial left."""
+    """Delete the error text that an earlier attempt at the trial stored."""
     delete(files.error)
 
 
@@ -49,7 +49,7 @@ class Refused(Protocol):
 def record_refusals(refusals: Sequence[Refused], files: SweepFiles) -> str | None:
     """Write the withheld error texts of a plan to ``files.error``; replaces those of an earlier plan.
 
-    Returns: a line that says where they are, or None if nothing was withheld.
+    Returns: a line that names the file, or None if nothing was withheld.
     """
     hidden = [f"{refusal.key}\n{refusal.hidden}" for refusal in refusals if refusal.hidden]
     if not hidden:

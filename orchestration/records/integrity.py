@@ -34,8 +34,8 @@ _STEP = "/step="
 def note_digests(files: TrialFiles) -> dict[str, str]:
     """Store the sha256 of a trained trial's private files in ``private/``; return those of its public files by name.
 
-    Not included: ``result.json`` and what `dpsweep account` writes later, which carry their own checksums, and shards
-    and the manifests of snapshots, whose checksums are in the manifests of their folders.
+    Not included: ``result.json`` and files that `dpsweep account` writes later, which carry their own checksums, and
+    shards and manifests of snapshots, whose checksums are in the manifests of their folders.
     """
     later = files.accounted_again("").removeprefix(f"{files.root}/")
     names = [
@@ -48,7 +48,7 @@ def note_digests(files: TrialFiles) -> dict[str, str]:
 
 
 def stored_result(files: TrialFiles) -> StoredResult | None:
-    """The trial's result; None if the trial is not over. Raises `DataCorruption` when the file is damaged.
+    """The trial's result; None if the trial is not over. Raises: DataCorruption if the file is damaged.
 
     Earlier versions stored digests of private files in the result. Such a result is rewritten without them.
     """
@@ -61,9 +61,9 @@ def stored_result(files: TrialFiles) -> StoredResult | None:
 
 
 def met_other_data(files: TrialFiles, digest: str) -> bool:
-    """Whether the trial is known to have met other data than those with this `Dataset.digest`.
+    """Whether the trial stored the fingerprint of other data than those with this `Dataset.digest`.
 
-    Raises: DataCorruption when what it noted of its data is damaged.
+    Raises: DataCorruption if the stored fingerprint is damaged.
     """
     content = read_private_sealed(files.data_fingerprint, f"restore it from a backup, or {START_ANEW}")
     return content is not None and json.loads(content)["data"] != digest
@@ -72,7 +72,7 @@ def met_other_data(files: TrialFiles, digest: str) -> bool:
 def damages(files: TrialFiles, result: TrialResult) -> Iterator[str]:
     """One line for each damaged file: what is wrong with it, and what to do. Reads every file of the trial.
 
-    A directory deleted entirely, such as that of all norms, is not reported.
+    A directory that was deleted entirely, such as the one with all norms, is not reported.
     """
     private: dict[str, str] = {}
     try:
@@ -98,7 +98,7 @@ def damages(files: TrialFiles, result: TrialResult) -> Iterator[str]:
 
 
 def require_unaltered(files: TrialFiles, result: TrialResult, uri: str) -> None:
-    """Raise `DataCorruption` if the public file ``uri`` of a trained trial is missing or has changed since training."""
+    """Raises: DataCorruption if the public file ``uri`` of a trained trial is missing or has changed since training."""
     name = uri.removeprefix(f"{files.root}/")
     if name in result.digests and (not exists(uri) or _digest(uri) != result.digests[name]):
         raise DataCorruption(_altered(uri))
@@ -120,8 +120,8 @@ def _keep_private(digests: Mapping[str, str], files: TrialFiles) -> dict[str, st
 
 
 def _private_digests(files: TrialFiles) -> dict[str, str]:
-    """Digests of private files by name; empty if ``private/`` was deleted entirely. Raises `DataCorruption` when they
-    are damaged, or missing while other private files are there."""
+    """Digests of private files by name; empty if ``private/`` was deleted entirely. Raises: DataCorruption if they are
+    damaged, or missing while other private files exist."""
     next_step = f"delete {files.result} and resume, which rebuilds both"
     content = read_private_sealed(files.private_digests, next_step)
     if content is None and list_files(files.private):
@@ -130,7 +130,7 @@ def _private_digests(files: TrialFiles) -> dict[str, str]:
 
 
 def _accounts(files: TrialFiles) -> list[str]:
-    """Manifests of what `dpsweep account` stored, relative to the trial."""
+    """Manifests of the folders that `dpsweep account` wrote, relative to the trial."""
     folder = files.accounted_again("")
     inside = folder.removeprefix(f"{files.root}/")
     return [f"{inside}{name}" for name in list_files(folder) if name.endswith(MANIFEST)]

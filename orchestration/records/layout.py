@@ -16,7 +16,7 @@ def absolute(location: str) -> str:
     >>> absolute("s3://bucket/runs/a"), absolute("/data/../runs/a")
     ('s3://bucket/runs/a', '/runs/a')
 
-    Raises: InvalidInput for a name that no file can have.
+    Raises: InvalidInput for a location with a null character, which no file name may hold.
     """
     if "\0" in location:
         raise InvalidInput(f"{location!r} holds a null character, which no file name may; give another path")
@@ -24,7 +24,7 @@ def absolute(location: str) -> str:
 
 
 def default_output(name: str) -> str:
-    """The output folder of a sweep that is given none, relative to the working directory.
+    """The default output folder of a sweep, relative to the working directory.
 
     >>> default_output("quickstart")
     'runs/quickstart'
@@ -54,7 +54,7 @@ class SweepFiles:
         return TrialFiles(self._below("trials", key))
 
     def attempts(self, key: str) -> str:
-        """Folder of what every start of a trial has released. Nothing deletes it: what was released stays released."""
+        """Folder of the attempts at a trial (`AttemptLog`). Nothing deletes it: released results stay released."""
         return self._below("attempts", key)
 
     @property
@@ -64,12 +64,12 @@ class SweepFiles:
 
     @property
     def private(self) -> str:
-        """Folder of what is for the owner of the data only."""
+        """Folder of files that only the owner of the data may read."""
         return self._below("private")
 
     @property
     def manifest(self) -> str:
-        """What was submitted and where it ran (JSON): sweep, versions, git state, hardware, seeds."""
+        """The manifest (JSON): the submitted sweep, versions, git state, hardware."""
         return self._below("sweep.json")
 
     @property
@@ -94,7 +94,7 @@ class SweepFiles:
 
     @property
     def error(self) -> str:
-        """Withheld texts and tracebacks of the errors that made the plan be refused (private)."""
+        """Withheld texts and tracebacks of the errors for which the plan was refused (private)."""
         return str(self.local_folder / "private" / "error.txt")
 
     @property
@@ -104,7 +104,7 @@ class SweepFiles:
 
     @property
     def earlier_tune(self) -> str:
-        """Where earlier versions kept it: beside the trials, also in an object store."""
+        """Folder where earlier versions kept `tune`: beside the trials, also in an object store."""
         return self._below("tune")
 
     @property
@@ -129,25 +129,25 @@ class SweepFiles:
 
     @property
     def tuning(self) -> str:
-        """Folder of the sweep of candidates that tuning trains."""
+        """Folder of the tuning sweep, which trains the candidates."""
         return self._below("tuning")
 
     @property
     def selection(self) -> str:
-        """Folder of the candidates of a private selection, deleted when the best are chosen (private)."""
+        """Folder of the candidates of a private selection, deleted after the selection (private)."""
         return self._below("private", "selection")
 
     @property
     def claim(self) -> str:
-        """Which driver runs the sweep (JSON). Object stores only; a local folder is locked instead."""
+        """The claim of the driver that runs the sweep (JSON). Object stores only; a local folder is locked instead."""
         return self._below("driver.json")
 
     @property
     def status(self) -> str:
-        """How far the sweep has come (JSON), renewed every few seconds; it may be shown like the report."""
+        """Progress of the sweep (JSON), rewritten every few seconds; it may be shown like the report."""
         return self._below("status.json")
 
     @property
     def probe(self) -> str:
-        """Written by the driver and read on every node, to prove that the storage is shared."""
+        """File that the driver writes and every node reads, to check that the storage is shared."""
         return self._below("storage-probe")

@@ -1,4 +1,4 @@
-"""When a run of a sweep ends early, and what counts towards that."""
+"""Limits on a run of a sweep, and the amounts that count towards them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from accounting.errors import InvalidInput, require_finite, require_whole
 
 @dataclass(frozen=True)
 class Limits:
-    """When a run of a sweep stops early, to be continued; None: never.
+    """Limits at which a run of a sweep stops early, to be continued later; None means no limit.
 
-    hours: since the run began. trials: how many it trains. failures: how many trials may fail. gpu_hours: for which its
-    trials together hold GPUs.
+    hours: hours since the run began. trials: number of trials that it trains. failures: number of failed trials.
+    gpu_hours: GPU-hours that its trials hold together.
     """
 
     hours: float | None = None
@@ -30,7 +30,7 @@ class Limits:
                 require_whole(what, number, at_least=1)
 
     def require_use(self, gpus: float) -> None:
-        """Raise `InvalidInput` for a limit of GPU-hours where a trial holds no GPUs."""
+        """Raises: InvalidInput for a limit on GPU-hours if a trial holds no GPUs."""
         if self.gpu_hours is not None and not gpus:
             raise InvalidInput(
                 f"--max-gpu-hours is {self.gpu_hours:g}, but the trials hold no GPU (resources.gpus is 0); use "
@@ -57,7 +57,7 @@ NO_LIMITS: Final = Limits()
 
 @dataclass(frozen=True)
 class Spent:
-    """What counts towards the limits of a run: seconds, seconds of GPUs, and trials that have ended."""
+    """Amounts that count towards the limits of a run: seconds, GPU-seconds, and trials that have ended."""
 
     seconds: float = 0.0
     gpu_seconds: float = 0.0

@@ -1,4 +1,4 @@
-"""The manifest of a sweep: what was submitted, by which versions, from which code, on which hardware."""
+"""The manifest of a sweep: the submitted sweep file, package versions, git state and hardware."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _PACKAGES = ("dpsweep", "ray", "torch", "torchvision", "dp-accounting", "pyarrow
 
 @dataclass(frozen=True)
 class Manifest:
-    """What was submitted, and where it ran.
+    """The submitted sweep, and where it ran.
 
     sweep_id: unique to the sweep, unchanged by a resume. text: the sweep file as submitted. sweep: the whole
     specification as plain values, every default written out. created: ISO 8601, UTC. versions: of Python and packages.
-    git: commit of dpsweep's code; empty outside a checkout. hardware: of the driver's machine. names: keys of trials
-    that an earlier version called after their labels, by the key that they would have now; None if that version wrote
-    the manifest. earlier: earlier versions of the sweep file that asked for trials which the present one does not.
-    calibrations: noise multipliers that plans of the sweep have found, by what was asked. key_check: of the key that
-    private files are encrypted with; None where they are not.
+    git: commit of dpsweep's code; empty outside a checkout. hardware: of the driver's machine. names: keys that trials
+    got from an earlier version, which made keys from labels, by their current keys; None if such a version wrote the
+    manifest. earlier: earlier versions of the sweep file that asked for trials which the present one leaves out.
+    calibrations: noise multipliers found by plans of the sweep, by a digest of the calibration's inputs. key_check:
+    check value of the key that encrypts private files; None if they are not encrypted.
     """
 
     sweep_id: str
@@ -57,12 +57,12 @@ class Manifest:
 
 
 def open_manifest(files: SweepFiles, sweep: Mapping[str, Any], text: str) -> Manifest:
-    """The stored manifest, of whichever sweep, or a new one where the folder holds none; writes nothing.
+    """The stored manifest, even if it is of another sweep, or a new one if the folder holds none; writes nothing.
 
-    sweep: the specification as plain values, every default written out.
+    sweep: the specification as plain values, every default written out. text: its sweep file.
 
-    Raises: InvalidInput when the private files of the stored sweep have another key than this process, or only one of
-    both has a key. DataCorruption when the stored manifest is damaged.
+    Raises: InvalidInput if the private files of the stored sweep have another encryption key than this process, or only
+    one of the two has a key; DataCorruption if the stored manifest is damaged.
     """
     stored = read_manifest(files)
     if stored is None:
@@ -72,7 +72,7 @@ def open_manifest(files: SweepFiles, sweep: Mapping[str, Any], text: str) -> Man
 
 
 def read_manifest(files: SweepFiles) -> Manifest | None:
-    """The stored manifest, if any. Raises `DataCorruption` when it is damaged."""
+    """The stored manifest, if any. Raises: DataCorruption if it is damaged."""
     next_step = "restore it, or run in another folder"
     content = read_sealed(files.manifest, next_step)
     try:

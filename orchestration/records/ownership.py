@@ -1,7 +1,7 @@
-"""One driver per sweep at a time, by a file lock in a folder and by a renewed claim in an object store.
+"""Ensures one driver per sweep at a time: a file lock in a local folder, a renewed claim file in an object store.
 
 A file lock ends with its process. Linux passes it on to NFS servers, so it also holds between machines unless the
-folder is mounted with ``nolock``. Object stores have no locks: there the driver keeps a claim file and renews it; a
+folder is mounted with ``nolock``. Object stores have no locks: there the driver writes a claim file and renews it; a
 second driver is refused until the claim expires.
 """
 
@@ -31,7 +31,7 @@ PERIOD = 20.0
 
 @dataclass(frozen=True)
 class Claim:
-    """Which driver runs the sweep. ``renewed``: seconds since 1970 UTC, or 0 once the driver has ended."""
+    """The claim of the driver that runs a sweep. renewed: seconds since 1970 UTC, or 0 once the driver has ended."""
 
     token: str
     host: str
@@ -43,7 +43,7 @@ class Claim:
 def exclusive(folder: Path) -> Iterator[None]:
     """Lock ``folder`` for the duration of a ``with`` block; creates the folder if it is missing.
 
-    The lock ends with the process. Raises: InvalidInput when another process holds it or the folder is not writable.
+    The lock ends with the process. Raises: InvalidInput if another process holds it or the folder is not writable.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ def exclusive(folder: Path) -> Iterator[None]:
 
 
 def _remove_unused(folder: Path) -> None:
-    """Remove the folder if it holds nothing but the lock: the run could not start."""
+    """Remove the folder if it holds only the lock file, because the run could not start."""
     if [entry.name for entry in folder.iterdir()] == [_LOCK]:
         (folder / _LOCK).unlink()
         folder.rmdir()
@@ -76,12 +76,12 @@ def _remove_unused(folder: Path) -> None:
 def claimed(uri: str, period: float = PERIOD) -> Iterator[None]:
     """Hold the claim at ``uri`` for the duration of a ``with`` block; does nothing for a local path.
 
-    Guarantee: of two drivers whose clocks differ by less than two periods, the later one is refused. If the clocks
+    Guarantee: if the clocks of two drivers differ by less than two periods, the later driver is refused. If the clocks
     differ by more, or both start within a second, the earlier driver may be replaced; it notices at its next renewal
     and gets SIGTERM. Until then both write, and shards that differ are refused. This requires a store with strong
     read-after-write consistency, such as S3 and GCS.
 
-    Raises: InvalidInput while another driver renews its claim.
+    period: seconds between renewals. Raises: InvalidInput while another driver renews its claim.
     """
     if "://" not in uri:
         yield

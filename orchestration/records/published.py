@@ -1,10 +1,10 @@
-"""The records that may be shown: results leave a sweep only in these types, for the report and for MLflow.
+"""Publishable records: results leave a sweep for the report and MLflow only in these types.
 
-No type here can hold a value of a single training example. Statistics of the training examples' epsilons are held only
-by `IndividualStatistics`, which says whether they were released with differential privacy or are exact; where it is
-None they are withheld. `PublishedAccount`, `PublishedAttack`, `PublishedAudit` and `PublishedCourse` are exact, and
-present only where exact statistics are shown. Everything else is public by construction: configuration, the
-mechanism's own noise and post-processed bounds, worst-case guarantees, and evaluations on held-out test data.
+No type here can hold a value of a single training example. Only `IndividualStatistics` holds statistics of the training
+examples' epsilons, and says whether they were released with differential privacy or are exact; None means that they are
+withheld. `PublishedAccount`, `PublishedAttack`, `PublishedAudit` and `PublishedCourse` are exact, and present only
+where exact statistics are shown. Everything else is public by construction: configuration, the mechanism's own noise,
+clipping bounds post-processed from noisy values, worst-case guarantees, and evaluations on held-out test data.
 
 Epsilons are plain floats: ``math.inf`` means not private, None means not computed.
 """
@@ -26,7 +26,7 @@ from workers.tasks import main_score
 
 Label = str | int | float | bool
 RUNS = ("seed", "split_seed")
-"""Labels that tell the runs of one setting apart: of training, and of the splits of the data."""
+"""Labels that distinguish the runs of one setting: the training seed, and the seed of the data splits."""
 NON_PRIVATE = "non-private"
 """The clipping label of a trial without clipping, which has no privacy guarantee."""
 
@@ -35,8 +35,8 @@ NON_PRIVATE = "non-private"
 class PublishedPrivacy:
     """The worst-case (epsilon, delta) of one trial, with its accountant, kind and adjacency.
 
-    group_epsilons: group size k to the epsilon, at the same delta, of any group of k records. risks: group size k, 1
-    included, to what no attack on any k records exceeds; empty without noise, and for trials of older versions.
+    group_epsilons: epsilon of any group of k records, at the same delta, by group size k. risks: upper bounds on
+    attacks on any k records, by group size k including 1; empty without noise, and for trials of older versions.
     """
 
     epsilon: float
@@ -55,12 +55,12 @@ class PublishedPrivacy:
 
 @dataclass(frozen=True)
 class PublishedCourse:
-    """How training went for the training examples of one group: exact, so whatever shows it is sensitive.
+    """Course of training for the training examples of one group: exact, so any page or run that shows it is sensitive.
 
-    Means over ``examples``, one for each of the last epochs; None where no gradient was finite. losses, norms: the
-    loss, and the norm of the gradient before clipping. biases, noises: the two terms by which the mean gradient of the
-    group errs (paper D, Section 4.2): the norm of what clipping takes off, and the root mean square norm of the noise
-    over the number of the group's examples expected in a batch.
+    Means over ``examples``, one for each of the last epochs; None if no gradient was finite. losses, norms: loss, and
+    gradient norm before clipping. biases, noises: the two error terms of the group's mean gradient (paper D, Section
+    4.2): the norm of the difference that clipping makes, and the root mean square norm of the noise, divided by the
+    expected number of the group's examples in a batch.
     """
 
     examples: int
@@ -72,11 +72,12 @@ class PublishedCourse:
 
 @dataclass(frozen=True)
 class PublishedGroup:
-    """Loss on one group of the test data, with accuracy or, of another task than classification, scores by name.
+    """Loss on one group of the test data, with its accuracy or, for a task besides classification, scores by name.
 
-    accuracy_change: accuracy minus that of the non-private baseline with the same data, model and seed, in [-1, 1]
-    (negative: accuracy lost to privacy); None without a baseline. counts: None for trials of older versions. training:
-    of the group's training examples; None where exact statistics are not shown. on_training: as of `PublishedQuality`.
+    accuracy_change: accuracy minus the accuracy of the non-private baseline with the same data, model and seed, in
+    [-1, 1] (negative: accuracy lost to privacy); None without a baseline. counts: None for trials of older versions.
+    training: course of the group's training examples; None if exact statistics are not shown. on_training: as in
+    `PublishedQuality`, for the group's training examples.
     """
 
     name: str
@@ -91,17 +92,18 @@ class PublishedGroup:
 
     @property
     def main(self) -> float | None:
-        """The number by which models of the task are compared first; None where it is not defined."""
+        """The main score of the task, such as accuracy; None if it is not defined."""
         return main_score(self.accuracy, self.scores)
 
 
 @dataclass(frozen=True)
 class PublishedQuality:
-    """Evaluation on test data. fairness: gaps between groups by name (`workers.rates.gaps`). counts: of all groups.
+    """Evaluation on test data. task: a name in `workers.tasks.TASKS`.
 
-    accuracy, accuracy_change, fairness, counts: of classification. task: a name in `workers.tasks.TASKS`; of others,
-    scores by name, and of single labels or targets in ``parts``. A change has the name of its score and ``_change``.
-    on_training: ``main`` on the training examples; None where it was not asked for, or exact statistics are not shown.
+    accuracy, accuracy_change, fairness, counts: for classification only. fairness: gaps between groups by name
+    (`workers.rates.gaps`). counts: over all groups. scores, parts: for other tasks, scores by name, and scores of
+    single labels or targets. The change of a score is named after the score with ``_change``. on_training: ``main`` on
+    the training examples; None if it was not asked for, or exact statistics are not shown.
     """
 
     accuracy: float | None
@@ -117,7 +119,7 @@ class PublishedQuality:
 
     @property
     def main(self) -> float | None:
-        """As of `PublishedGroup`."""
+        """As in `PublishedGroup`."""
         return main_score(self.accuracy, self.scores)
 
 
@@ -125,7 +127,7 @@ class PublishedQuality:
 class GroupEpsilon:
     """Mean epsilon_i over the training examples of one group.
 
-    standard_error: of the release's noise (disclosure ``private``), or of the mean (``raw``).
+    standard_error: that of the release's noise (disclosure ``private``), or of the mean (``raw``).
     loss_correlation: as in `IndividualStatistics`, over the examples of the group.
     """
 
@@ -155,10 +157,10 @@ class Density:
 
 @dataclass(frozen=True)
 class EstimateQuality:
-    """Estimated epsilon_i compared with those of ``examples`` random examples whose norms are taken at every step.
+    """Estimated epsilon_i compared with exact ones, of ``examples`` random examples with norms taken at every step.
 
-    correlation: Pearson's r; None if either side is constant. Errors: absolute differences of epsilons. density: of the
-    exact epsilon_i (x) and the estimated ones (y); None for trials of older versions.
+    correlation: Pearson's r; None if either side is constant. mean_error, largest_error: absolute differences of
+    epsilons. density: exact epsilon_i (x) against estimated epsilon_i (y); None for trials of older versions.
     """
 
     examples: int
@@ -173,12 +175,12 @@ class IndividualStatistics:
     """Statistics over the epsilon_i of all training examples.
 
     disclosure: ``private`` if every number here was released with DP (its cost is part of the trial's epsilon), ``raw``
-    if they are exact, so that any page or run that shows them is sensitive. kind: of the single epsilon_i. method:
-    their accounting, ``filter`` if a filter enforced them, "" if an older version wrote the file.
-    release_epsilon (``private`` only): epsilon of the release alone. estimates (``raw`` only): present if the sweep
-    sets ``norms.exact_examples``. loss_correlation (``raw`` only): Pearson's r of epsilon_i and the log of the
-    example's loss when norms were last taken; None where it is undefined. loss_density (``raw`` only): of the log of
-    that loss (x) and epsilon_i (y), over the examples whose loss is positive and finite.
+    if they are exact, so that any page or run that shows them is sensitive. kind: kind of claim of each epsilon_i.
+    method: accounting method of the epsilon_i, ``filter`` if a filter enforced them, "" if an older version wrote the
+    file. release_epsilon (``private`` only): epsilon of the release alone. estimates (``raw`` only): present if the
+    sweep sets ``norms.exact_examples``. loss_correlation (``raw`` only): Pearson's r of epsilon_i and the log of the
+    example's loss when norms were last taken; None if undefined. loss_density (``raw`` only): the log of that loss (x)
+    against epsilon_i (y), over the examples whose loss is positive and finite.
     """
 
     disclosure: Disclosure
@@ -197,10 +199,10 @@ class IndividualStatistics:
 
 @dataclass(frozen=True)
 class PublishedAccount:
-    """What `dpsweep account` found of a trial: exact, so any page or run that shows it is sensitive.
+    """Result of `dpsweep account` for a trial: exact, so any page or run that shows it is sensitive.
 
-    name: of its folder. epsilon, accountant, kind: in the worst case at ``delta``; group_epsilons: of any k records.
-    method, individual_kind: of the epsilon_i, with their mean and median; group_means: mean epsilon_i by group.
+    name: name of its folder. epsilon, accountant, kind: the worst case at ``delta``. group_epsilons: epsilon of any k
+    records, by k. method, individual_kind, mean, median: for the epsilon_i. group_means: mean epsilon_i by group.
     """
 
     name: str
@@ -218,9 +220,9 @@ class PublishedAccount:
 
 @dataclass(frozen=True)
 class PublishedTuning:
-    """What was tried for the setting of a trial before it was trained. by: what a candidate is best by.
+    """Tuning of a trial's setting before the trial was trained. by: the score that selected the best candidate.
 
-    chosen: values by place. tried: each candidate's values and its score; None where it failed.
+    chosen: chosen values by parameter. tried: values and score of each candidate; the score is None if it failed.
     """
 
     by: str
@@ -232,7 +234,7 @@ class PublishedTuning:
 class PublishedAttack:
     """Loss-threshold membership inference on one group: exact, so any page or run that shows it is sensitive.
 
-    examples: attacked examples, half of them members. success_rate: share of correct guesses; guessing gives 0.5.
+    examples: attacked examples, half of them members. success_rate: share of correct guesses; random guesses have 0.5.
     """
 
     name: str
@@ -243,9 +245,10 @@ class PublishedAttack:
 
 @dataclass(frozen=True)
 class PublishedMembership:
-    """Membership inference by likelihood ratios on one group: exact, so whatever shows it is sensitive.
+    """Membership inference by likelihood ratios on one group: exact, so any page or run that shows it is sensitive.
 
-    auc, lower, upper: area under the ROC curve with its 95% interval; guessing gives 0.5. loss_auc: of the loss alone.
+    auc, lower, upper: area under the ROC curve with its 95% interval; random guesses have 0.5. loss_auc: area under
+    the curve of the loss alone.
     """
 
     name: str
@@ -258,9 +261,9 @@ class PublishedMembership:
 
 @dataclass(frozen=True)
 class PublishedDepartures:
-    """When the training examples of one group left: exact, so whatever shows it is sensitive.
+    """Training examples of one group that left training: exact, so any page or run that shows it is sensitive.
 
-    left: after each epoch, how many of the group's ``examples`` had spent the whole budget of a filter.
+    left: number of the group's ``examples`` that had spent their whole filter budget, after each epoch.
     """
 
     name: str
@@ -272,8 +275,8 @@ class PublishedDepartures:
 class PublishedAudit:
     """Lower bounds on epsilon from a one-run audit: exact, so any page or run that shows it is sensitive.
 
-    epsilon: from all canaries, of which ``guesses`` were guessed, ``correct`` of them right. groups: by name, from the
-    canaries of the group. All bounds hold together with probability ``confidence``; 0 means that nothing was proved.
+    epsilon: bound from ``correct`` right guesses among ``guesses``, over all canaries. groups: bounds from the canaries
+    of each group, by name. All bounds hold together with probability ``confidence``; 0 means that nothing was proved.
     """
 
     confidence: float
@@ -314,16 +317,17 @@ class PublishedDataset:
 class PublishedTrial:
     """One trial of the grid.
 
-    Unknown values, of a trial that failed or has not run, are None or empty. For a stopped trial, privacy and quality
-    are those at the time it was stopped.
+    Values that are unknown, because the trial failed or has not run, are None or empty. For a stopped trial, privacy
+    and quality are those at the time it was stopped.
 
     labels: the values that distinguish the trials of a sweep; always ``clipping``, ``schedule`` and ``seed``. Finished
     trials whose labels differ only in `RUNS` form one setting and are averaged. error: why the trial failed.
     params: flat, numbers as numbers (``epochs: 30``, ``noise.initial_noise_multiplier: 1.3``); entries may be added
-    while the trial runs, but none may change. attempts: what every start of the trial has released; for its cost, see
-    `comparison.ledger`. accounts: what accounting it again has found. started, ended: of training, in seconds since
-    1970 UTC. is_asked: by the sweep file, not by an earlier version of it alone. tuning: None without one, and where
-    what was tried is private. candidates: what an unaccounted tuning released on the same records before it chose.
+    while the trial runs, but none may change. attempts: releases of every start of the trial; for their cost, see
+    `comparison.ledger`. accounts: results of `dpsweep account`. started, ended: start and end of training, in seconds
+    since 1970 UTC. is_asked: False if only an earlier version of the sweep file asked for it. tuning: None without
+    tuning, and if its candidates are private. candidates: releases of the candidates of an unaccounted tuning, which
+    trained on the same records.
     """
 
     key: str
@@ -368,10 +372,10 @@ class PublishedTrial:
 
 @dataclass(frozen=True)
 class PublishedSweep:
-    """A sweep, as shown.
+    """A sweep as shown in the report and in MLflow.
 
-    provenance: flat entries of the manifest (versions, git state, hardware, data). worst_group: the metric of groups by
-    whose worst value settings are compared.
+    provenance: flat entries of the manifest (versions, git state, hardware). worst_group: the group metric whose worst
+    value over groups compares settings.
     """
 
     name: str
@@ -384,10 +388,10 @@ class PublishedSweep:
 
     @property
     def task(self) -> str:
-        """The task of the trials that were tested; all trials of a sweep have one."""
+        """The task of the sweep, which all its trials share."""
         return task_of(self.trials)
 
 
 def task_of(trials: Iterable[PublishedTrial]) -> str:
-    """The task of the first trial that was tested; classification where none was."""
+    """The task of the first evaluated trial; classification if none was evaluated."""
     return next((trial.quality.task for trial in trials if trial.quality is not None), "classification")

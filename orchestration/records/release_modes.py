@@ -1,4 +1,4 @@
-"""Release modes: which statistics of the training examples may leave ``private/``; ``release`` in a sweep file.
+"""Release modes (``release`` in a sweep file), which decide what statistics of training examples leave ``private/``.
 
 To add a mode, add one entry to `RELEASE_MODES`; plans, trials, errors, the report and MLflow read that table.
 """
@@ -22,8 +22,8 @@ class ReleaseMode:
 
     statistics: ``released`` with differential privacy, ``exact``, or None if withheld.
     release: builds the release from the mode's parameters; returns None if nothing is released.
-    error_text: the part of an error that is shown. origin: how the statistics were obtained, in words.
-    missing: what the report says in place of absent statistics.
+    error_text: returns the part of an error's text that is shown. origin: how the statistics were obtained, in words.
+    missing: text of the report in place of absent statistics.
     """
 
     statistics: Literal["released", "exact"] | None
@@ -34,7 +34,7 @@ class ReleaseMode:
 
     @property
     def is_sensitive(self) -> bool:
-        """Whether statistics are shown that no differential-privacy guarantee covers."""
+        """Whether the mode shows statistics that no differential privacy guarantee covers."""
         return self.statistics == "exact"
 
 

@@ -23,7 +23,10 @@ from workers.spec import TrialSpec
 
 
 def _as_proven(statistics: IndividualStatistics) -> IndividualStatistics:
-    """Only filters make guarantees: what an older version called one was read off the run, so it is output-specific."""
+    """Correct the kind of statistics that an older version stored as a guarantee although no filter enforced them.
+
+    Without a filter the epsilon_i depend on the run's output, so they are output-specific.
+    """
     proven = statistics.kind != "guarantee" or statistics.method == FILTERED
     return statistics if proven else replace(statistics, kind="output_specific")
 
@@ -36,10 +39,11 @@ StoredStatistics = Annotated[IndividualStatistics, AfterValidator(_as_proven)]
 class TrialResult:
     """Everything about a finished trial that may be shown. A trial is complete once its result is on disk.
 
-    worst_case: by the sweep's accountant, which also calibrated the trial. others: by further accountants. groups: for
-    each group size of the sweep. risks: bounds on attacks, for one record and each group size. epsilons: an upper bound
-    on epsilon after each epoch. individuals: statistics under the sweep's release mode; exact ones are in ``private/``.
-    attacks: empty unless the mode shows exact results; results of all attacked trials are in ``private/``.
+    worst_case: epsilon by the sweep's accountant, which also calibrated the trial. others: epsilon by further
+    accountants. groups: epsilon for each group size of the sweep. risks: bounds on attacks, for one record and each
+    group size. epsilons: an upper bound on epsilon after each epoch. individuals: statistics under the sweep's release
+    mode; exact ones are in ``private/``. attacks: empty unless the mode shows exact results; results of all attacked
+    trials are in ``private/``.
     """
 
     key: str
@@ -56,9 +60,9 @@ class TrialResult:
     attacks: AttackResults = field(default_factory=AttackResults)
     risks: tuple[AttackRisk, ...] = ()
     departures: tuple[GroupDepartures, ...] = ()
-    """Of examples that spent the budget of a filter; disclosed as attacks are."""
+    """By group, examples that spent their filter budget; shown only where attacks are shown."""
     courses: tuple[GroupCourse, ...] = ()
-    """Of the training examples of each group; disclosed as attacks are."""
+    """Course of training for the examples of each group; shown only where attacks are shown."""
     digests: dict[str, str] = field(default_factory=dict)
     """sha256 of the trial's other public files, by name; those of private files are in `TrialFiles.private_digests`."""
 
@@ -69,7 +73,7 @@ class TrialResult:
 
     @property
     def evaluation(self) -> Evaluation:
-        """Of the final model, on test data."""
+        """Evaluation of the final model on test data."""
         return self.training.evaluation
 
 
@@ -77,9 +81,9 @@ class TrialResult:
 class StoppedTrial:
     """Cost and evaluation of a trial at the time the scheduler stopped it. A resume does not continue it.
 
-    trace: what was run until the stop, plus every release that the finished trial would have made; worst_case, others,
-    groups and risks are its cost. epoch: number of completed epochs. history: the epochs completed in the run of the
-    sweep that stopped the trial.
+    trace: the steps until the stop, plus every release that the finished trial would have made. worst_case, others,
+    groups, risks: the cost of that trace. epoch: number of completed epochs. history: the epochs completed in the run
+    of the sweep that stopped the trial.
     """
 
     key: str
@@ -120,7 +124,7 @@ def write_result(uri: str, result: StoredResult) -> None:
 
 
 def read_result(uri: str) -> StoredResult | None:
-    """The stored result; None if the trial is not over. Raises `DataCorruption` when the file is damaged."""
+    """The stored result; None if the trial is not over. Raises: DataCorruption if the file is damaged."""
     next_step = f"delete it and resume, which rebuilds it; for a stopped trial, {START_ANEW}"
     content = read_sealed(uri, next_step)
     try:
@@ -140,12 +144,12 @@ def write_exact_statistics(uri: str, statistics: IndividualStatistics) -> None:
 
 
 def read_statistics(uri: str, next_step: str) -> IndividualStatistics | None:
-    """Those that were released, or None. Raises: DataCorruption, ending in ``next_step``, when the file is damaged."""
+    """The released statistics, or None. Raises: DataCorruption, ending in ``next_step``, if the file is damaged."""
     return _statistics(read_sealed(uri, next_step), uri, next_step)
 
 
 def read_exact_statistics(uri: str, next_step: str) -> IndividualStatistics | None:
-    """The exact ones, or None. Raises: DataCorruption, ending in ``next_step``, when the file is damaged."""
+    """The exact statistics, or None. Raises: DataCorruption, ending in ``next_step``, if the file is damaged."""
     return _statistics(read_private_sealed(uri, next_step), uri, next_step)
 
 

@@ -1,7 +1,7 @@
-"""How far a sweep has come, as its driver writes it to ``status.json`` every few seconds.
+"""Snapshots of a sweep's progress, which its driver writes to ``status.json`` every few seconds.
 
 A snapshot holds what the terminal and MLflow show of a running sweep: configuration, counts, evaluations on held-out
-test data, upper bounds on epsilon, and of errors the part that the sweep's release mode shows. Nothing in it is
+test data, upper bounds on epsilon, and the part of error texts that the sweep's release mode shows. Nothing in it is
 computed from the norms or epsilons of training examples.
 """
 
@@ -23,14 +23,14 @@ from orchestration.records.states import TrialState
 PERIOD = 5.0
 """Seconds between two snapshots."""
 STALE_AFTER = 12 * PERIOD
-"""Seconds without a snapshot after which the driver of a running sweep is taken for dead."""
+"""Seconds without a new snapshot after which the driver of a running sweep is considered dead."""
 
 
 @dataclass(frozen=True)
 class TrialSnapshot:
-    """One trial. accuracy: on test data; of another task than classification, ``scores`` has its main score. epsilon:
-    upper bound on the cost so far, or of the whole trial once it is over; None before the first epoch and where the
-    trial is not private. error: as far as it may be shown."""
+    """One trial. accuracy: on test data, for classification. scores: the main score, for other tasks. epsilon: upper
+    bound on the cost so far, or cost of the whole trial once it is over; None before the first epoch and for a trial
+    that is not private. error: the part of the error text that may be shown."""
 
     key: str
     state: TrialState
@@ -46,7 +46,7 @@ class TrialSnapshot:
 
 @dataclass(frozen=True)
 class NodeSnapshot:
-    """A node of the cluster, and the amounts of each resource that it has in all, such as ``{"CPU": 8}``."""
+    """A node of the cluster, and the total amount of each of its resources, such as ``{"CPU": 8}``."""
 
     address: str
     resources: Mapping[str, float]
@@ -54,10 +54,10 @@ class NodeSnapshot:
 
 @dataclass(frozen=True)
 class ClusterSnapshot:
-    """The nodes that a sweep runs on, and what its trials wait for.
+    """The nodes that a sweep runs on, and the resources that its trials wait for.
 
-    trial: what one trial reserves. free: resources that nothing uses, over all nodes. waiting: number of trials that
-    have not started. missing: resources of ``trial`` that no single node has, so that it waits until one joins.
+    trial: resources that one trial reserves. free: unused resources over all nodes. waiting: number of trials that have
+    not started. missing: resources of ``trial`` that no single node has, so that it waits until such a node joins.
     """
 
     nodes: tuple[NodeSnapshot, ...]
@@ -67,7 +67,7 @@ class ClusterSnapshot:
     missing: Mapping[str, float]
 
     def shortage(self) -> str:
-        """What is missing, as a sentence."""
+        """A sentence that names the missing resources."""
         wanted = ", ".join(f"{name} {amount:g}" for name, amount in self.missing.items())
         return f"no node can give a trial {wanted}; add one that can, or lower the sweep's resources"
 
@@ -77,10 +77,11 @@ class SweepSnapshot:
     """A sweep at ``heartbeat``, in seconds since 1970 UTC by the driver's clock.
 
     state: ``running``, ``finished``, ``failed`` (over, with trials that failed), ``stopped`` (by a limit that
-    ``reason`` names) or ``interrupted``. seconds_left: None where it cannot be estimated. job: submission id of the Ray
-    job that the driver runs in, if it does. limits: of this run, as options; spent: what counts towards them.
-    steps, steps_per_second: trained by all trials, and lately. parts: accounted by this driver. shard_bytes: of the
-    norms by now, before compression, as planned; the lengths of the files that were written are private.
+    ``reason`` names) or ``interrupted``. seconds_left: None if it cannot be estimated. job: submission id of the Ray
+    job that the driver runs in, if it does. limits: of this run, as command-line options. spent: amounts that count
+    towards the limits. steps: trained by all trials. steps_per_second: recent speed of all trials together. parts:
+    accounted by this driver. shard_bytes: planned size of the norms so far, before compression; the sizes of the
+    written files are private.
     """
 
     name: str
@@ -111,7 +112,7 @@ class SweepSnapshot:
         return max(0.0, (time.time() if now is None else now) - self.heartbeat)
 
     def is_stale(self, now: float | None = None) -> bool:
-        """Whether the sweep should be running, but its driver has not written for `STALE_AFTER` seconds."""
+        """Whether the sweep claims to run, but its driver has written no snapshot for `STALE_AFTER` seconds."""
         return self.state == "running" and self.age(now) > STALE_AFTER
 
 
@@ -119,15 +120,16 @@ _SNAPSHOT = TypeAdapter(SweepSnapshot)
 
 
 def write_snapshot(uri: str, snapshot: SweepSnapshot, private: bool) -> None:
-    """Replace the snapshot at ``uri``, so that a reader finds the old or the new one.
+    """Replace the snapshot at ``uri`` atomically: a reader finds the old or the new one.
 
-    private: readable by the owner only, as texts of errors must be that may quote the data. Raises: StorageError.
+    private: make the file readable by its owner only, because error texts in it may quote the data.
+    Raises: StorageError.
     """
     write_bytes_atomically(uri, json.dumps(asdict(snapshot), allow_nan=False).encode(), private)
 
 
 def read_snapshot(uri: str) -> SweepSnapshot | None:
-    """The snapshot, or None if there is none. Raises: DataCorruption if it cannot be understood, StorageError."""
+    """The snapshot, or None if there is none. Raises: DataCorruption if it cannot be parsed, StorageError."""
     try:
         return _SNAPSHOT.validate_json(read_bytes(uri))
     except FileNotFoundError:

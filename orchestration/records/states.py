@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class TrialState(StrEnum):
-    """State of a trial. STOPPED: ended early by the scheduler.
+    """State of a trial. STOPPED: stopped early by the scheduler.
 
     >>> TrialState.ACCOUNTING.word, TrialState.ACCOUNTING.is_running, TrialState.STOPPED.has_ended
     ('running', True, True)

@@ -20,12 +20,12 @@ from workers.tasks import task_called
 
 @dataclass(frozen=True)
 class TrialStatus:
-    """What has happened to one trial.
+    """State and progress of one trial.
 
     progress: at the last epoch completed in this run of the sweep. epsilon_so_far: upper bound on epsilon at that
-    epoch, by RDP. history: the epochs completed in this run. result: of a finished or stopped trial. started, trained,
-    ended: when the trial started, ended training and ended in this run, in seconds since 1970 UTC. shard_bytes: of the
-    norms of the whole trial, before compression, as planned.
+    epoch, by RDP. history: the epochs completed in this run. result: set for a finished or stopped trial. started,
+    trained, ended: when the trial started, ended training and ended in this run, in seconds since 1970 UTC.
+    shard_bytes: planned size of the norms of the whole trial, before compression.
     """
 
     key: str
@@ -50,7 +50,7 @@ class TrialStatus:
 
     @property
     def evaluation(self) -> Evaluation | None:
-        """On held-out test data; None before the first."""
+        """Latest evaluation on held-out test data; None before the first one."""
         known = self.result or self.progress
         return known.evaluation if known else None
 
@@ -61,14 +61,14 @@ class TrialStatus:
 
     @property
     def scores(self) -> Mapping[str, float]:
-        """Main score on held-out test data by name, for tasks other than classification."""
+        """The main score on held-out test data, with its name, for tasks other than classification."""
         found = self.evaluation
         main = task_called(found.task).main if found else ""
         return {main: found.scores[main]} if found and main in found.scores else {}
 
     @property
     def epsilon(self) -> float | None:
-        """Worst-case epsilon: of the whole trial once it has a result, else of the steps so far."""
+        """Worst-case epsilon of the whole trial if it has a result, else an upper bound for the steps so far."""
         return self.result.worst_case.epsilon if self.result else self.epsilon_so_far
 
 
@@ -81,8 +81,8 @@ def status_of(result: StoredResult) -> TrialStatus:
 class SweepStatus:
     """The trials of a sweep. Thread-safe.
 
-    on_end: called with each trial that ends, in the thread that called `change`. gpus: that each trial holds while it
-    trains, by key. before: what earlier drivers of the same job have spent of its limits.
+    on_end: called with each trial that ends, in the thread that called `change`. gpus: GPUs that each trial holds while
+    it trains, by key. before: amounts that earlier drivers of the same job have spent of its limits.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class SweepStatus:
             self._steps_at_start += self._trials[result.key].total_steps
 
     def accounted_part(self) -> None:
-        """Count a part that this run has accounted."""
+        """Count one more accounted part."""
         with self._lock:
             self._parts += 1
 
@@ -148,12 +148,12 @@ class SweepStatus:
 
     @property
     def steps(self) -> int:
-        """Steps trained by all trials, those of earlier runs included."""
+        """Steps trained by all trials, including steps of earlier runs."""
         return sum(trial.step for trial in self.trials)
 
     @property
     def shard_bytes(self) -> int:
-        """Bytes of the norms by now, before compression, as planned."""
+        """Bytes of norms stored so far, before compression, estimated from the plan and the steps trained."""
         return sum(trial.shard_bytes * trial.step // max(trial.total_steps, 1) for trial in self.trials)
 
     def counts(self) -> Mapping[TrialState, int]:
@@ -162,7 +162,7 @@ class SweepStatus:
 
     @property
     def must_stop(self) -> str | None:
-        """Why no trial may train any further in this run, if so: its hours are over, or too many trials have failed."""
+        """The reason if no trial may train further in this run: its (GPU-)hours are over, or too many trials failed."""
         limits = self.limits
         if limits == NO_LIMITS:  # asked at every event of every trial
             return None
@@ -177,7 +177,7 @@ class SweepStatus:
 
     @property
     def stopped_by(self) -> str | None:
-        """Why this run leaves trials for the next one, if it does."""
+        """The reason if this run leaves trials for the next one; None if all trials have ended."""
         left = sum(not trial.state.has_ended for trial in self.trials)
         if not left:
             return None
@@ -186,13 +186,13 @@ class SweepStatus:
 
     @property
     def trials_left(self) -> int | None:
-        """How many trials this run may still begin; None: all."""
+        """How many trials this run may still begin; None means all."""
         most = self.limits.trials
         return None if most is None else max(0, most - self._before.trials)
 
     @property
     def spent(self) -> Spent:
-        """What this run has spent by now, and the earlier drivers of its job."""
+        """Amounts spent so far by this run and by earlier drivers of its job."""
         now = time.time()
         begun = [(trial, trial.started) for trial in self.trials if trial.started and trial.started >= self.began]
         held = sum(

@@ -1,4 +1,4 @@
-"""Traces inside JSON files: those of trials that were stopped, and of attempts."""
+"""Traces inside JSON files, for stopped trials and for attempts."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from accounting.samplings import stored_kinds
 
 
 def _trace(plain: Trace | Mapping[str, Any]) -> Trace:
-    """Rebuild the trace from its `dataclasses.asdict` form. Raises ValueError where that fails.
+    """Rebuild the trace from its `dataclasses.asdict` form. Raises: ValueError if that fails.
 
-    Training never fixes contributions in advance: what an older version called a guarantee is output-specific.
+    Training never fixes contributions in advance, so contributions that an older version stored as a guarantee become
+    output-specific.
     """
     if isinstance(plain, Trace):
         return plain

@@ -1,6 +1,6 @@
-"""What is asked: the sweep file, its grid of trials, and the plan of each.
+"""Sweep files: their schema, the grid of trials that they ask for, and the plan of each trial.
 
-Other rooms import from the modules in `__all__` only: `text` and `schema` load no torch, as `plan` and `draft` do.
+Other packages import only the modules in `__all__`. `text` and `schema` load no torch; `plan` and `draft` do.
 """
 
 __all__ = [

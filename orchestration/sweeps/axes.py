@@ -1,10 +1,10 @@
-"""Lists inside a component or a section: each becomes several components, one for each combination of the values.
+"""Expands lists inside a component or section into several components, one per combination of their values. Pure.
 
     >>> spread({"name": "flat", "bound": [0.5, 1.0]}, {"bound": float}, "clipping")
     [{'name': 'flat', 'bound': 0.5}, {'name': 'flat', 'bound': 1.0}]
 
-A list is one value where the type of its parameter takes lists, such as the hidden sizes of a model; a list of lists is
-then several. ``{each: [...]}`` is always several. Pure.
+Where the type of a parameter takes lists, such as the hidden sizes of a model, a list is one value and a list of lists
+is several. ``{each: [...]}`` is always several.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Annotated, Any, Final, Union, get_args, get_origin
 from accounting.errors import InvalidInput
 
 EACH: Final = "each"
-"""The key of a mapping whose list is always several values."""
+"""Key of a mapping that marks its list as several values."""
 MOST_COMBINATIONS: Final = 10_000
-"""Most combinations of the lists inside one component."""
+"""Maximum number of combinations of the lists inside one component."""
 
 
 def spread(given: Mapping[str, Any], types: Mapping[str, Any], place: str) -> list[dict[str, Any]]:
-    """The mappings that ``given`` stands for, in the order of its lists, the last one changing fastest.
+    """One mapping per combination of the lists in ``given``; the last list changes fastest.
 
-    types: of its values, by key; a list under a key without a type is one value. place: in the sweep file, for errors.
-    Raises: InvalidInput for an empty list, and for more than `MOST_COMBINATIONS`.
+    types: types of the values, by key; a list under a key without a type is one value. place: position in the sweep
+    file, for errors. Raises: InvalidInput for an empty list, and for more than `MOST_COMBINATIONS`.
     """
     options = [_options(value, types.get(key), f"{place}.{key}") for key, value in given.items()]
     count = math.prod(map(len, options))
@@ -39,7 +39,7 @@ def spread(given: Mapping[str, Any], types: Mapping[str, Any], place: str) -> li
 
 
 def has_lists(value: object) -> bool:
-    """Whether a component or section holds a list anywhere, so that its types matter."""
+    """Whether a component or section holds a list at any depth, so that `spread` may expand it."""
     if isinstance(value, Mapping):
         return any(isinstance(item, list) or has_lists(item) for item in value.values())
     return False
@@ -74,7 +74,7 @@ def _kind_of_items(kind: Any) -> Any:
 
 
 def _holds(values: list[Any], kind: Any) -> bool:
-    """Whether the list is one value of the type: it takes lists, and the items are not lists themselves."""
+    """Whether the list is one value of the type: the type takes lists and, if all items are lists, lists of lists."""
     members = [each for each in (get_args(kind) if _is_union(kind) else (kind,)) if _takes_lists(each)]
     nested = bool(values) and all(isinstance(item, list) for item in values)
     return any(not nested or any(map(_takes_lists, get_args(each))) for each in members)

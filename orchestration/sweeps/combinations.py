@@ -1,4 +1,4 @@
-"""The axes of a sweep's grid: its lists, which of them vary together, and their combinations. Pure."""
+"""The axes of a sweep's grid, the axes that vary together, and their combinations. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ BASELINE = "none"
 """The clipping method of a non-private baseline."""
 
 Axes = Mapping[str, Sequence[tuple[int, Any]]]
-"""The values of each axis, by the field of `TrialSpec` that it sets, each with its place in the sweep's list."""
+"""The values of each axis with their indices in the sweep's list, by name of the axis."""
 Chosen = Mapping[str, tuple[int, Any]]
-"""One value of each axis, with its place."""
+"""One value of each axis, with its index."""
 _AXES: Final = {"seeds": "seed", "noise": "schedule", "target_epsilon": "epsilon", "noise_multiplier": "sigma"}
-"""Axes that a sweep file calls otherwise."""
+"""Names of axes that differ from their key in the sweep file, by that key."""
 
 
 def _placed(values: Iterable[Any]) -> list[tuple[int, Any]]:
@@ -26,7 +26,7 @@ def _placed(values: Iterable[Any]) -> list[tuple[int, Any]]:
 
 
 def values_of(chosen: Chosen) -> Choice:
-    """The values without their places."""
+    """The values without their indices."""
     return {axis: value for axis, (_, value) in chosen.items()}
 
 
@@ -37,20 +37,21 @@ def combinations(axes: Axes) -> Iterator[Chosen]:
 
 
 def pairs(sweep: SweepSpec) -> list[list[str]]:
-    """The groups of axes that vary together."""
+    """The groups of axes that ``zip`` varies together, by names of axes."""
     return [[_AXES.get(key, key) for key in group] for group in sweep.pairs]
 
 
 def is_paired(sweep: SweepSpec, chosen: Chosen, also: Mapping[str, int] = MappingProxyType({})) -> bool:
-    """Whether axes that vary together are at one place of their lists. also: places of further axes."""
+    """Whether axes that vary together have the same index in their lists. also: indices of further axes."""
     places = {axis: place for axis, (place, _) in chosen.items()} | dict(also)
     return all(len({places[axis] for axis in group if axis in places}) <= 1 for group in pairs(sweep))
 
 
 def comparable_places(sweep: SweepSpec, chosen: Chosen) -> tuple[int, ...]:
-    """Equal for a private trial and its baseline: the places of all shared axes but those that vary with clipping.
+    """Indices that a private trial and its baseline have in common, to match the two.
 
-    Data and seed are always among them.
+    These are the indices of all shared axes except those that vary together with clipping; data and seed are always
+    included.
     """
     paired = {axis for group in pairs(sweep) if "clipping" in group for axis in group} - {"data", "seed"}
     return tuple(place for axis, (place, _) in chosen.items() if axis not in paired)
@@ -74,7 +75,7 @@ def shared_axes(sweep: SweepSpec) -> Axes:
 
 
 def private_axes(sweep: SweepSpec) -> Axes:
-    """The axes of private trials alone: clipping, schedule, and the target ``epsilon`` or the noise ``sigma``."""
+    """The axes that only private trials have: clipping, schedule, and target ``epsilon`` or noise ``sigma``."""
     privacy = sweep.privacy
     return {
         "clipping": [(place, each) for place, each in _placed(sweep.clipping) if each.name != BASELINE],

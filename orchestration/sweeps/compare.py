@@ -1,4 +1,4 @@
-"""What settings are compared by. Pure."""
+"""The section ``compare`` of a sweep file: the metric by which settings are compared. Pure."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def _full_name(value: object) -> object:
 
 
 class CompareSettings(SweepSection):
-    """What settings are compared by, besides accuracy or the main score of another task. It changes no trial: another
-    one needs no training."""
+    """Metric by which settings are compared, besides accuracy or the main score of another task. Changing it changes no
+    trial, so nothing is trained again."""
 
     worst_group: Annotated[
         Literal[
@@ -55,9 +55,9 @@ class CompareSettings(SweepSection):
         | None,
         BeforeValidator(_full_name),
     ] = None
-    """A metric of groups; the group for which it is worst stands for the setting. ``tpr`` and ``fpr`` are short for the
-    true and the false positive rate. By default accuracy, or what stands in its place for the task of the data: r2,
-    micro_f1, token_accuracy."""
+    """Metric of groups; a setting is compared by its value for the group where it is worst. ``tpr`` and ``fpr`` are
+    short for the true and the false positive rate. By default accuracy, or the main score of another task: r2,
+    micro_f1, token_accuracy, mean_iou."""
 
 
 def _names(task: Task) -> tuple[str, ...]:
@@ -65,7 +65,11 @@ def _names(task: Task) -> tuple[str, ...]:
 
 
 def require_defined(compare: CompareSettings, data: str, classes: int, task: str = "classification") -> None:
-    """Raises: InvalidInput for a metric that data of this task, or with so many classes, do not have."""
+    """Check that ``compare.worst_group`` is defined for the data.
+
+    data: name of the data, for errors. classes: number of classes. Raises: InvalidInput for a metric that the task does
+    not have, or that is defined for two classes only.
+    """
     name = compare.worst_group
     if name is None:
         return

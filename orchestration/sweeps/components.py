@@ -1,4 +1,4 @@
-"""The registered components that a key of a sweep file may name, and the types of their parameters. Loads torch."""
+"""Registries of the components that a sweep file may name, and the types of their parameters. Loads torch."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ COMPONENTS: Final[Mapping[str, Mapping[str, Callable[..., object]]]] = {
     "noise": SCHEDULES,
     "release": {name: mode.release for name, mode in RELEASE_MODES.items()},
 }
-"""By the key of the sweep file."""
+"""Registry of components by key of the sweep file."""
 
 _GIVEN: Final = {
     *("feature_shape", "num_classes", "parameters", "total_steps", "steps_per_epoch"),
     "initial_noise_multiplier",
 }
-"""Arguments that a trial gives to a component itself."""
+"""Arguments that the trial passes to a component, so a sweep file cannot give them."""
 
 
 def parameters_of(make: Callable[..., object]) -> Iterator[inspect.Parameter]:
-    """The parameters of a component that a sweep file may give."""
+    """The parameters of a component's factory that a sweep file may give."""
     for parameter in inspect.signature(make).parameters.values():
         is_named = parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
         if is_named and parameter.name not in _GIVEN:
@@ -60,7 +60,7 @@ def types_of(key: str, name: str) -> Mapping[str, Any]:
 
 
 def _hints_of_class(cls: type[Any]) -> Mapping[str, Any]:
-    """Types of the fields of a dataclass, or of the arguments of another class."""
+    """Types of a dataclass's fields, or of the arguments of any other class."""
     if is_dataclass(cls):
         return get_type_hints(cls, include_extras=True)
     return get_type_hints(cls.__init__, include_extras=True)

@@ -1,5 +1,5 @@
-"""Drafts a commented sweep file from the columns of a table. What it proposes is read off the rows: private data until
-the owner has confirmed that it is public."""
+"""Drafts a commented sweep file from the columns of a table. The draft quotes values from the rows, so it is private
+data until the owner has confirmed that these values are public."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from accounting.errors import InvalidInput
 from workers.data import ColumnProfile, TableProfile, TableTask, profile_table
 
 MOST_VALUES = 50
-"""Most distinct values of a category, a class or a group that a draft lists."""
+"""Maximum number of distinct values of a category, class or group column that a draft lists."""
 _MOST_MISSING = 0.5
-"""Largest share of missing values of a feature; rows that lack a value of any feature are left out."""
+"""Largest share of missing values in a feature column; training leaves out rows with a missing value."""
 _FEWEST_ROWS = 50
 _FEW = 10
+"""Up to this many distinct whole numbers, a column may hold codes of categories."""
 _FLAGS: Final = frozenset(("0", "1", "false", "true"))
 _TASKS: Final[Mapping[TableTask, str]] = {
     "regression": "the label is an amount; if its numbers are codes of classes, set classes in its place",
@@ -31,7 +32,6 @@ _MODELS: Final[Mapping[TableTask, str]] = {
     "regression": "for numbers a linear model, from zero",
     "multi_label": "from zero",
 }
-"""Different whole numbers up to which a column may hold codes."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class TextColumn:
 
 @dataclass(frozen=True)
 class _Subject:
-    """What a draft is about. task: of the labels. groups: their values, without a column none."""
+    """The table and columns of a draft. task: decided by the labels. groups: values of the group column, if any."""
 
     path: Path
     labels: tuple[ColumnProfile, ...]
@@ -65,11 +65,12 @@ def draft_sweep(path: Path, labels: Sequence[str], group: str | None, text: Text
     """The YAML text of a sweep over the table ``path``: its columns with proposed ranges and categories, a model, a
     baseline, two clipping methods, and a privacy target.
 
-    labels: one column of classes or numbers, or several of numbers or of 0 and 1, which decides on the task. group: the
-    column whose values are compared; by default the classes of the label. text: what models read in place of columns.
-    The text of the draft says where it was read off the data. Raises: InvalidInput for an unknown column, labels that
-    fit no task, a group with one value or more than `MOST_VALUES`, and a table with fewer than 50 rows or without a
-    usable feature; DataCorruption for a file that cannot be read.
+    labels: one column of classes or numbers, or several columns of numbers or of 0 and 1; they decide the task. group:
+    the column whose values are compared; by default the classes of the label. text: a text column that the model reads
+    in place of features. Comments in the draft mark what was read off the data.
+    Raises: InvalidInput for an unknown column, labels that fit no task, a group with one value or more than
+    `MOST_VALUES`, and a table with fewer than 50 rows or without a usable feature; DataCorruption for a file that
+    cannot be read.
     """
     table, subject = _profiled(path, labels, group, text)
     roles = {*labels, group, *([text.name] if text else [])}
@@ -96,7 +97,7 @@ def draft_sweep(path: Path, labels: Sequence[str], group: str | None, text: Text
 def _profiled(
     path: Path, labels: Sequence[str], group: str | None, text: TextColumn | None
 ) -> tuple[TableProfile, _Subject]:
-    """The table, and what of it is learnt; raises as `draft_sweep`."""
+    """Profile the table, and choose its label, group and text columns. Raises: as `draft_sweep`."""
     named = tuple(dict.fromkeys(labels))
     as_text = () if group is None or group in named else (group,)
     table = profile_table(str(path), as_text, MOST_VALUES)
@@ -115,7 +116,7 @@ def _profiled(
 
 
 def _task_of(labels: tuple[ColumnProfile, ...]) -> TableTask:
-    """What the labels are for: numbers of many values, columns of 0 and 1, or classes."""
+    """The task: regression for many distinct numbers, multi_label for columns of 0 and 1, else classification."""
     if all(label.span is not None and label.distinct > (MOST_VALUES if label.whole else _FEW) for label in labels):
         return "regression"
     if len(labels) == 1:
@@ -140,7 +141,7 @@ def _named(column: ColumnProfile, role: str) -> tuple[str, ...]:
 
 
 def _unusable(column: ColumnProfile, table: TableProfile) -> str | None:
-    """Why the column is no feature of the draft; None if it is one."""
+    """Why the column cannot be a feature of the draft, as a relative clause; None if it can."""
     if column.distinct == 0:
         return "which has no values"
     if column.distinct == 1:
@@ -157,7 +158,7 @@ def _unusable(column: ColumnProfile, table: TableProfile) -> str | None:
 
 
 def _outward(low: float, high: float) -> tuple[float, float]:
-    """A range with round ends that holds both numbers, so that the ends are not those of two people."""
+    """A range with round ends that contains both numbers, so that its ends are not the values of two individuals."""
     unit = 0.5 * 10.0 ** math.floor(math.log10(max(high - low, 1e-300)))
     ends = math.floor(low / unit) * unit, math.ceil(high / unit) * unit
     return (float(f"{ends[0]:.12g}"), float(f"{ends[1]:.12g}")) if ends[0] < ends[1] else (low, low + 1.0)

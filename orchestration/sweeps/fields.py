@@ -17,7 +17,7 @@ from workers.spec import AttackSpec, AuditSpec, BudgetSpec, Component, DataSpec,
 T = TypeVar("T")
 
 NO_KEY: Final = "part"
-"""The field of `DataSpec` that tuning sets, and no sweep file: there it is a parameter of the source."""
+"""Field of `DataSpec` that only tuning sets; in a sweep file, a key of this name is a parameter of the data source."""
 
 
 def _check_keys(mapping: Mapping[Any, Any], valid: Collection[str]) -> None:
@@ -39,7 +39,7 @@ def _component(value: object) -> Component:
 
 
 def _data(value: object) -> object:
-    """Read a data source: keys that are no field of `DataSpec` are parameters of the source."""
+    """Read a data source: keys that are not fields of `DataSpec` are parameters of the source."""
     component = _component(value)
     cuts = {field.name for field in fields(DataSpec)} - {"name", "params", NO_KEY}
     for key in component.params:
@@ -62,7 +62,7 @@ def _known_keys_of(dataclass_type: type[Any]) -> Callable[[object], object]:
 
 
 def _norms(value: object) -> object:
-    """``off`` stands for the section with that as its only key."""
+    """Read the section ``norms``; ``off`` is short for ``{refreshes_per_epoch: off}``."""
     return NormSpec("off") if value == "off" else _known_keys_of(NormSpec)(value)
 
 
@@ -71,7 +71,7 @@ def _as_tuple(value: object) -> object:
 
 
 def _as_groups(value: object) -> object:
-    """Lists of names as tuples; one such list is a group by itself."""
+    """Read the groups of ``zip`` as tuples; a single list of names is one group."""
     if not isinstance(value, list):
         return value
     groups = [value] if all(isinstance(name, str) for name in value) else value
@@ -79,11 +79,11 @@ def _as_groups(value: object) -> object:
 
 
 LEAST_QUANTITY = 1e-4
-"""The unit in which Ray counts resources."""
+"""Smallest amount of a resource; Ray counts resources in multiples of it."""
 
 
 def _quantity(value: float) -> float:
-    """Refuse amounts that are positive, but below `LEAST_QUANTITY`."""
+    """Refuse positive amounts below `LEAST_QUANTITY`."""
     if 0.0 < value < LEAST_QUANTITY:
         raise InvalidInput(f"{value} is less than 0.0001, the least that Ray reserves; give more, or 0 where it may be")
     return value
@@ -111,7 +111,7 @@ Execution = Annotated[ExecutionSpec, BeforeValidator(_known_keys_of(ExecutionSpe
 
 
 class SweepSection(BaseModel):
-    """Base class of the sections of a sweep file: frozen; an unknown key is an error naming the nearest valid one."""
+    """Base class of sweep file sections: frozen; an unknown key is an error that names the nearest valid key."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

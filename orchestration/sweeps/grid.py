@@ -1,9 +1,9 @@
 """The grid of a sweep: all its trials. Pure.
 
-Fields of a sweep file may hold a list instead of one value; the grid is the product of these lists, but those that
-``zip`` names vary together. A trial without clipping is a non-private baseline. Noise, schedule and target do not apply
-to it, so there is one baseline per combination of the other fields; every private trial is compared with the baseline
-of its combination.
+Fields of a sweep file may hold a list instead of one value. The grid is the product of these lists, except that lists
+named in ``zip`` vary together. A trial without clipping is a non-private baseline. Noise, schedule and target do not
+apply to it, so there is one baseline per combination of the other fields; every private trial is compared with the
+baseline of its combination.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ from workers.spec import AttackSpec, Component, NoiseSpec, TrialSpec
 MAX_TRIALS = 10_000
 """Maximum number of trials of a sweep; Ray Tune, MLflow and the report handle thousands."""
 Names = Mapping[str, str]
-"""Keys of trials that are not called after their content, by the key that they would have."""
+"""Keys that trials of older sweeps keep, by the key that the current version would give them."""
 
 
 @dataclass(frozen=True)
 class Past:
-    """What a stored sweep adds to its file.
+    """History of a stored sweep, which planning needs besides the sweep file.
 
-    earlier: earlier versions of the file, whose trials it keeps. calibrations: see `plan.Plan`; checked before use.
+    names: see `Names`. earlier: earlier versions of the file, whose trials are kept. calibrations: see `plan.Plan`;
+    checked before use.
     """
 
     names: Names = field(default_factory=dict)
@@ -70,28 +71,28 @@ class GridPoint:
     baseline: str | None = None
     """Key of the trial's non-private baseline, if the sweep has one."""
     content: str = field(default="", repr=False)
-    """What makes it the same trial in every sweep: `identity.content`."""
+    """Canonical content of the trial, equal for the same trial in every sweep: `identity.content`."""
     is_asked: bool = True
-    """Whether the sweep file asks for it; otherwise only an earlier version of the file did."""
+    """Whether the current sweep file asks for the trial; if False, only an earlier version of the file did."""
     setting: str = field(default="", repr=False)
-    """Of a sweep with ``tune``: the name of its setting, by `tune.setting_of`."""
+    """In a sweep with ``tune``: the name of the trial's setting, by `tune.setting_of`."""
     candidate: int | None = None
-    """While tuning: the place of what it adapts among the candidates."""
+    """While tuning: the index of the trial's candidate."""
 
     @property
     def key(self) -> str:
-        """Unique name of the trial in its sweep; also that of its folder."""
+        """Unique name of the trial in its sweep; also the name of its folder."""
         return self.spec.key
 
     @property
     def is_private(self) -> bool:
-        """Whether the trial clips and adds noise, so is not a baseline."""
+        """Whether the trial clips and adds noise; False for a baseline."""
         return self.spec.is_private
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A trial before it is labelled: what it chose on each axis, and the point without labels."""
+    """A trial before it is labelled: its value on each axis, and its grid point without labels."""
 
     choice: Choice
     point: GridPoint
@@ -100,7 +101,7 @@ class Draft:
 def grid(sweep: SweepSpec, past: Past = NO_PAST) -> tuple[GridPoint, ...]:
     """Every trial of the sweep once, baselines first, each with a key that depends on the trial alone.
 
-    After these come the trials that only an earlier version of the file asked for.
+    Trials that only an earlier version of the file asked for come last.
 
     Raises: InvalidInput for more than `MAX_TRIALS` trials, an invalid ``release``, and two trials with one key.
 
@@ -134,7 +135,7 @@ def grid(sweep: SweepSpec, past: Past = NO_PAST) -> tuple[GridPoint, ...]:
 
 
 def drafts(sweep: SweepSpec, names: Names = NO_PAST.names) -> tuple[Draft, ...]:
-    """The whole product of the sweep's lists; a trial that it asks for twice is there twice."""
+    """All trials of the product of the sweep's lists; a trial that the lists give twice appears twice."""
     if sweep.tune is not None and sweep.adapted is not None and _runs(sweep.adapted):
         return _selected(sweep, sweep.tune, _runs(sweep.adapted), names)
     release = release_spec(sweep.release.name, sweep.release.params)
@@ -142,7 +143,7 @@ def drafts(sweep: SweepSpec, names: Names = NO_PAST.names) -> tuple[Draft, ...]:
     unclipped = [{"clipping": place} for place, each in enumerate(sweep.clipping) if each.name == BASELINE]
     baselines = {
         (candidate, comparable_places(sweep, chosen)): _baseline(sweep, values_of(chosen), candidate, names)
-        for chosen in reversed(shared)  # of several that are comparable, the first stays
+        for chosen in reversed(shared)  # among comparable baselines, the first one is kept
         if any(is_paired(sweep, chosen, clipping) for clipping in unclipped)
         for candidate in reversed(_candidates(sweep))
     }
@@ -158,11 +159,11 @@ def drafts(sweep: SweepSpec, names: Names = NO_PAST.names) -> tuple[Draft, ...]:
 
 
 Runs = Mapping[str, Sequence[tuple[int, Mapping[str, Any], int]]]
-"""By setting: the place of each run of a private selection among the candidates, what it adapts, and its seed."""
+"""Runs of each private selection by setting: the index of the candidate, its tuned values, and the training seed."""
 
 
 def _runs(adapted: Adapted) -> Runs:
-    """Those that were drawn, or, once they are over, the best of each setting; empty without private selection."""
+    """All drawn runs, or, after the selection, the selected run of each setting; empty without private selection."""
     if adapted.drawn:
         return {
             name: [(each.candidate, adapted.candidates[each.candidate], each.seed) for each in drawn]
@@ -176,14 +177,17 @@ def _runs(adapted: Adapted) -> Runs:
 
 
 def settings_of(sweep: SweepSpec, tune: TuneSettings) -> tuple[str, ...]:
-    """The names of all settings of a sweep before it adapts anything, as `setting_of` makes them."""
+    """The names of all settings of a sweep, given by `setting_of` to its trials before any value is tuned."""
     points = [draft.point for draft in drafts(sweep.model_copy(update={"adapted": None}))]
     accountant = sweep.privacy.accountant
     return tuple(dict.fromkeys(setting_of(point.spec, point.target_epsilon, accountant, tune) for point in points))
 
 
 def _selected(sweep: SweepSpec, tune: TuneSettings, runs: Runs, names: Names) -> tuple[Draft, ...]:
-    """The trials of the sweep, each as its runs; the labels are those of the trial. Only the best has a baseline."""
+    """Replace each trial of the sweep by its runs in ``runs``, which keep its labels.
+
+    Selected runs are compared with the selected run of their baseline; drawn runs have no baseline.
+    """
     found: list[Draft] = []
     selected: dict[str, str] = {}
     for draft in drafts(sweep.model_copy(update={"adapted": None}), names):
@@ -210,7 +214,7 @@ def _selected(sweep: SweepSpec, tune: TuneSettings, runs: Runs, names: Names) ->
 
 
 def _proposed(sweep: SweepSpec, found: tuple[Draft, ...]) -> tuple[Draft, ...]:
-    """The trials of candidates that their setting tries, each with a baseline that does."""
+    """Keep the trials whose setting tries their candidate; drop references to baselines that are not kept."""
     if sweep.adapted is None or not sweep.adapted.proposed:
         return found
     kept = {
@@ -222,14 +226,17 @@ def _proposed(sweep: SweepSpec, found: tuple[Draft, ...]) -> tuple[Draft, ...]:
 
 
 def _candidates(sweep: SweepSpec) -> Sequence[int | None]:
-    """While tuning, the places of the candidates that every setting tries."""
+    """While tuning, the indices of all candidates; otherwise None alone."""
     return range(len(sweep.adapted.candidates)) if sweep.adapted and sweep.adapted.candidates else (None,)
 
 
 def _adapted(
     sweep: SweepSpec, trial: TrialSpec, target_epsilon: float | None, candidate: int | None
 ) -> tuple[TrialSpec, str]:
-    """The trial with what it adapts, and the name of its setting. Raises: InvalidInput for one without a winner."""
+    """The trial with its tuned values, and the name of its setting.
+
+    Raises: InvalidInput for a setting that was not tuned and so has no best candidate.
+    """
     if sweep.tune is None or sweep.adapted is None:
         return trial, ""
     setting = setting_of(trial, target_epsilon, sweep.privacy.accountant, sweep.tune)
@@ -241,7 +248,7 @@ def _adapted(
 
 
 def _require_countable(sweep: SweepSpec) -> None:
-    """Axes that vary together count once."""
+    """Raises: InvalidInput for more than `MAX_TRIALS` trials, where axes that vary together count once."""
     later = {axis for group in pairs(sweep) for axis in group[1:]}
     shared, private = (
         math.prod(len(values) for axis, values in axes(sweep).items() if axis not in later)
@@ -257,7 +264,7 @@ def _require_countable(sweep: SweepSpec) -> None:
 
 
 def _with_own_noise(choice: Choice) -> Choice:
-    """A schedule that gives its own noise multiplier is not calibrated, whatever the sweep's target is."""
+    """Use the schedule's own noise multiplier, if it has one, in place of the sweep's target or noise multiplier."""
     schedule = choice["schedule"]
     if OWN_NOISE not in schedule.params:
         return choice
@@ -338,7 +345,7 @@ def _labelled(sweep: SweepSpec, found: tuple[Draft, ...]) -> tuple[GridPoint, ..
                 "schedule": choice["schedule"].name,
             }
             return {**always, **labels_of(choice, by_axis)}
-        # a baseline with an optimizer of its own has none of the axis
+        # a baseline with its own optimizer has no value on the axis optimizer
         own = {axis: value for axis, value in choice.items() if axis != "optimizer" or not sweep.baseline.optimizer}
         return {"clipping": NON_PRIVATE, "schedule": "none", **labels_of(own, by_axis)}
 

@@ -1,7 +1,7 @@
-"""A stored sweep that goes on with its file, or with a later version of it. Pure.
+"""Continuing a stored sweep with the same sweep file or a later version of it. Pure.
 
-A later version may ask for more trials, for fewer, and for other work on them: what the folder holds of trials that it
-no longer asks for is kept, and stays part of what the sweep has released.
+A later version may ask for more trials, for fewer, and for other work on them. Results of trials that it no longer asks
+for are kept in the folder, and still count as released by the sweep.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from orchestration.sweeps.schema import SweepSpec, parse_sweep
 
 
 def past_of(manifest: Manifest) -> Past:
-    """What a stored sweep adds to its file. Raises: InvalidInput where the stored text is no sweep file."""
+    """The history of a stored sweep, for planning. Raises: InvalidInput if a stored text is no valid sweep file."""
     return Past(_names(manifest), tuple(map(parse_sweep, manifest.earlier)), manifest.calibrations)
 
 
 def grown(manifest: Manifest, sweep: SweepSpec, text: str, root: str) -> Manifest:
-    """The manifest of a sweep that goes on as ``sweep``, whose file is ``text``; unchanged where that is the same file.
+    """The manifest updated to ``sweep``, with which the stored sweep continues; unchanged if it is the same file.
 
-    root: of the sweep, for errors. Raises: InvalidInput for a sweep of another name, and for another release mode
-    where results of the stored one hold statistics of training examples.
+    text: the file of ``sweep``. root: folder of the stored sweep, for errors. Raises: InvalidInput for a sweep of
+    another name, and for another release mode if stored results hold statistics of training examples.
     """
     if manifest.sweep == sweep.plain() and manifest.text == text:
         return manifest
@@ -53,7 +53,10 @@ def grown(manifest: Manifest, sweep: SweepSpec, text: str, root: str) -> Manifes
 
 
 def begun(tuning: Manifest | None, stage: str) -> str:
-    """The file of a tuning as an earlier run has left it, where it began as ``stage``; else ``stage``."""
+    """The stored file of the tuning, if it differs from ``stage`` only in the section ``adapted``; else ``stage``.
+
+    tuning: manifest that an earlier run left, if any.
+    """
     if tuning is None:
         return stage
     before, now = parse_sweep(tuning.text), parse_sweep(stage)

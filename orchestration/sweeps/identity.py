@@ -1,13 +1,14 @@
-"""What makes two trials the same: everything that defines a trial, and the key made from it. Pure.
+"""Identity of a trial: the canonical content that defines it, and the key made from that content. Pure.
 
-A key is a readable beginning and a hash of the trial's canonical content. It depends on the trial alone, never on the
-other trials of its sweep, so a sweep that grows keeps the keys of the trials that it had.
+A key is a readable prefix and a hash of the trial's canonical content. It depends on the trial alone, never on the
+other trials of its sweep, so a sweep that grows keeps the keys of its trials.
 
-The content holds what differs from the defaults of `TrialSpec`, so that a field added by a later version renames no
-trial; the default of a field therefore never changes. It leaves out the key, how fast the trial runs, and everything
-that a sweep decides about all its trials: resources, scheduler, accounting of trained trials, tracking. Names of the
-user's own code are part of it, the code is not. The data that a trial met have a fingerprint of their own, kept in
-``private/`` (`accounting.records.TrialFiles.data_fingerprint`), because a noiseless hash of data must not be shown.
+The content holds the fields that differ from the defaults of `TrialSpec`, so a field added by a later version renames
+no trial; the default of a field must therefore never change. The content leaves out the key, options that change only
+speed, and everything that a sweep decides for all its trials: resources, scheduler, accounting of trained trials,
+tracking. It includes the names of the user's own code, but not the code. The data of a trial have a separate
+fingerprint, kept in ``private/`` (`accounting.records.TrialFiles.data_fingerprint`), because a noiseless hash of data
+must not be shown.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from workers.spec import ExecutionSpec, TrialSpec, at_speed_of
 LONGEST_KEY: Final = 120
 """Maximum length of a trial's key. It names a folder; file systems allow 255 bytes."""
 _HASH: Final = 10
-"""Hexadecimal digits of the hash in a key. Two trials of a sweep that share it are refused by the grid."""
+"""Hexadecimal digits of the hash in a key. The grid refuses two different trials with one key."""
 
 
 def content(
     spec: TrialSpec, target_epsilon: float | None = None, accountant: str = "auto", release: ReleaseSpec | None = None
 ) -> str:
-    r"""What defines the trial, as canonical JSON: equal for equal trials, whatever their keys.
+    r"""Canonical JSON of what defines the trial: equal for equal trials, whatever their keys.
 
-    target_epsilon: calibrated to it by ``accountant``; it stands for the noise multiplier, which follows. release: of
-    statistics, after training.
+    target_epsilon: the epsilon to which ``accountant`` calibrates the noise; it replaces the noise multiplier, which
+    follows from it. release: the release of statistics after training.
 
     >>> from workers.spec import Component, DataSpec, NoiseSpec, SamplingSpec
     >>> spec = TrialSpec("any", DataSpec("digits"), Component("mlp"), SamplingSpec("poisson", 64), Component("flat"),
@@ -66,7 +67,7 @@ def content(
 
 
 def trial_key(words: Sequence[str], canonical: str) -> str:
-    """The key of a trial: ``words`` that describe it, and the hash of its `content`; valid on every file system."""
+    """The key of a trial: descriptive ``words`` and the hash of its `content`; a valid file name everywhere."""
     digest = hashlib.sha256(canonical.encode()).hexdigest()[:_HASH]
     readable = re.sub(r"[^A-Za-z0-9_.=+-]+", "_", "-".join(words))
     return f"{readable[: LONGEST_KEY - _HASH - 1]}-{digest}"
@@ -83,7 +84,7 @@ def short_name(name: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Plain values for JSON: of a dataclass the fields that differ from their defaults, of equal numbers one."""
+    """JSON values: a dataclass becomes its fields that differ from their defaults; 1.0 becomes 1."""
     if is_dataclass(value) and not isinstance(value, type):
         given = {field.name: getattr(value, field.name) for field in fields(value)}
         return {field.name: _plain(given[field.name]) for field in fields(value) if given[field.name] != _usual(field)}

@@ -1,6 +1,7 @@
-"""Labels: what distinguishes the trials of a sweep from each other, for display only. Pure.
+"""Labels that distinguish the trials of a sweep from each other, for display only. Pure.
 
-A label depends on which values the other trials have, so it names nothing on disk: see `orchestration.sweeps.identity`.
+A label depends on the values of the other trials, so files and folders are named by keys instead
+(`orchestration.sweeps.identity`).
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from orchestration.sweeps.identity import short_name
 from workers.spec import Component, DataSpec, NormSpec, SamplingSpec
 
 Choice = Mapping[str, Any]
-"""The value of a trial on each axis of the grid that applies to it."""
+"""The value of a trial on each grid axis that applies to it."""
 Texts = Callable[[Sequence[Any]], list[str]]
-"""From the values of an axis to a text for each."""
+"""A function that returns one text for each value of an axis."""
 _ABSENT = object()
 
 
 def shown_choice(choice: Choice) -> Choice:
-    """The choice by the axes that readers compare: the seed of the data's splits stands beside that of training."""
+    """The choice with the split seed of the data as an axis of its own, beside the training seed."""
     data = choice["data"]
     return {**choice, "data": replace(data, split_seed=0), "split_seed": data.split_seed}
 
@@ -31,7 +32,7 @@ def labels_by_axis(
 ) -> Mapping[str, Mapping[Any, str]]:
     """For each axis with several values among ``choices``, a distinct text for each value, in order of appearance.
 
-    texts_of_components: of axes that hold components; by default `varying_texts`.
+    texts_of_components: makes the texts of axes that hold components; by default `varying_texts`.
 
     >>> labels_by_axis([{"epochs": 1, "seed": 0}, {"epochs": 2, "seed": 0}])
     {'epochs': {1: 'epochs1', 2: 'epochs2'}, 'seed': {0: 'seed0'}}
@@ -56,9 +57,9 @@ def labels_of(choice: Choice, by_axis: Mapping[str, Mapping[Any, str]]) -> dict[
 
 
 _ALWAYS = ("seed",)
-"""Axes that are labelled also where they have one value."""
+"""Axes that are labelled even if they have only one value."""
 _LEVELS = {"epsilon", "sigma"}
-"""Axes that are labelled where trials differ in which of them they have."""
+"""Axes that are both labelled if some trials have one and some the other."""
 
 
 def _texts(axis: str, values: Sequence[Any], of_components: Texts) -> dict[Any, str]:
@@ -70,7 +71,7 @@ def _texts(axis: str, values: Sequence[Any], of_components: Texts) -> dict[Any, 
 
 
 def varying_texts(values: Sequence[Component | None]) -> list[str]:
-    """By name, and where several have the same name, by those parameters too that are not the same in all of them.
+    """One text per component: its name and, if others have the same name, the parameters in which they differ.
 
     >>> varying_texts([Component("flat", {"bound": 0.5, "x": 1}), Component("flat", {"bound": 2, "x": 1})])
     ['flat-bound0.5', 'flat-bound2']
@@ -89,7 +90,7 @@ def varying_texts(values: Sequence[Component | None]) -> list[str]:
 
 
 def full_texts(values: Sequence[Component | None]) -> list[str]:
-    """By name, and by all parameters where several have the same name, as earlier versions had it."""
+    """One text per component, as in earlier versions: its name and, if others have the same name, all parameters."""
     names = [short_name(value.name) if value else "none" for value in values]
 
     def text(name: str, value: Component | None) -> str:
@@ -133,4 +134,4 @@ _TEXTS: Mapping[str, Texts] = {
     "epsilon": _numbered("epsilon"),
     "sigma": _numbered("sigma"),
 }
-"""Texts of the values of an axis; axes that are not here hold components."""
+"""Functions that make the texts of an axis; axes that are missing here hold components."""

@@ -1,6 +1,6 @@
-"""The keys that earlier versions gave to trials: their labels, which depend on the whole sweep. Pure.
+"""Keys of trials in sweeps of earlier versions, which were made from labels and so depend on the whole sweep. Pure.
 
-The folders of such sweeps keep their names, so that they stay readable and can be continued.
+Folders of such sweeps keep these names, so that they stay readable and can be continued.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from orchestration.sweeps.schema import SweepSpec
 
 
 def names_by_labels(sweep: SweepSpec) -> Names:
-    """The old key of every trial of ``sweep``, by the key that it has now. Raises: as `grid` does."""
+    """The old key of every trial of ``sweep``, by its current key. Raises: as `grid` does."""
     found = drafts(sweep)
     by_axis = labels_by_axis((draft.choice for draft in found), full_texts)
 

@@ -1,7 +1,7 @@
-"""The plan of a sweep, made without training: noise, steps, worst-case cost and stored bytes of every trial.
+"""The plan of a sweep, made without training: noise, steps, worst-case epsilon and stored bytes of every trial.
 
-The planner builds the `Trace` that the trainer will write, by the same functions, so the calibrated mechanism is the
-one that will be accounted. A trial that cannot run is refused with a reason; if any is refused, nothing starts.
+The planner builds the `Trace` with the functions that the trainer uses, so the calibrated mechanism is the one that
+will be accounted. A trial that cannot run is refused with a reason; if any trial is refused, none starts.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ V = TypeVar("V")
 class PlannedTrial:
     """A trial that can run. The spec of ``point`` has its calibrated noise multiplier.
 
-    trace: the longest run that the trainer may make, and what it releases; the trainer may stop earlier. worst_case:
-    its epsilon by the accountant of the sweep. others: by the other accountants. releases: those after training, also
-    part of the trace. shard_bytes: size of the norm shards before compression. data_digest: of the data as they are
-    now; private data themselves.
+    trace: steps and releases of the longest run that the trainer may make; the trainer may stop earlier. worst_case:
+    epsilon of the trace by the sweep's accountant. others: its epsilon by the other accountants. releases: releases
+    after training, which the trace includes. shard_bytes: size of the norm shards before compression. data_digest:
+    digest of the data as they are now; private, because it is a noiseless hash.
     """
 
     point: GridPoint
@@ -95,8 +95,8 @@ class Refusal:
 class Plan:
     """The trials of a sweep that can run, the refused ones, and warnings, one sentence each.
 
-    calibrations: the noise multiplier that meets each distinct target, by a digest of all that it depends on. A later
-    plan of the sweep need not search again.
+    calibrations: the noise multiplier that meets each distinct target, by a digest of its inputs, so that a later plan
+    of the sweep does not search again.
     """
 
     trials: tuple[PlannedTrial, ...]
@@ -105,7 +105,7 @@ class Plan:
     calibrations: Mapping[str, float] = field(default_factory=dict)
 
     def reasons(self) -> list[str]:
-        """One line per distinct reason of refusal, with the keys of its trials."""
+        """One line per distinct reason of refusal, with the keys of the refused trials."""
         keys: dict[str, list[str]] = {}
         for refusal in self.refusals:
             keys.setdefault(refusal.reason, []).append(refusal.key)
@@ -117,11 +117,12 @@ def plan_sweep(
 ) -> Plan:
     """Plan every trial. Reads the data (for its size and groups) and runs each model on a few rows; trains nothing.
 
+    For a sweep with ``tune``, plans the trials of the tuning.
+
     code: the user's own modules that may be imported. If None, no user code runs: the user's models are not tried
     (with a warning), and trials with the user's data sources or clipping methods are refused, because their cost cannot
-    be computed. past: of the stored sweep that is continued. solver: where many calibrations are searched. Of a sweep
-    with ``tune`` it plans the tuning.
-    Raises: InvalidInput for a grid that `grid` refuses.
+    be computed. past: history of the stored sweep that is continued. solver: runs many calibrations, for example in
+    several processes. Raises: InvalidInput for a grid that `grid` refuses.
     """
     if sweep.tune is not None and sweep.adapted is None:
         require_optuna(sweep.tune)
@@ -161,7 +162,7 @@ def accept(plan: Plan, files: SweepFiles) -> Plan:
 
 @dataclass(frozen=True)
 class _Checked:
-    """A trial whose components can run, before its noise is known. digest: of its data. releases: after training."""
+    """A trial whose components can run, before calibration. digest: of its data. releases: those after training."""
 
     point: GridPoint
     releases: tuple[Release, ...]
@@ -172,11 +173,11 @@ class _Checked:
 
 @dataclass(frozen=True)
 class _Planner:
-    """Plans the trials of one sweep, and computes once what several trials share.
+    """Plans the trials of one sweep; results that several trials share are computed once.
 
-    Each table is keyed by everything that its values depend on. The tables live as long as the planner, so the next
-    plan reads the data again. Trials that differ only in the seed share calibration and costs; trials of one
-    combination share the check whether it can train, including its error.
+    Each table is keyed by all inputs of its values. The tables live as long as the planner, so the next plan reads the
+    data again. Trials that differ only in the seed share calibration and costs; trials with the same combination of
+    components share the check that it can train, including its error.
     """
 
     sweep: SweepSpec
@@ -186,14 +187,17 @@ class _Planner:
     datasets: dict[DataSpec, tuple[DatasetDescription, Dataset, str]] = field(default_factory=dict)
     """Description of each data set, a few of its rows, and its digest."""
     tried: dict[tuple[DataSpec, Combination], DpsweepError | tuple[str, ...]] = field(default_factory=dict)
-    """Why a combination cannot train, or what one should know of its model."""
+    """By data and combination: the error if it cannot train, otherwise notes about its model."""
     multipliers: dict[str, float] = field(default_factory=dict)
     """Calibrated noise multipliers, by digest of mechanism, epochs, target epsilon, delta and accountant."""
     costs: dict[tuple[Trace, float], tuple[PrivacyEstimate, ...]] = field(default_factory=dict)
     """Results of `worst_cases` by trace and delta."""
 
     def checked(self, point: GridPoint, after_training: tuple[Release, ...]) -> _Checked:
-        """A trial whose components can run, with the given releases after training. Raises why it is refused."""
+        """Check the components of a trial, which makes the given releases after training.
+
+        Raises the error for which the trial is refused.
+        """
         trial = point.spec
         if self.code is None and is_import_path(trial.data.name):
             raise InvalidInput(
@@ -216,7 +220,7 @@ class _Planner:
         return _Checked(point, after_training, dataset, digest, mechanism)
 
     def calibrate(self, trials: Sequence[_Checked], solver: Solver) -> None:
-        """Find the noise of every distinct target of these trials, where there is one and no earlier plan found it."""
+        """Find the noise multiplier of every distinct target of these trials; reuses those of an earlier plan."""
         asked = dict(filter(None, map(self._asked, trials)))
         for key, each in asked.items():
             stored = self.calibrations.get(key)
@@ -275,11 +279,11 @@ class _Planner:
             raise outcome.with_traceback(None)
 
     def notes(self) -> tuple[str, ...]:
-        """What one should know of the models that can train."""
+        """Notes about the models that can train."""
         return tuple(dict.fromkeys(note for known in self.tried.values() if isinstance(known, tuple) for note in known))
 
     def _asked(self, checked: _Checked) -> tuple[str, Calibration] | None:
-        """The calibration that a trial needs, with a digest of all that it depends on; None for a trial without."""
+        """The calibration that a trial needs, with a digest of its inputs; None for a trial without a target."""
         mechanism, trial, target = checked.mechanism, checked.point.spec, checked.point.target_epsilon
         if target is None:
             return None
@@ -296,7 +300,12 @@ def _once(table: dict[K, V], key: K, compute: Callable[[], V]) -> V:
 def _with_noise_and_budget(
     trial: TrialSpec, budget: clipping.ExampleBudget | None, noise_multiplier: float, target_epsilon: float
 ) -> TrialSpec:
-    """The trial at the calibrated noise; with a filter, at its share of it and with the target as everyone's budget."""
+    """The trial with the calibrated noise multiplier.
+
+    budget: if the clipping method has a budget per example (a privacy filter), the noise multiplier is multiplied by
+    its noise_factor, and the target epsilon becomes the budget of every example. Raises: InvalidInput if the method
+    already has an epsilon of its own.
+    """
     if budget is None:
         return replace(trial, noise=replace(trial.noise, initial_noise_multiplier=noise_multiplier))
     if budget.epsilon is not None:
@@ -310,12 +319,12 @@ def _with_noise_and_budget(
 
 
 def worst_cases(trace: Trace, delta: float, sweep: SweepSpec) -> tuple[PrivacyEstimate, ...]:
-    """Epsilon of a run by the accountant of the sweep, then by each of its other accountants."""
+    """Epsilon of a run by the sweep's accountant, then by each of its other accountants."""
     return tuple(account(trace, delta, name) for name in (sweep.privacy.accountant, *sweep.accounting.also))
 
 
 def _check_components(trial: TrialSpec, dataset: DatasetDescription, code: UserCode) -> None:
-    """Build every other component once, so that a wrong name or parameter is an error before anything starts."""
+    """Build clipping, optimizer, learning rate schedule and averaging once, to report wrong parameters early."""
     parameters = {"weight": nn.Parameter(torch.zeros(1))}
     method = clipping.make_clipping(trial.clipping, code)
     if is_import_path(trial.clipping.name):
@@ -338,13 +347,13 @@ def _named(axis: str) -> Iterator[None]:
 
 
 def _shard_bytes(norms: NormSpec, epochs: int, steps: int, examples: int) -> int:
-    """Bytes of the norms of all examples at every refresh, plus those of the examples tracked at every step."""
+    """Bytes of stored norms: of all examples at every refresh, and of the ``exact_examples`` at every step."""
     everyone = norms.snapshots(epochs, steps) * (examples * _BYTES_PER_ROW + _BYTES_PER_SNAPSHOT)
     tracked = min(norms.exact_examples, examples)
     return everyone + (steps * (tracked * _BYTES_PER_ROW + _BYTES_PER_SNAPSHOT) if tracked else 0)
 
 
 def _alike(sweep: SweepSpec, tuning: Plan) -> Plan:
-    """The plan of a tuning, with a refusal where its trials are too unlike for a private selection."""
+    """The plan of a tuning; refused if the trials of a setting differ too much for a private selection (`unlike`)."""
     reason = unlike(tuning.trials) if sweep.tune and sweep.tune.is_selection else None
     return replace(tuning, refusals=(*tuning.refusals, Refusal("all", reason))) if reason else tuning

@@ -1,4 +1,4 @@
-"""What is said of a plan besides its trials: one sentence each."""
+"""Warnings and notes about a plan, one sentence each."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 
 def of_sweep(sweep: SweepSpec) -> tuple[str, ...]:
-    """What is odd about the file."""
+    """Warnings about the sweep file."""
     axes = ", ".join(repeated(sweep))
     return (f"the sweep lists a value of {axes} twice; trials that are the same run once",) if axes else ()
 
 
 def of_trials(trials: Sequence[PlannedTrial], code: UserCode | None) -> tuple[str, ...]:
-    """What is odd about trials that can run. code: None if the user's own code was not run."""
+    """Warnings about trials that can run. code: None if the user's own code was not run."""
     return (*_large_deltas(trials), *_beyond_budgets(trials), *(_untried(trials) if code is None else ()))
 
 
 def _beyond_budgets(trials: Sequence[PlannedTrial]) -> tuple[str, ...]:
-    """What the dearest trial costs whose budget leaves some of its releases out."""
+    """A note about the most expensive trial among those whose budget covers training but not their other releases."""
     found: list[tuple[float, str]] = []
     for trial in trials:
         budget, left_out = trial.spec.budget, [release.name for release in trial.trace.releases]
@@ -64,7 +64,7 @@ def _large_deltas(trials: Sequence[PlannedTrial]) -> tuple[str, ...]:
 
 
 def of_candidates(sweep: SweepSpec, trials: Sequence[PlannedTrial]) -> str:
-    """What the trials of the tuning of ``sweep`` are, and what follows them."""
+    """A note that says what the tuning trials of ``sweep`` are and what is trained after them."""
     match sweep.tune.selection if sweep.tune else None:
         case RandomTrials() as law:
             return (
@@ -88,7 +88,7 @@ def of_candidates(sweep: SweepSpec, trials: Sequence[PlannedTrial]) -> str:
 
 
 def _naive(trials: Sequence[PlannedTrial], number: int) -> str:
-    """What the selection saves, at the first private candidate."""
+    """Epsilon of the first private candidate: after the selection, alone, and if ``number`` of them were released."""
     one = next((trial for trial in trials if trial.spec.is_private and trial.trace.is_private), None)
     if one is None:
         return ""
@@ -101,7 +101,7 @@ def _naive(trials: Sequence[PlannedTrial], number: int) -> str:
 
 
 def own_parts(trial: TrialSpec) -> list[str]:
-    """The user's own model and loss, described."""
+    """Descriptions of the trial's model and loss, as far as they are the user's own code."""
     parts = {"model": trial.model.name, "loss": trial.loss.name}
     return [f"{what} {name!r}" for what, name in parts.items() if is_import_path(name)]
 

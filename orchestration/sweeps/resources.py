@@ -1,4 +1,4 @@
-"""What each trial reserves on Ray: one section for all trials, or a list of them with conditions. Pure."""
+"""Ray resources of each trial: one section for all trials, or a list of sections with conditions. Pure."""
 
 from __future__ import annotations
 
@@ -13,31 +13,33 @@ from orchestration.sweeps.fields import LEAST_QUANTITY, Axis, Quantity, SweepSec
 from workers.spec import TrialSpec
 
 LABEL: Final = "label "
-"""Begins the name of a label among amounts of resources: a node has 1 of a label that it carries."""
+"""Prefix of node labels among resource amounts: a node has 1 of each label that it carries."""
 _Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$", max_length=63)]
 _Place = Literal["data", "preprocessing", "model", "loss", "clipping", "noise"]
 
 
 class ResourceSettings(SweepSection):
-    """CPUs and GPUs that each trial reserves, the nodes that it may run on, trials at a time, and retries. In a list of
-    such sections, a trial has the first one whose ``when`` holds."""
+    """CPUs and GPUs that each trial reserves, the nodes that it may run on, concurrent trials, and retries. In a list
+    of such sections, a trial uses the first one whose ``when`` holds."""
 
     when: dict[_Place, Axis[str]] = Field(default_factory=dict)
-    """In a list: the names of components that a trial must have, such as ``{model: [resnet20, wrn16_4]}``. The last
-    section has no conditions."""
+    """In a list: names of components that a trial must have, such as ``{model: [resnet20, wrn16_4]}``. The last section
+    has no conditions."""
     cpus: Quantity = Field(default=1.0, gt=0.0)
     """CPUs of each trial."""
     gpus: Annotated[Quantity, AfterValidator(whole_or_share)] = Field(default=0.0, ge=0.0)
-    """GPUs of each trial: a fraction of one, or a whole number, of which each rank has one."""
+    """GPUs of each trial: a fraction of one GPU, or a whole number with one GPU for each rank."""
     ranks: int | None = Field(default=None, ge=1, le=1024)
-    """Processes on one node that share the gradients of a trial, and what it reserves; by default one for each GPU."""
+    """Processes on one node that share a trial's gradients and its reserved CPUs and GPUs; by default one per GPU."""
     labels: dict[str, _Label] = Field(default_factory=dict)
-    """Labels that a node must have: those of ``ray start --labels``, or Ray's own ``ray.io/accelerator-type``, such as
+    """Labels that a node must have, given by ``ray start --labels``, or Ray's own ``ray.io/accelerator-type``, such as
     ``A100``."""
     max_concurrent: int | None = Field(default=None, ge=1)
-    """Trials at a time; by default as many as fit. In a list, the last section's holds for all trials together."""
+    """Maximum number of trials that run at the same time; by default as many as fit. In a list, the last section gives
+    it, for all trials together."""
     max_failures: int = Field(default=3, ge=0)
-    """How often a trial is continued from its checkpoint after its worker died. In a list, as ``max_concurrent``."""
+    """How often a trial is continued from its checkpoint after its worker died. In a list, the last section gives it,
+    for all trials."""
 
     @model_validator(mode="after")
     def _one_gpu_for_each_rank(self) -> ResourceSettings:
@@ -59,7 +61,7 @@ class ResourceSettings(SweepSection):
 
     @property
     def bundle(self) -> dict[str, float]:
-        """CPUs and GPUs of each rank, in whole units of `LEAST_QUANTITY`."""
+        """CPUs and GPUs of each rank, rounded down to multiples of `LEAST_QUANTITY`."""
         return {
             name: math.floor(amount / self.processes / LEAST_QUANTITY + 1e-6) / round(1 / LEAST_QUANTITY)
             for name, amount in (("CPU", self.cpus), ("GPU", self.gpus))
@@ -68,14 +70,18 @@ class ResourceSettings(SweepSection):
 
     @property
     def amounts(self) -> dict[str, float]:
-        """What a trial reserves on its node, by name; of every label that the node must have, 1."""
+        """Amounts that a trial reserves on its node, by name; 1 for every label that the node must have."""
         given = {"CPU": self.cpus, "GPU": self.gpus}
         labels = {f"{LABEL}{name}={value}": 1.0 for name, value in self.labels.items()}
         return {name: amount for name, amount in given.items() if amount} | labels
 
 
 def check_sections(sections: Sequence[ResourceSettings]) -> None:
-    """Raises: InvalidInput unless the last section alone has no conditions, and alone says what holds for all."""
+    """Check a list of sections.
+
+    Raises: InvalidInput unless every section but the last has conditions and the last has none, and if another section
+    than the last gives ``max_concurrent`` or ``max_failures``.
+    """
     if sections[-1].when or not all(section.when for section in sections[:-1]):
         raise InvalidInput(
             "in a list of resources, every section but the last has a condition, and the last has none: it is for the "
@@ -94,7 +100,7 @@ def reserved(sections: Sequence[ResourceSettings], trial: TrialSpec) -> Resource
 
 
 def _names(trial: TrialSpec) -> Mapping[str, str | None]:
-    """The names of a trial's components; None for one that it does not have."""
+    """The names of a trial's components, by role; None for a component that the trial does not have."""
     return {
         "data": trial.data.name,
         "preprocessing": trial.preprocessing.name if trial.preprocessing else None,

@@ -1,8 +1,8 @@
-"""Which trials a scheduler may compare while they train. Pure.
+"""Groups of trials that a scheduler may compare while they train. Pure.
 
-A sweep compares clipping methods, noise schedules, targets and data. A scheduler that compared these too would stop the
-settings that the sweep asks about, and by their first epochs. It therefore compares trials of one setting and one seed:
-they differ only in what is adapted, such as the learning rate, the bound or the batch size.
+A sweep compares clipping methods, noise schedules, targets and data. If a scheduler compared these too, it would stop
+settings that the sweep asks about, judged by their first epochs. It therefore compares trials of one setting and one
+seed, which differ only in hyperparameters such as the learning rate, the clipping bound or the batch size.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from workers.spec import Component, NoiseSpec
 
 
 def rivals(point: GridPoint) -> str | None:
-    """The setting and seed of a trial, equal for all trials that it may be compared with; None for a baseline.
+    """Name of the group of trials that a scheduler may compare this one with: its setting and seed.
 
-    A baseline is what private trials are compared with, so it is never stopped.
+    None for a baseline, which is never stopped because private trials are compared with it.
     """
     if not point.is_private:
         return None
@@ -43,7 +43,7 @@ def rivals(point: GridPoint) -> str | None:
 
 
 def unopposed(sweep: SweepSpec, points: Iterable[GridPoint]) -> tuple[str, ...]:
-    """A warning where the sweep asks for a scheduler, and no trial has another one that it may be compared with."""
+    """A warning if the sweep's scheduler stops trials, but every group of comparable trials has only one trial."""
     sizes = Counter(group for point in points if (group := rivals(point)) is not None)
     if sweep.scheduler.name == "fifo" or max(sizes.values(), default=0) > 1:
         return ()

@@ -53,7 +53,7 @@ from workers.spec import (
 )
 
 OWN_NOISE: Final = "noise_multiplier"
-"""The parameter by which a noise schedule gives its own initial noise multiplier, which is then not calibrated."""
+"""Parameter of a noise schedule that fixes its initial noise multiplier; such a schedule is not calibrated."""
 _ONE_LEVEL = "give exactly one of target_epsilon (calibrated) and noise_multiplier (as given)"
 
 
@@ -61,17 +61,17 @@ class PrivacySettings(SweepSection):
     """Privacy of every private trial: calibrated to a target epsilon, or with given noise multipliers."""
 
     delta: Delta
-    """Failure probability of every claim; well below 1/n."""
+    """Delta of every (epsilon, delta) claim; choose it well below 1/n."""
     target_epsilon: Axis[Annotated[float, Field(gt=0.0)]] | None = None
-    """What every private trial may cost with all that it releases; its noise is calibrated to it."""
+    """Epsilon of every private trial, including everything that it releases; its noise is calibrated to it."""
     noise_multiplier: Axis[NoiseMultiplier] | None = None
-    """Noise standard deviation over sensitivity; with a schedule, its initial value."""
+    """Noise standard deviation divided by sensitivity; with a schedule, its initial value."""
     budget: Budget | None = None
-    """Training stops before the first epoch that would exceed it."""
+    """Training stops before the first epoch that would exceed this budget."""
     adjacency: Adjacency | None = None
-    """Adjacency of the claims; by default the one that the sampling is accounted for under."""
+    """Adjacency of the claims; by default the one under which the sampling method is accounted for."""
     accountant: str = "auto"
-    """The accountant for calibration and for the worst case that reports show."""
+    """Accountant for calibration and for the worst-case epsilon in reports."""
 
     @model_validator(mode="after")
     def _one_level(self) -> Self:
@@ -81,7 +81,7 @@ class PrivacySettings(SweepSection):
 
 
 class AccountingSettings(SweepSection):
-    """Accounting of trained trials: accountants, group sizes, and what the work reserves on Ray."""
+    """Accounting of trained trials: accountants, group sizes, and Ray resources of the accounting work."""
 
     individual: Annotated[str, name_in(INDIVIDUAL_ACCOUNTANTS)] = "rdp"
     """Accountant of the per-example epsilons."""
@@ -90,43 +90,43 @@ class AccountingSettings(SweepSection):
     group_sizes: Several[Annotated[int, Field(ge=1, le=10_000)]] = (1,)
     """Sizes of groups whose worst-case epsilon is reported."""
     actors: int | None = Field(default=None, ge=1, le=1024)
-    """Largest number of parts, of all trials together, that are accounted at once. By default as many as fit onto the
+    """Maximum number of parts, over all trials, that are accounted at the same time. By default as many as fit onto the
     cluster; on an embedded one, one for each CPU."""
     cpus: Quantity | None = Field(default=None, ge=0.0)
     """CPUs that each part reserves. By default 1 on a running cluster, and none on an embedded one, where parts share
-    the CPUs of training trials. On a running cluster, 0 reserves the least amount, so that no part runs on a node
-    without CPUs, unless the part reserves a `resource`."""
+    the CPUs of training trials. On a running cluster, 0 reserves the smallest amount that Ray counts, so that no part
+    runs on a node without CPUs, unless the part reserves a `resource`."""
     resource: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$")] | None = None
-    """Custom Ray resource of which each part reserves 1, such as ``accounting``: parts run on the nodes that were
-    started with it (``ray start --resources='{"accounting": 4}'``). Not used on an embedded cluster."""
+    """Custom Ray resource, such as ``accounting``. Each part reserves 1 unit and so runs on a node that was started
+    with it (``ray start --resources='{"accounting": 4}'``). Not used on an embedded cluster."""
 
 
 class SchedulerSettings(SweepSection):
-    """Scheduling of trials. ``fifo`` trains each to its end. ``asha`` stops trials with a low metric among those of one
-    setting and seed, which differ in optimizer, learning rate, bound, batch size or epochs, and never a baseline; on
-    private data, this selection costs privacy."""
+    """Scheduling of trials. ``fifo`` trains each trial to its end. ``asha`` compares trials of one setting and seed,
+    which differ in optimizer, learning rate, bound, batch size or epochs, and stops those with a low metric; it never
+    stops a baseline. On private data, this selection costs privacy."""
 
     name: Literal["fifo", "asha"] = "fifo"
     """``asha`` stops trials early."""
     metric: Literal["public_accuracy", "test_accuracy"] = "public_accuracy"
-    """What ``asha`` selects by: accuracy, or what stands in its place for the task of the data, such as r2."""
+    """Metric that ``asha`` compares: accuracy, or the main score of another task, such as r2."""
     grace_epochs: int = Field(default=1, ge=1)
-    """Epochs that every trial trains."""
+    """Epochs that every trial trains before ``asha`` may stop it."""
     reduction_factor: int = Field(default=3, ge=2)
-    """One trial in so many goes on at each check."""
+    """``asha`` continues one in ``reduction_factor`` trials at each check."""
     accept_unaccounted_selection: bool = False
-    """Select by private data although no epsilon counts it."""
+    """Allow selection by private data, which no epsilon covers."""
 
 
 class BaselineSettings(SweepSection):
     """Overrides for the non-private trials; unclipped gradients are larger and may need a smaller learning rate."""
 
     optimizer: Named | None = None
-    """In place of the sweep's optimizer."""
+    """Optimizer of the baseline, in place of the sweep's optimizer."""
 
 
 _SECTIONS: Final = {"data": DataSpec, "sampling": SamplingSpec, "norms": NormSpec}
-"""The dataclasses of the axes that are sections, whose fields have types of their own."""
+"""Axes whose values are sections, with the dataclass that types the fields of each section."""
 _WITH_LISTS: Final = (
     *_SECTIONS,
     *("model", "preprocessing", "loss", "optimizer", "learning_rate_schedule", "augmentation", "averaging"),
@@ -140,7 +140,7 @@ ZIPPED: Final = (*_WITH_LISTS, "epochs", "seeds", "target_epsilon", "noise_multi
 
 
 def _spread_all(key: str, value: object) -> object:
-    """The values of an axis, each with the values that lists inside it stand for."""
+    """The values of an axis, where each component that holds lists is replaced by one component per combination."""
     if not has_lists(value) and not (isinstance(value, list) and any(map(has_lists, value))):
         return value
     spread_values: list[object] = []
@@ -154,7 +154,7 @@ def _spread_all(key: str, value: object) -> object:
 
 
 def _types(key: str, name: object) -> dict[str, Any]:
-    """The types of what a component or section of an axis holds; of the user's own components, nothing is known."""
+    """Types of the parameters of a component or section, by name; empty for a component of the user's own."""
     types: dict[str, Any] = {OWN_NOISE: float} if key == "noise" else {}
     if isinstance(name, str) and key not in ("sampling", "norms"):
         from orchestration.sweeps.components import types_of  # late: it imports torch, which few sweep files need
@@ -175,63 +175,63 @@ class SweepSpec(SweepSection):
     model: Axis[Named]
     """The model, or a function of your own."""
     preprocessing: Axis[Named | None] = (None,)
-    """What turns stored features into the model's input; its releases are accounted for."""
+    """Transformation of stored features into the model's input; its releases are accounted for."""
     loss: Axis[Named] = (Component("cross_entropy"),)
     """The loss of one example."""
     optimizer: Axis[Named] = (Component("sgd", {"learning_rate": 0.1}),)
-    """What turns the noisy gradient into a step."""
+    """The optimizer, which takes a step with the noisy gradient."""
     learning_rate_schedule: Axis[Named] = (Component("constant"),)
     """Factor on the learning rate over the steps."""
     augmentation: Axis[Named | None] = (None,)
     """Random changes of the training examples."""
     averaging: Axis[Named | None] = (None,)
-    """Average of the parameters over steps; it is what is evaluated and kept."""
+    """Average of the parameters over steps; the averaged model is evaluated and kept."""
     sampling: Axis[Sampling]
     """How batches are drawn."""
     epochs: Axis[Epochs]
     """Length of training; an epoch has n / batch_size steps, rounded up."""
     clipping: Axis[Named]
-    """What bounds each example's gradient; ``none`` is the non-private baseline."""
+    """Clipping method, which bounds each example's gradient; ``none`` is the non-private baseline."""
     noise: Axis[Named] = (Component("constant"),)
     """Schedule of the noise over epochs."""
     seeds: Axis[Seed] = (0,)
-    """Seeds of training: first parameters, batches and, with a seeded source, noise."""
+    """Training seeds, for initial parameters, batches and, with a seeded source, noise."""
     privacy: PrivacySettings
-    """What every private trial may cost."""
+    """Privacy of every private trial: delta, and a target epsilon or a noise multiplier."""
     baseline: BaselineSettings = BaselineSettings()
-    """What is different for the non-private baseline."""
+    """Settings that differ for the non-private baseline."""
     norms: Axis[Norms] = (NormSpec(),)
     """How often the gradient norms of all examples are stored; ``off``: never."""
     attacks: Attacks | None = None
     """Attacks on the trained models. None if the file has no such section, as in versions without attacks."""
     min_group_size: MinGroupSize | None = None
-    """Examples that a group of the test data must have to be shown; None like ``attacks``, and then 10."""
+    """Smallest number of test examples for which a group is shown; if the file does not give it, 10."""
     audit: Audit | None = None
     """A lower bound on epsilon, measured in the trial's own training run."""
     noise_source: NoiseSourceName = "seeded"
-    """``seeded`` (research mode: the seed gives the noise away), ``os_entropy`` or ``os_entropy_secure``."""
+    """``seeded`` (research mode: whoever knows the seed knows the noise), ``os_entropy`` or ``os_entropy_secure``."""
     accounting: AccountingSettings = AccountingSettings()
     """Accounting of trained trials."""
     release: Named = Component("none")
-    """What may be shown of the training examples' epsilons: ``none``, ``private`` or ``raw``."""
+    """What may be shown about the training examples' epsilons: ``none``, ``private`` or ``raw``."""
     compare: CompareSettings = CompareSettings()
-    """What settings are compared by."""
+    """Metric by which settings are compared."""
     scheduler: SchedulerSettings = SchedulerSettings()
     """Whether trials with a low metric are stopped."""
     resources: Axis[ResourceSettings] = (ResourceSettings(),)
-    """What each trial reserves on Ray: for all trials, or a list of sections with conditions."""
+    """Ray resources of each trial: one section for all trials, or a list of sections with conditions."""
     execution: Execution = ExecutionSpec()
-    """What changes only speed and memory."""
+    """Options that change only speed and memory."""
     tune: TuneSettings | None = None
-    """What each compared setting may adapt before settings are compared (training.md, Tuning)."""
+    """Hyperparameters that each setting tunes before settings are compared (training.md, Tuning)."""
     adapted: Adapted | None = None
-    """Of a sweep with ``tune``: what its trials adapt. Written by dpsweep."""
+    """Tuned values of a sweep with ``tune``; written by dpsweep."""
     zip: Pairs | None = None
     """Axes that vary together, value by value, such as ``[clipping, optimizer]``, or several such lists."""
 
     @property
     def disclosure(self) -> Disclosure:
-        """The release mode, which says what may leave ``private/``."""
+        """The release mode, which decides what may leave ``private/``."""
         return self.release.name
 
     @property
@@ -247,32 +247,32 @@ class SweepSpec(SweepSection):
         return tuple(sorted({(what, name) for what, name in named if is_import_path(name)}))
 
     def plain(self) -> dict[str, Any]:
-        """The specification as plain values, every default written out."""
+        """The specification as JSON values, every default written out."""
         plain: dict[str, Any] = self.model_dump(mode="json")
-        for key in ("norms", "resources"):  # as in versions that knew one value
+        for key in ("norms", "resources"):  # as in earlier versions, where these keys took one value
             if len(plain[key]) == 1:
                 plain[key] = plain[key][0]
         return plain
 
     def reserved(self, trial: TrialSpec) -> ResourceSettings:
-        """What a trial of the sweep reserves."""
+        """The Ray resources that a trial of the sweep reserves."""
         return reserved(self.resources, trial)
 
     @model_validator(mode="before")
     @classmethod
     def _lists_inside(cls, value: object) -> object:
-        """A list inside a component or a section stands for several of them (`orchestration.sweeps.axes`)."""
+        """Expand lists inside components and sections into several of them (`orchestration.sweeps.axes`)."""
         if not isinstance(value, Mapping):
             return value
         return {key: _spread_all(key, item) if key in _WITH_LISTS else item for key, item in value.items()}
 
     @property
     def pairs(self) -> tuple[tuple[str, ...], ...]:
-        """The groups of axes that vary together, by their keys."""
+        """The groups of axes that ``zip`` varies together, each as keys of the sweep file."""
         return self.zip or ()
 
     def values_of(self, key: str) -> tuple[Any, ...]:
-        """The values of an axis of `ZIPPED`; empty for a level that is not given."""
+        """The values of an axis of `ZIPPED`; empty if the file does not give target_epsilon or noise_multiplier."""
         found = getattr(self.privacy if key in ("target_epsilon", "noise_multiplier") else self, key)
         return found or ()
 
@@ -340,9 +340,9 @@ class SweepSpec(SweepSection):
 
 
 def parse_sweep(text: str, origin: str = "sweep") -> SweepSpec:
-    """The sweep in a YAML text; ``origin`` names the text in errors.
+    """Parse and check the YAML text of a sweep file; ``origin`` names the text in errors.
 
-    Raises: InvalidInput with one line per mistake: where, what is expected, what is there.
+    Raises: InvalidInput with one line per mistake: its place, what is expected there, and what was found.
 
     >>> parse_sweep("epoch: 3", "my.yaml")
     Traceback (most recent call last):
@@ -362,7 +362,7 @@ def parse_sweep(text: str, origin: str = "sweep") -> SweepSpec:
 
 
 def _error_lines(error: ValidationError, content: Mapping[str, Any]) -> Iterator[str]:
-    """One line for each wrong place of the sweep: where, what is expected, what is there."""
+    """One line per mistake: its place in the sweep, what is expected there, and what was found."""
     wrong: dict[str, list[str]] = {}
     for item in error.errors(include_url=False, include_context=False):
         message = item["msg"].removeprefix("Value error, ")

@@ -1,8 +1,8 @@
-"""`search: optuna`: candidates that follow what earlier ones of their setting have scored. Pure.
+"""`search: optuna`: candidates that Optuna proposes from the scores of earlier candidates. Pure.
 
-Half of the samples are drawn at random, the same for every setting. The others are proposed for each setting by its own
-scores, with a tree-structured Parzen estimator (Bergstra et al. 2011), a few at a time: those of one round train beside
-each other. Equal scores give equal proposals, so that an interrupted tuning goes on as it would have.
+Half of the samples are drawn at random, the same for every setting. The others are proposed for each setting from its
+own scores, with a tree-structured Parzen estimator (Bergstra et al. 2011), in rounds; candidates of one round train in
+parallel. Equal scores give equal proposals, so an interrupted tuning continues as it would have without interruption.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
 _ROUNDS: Final = 3
-"""Number of rounds after the random candidates."""
+"""Number of rounds of proposals after the random candidates."""
 
 
 def require_optuna(tune: TuneSettings) -> None:
-    """Raises: InvalidInput where the search needs a package that is not installed."""
+    """Raises: InvalidInput if the search needs Optuna and it is not installed."""
     if tune.search == "optuna" and importlib.util.find_spec("optuna") is None:
         raise InvalidInput(
             "tune.search optuna needs the package optuna, which is not installed: pip install 'dpsweep[optuna]', or "
@@ -34,11 +34,14 @@ def require_optuna(tune: TuneSettings) -> None:
 
 
 Scores = Mapping[str, Mapping[int, float]]
-"""By setting and place of the candidate: the mean score over seeds, larger is better, NaN where it failed."""
+"""Mean score over seeds by setting and index of the candidate; larger is better, NaN if the candidate failed."""
 
 
 def next_candidates(tune: TuneSettings, tried: Adapted, scores: Scores) -> Adapted | None:
-    """What was tried, with the next proposals for every setting; None where every setting has tried all its samples."""
+    """Add the next proposals for every setting to the candidates in ``tried``.
+
+    Returns None if every setting has tried all its samples, and for another search than optuna.
+    """
     if tune.search != "optuna":
         return None
     candidates = list(tried.candidates)
@@ -74,7 +77,7 @@ def _spelt(values: Mapping[str, Any]) -> str:
 def _propose(
     tune: TuneSettings, setting: str, known: Sequence[tuple[Mapping[str, Any], float]], count: int
 ) -> list[dict[str, Any]]:
-    """The next candidates of a setting. known: values by place and their scores."""
+    """Ask Optuna for ``count`` candidates of a setting. known: candidates tried so far, with their scores."""
     import optuna  # late: an optional extra
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -104,7 +107,7 @@ def _distribution(values: Any) -> BaseDistribution:
 
 
 def _as_param(values: Any, value: Any) -> Any:
-    """A value as Optuna knows it: of a list, its place, because Optuna takes no lists or maps as values."""
+    """A value in Optuna's form: its index if ``values`` is a list, because Optuna takes no lists or maps as values."""
     return values.index(value) if isinstance(values, list) else value
 
 

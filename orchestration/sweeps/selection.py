@@ -1,7 +1,7 @@
-"""Private selection: each trial is chosen among candidates of its own, and its epsilon counts that. Pure.
+"""Private selection: each trial is chosen from its own candidates, and its epsilon covers the choice. Pure.
 
-The candidates of all trials are a sweep of their own in the private folder. Their number, their scores and all but the
-best of each trial are never shown: docs/accounting.md, Private selection.
+The candidates of all trials form a sweep of their own in the private folder. Their number, their scores and all
+candidates except the chosen one of each trial are never shown (docs/accounting.md, Private selection).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 _ACCOUNTANTS: Final = ("auto", "pld", "rdp")
 _SEEDS: Final = 2**31
-"""Seeds of runs are drawn below this. A seed names a run and is no secret: its noise has a key of its own."""
+"""Seeds of runs are drawn below this. A seed only names a run; it is no secret, because the noise has its own key."""
 
 
 def check_selection(tune: TuneSettings, sweep: SweepSpec) -> None:
-    """Raises: InvalidInput for what the proof of private selection does not cover."""
+    """Raises: InvalidInput for settings of the sweep that the proof of private selection does not cover."""
     from workers.noise import noise_source_kind  # late: it imports torch
 
     def refuse(what: str, instead: str) -> None:
@@ -86,7 +86,10 @@ def _check_choice(
 
 
 def unlike(trials: Iterable[PlannedTrial]) -> str | None:
-    """Why these candidates cannot be selected among: those of one setting must cost the same. None where they can."""
+    """Why no private selection among these candidates is possible; None if it is.
+
+    All private candidates of a setting must have the same trace, and the trace must carry a guarantee.
+    """
     first: dict[str, Trace] = {}
     for trial in trials:
         if trial.spec.is_private:
@@ -102,8 +105,11 @@ def unlike(trials: Iterable[PlannedTrial]) -> str | None:
 
 
 def draw_runs(settings: Iterable[str], selection: Selection, candidates: int) -> dict[str, tuple[Drawn, ...]]:
-    """The runs of every setting, all with different seeds: a secret number of runs, each of a candidate drawn
-    uniformly, or, for a choice, each candidate once."""
+    """Draw the runs of every setting, all with different seeds, from the operating system's randomness.
+
+    `RandomTrials`: a secret random number of runs, each of a uniformly drawn candidate. `ExponentialChoice`: each
+    candidate once.
+    """
     source = secrets.SystemRandom()
 
     def places() -> list[int]:
@@ -121,7 +127,10 @@ def draw_runs(settings: Iterable[str], selection: Selection, candidates: int) ->
 
 
 def selection_stage(sweep: SweepSpec, text: str, drawn: Mapping[str, tuple[Drawn, ...]]) -> str:
-    """The sweep file of the runs that were drawn for ``sweep``, whose own text is ``text``: private data."""
+    """Text of the sweep file of the runs that were drawn for ``sweep``; it is private data.
+
+    text: the file of ``sweep`` itself.
+    """
     assert sweep.tune is not None, "only a sweep with tune has candidates"
     adapted = Adapted(candidates=candidates_of(sweep.tune), drawn=dict(drawn)).model_dump(mode="json")
     content = {**parse_text(text), "name": f"{sweep.name}-selection", "adapted": adapted}

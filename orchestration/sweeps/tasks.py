@@ -1,4 +1,4 @@
-"""What the task of the data requires of a sweep. Pure."""
+"""Checks that a sweep fits the task of its data. Pure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from workers.data import DatasetDescription
 
 
 def require_one_task(sweep: SweepSpec, known: Iterable[DatasetDescription], dataset: DatasetDescription) -> None:
-    """Raises: InvalidInput where the sweep has data of another task, or asks for numbers that the task lacks.
+    """Raises: InvalidInput if other data of the sweep have another task, or if the sweep uses metrics that it lacks.
 
-    known: descriptions of the data of the sweep so far.
+    known: descriptions of the sweep's data loaded so far.
     """
     other = next((each for each in known if each.task != dataset.task), None)
     if other is not None:

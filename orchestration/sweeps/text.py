@@ -1,4 +1,4 @@
-"""Parse the text of a sweep file: YAML with the scalars of YAML 1.2, finite numbers and bounded size.
+"""Parser of sweep files: YAML with the scalars of YAML 1.2, finite numbers and bounded size.
 
 PyYAML reads YAML 1.1, in which ``yes`` is true, ``010`` is 8, ``1:30`` is 90, ``1e-5`` is a string and a key may be
 given twice. In a sweep file, numbers are decimal, ``1e-5`` is a number, only ``true`` and ``false`` are booleans, every
@@ -20,7 +20,7 @@ from accounting.errors import InvalidInput
 MAX_BYTES = 256 * 1024
 """Maximum size of a sweep file; enough for thousands of seeds or learning rates."""
 MAX_VALUES = 100_000
-"""Largest number of values in a sweep file after alias expansion."""
+"""Maximum number of values in a sweep file after alias expansion."""
 
 
 def read_text(path: Path) -> str:
@@ -67,7 +67,7 @@ def parse_text(text: str) -> Any:
 
 
 def shortly(value: object) -> str:
-    """The value as shown in an error: its representation, at most 123 characters."""
+    """The value's representation for an error message, at most 123 characters."""
     shown = reprlib.repr(value)
     return shown if len(shown) <= 120 else f"{shown[:120]}..."
 

@@ -1,8 +1,8 @@
-"""Tuning: what each compared setting may adapt, before settings are compared at their best. Pure.
+"""Hyperparameter tuning: each compared setting keeps its best candidate before settings are compared. Pure.
 
-A setting is a combination of everything that a sweep compares but seeds. Every setting, the non-private baseline too,
-tries the same candidates, with seeds of the tuning's own, and keeps the one that is best on data that are not the test
-data. The trials of the tuning are a sweep in the folder ``tuning/``.
+A setting is one combination of all compared values except the training seed. Every setting, including the non-private
+baseline, tries the same candidates with separate tuning seeds, and keeps the one with the best score on data other than
+the reported test data. The tuning trials are a sweep of their own in the folder ``tuning/``.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 _PRIVATE: Final = ("clipping", "noise")
 COMPONENTS: Final = ("model", "loss", "optimizer", "learning_rate_schedule", "augmentation", "averaging", *_PRIVATE)
-"""The components whose parameters may be tuned, besides ``sampling.batch_size`` and ``epochs``."""
+"""Components with tunable parameters; batch sizes of ``sampling`` and ``epochs`` can be tuned too."""
 _RANGES: Final = ("uniform", "log_uniform")
 _MOST_CANDIDATES: Final = 1_000
-_DIGITS: Final = 4  # of a random number, so that it can be written down
+_DIGITS: Final = 4  # significant digits of a random candidate value, so that it is short to write down
 
 
 def _values(value: object) -> object:
-    """Check the values of one parameter: a list, or ``{uniform: [low, high]}`` or ``{log_uniform: [low, high]}``."""
+    """Check the candidate values of one parameter: a list, ``{uniform: [low, high]}`` or ``{log_uniform: ...}``."""
     match value:
         case list() if value:
             return value
@@ -61,16 +61,16 @@ _OF_TASKS: Final = {
     for score in task.scores
     for prefix in ("", "worst_group_")
 }
-"""The task that has a score, by its name."""
+"""The task of each task-specific score, by the name of the score."""
 SELECTABLE: Final = (
     *("accuracy", "worst_group_accuracy", "worst_group_balanced_accuracy", "worst_group_true_positive_rate", "loss"),
     *_OF_TASKS,
 )
-"""What candidates can be chosen by."""
+"""Scores that can select a candidate."""
 
 
 def require_selectable(tune: TuneSettings | None, task: str) -> None:
-    """Raises: InvalidInput for what candidates on data of this task cannot be chosen by."""
+    """Raises: InvalidInput if the task has no score ``select_by``, or no wrong predictions to count for a choice."""
     if tune is None:
         return
     if task != "classification" and tune.privacy == "exponential_mechanism":
@@ -85,34 +85,34 @@ def require_selectable(tune: TuneSettings | None, task: str) -> None:
 
 
 class TuneSettings(SweepSection):
-    """What each compared setting may adapt before settings are compared, and how its best candidate is chosen."""
+    """Hyperparameters that each setting tunes before settings are compared, and how its best candidate is chosen."""
 
     parameters: dict[str, Annotated[Any, BeforeValidator(_values)]] = Field(min_length=1)
-    """By place, such as ``clipping.bound``: a list of values, ``{uniform: [a, b]}`` or ``{log_uniform: [a, b]}``."""
+    """Values by parameter, such as ``clipping.bound``: a list, ``{uniform: [a, b]}`` or ``{log_uniform: [a, b]}``."""
     search: Literal["grid", "random", "optuna"] = "grid"
     """``grid``: all combinations of the lists; ``random``: ``samples`` draws, the same for every setting; ``optuna``:
-    half of the ``samples`` are drawn so, the others proposed by Optuna for each setting, by what it has scored."""
+    half of the ``samples`` are such draws, and Optuna proposes the others for each setting from its scores."""
     samples: int | None = Field(default=None, ge=1, le=_MOST_CANDIDATES)
-    """Candidates of each setting, for ``search: random`` and ``optuna``."""
+    """Number of candidates per setting, for ``search: random`` and ``optuna``."""
     seeds: Several[Seed] = (1_000_000,)
-    """Seeds of training in the tuning; none of the sweep's own. The first also draws the samples."""
+    """Training seeds of the tuning, different from those of the sweep. The first one also draws the samples."""
     select_by: Annotated[str, name_in(SELECTABLE)] = "accuracy"
-    """What makes a candidate the best, on the public part of the data or, with ``data``, on their test data: accuracy,
-    loss, a score of the task of the data, or one of these of the worst group, such as ``worst_group_r2``."""
+    """Score that selects the best candidate, on the public part of the data or, with ``data``, on their test data:
+    accuracy, loss, a score of the task of the data, or one of these for the worst group, such as ``worst_group_r2``."""
     privacy: Literal["public", "private_selection", "exponential_mechanism", "unaccounted"]
     """``public``: tuning trains on ``data`` alone; ``private_selection``: a random number of candidates trains on the
-    private data, the best is the trial itself, and the target epsilon counts that; ``exponential_mechanism``: every
-    candidate trains on a part of the data of its own, one is chosen by its errors on one more part, and the target
-    epsilon counts that; ``unaccounted``: no epsilon does."""
+    private data, the best is the trial itself, and the target epsilon covers that; ``exponential_mechanism``: every
+    candidate trains on its own part of the data, one is chosen by its errors on one more part, and the target epsilon
+    covers that; ``unaccounted``: no epsilon covers the selection."""
     data: Data | None = None
-    """The public data set of ``privacy: public``, none of whose records may be private."""
+    """The public data set of ``privacy: public``; none of its records may be private."""
     trials: Annotated[float, Field(gt=1.0, le=_MOST_CANDIDATES)] | None = None
-    """Of ``private_selection``: the expected number of candidates that each trial is the best of."""
+    """For ``private_selection``: expected number of candidates from which each trial is chosen as the best."""
     shape: Annotated[float, Field(ge=0.0, le=10.0)] | None = None
-    """Of ``private_selection``: shape of that number's law; 1, the default, is geometric, 0 logarithmic."""
+    """For ``private_selection``: shape of that number's distribution; 1, the default, is geometric, 0 logarithmic."""
     epsilon: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
-    """Of ``exponential_mechanism``: epsilon of the choice among the candidates. A trial costs the larger of it and of
-    one candidate's epsilon, so that up to the target it costs nothing more."""
+    """For ``exponential_mechanism``: epsilon of the choice among the candidates. A trial costs the larger of it and one
+    candidate's epsilon, so a choice up to the target epsilon adds no cost."""
 
     @model_validator(mode="after")
     def _belong_together(self) -> Self:
@@ -141,12 +141,12 @@ class TuneSettings(SweepSection):
 
     @property
     def is_selection(self) -> bool:
-        """Whether each trial is chosen among candidates of its own, which its epsilon counts."""
+        """Whether each trial is selected from its own candidates and its epsilon covers the selection."""
         return self.selection is not None
 
     @property
     def selection(self) -> Selection | None:
-        """How each trial is chosen among candidates of its own; None where its epsilon does not count that."""
+        """The mechanism that selects each trial from its own candidates; None if no epsilon covers the selection."""
         if self.epsilon is not None:
             return ExponentialChoice(len(candidates_of(self)), self.epsilon)
         if self.trials is None:
@@ -155,17 +155,17 @@ class TuneSettings(SweepSection):
 
 
 class Tried(SweepSection):
-    """A candidate of a setting. values: at the places that the setting has. score: of select_by, the mean over seeds;
-    none where it failed."""
+    """A candidate that a setting tried. values: by parameter, for those that the setting has. score: mean of
+    ``select_by`` over the tuning seeds; none if the candidate failed."""
 
     values: dict[str, Any]
     score: float | None = None
 
 
 class Winner(SweepSection):
-    """The candidate that was chosen for a setting. values: by place. score: of select_by; None where it is private.
-    candidates: how many were tried, or, by private selection, were offered. candidate: its place among them, and seed:
-    of its run, where that run is the trial. tried: all candidates; of private selection they are private."""
+    """The chosen candidate of a setting. values: by parameter. score: by ``select_by``; none if private. candidates:
+    number tried, or offered to a private selection. candidate: index among them, set by the exponential mechanism.
+    seed: training seed of the run, set where the run itself is the trial. tried: all candidates; empty if private."""
 
     values: dict[str, Any]
     score: float | None
@@ -176,18 +176,18 @@ class Winner(SweepSection):
 
 
 class Drawn(SweepSection):
-    """One run of a private selection. candidate: its place among them. seed: of its training, which names it."""
+    """One run of a private selection. candidate: index of its candidate. seed: training seed, which identifies it."""
 
     candidate: Annotated[int, Field(ge=0, lt=_MOST_CANDIDATES)]
     seed: Seed
 
 
 class Adapted(SweepSection):
-    """What the trials of a sweep with ``tune`` adapt: all candidates while tuning, then the best of each setting.
+    """Tuned values of a sweep with ``tune``: all candidates while tuning, then the best one of each setting.
 
-    candidates: values by place. winners: by setting, as `setting_of` names it. drawn: the runs of every private
-    selection, by setting: their number is private. proposed: by setting, the places of the candidates that it tries;
-    all of them where it is not named.
+    candidates: values by parameter. winners: best candidate by setting, as named by `setting_of`. drawn: runs of each
+    private selection, by setting; their number is private. proposed: indices of the candidates that a setting tries, by
+    setting; a setting that is missing here tries all.
     """
 
     candidates: Several[dict[str, Any]] = ()
@@ -208,19 +208,19 @@ class Adapted(SweepSection):
 
     @property
     def is_tuning(self) -> bool:
-        """Whether these are trials of the tuning, of which nothing but a score is asked."""
+        """Whether these are tuning trials, which only need a score."""
         return bool(self.candidates) and not self.drawn
 
     def tries(self, setting: str, candidate: int | None) -> bool:
-        """Whether a setting tries the candidate at a place."""
+        """Whether the setting tries the candidate with this index."""
         return setting not in self.proposed or candidate in self.proposed[setting]
 
 
 def setting_of(trial: TrialSpec, target_epsilon: float | None, accountant: str, tune: TuneSettings) -> str:
-    """The name of a setting, of its trial before it adapts anything: a hash of all that is compared but seeds.
+    """Name of the setting of a trial that is not yet tuned: a hash of everything that is compared except the seed.
 
-    Splits of the data are part of it, so that no candidate is chosen by a test set of another split; public data that
-    stand in for the private ones are not. Under private selection every seed has a selection of its own.
+    The hash covers the data splits, so that no candidate is chosen by the test set of another split; with ``tune.data``
+    it leaves the data out. Under private selection it covers the seed too: every seed has its own selection.
     """
     compared = replace(
         trial,
@@ -234,7 +234,7 @@ def setting_of(trial: TrialSpec, target_epsilon: float | None, accountant: str, 
 
 
 def candidates_of(tune: TuneSettings) -> tuple[dict[str, Any], ...]:
-    """What every setting tries, or, with Optuna, tries first. Raises: InvalidInput for more than 1,000 candidates."""
+    """The candidates of every setting; with Optuna, only the random ones. Raises: InvalidInput for more than 1,000."""
     places = list(tune.parameters)
     if tune.search != "grid":
         draw, samples = np.random.default_rng(tune.seeds[0]), tune.samples or 1
@@ -256,13 +256,13 @@ def _drawn(values: Any, draw: np.random.Generator) -> Any:
 
 
 def rounded(value: float, values: Mapping[str, Any]) -> float:
-    """A number of a range, with few digits, so that it can be written down, and within its ends."""
+    """The value rounded to 4 significant digits and kept inside its range ``values``."""
     ((low, high),) = values.values()
     return min(max(float(f"{value:.{_DIGITS}g}"), float(low)), float(high))
 
 
 def adapt(trial: TrialSpec, values: Mapping[str, Any]) -> TrialSpec:
-    """The trial with the values at those of their places that it `has`."""
+    """The trial with the candidate's values; skips parameters that the trial does not have (see `has`)."""
     for place, value in values.items():
         section, _, key = place.partition(".")
         if not has(trial, place):
@@ -281,14 +281,14 @@ def adapt(trial: TrialSpec, values: Mapping[str, Any]) -> TrialSpec:
 
 
 def on_its_part(trial: TrialSpec, tune: TuneSettings, candidate: int) -> TrialSpec:
-    """The trial of a candidate on the data that it may see: all, or a part of its own."""
+    """The trial restricted to its candidate's part of the data; unchanged unless the exponential mechanism chooses."""
     if not isinstance(tune.selection, ExponentialChoice):
         return trial
     return replace(trial, data=replace(trial.data, part=DataPart(candidate, tune.selection.parts)))
 
 
 def has(trial: TrialSpec, place: str) -> bool:
-    """Whether the trial has a place: a baseline has no clipping and no noise, and a component only its parameters."""
+    """Whether the trial has the parameter ``place``, such as ``clipping.bound``, which a baseline does not have."""
     section, _, key = place.partition(".")
     if section in ("epochs", "sampling"):
         return True
@@ -304,14 +304,14 @@ def _component(trial: TrialSpec, section: str) -> Component | None:
 
 
 def takes(component: Component, section: str, key: str) -> bool:
-    """Whether a component has the parameter; of the user's own components those that the sweep file gives are known."""
+    """Whether the component takes the parameter; a user's own component takes those given in the sweep file."""
     from orchestration.sweeps.components import types_of  # late: it imports torch
 
     return key in component.params if is_import_path(component.name) else key in types_of(section, component.name)
 
 
 def check_places(tune: TuneSettings, sweep: SweepSpec) -> None:
-    """Raises: InvalidInput for a place that nothing in the sweep has, and for what the sweep adapts besides."""
+    """Raises: InvalidInput for a tuned parameter that no component takes, and if ``adapted`` has other parameters."""
     for place, values in tune.parameters.items():
         section, dot, key = place.partition(".")
         if place in ("epochs", "sampling.batch_size", "sampling.max_batch_size"):
@@ -329,7 +329,8 @@ def check_places(tune: TuneSettings, sweep: SweepSpec) -> None:
 
 
 def check_tuning(tune: TuneSettings, sweep: SweepSpec) -> None:
-    """Raises: InvalidInput for a selection by test data, and for seeds, scheduler or pairs that do not go with it."""
+    """Raises: InvalidInput for selection by the reported test data, for seeds that the sweep uses too, for a scheduler
+    that stops trials, and for ``zip`` of seeds or data."""
     candidates_of(tune)
     if shared := set(tune.seeds) & set(sweep.seeds):
         raise InvalidInput(f"tune.seeds: {min(shared)} is a seed of the sweep too; tune with seeds of its own")
@@ -347,7 +348,7 @@ def check_tuning(tune: TuneSettings, sweep: SweepSpec) -> None:
 
 
 def while_tuning(sweep: SweepSpec, adapted: Adapted | None = None) -> SweepSpec:
-    """The sweep that tries candidates of every setting of ``sweep``: what `tuning_stage` describes."""
+    """The tuning sweep of ``sweep``, whose file `tuning_stage` writes. adapted: by default all `candidates_of`."""
     tune = _required(sweep)
     own = {"data": (tune.data,)} if tune.data is not None else {}
     return sweep.model_copy(
@@ -371,9 +372,9 @@ def _required(sweep: SweepSpec) -> TuneSettings:
 
 
 def tuning_stage(sweep: SweepSpec, text: str, adapted: Adapted | None = None) -> str:
-    """The sweep file of the tuning of ``sweep``, whose own text is ``text``.
+    """Text of the sweep file that tunes ``sweep``.
 
-    adapted: the candidates of every setting; by default those that are tried first.
+    text: file of ``sweep`` itself. adapted: the candidates; by default those of `candidates_of`.
     """
     tune = _required(sweep)
     content = dict(parse_text(text))
@@ -388,7 +389,7 @@ def tuning_stage(sweep: SweepSpec, text: str, adapted: Adapted | None = None) ->
 
 
 def tuned_stage(text: str, winners: Mapping[str, Winner]) -> str:
-    """The sweep file ``text`` with the best candidate of each setting."""
+    """The sweep file ``text`` with a section ``adapted`` that holds the best candidate of each setting."""
     found = {"winners": {setting: winner.model_dump(mode="json") for setting, winner in winners.items()}}
     appended = f"{text.rstrip()}\n\n# What tuning chose: written by dpsweep.\nadapted: {json.dumps(found)}\n"
     try:

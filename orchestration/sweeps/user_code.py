@@ -1,7 +1,7 @@
-"""Which of the user's own modules a sweep may run, where they are, and how they are shipped to a cluster's workers.
+"""The user's own modules: which ones a sweep may run, where they are, and how they are shipped to Ray workers.
 
-A sweep file can name any function, so naming one is not enough to run it: a sweep runs only code in its own folder and
-modules that the user allows by name. All of it is located on the file system before anything is imported.
+A sweep file can name any function, so naming one does not permit it to run: a sweep runs only code in its own folder
+and modules that the user allows by name. All modules are located on the file system before anything is imported.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from orchestration.sweeps.schema import SweepSpec
 from workers.imports import UserCode, UserModule, module_file, split_import_path
 
 _PACKAGE = "dpsweep_user_code"
-"""Name of the folder in which the user's modules are shipped. Ray makes the folder importable on every worker, but not
-the modules inside it."""
+"""Folder in which the user's modules are shipped. Ray makes the folder importable on every worker, but not the modules
+inside it."""
 _INSTALLED = re.compile(r"(site|dist)-packages|python3\.\d+")
-"""Names of folders with installed packages; an environment may be inside a sweep file's folder."""
+"""Names of folders with installed packages; a sweep file's folder may contain a Python environment."""
 
 
 def permitted(sweep: SweepSpec, folder: Path, allowed: Sequence[str] = ()) -> UserCode:
     """The user's own code that ``sweep`` names, located without importing any of it.
 
-    folder: that of the sweep file; code inside it may run. allowed: names of further modules and files that may run,
-    including their submodules.
+    folder: the folder of the sweep file; code inside it may run. allowed: names of further modules, with their
+    submodules, and of files that may run.
 
     Raises: InvalidInput with one line for each name that may not run, cannot be found, or is also the name of a module
     that Python finds elsewhere.
@@ -83,7 +83,10 @@ def _meant(location: str, allowance: UserModule) -> UserModule | None:
 
 
 def _allowance(name: str) -> UserModule:
-    """The module of ``--allow-code``: a file, or a module that is installed or in the working directory."""
+    """The file or module that ``--allow-code`` names; a module must be installed or in the working directory.
+
+    Raises: InvalidInput if there is none of that name.
+    """
     if name.endswith(".py"):
         file = Path(name).resolve()
         if not file.is_file():
@@ -115,7 +118,10 @@ def _own_file(location: str, subject: str, folder: Path, allowances: Mapping[str
 
 
 def _own_module(location: str, subject: str, folder: Path, allowances: Mapping[str, UserModule]) -> UserModule:
-    """A module that was allowed, by its own name or that of a parent package, or one in the sweep file's folder."""
+    """A module in the sweep file's folder, or one that the user allowed by its name or that of a parent package.
+
+    Raises: InvalidInput if it may not run, is missing, or has the name of another module.
+    """
     parts = location.split(".")
     for length in range(len(parts), 0, -1):
         allowance = allowances.get(".".join(parts[:length]))
@@ -139,7 +145,7 @@ def _own_module(location: str, subject: str, folder: Path, allowances: Mapping[s
 
 
 def _require_inside(folder: Path, files: Sequence[Path], subject: str, allowance: str) -> None:
-    """Require files inside ``folder`` after following links, and outside any Python environment in it."""
+    """Raises: InvalidInput for a file that, after following links, is outside ``folder`` or in an environment in it."""
     for file in map(Path.resolve, files):
         if not file.is_relative_to(folder) or _is_installed(file, folder):
             raise InvalidInput(

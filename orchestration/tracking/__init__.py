@@ -1,6 +1,6 @@
-"""Recording a sweep in MLflow while it runs.
+"""Recording of a sweep in MLflow while it runs.
 
-Other rooms import from the modules in `__all__` only: `protocol` and `recorder` load no MLflow.
+Other packages import only the modules in `__all__`. `protocol` and `recorder` do not load MLflow.
 """
 
 __all__ = [

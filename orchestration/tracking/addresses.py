@@ -1,4 +1,4 @@
-"""Addresses of MLflow: what they name, and whether it can be reached."""
+"""MLflow tracking URIs: whether they name a server or a database, and whether it can be reached."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ _DEFAULT_PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306, "
 
 
 def probe(tracking_uri: str) -> None:
-    """Fail within seconds where MLflow itself would retry for minutes."""
+    """Connect to an MLflow server or database once, to fail within seconds where MLflow would retry for minutes.
+
+    Raises: TrackingUnavailable for a database whose driver is not installed; the errors of sockets and SQLAlchemy if it
+    cannot be reached.
+    """
     parts = urlsplit(tracking_uri)
     scheme = parts.scheme.split("+")[0]
     proxied = scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(parts.hostname or "")
@@ -35,5 +39,5 @@ def probe(tracking_uri: str) -> None:
 
 
 def is_server(tracking_uri: str) -> bool:
-    """Whether MLflow is a server, which stores artifacts by itself, rather than a database that this process opens."""
+    """Whether the URI names an MLflow server, which stores artifacts itself, and not a database."""
     return tracking_uri.partition(":")[0].split("+")[0] not in ("sqlite", "postgresql", "mysql", "mssql")

@@ -1,4 +1,4 @@
-"""MLflow in an SQLite file. An empty store is kept, because MLflow takes two seconds to make its tables."""
+"""Embedded MLflow store in an SQLite file, copied from a cached empty one, as MLflow takes two seconds to make it."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def embedded_tracking_uri(folder: Path | str) -> str:
 
 
 def stored_tracking_uri(folder: Path | str) -> str:
-    """That of the SQLite store inside ``folder``; `NO_TRACKING` if there is none, as of a sweep recorded elsewhere."""
+    """Tracking URI of the SQLite store inside ``folder``; `NO_TRACKING` if there is none."""
     return embedded_tracking_uri(folder) if (Path(folder) / DATABASE).exists() else NO_TRACKING
 
 
 def client_of(tracking_uri: str) -> MlflowClient:
-    """A client of a store that is ready; a new SQLite file becomes a copy of the empty store that is kept.
+    """A client of a store; a new SQLite file is made as a copy of a cached empty store.
 
-    The empty store lies in ``~/.cache/dpsweep``, holds nothing of any sweep, and is that of the first store which a
-    version of MLflow makes. Where it cannot be kept, MLflow makes each store anew.
+    The cache in ``~/.cache/dpsweep`` has one empty store per version of MLflow, made from the first store that this
+    version creates, without any data of a sweep. If it cannot be written, MLflow creates every store itself.
     """
     file = Path(tracking_uri.removeprefix(_SCHEME))
     if not tracking_uri.startswith(_SCHEME) or (file.exists() and file.stat().st_size):
@@ -61,7 +61,7 @@ def client_of(tracking_uri: str) -> MlflowClient:
 
 
 def _is_copied(empty: Path, file: Path) -> bool:
-    """Copy the empty store, in one transaction; False where there is none, or a damaged one."""
+    """Copy the empty store to ``file`` in one transaction; False if it is missing or damaged."""
     if not empty.is_file():
         return False
     with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(empty)) as kept:
@@ -73,7 +73,7 @@ def _is_copied(empty: Path, file: Path) -> bool:
 
 
 def _emptied(file: Path) -> bytes:
-    """The store that MLflow has just made, without the experiment that it puts into a new one."""
+    """The content of a store that MLflow has just created, without its default experiment."""
     with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as database:
         with contextlib.closing(sqlite3.connect(file)) as made:
             made.backup(database)

@@ -1,4 +1,4 @@
-"""Loads the model of a trial that MLflow keeps: the loader that its MLmodel file names. Executes nothing stored."""
+"""The loader module that MLmodel files of trials name for ``mlflow.pyfunc``. It executes no stored code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from workers.trained_model import TrainedModel, load_trained
 
 @dataclass(frozen=True)
 class Predictor:
-    """What ``mlflow.pyfunc`` calls: examples as the data source stores them, to logits."""
+    """The model object of ``mlflow.pyfunc``: maps examples, as the data source stores them, to logits."""
 
     trained: TrainedModel
 
@@ -24,6 +24,9 @@ class Predictor:
 
 
 def _load_pyfunc(path: str) -> Predictor:
-    """The name that MLflow calls. path: a folder with the files of a trial: spec, weights, preparation of inputs."""
+    """Load the model; MLflow calls this function by its name.
+
+    path: a folder with the files of a trial: spec, weights, and input preparation.
+    """
     files = TrialFiles(path)
     return Predictor(load_trained(files, TrialSpec.from_json(read_bytes(files.spec))))

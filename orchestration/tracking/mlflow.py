@@ -1,6 +1,6 @@
-"""Recording in MLflow; this module, `embedded` and `models` are the only ones that import it.
+"""The `Tracker` that records a sweep in MLflow; only `tracking` imports MLflow.
 
-A sweep has one parent run; its child runs are one per trial, and one per setting with the averages over its seeds. Only
+A sweep has one parent run. Its child runs are one per trial, and one per setting with the averages over its seeds. Only
 the driver writes. It also initialises an embedded store, because several processes that open a new SQLite store at
 the same time mostly fail. Runs are identified by their tags, so a resumed sweep continues its runs and duplicates none.
 """
@@ -71,7 +71,7 @@ class MlflowTracker:
     """A `Tracker` on any MLflow tracking URI: ``sqlite:///``, ``postgresql://``, ``http://``.
 
     artifact_root: absolute path or URI for artifacts if ``tracking_uri`` is a database (a server chooses its own);
-    used only when the experiment is created. Raises `TrackingUnavailable` within seconds if MLflow cannot be reached.
+    used only when the experiment is created. Raises: TrackingUnavailable within seconds if MLflow cannot be reached.
     """
 
     def __init__(self, tracking_uri: str, *, experiment: str = EXPERIMENT, artifact_root: str | None = None) -> None:
@@ -134,7 +134,7 @@ class MlflowTracker:
             tags, best, means = {_NOTE: note[:_LONGEST_TAG]}, found.best(found.main.name), dict[str, float]()
             if best is not None:
                 tags["best_setting"] = best.name[:_LONGEST_TAG]
-                costs, _ = composition_entries(self._trials.values())  # of the sweep, which `close` writes
+                costs, _ = composition_entries(self._trials.values())  # the sweep's costs, which `close` writes
                 means = {name: over.mean for name, over in _spreads(best.trials).items() if name not in costs}
             self._written.write(self._parent, tags=tags, values=means)
             self._client.set_experiment_tag(
@@ -178,7 +178,7 @@ class MlflowTracker:
                 return iter(sorted(found, key=lambda run: int(run.info.start_time)))
 
     def _adopt(self, run: Run) -> None:
-        """Register a run of an earlier driver; if it is still RUNNING, that driver was killed: end the run."""
+        """Register a run of an earlier driver; if it is still RUNNING, its driver was killed, and the run is ended."""
         kind = run.data.tags.get(_KIND, "")
         key = (kind, run.data.tags.get(SETTING if kind == "average" else TRIAL, ""))
         self._written.know(run)
@@ -195,7 +195,7 @@ class MlflowTracker:
             self._written.end(run_id, "KILLED")
 
     def _create(self, kind: str, key: str, name: str, started: float | None = None, tags: Tags = _NO_TAGS) -> str:
-        """A new run, created together with its identifying tags, so that a resume finds it even after a kill."""
+        """Create a run together with its identifying tags, so that a resume finds it even after a kill."""
         tags = {**tags, SWEEP: self._sweep_id, _KIND: kind}
         if kind != "sweep":
             tags |= {_PARENT: self._parent, SETTING if kind == "average" else TRIAL: key}
@@ -204,7 +204,7 @@ class MlflowTracker:
         return run_id
 
     def _trial_run(self, trial: PublishedTrial) -> str:
-        """The run of the trial. MLflow parameters are immutable, so a run with different ones is replaced."""
+        """The run of the trial. MLflow parameters are immutable, so a run with other parameters is replaced."""
         key = trial.key
         run_id = self._runs.get(("trial", key))
         if run_id is not None:
@@ -218,7 +218,7 @@ class MlflowTracker:
         return self._create("trial", key, setting_name(trial) + seed, trial.started, _tags(trial))
 
     def _log_groups(self, run_id: str, trial: PublishedTrial) -> dict[str, str]:
-        """Write the table of groups, unless it is there; the tags by which MLflow's page and this one find it."""
+        """Write the table of groups if it changed; returns the tags by which MLflow's page and a later run find it."""
         table = group_table(trial)
         content = {"columns": list(table), "data": [list(row) for row in zip(*table.values(), strict=True)]}
         digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
@@ -228,9 +228,9 @@ class MlflowTracker:
         return {_GROUPS: digest, MLFLOW_LOGGED_ARTIFACTS: json.dumps([{"path": _TABLE, "type": "table"}])}
 
     def _log_average(self, setting: Setting) -> None:
-        """The run of a setting: means over seeds under the metrics' names, standard deviations under ``deviation/``.
+        """Write the run of a setting: means over seeds by metric, and standard deviations under ``deviation/``.
 
-        A mean of epsilons claims nothing: what the means cost is the composed epsilon.
+        A mean of epsilons is no privacy claim: publishing the means costs the composed epsilon.
         """
         name = f"{setting.name} · mean of {len(setting.trials)} seeds"
         members = [self._trials[trial.key] for trial in setting.trials]
@@ -252,7 +252,7 @@ class MlflowTracker:
 
     @contextmanager
     def _reported(self, doing: str) -> Iterator[None]:
-        """`_reported` for this store; what runs hold is read again after an error."""
+        """`_reported` for this store; after an error, the state of runs and models is read again."""
         try:
             with _reported(doing, self._uri):
                 yield
@@ -264,7 +264,7 @@ class MlflowTracker:
 
 @contextmanager
 def _reported(doing: str, uri: str) -> Iterator[None]:
-    """Turn any error of a store or artifact repository (each raises its own types) into `TrackingUnavailable`."""
+    """Turn errors of stores and artifact repositories, which raise types of their own, into `TrackingUnavailable`."""
     try:
         yield
     except DpsweepError:
@@ -304,7 +304,7 @@ def _tags(trial: PublishedTrial) -> dict[str, str]:
 
 
 def _points(trial: PublishedTrial) -> list[Point]:
-    """The series of a trial, its epochs spread evenly over the time that it took."""
+    """The per-epoch series of a trial; time stamps are spread evenly over its duration."""
     start, epochs = trial.started or time.time(), len(trial.history)
     span = max((trial.ended or time.time()) - start, 0.0)
     return [

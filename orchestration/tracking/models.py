@@ -1,4 +1,4 @@
-"""One logged model in MLflow for every finished trial; that of a setting's first seed stands for the setting."""
+"""Logged models in MLflow, one per finished trial; the model of a setting's first seed represents the setting."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ _WIDE_SECTION: Final = {
     "columns": 2,
     "cardHeight": 420,
 }
-"""Two charts side by side: parallel coordinates in MLflow's narrow cards cannot be read."""
+"""Section with two wide charts per row, because parallel coordinates are unreadable in MLflow's narrow cards."""
 _CHOSEN: Final = ("spec.clipping.", "spec.optimizer.", "spec.sampling.", "spec.epochs")
 _AXES: Final = 6
 MAX_CHARTED: Final = 1000
 """Maximum number of runs in a chart."""
 LARGEST_MODEL: Final = 100 * 2**20
-"""Bytes; larger weights are not copied to MLflow, and a tag names their location."""
+"""Maximum size of a model in bytes; larger ones are not copied to MLflow, where a tag names their location."""
 
 
 def columns(worst_group: Measured, main: str = "accuracy") -> tuple[str, ...]:
-    """Columns of MLflow's table of runs, as its address opens it. worst_group, main: what settings are compared by."""
+    """Columns of MLflow's table of runs in the shared view. worst_group, main: metrics that compare settings."""
     return (
         "params.`clipping`",
         "params.`schedule`",
@@ -65,9 +65,9 @@ def columns(worst_group: Measured, main: str = "accuracy") -> tuple[str, ...]:
 
 
 def shared_view(sweep_id: str, found: Findings) -> str:
-    """The state of MLflow's table of runs that compares the trials of the sweep, the best worst-served group first.
+    """State of MLflow's table of runs that compares the trials of the sweep, the best by worst-group metric first.
 
-    Its charts: parallel coordinates over what was chosen, and the worst group against accuracy.
+    Its charts are parallel coordinates over the parameters that vary, and the worst group against the main score.
     """
     worst_group = found.worst_group
     return json.dumps(
@@ -89,9 +89,9 @@ def shared_view(sweep_id: str, found: Findings) -> str:
 
 
 def _chosen(settings: Sequence[Setting]) -> list[str]:
-    """The parameters of parallel coordinates: clipping, schedule, and the numbers that differ, such as a bound.
+    """Parameters of the parallel coordinates: clipping, schedule, and numbers that differ, such as a clipping bound.
 
-    Every setting has them all: MLflow draws no run that lacks one.
+    Only numbers that every setting has are used, because MLflow omits runs that lack one of the parameters.
     """
     differing = varying([setting.trials[0].params for setting in settings])
     names = dict.fromkeys(
@@ -104,7 +104,7 @@ def _chosen(settings: Sequence[Setting]) -> list[str]:
 
 
 def _charts(parameters: Sequence[str], worst_group: Measured, main: str) -> list[dict[str, Any]]:
-    """Charts as MLflow's page of runs stores them."""
+    """Charts in the format in which MLflow's page of runs stores them."""
     common = {"metricSectionId": _SECTION, "deleted": False, "isGenerated": False, "runsCountToCompare": MAX_CHARTED}
     total, worst = f"final/{main}", str(worst_group.tracked)
     return [
@@ -129,22 +129,22 @@ def _charts(parameters: Sequence[str], worst_group: Measured, main: str) -> list
 
 @dataclass
 class LoggedNumbers:
-    """A logged model, the data that it was tested on, and the numbers that MLflow has of it."""
+    """A logged model, the data set it is linked to, and the numbers that MLflow already stores for it."""
 
     model_id: str
     dataset: Mapping[str, str]
     numbers: dict[str, float] = field(default_factory=dict)
 
     def metric(self, name: str, value: float, run: str) -> Metric:
-        """A number of the model, now, which is one of its run too."""
+        """An MLflow metric with the current time, recorded for both the model and its ``run``."""
         now = int(1000 * time.time())
         return Metric(name, value, now, 0, model_id=self.model_id, run_id=run, **self.dataset)
 
 
 class ModelLog:
-    """The logged models of one sweep in one experiment; files: where the trials lie.
+    """The logged models of one sweep in one experiment. files: the sweep's files.
 
-    Which there are is asked once, and again after `forget`.
+    The existing models are requested once from MLflow, and again after `forget`.
     """
 
     def __init__(self, client: MlflowClient, experiment: str, sweep_id: str, files: SweepFiles) -> None:
@@ -152,11 +152,14 @@ class ModelLog:
         self._models: dict[str, LoggedNumbers] | None = None
 
     def forget(self) -> None:
-        """Ask again which models there are, after an error."""
+        """Request the existing models again next time; to be called after an error."""
         self._models = None
 
     def of_trial(self, run: str, trial: PublishedTrial) -> LoggedNumbers:
-        """The model of a finished trial and its ``run``; a new one has its parameters, and no numbers yet."""
+        """The logged model of a finished trial; created with the trial's parameters, and without numbers, if new.
+
+        run: id of the trial's run.
+        """
         if self._models is None:
             self._models = {model.tags[TRIAL]: _numbers_of(model) for model in self._existing()}
         known = self._models.get(trial.key)
@@ -167,11 +170,11 @@ class ModelLog:
         return known
 
     def record(self, found: Findings, runs: Mapping[str, str]) -> None:
-        """Give the model of every finished trial what it lacks of the trial's numbers, and its setting a model.
+        """Add missing numbers to the model of every finished trial.
 
-        runs: run id by the key of the trial. The first seed of a setting stands for it: it alone has the setting's
-        means, as ``setting/accuracy``, so that a search ordered by them finds settings and not lucky seeds, and the
-        weights, if it is private.
+        runs: run id by the key of the trial. Only the model of a setting's first seed, which represents the setting,
+        gets the means over seeds, such as ``setting/accuracy``, so that a search ordered by them finds settings and not
+        lucky seeds. Only this model gets the weights, if the setting is private.
         """
         for setting in found.settings:
             for trial in (each for each in setting.trials if each.key in runs):
@@ -202,12 +205,12 @@ class ModelLog:
         return str(model.model_id)
 
     def _keep_weights(self, model_id: str, files: TrialFiles) -> None:
-        """Copy the weights, unless they are there, or no longer on disk."""
+        """Copy the weights to MLflow, unless it has them or they are no longer on disk."""
         if exists(files.model) and not self._client.list_logged_model_artifacts(model_id):
             self._attach(model_id, files)
 
     def _log(self, run: str, model: LoggedNumbers, values: Mapping[str, float]) -> None:
-        """Add the numbers of the model that are new or have changed."""
+        """Log the model's numbers that are new or have changed."""
         named = {valid_name(name): value for name, value in values.items() if math.isfinite(value)}
         changed = {name: value for name, value in named.items() if model.numbers.get(name) != value}
         if changed:
@@ -215,7 +218,7 @@ class ModelLog:
             model.numbers |= changed
 
     def _attach(self, model_id: str, files: TrialFiles) -> None:
-        """Copy the weights, and what turns examples into inputs, with the signature of both."""
+        """Copy weights, input preparation and spec, with the signature; does nothing above `LARGEST_MODEL`."""
         contents = {Path(uri).name: read_bytes(uri) for uri in (files.model, files.inputs, files.spec)}
         if sum(map(len, contents.values())) > LARGEST_MODEL:
             return

@@ -1,4 +1,4 @@
-"""No tracking: the results of a sweep stay in its folder, with its report."""
+"""The tracker that records nothing: the results of a sweep are only in its folder, with its report."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from orchestration.records.published import PublishedSweep, PublishedTrial
 from orchestration.tracking.protocol import RunStatus, TrackedSweep
 
 NO_TRACKING: Final = "none"
-"""In place of an address of MLflow."""
+"""Given in place of a tracking URI to switch tracking off."""
 
 
 class NoTracker:
-    """A `Tracker` that records nothing. A later run of the sweep with MLflow records all of its trials there."""
+    """A `Tracker` that records nothing. A later run of the sweep with MLflow records all trials of the sweep there."""
 
     address: Final = ""
 

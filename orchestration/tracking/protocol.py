@@ -1,4 +1,4 @@
-"""The `Tracker` protocol and what a tracker records, as data. Pure; imports no MLflow.
+"""The `Tracker` protocol, and the data that a tracker records. Pure; does not import MLflow.
 
 Final metrics are scalars under ``final/`` (utility), ``privacy/`` (cost) and ``fairness/`` (differences between
 groups). Per-epoch series have no prefix. Values per group are recorded as a table, not as one metric per group.
@@ -20,9 +20,9 @@ from orchestration.records.layout import SweepFiles
 from orchestration.records.published import PublishedEpoch, PublishedSweep, PublishedTrial, task_of
 
 EXPERIMENT = "dpsweep"
-"""The experiment of all sweeps."""
+"""Name of the MLflow experiment of all sweeps."""
 COMPOSED = "privacy/composed_epsilon"
-"""MLflow metric: epsilon of several trials together, or of a trial with its earlier attempts."""
+"""MLflow metric: composed epsilon of several trials, or of one trial with its earlier attempts."""
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 
 
@@ -32,7 +32,7 @@ class TrackingUnavailable(DpsweepError):
 
 @dataclass(frozen=True)
 class TrackedSweep:
-    """What the parent run of a sweep shows.
+    """The data that the parent run of a sweep shows.
 
     sweep_id: unique to the sweep, unchanged by a resume. spec: the sweep's YAML. root: folder or URI of its files.
     """
@@ -45,41 +45,45 @@ class TrackedSweep:
 
 
 def tracked(record: SweepRecord, files: SweepFiles) -> TrackedSweep:
-    """The sweep of a record, as a tracker opens it."""
+    """The argument for `Tracker.open_sweep`, from the record of a sweep."""
     manifest = record.manifest
     return TrackedSweep(manifest.sweep_id, record.sweep.name, manifest.text, files.root, manifest.provenance())
 
 
 class Tracker(Protocol):
-    """Where a sweep is recorded. Every method is idempotent, and may raise `TrackingUnavailable`."""
+    """Records a sweep. Every method is idempotent, and may raise `TrackingUnavailable`."""
 
     @property
     def address(self) -> str:
-        """Of the comparison of the sweep's trials, below the address of the tracker; "" where there is none."""
+        """Address of the page that compares the sweep's trials, relative to the tracker's address; "" if none."""
 
     def open_sweep(self, sweep: TrackedSweep, anew: Sequence[str] = ()) -> str:
         """Start or continue the sweep, closing runs that a killed driver left RUNNING. Returns the parent run's id.
 
-        anew: keys of trials whose runs are deleted, as others will take their place.
+        anew: keys of trials that start anew; their old runs are deleted.
         """
 
     def log_trial(self, trial: PublishedTrial) -> str:
-        """Update the trial's run, and the model of a finished one; call it while the trial runs and when it has ended.
-        Returns the run's id, or "" if the trial has not started."""
+        """Update the trial's run, and the model of a finished trial. Call it while the trial runs and after it ended.
+
+        Returns the run's id, or "" if the trial has not started.
+        """
 
     def log_report(self, page: str, data: PublishedSweep, figures: Mapping[str, str]) -> None:
         """Attach the rendered page and its main figures to the parent run; tag the run if they are sensitive."""
 
     def log_comparison(self, found: Findings, sentences: Sequence[str]) -> None:
-        """Record what the models of finished trials lack, and on the parent run the headline: the best private setting
-        in numbers, and the ``sentences``."""
+        """Add missing numbers to the models of finished trials, and the headline to the parent run.
+
+        The headline is the best private setting with its numbers, and the ``sentences``.
+        """
 
     def close(self, status: RunStatus = "FINISHED") -> None:
         """Write the averages over seeds and end the parent run; no run of the sweep is RUNNING afterwards."""
 
 
 def epoch_metrics(epoch: PublishedEpoch) -> dict[str, float]:
-    """The values of one epoch by name of series; only finite metrics and clipping bounds are included."""
+    """Values of one epoch by name of series: finite metrics and clipping bounds, epoch and noise multiplier."""
     bounds = {
         "clipping_bound" if name == "all" else f"clipping_bound/{name}": bound
         for name, bound in epoch.clipping_bounds.items()
@@ -89,7 +93,7 @@ def epoch_metrics(epoch: PublishedEpoch) -> dict[str, float]:
 
 
 def composition_entries(trials: Iterable[PublishedTrial]) -> tuple[dict[str, float], dict[str, str]]:
-    """Metrics and tags of what several trials cost together, for the run that shows them all."""
+    """Metrics and tags for the composed cost of several trials, for a run that shows all of them."""
     found = composed(trials)
     if found is None:
         return {}, {}
@@ -101,8 +105,8 @@ def composition_entries(trials: Iterable[PublishedTrial]) -> tuple[dict[str, flo
 
 
 def group_table(trial: PublishedTrial) -> dict[str, list[str | float | None]]:
-    """Columns over the groups of the test data, for MLflow's table: name and `GROUP_METRICS`; if published, also the
-    mean epsilon_i of its training examples, the success rate of the membership attack and the audit's lower bound."""
+    """Columns of MLflow's table of the test groups: names, `GROUP_METRICS` and, if published, the mean epsilon_i of
+    each group's training examples, the success rate of the membership attack, and the audit's lower bound."""
     groups, task = trial.quality.groups if trial.quality else (), task_of([trial])
     known = [metric for metric in GROUP_METRICS if metric.task in (None, task)]
     table: dict[str, list[str | float | None]] = {

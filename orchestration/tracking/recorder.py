@@ -1,4 +1,4 @@
-"""Records trials in the tracker while a sweep runs, in a thread of its own, so that a slow tracker delays nothing."""
+"""Records trials in the tracker while a sweep runs, in its own thread, so that a slow tracker delays nothing."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from orchestration.tracking.protocol import Tracker, TrackingUnavailable
 INTERVAL, LONGEST_INTERVAL = 2.0, 30.0
 """Seconds between two updates; the interval doubles up to the second value while the tracker fails."""
 LAST_PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0)
-"""Seconds to wait before each attempt to record what is missing when the sweep has ended."""
+"""Seconds to wait before each attempt to record the remaining changes after the sweep has ended."""
 
 
 class Recorder:
     """Updates the runs of changed trials every few seconds. Between `start` and `finish` only its thread writes.
 
     Each update is the whole current state of a trial, with all its epochs, not a single event. A slow tracker therefore
-    gets fewer and larger updates, and a failed update is repeated until it succeeds. A trial is shown as running once
-    it has run for as long as an interval: one that is over by then takes half as many requests.
+    gets fewer and larger updates, and a failed update is repeated until it succeeds. A trial is first recorded when it
+    has run for one interval, so a shorter trial takes half as many requests.
 
     current: returns the trial with a given key as it is now; called from the recorder's thread.
     """
@@ -32,7 +32,7 @@ class Recorder:
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="dpsweep-recorder", daemon=True)
         self.failure: TrackingUnavailable | None = None
-        """Why the last update failed, or None. What is on disk is complete either way."""
+        """Why the last update failed, or None. Results on disk are complete either way."""
 
     def start(self) -> None:
         """Start recording."""
@@ -45,7 +45,7 @@ class Recorder:
     def finish(self, keys: Iterable[str], publish: Callable[[Tracker], None]) -> None:
         """Stop the thread, record the given trials and call ``publish``, with one attempt per pause in `LAST_PAUSES`.
 
-        If all attempts fail, `failure` says why; nothing is raised.
+        If all attempts fail, `failure` holds the last error; nothing is raised.
         """
         self._end()
         self._changed.update(keys)
@@ -55,7 +55,7 @@ class Recorder:
                 return
 
     def abandon(self) -> None:
-        """Record what is known and close the sweep's runs as killed; one attempt, nothing is raised."""
+        """Record the remaining changes and close the sweep's runs as killed; one attempt, nothing is raised."""
         self._end()
         self._attempt(lambda tracker: tracker.close("KILLED"))
 

@@ -1,4 +1,4 @@
-"""The winner of a sweep as a registered model of MLflow, on request."""
+"""Registers the best model of a sweep in MLflow's model registry, on request."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from orchestration.tracking.protocol import EXPERIMENT, TrackingUnavailable
 
 _MODEL: Final = "dpsweep.logged_model"
 ALIAS: Final = "champion"
-"""The alias of a winner unless another one is given."""
+"""Default alias of the registered model."""
 
 
 @dataclass(frozen=True)
 class Registered:
-    """A version of a registered model. address: by which ``mlflow.pyfunc.load_model`` loads it."""
+    """A version of a registered model."""
 
     name: str
     version: str
@@ -38,18 +38,18 @@ class Registered:
 
     @property
     def address(self) -> str:
-        """``models:/NAME@ALIAS``."""
+        """``models:/NAME@ALIAS``, which ``mlflow.pyfunc.load_model`` accepts."""
         return f"models:/{self.name}@{self.alias}"
 
 
 def register_best(
     found: Best, sweep_id: str, files: SweepFiles, name: str, alias: str = ALIAS, tracking_uri: str | None = None
 ) -> Registered:
-    """Register the model of the winner under a name, and give that version the alias; again, it moves the alias alone.
+    """Register the best model as a version of the registered model ``name``, and give this version the alias.
 
-    tracking_uri: where the sweep was recorded; by default ``MLFLOW_TRACKING_URI``, else the store in its folder.
-    Raises: InvalidInput for a winner whose model MLflow does not keep, and for names that MLflow refuses;
-    TrackingUnavailable.
+    A model that is already registered gets no new version, only the alias. tracking_uri: where the sweep was recorded;
+    by default ``MLFLOW_TRACKING_URI``, else the store in the sweep's folder. Raises: InvalidInput if tracking is off,
+    if MLflow has no weights of the model, and for names that MLflow refuses; TrackingUnavailable.
     """
     uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or embedded_tracking_uri(files.local_folder)
     if uri == NO_TRACKING:
@@ -75,7 +75,7 @@ def register_best(
 
 
 def _logged(client: MlflowClient, sweep_id: str, key: str) -> LoggedModel | None:
-    """The model of a trial, if MLflow keeps its weights."""
+    """The logged model of a trial, if MLflow has its weights."""
     experiment = client.get_experiment_by_name(EXPERIMENT)
     if experiment is None:
         return None
@@ -85,7 +85,7 @@ def _logged(client: MlflowClient, sweep_id: str, key: str) -> LoggedModel | None
 
 
 def _version(client: MlflowClient, model: LoggedModel, name: str, facts: Mapping[str, str]) -> str:
-    """The version of a logged model under a name: the one that it has, or a new one."""
+    """The version of a logged model under the registered ``name``: its existing version, or a new one."""
     try:
         client.create_registered_model(name)
     except MlflowException as error:
@@ -100,7 +100,7 @@ def _version(client: MlflowClient, model: LoggedModel, name: str, facts: Mapping
 
 
 def _facts(found: Best) -> dict[str, str]:
-    """What it is the best by, and what it costs, as tags."""
+    """Tags of the version: the selecting metric with its value and interval, epsilon and delta."""
     cost, least = epsilon(found.trial), delta(found.trial)
     facts = {"by": found.by, found.by: number(found.value, 4), "epsilon": number(cost), "delta": f"{least:g}"}
     if found.interval is None:

@@ -1,8 +1,7 @@
-"""The runs of one experiment in MLflow, written with few requests: each costs about as much CPU as an epoch of a small
-model.
+"""Writes the runs of one MLflow experiment with few requests; a request costs as much CPU as an epoch of a small model.
 
-What a run holds is remembered, because only this process writes it. After an error, which may have come before or after
-a write, it is forgotten, and read again when it is needed.
+The content of runs is cached, because only this process writes them. After an error, which may have come before or
+after a write, the cache is cleared, and runs are read again when they are needed.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _NO_VALUES: Final[Mapping[str, float]] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Point:
-    """A value of a series. moment: in milliseconds since 1970 UTC."""
+    """A value of a metric series. moment: milliseconds since 1970 UTC."""
 
     name: str
     value: float
@@ -39,10 +38,10 @@ class Point:
 
 @dataclass
 class Held:
-    """What a run holds: its status, parameters and tags, the last value of each metric, and whether it names data.
+    """Cached content of a run.
 
-    artifacts: where its files are, as a URI.
-    points: name and step of those in series; None until they are asked for.
+    metrics: the last value of each metric. names_data: whether the run is linked to its data. artifacts: URI of its
+    files. points: name and step of all recorded points of series; None until they are requested.
     """
 
     status: str
@@ -62,13 +61,13 @@ class Runs:
         self._held: dict[str, Held] = {}
 
     def create(self, name: str, tags: Mapping[str, str], started: float | None = None) -> str:
-        """A new run with its tags. A kill leaves it with all of them, or no run."""
+        """Create a run with all its tags in one request, so that a kill leaves either the complete run or none."""
         run = self._client.create_run(self._experiment, milliseconds(started), dict(tags), name)
         self.know(run)
         return str(run.info.run_id)
 
     def know(self, run: Run) -> None:
-        """Remember what a run holds that was found by a search."""
+        """Cache the content of a run that was found by a search."""
         data, names_data = run.data, bool(run.inputs and run.inputs.dataset_inputs)
         points = None if data.metrics else set[tuple[str, int]]()
         self._held[run.info.run_id] = Held(
@@ -82,11 +81,11 @@ class Runs:
         )
 
     def forget(self) -> None:
-        """Read every run again before it is written the next time."""
+        """Clear the cache: every run is read again before it is next written."""
         self._held.clear()
 
     def held(self, run_id: str) -> Held:
-        """What the run holds."""
+        """The content of the run, from the cache or from MLflow."""
         if run_id not in self._held:
             self.know(self._client.get_run(run_id))
         return self._held[run_id]
@@ -100,9 +99,10 @@ class Runs:
         points: Sequence[Point] = (),
         model: LoggedNumbers | None = None,
     ) -> None:
-        """Write, in one request, what the run does not hold yet; ``values`` are scalars, at step 0.
+        """Write everything that the run does not hold yet in one request.
 
-        Parameters that the run holds stay as they are: MLflow changes none. model: of whom the values are as well.
+        params: those that the run holds already stay unchanged, because MLflow parameters are immutable. values:
+        scalars, written at step 0. model: the logged model for which the values are recorded too.
         """
         held, now = self.held(run_id), int(1000 * time.time())
         new = {key: value for key, value in params.items() if key not in held.params}
@@ -142,7 +142,7 @@ class Runs:
         return held.points
 
     def attach(self, run_id: str, name: str, content: Mapping[str, object]) -> None:
-        """Store a JSON file with the run, without asking MLflow where its files are."""
+        """Store a JSON file with the run, at the cached artifact URI, which saves a request."""
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, name)
             file.write_text(json.dumps(content))
@@ -150,21 +150,21 @@ class Runs:
             repository.log_artifact(str(file))  # type: ignore[no-untyped-call]  # MLflow's has no types
 
     def name_data(self, run_id: str, data: DatasetInput) -> None:
-        """Link the run to its data, unless it is."""
+        """Link the run to its data, unless it is linked already."""
         held = self.held(run_id)
         if not held.names_data:
             self._client.log_inputs(run_id, [data])
             held.names_data = True
 
     def reopen(self, run_id: str) -> None:
-        """Let the run be RUNNING."""
+        """Set the status of the run to RUNNING."""
         held = self.held(run_id)
         if held.status != "RUNNING":
             self._client.update_run(run_id, status="RUNNING")
             held.status = "RUNNING"
 
     def end(self, run_id: str, status: str, ended: float | None = None) -> None:
-        """End the run with that status, unless it has it."""
+        """End the run with this status, unless it has it already. ended: seconds since 1970 UTC; by default now."""
         held = self.held(run_id)
         if held.status != status:
             self._client.set_terminated(run_id, status, milliseconds(ended))
@@ -177,5 +177,5 @@ class Runs:
 
 
 def milliseconds(seconds: float | None) -> int | None:
-    """Seconds since 1970 as MLflow counts time."""
+    """Convert seconds since 1970 to MLflow's milliseconds; None stays None."""
     return None if seconds is None else int(1000 * seconds)
