@@ -199,7 +199,7 @@ def bounding_trace(trace: Trace, plan: Trace) -> Trace | None:
 def shown_trace(trace: Trace, plan: Trace) -> Trace:
     """The trace to compose with other runs: the bounding trace, or else ``trace`` itself, marked as an estimate.
 
-    The kind of its recorded contributions is dropped, because worst cases do not depend on it.
+    The kind of its recorded contributions is set to "estimate", because worst cases do not depend on it.
     """
     bound = bounding_trace(trace, plan) or replace(trace, noise_follows_results=True)
     return replace(bound, contributions="estimate")

@@ -267,7 +267,7 @@ class Coordinator:
             self._attempts.note(Attempt(spec.key, 0, spec.delta, bound, seed, ended, statistics))
 
     def _log_end(self, key: str) -> None:
-        """Log that the trial has trained to its end and its statistics are about to be released, once or once more."""
+        """Log that the trial has trained to its end and releases its statistics, for the first time or once more."""
         planned, files = self._planned[key], self._files.trial(key)
         trace, alone = read_trace(files.trace), None
         if planned.releases:

@@ -163,10 +163,11 @@ def _accounting_of_examples(planned: PlannedTrial, sweep: SweepSpec) -> tuple[fl
 
 
 def _worker() -> tuple[float, float]:
-    """Start processes that import what Ray's workers import, at their priority; measure CPU seconds and CPU share.
+    """Measure processes that import what Ray's workers import, at their priority.
 
-    One process per usable CPU (at most `_MOST_WORKERS`) runs at the same time, because other work on the machine
-    slows many workers more than a single one.
+    One process per usable CPU (at most `_MOST_WORKERS`) runs at the same time, because the share of a single process
+    says little about the time that other work leaves to all. Returns: CPU seconds per process, and CPU seconds per
+    second of its life.
     """
     code = _WORKER_CODE.format(niceness=int(os.environ.get(_NICENESS, _USUAL_NICENESS)))
     count = min(len(os.sched_getaffinity(0)), _MOST_WORKERS)
