@@ -1,4 +1,4 @@
-"""Privacy accounting for training done with another library, without torch or Ray."""
+"""Account for training that another library runs; needs neither torch nor Ray."""
 
 from accounting import PoissonSampling, Segment, Trace, account, calibrate_noise_multiplier
 

@@ -1,4 +1,4 @@
-"""One trial in this process, without Ray or MLflow: training, accounting, and individual epsilons."""
+"""Train and account one trial in this process, without Ray or MLflow, and compute individual epsilons."""
 
 import sys
 
@@ -31,7 +31,7 @@ def main(folder: str) -> None:
     trace = read_trace(files.trace)
     worst = account(trace, spec.delta)
     print(f"accuracy {result.evaluation.accuracy:.3f}; worst case: epsilon {worst.epsilon:.3f} by {worst.accountant}")
-    norms = NormShards(files.norms).read(0)  # private data: the first part, of up to 65,536 examples
+    norms = NormShards(files.norms).read(0)  # private data; the first part, at most 65,536 examples
     epsilons = individual_epsilons(norms.steps, norms.contributions, trace, spec.delta, "pld")
     print(f"{len(epsilons.upper)} examples: median epsilon {np.median(epsilons.upper):.3f}, {epsilons.kind}")
     logits = load_trained(files, spec).logits(np.zeros((2, 30)))

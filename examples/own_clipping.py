@@ -10,10 +10,10 @@ from workers.clipping import ClippingMethod, ClippingState, ClipRule, Examples, 
 
 @dataclass(frozen=True)
 class Smooth(ClippingMethod):
-    """C g / sqrt(C^2 + s^2 ||g||^2). Sensitivity C / s under add/remove and zero-out adjacency.
+    """Maps a gradient g to C g / sqrt(C^2 + s^2 ||g||^2). Sensitivity C / s under add/remove and zero-out adjacency.
 
-    Proof, which dpsweep leaves to the author: C ||g|| / sqrt(C^2 + s^2 ||g||^2) < C ||g|| / (s ||g||) = C / s. Training
-    checks the stated sensitivity on every example that it uses; that is no proof for other examples.
+    The author of a method must prove its sensitivity: C ||g|| / sqrt(C^2 + s^2 ||g||^2) < C ||g|| / (s ||g||) = C / s.
+    Training checks the stated sensitivity on every example that it uses, which proves nothing for other examples.
     """
 
     steepness: float = 1.0
@@ -26,7 +26,7 @@ class Smooth(ClippingMethod):
         bound, steepness = state.bound, self.steepness
 
         def weigh(examples: Examples) -> Tensor:
-            """[B]: the weight of each gradient, computed from its own norm only."""
+            """Weight of each gradient [batch], computed from its own norm only."""
             return bound / sqrt(bound**2 + (steepness * examples.norms) ** 2)
 
         return ClipRule(sensitivity=bound / steepness, weigh=weigh, bounds={"all": bound / steepness})

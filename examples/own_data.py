@@ -1,4 +1,4 @@
-"""A data source of your own: visits of customers to two shops, and whether they bought something."""
+"""A data source of your own: customers of two shops, and whether they bought something."""
 
 import numpy as np
 

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class Residual(nn.Module):
-    """A hidden layer in parallel with a linear one. No layer may mix the examples of a batch, as BatchNorm does."""
+    """A hidden layer in parallel with a linear layer. Layers must not mix examples of a batch, as BatchNorm does."""
 
     def __init__(self, inputs: int, hidden: int, num_classes: int) -> None:
         super().__init__()
@@ -20,5 +20,5 @@ class Residual(nn.Module):
 
 
 def residual(feature_shape: tuple[int, ...], num_classes: int, hidden: int = 16) -> nn.Module:
-    """dpsweep passes feature_shape (of one example) and num_classes; other parameters come from the sweep file."""
+    """Build the model. dpsweep passes feature_shape (of one example) and num_classes, the sweep file the rest."""
     return Residual(math.prod(feature_shape), hidden, num_classes)

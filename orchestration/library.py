@@ -47,17 +47,17 @@ class Trial:
 
     @property
     def key(self) -> str:
-        """Unique name of the trial in its sweep; also that of its folder."""
+        """Unique name of the trial in its sweep; also the name of its folder."""
         return self._point.key
 
     @property
     def spec(self) -> TrialSpec:
-        """What was trained; for a trial that is not over, what was asked for, before its noise is calibrated."""
+        """The specification that was trained; before the trial has ended, the requested one with uncalibrated noise."""
         return self.result.spec if self.result is not None else self._point.spec
 
     @property
     def state(self) -> TrialState:
-        """``finished``, ``stopped`` by a scheduler, ``failed``, or else ``pending``."""
+        """``finished``, ``stopped`` (by a scheduler), ``failed``, or otherwise ``pending``."""
         return self._record.status(self.key).state
 
     @property
@@ -67,12 +67,12 @@ class Trial:
 
     @property
     def error(self) -> str | None:
-        """Why the trial failed, as far as the release mode shows it; None if it did not fail."""
+        """The reason why the trial failed, as far as the release mode shows it; None if it did not fail."""
         return self._record.status(self.key).error
 
     @property
     def trace(self) -> Trace:
-        """The mechanisms that were run, the input of every accountant. Raises: InvalidInput for a trial not over."""
+        """The mechanisms that were run, as input to accountants. Raises: InvalidInput if the trial has no result."""
         from accounting.records import read_trace
         from orchestration.records.results import StoppedTrial
 
@@ -82,10 +82,11 @@ class Trial:
         return result.trace if isinstance(result, StoppedTrial) else read_trace(self._files.trace)
 
     def epsilons(self) -> Epsilons:
-        """The privacy cost of every training example: arrays [examples] of ``example_ids``, ``upper``, ``lower``.
+        """The individual epsilon of every training example: arrays [examples] ``example_ids``, ``upper``, ``lower``.
 
-        Private data of these examples, not to be published. ``kind`` says whether they are guarantees or estimates,
-        at ``delta``. Raises: InvalidInput if they were not computed or are deleted, DataCorruption for damaged files.
+        They hold at ``delta``; ``kind`` says whether they are guarantees, output-specific or estimates. They are
+        private data and must not be published. Raises: InvalidInput if they were not computed or were deleted,
+        DataCorruption for damaged files.
         """
         from accounting.records import MANIFEST, exists, read_epsilons
 
@@ -98,9 +99,9 @@ class Trial:
         return read_epsilons(self._files.epsilons)
 
     def model(self) -> nn.Module:
-        """The trained model, in evaluation mode on the CPU: prepared features [n, ...] to logits [n, classes].
+        """The trained model, in evaluation mode on the CPU; it maps prepared features [n, ...] to logits [n, classes].
 
-        Nothing stored is executed. A model of the user's own is imported only if it was allowed when the sweep was
+        No stored code is executed. A model of the user's own is imported only if it was allowed when the sweep was
         opened. Raises: InvalidInput for a trial that did not finish or a model that is not allowed, DataCorruption for
         damaged files.
         """
@@ -110,10 +111,10 @@ class Trial:
         return load_model(self._files, self.spec, self._code)
 
     def predict(self, examples: npt.ArrayLike) -> npt.NDArray[np.float32]:
-        """Logits [n, classes], not probabilities, of examples [n, ...] as the trial's data source stores them.
+        """Logits [n, classes], not probabilities, for examples [n, ...] in the form of the trial's data source.
 
         Images are bytes, rows are encoded as by their source; preprocessing and preparation are applied as in the
-        trial's evaluation. The predicted class is the largest logit, or with a single column whether it is above 0.
+        trial's evaluation. The predicted class is the largest logit; with a single column, class 1 if it is above 0.
         Raises: as `model`, and InvalidInput for examples of another shape or type.
         """
         from workers.trained_model import load_trained
@@ -137,7 +138,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep as it was on disk when it was opened; from `open_sweep` or `run`."""
+    """A sweep as stored on disk when it was opened, from `open_sweep` or `run`."""
 
     _record: SweepRecord
     _files: SweepFiles
@@ -145,7 +146,7 @@ class Sweep:
 
     @property
     def name(self) -> str:
-        """The name that the sweep file gives."""
+        """The name in the sweep file."""
         return self._record.sweep.name
 
     @property
@@ -187,10 +188,10 @@ class Sweep:
     ) -> Best:
         """The best private setting by the mean of a metric of `results`, as ``dpsweep best`` prints it.
 
-        by: by default accuracy, or what stands in its place for the task of the sweep: r2, micro_f1, token_accuracy.
-        max_epsilon: the most that a trial of it may cost. at_least: metrics with the least mean that it must have, such
-        as ``{"worst_group": 0.7}``. ``trials[found.trial.key].model()`` is its model. Raises: InvalidInput for an
-        unknown metric and where no setting fulfils the conditions, DataCorruption for damaged files.
+        by: a metric; by default accuracy or the main score of the task: r2, micro_f1, token_accuracy. max_epsilon:
+        largest epsilon of a trial of the setting. at_least: lowest means that the setting must reach, such as
+        ``{"worst_group": 0.7}``. The model of the result ``found`` is ``trials[found.trial.key].model()``. Raises:
+        InvalidInput for an unknown metric and if no setting meets the conditions, DataCorruption for damaged files.
         """
         from orchestration.comparison.best import best
         from orchestration.comparison.findings import findings
@@ -204,18 +205,19 @@ class Sweep:
     ) -> Registered:
         """Register the model of `best` in MLflow under a name, and give it an alias, as ``dpsweep best --register``.
 
-        Its ``address`` loads with ``mlflow.pyfunc.load_model``, without running stored code. tracking_uri: where the
-        sweep was recorded; by default ``MLFLOW_TRACKING_URI``, else the store in its folder. Raises: InvalidInput for
-        a name that MLflow refuses, and where it keeps no weights of that model; TrackingUnavailable.
+        ``mlflow.pyfunc.load_model`` loads the ``address`` of the result without running stored code. tracking_uri:
+        where the sweep was recorded; by default ``MLFLOW_TRACKING_URI``, else the store in its folder. Raises:
+        InvalidInput for a name that MLflow refuses, and if MLflow has no weights of that model; TrackingUnavailable.
         """
         from orchestration.tracking.registry import register_best
 
         return register_best(best, self._record.manifest.sweep_id, self._files, name, alias, tracking_uri)
 
     def report(self) -> str:
-        """Verify every stored file, write the reports again, and return the path of report.html, which may be shared.
+        """Verify every stored file, write the reports again, and return the path of report.html.
 
-        Raises: DataCorruption with one line for each damaged file.
+        The report may be shared, except under ``release: raw``. Raises: DataCorruption with one line for each damaged
+        file.
         """
         from orchestration.pipeline import render_again
 
@@ -223,11 +225,11 @@ class Sweep:
 
 
 SweepLike = str | Path | Mapping[str, Any]
-"""A sweep: the path of its file, its text (more than one line), or its content as a mapping."""
+"""A sweep: the path of its file, its YAML text (more than one line), or its content as a mapping."""
 
 
 def open_sweep(folder: str | Path, *, allow_code: Sequence[str] = ()) -> Sweep:
-    """The sweep in a folder or at a URI that ``dpsweep run`` wrote; models are loaded only when asked for.
+    """Open the sweep in a folder or at a URI that ``dpsweep run`` wrote; models are loaded only on request.
 
     allow_code: the user's own modules and files that `Trial.model` and `Trial.predict` may import, such as
     ``["my_models.py"]``; by default none. Raises: InvalidInput if there is no sweep or a module is not found,
@@ -243,11 +245,11 @@ def open_sweep(folder: str | Path, *, allow_code: Sequence[str] = ()) -> Sweep:
 
 
 def plan(sweep: SweepLike, *, allow_code: Sequence[str] = ()) -> Plan:
-    """What a sweep would do: noise, steps and worst-case epsilon of each trial, and why one is refused; trains nothing.
+    """Plan a sweep without training: noise, steps and worst-case epsilon of each trial, and reasons for refusals.
 
-    As ``dpsweep plan``: a sweep is code, and the user's own models beside its file run on a few rows. For a sweep given
-    as text or mapping, that folder is the working directory. allow_code: further modules and files that may be
-    imported. Raises: InvalidInput for a sweep that cannot be read.
+    A sweep file is code, as for ``dpsweep plan``: the user's own models in its folder (for text or a mapping, the
+    working directory) run on a few rows. allow_code: further modules and files that may be imported. Raises:
+    InvalidInput for a sweep that cannot be read.
     """
     from orchestration.sweeps.plan import plan_sweep
 
@@ -270,12 +272,12 @@ def run(
     stop_after_failures: int | None = None,
     max_gpu_hours: float | None = None,
 ) -> Sweep:
-    """Train, account and compare every trial of a sweep, as ``dpsweep run`` with the same options; shows nothing.
+    """Train, account and compare every trial of a sweep, as ``dpsweep run`` with the same options, without output.
 
-    A folder that holds the sweep, or an earlier version of it, is continued: trials with results keep them. resume:
-    without effect. retry: ``failed``, ``all`` or keys of trials to train anew. sources: as ``--from``.
-    Failed trials are in `Sweep.failed`. Raises: InvalidInput, before any trial starts, for a sweep that cannot run and
-    for a process that is already connected to Ray.
+    A folder that holds the sweep, or an earlier version of it, is continued: trials with results keep them. resume: has
+    no effect. retry: ``failed``, ``all`` or keys of trials to train anew. sources: folders of other sweeps, as
+    ``--from``. Failed trials are in `Sweep.failed`. Raises: InvalidInput, before any trial starts, for a sweep that
+    cannot run and for a process that is already connected to Ray.
     """
     spec, text, code = _read(sweep, allow_code)
     prepare_environment(address)

@@ -64,8 +64,8 @@ from workers.imports import NO_CODE, UserCode
 class Outcome:
     """The record of a run, its files and its MLflow store, which may be `NO_TRACKING`.
 
-    seconds: duration of the run. stopped: why it leaves trials for another run, if it does. address: of the comparison
-    of trials, below that of MLflow; "" where none was written.
+    seconds: duration of the run. stopped: the limit that ended the run early, else None. address: of the comparison of
+    trials, relative to MLflow's own; "" if none was written.
     """
 
     record: SweepRecord
@@ -80,11 +80,11 @@ class Outcome:
 class RunRequest:
     """A sweep to run, and where.
 
-    text: of the sweep file. output: folder or URI; None for runs/NAME. address: ``--address``. tracking_uri: None for
-    the SQLite store in the sweep's folder, `NO_TRACKING` for none. code: the user's own modules that may be imported.
-    limits: when the run stops early. retry: trials that start anew: keys, or the beginning of one; ``failed``, ``all``.
-    A driver that its job has started again continues what the earlier one has begun, within the same limits.
-    sources: folders of sweeps whose finished trials are taken instead of training them.
+    text: content of the sweep file. output: folder or URI; None for runs/NAME. address: ``--address``. tracking_uri:
+    None for the SQLite store in the sweep's folder, `NO_TRACKING` for none. code: the user's own modules that may be
+    imported. limits: when the run stops early. retry: trials to start anew: ``failed``, ``all``, keys or unique
+    prefixes of keys; ignored by a driver that its job has restarted, which continues within the same limits. sources:
+    folders of sweeps whose finished trials are copied instead of training them.
     """
 
     sweep: SweepSpec
@@ -99,7 +99,7 @@ class RunRequest:
 
     @property
     def files(self) -> SweepFiles:
-        """The files of the sweep."""
+        """Paths of the files of the sweep."""
         return SweepFiles(absolute(self.output or default_output(self.sweep.name)))
 
 
@@ -110,7 +110,7 @@ class Display(Protocol):
         """Show a warning, one sentence."""
 
     def ended(self, trial: TrialStatus) -> None:
-        """Show that a trial has ended; called in the thread that ended it."""
+        """Show that a trial has ended; called in the thread that ended the trial."""
 
     def watching(self, status: SweepStatus) -> AbstractContextManager[None]:
         """Show the state of the sweep for the duration of a ``with`` block."""
@@ -135,18 +135,17 @@ NO_DISPLAY = NoDisplay()
 def run_sweep(request: RunRequest, display: Display = NO_DISPLAY) -> Outcome:
     """Run a sweep until all its trials have ended; a folder that holds it, or an earlier version of it, is continued.
 
-    With ``tune``, the candidates are trained first, as a sweep of their own in the folder ``tuning`` of this one; of a
-    private selection, in the private folder, where nothing but the best of each trial leaves it.
-    Trials that have results keep them, and their files are not written again; ``display`` is told how many these are.
-    A trial that fails does not end the run: it is in the record. Raises: InvalidInput, before any trial starts, for a
-    trial that cannot run, a folder that holds a sweep of another name, and a cluster, storage or MLflow that cannot be
-    used.
+    With ``tune``, candidates are trained first, as a sweep of their own in the subfolder ``tuning``; those of a private
+    selection in the private folder, which only the best of each trial leaves. Trials with results keep them, and their
+    files are not written again; ``display`` is told their number. A trial that fails does not end the run; the record
+    lists it. Raises: InvalidInput, before any trial starts, for a trial that cannot run, a folder that holds a sweep of
+    another name, and a cluster, storage or MLflow that cannot be used.
     """
     if request.sweep.tune is None or request.sweep.adapted is not None:
         return _run(request, display)
     if request.sweep.tune.is_selection:
         return _run_selected(request, display)
-    winners = _chosen_before(request)
+    winners = _stored_winners(request)
     if winners is not None:
         return _run_tuned(request, display, winners)
     with closed_to_strangers(), kept_open():
@@ -160,13 +159,13 @@ def _run_tuned(request: RunRequest, display: Display, winners: Mapping[str, Winn
     return _run(replace(request, sweep=parse_sweep(text), text=text), display)
 
 
-def _chosen_before(request: RunRequest) -> Mapping[str, Winner] | None:
-    """The best candidates that an earlier run of this very file has chosen; None where there is none."""
+def _stored_winners(request: RunRequest) -> Mapping[str, Winner] | None:
+    """The best candidates that an earlier run of the same sweep file chose; None if there was none."""
     files = request.files
     stored = read_manifest(files)
     if stored is None:
         return None
-    grown(stored, request.sweep, request.text, files.root)  # refuses a folder of another sweep before it trains
+    grown(stored, request.sweep, request.text, files.root)  # refuse a folder of another sweep before training
     before = parse_sweep(stored.text, files.manifest)
     if before.adapted is None or before.plain() | {"adapted": None} != request.sweep.plain():
         return None
@@ -174,11 +173,11 @@ def _chosen_before(request: RunRequest) -> Mapping[str, Winner] | None:
 
 
 def _tuning(request: RunRequest, display: Display) -> Outcome:
-    """Train the candidates of every setting; where later ones follow scores, round by round."""
+    """Train the candidates of every setting, round by round if later candidates depend on scores."""
     files, tune = request.files, request.sweep.tune
     assert tune is not None, "only a sweep with tune has candidates"
     display.warn(f"tuning first, in {files.tuning}; then the best of each setting is trained in {files.root}")
-    retry = tuple(word for word in request.retry if word in ("failed", "all"))  # keys name trials of the second stage
+    retry = tuple(word for word in request.retry if word in ("failed", "all"))  # keys name trials of the tuned stage
     stage = begun(read_manifest(SweepFiles(files.tuning)), tuning_stage(request.sweep, request.text))
     while True:
         sweep = parse_sweep(stage)
@@ -190,13 +189,13 @@ def _tuning(request: RunRequest, display: Display) -> Outcome:
 
 
 def _run_selected(request: RunRequest, display: Display) -> Outcome:
-    """Train the secret number of candidates of every trial, and keep the best of each as the trial itself.
+    """Train a secret random number of candidates for every trial, and keep the best of each as the trial itself.
 
-    Their folder is deleted in the end: their number and all but the best are private.
+    Their folder is deleted at the end, because the number of candidates and all but the best are private.
     """
     files = request.files
-    _require_plain(request)
-    winners = _chosen_before(request)
+    _require_selection_options(request)
+    winners = _stored_winners(request)
     if winners is None:
         if exists(files.manifest):
             raise InvalidInput(
@@ -219,8 +218,8 @@ def _run_selected(request: RunRequest, display: Display) -> Outcome:
     return outcome
 
 
-def _require_plain(request: RunRequest) -> None:
-    """Raises: InvalidInput for a private selection that would end early, be repeated, or lie where others can read."""
+def _require_selection_options(request: RunRequest) -> None:
+    """Raise `InvalidInput` for options that would end or repeat a private selection, or expose or encrypt its files."""
     refused = {
         "--max-hours, --max-trials and --max-failures, which end a run early": request.limits != NO_LIMITS,
         "--retry, which would train a selected trial again": bool(request.retry),
@@ -234,9 +233,9 @@ def _require_plain(request: RunRequest) -> None:
 
 
 def _drawn_stage(request: RunRequest) -> str:
-    """The sweep file of the candidates: the stored one where they were drawn before, so that none is drawn again.
+    """The sweep file of the candidates; the stored one if they were drawn before, so that none is drawn again.
 
-    Raises: InvalidInput where those that were drawn are of another version of the sweep.
+    Raises: InvalidInput if the stored candidates belong to another version of the sweep.
     """
     files, sweep, tune = request.files, request.sweep, request.sweep.tune
     assert tune is not None, "only a sweep with tune has candidates"
@@ -259,7 +258,7 @@ def _drawn_stage(request: RunRequest) -> str:
 
 
 def _require_selected(sweep: SweepSpec, plan: Plan, files: SweepFiles) -> None:
-    """Raises: DataCorruption where a trial that was selected is not there: trained again, it would be no selection."""
+    """Raise `DataCorruption` if a selected trial has no result: training it again would not be the selection."""
     if sweep.tune is None or not sweep.tune.is_selection or sweep.adapted is None or sweep.adapted.drawn:
         return
     missing = [planned.key for planned in plan.trials if not exists(files.trial(planned.key).result)]
@@ -333,7 +332,7 @@ def _run(request: RunRequest, display: Display) -> Outcome:
             display.watching(status),
         ):
             if is_continued:
-                display.warn(_kept(status, files, coordinator.no_longer_asked))
+                display.warn(_continuation_warning(status, files, coordinator.no_longer_asked))
             execution.train(coordinator.pending(), coordinator, manifest.sweep_id)
             record = coordinator.finish()
         if status.stopped_by:
@@ -347,7 +346,7 @@ def _backend(request: RunRequest, plan: Plan, files: SweepFiles) -> Opening:
     return opening(request.address) if request.retry else backend(request.address, plan, files)
 
 
-def _kept(status: SweepStatus, files: SweepFiles, no_longer_asked: int) -> str:
+def _continuation_warning(status: SweepStatus, files: SweepFiles, no_longer_asked: int) -> str:
     kept = sum(trial.result is not None for trial in status.trials)
     former = f"; {no_longer_asked} trials that its file no longer asks for are kept too" if no_longer_asked else ""
     return (
@@ -364,10 +363,10 @@ def _tracker(uri: str, files: SweepFiles) -> Tracker:
 
 
 def show_accounts(folder: str, tracking_uri: str | None = None) -> None:
-    """Write the reports of a sweep again, with what accounting its trials again has found; under ``release: raw``, into
-    MLflow too.
+    """Write the reports of a sweep again, with the results of `dpsweep account`; under ``release: raw``, MLflow too.
 
-    tracking_uri: None for the SQLite store in the sweep's folder. Raises: StorageError, TrackingUnavailable.
+    tracking_uri: None for the SQLite store in the sweep's folder. Raises: StorageError, TrackingUnavailable, and
+    InvalidInput if MLflow cannot be opened.
     """
     files = SweepFiles(absolute(folder))
     record = stored_record(files)
@@ -386,10 +385,10 @@ def show_accounts(folder: str, tracking_uri: str | None = None) -> None:
 def render_again(folder: str) -> Outcome:
     """Verify every file of the trained trials of a sweep, and write its reports again.
 
-    Every epsilon is computed again from the stored trace: checksums find damage, not tampering.
+    Every epsilon is recomputed from the stored trace, because checksums detect damage but not tampering.
 
-    Raises: InvalidInput if the folder holds no sweep, or one of another key; DataCorruption with one line per damaged
-    file and per claim smaller than what its trace costs, and then no report is written.
+    Raises: InvalidInput if the folder holds no sweep, or one with another encryption key; DataCorruption with one line
+    per damaged file and per claim smaller than what its trace costs; no report is written then.
     """
     files = SweepFiles(absolute(folder))
     record = owned_record(files)

@@ -1,4 +1,4 @@
-"""The command line: what users type and what the terminal shows.
+"""The command line: commands, their options and their output.
 
 Other rooms import from the modules in `__all__` only. Commands load heavy modules when they run.
 """

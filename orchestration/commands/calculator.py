@@ -75,7 +75,7 @@ else:  # the choices that typer shows and accepts
 
 Method = Annotated[str, typer.Option(help=f"{one_of(ACCOUNTANTS)}.")]
 _MOST_NUMBERS = 10_000
-"""Most numbers in a list such as --group-size."""
+"""Longest list of numbers in a flag such as --group-size."""
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
@@ -117,7 +117,7 @@ def epsilon(
             "--selection-trials gives the epsilon of the released run alone: drop --compare, --individual, --examples, "
             "--risk, --plot and --curve"
         )
-    ran = _ran(trial, trace, flags, individual or examples)
+    ran = _stored_run(trial, trace, flags, individual or examples)
     if ran is None:
         schedule = parse_schedule(flags.schedule, flags.required_noise())
         ran = flags.shape().trace(schedule, epochs=flags.epochs, steps=flags.steps)
@@ -187,10 +187,10 @@ def epsilon(
         typer.echo(f"curve: {curve}")
 
 
-def _ran(trial: str | None, trace: str | None, flags: RunFlags, of_examples: str | None) -> Trace | None:
+def _stored_run(trial: str | None, trace: str | None, flags: RunFlags, of_examples: str | None) -> Trace | None:
     """The stored trace, or None if the flags describe a run instead.
 
-    of_examples: --individual or --examples. Raises: InvalidInput for flags that contradict each other.
+    of_examples: value of --individual or --examples. Raises: InvalidInput for flags that contradict each other.
     """
     if of_examples and trial is None:
         raise InvalidInput("--individual and --examples need --trial: they read its recorded contributions")
@@ -263,7 +263,7 @@ def calibrate(
 
 @dataclass(frozen=True)
 class Question:
-    """What to solve: the budget, and the flags that describe the rest of the run. digits: decimals of a decay."""
+    """The budget to meet, and the flags that describe the rest of the run. digits: decimals of a decay."""
 
     flags: RunFlags
     shape: RunShape
@@ -272,7 +272,7 @@ class Question:
 
 
 Solver = Callable[[Question], tuple[float, Trace]]
-"""From a question to the value found, and the trace of the run with that value."""
+"""Solves a question; returns the value found and the trace of the run with that value."""
 
 
 def _solve_noise(question: Question) -> tuple[float, Trace]:

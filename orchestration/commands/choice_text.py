@@ -1,4 +1,4 @@
-"""What commands say of a choice, in lines."""
+"""The lines that `dpsweep best` prints about the chosen setting."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def best_lines(found: Best, model: str) -> Iterator[str]:
-    """The setting, its number and interval, what cannot be told from it, its model, and warnings."""
+    """Lines on the setting, its value and interval, settings not distinguishable from it, its model, and warnings."""
     from orchestration.comparison.formats import SHARES, difference, number
     from orchestration.comparison.metrics import metric
     from orchestration.comparison.values import epsilon

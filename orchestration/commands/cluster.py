@@ -1,4 +1,4 @@
-"""`dpsweep submit`, `logs` and `stop`: sweeps that run on a cluster without the terminal that started them."""
+"""`dpsweep submit`, `logs` and `stop`: sweeps as jobs of a cluster, which outlive the terminal."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def jobs_at(address: str) -> Jobs:
 
 
 def _follow(jobs: Jobs, job: Job) -> NoReturn:
-    """Print what the job prints until it ends; exit with 0 if it succeeded. Ctrl-C leaves the job alone."""
+    """Print the job's output until it ends; exit with 0 if it succeeded, else 1. Ctrl-C does not stop the job."""
     try:
         for lines in jobs.follow(job):
             print(for_terminal(lines), end="", flush=True)
@@ -150,7 +150,7 @@ def _follow(jobs: Jobs, job: Job) -> NoReturn:
 
 
 def _planned(spec: SweepSpec, code: UserCode) -> int:
-    """The number of trials, all of which can run. Raises: InvalidInput with one line per reason of refusal."""
+    """Plan the sweep and return its number of trials. Raises: InvalidInput with one line per reason for a refusal."""
     from orchestration.records.layout import SweepFiles, absolute, default_output
     from orchestration.sweeps.plan import accept, plan_sweep
 
@@ -161,7 +161,7 @@ def _planned(spec: SweepSpec, code: UserCode) -> int:
 
 
 def _variables(given: Sequence[str]) -> dict[str, str]:
-    """``K=V`` as a mapping. Raises: InvalidInput for text without a name or an equals sign."""
+    """Texts ``K=V`` as a mapping. Raises: InvalidInput for other text, and for the variable of the encryption key."""
     pairs = [text.partition("=") for text in given]
     for text, (name, equals, _) in zip(given, pairs, strict=True):
         if not equals or not name.isidentifier():
@@ -182,7 +182,7 @@ def _require_absolute(output: str) -> None:
 
 
 def _describe(package: Package) -> None:
-    """Print what is sent, with sizes, and what of the user's packages is not."""
+    """Print the files to send with their sizes, and the files of the user's packages that are left out."""
     files = ", ".join(f"{name} ({_size(size)})" for name, size in package.own)
     _say(f"sent: {files}; dpsweep ({_size(package.dpsweep)}); no data")
     if package.left_out:
@@ -190,7 +190,7 @@ def _describe(package: Package) -> None:
 
 
 def _say(text: str) -> None:
-    """Print text with names that others may have chosen, as `for_terminal` shows them."""
+    """Print text, made safe by `for_terminal`, because others may have chosen the names in it."""
     print(for_terminal(text))
 
 

@@ -1,4 +1,4 @@
-"""`dpsweep decrypt`: a private file of a sweep that is encrypted, for its owner to read."""
+"""`dpsweep decrypt`: decrypt a private file of a sweep for its owner."""
 
 from __future__ import annotations
 

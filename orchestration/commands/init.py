@@ -1,4 +1,4 @@
-"""`dpsweep init`: the first sweep file for a table of one's own."""
+"""`dpsweep init`: draft a sweep file for the user's own table."""
 
 from __future__ import annotations
 

@@ -151,15 +151,15 @@ def forget(
 
 
 def main() -> None:
-    """Entry point of the command: prints errors that a user can act on as one line each, and sets the exit code."""
-    _end_in_order()
+    """Run the command; print errors that a user can act on, one line each, and set the exit code."""
+    _treat_as_interrupts()
     try:
         app()
     except (InvalidInput, Unreachable, UnsupportedMechanism) as error:
-        _complain(error)
+        _print_error(error)
         sys.exit(2)
     except DpsweepError as error:
-        _complain(error)
+        _print_error(error)
         sys.exit(1)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -168,23 +168,23 @@ def main() -> None:
         sys.exit(1)
 
 
-_ENDING = (signal.SIGTERM, signal.SIGHUP)
-"""Signals that end a command as Ctrl-C does: of `kill` and of a terminal that closes."""
+_TERMINATION = (signal.SIGTERM, signal.SIGHUP)
+"""Signals that end a command like Ctrl-C: those of `kill` and of a terminal that closes."""
 
 
-def _end_in_order() -> None:
-    """Treat `_ENDING` as Ctrl-C. A signal that is ignored, as SIGHUP under nohup, stays ignored."""
-    for number in _ENDING:
+def _treat_as_interrupts() -> None:
+    """Treat `_TERMINATION` signals as Ctrl-C. An ignored signal, such as SIGHUP under nohup, stays ignored."""
+    for number in _TERMINATION:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    for each in _ENDING:  # a terminal and its shell both send one; the second must not interrupt what ends the run
+    for each in _TERMINATION:  # a terminal and its shell both send one; the second must not interrupt the cleanup
         signal.signal(each, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
-def _complain(error: DpsweepError) -> None:
+def _print_error(error: DpsweepError) -> None:
     for line in str(error).splitlines():
         print(for_terminal(f"error: {line}"), file=sys.stderr)

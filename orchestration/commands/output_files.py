@@ -1,4 +1,4 @@
-"""Files that a command writes where its user says."""
+"""Write the output files that a user names in options."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from accounting.errors import InvalidInput
 def write_file(option: str, path: Path, content: bytes, private: bool) -> None:
     """Write a file, replacing an existing one; the mode of its folder is not changed.
 
-    private: only its owner can read it (mode 0600); else the umask decides. Raises: InvalidInput that names ``option``.
+    private: only its owner can read it (mode 0600); else the umask applies. Raises: InvalidInput naming ``option``.
     """
     mode = 0o600 if private else 0o666
     try:

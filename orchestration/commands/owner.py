@@ -1,4 +1,4 @@
-"""`dpsweep owner-report`: the privacy cost of one example, for its owner only."""
+"""`dpsweep owner-report`: the privacy cost of one example, for the owner of that record only."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def owner(
 
 
 def read_owner_report(files: TrialFiles, example_id: int) -> tuple[OwnerReport, bool]:
-    """The report from the stored files of a finished trial, and whether its noise was drawn from a known seed.
+    """The owner report from stored files of a finished trial, and whether its noise was drawn from a known seed.
 
     Raises: InvalidInput for a trial that is not finished, was trained without noise or has no stored epsilons, and for
     an unknown example; DataCorruption for damaged files.
@@ -78,7 +78,7 @@ def read_owner_report(files: TrialFiles, example_id: int) -> tuple[OwnerReport, 
 
 
 def owner_risk(files: TrialFiles, example_id: int) -> AttackRisk | None:
-    """What no attack on this example exceeds, by its own contributions; None if the trial's norms were deleted.
+    """Bounds on every attack on this example, from its own contributions; None if the trial's norms were deleted.
 
     Raises: InvalidInput for an unknown example, DataCorruption for missing or damaged norm shards.
     """

@@ -1,4 +1,4 @@
-"""`dpsweep plan`: what a sweep would do, and with ``--probe`` what it will take."""
+"""`dpsweep plan`: show what a sweep would do and, with ``--probe``, predict its time, memory and price."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _predicted(
 
     here = resources_here()
     capacity = Capacity(here[0] if cpus is None else cpus, here[1] if gpus is None else gpus, price)
-    capacity.require_room(spec.resources)  # refuses, before it measures, what would not fit
+    capacity.require_room(spec.resources)  # refuse what does not fit before measuring
     return predict(planned, probe_sweep(spec, planned, code), spec.resources, capacity)
 
 

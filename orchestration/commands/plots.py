@@ -54,7 +54,7 @@ def write_epsilon_plot(
 
 
 def _comparison_lines(compared: Mapping[int, GroupComparison]) -> dict[str, dict[int, float]]:
-    """Finite values by group size, for each line by name."""
+    """The finite values of each comparison line by group size; keys are names of lines."""
     if not compared:
         return {}
     is_bound = all(one.linear_is_bound for one in compared.values())

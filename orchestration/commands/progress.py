@@ -1,4 +1,4 @@
-"""Progress of a sweep: live on a terminal, one line per event elsewhere."""
+"""Show the progress of a sweep: live on a terminal, otherwise one line per event."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ConsoleDisplay:
 
 
 def _line(trial: TrialStatus) -> Text:
-    took = (trial.trained or trial.ended or 0.0) - (trial.started or 0.0)  # of training, as tables and results say
+    took = (trial.trained or trial.ended or 0.0) - (trial.started or 0.0)  # of training, as in tables and results
     found = f"{measured(trial.accuracy, trial.scores)}, epsilon {_epsilon(trial.epsilon)}, {seconds(took)}"
     text = trial.error if trial.state is TrialState.FAILED and trial.error else found
     return Text.assemble((f"{trial.state:9}", trial.state.style), f" {trial.key}: {for_terminal(text)}")

@@ -1,4 +1,4 @@
-"""What `dpsweep epsilon --risk` and `--curve` show: bounds on attacks as a table, and the curves behind them."""
+"""Output of `dpsweep epsilon --risk` and `--curve`: a table of bounds on attacks, and the privacy curves."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ RISK = (
     "worst data set achieves"
 )
 _COLOURS = ("#1f5fa8", "#b3541e", "#2e7d4f", "#7a3e9d", "#8a6d1b", "#4f5b66")
-_POINTS = 120  # false positive rates that are drawn, on each of the two scales
+_POINTS = 120  # false positive rates per curve, on each of the two scales
 
 
 def risk_of(curve: PrivacyCurve, prior: float | None) -> dict[str, Any]:
-    """The attack numbers of a curve as plain values; None where no bound on reconstruction is proven."""
+    """Bounds on attacks from a curve as plain values; reconstruction is None if no bound is proven."""
     found = attack_risk(curve).as_dict()
     if prior is not None:
         found |= {"prior": prior, "reconstruction": _reconstruction(curve, prior)}
@@ -33,7 +33,7 @@ def risk_of(curve: PrivacyCurve, prior: float | None) -> dict[str, Any]:
 
 
 def risk_table(curves: Sequence[PrivacyCurve], prior: float | None) -> Table:
-    """One row for each curve: an upper bound, and in brackets the certified lower one."""
+    """One row for each curve: upper bounds on attacks, with certified lower bounds in brackets."""
     rates = [f"TPR at FPR {100 * rate:g}%" for rate in FALSE_POSITIVE_RATES]
     headings = [] if prior is None else [f"reconstruction at prior {prior:g}"]
     table = Table("unit", "advantage", *rates, *headings, "kind", title="attacks: at most (at least)")
@@ -46,13 +46,16 @@ def risk_table(curves: Sequence[PrivacyCurve], prior: float | None) -> Table:
 
 
 def curve_deltas(delta: float) -> tuple[float, ...]:
-    """The deltas at which the drawn curve is to be tight: from 1e-2 down to a hundredth of ``delta``."""
+    """The deltas at which the drawn curve must be tight: from 1e-2 down to a hundredth of ``delta``."""
     lowest = max(delta / 100.0, 1e-240)
     return tuple(np.geomspace(1e-2, lowest, 2 + math.ceil(-math.log10(lowest) / 3.0)).tolist())
 
 
 def write_curve_plot(path: Path, curves: Sequence[PrivacyCurve], delta: float) -> None:
-    """Write delta over epsilon, and the largest TPR over FPR, of each curve: bounds from above, from below dashed."""
+    """Plot delta over epsilon, and the largest TPR over FPR, of each curve: upper bounds solid, lower bounds dashed.
+
+    Raises: InvalidInput if ``path`` cannot be written.
+    """
     titles = ("delta(epsilon)", "attacks (1 - trade-off function)", "the same at low false positive rates")
     figure = make_subplots(rows=1, cols=3, subplot_titles=titles, horizontal_spacing=0.08)
     scales = (np.linspace(0.0, 1.0, _POINTS), np.geomspace(1e-4, 1.0, _POINTS))

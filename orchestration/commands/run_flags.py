@@ -26,7 +26,7 @@ P = ParamSpec("P")
 
 @dataclass(frozen=True)
 class RunFlags:
-    """Noise, batches, length and releases of a run, as given; each field is an option of the command line."""
+    """Noise, batches, length and releases of a run as given; each field is a command line option."""
 
     noise_multiplier: Annotated[
         float | None,
@@ -99,7 +99,7 @@ class RunFlags:
 
 
 def with_run_flags(command: Callable[Concatenate[RunFlags, P], None]) -> Callable[..., None]:
-    """Replace the first parameter of a typer command, a `RunFlags`, by one option per field."""
+    """Decorate a typer command: replace its first parameter, a `RunFlags`, by one option per field."""
     shared = [field.name for field in fields(RunFlags)]
 
     @functools.wraps(command)

@@ -1,4 +1,4 @@
-"""From the flags of `dpsweep epsilon` and `dpsweep calibrate` to a trace."""
+"""Build a trace from the flags of `dpsweep epsilon` and `dpsweep calibrate`."""
 
 from __future__ import annotations
 
@@ -98,11 +98,11 @@ def _shuffle(shape: RunShape) -> Sampling:
 
 
 _WITH_OWN_FLAGS: Mapping[str, Callable[[RunShape], Sampling]] = {"poisson": _poisson, "shuffle": _shuffle}
-"""Samplings that can be described by flags other than --dataset-size and --batch-size."""
+"""Samplings that accept other flags than --dataset-size and --batch-size."""
 
 
 def delta_warning(delta: float, dataset_size: int | None) -> str | None:
-    """A warning if delta >= 1/n, which allows publishing a whole record; None otherwise or if n is unknown.
+    """A warning if delta >= 1/n, which would allow publishing a whole record; None otherwise or if n is unknown.
 
     >>> delta_warning(1e-5, 1000) is None
     True

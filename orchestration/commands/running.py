@@ -1,4 +1,4 @@
-"""What `dpsweep run` and the driver of a submitted sweep share: run a sweep, print its outcome, and exit."""
+"""Run a sweep, print its outcome and exit: shared by `dpsweep run` and the driver of a submitted sweep."""
 
 from __future__ import annotations
 

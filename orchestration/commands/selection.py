@@ -1,4 +1,4 @@
-"""The flags of private selection: what releasing only the best of a random number of trials costs."""
+"""The flags of private selection: the cost of releasing only the best of a random number of runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SELECTION = (
 
 
 def random_trials(mean: float | None, shape: float | None) -> RandomTrials | None:
-    """The law that the flags name; None without ``--selection-trials``. Raises: InvalidInput for bad flags."""
+    """Distribution of the number of runs; None without ``--selection-trials``. Raises: InvalidInput for bad flags."""
     if mean is None:
         if shape is not None:
             raise InvalidInput("--selection-shape needs --selection-trials, the expected number of runs")
@@ -40,14 +40,14 @@ def random_trials(mean: float | None, shape: float | None) -> RandomTrials | Non
 def accounted(
     trace: Trace, delta: float, accountant: str, group_size: int, trials: RandomTrials | None
 ) -> PrivacyEstimate:
-    """Epsilon of one run, or of the best of ``trials``."""
+    """Epsilon of one run or, with ``trials``, of releasing the best of that random number of runs."""
     if trials is None:
         return account(trace, delta, accountant, group_size)
     return account_selection(trace, trials, delta, accountant, group_size)
 
 
 def compared_with_naive(trace: Trace, delta: float, trials: RandomTrials) -> dict[str, Any]:
-    """The epsilon of one run, and of releasing as many runs as are expected, beside that of the selection."""
+    """For comparison with the selection: epsilon of one run, and of releasing the expected number of runs."""
     together = account_together([trace] * round(trials.mean), delta)
     return {
         "selection_trials": trials.mean,

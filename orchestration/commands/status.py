@@ -1,4 +1,4 @@
-"""`dpsweep status`: how far a sweep has come, from what its driver writes into the sweep's folder."""
+"""`dpsweep status`: show the progress of a sweep from the status file in its folder."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def register(app: typer.Typer) -> None:
 
 
 def folder_of(sweep: str, address: str | None) -> str:
-    """The folder or URI that ``sweep`` names: itself, or the output of the job with this id at ``address``."""
+    """The folder or URI of a sweep: ``sweep`` itself, or the output of the job with that id at ``address``."""
     folder = absolute(sweep)
     if address is None or "/" in sweep or read_snapshot(SweepFiles(folder).status) is not None:
         return folder
@@ -99,13 +99,13 @@ def _snapshots(files: SweepFiles) -> Iterator[SweepSnapshot]:
 
 
 def as_object(snapshot: SweepSnapshot) -> dict[str, Any]:
-    """The snapshot for programs, with its age in seconds and whether it is stale."""
+    """The snapshot as plain values for JSON, with its age in seconds and whether it is stale."""
     counts = {state.value: snapshot.counts()[state] for state in TrialState}
     return {**asdict(snapshot), "counts": counts, "age": snapshot.age(), "stale": snapshot.is_stale()}
 
 
 def headline(snapshot: SweepSnapshot) -> Text:
-    """State, trials by state, time and age in one line."""
+    """One line with state, trials by state, time and, for a stale snapshot, its age."""
     counts = snapshot.counts()
     done = sum(count for state, count in counts.items() if state.has_ended)
     running = sum(count for state, count in counts.items() if state.is_running)

@@ -1,4 +1,4 @@
-"""Costs of a stored trial: its trace, and the epsilons of its examples from their recorded contributions.
+"""The trace of a stored trial, and epsilons of its examples from their recorded contributions.
 
 Everything derived from the norm shards is private data of the training examples.
 """
@@ -70,8 +70,8 @@ def stored_trace(path: str) -> Trace:
 def spread_of_epsilons(files: TrialFiles, trace: Trace, delta: float, method: str) -> EpsilonSpread:
     """Distribution of per-example epsilons at ``delta``.
 
-    method: a key of `INDIVIDUAL`. Certified methods give upper bounds, ``rdp-algorithm-2`` the values of the published
-    algorithm.
+    method: a key of `INDIVIDUAL`. Certified methods give upper bounds; ``rdp-algorithm-2`` gives the values of the
+    published algorithm, which are estimates.
     Raises: InvalidInput for an unknown method, DataCorruption for missing or damaged norm shards.
     """
     account = lookup(INDIVIDUAL, method, "individual accounting method")
@@ -104,12 +104,12 @@ INDIVIDUAL: Mapping[str, Callable[[PartNorms, Trace, float], npt.NDArray[np.floa
     **{method: partial(_certified, method) for method in INDIVIDUAL_ACCOUNTANTS},
     "rdp-algorithm-2": _as_published,
 }
-"""Methods of ``--individual``: from the norms of a part, the trace and delta to the epsilons [examples of the part]."""
+"""Methods of ``--individual``: map norms of a part, trace and delta to epsilons [examples of the part]."""
 
 
 @dataclass(frozen=True)
 class GivenExamples:
-    """Records by id, and what they contributed: steps [snapshots] and contributions [members, snapshots]. Private."""
+    """Records by id with steps [snapshots] and recorded contributions [records, snapshots]. Private data."""
 
     ids: tuple[int, ...]
     steps: tuple[int, ...]
@@ -155,7 +155,7 @@ def steps_per_epoch(trace: Trace) -> int:
 
 
 def _complete_shards(files: TrialFiles, trace: Trace) -> NormShards:
-    """Raises: InvalidInput where there are none, DataCorruption for missing or damaged ones."""
+    """Norm shards of a trial. Raises: InvalidInput if there are none, DataCorruption for missing or damaged ones."""
     if not has_norms(files.norms):
         raise InvalidInput(
             f"{files.norms} holds no norms: they were deleted, never taken (norms.refreshes_per_epoch: off), or the "

@@ -1,4 +1,4 @@
-"""Output of the commands: plans and outcomes, as tables for terminals and as plain values for JSON."""
+"""Plans and outcomes as the commands print them: tables for terminals, and plain values for JSON."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from orchestration.report.prose import together
 from orchestration.sweeps.plan import Plan, PlannedTrial
 from orchestration.tracking.no_tracking import NO_TRACKING
 
-if TYPE_CHECKING:  # what runs a sweep loads Ray and MLflow
+if TYPE_CHECKING:  # these modules load Ray and MLflow
     from orchestration.execution.prediction import Prediction
     from orchestration.pipeline import Outcome
     from orchestration.sweeps.schema import SweepSpec
@@ -57,7 +57,7 @@ def _planned_row(planned: PlannedTrial, ranks: int) -> dict[str, Any]:
 
 
 def plan_table(plan: Plan, sweep: SweepSpec) -> Table:
-    """The plan as ``dpsweep plan`` prints it, with the ranks of each trial where one has several."""
+    """The plan as ``dpsweep plan`` prints it, with the ranks of each trial if any has several."""
     ranks = [sweep.reserved(planned.spec).processes for planned in plan.trials]
     several = max(ranks, default=1) > 1
     heading, differences = _differences([(planned.key, planned.point.labels) for planned in plan.trials])
@@ -90,13 +90,13 @@ def prediction_lines(found: Prediction) -> list[str]:
         f"time: {clock(found.seconds)} ({parts}), {found.trials_at_once} of {found.trials} trials at once",
         f"work: {used}; memory of a trial: {_size(found.memory)}{gpu}",
     ]
-    if found.beside_others > _BUSY * found.seconds:
+    if found.beside_others > _SHOWN_SLOWDOWN * found.seconds:
         lines.append(f"this machine had other work meanwhile; beside as much, it takes {clock(found.beside_others)}")
     return lines if found.price is None else [*lines, f"price: {number(found.price)}"]
 
 
-_BUSY = 1.15
-"""The predicted time beside other work is shown if it is longer by this factor than the time without."""
+_SHOWN_SLOWDOWN = 1.15
+"""Least ratio of the predicted times with and without other work at which both are shown."""
 
 
 def outcome_object(outcome: Outcome) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def print_outcome(outcome: Outcome) -> None:
 
 
 def _mlflow_lines(command: str, uri: str, address: str) -> list[str]:
-    """The command that serves a store, and the address of the comparison."""
+    """The command that serves a local store, or the address of the server, with the address of the comparison."""
     if "://" in uri and not uri.startswith("http"):
         return [command, *([f"and then http://127.0.0.1:5000/{address}"] if address else [])]
     return [f"{uri.rstrip('/')}/{address}" if address and uri.startswith("http") else uri]
@@ -169,13 +169,13 @@ def _outcome_table(outcome: Outcome) -> Table:
 
 
 def _differences(trials: Sequence[tuple[str, Mapping[str, Label]]]) -> tuple[list[str], list[list[Text]]]:
-    """Heading and cells of what distinguishes trials, by keys and labels, of one name; empty where keys say it."""
-    cells = [Text(for_terminal(", ".join(_unsaid(key, labels)))) for key, labels in trials]
+    """Heading and cells of a column for differences of trials that keys do not show; empty if keys show all."""
+    cells = [Text(for_terminal(", ".join(_labels_beyond_key(key, labels)))) for key, labels in trials]
     return ([_DIFFERENCE], [[cell] for cell in cells]) if any(cells) else ([], [[] for _ in cells])
 
 
-def _unsaid(key: str, labels: Mapping[str, Label]) -> list[str]:
-    """What the key of a trial does not say of what distinguishes it within its sweep."""
+def _labels_beyond_key(key: str, labels: Mapping[str, Label]) -> list[str]:
+    """The labels of a trial that distinguish it within its sweep and are not part of its key, as phrases."""
     said = {*key.split("-"), NON_PRIVATE, "none"}
     varying = {axis: label for axis, label in labels.items() if axis not in _IN_KEYS and label not in said}
     return list(label_phrases(varying).values())
@@ -193,7 +193,7 @@ def _cell(metric: Metric, trial: PublishedTrial) -> Text:
 
 
 def _table(*columns: str) -> Table:
-    """A table whose first column wraps in a narrow terminal, as differences do; no value is truncated."""
+    """A table whose first column and differences wrap in a narrow terminal; no value is truncated."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     first, *others = columns
     table.add_column(first, overflow="fold")
@@ -203,7 +203,7 @@ def _table(*columns: str) -> Table:
 
 
 def _this_python() -> str:
-    """The running interpreter, so that the printed commands work without an activated environment."""
+    """Path of the running interpreter, so that printed commands work without an activated environment."""
     executable, here = Path(sys.executable), Path.cwd()
     return shlex.quote(str(executable.relative_to(here) if executable.is_relative_to(here) else executable))
 

@@ -11,7 +11,7 @@ from accounting.random_trials import RandomTrials
 
 @dataclass(frozen=True)
 class Target:
-    """The flags that name what is to be met: exactly one of the first four is given."""
+    """The flags of the privacy target; `budget` requires exactly one of the first four."""
 
     epsilon: float | None
     rho: float | None
@@ -21,7 +21,10 @@ class Target:
     false_positive_rate: float | None
 
     def budget(self, accountant: str, group_size: int, trials: RandomTrials | None = None) -> Budget:
-        """trials: of a private selection, if any. Raises InvalidInput for flags that are missing or contradictory."""
+        """The budget to meet. trials: for a private selection.
+
+        Raises: InvalidInput for missing or contradictory flags.
+        """
         targets = (self.epsilon, self.rho, self.advantage, self.true_positive_rate)
         if sum(target is not None for target in targets) != 1:
             raise InvalidInput(
@@ -43,5 +46,5 @@ class Target:
 
     @property
     def accountant(self) -> str | None:
-        """What measures a target, where it is not the accountant that a flag names."""
+        """The accountant that the target requires; None for an epsilon, whose accountant a flag names."""
         return None if self.epsilon is not None else "zcdp" if self.rho is not None else "pld"

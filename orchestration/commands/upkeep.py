@@ -1,4 +1,4 @@
-"""`dpsweep verify`, `account`, `prune` and `delete`: the stored files of a sweep."""
+"""`dpsweep verify`, `account`, `prune` and `delete`: check, use and delete the stored files of a sweep."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def delete(
 
     files = SweepFiles(absolute(folder))
     record = stored_record(files)
-    what = f"the sweep {record.sweep.name} in {files.root}: {len(record.points)} trials{_tuned(files)}"
+    what = f"the sweep {record.sweep.name} in {files.root}: {len(record.points)} trials{_tuning_text(files)}"
     if not yes and not _confirmed(for_terminal(f"Delete {what}, with their models, reports and private files?")):
         typer.echo("nothing was deleted")
         raise typer.Exit(1)
@@ -96,8 +96,8 @@ def delete(
         typer.echo(for_terminal(f"left, because not of the sweep: {', '.join(left)}"))
 
 
-def _tuned(files: SweepFiles) -> str:
-    """The trials of the tuning, which go with the sweep."""
+def _tuning_text(files: SweepFiles) -> str:
+    """Text on the trials of the sweep's tuning, which are deleted too; "" without tuning."""
     from orchestration.comparison.stored import stored_record
 
     tuning = SweepFiles(files.tuning)
@@ -105,7 +105,7 @@ def _tuned(files: SweepFiles) -> str:
 
 
 def _confirmed(question: str) -> bool:
-    """Raises: InvalidInput where nobody can answer."""
+    """Ask for confirmation. Raises: InvalidInput if nobody can answer."""
     try:
         return typer.confirm(question)
     except typer.Abort as error:
@@ -159,7 +159,7 @@ def account(
     from orchestration.pipeline import show_accounts
 
     question = Question(trial, delta, individual, sizes, absolute(group_by) if group_by else "", by_user)
-    shown = _Shown()
+    shown = _PartsPrinter()
     found = []
     for answer in account_again(SweepFiles(absolute(folder)), question, address, shown):
         found.append(answer.as_dict())
@@ -188,18 +188,18 @@ def account(
         typer.echo(json.dumps({"accounts": found}, allow_nan=False))
 
 
-_SILENCE = 5.0
-"""Minimum number of seconds between two lines about the progress of a trial."""
+_LINE_INTERVAL = 5.0
+"""Least seconds between two lines on the progress of a trial."""
 
 
-class _Shown:
-    """Prints how many parts of a trial are accounted, at most every few seconds."""
+class _PartsPrinter:
+    """Prints the number of accounted parts of a trial, at most once every `_LINE_INTERVAL` seconds."""
 
     def __init__(self) -> None:
         self._last = time.monotonic()
 
     def __call__(self, key: str, done: int, parts: int) -> None:
-        if done < parts and time.monotonic() >= self._last + _SILENCE:
+        if done < parts and time.monotonic() >= self._last + _LINE_INTERVAL:
             self._last = time.monotonic()
             typer.echo(f"{key}: {done} of {parts} parts accounted", err=True)
 

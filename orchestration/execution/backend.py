@@ -1,4 +1,4 @@
-"""Where trials are trained and accounted: the `Backend` protocol, what its implementations share, and their choice."""
+"""The `Backend` protocol for training and accounting trials, code that backends share, and the choice of a backend."""
 
 from __future__ import annotations
 
@@ -25,8 +25,11 @@ from workers.trial import Progress
 
 @dataclass(frozen=True)
 class TrialContext:
-    """What all trials of a sweep share: their files, the release mode that limits error texts, the user's code, and
-    which key their private files are encrypted with: by default that of the process which makes the context."""
+    """What all trials of a sweep share: files, release mode and the user's code.
+
+    disclosure: the release mode, which limits what error texts show. key_check: identifies the key that encrypts
+    private files, by default the key of this process; None without encryption.
+    """
 
     files: SweepFiles
     disclosure: Disclosure
@@ -34,25 +37,25 @@ class TrialContext:
     key_check: KeyCheck | None = field(default_factory=new_key_check)
 
     def require_key(self) -> None:
-        """Raise `InvalidInput` where this process would encrypt otherwise, or not at all."""
+        """Raise `InvalidInput` unless this process has the encryption key of the sweep, or neither has a key."""
         require_key(self.key_check, f"the sweep in {self.files.root}")
 
     def failure(self, key: str, error: BaseException) -> str:
-        """Return what is shown of the error that ended a trial; the full text goes to the trial's private folder."""
+        """Return the text that may be shown of a trial's error; the full text goes to the trial's private folder."""
         return record_failure(error, self.files.trial(key), self.disclosure)
 
     def shown(self, key: str, error: BaseException) -> DpsweepError:
-        """The error that ended a trial with what may be shown of it, without traceback or cause."""
+        """Copy a trial's error with only the text that may be shown, as StorageError, LackOfMemory or DpsweepError."""
         kind = next((each for each in (StorageError, LackOfMemory) if isinstance(error, each)), DpsweepError)
         return kind(self.failure(key, error))
 
 
 class TrainingObserver(Protocol):
-    """Receives the events of trials, in the driver, in order. ``key``: of the trial."""
+    """Receives the events of trials in order, in the driver process. ``key`` names the trial."""
 
     @property
     def must_stop(self) -> str | None:
-        """Why training has to end before the trials have, if so. What is on disk is continued by another run."""
+        """Reason to stop training before all trials have ended, else None. Another run continues from the files."""
 
     def started(self, key: str) -> None:
         """The trial has started, or started again after its worker was lost."""
@@ -67,17 +70,17 @@ class TrainingObserver(Protocol):
         """The trial ended with an error; ``error`` is the part of its text that may be shown."""
 
     def starts_anew(self, key: str, why: str) -> bool:
-        """Delete what a trial that has shown nothing yet has stored, so that it can be trained otherwise.
+        """Delete the stored files of a trial, so that it can be trained again with other settings.
 
-        why: ends the sentence that begins with the trial. Returns: False, and nothing is deleted, for a private trial
-        that has shown an epoch: to train it from nothing would cost privacy again.
+        why: completes the warning "trial KEY ...". Returns: False, with nothing deleted, for a private trial that has
+        shown an epoch, because training it from nothing would cost privacy again.
         """
 
 
 class Backend(Protocol):
     """Trains trials, and accounts the parts of each.
 
-    trials_at_once: how many trials to account at the same time, by calling `scatter` from as many threads.
+    trials_at_once: number of trials to account at the same time; each calls `scatter` in its own thread.
     """
 
     trials_at_once: int
@@ -92,16 +95,17 @@ class Backend(Protocol):
         """The results of the given parts of one trial, in order; see `accounting.jobs.Scatter`."""
 
     def show(self, snapshot: SweepSnapshot) -> None:
-        """Show the numbers of a snapshot to those who watch the cluster, if there is one."""
+        """Publish the numbers of a snapshot as metrics of the cluster; without a cluster, do nothing."""
 
     def cluster(self, waiting: Sequence[str]) -> ClusterSnapshot | None:
-        """The nodes that trials run on, while ``waiting``, by key, have not started; None without a cluster."""
+        """The cluster's nodes, and what the trials ``waiting`` (keys) lack to start; None without a cluster."""
 
 
 def lighter(planned: PlannedTrial, observer: TrainingObserver) -> PlannedTrial | None:
-    """The trial in smaller micro-batches, for one that lacked memory alone; None where it cannot start anew so.
+    """The trial in smaller micro-batches, after it lacked memory on its own; None if it cannot start anew.
 
-    It starts from nothing: noise is never repeated on sums that are rounded otherwise.
+    It starts from nothing: smaller micro-batches round gradient sums differently, and noise is never reused on other
+    sums.
     """
     smaller = in_smaller_pieces(planned.spec, planned.dataset.train_size)
     if smaller is None:
@@ -113,7 +117,7 @@ def lighter(planned: PlannedTrial, observer: TrainingObserver) -> PlannedTrial |
 
 
 Opening = Callable[[str, SweepSpec, SweepFiles, UserCode], AbstractContextManager[Backend]]
-"""Address, sweep, its files and the user's code -> a backend for the duration of a ``with`` block.
+"""Opens a backend for the duration of a ``with`` block, from address, sweep, its files and the user's code.
 
 Raises: InvalidInput, before any trial starts, if the backend cannot run the sweep.
 """
@@ -130,12 +134,12 @@ def backend(address: str, plan: Plan, files: SweepFiles) -> Opening:
 
 
 def opening(address: str) -> Opening:
-    """`backend` of a sweep that has work left, such as accounting alone."""
+    """As `backend`, for work that needs a cluster even if all trials have results, such as accounting them again."""
     return _OPENINGS.get(address, _on_cluster)()
 
 
 def solver(address: str, files: SweepFiles) -> Solver:
-    """Where many calibrations are searched: on the nodes of a running cluster, or else on this machine."""
+    """The solver of many noise calibrations: nodes of a running cluster, otherwise processes on this machine."""
     if address in _OPENINGS:
         return PROCESSES
     from orchestration.execution.calibrations import OnCluster

@@ -1,4 +1,4 @@
-"""Search for the noise of many trials on the nodes of a running Ray cluster."""
+"""Calibrate the noise multipliers of many trials on the nodes of a running Ray cluster."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from ray.exceptions import RayError
 from accounting.planning import Calibration, solved
 from orchestration.execution.cluster import check_resources, connected
 
-_JOINING: Final = 10.0
-"""Seconds that nodes with a CPU have to join."""
+_JOIN_TIMEOUT: Final = 10.0
+"""Seconds to wait for a node with a CPU to join the cluster."""
 _RETRIES: Final = 8
-"""How often a calibration is repeated after its node was lost."""
+"""Most repetitions of a calibration whose node was lost."""
 
 
 @final
 @dataclass(frozen=True)
 class OnCluster:
-    """A `Solver` that connects to the cluster at ``address`` when it is called, with a task for each calibration.
+    """A `Solver` that connects to the cluster at ``address`` when called and runs one Ray task per calibration.
 
-    log: file for what Ray would print.
+    log: file for Ray's log, which would otherwise go to the terminal.
     """
 
     address: str
@@ -32,16 +32,16 @@ class OnCluster:
 
     @property
     def at_once(self) -> int:
-        """More than the cores of one machine; how many the cluster has, or would start, is not known before."""
+        """More than one machine has cores; the size of the cluster is unknown before connecting."""
         return 64
 
     def __call__(self, asked: Sequence[Calibration]) -> list[float | None]:
-        """What a lost node leaves in the end is solved in this process.
+        """Solve on the cluster; calibrations whose nodes are lost too often are solved in this process.
 
-        Raises: InvalidInput where no cluster answers, or none of its nodes has a CPU.
+        Raises: InvalidInput if no cluster answers, or none of its nodes has a CPU.
         """
         with connected(self.address, self.log):
-            check_resources({"a calibration": {"CPU": 1.0}}, _JOINING)
+            check_resources({"a calibration": {"CPU": 1.0}}, _JOIN_TIMEOUT)
             task = ray.remote(solved).options(num_cpus=1, scheduling_strategy="SPREAD", max_retries=_RETRIES)
             pending = [task.remote(each) for each in asked]
             return [_result(each, reference) for each, reference in zip(asked, pending, strict=True)]

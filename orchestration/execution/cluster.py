@@ -1,8 +1,8 @@
 """Connect to Ray: an embedded cluster on this machine, or a running one.
 
-Embedded: started for this sweep and stopped with it, without dashboard, with its own token and its own folder.
-Running (``auto`` or ``HOST:PORT``): this process's code is shipped to the workers, so that every node runs the same
-version, and the storage is checked to be shared before any trial starts.
+An embedded cluster is started for one sweep and stopped with it; it has its own token and folder, and no dashboard.
+On a running cluster (``auto`` or ``HOST:PORT``), this process ships its own code to the workers, so that every node
+runs the same version, and checks that storage is shared before any trial starts.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ from workers.memory import ALLOCATOR
 
 _PACKAGES = ("accounting", "workers", "orchestration")
 _OBJECT_STORE_BYTES = 128 * 2**20
-"""Size of the embedded object store. It carries only specs and progress; everything large goes through files."""
+"""Size of the embedded object store. It holds only specs and progress; large data go through files."""
 
-_LEVEL = "RAY_BACKEND_LOG_LEVEL"
+_LOG_LEVEL = "RAY_BACKEND_LOG_LEVEL"
+"""Environment variable with the log level of Ray's compiled part."""
 
 
 @contextlib.contextmanager
 def connected(address: str, log: Path, code: UserCode = NO_CODE) -> Iterator[UserCode]:
     """Connect to Ray for the duration of a ``with`` block; an embedded cluster and its files are removed afterwards.
 
-    log: file for what Ray would print. code: the user's own modules; a running cluster gets a copy of them, and the
-    block receives ``code`` with their locations on the workers. Within `kept_open` a block uses the connection of the
-    one before it, for the same address and code. Raises: InvalidInput when no cluster answers at ``address``, when the
-    cluster requires another token, and when this process was connected to Ray by others, because leaving the block
-    would end that connection.
+    log: file for Ray's log. code: the user's own modules; a running cluster gets a copy of them, and the block receives
+    ``code`` with their locations on the workers. Within `kept_open`, blocks with the same address and code share one
+    connection. Raises: InvalidInput if no cluster answers at ``address``, if the cluster requires another token, and if
+    other code has already connected this process to Ray, because leaving the block would end that connection.
     """
     with kept(functools.partial(connection, address, code)) as shipped, logged_to(log):
         yield shipped
@@ -62,12 +62,12 @@ def connected(address: str, log: Path, code: UserCode = NO_CODE) -> Iterator[Use
 
 @contextlib.contextmanager
 def connection(address: str, code: UserCode) -> Iterator[UserCode]:
-    """`connected`, without `kept_open` and without a log."""
+    """As `connected`, but always a new connection, and without a log file."""
     if ray.is_initialized():
         raise InvalidInput("this process is connected to Ray already; call ray.shutdown(), or use another process")
     with nodes_told_to_the_log(), private_session() if address == EMBEDDED else contextlib.nullcontext():
         try:
-            with _termination_as_before(), _only_warnings():
+            with _sigterm_handler_restored(), _only_warnings():
                 reread_environment()
                 if address == EMBEDDED:
                     _start_embedded()
@@ -79,26 +79,26 @@ def connection(address: str, code: UserCode) -> Iterator[UserCode]:
 
 
 @contextlib.contextmanager
-def _termination_as_before() -> Iterator[None]:
+def _sigterm_handler_restored() -> Iterator[None]:
     """Restore the SIGTERM handler that Ray replaces; Ray's own handler aborts with a native stack trace.
 
-    In another thread than the main one Ray cannot replace it, and warns of that.
+    Outside the main thread Ray cannot replace it and warns so; that warning is suppressed.
     """
     handler, logger = signal.getsignal(signal.SIGTERM), logging.getLogger(ray_worker.__name__)
-    logger.addFilter(_is_no_word_of_sigterm)
+    logger.addFilter(_is_not_about_sigterm)
     try:
         yield
     finally:
-        logger.removeFilter(_is_no_word_of_sigterm)
+        logger.removeFilter(_is_not_about_sigterm)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)
 
 
 @contextlib.contextmanager
 def _only_warnings() -> Iterator[None]:
-    """Keep off the terminal what Ray says as it connects, such as the cluster's address and each package it ships.
+    """Suppress Ray's messages below warnings while it connects, such as the address and each shipped package.
 
-    `logged_to` comes later, because nothing is written where no cluster answers.
+    `logged_to` takes over after connecting, so that no log file is written if no cluster answers.
     """
     logger = logging.getLogger("ray")
     level = logger.level
@@ -109,7 +109,7 @@ def _only_warnings() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _is_no_word_of_sigterm(record: logging.LogRecord) -> bool:
+def _is_not_about_sigterm(record: logging.LogRecord) -> bool:
     return not str(record.msg).startswith("SIGTERM handler is not set")
 
 
@@ -117,20 +117,20 @@ def _start_embedded() -> None:
     try:
         ray.init(
             address=EMBEDDED,
-            job_config=_OwnPath(),
+            job_config=_WithoutWorkingDir(),
             include_dashboard=False,
             log_to_driver=False,
             configure_logging=False,
             object_store_memory=_OBJECT_STORE_BYTES,
         )
-    except Exception as error:  # Ray raises no narrower one where its processes do not start in time
+    except Exception as error:  # Ray raises nothing narrower if its processes do not start in time
         reason = " ".join(str(error).split())
         raise InvalidInput(
             f"Ray did not start on this machine ({reason}); end other work on it and try again"
         ) from error
 
 
-class _OwnPath(JobConfig):
+class _WithoutWorkingDir(JobConfig):
     """Keeps Ray from putting the driver's working directory first on the workers' import path."""
 
     def _runtime_env_has_working_dir(self) -> bool:
@@ -138,14 +138,14 @@ class _OwnPath(JobConfig):
 
 
 def _join(address: str, code: UserCode) -> UserCode:
-    """Connect to a running cluster; ship dpsweep's packages and ``code``, and return ``code`` as workers find it."""
+    """Connect to a running cluster and ship dpsweep and ``code``; return ``code`` with its locations on the workers."""
     _require_listener(address)
     environment = {name: os.environ.get(name, value) for name, value in ALLOCATOR.items()}
     try:
         with packed(code) as (folders, there), _only_fatal_lines():
             ray.init(
                 address=address,
-                job_config=_OwnPath(),
+                job_config=_WithoutWorkingDir(),
                 log_to_driver=False,
                 configure_logging=False,
                 runtime_env={"py_modules": [*own_packages(), *folders], "env_vars": environment},
@@ -157,18 +157,18 @@ def _join(address: str, code: UserCode) -> UserCode:
 
 @contextlib.contextmanager
 def _only_fatal_lines() -> Iterator[None]:
-    """Keep what the compiled part of Ray logs in this process off the terminal, unless it is set otherwise.
+    """Let the compiled part of Ray log only fatal errors in this process, unless the user has set its level.
 
-    It writes every error to stderr, such as that it recovers the objects of a lost node, and knows no other option. Its
-    level is read when the process connects.
+    It writes errors to stderr, such as the recovery of objects of a lost node, and its level, which it reads when the
+    process connects, is the only option against that.
     """
-    level = os.environ.get(_LEVEL)
-    os.environ.setdefault(_LEVEL, "fatal")
+    level = os.environ.get(_LOG_LEVEL)
+    os.environ.setdefault(_LOG_LEVEL, "fatal")
     try:
         yield
     finally:
         if level is None:
-            del os.environ[_LEVEL]
+            del os.environ[_LOG_LEVEL]
 
 
 def _require_listener(address: str) -> None:
@@ -189,7 +189,7 @@ def _require_listener(address: str) -> None:
 
 
 def _refusal(address: str, error: Exception) -> InvalidInput:
-    """Why Ray did not connect. A refused token shows only in the text or the cause of Ray's error."""
+    """The reason why Ray did not connect. Ray reports a refused token only in the text or the cause of its error."""
     reason = " ".join(str(error).split())
     if "AuthenticationError" in f"{error!r} {error.__cause__}":
         return refused_token(address)
@@ -199,7 +199,7 @@ def _refusal(address: str, error: Exception) -> InvalidInput:
 
 
 def refused_token(address: str) -> InvalidInput:
-    """The error of a cluster that did not accept this process's token."""
+    """The error for a cluster that rejects this process's token."""
     return InvalidInput(
         f"the Ray cluster at {address!r} requires a token; the one supplied was missing or wrong; copy the "
         "cluster's token (`ray get-auth-token` on its head) to ~/.ray/auth_token or RAY_AUTH_TOKEN"
@@ -257,27 +257,27 @@ def logged_to(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def nodes_told_to_the_log() -> Iterator[None]:
-    """Send to Ray's log what nodes tell the driver, such as the last lines of a raylet that died.
+    """Send messages of nodes, such as the last lines of a raylet that died, to Ray's log.
 
-    Ray 2.60 prints it to stdout, whatever ``log_to_driver`` is, and knows no option against that.
+    Ray 2.60 prints them to stdout, whatever ``log_to_driver`` is, and has no option to turn that off.
     """
     before = ray_worker.print_to_stdstream
-    ray_worker.print_to_stdstream = _log_told
+    ray_worker.print_to_stdstream = _log_node_message
     try:
         yield
     finally:
         ray_worker.print_to_stdstream = before
 
 
-def _log_told(data: Mapping[str, Any], ignore_prefix: bool) -> None:
+def _log_node_message(data: Mapping[str, Any], ignore_prefix: bool) -> None:
     logging.getLogger("ray").warning("(%s) %s", data["pid"], "\n".join(data["lines"]))
 
 
 def check_resources(needs: Mapping[str, Mapping[str, float]], patience: float = 0.0) -> None:
-    """Refuse a sweep if no node, present or to be started by an autoscaler, fits a piece of its work.
+    """Refuse a sweep if some piece of its work fits on no node, present or startable by the autoscaler.
 
-    Ray itself would wait for ever. needs: the resources that each kind of work reserves on one node. patience: seconds
-    to wait for nodes that are still joining. Raises: InvalidInput with what is reserved and what there is.
+    Ray itself would wait forever. needs: the resources that each kind of work reserves on one node. patience: seconds
+    to wait for nodes that are still joining. Raises: InvalidInput with the reserved and the available resources.
     """
     deadline = time.monotonic() + patience
     while misfits := [work for work, each in needs.items() if not any(fitting(node, each) for node in _node_types())]:
@@ -297,7 +297,7 @@ def _misfit(work: str, needs: Mapping[str, float]) -> str:
 
 
 def _node_types() -> list[Mapping[str, float]]:
-    """Amounts of each node, and of each type of node that the cluster's autoscaler may start."""
+    """Resources of each node, and of each node type that the cluster's autoscaler may start."""
     planned = global_state.get_cluster_config()
     groups = planned.node_group_configs if planned else ()
     return [*map(amounts_of, _alive_nodes()), *(dict(group.resources) for group in groups)]
@@ -318,10 +318,10 @@ def check_shared_storage(uri: str) -> None:
 
 
 def check_keys(check: KeyCheck | None) -> None:
-    """Require that every node encrypts private files with the key that ``check`` was made of, or none where it is None.
+    """Require that every node has the encryption key that ``check`` was made from, or no key if ``check`` is None.
 
-    The key itself is not sent: Ray keeps and logs what it is given for the environment of workers. Raises: InvalidInput
-    naming the nodes that have another key or none.
+    The key itself is not sent, because Ray stores and logs the environment of workers. Raises: InvalidInput naming the
+    nodes with another key or, if one is required, none.
     """
     if others := _nodes_without(_has_key, check):
         here, there = ("set", "the same key") if check else ("not set", "no key")
@@ -332,7 +332,7 @@ def check_keys(check: KeyCheck | None) -> None:
 
 
 def _nodes_without(holds: Callable[..., bool], *arguments: object) -> list[str]:
-    """The address of every node on which ``holds``, called with ``arguments``, is false or does not answer."""
+    """The address of every node on which ``holds(*arguments)`` is false or does not answer."""
     nodes, task = _alive_nodes(), ray.remote(num_cpus=0, max_retries=2)(holds)
     pending = [
         task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(*arguments)

@@ -1,4 +1,4 @@
-"""From a trained or stopped trial to its result: account, summarise, release, store."""
+"""Turn a trained or stopped trial into its result: account, summarise, release statistics, store."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def complete_trial(
     """Account a trained trial and write its ``result.json`` as the last step, which marks the trial as complete.
 
     Safe to repeat after an interruption at any point: accounting is idempotent, and statistics already released with
-    noise are reused, because releasing them again would cost privacy again. scatter: how the parts of the trial are
-    accounted. Raises: DataCorruption for damaged or missing files, StorageError where results cannot be written.
+    noise are reused, because releasing them again would cost privacy again. scatter: accounts the parts of the trial.
+    Raises: DataCorruption for damaged or missing files, StorageError if results cannot be written.
     """
     trace = read_trace(files.trace)
     found = _costs(trace, planned, sweep)
-    is_single = trace.is_private and trace.selection is None  # of selections no epsilon of given examples is known
+    is_single = trace.is_private and trace.selection is None  # no individual epsilon is known for a selection
     is_asked = is_single and not planned.spec.norms.are_off and not (sweep.adapted and sweep.adapted.is_tuning)
     summary = _accounted(planned, files, sweep, found.worst_case, scatter) if is_asked else None
     with _ONE_AT_A_TIME:
@@ -64,13 +64,13 @@ def complete_trial(
 
 
 _ONE_AT_A_TIME = threading.Lock()
-"""Held while stored epsilons are read again: the driver has one part in memory, however many trials are accounted."""
+"""Held while stored epsilons are read back, so that the driver holds one part in memory at a time."""
 
 
 def _accounted(
     planned: PlannedTrial, files: TrialFiles, sweep: SweepSpec, worst: PrivacyEstimate, scatter: Scatter
 ) -> EpsilonSummary:
-    """Store the epsilons of all examples, and return what statistics of them need."""
+    """Store the epsilons of all examples; return the summary that their statistics are computed from."""
     release = release_spec(sweep.release.name, sweep.release.params)
     counting = Counting(worst.epsilon) if release is None else Counting(worst.epsilon, released_bins=release.bins)
     delta, method = planned.spec.delta, sweep.accounting.individual
@@ -87,7 +87,7 @@ def _completed(
 ) -> TrialResult:
     trace, training = read_trace(files.trace), read_training_result(files.training)
     if trace.selection is not None:
-        times = Times(0.0, 0.0)  # when the best candidate was trained says how many others were
+        times = Times(0.0, 0.0)  # the time at which the best candidate was trained reveals how many were drawn
     bound = bounding_trace(trace, planned.trace) or trace
     shows_exact = release_mode(sweep.release.name).statistics == "exact"
     counters = read_counters(files.private_training) if shows_exact else Counters()
@@ -113,7 +113,7 @@ def _completed(
 
 
 def _by_epoch(bound: Trace, training: TrainingResult, delta: float, worst: float) -> tuple[float, ...]:
-    """Epsilon of what was shown until the end of each epoch; all of a selected run is shown after the selection."""
+    """Epsilon of all that was shown by the end of each epoch; a selected run is shown only after the selection."""
     if bound.selection is not None:
         return (worst,) * len(training.history)
     return tuple(min(epsilon_after(bound, record.step, delta), worst) for record in training.history)
@@ -127,10 +127,10 @@ def complete_stopped(
     progress: Progress,
     history: tuple[PublishedEpoch, ...],
 ) -> StoppedTrial:
-    """Account what a trial had run when the scheduler stopped it, and write that as its result.
+    """Account the steps that a trial had run when the scheduler stopped it, and write its result.
 
     Individual epsilons are not computed, because the norms of the last steps before the stop were not stored; the
-    worst case bounds each example. The checkpoint is deleted, and with it the key of the noise.
+    worst case bounds each example. The checkpoint is deleted together with the noise key in it.
     progress: the last report before the stop.
     """
     found = _costs(progress.trace, planned, sweep)
@@ -154,7 +154,7 @@ def complete_stopped(
 
 
 def epsilon_so_far(planned: PlannedTrial, trace: Trace) -> float:
-    """Upper bound on the epsilon of ``trace``, the run so far; `bounding_trace` says when it is not a guarantee."""
+    """Upper bound on the epsilon of ``trace``, the run so far; only an estimate if `bounding_trace` returns None."""
     bound = bounding_trace(trace, planned.trace)
     if bound is None:
         return epsilon_after(trace, trace.steps, planned.spec.delta)
@@ -168,9 +168,10 @@ def epsilon_after(trace: Trace, step: int, delta: float) -> float:
 
 
 def _costs(trace: Trace, planned: PlannedTrial, sweep: SweepSpec) -> Costs:
-    """Worst-case costs of a run: the plan's if the run was as planned, computed anew otherwise.
+    """Worst-case costs of a run: those of the plan if the run went as planned, otherwise computed anew.
 
-    Recorded contributions do not enter worst cases, so the comparison with the plan ignores them.
+    Costs without a bounding trace are estimates. The comparison with the plan ignores recorded contributions, because
+    they do not enter worst cases.
     """
     bound = bounding_trace(trace, planned.trace)
     if bound is not None and replace(bound, contributions=planned.trace.contributions) == planned.trace:
@@ -182,10 +183,10 @@ def _costs(trace: Trace, planned: PlannedTrial, sweep: SweepSpec) -> Costs:
 def bounding_trace(trace: Trace, plan: Trace) -> Trace | None:
     """The trace whose cost is a guarantee for the run of ``trace``; None if none is known.
 
-    A schedule that follows results chooses its noise adaptively, from earlier releases, so the cost of the noise that
+    A schedule that follows results chooses its noise adaptively from earlier releases, so the cost of the noise that
     was used is not an upper bound. The plan is made without results and has, at every step, the lowest noise that the
-    schedule can reach. Every step of the run is therefore dominated by the plan's step, whatever was released before.
-    A run that its budget allowed to continue past its plan has no such bound.
+    schedule can reach. Every step of the plan therefore dominates the run's step, whatever was released before. A run
+    that its budget allowed to continue past its plan has no such bound.
     """
     bound = replace(plan.until(trace.steps), contributions=trace.contributions)
     if bound == trace:
@@ -196,9 +197,9 @@ def bounding_trace(trace: Trace, plan: Trace) -> Trace | None:
 
 
 def shown_trace(trace: Trace, plan: Trace) -> Trace:
-    """What composition with other runs takes for the run of ``trace``: its bound, or else itself, as an estimate.
+    """The trace to compose with other runs: the bounding trace, or else ``trace`` itself, marked as an estimate.
 
-    What its recorded contributions are worth, which says nothing of the worst case, is left out.
+    The kind of its recorded contributions is set to "estimate", because worst cases do not depend on it.
     """
     bound = bounding_trace(trace, plan) or replace(trace, noise_follows_results=True)
     return replace(bound, contributions="estimate")
@@ -216,7 +217,7 @@ def _is_no_dearer(step: Segment, other: Segment) -> bool:
 def _individuals(
     planned: PlannedTrial, files: TrialFiles, sweep: SweepSpec, worst: PrivacyEstimate, summary: EpsilonSummary
 ) -> IndividualStatistics | None:
-    """Statistics of the stored epsilons: the exact ones, stored privately, and those that the release mode shows."""
+    """Store the exact statistics of the epsilons privately; return those that the release mode shows, or None."""
     counted = CountedEpsilons(summary, StoredEpsilons(files.epsilons))
     names, release = planned.dataset.group_names, release_spec(sweep.release.name, sweep.release.params)
     exact = exact_statistics(counted, names, worst)
@@ -236,7 +237,7 @@ def _released_once(
     worst: PrivacyEstimate,
     release: ReleaseSpec,
 ) -> IndividualStatistics:
-    """Statistics released with noise from the operating system's entropy; drawn once, stored, and reused afterwards."""
+    """Statistics released with noise drawn from the operating system's entropy; drawn once, stored and reused."""
     stored = read_statistics(files.released, "restore it from a backup: releasing again would cost privacy again")
     if stored is not None:
         return stored

@@ -1,7 +1,7 @@
 """Follows the trials of a sweep: accounts each one when its training ends, records it in MLflow, writes the reports.
 
-Events of training arrive in Tune's thread and return at once. Each trial that is being accounted has a thread, which
-waits for its parts and then summarises them; MLflow is written in another thread, the recorder's.
+Handlers of training events run in Tune's thread and return at once. A thread per accounted trial waits for its parts
+and summarises them; the recorder writes to MLflow in a thread of its own.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class Coordinator:
     """A `TrainingObserver` that accounts and records every trained trial. Use it as a context manager.
 
     If the block ends with an exception, the sweep's MLflow runs are closed as killed; nothing on disk is lost, and the
-    sweep can be resumed. scatter: how the parts of a trial are accounted. trials_at_once: how many trials are accounted
-    at the same time. anew: keys of trials that are trained from nothing although they have run before. warn: told, in a
-    sentence, what the user should know.
+    sweep can be resumed. scatter: accounts the parts of a trial. trials_at_once: number of trials accounted at the same
+    time. anew: keys of trials that are trained from nothing although they have run before. warn: called with one
+    sentence that the user should read.
     """
 
     def __init__(
@@ -86,15 +86,15 @@ class Coordinator:
     def __enter__(self) -> Self:
         """Restore results of an earlier run, account its trials that are trained but not accounted, and open MLflow.
 
-        Raises: TrackingUnavailable when MLflow cannot be written, DataCorruption for a result that is damaged or claims
-        less than its trace costs.
+        Raises: TrackingUnavailable if MLflow cannot be written, DataCorruption for a damaged result or one that claims
+        less than its trace costs, InvalidInput if the data have changed since finished trials were trained on them.
         """
         for key in self._planned:
             result = stored_result(self._files.trial(key))
             if result is not None:
                 self._status.restore(result)
                 self._accounts[key] = read_accounts(self._files.trial(key))
-            self._take_up(key, result)
+            self._log_start(key, result)
         self._record().data(exact(self._files))  # find damage to what the report reads before any trial trains
         if wrong := list(unfounded(self._files, self._record())):
             raise DataCorruption("\n".join(wrong))
@@ -116,7 +116,7 @@ class Coordinator:
             self._recorder.abandon()
 
     def _require_same_data(self) -> None:
-        """Refuse to train on data that have changed since other trials of the sweep met them."""
+        """Raise `InvalidInput` if pending trials use data that have changed since others were trained on them."""
         asked = {planned.spec.data for planned in self.pending()}
         for key, planned in self._planned.items():
             over = self._status[key].result is not None and planned.spec.data in asked
@@ -128,23 +128,23 @@ class Coordinator:
 
     @property
     def no_longer_asked(self) -> int:
-        """Number of trials in the folder that only an earlier version of the sweep file asked for."""
+        """Number of stored trials that only an earlier version of the sweep file asked for."""
         return len(self._kept.points)
 
     def pending(self) -> list[PlannedTrial]:
-        """The trials that are still to be trained, as many as this run may train."""
+        """The trials still to be trained, up to the number that this run may train."""
         found = [planned for key, planned in self._planned.items() if self._status[key].state is TrialState.PENDING]
         return found[: self._status.trials_left]
 
     @property
     def must_stop(self) -> str | None:
-        """Why training has to end before the trials have: a limit of this run."""
+        """The limit of this run that requires training to stop early, else None."""
         return self._status.must_stop
 
     def progressed(self, key: str, progress: Progress) -> None:
         """Add the epoch to the trial's history, with the epsilon so far."""
         epsilon = epsilon_so_far(self._planned[key], progress.trace)
-        self._note(key, progress.trace)  # before anything is shown of it
+        self._log_cost(key, progress.trace)  # record the cost before showing the epoch
         # a trial whose worker was lost repeats epochs
         seen = [epoch for epoch in self._status[key].history if epoch.step < progress.step]
         self._change(
@@ -169,7 +169,7 @@ class Coordinator:
         self._change(key, state=TrialState.FAILED, error=error)
 
     def starts_anew(self, key: str, why: str) -> bool:
-        """Delete what the trial has stored, unless it has released something; see `TrainingObserver`."""
+        """Delete the trial's stored files, unless it has released something; see `TrainingObserver`."""
         if self._attempts.has_released(key):
             return False
         delete_folder(self._files.trial(key).root)
@@ -186,7 +186,7 @@ class Coordinator:
     def finish(self) -> SweepRecord:
         """Wait until all trials are accounted, write the reports, and record all trials compared with their baselines.
 
-        An unavailable tracker is no error here: see `tracking_failure`.
+        An unavailable tracker raises nothing: see `tracking_failure`.
         """
         for completion in self._completions:
             completion.result()
@@ -211,7 +211,7 @@ class Coordinator:
 
     def _complete(self, key: str) -> None:
         try:
-            result = self._account_patiently(key)
+            result = self._account_with_retries(key)
         except _Interrupted:
             return
         except Exception as error:
@@ -219,8 +219,8 @@ class Coordinator:
         else:
             self._change(key, state=status_of(result).state, result=result)
 
-    def _account_patiently(self, key: str) -> StoredResult:
-        """Account the trial, again while the storage refuses; parts that were stored are not computed again."""
+    def _account_with_retries(self, key: str) -> StoredResult:
+        """Account the trial, retrying after storage errors; parts that were stored are not computed again."""
         for pause in PAUSES:
             try:
                 return self._account(key)
@@ -234,7 +234,7 @@ class Coordinator:
         forget_failure(files)
         times = self._times(key)
         if exists(files.training):
-            self._note_end(key)
+            self._log_end(key)
             return complete_trial(planned, files, self._sweep, times, self._until_interrupted)
         progress = status.progress
         if progress is None or progress.step == progress.total_steps:
@@ -242,39 +242,39 @@ class Coordinator:
         return complete_stopped(planned, files, self._sweep, times, progress, status.history)
 
     def _times(self, key: str) -> Times:
-        """Begin and end of training; if an earlier run trained the trial, by the times of its first and last file."""
+        """Start and end of training; for a trial of an earlier run, the times of its first and last file."""
         status, files = self._status[key], self._files.trial(key)
         if status.progress is None and exists(files.training):
             return Times(modified(files.spec) or 0.0, modified(files.training) or 0.0)
         return Times(status.started or 0.0, status.trained or 0.0)
 
-    def _take_up(self, key: str, result: StoredResult | None) -> None:
-        """Note whether the trial continues its last attempt. Old versions left results without attempts."""
+    def _log_start(self, key: str, result: StoredResult | None) -> None:
+        """Log whether the trial continues its last attempt, and add what old versions of dpsweep did not log."""
         trial = self._files.trial(key)
         continues = result is not None or exists(trial.checkpoint) or exists(trial.training)
         self._attempts.take_up(key, continues)
         if isinstance(result, StoppedTrial):
-            self._note(key, result.trace)
+            self._log_cost(key, result.trace)
         elif result is not None and not self._attempts.all[key]:
-            self._note_end(key)
+            self._log_end(key)
 
-    def _note(self, key: str, trace: Trace, ended: bool = False, statistics: Trace | None = None) -> None:
-        """Add what a private trial has shown by now to what its attempts cost; nothing bounds what a baseline shows."""
+    def _log_cost(self, key: str, trace: Trace, ended: bool = False, statistics: Trace | None = None) -> None:
+        """Log the cost of all that a private trial has shown so far; a baseline is not logged, as nothing bounds it."""
         planned = self._planned[key]
         spec, bound = planned.spec, shown_trace(trace, planned.trace)
         seed = None if noise_source_kind(spec.noise_source).is_secret else spec.seed
         if spec.is_private:
             self._attempts.note(Attempt(spec.key, 0, spec.delta, bound, seed, ended, statistics))
 
-    def _note_end(self, key: str) -> None:
-        """The trial has trained to its end, and its statistics are released: for the first time, or once more."""
+    def _log_end(self, key: str) -> None:
+        """Log that the trial has trained to its end and releases its statistics, for the first time or once more."""
         planned, files = self._planned[key], self._files.trial(key)
         trace, alone = read_trace(files.trace), None
         if planned.releases:
             alone = Trace(trace.dataset_size, releases=planned.releases, adjacency=trace.adjacency)
             if self._attempts.has_released_statistics(key) and not exists(files.released):
                 self._attempts.note_statistics(Attempt(key, 0, planned.spec.delta, alone, None, True, alone))
-        self._note(key, trace, ended=True, statistics=alone)
+        self._log_cost(key, trace, ended=True, statistics=alone)
 
     def _until_interrupted(self, job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[PartResult]:
         for result in self._scatter(job, parts):

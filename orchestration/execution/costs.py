@@ -1,4 +1,4 @@
-"""Worst-case costs of a run: by every accountant and group size of its sweep, and what they mean for attacks."""
+"""Worst-case costs of a run, by every accountant and group size of its sweep, and its bounds on attacks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from orchestration.sweeps.schema import SweepSpec
 class Costs:
     """Worst-case costs of a run: by the sweep's accountant, by the ``others``, and for each group size of the sweep.
 
-    risks: what no attack exceeds, for one record and for each group size; none for a run without noise.
+    risks: bounds on every attack, for one record and for each group size; none for a run without noise or a selection.
     """
 
     worst_case: PrivacyEstimate
@@ -41,13 +41,16 @@ def costs_as_planned(planned: PlannedTrial, sweep: SweepSpec) -> Costs:
 
 
 def costs(trace: Trace, delta: float, sweep: SweepSpec) -> Costs:
-    """Costs of any run. Raises: UnsupportedMechanism where an accountant of the sweep does not cover it."""
+    """Costs of any run. Raises: UnsupportedMechanism if an accountant of the sweep does not cover it."""
     return _with_groups(trace, delta, sweep, worst_cases(trace, delta, sweep))
 
 
 def _with_groups(trace: Trace, delta: float, sweep: SweepSpec, single: tuple[PrivacyEstimate, ...]) -> Costs:
-    """Groups of more than one record are accounted by privacy loss distributions; no other accountant covers them
-    under sampling. Of a selection there is no curve, and so no bound on attacks."""
+    """Add costs of groups and bounds on attacks to the estimates for a single record.
+
+    Groups of more than one record are accounted by privacy loss distributions; no other accountant covers them under
+    sampling. A selection has no privacy curve, and so no bounds on attacks.
+    """
     sizes = sweep.accounting.group_sizes
     bounded = sorted({1, *sizes}) if trace.is_private and trace.selection is None else ()
     return Costs(

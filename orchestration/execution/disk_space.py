@@ -11,16 +11,16 @@ from orchestration.records.layout import SweepFiles
 from orchestration.sweeps.plan import Plan
 
 REPORTS_AND_TRACKING = 64 * 2**20
-"""Bytes for the two reports, MLflow's store and artifacts, and logs; the quickstart sweep needs about half of this."""
+"""Bytes reserved for the two reports, MLflow and logs; the quickstart sweep needs about half of this."""
 MODELS_AND_CHECKPOINTS = 4 * 2**20
-"""Bytes per trial in addition to its norm shards, for a small model."""
+"""Bytes reserved per trial for a small model and its checkpoints, in addition to norm shards."""
 
 
 def require_space(files: SweepFiles, plan: Plan) -> None:
     """Refuse a sweep whose remaining trials do not fit on the disk of its folder; object stores are not checked.
 
     Shards are counted at their size before compression, an upper bound; the rest is a rough estimate.
-    Raises: InvalidInput with what is needed, what is free, and the next step.
+    Raises: InvalidInput with the needed and the free space, and what to do.
     """
     if "://" in files.root:
         return

@@ -1,4 +1,4 @@
-"""An embedded Ray that starts while the rest of a run is still imported and planned, so that all cores have work."""
+"""Start an embedded Ray while the rest of the run is still being imported and planned, to use all cores."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from workers.imports import UserCode
 
 @contextlib.contextmanager
 def ray_ahead(sweep: SweepSpec, output: str | None, address: str, code: UserCode) -> Iterator[None]:
-    """Start an embedded Ray for the run of a new sweep in this ``with`` block; it ends with the block.
+    """Start an embedded Ray in the background for a new sweep that runs in this ``with`` block; it ends with the block.
 
-    output: folder or URI of the sweep. One that holds a sweep already may have nothing left to train, so that there Ray
-    waits for the plan.
+    output: folder or URI of the sweep. If it already holds a sweep, Ray is not started here: the plan may leave
+    nothing to train.
     """
     if address != EMBEDDED or exists(SweepFiles(absolute(output or default_output(sweep.name))).manifest):
         yield
@@ -29,7 +29,7 @@ def ray_ahead(sweep: SweepSpec, output: str | None, address: str, code: UserCode
 
 @contextlib.contextmanager
 def _started(code: UserCode) -> Iterator[UserCode]:
-    from orchestration.execution.cluster import connection  # late: it takes a second, which is the thread's own
+    from orchestration.execution.cluster import connection  # imported in the thread: it takes a second
 
     with connection(EMBEDDED, code) as shipped:
         yield shipped

@@ -9,10 +9,10 @@ from pathlib import Path
 from workers.memory import ALLOCATOR
 
 EMBEDDED = "local"
-"""``--address`` of a Ray cluster that is started for the sweep and stopped with it."""
+"""``--address`` for a Ray cluster that is started for the sweep and stopped with it."""
 
 IN_PROCESS = "in-process"
-"""``--address`` of this process: trials train one after the other, without Ray."""
+"""``--address`` for training in this process: one trial after the other, without Ray."""
 
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -28,23 +28,26 @@ _QUIET = {
 """Turns off Ray's usage reports, warnings and progress output, and features of Tune that are not used here."""
 
 _EMBEDDED = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_prestart_worker_first_driver": "0"}
-"""For a Ray that is started for a sweep. The first makes all its processes listen on 127.0.0.1 only, as by default
-outside Linux; on Linux, Ray listens on all interfaces otherwise, and replaces a ``_node_ip_address`` of 127.0.0.1 by
-the machine's own address. The second keeps it from starting workers before one is asked for: Tune asks for workers with
-variables of its own, so that those train no trial and end unused, after seconds of CPU."""
+"""Variables for an embedded Ray.
 
-_IMPATIENT = {"RAY_NUM_REDIS_GET_RETRIES": "3"}
-"""Number of connection attempts, about a second apart, to a head that refuses us; Ray would retry for minutes."""
+The first makes all its processes listen on 127.0.0.1 only, which is the default outside Linux; on Linux, Ray otherwise
+listens on all interfaces and replaces a ``_node_ip_address`` of 127.0.0.1 by the machine's own address. The second
+keeps Ray from starting workers in advance: Tune requests workers with its own environment variables, so workers
+started earlier would never train a trial and waste seconds of CPU.
+"""
+
+_FEW_RETRIES = {"RAY_NUM_REDIS_GET_RETRIES": "3"}
+"""Number of connection attempts, about a second apart, to a head that refuses; by default Ray retries for minutes."""
 
 
 def prepare_environment(address: str) -> None:
     """Set the variables for ``--address``: quiet output, token authentication, allocator. Values already set are kept.
 
-    An embedded cluster listens on loopback only and gets its own token from the environment, so that Ray writes none
-    to the home folder. A running cluster is joined with the user's token if there is one; by itself, Ray uses it only
-    for ``auto``.
+    An embedded cluster listens on loopback only and takes its own token from the environment, so that Ray writes none
+    to the home folder. A running cluster is joined with the user's token if there is one; without this variable, Ray
+    uses the token only for ``auto``.
     """
-    for name, value in {**_QUIET, **ALLOCATOR, **(_EMBEDDED if address == EMBEDDED else _IMPATIENT)}.items():
+    for name, value in {**_QUIET, **ALLOCATOR, **(_EMBEDDED if address == EMBEDDED else _FEW_RETRIES)}.items():
         os.environ.setdefault(name, value)
     if "RAY_AUTH_MODE" in os.environ:
         return
@@ -56,18 +59,19 @@ def prepare_environment(address: str) -> None:
 
 
 def reread_environment() -> None:
-    """Make Ray, which reads the variables of authentication once per process, read them again.
+    """Make Ray read its authentication variables again; by itself, it reads them once per process.
 
-    Without it, a process that used Ray before with another `RAY_AUTH_MODE` or token starts processes that refuse it.
+    Otherwise, a process that used Ray before with another `RAY_AUTH_MODE` or token would start processes that refuse
+    it.
     """
-    from ray import _raylet  # late: the other variables are set before Ray is imported
+    from ray import _raylet  # imported late: variables must be set before Ray is imported
 
     _raylet.Config.initialize("")  # type: ignore[attr-defined]  # a compiled module
     _raylet.AuthenticationTokenLoader.instance().reset_cache()  # type: ignore[attr-defined]
 
 
 def open_cluster(address: str) -> str | None:
-    """A warning for whoever joins a cluster without a token; None where one is used, or no cluster is joined."""
+    """A warning if a cluster is joined without a token; None if a token is used or no cluster is joined."""
     if address in (EMBEDDED, IN_PROCESS) or os.environ.get("RAY_AUTH_MODE") == "token":
         return None
     return (

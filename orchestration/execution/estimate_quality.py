@@ -1,4 +1,4 @@
-"""Compare estimated epsilon_i with those of the examples whose norms were taken at every step."""
+"""Compare estimated epsilon_i with the exact epsilon_i of examples whose norms were recorded at every step."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from orchestration.records.published import EstimateQuality
 def quality_of_estimates(
     files: TrialFiles, epsilons: Iterable[Epsilons], trace: Trace, worst_case: float
 ) -> EstimateQuality:
-    """Compare ``epsilons``, part by part, with those of the examples in ``private/exact-norms``, taken at every step.
+    """Compare estimated ``epsilons`` (parts) with epsilons from ``private/exact-norms``, recorded at every step.
 
     Both sides are accounted by the same method and capped at the worst case, so they differ only in how often norms
-    were taken (paper A, Section 5.1). Computed from single training examples: private data.
+    were recorded (paper A, Section 5.1). The result is private data: it is computed from single training examples.
     Raises: DataCorruption for shards that are missing, truncated or altered.
     """
     shards = NormShards(files.exact_norms)

@@ -23,7 +23,7 @@ from workers.trial import Progress
 
 
 class _Halted(Exception):
-    """The run of the sweep must stop; another continues the trial."""
+    """This run of the sweep must stop; another run continues the trial."""
 
 
 def _report(observer: TrainingObserver, key: str, progress: Progress) -> None:
@@ -34,7 +34,7 @@ def _report(observer: TrainingObserver, key: str, progress: Progress) -> None:
 
 @final
 class InProcess:
-    """A `Backend` that trains and accounts in the calling process. A trial that kills its process ends the sweep."""
+    """A `Backend` that trains and accounts in the calling process. A trial that kills the process ends the sweep."""
 
     trials_at_once = 1
 
@@ -48,13 +48,13 @@ class InProcess:
                 attempt = self._attempt(attempt, observer)
 
     def _attempt(self, planned: PlannedTrial, observer: TrainingObserver) -> PlannedTrial | None:
-        """Train the trial; return how it is to be tried again, if it is."""
+        """Train the trial; return the trial to train in its place after a lack of memory, else None."""
         observer.started(planned.key)
         try:
             train_patiently(planned, self._context, self._context.code, partial(_report, observer, planned.key))
         except _Halted:
             return None
-        except (Exception, SystemExit) as error:  # user code raises what it likes
+        except (Exception, SystemExit) as error:  # user code may raise anything
             smaller = lighter(planned, observer) if isinstance(error, LackOfMemory) else None
             if smaller is None:
                 observer.failed(planned.key, self._context.failure(planned.key, error))
@@ -74,8 +74,10 @@ class InProcess:
 
 @contextlib.contextmanager
 def in_process(address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode) -> Iterator[InProcess]:
-    """The backend for ``--address in-process``. Raises: InvalidInput for a scheduler that compares parallel trials, and
-    for trials on several ranks."""
+    """The backend for ``--address in-process``.
+
+    Raises: InvalidInput for a scheduler that compares parallel trials, and for trials on several ranks.
+    """
     if (most := max(each.processes for each in sweep.resources)) > 1:
         raise InvalidInput(
             f"resources give a trial {most} ranks, but --address {IN_PROCESS} trains in one process; leave --address "
@@ -92,5 +94,5 @@ def in_process(address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode
 
 @contextlib.contextmanager
 def nothing_left(address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode) -> Iterator[InProcess]:
-    """The backend for a sweep whose trials all have results: any scheduler is fine, and no cluster is started."""
+    """The backend for a sweep whose trials all have results: it accepts any scheduler and starts no cluster."""
     yield InProcess(TrialContext(files, sweep.disclosure, code))

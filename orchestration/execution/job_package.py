@@ -1,4 +1,4 @@
-"""What `dpsweep submit` sends to a cluster: the sweep file, the user's own modules, and dpsweep itself. No data."""
+"""The package that `dpsweep submit` sends to a cluster: sweep file, the user's modules and dpsweep, but no data."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from orchestration.sweeps.user_code import packed, unpacked
 from workers.imports import UserCode
 
 LARGEST: Final = 20 * 2**20
-"""Most bytes of the user's own files; data belong into storage that the nodes share."""
+"""Largest total size of the user's own files, in bytes; data belong in storage that the nodes share."""
 _FOLDER = "dpsweep_job"
-"""The folder with the job's description; Ray makes it importable for the driver, as it does with every package."""
+"""Folder of the job's description; Ray makes it importable for the driver, like every shipped package."""
 _DATA: Final = frozenset(
     f".{ending}"
     for endings in (
@@ -34,12 +34,12 @@ _DATA: Final = frozenset(
     )
     for ending in endings
 )
-"""Endings of files that are data or weights, and are left out."""
+"""Suffixes of data and weight files, which are left out of the package."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """When the run of a job ends early, and which trials it trains anew; see `pipeline.RunRequest`."""
+    """Limits of the run of a job, and trials that it trains anew; see `pipeline.RunRequest`."""
 
     limits: Limits = NO_LIMITS
     retry: tuple[str, ...] = ()
@@ -50,9 +50,12 @@ ONLY_TO_RUN: Final = Asked()
 
 @dataclass(frozen=True)
 class JobDescription:
-    """The sweep that a job runs. origin: name of the sweep file, for messages. output: absolute path or URI, as the
-    nodes see it. code: the user's modules, located as `sweeps.user_code.packed` ships them. key_check: of the key that
-    private files are to be encrypted with, which is not sent. asked: see `Asked`."""
+    """The sweep that a job runs.
+
+    text: of the sweep file. origin: name of the sweep file, for messages. output: absolute path or URI, as the nodes
+    see it. code: the user's modules at the locations that `sweeps.user_code.packed` ships them to. key_check:
+    identifies the key that private files must be encrypted with; the key itself is not sent.
+    """
 
     text: str
     origin: str
@@ -64,8 +67,11 @@ class JobDescription:
 
 @dataclass(frozen=True)
 class Package:
-    """Folders for Ray to ship. own: the user's files with their bytes. left_out: files of the user's packages that
-    stay here. dpsweep: bytes of dpsweep itself."""
+    """Folders for Ray to ship.
+
+    own: names and sizes in bytes of the user's files. left_out: files of the user's packages that are not shipped.
+    dpsweep: size of dpsweep itself in bytes.
+    """
 
     folders: tuple[str, ...]
     own: tuple[tuple[str, int], ...]
@@ -78,10 +84,10 @@ _DESCRIPTION = TypeAdapter(JobDescription)
 
 @contextlib.contextmanager
 def packaged(text: str, origin: str, output: str, code: UserCode, asked: Asked = ONLY_TO_RUN) -> Iterator[Package]:
-    """The package of a sweep in temporary folders, removed when the ``with`` block ends.
+    """The package of a sweep in temporary folders, which are removed when the ``with`` block ends.
 
-    Of the user's packages it holds everything but hidden files, ``__pycache__`` and files with an ending of data.
-    Raises: InvalidInput if the user's files are larger than `LARGEST` together.
+    It holds the user's packages without hidden files, ``__pycache__`` and files with a suffix of data or weights.
+    Raises: InvalidInput if the user's files exceed `LARGEST` together.
     """
     with packed(code) as (shipped, there), tempfile.TemporaryDirectory() as temporary:
         left_out = [path for folder in shipped for path in _prune(Path(folder))]
@@ -97,9 +103,9 @@ def packaged(text: str, origin: str, output: str, code: UserCode, asked: Asked =
 
 
 def read_job() -> JobDescription:
-    """The job that this process was started for, with its code where Ray has put it.
+    """The job that this process was started for, with the paths at which Ray has put its code.
 
-    Raises: InvalidInput where no job's package is importable.
+    Raises: InvalidInput if no job's package is importable.
     """
     found = importlib.util.find_spec(_FOLDER)
     if found is None or not found.submodule_search_locations:
@@ -110,9 +116,9 @@ def read_job() -> JobDescription:
 
 
 def _prune(folder: Path) -> list[str]:
-    """Delete from a copy what is not shipped; return the data files among it, relative to the copy."""
+    """Delete from a copy the files that are not shipped; return the deleted data files, relative to the copy."""
     left_out = []
-    for path in sorted(folder.rglob("*"), reverse=True):  # what a folder holds comes before the folder
+    for path in sorted(folder.rglob("*"), reverse=True):  # files before their folder
         if path.name.startswith(".") and path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         elif path.is_file() and path.suffix.lower() in _DATA:
@@ -129,7 +135,7 @@ def _sizes(folder: Path) -> Iterator[tuple[str, int]]:
 
 
 def _shown(path: Path, folder: Path) -> str:
-    """The file as its user knows it: without the number of the place that it is shipped from."""
+    """The path of a file as the user knows it, without the numbered folder that it is shipped in."""
     return "/".join(path.relative_to(folder).parts[1:])
 
 

@@ -1,6 +1,6 @@
 """The numbers of ``status.json`` as metrics of the Ray cluster, for Prometheus.
 
-Ray serves them on every node, with the prefix ``ray_``; they go with the driver. They show what the snapshot shows.
+Ray serves them on every node, with the prefix ``ray_``, until the driver ends. They show nothing beyond the snapshot.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from orchestration.records.snapshot import SweepSnapshot
 from orchestration.records.states import TrialState
 
 Value = tuple[dict[str, str], float]
-"""Tags besides the common ones, and the value."""
+"""Tags of a gauge besides ``sweep``, and its value."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A gauge: its name, what it says, the tags that it has besides ``sweep``, and its values in a snapshot."""
+    """A gauge: name, description, its values in a snapshot, and its tags besides ``sweep``."""
 
     name: str
     description: str
@@ -58,7 +58,7 @@ METRICS: Final = (
 
 @final
 class Gauges:
-    """The metrics of one sweep; Ray must be initialised."""
+    """The gauges of one sweep; Ray must be initialised."""
 
     def __init__(self) -> None:
         self._gauges = [(each, Gauge(each.name, each.description, ("sweep", *each.tags))) for each in METRICS]

@@ -1,4 +1,4 @@
-"""The nodes of a Ray cluster, and which resources the trials of a sweep wait for."""
+"""The nodes of a Ray cluster, and the resources that trials of a sweep wait for."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from orchestration.sweeps.resources import LABEL
 
 
 def cluster_now(waiting: Sequence[Mapping[str, float]]) -> ClusterSnapshot | None:
-    """The cluster that this process is connected to; None while it does not answer.
+    """A snapshot of the cluster that this process is connected to; None while it does not answer.
 
-    waiting: what each trial reserves that has not started. Shown is one of those that no node can run, if there is one.
+    waiting: resources that each trial reserves that has not started. The snapshot shows one of these trials, preferably
+    one that no node can run.
     """
     try:
         alive: list[dict[str, Any]] = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
@@ -31,7 +32,7 @@ def cluster_now(waiting: Sequence[Mapping[str, float]]) -> ClusterSnapshot | Non
 
 
 def amounts_of(node: Mapping[str, Any]) -> dict[str, float]:
-    """The resources of a node of `ray.nodes`, and 1 of each of its labels."""
+    """The resources of a node of `ray.nodes`, with each of its labels as a resource of amount 1."""
     labels: Mapping[str, str] = node.get("Labels", {})
     return {**node["Resources"], **{f"{LABEL}{name}={value}": 1.0 for name, value in labels.items()}}
 
@@ -55,6 +56,6 @@ def missing_resources(nodes: Sequence[Mapping[str, float]], trial: Mapping[str, 
 
 
 def _amounts(resources: Mapping[str, float]) -> dict[str, float]:
-    """CPUs, GPUs and the user's own resources, without those that Ray adds, such as one per node's address."""
+    """CPUs, GPUs and the user's own resources, without those that Ray adds, such as one for each node's address."""
     ours = {name: amount for name, amount in resources.items() if ":" not in name and "_group_" not in name}
     return {name: amount for name, amount in ours.items() if name not in ("memory", "object_store_memory")}

@@ -1,4 +1,4 @@
-"""Check for the packages that an object store needs, before anything is written to it."""
+"""Check that the packages for an object store are installed, before anything is written to it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _CLIENTS: Mapping[str, tuple[str, str]] = {
     "s3": ("boto3", "dpsweep[s3]"),
     "gs": ("google.cloud.storage", "dpsweep[gs]"),
 }
-"""By scheme: the module with which MLflow stores figures and reports, and what to install. The files of trials are
-written by pyarrow, which needs neither."""
+"""By URI scheme: the module that MLflow needs to store figures and reports, and the extra that installs it. Files of
+trials are written by pyarrow, which needs neither."""
 
 
 def require_client(uri: str) -> None:
-    """Refuse an output in an object store that MLflow's store of artifacts cannot write.
+    """Refuse an output in an object store that MLflow cannot write artifacts to.
 
     Raises: InvalidInput with the missing package and the command that installs it.
     """

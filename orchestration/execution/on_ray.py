@@ -1,4 +1,4 @@
-"""Run a sweep on Ray: trials train under Ray Tune, and the parts of all trials are accounted as tasks of one queue."""
+"""Run a sweep on Ray: trials train under Ray Tune, and one queue of tasks accounts the parts of all trials."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from orchestration.sweeps.plan import PlannedTrial
 from orchestration.sweeps.schema import AccountingSettings, SweepSpec
 from workers.imports import UserCode
 
-_JOINING = 10.0
-"""Seconds that nodes of a running cluster have to join before the sweep is refused for lack of them."""
+_JOIN_TIMEOUT = 10.0
+"""Seconds to wait for nodes to join a running cluster before the sweep is refused for lack of resources."""
 
 
 @final
@@ -30,7 +30,7 @@ class OnRay:
     """A `Backend` on the Ray cluster that this process is connected to."""
 
     trials_at_once = 64
-    """Enough to keep the nodes busy with trials of one part each. What bounds the work is the queue, not this."""
+    """Enough to keep the nodes busy with trials of one part each; the queue limits the concurrent work."""
 
     def __init__(self, sweep: SweepSpec, context: TrialContext, queue: AccountingQueue) -> None:
         self._sweep, self._context, self._queue, self._gauges = sweep, context, queue, Gauges()
@@ -55,17 +55,20 @@ def embedded(address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode) 
     """The backend on a Ray cluster started for the sweep. Raises: InvalidInput if its resources do not suffice."""
     with connected(address, files.log, code) as shipped:
         part = {"CPU": sweep.accounting.cpus or 0.0}
-        check_resources({**_of_trials(sweep), "accounting a part": part})
+        check_resources({**_needs_of_trials(sweep), "accounting a part": part})
         with _queue(sweep.accounting, part) as queue:
             yield OnRay(sweep, TrialContext(files, sweep.disclosure, shipped), queue)
 
 
 @contextlib.contextmanager
 def on_cluster(address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode) -> Iterator[OnRay]:
-    """The backend on a running Ray cluster. Raises: InvalidInput if a node cannot read the sweep's files."""
+    """The backend on a running Ray cluster.
+
+    Raises: InvalidInput if its resources do not suffice, or a node cannot read the sweep's files or has another key.
+    """
     with connected(address, files.log, code) as shipped:
-        part = {"CPU": reserved_cpus(sweep.accounting), **_custom(sweep.accounting)}
-        check_resources({**_of_trials(sweep), "accounting a part": part}, _JOINING)
+        part = {"CPU": reserved_cpus(sweep.accounting), **_custom_resource(sweep.accounting)}
+        check_resources({**_needs_of_trials(sweep), "accounting a part": part}, _JOIN_TIMEOUT)
         check_shared_storage(files.probe)
         context = TrialContext(files, sweep.disclosure, shipped)
         check_keys(context.key_check)
@@ -73,8 +76,8 @@ def on_cluster(address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode
             yield OnRay(sweep, context, queue)
 
 
-def _of_trials(sweep: SweepSpec) -> dict[str, Mapping[str, float]]:
-    """What each kind of trial reserves."""
+def _needs_of_trials(sweep: SweepSpec) -> dict[str, Mapping[str, float]]:
+    """The resources that each kind of trial reserves, by a description for error messages."""
     return {
         " ".join(
             ["a trial", *(f"with {place} {' or '.join(names)}" for place, names in each.when.items())]
@@ -83,7 +86,7 @@ def _of_trials(sweep: SweepSpec) -> dict[str, Mapping[str, float]]:
     }
 
 
-def _custom(settings: AccountingSettings) -> dict[str, float]:
+def _custom_resource(settings: AccountingSettings) -> dict[str, float]:
     return {settings.resource: 1.0} if settings.resource else {}
 
 
@@ -93,7 +96,9 @@ def _queue(settings: AccountingSettings, part: Mapping[str, float]) -> Accountin
 
 
 def reserved_cpus(settings: AccountingSettings) -> float:
-    """CPUs that a part reserves on a running cluster: some, so that a head without CPUs is given no part.
+    """CPUs that accounting a part reserves on a running cluster; more than 0, so that a head without CPUs gets none.
+
+    With a custom resource, which keeps parts off the head as well, 0 is allowed.
 
     >>> reserved_cpus(AccountingSettings()), reserved_cpus(AccountingSettings(cpus=0.0))
     (1.0, 0.0001)

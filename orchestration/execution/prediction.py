@@ -1,8 +1,8 @@
-"""What a sweep will take on given resources, from what a probe of it has measured. Pure.
+"""Predict time, memory and price of a sweep on given resources from the measurements of a probe. Pure.
 
-Counted are the start of the driver, of Ray, of MLflow and of every worker; the data, steps, norm passes, evaluations,
-checkpoints and reports of every trial; accounting beside training; and the comparison at the end. Trials run side by
-side as their reservations allow. Where all of that is more work than the CPUs can do meanwhile, the work decides.
+The prediction covers the start of driver, Ray, MLflow and every worker; loading data, steps, norm passes, evaluations,
+checkpoints and reports of every trial; accounting beside training; and the comparison at the end. Trials run in
+parallel as their reservations allow; the running time is at least the total CPU time over the number of CPUs.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from orchestration.sweeps.resources import ResourceSettings, reserved
 from workers.probe import TrialProbe
 
 _RAY: Final = 0.8
-"""Time to start an embedded Ray. Unit, also below: one start of a worker. Measured with Ray 2.60 and MLflow 3.17."""
+"""Time to start an embedded Ray. Unit, also below: the start of one worker. Measured with Ray 2.60 and MLflow 3.17."""
 _REPORT: Final = 0.0045
-"""Time from the end of an epoch until the trial continues, in which the driver records the epoch."""
+"""Time that a trial waits at the end of an epoch, while the driver records it."""
 _DRIVER: Final = 0.002
-"""CPU time of the driver and of Ray per epoch, including the recording of curves."""
+"""CPU time of driver and Ray per epoch, including the recording of curves."""
 _TRIAL: Final = 0.06
-"""Time to start and end a trial in a worker that runs."""
+"""Time to start and end a trial in a running worker."""
 _COMPARISON: Final = 0.5
 """Time to write the reports and to log them to MLflow."""
 _COMPARED: Final = 0.06
@@ -38,7 +38,7 @@ _SLACK: Final = 1e-9
 
 @dataclass(frozen=True)
 class Capacity:
-    """What a sweep may use: all CPUs and GPUs together, and the price of all of it for an hour, if it has one."""
+    """Resources of a sweep: total CPUs and GPUs, and the price of all of them per hour, or None."""
 
     cpus: float
     gpus: float = 0.0
@@ -51,7 +51,7 @@ class Capacity:
             require_finite("--price-per-hour", self.price_per_hour, at_least=0.0)
 
     def require_room(self, sections: Iterable[ResourceSettings]) -> None:
-        """Raises: InvalidInput unless one trial of every section has room."""
+        """Raise `InvalidInput` unless one trial of every section fits."""
         for each in sections:
             if each.cpus > self.cpus + _SLACK or each.gpus > self.gpus + _SLACK:
                 raise InvalidInput(
@@ -65,9 +65,10 @@ class Prediction:
     """Time, memory and price of a sweep.
 
     seconds: total time on CPUs without other work, the sum of starting, running and ending. beside_others: total time
-    if other work goes on as during the probe, with priority over Ray's workers. cpu_hours: CPU time used. gpu_hours:
+    if other work, with priority over Ray's workers, continues as during the probe. cpu_hours: CPU time used. gpu_hours:
     GPU time reserved by trials. memory, gpu_memory: bytes of the largest trial. price: of the whole capacity for the
-    total time; None where no price is known. kinds: how many kinds of trials were tried. steps: how many steps of them.
+    total time; None if no price is known. kinds: number of kinds of trials that were probed. steps: number of probed
+    steps.
     """
 
     seconds: float
@@ -93,7 +94,7 @@ class Prediction:
 def predict(plan: Plan, probe: SweepProbe, sections: Sequence[ResourceSettings], capacity: Capacity) -> Prediction:
     """The prediction for the trials of a plan that are not refused.
 
-    sections: `resources` of the sweep. Raises: InvalidInput where a trial has no room.
+    sections: `resources` of the sweep. Raises: InvalidInput if a trial does not fit the capacity.
     """
     capacity.require_room(sections)
     start, needs = probe.worker, [reserved(sections, planned.spec) for planned in plan.trials]
@@ -133,7 +134,7 @@ def predict(plan: Plan, probe: SweepProbe, sections: Sequence[ResourceSettings],
 
 
 def training_seconds(planned: PlannedTrial, probe: SweepProbe) -> float:
-    """From the start of a trial in a worker that runs to the end of its training."""
+    """Seconds from the start of a trial in a running worker to the end of its training."""
     pieces, spec = probe.trials[kind(planned.spec)], planned.spec
     steps = planned.trace.steps
     epochs = steps / steps_per_epoch(planned)
@@ -149,7 +150,7 @@ def training_seconds(planned: PlannedTrial, probe: SweepProbe) -> float:
 
 
 def _attacks(planned: PlannedTrial, pieces: TrialProbe) -> float:
-    """Of the reference models, each trained on half of all examples, in as many epochs as the trial."""
+    """Seconds to train the reference models: half of all examples each, for as many epochs as the trial."""
     rmia, data = planned.spec.attacks.rmia, planned.dataset
     if rmia is None:
         return 0.0
@@ -158,7 +159,7 @@ def _attacks(planned: PlannedTrial, pieces: TrialProbe) -> float:
 
 
 def _accounting_seconds(plan: Plan, probe: SweepProbe, capacity: Capacity) -> list[float]:
-    """Seconds to account each private trial. One process per CPU accounts, and keeps the tables of a trace."""
+    """Seconds to account each private trial. One process per CPU accounts and caches the tables of each trace."""
     processes, seen = math.ceil(capacity.cpus), Counter[object]()
     found = []
     for planned in plan.trials:
@@ -176,9 +177,9 @@ def _accounting_seconds(plan: Plan, probe: SweepProbe, capacity: Capacity) -> li
 def side_by_side(
     trials: Sequence[tuple[float, ResourceSettings]], capacity: Capacity, most: int | None
 ) -> tuple[float, int]:
-    """When the last trial ends, and how many train at once, if each starts, in order, as soon as it has room.
+    """Seconds until the last trial ends, and the most trials at once, if each starts in order as soon as it fits.
 
-    trials: seconds of each, and what it reserves. most: trials at once, if they are limited.
+    trials: seconds and reserved resources of each. most: limit of trials at once, or None.
 
     >>> one = ResourceSettings()
     >>> side_by_side([(3.0, one), (1.0, one), (1.0, one), (1.0, one)], Capacity(2.0), None)

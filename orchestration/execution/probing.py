@@ -1,4 +1,4 @@
-"""Measures what a planned sweep will take: a few real steps of each kind of trial, in this process and without Ray."""
+"""Measure the time and memory of a planned sweep by a few real steps of each kind of trial, in this process."""
 
 from __future__ import annotations
 
@@ -28,36 +28,39 @@ from workers.recording import is_due
 from workers.spec import TrialSpec
 
 _ROWS: Final = 1024
-"""Examples that are accounted to measure how long one takes."""
-_WORKER: Final = "import os; os.nice({niceness}); import orchestration.execution.tune"
-"""What a process imports before it trains or accounts."""
+"""Examples that are accounted to measure the time per example."""
+_WORKER_CODE: Final = "import os; os.nice({niceness}); import orchestration.execution.tune"
+"""Code of a process that imports what a Ray worker imports before it trains or accounts."""
 _NICENESS: Final = "RAY_worker_niceness"
-"""Variable with what Ray adds to the niceness of its workers: other work on the machine goes before them."""
+"""Environment variable with the niceness that Ray gives its workers; other work on the machine has priority."""
 _USUAL_NICENESS: Final = 15
 _MOST_WORKERS: Final = 8
 
 
 @dataclass(frozen=True)
 class AccountingProbe:
-    """CPU seconds of accounting a trial: its ``tables``, once in every process, each of its examples, and the worst
-    cases of its ``groups`` and of attacks, once for all trials of its trace."""
+    """CPU seconds of accounting a trial.
+
+    tables: once per process and trace. example: for each example. groups: worst cases of groups and bounds on attacks,
+    once for all trials with the same trace.
+    """
 
     tables: float
     example: float
     groups: float = 0.0
 
     def seconds(self, examples: int) -> float:
-        """Of a trial in a process that has no tables of it."""
+        """CPU seconds of a trial in a process that has not computed its tables yet."""
         return self.tables + examples * self.example
 
 
 @dataclass(frozen=True)
 class SweepProbe:
-    """What was measured. trials: by the kind of trial; accounting: by the kind of run; see `kind` and `run_kind`.
+    """Measurements of a probe. trials: by `kind`. accounting: by `run_kind`.
 
-    command: CPU seconds up to the end of planning, the imports included; worker: of a process of Ray until it can
-    work; tracker: until MLflow's store is open. share, worker_share: of a CPU, that this process got for its work, and
-    one with the priority of Ray's workers.
+    command: CPU seconds up to the end of planning, imports included. worker: CPU seconds until a Ray worker can start
+    work. tracker: CPU seconds until MLflow's store is open. share: fraction of a CPU that this process got while it
+    worked. worker_share: the same for a process with the priority of Ray's workers.
     """
 
     trials: Mapping[Hashable, TrialProbe]
@@ -70,14 +73,14 @@ class SweepProbe:
 
     @property
     def steps(self) -> int:
-        """Steps that were taken."""
+        """Number of steps that were taken."""
         return sum(each.steps for each in self.trials.values())
 
 
 def probe_sweep(sweep: SweepSpec, plan: Plan, code: UserCode) -> SweepProbe:
-    """Take a few steps of every kind of trial, and account a few made-up examples of every kind of run.
+    """Take a few steps of every kind of trial, and account random contributions for every kind of run.
 
-    Raises: InvalidInput where a trial cannot train.
+    Raises: InvalidInput if a trial fails.
     """
     command, began, used = time.process_time(), time.perf_counter(), time.thread_time()
     trials: dict[Hashable, TrialProbe] = {}
@@ -97,17 +100,17 @@ def probe_sweep(sweep: SweepSpec, plan: Plan, code: UserCode) -> SweepProbe:
 def _probed(planned: PlannedTrial, sweep: SweepSpec, code: UserCode) -> TrialProbe:
     try:
         return probe_trial(planned.spec, planned.releases, code)
-    except (Exception, SystemExit) as error:  # user code raises what it likes, and its text may quote the data
+    except (Exception, SystemExit) as error:  # user code may raise anything, and the text may quote the data
         raise InvalidInput(f"trial {planned.key} fails within a few steps: {shown(error, sweep.disclosure)}") from None
 
 
 def resources_here() -> tuple[float, float]:
-    """CPUs that this process may use, and GPUs of this machine."""
+    """Number of CPUs that this process may use, and of GPUs of this machine."""
     return float(len(os.sched_getaffinity(0))), float(torch.cuda.device_count())
 
 
 def kind(spec: TrialSpec) -> Hashable:
-    """What the time of a step and the memory of a trial depend on: not seeds, rates, bounds nor noise multipliers."""
+    """Key of trials with the same time per step and memory; it ignores seeds, rates, bounds and noise multipliers."""
     named = (spec.optimizer, spec.clipping, spec.averaging)
     return (
         *(spec.data, spec.model, spec.loss, spec.preprocessing, spec.augmentation, spec.sampling),
@@ -117,19 +120,19 @@ def kind(spec: TrialSpec) -> Hashable:
 
 
 def run_kind(planned: PlannedTrial) -> Hashable:
-    """What the time of accounting depends on: steps, batches and the schedule, but not the noise multiplier."""
+    """Key of trials with the same accounting time: steps, batches and schedule, but not the noise multiplier."""
     spec = planned.spec
     return spec.noise.schedule, spec.sampling, spec.norms, planned.trace.steps, planned.dataset.train_size
 
 
 def snapshots(planned: PlannedTrial) -> list[int]:
-    """The steps at which the norms of all examples are stored."""
+    """The steps whose snapshots store the norms of all examples."""
     often, steps = planned.spec.norms.snapshots_per_epoch, range(planned.trace.steps)
     return [step for step in steps if often is None or is_due(step, often, steps_per_epoch(planned))]
 
 
 def norm_passes(planned: PlannedTrial) -> int:
-    """How often the norms of all examples are computed."""
+    """Number of passes that compute the norms of all examples."""
     return 1 if planned.spec.norms.when_sampled else len(snapshots(planned))
 
 
@@ -139,7 +142,7 @@ def steps_per_epoch(planned: PlannedTrial) -> int:
 
 
 def _accounting(planned: PlannedTrial, sweep: SweepSpec) -> AccountingProbe:
-    """Account examples with random contributions: nothing of the data is read."""
+    """Measure accounting with random contributions; no training data are read."""
     tables, example = _accounting_of_examples(planned, sweep) if snapshots(planned) else (0.0, 0.0)
     began = time.process_time()
     costs_as_planned(planned, sweep)
@@ -147,7 +150,7 @@ def _accounting(planned: PlannedTrial, sweep: SweepSpec) -> AccountingProbe:
 
 
 def _accounting_of_examples(planned: PlannedTrial, sweep: SweepSpec) -> tuple[float, float]:
-    """CPU seconds of the tables, and of each example."""
+    """CPU seconds for the tables of a trace, and for each example."""
     steps, delta = snapshots(planned), planned.spec.delta
     rows = min(_ROWS, planned.dataset.train_size)
     contributions = np.random.default_rng(0).uniform(0.2, 1.0, (2 * rows, len(steps)))
@@ -160,12 +163,13 @@ def _accounting_of_examples(planned: PlannedTrial, sweep: SweepSpec) -> tuple[fl
 
 
 def _worker() -> tuple[float, float]:
-    """CPU seconds of a process that imports what Ray's workers import, at their priority, and per second of its life.
+    """Measure processes that import what Ray's workers import, at their priority.
 
-    There are as many at a time as this process may use CPUs: what one of them would get alone says little of the time
-    that other work leaves to all.
+    One process per usable CPU (at most `_MOST_WORKERS`) runs at the same time, because the share of a single process
+    says little about the time that other work leaves to all. Returns: CPU seconds per process, and CPU seconds per
+    second of its life.
     """
-    code = _WORKER.format(niceness=int(os.environ.get(_NICENESS, _USUAL_NICENESS)))
+    code = _WORKER_CODE.format(niceness=int(os.environ.get(_NICENESS, _USUAL_NICENESS)))
     count = min(len(os.sched_getaffinity(0)), _MOST_WORKERS)
     before, began = os.times(), time.perf_counter()
     workers = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL) for _ in range(count)]

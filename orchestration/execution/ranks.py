@@ -1,12 +1,11 @@
-"""A trial on several ranks: processes on one node that share its gradients, each an actor in the trial's own placement
-group.
+"""Train one trial on several ranks: processes on one node that share its gradient computation.
 
-The group belongs to Tune, which reserves all of it before the trial starts and removes it, and so ends whatever runs in
-it, when the trial ends, is stopped or is lost. The process that Tune starts only follows the ranks. When one of them is
-lost, all are ended, and Tune starts the trial again from its checkpoint.
+Each rank is an actor in the trial's placement group. Tune owns the group: it reserves all of it before the trial
+starts, and removes it, which ends the ranks, when the trial ends, is stopped or is lost. The process that Tune starts
+only follows the ranks. If a rank is lost, all are ended, and Tune starts the trial again from its checkpoint.
 
-A `TorchTrainer` of Ray Train would reserve the ranks in a second placement group, of which Tune knows nothing: see
-docs/architecture.md.
+Ray Train's `TorchTrainer` is not used, because it would reserve the ranks in a second placement group that Tune does
+not know of: see docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -33,22 +32,23 @@ from orchestration.sweeps.user_code import unpacked
 from workers.ranks import RankLost, connected
 from workers.trial import Progress, follow_trial, run_trial
 
-_EXPLANATION: Final = 10.0
-"""Seconds in which the other ranks may say why a rank was left alone."""
+_REASON_TIMEOUT: Final = 10.0
+"""Seconds to wait for the errors of the other ranks, to find the one that failed first."""
 
 Report = Callable[[Progress], None]
 
 
-class _Died(RankLost):
-    """Ray says why a rank was lost."""
+class _RankDied(RankLost):
+    """Ray reported that a rank's process was lost, and why."""
 
 
 def train_together(
     planned: PlannedTrial, context: TrialContext, reserved: ResourceSettings, report: Report
 ) -> Exception | None:
-    """Train one trial on the ranks of ``reserved``, in the placement group of this process, which reports for them.
+    """Train one trial on the ranks of ``reserved``, in this process's placement group; report their progress to Tune.
 
-    Returns: the error that ended the trial, with what may be shown of it. Raises: RankLost when a rank was lost.
+    Returns: the error that ended the trial, with only the text that may be shown, or None. Raises: RankLost if a rank
+    was lost.
     """
 
     def train() -> None:
@@ -96,18 +96,18 @@ def _started(reserved: ResourceSettings) -> Iterator[list[Any]]:
 
 
 def _followed(leader: Any, ends: Sequence[Any], report: Report) -> Exception | None:
-    """Report what rank 0 reports until it has ended; returns the error that a rank ended with, if one did.
+    """Forward the reports of rank 0 until it ends; return the error that a rank ended with, or None.
 
-    ends: of each rank, the call that returns when it has ended.
+    ends: for each rank, the pending call that returns when it ends.
     """
-    running, said = [*ends], leader.next_report.remote()
+    running, report_call = [*ends], leader.next_report.remote()
     while True:
-        (ready,), _ = ray.wait([said, *running])
+        (ready,), _ = ray.wait([report_call, *running])
         result = _result(ready)
         if isinstance(result, Progress):
             report(result)
             leader.go_on.remote()
-            said = leader.next_report.remote()
+            report_call = leader.next_report.remote()
         elif result is not None:
             return _reason(result, [end for end in running if end != ready])
         elif ready == ends[0]:
@@ -117,18 +117,18 @@ def _followed(leader: Any, ends: Sequence[Any], report: Report) -> Exception | N
 
 
 def _result(call: Any) -> Progress | Exception | None:
-    """What a call of a rank returned; `_Died` if the rank did."""
+    """The result of a call to a rank; `_RankDied` if the rank was lost."""
     try:
         result: Progress | Exception | None = ray.get(call)
     except RayError as error:
-        starved = "low on memory" in str(error)  # what Tune is told of a process that Ray killed for lack of memory
-        return _Died(f"a rank was lost: {'its node ran low on memory' if starved else type(error).__name__}")
+        starved = "low on memory" in str(error)  # Ray killed the process for lack of memory
+        return _RankDied(f"a rank was lost: {'its node ran low on memory' if starved else type(error).__name__}")
     return result
 
 
 def _reason(failure: Exception, others: Sequence[Any]) -> Exception:
-    """The error of the rank that failed first: what the others say is only that they lost it. Raises: RankLost."""
-    ended, _ = ray.wait([*others], num_returns=len(others), timeout=_EXPLANATION)
+    """The error of the rank that failed first; the others only report that they lost it. Raises: RankLost."""
+    ended, _ = ray.wait([*others], num_returns=len(others), timeout=_REASON_TIMEOUT)
     failures = [failure, *(each for each in map(_result, ended) if isinstance(each, Exception))]
     reason = min(failures, key=lambda each: isinstance(each, RankLost) + (type(each) is RankLost))
     if isinstance(reason, RankLost):
@@ -137,15 +137,15 @@ def _reason(failure: Exception, others: Sequence[Any]) -> Exception:
 
 
 class _Rank:
-    """One process of a trial, as an actor with two threads: one trains, the other answers for rank 0 meanwhile."""
+    """One process of a trial: an actor with two threads, one to train, one to answer calls for reports meanwhile."""
 
     def __init__(self) -> None:
-        self._reports, self._heard = queue.SimpleQueue[Progress](), threading.Semaphore(0)
+        self._reports, self._may_continue = queue.SimpleQueue[Progress](), threading.Semaphore(0)
 
     def train(
         self, planned: PlannedTrial, context: TrialContext, number: int, reserved: ResourceSettings, place: str
     ) -> Exception | None:
-        """Take part in the trial to its end; returns the error that ended it, with what may be shown of it."""
+        """Take part in the trial to its end; return its error, with only the text that may be shown, or None."""
         root, spec, releases = context.files.trial(planned.key).root, planned.spec, planned.releases
         try:
             context.require_key()
@@ -157,18 +157,18 @@ class _Rank:
                     run_trial(spec, root, code=code, releases=releases, on_progress=self._report, group=group)
         except RankLost as lost:
             return RankLost(str(lost))
-        except BaseException as error:  # whatever user code raises: Ray would store its text
+        except BaseException as error:  # user code may raise anything, and Ray would store its text
             return context.shown(planned.key, error)
         return None
 
     def _report(self, progress: Progress) -> None:
         self._reports.put(progress)
-        self._heard.acquire()
+        self._may_continue.acquire()
 
     def next_report(self) -> Progress:
-        """Of rank 0: wait for its next epoch, after which it waits for `go_on`."""
+        """Wait for the next epoch of rank 0, which then waits for `go_on`."""
         return self._reports.get()
 
     def go_on(self) -> None:
-        """Let rank 0 train on."""
-        self._heard.release()
+        """Let rank 0 continue training."""
+        self._may_continue.release()

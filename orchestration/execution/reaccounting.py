@@ -1,4 +1,4 @@
-"""Account finished trials again, from their stored norms and traces: at another delta, by another method, by groups."""
+"""Account finished trials again, from stored norms and traces: at another delta, by another method, for groups."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ from workers.imports import NO_CODE
 
 @dataclass(frozen=True)
 class Question:
-    """What to account finished trials for.
+    """Which finished trials to account again, and how.
 
-    trial: the key of one; all private ones by default. delta, individual: those of the sweep where they are None.
-    group_sizes: of groups of any k records. group_by: a file of groups (`accounting.records.read_groups`), or "".
-    users: whether also for each user.
+    trial: key of one trial; by default, all private ones. delta, individual: by default, those of the sweep.
+    group_sizes: sizes k of groups of any k records. group_by: a file of groups (`accounting.records.read_groups`), or
+    "". users: whether to account each user as well.
     """
 
     trial: str | None = None
@@ -58,9 +58,9 @@ class Question:
 
 @dataclass(frozen=True)
 class OfUsers:
-    """Exact statistics of the epsilons of all users, each over all records of the user together: private data.
+    """Exact statistics of the epsilons of users, each for all records of the user together: private data.
 
-    users: how many; most_records: of any of them; largest: epsilon of any of them.
+    users: number of users. most_records: most records of one user. largest: the largest epsilon of a user.
     """
 
     users: int
@@ -73,7 +73,7 @@ class OfUsers:
 class Answer:
     """The costs of one trial. individuals: exact statistics of its training examples, private data.
 
-    examples, seconds: how many were accounted, and how long that took; folder: where their epsilons are stored.
+    examples: number of accounted examples. seconds: duration of the accounting. folder: where epsilons are stored.
     """
 
     key: str
@@ -99,14 +99,14 @@ class Answer:
 
 
 Progress = Callable[[str, int, int], None]
-"""Called as parts of a trial are accounted, with its key, the parts done and all parts."""
+"""Called after each accounted part with the key of the trial, the parts done and all parts."""
 
 
 def account_again(folder: SweepFiles, question: Question, address: str, progress: Progress) -> Iterator[Answer]:
     """Account the trials one after the other, and store each answer privately in a folder named by delta and method.
 
-    Parts that are stored there already, from the same norms, are not computed again. Raises: InvalidInput for a trial
-    that cannot be accounted, before any is; DataCorruption for damaged files.
+    Parts that are already stored there for the same norms are not computed again. Raises: InvalidInput, before any
+    accounting, for a trial that cannot be accounted; DataCorruption for damaged files.
     """
     record = owned_record(folder)
     results = _asked(folder, record, question)
@@ -145,7 +145,7 @@ def _asked(files: SweepFiles, record: SweepRecord, question: Question) -> list[T
 
 
 def _accounting_alone(sweep: SweepSpec) -> SweepSpec:
-    """The sweep without what only training needs of a cluster."""
+    """The sweep without the resources and scheduler that only training needs."""
     return sweep.model_copy(update={"resources": (ResourceSettings(),), "scheduler": SchedulerSettings()})
 
 
@@ -187,9 +187,9 @@ def _answer(
 
 
 def _of_users(job: AccountingJob, scatter: Scatter) -> OfUsers:
-    """Account every user, tightly, into a folder beside the epsilons of examples.
+    """Account every user by privacy loss distributions, into a folder beside the epsilons of examples.
 
-    Raises: InvalidInput where no users are stored, and where nothing bounds a user of so many records.
+    Raises: InvalidInput if no users are stored, and if no finite epsilon bounds the user with the most records.
     """
     files = TrialFiles(job.root)
     most = StoredUsers(files.users).most_records

@@ -1,4 +1,4 @@
-"""Delete a sweep: its trials, reports and MLflow store, and nothing else that lies in its folder; or parts of it."""
+"""Delete the files of a sweep (trials, reports, MLflow store) or of some trials, but no other files in its folder."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from workers.checkpoint import forget_checkpoint
 
 
 def delete_sweep(files: SweepFiles) -> tuple[str, ...]:
-    """Delete everything that the sweep and its tuning wrote, except what trials have released: ``attempts/`` stays.
+    """Delete everything that the sweep and its tuning wrote, except the record of their releases in ``attempts/``.
 
-    A sweep that is run in the folder later counts them. ``sweep.json`` goes last, so that what an interrupted deletion
-    leaves can be deleted again. Returns: the keys of the trials whose releases stay recorded. Raises: InvalidInput for
-    a folder without a sweep and while another process runs it, DataCorruption where what a trial has released cannot be
-    read, StorageError.
+    A later sweep in this folder counts these releases. ``sweep.json`` is deleted last, so that an interrupted deletion
+    can be repeated. Returns: the keys of the trials whose releases stay recorded. Raises: InvalidInput for a folder
+    without a sweep and while another process runs it, DataCorruption if the record of releases cannot be read,
+    StorageError.
     """
     if not exists(files.manifest):
         raise InvalidInput(f"{files.root} holds no sweep; name the folder that `dpsweep run` wrote")
     with exclusive(files.local_folder), claimed(files.claim):
         record = stored_record(files)
-        counted = _recorded(files, record)
+        counted = _record_releases(files, record)
         if exists(SweepFiles(files.tuning).manifest):
             counted += delete_sweep(SweepFiles(files.tuning))
         delete_folder(files.selection)
@@ -46,10 +46,10 @@ def delete_sweep(files: SweepFiles) -> tuple[str, ...]:
 
 
 def forget_keys(folder: str) -> tuple[str, ...]:
-    """Delete the checkpoints of all trials that have not finished, and with them the keys of their noise.
+    """Delete the checkpoints, and with them the noise keys, of all trials that have not finished.
 
-    Returns the keys of these trials. Whoever resumes the sweep starts them anew, with other noise: what they have shown
-    stays counted. Deleting is not erasing: backups, snapshots and the disk itself may keep what a file held.
+    Returns: the keys of these trials. A resumed sweep starts them anew with other noise; what they have shown stays
+    counted. Deleting is not erasing: backups, snapshots and the disk itself may keep the content of a file.
 
     Raises: InvalidInput for a folder without a sweep, and while another process runs it.
     """
@@ -63,21 +63,21 @@ def forget_keys(folder: str) -> tuple[str, ...]:
 
 
 def start_anew(files: SweepFiles, which: Sequence[str]) -> tuple[str, ...]:
-    """Delete what trials have stored, so that they are trained from nothing; what they have released stays counted.
+    """Delete the stored files of trials, so that they are trained from nothing; their releases stay counted.
 
-    which: ``failed``, ``all`` trials that the sweep file asks for, or keys or the beginning of one. Returns: the keys.
-    Raises: InvalidInput for a name that fits no trial or several, DataCorruption, StorageError.
+    which: ``failed``, ``all`` (trials that the sweep file asks for), or keys or unique prefixes of keys. Returns: the
+    keys of these trials. Raises: InvalidInput for a name that fits no trial or several, DataCorruption, StorageError.
     """
     record = stored_record(files)
     asked = [point.key for point in record.points if point.is_asked]
-    keys = dict.fromkeys(key for name in which for key in _meant(name, asked, record, files))
-    _recorded(files, record)
+    keys = dict.fromkeys(key for name in which for key in _keys_named(name, asked, record, files))
+    _record_releases(files, record)
     for key in keys:
         delete_folder(files.trial(key).root)
     return tuple(keys)
 
 
-def _meant(name: str, asked: Sequence[str], record: SweepRecord, files: SweepFiles) -> list[str]:
+def _keys_named(name: str, asked: Sequence[str], record: SweepRecord, files: SweepFiles) -> list[str]:
     if name == "all":
         return [key for key in asked if list_files(files.trial(key).root)]
     if name == "failed":
@@ -91,19 +91,19 @@ def _meant(name: str, asked: Sequence[str], record: SweepRecord, files: SweepFil
 
 
 def _has_failed(key: str, record: SweepRecord, files: SweepFiles) -> bool:
-    """By results.json, or by what it left where the run was interrupted before that was written."""
+    """Whether the trial failed, by results.json or, if the run was interrupted before writing it, by its error file."""
     status = record.status(key)
     return status.result is None and (status.state is TrialState.FAILED or exists(files.trial(key).error))
 
 
 def remains(files: SweepFiles) -> tuple[str, ...]:
-    """Files in the folder of a deleted sweep that are not of the sweep, relative to it."""
+    """Files that are left in the folder of a deleted sweep and not its own, relative to the folder."""
     own = ("attempts/", ".lock", "tuning/attempts/", "tuning/.lock")
     return tuple(name for name in list_files(files.root) if not name.startswith(own))
 
 
-def _recorded(files: SweepFiles, record: SweepRecord) -> tuple[str, ...]:
-    """The trials that have released something, after recording what an older version had not."""
+def _record_releases(files: SweepFiles, record: SweepRecord) -> tuple[str, ...]:
+    """The trials that have released something, after recording releases that older versions did not record."""
     log = AttemptLog(files, record.attempts)
     for key, attempts in record.attempts.items():
         if not log.all[key]:
@@ -113,7 +113,7 @@ def _recorded(files: SweepFiles, record: SweepRecord) -> tuple[str, ...]:
 
 
 def _files(files: SweepFiles) -> tuple[str, ...]:
-    """The single files of a sweep, except its manifest."""
+    """The files of a sweep outside its folders, except its manifest."""
     journals = (f"{files.database}{suffix}" for suffix in ("", "-journal", "-wal", "-shm"))
     reports = (files.report, files.private_report, files.comparison, files.results, files.status, files.error)
     return (*reports, str(files.log), files.probe, *journals)

@@ -1,4 +1,4 @@
-"""Take finished trials from another sweep instead of training them: the same trial costs privacy once."""
+"""Take finished trials from another sweep instead of training them, so that an equal trial costs privacy once."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from orchestration.sweeps.schema import SweepSpec
 def take_finished(
     files: SweepFiles, planned: Iterable[PlannedTrial], sweep: SweepSpec, manifest: Manifest, folder: str
 ) -> tuple[str, ...]:
-    """Copy the finished trials in ``folder`` that ``sweep`` asks for and has not begun; returns their keys.
+    """Copy the finished trials in ``folder`` that ``sweep`` asks for and has not begun; return their keys.
 
-    What they have released is part of what the sweep has released from then on. Trials of versions that kept no
-    fingerprint of their data, or called them after labels, are trained. Raises: InvalidInput for a sweep of another
-    release mode or encryption, and for one whose data were others; DataCorruption, before anything is copied, for
-    damaged files and for claims below what their traces cost.
+    Their releases count as releases of this sweep. Trials of old versions that stored no fingerprint of the data, or
+    have other keys, are not copied. Raises, before anything is copied: InvalidInput for a sweep with another release
+    mode or encryption, and for trials of other data; DataCorruption for damaged files and for claims below what their
+    traces cost.
     """
     other = SweepFiles(absolute(folder))
     record = owned_record(other)
@@ -36,12 +36,12 @@ def take_finished(
         raise InvalidInput(
             f"--from {folder}: its release or encryption is not that of this sweep; run both alike, or train anew"
         )
-    theirs = {point.content: point for point in record.points}
+    other_points = {point.content: point for point in record.points}
     found: list[tuple[TrialFiles, TrialFiles, TrialResult]] = []
     for each in planned:
-        ours, point = files.trial(each.key), theirs.get(each.point.content)
+        target, point = files.trial(each.key), other_points.get(each.point.content)
         result = record.finished(point.key) if point is not None and point.key == each.key else None
-        if point is None or result is None or exists(ours.spec) or exists(ours.result):
+        if point is None or result is None or exists(target.spec) or exists(target.result):
             continue
         source = other.trial(each.key)
         if not exists(source.data_fingerprint):
@@ -54,19 +54,21 @@ def take_finished(
                 f"--from {folder}: trial {each.key} was trained on other data than those that are there now; restore "
                 "the data, or train anew"
             )
-        found.append((source, ours, result))
-    for source, ours, result in found:
-        _take(files, source, ours, result, record)
+        found.append((source, target, result))
+    for source, target, result in found:
+        _take(files, source, target, result, record)
     return tuple(result.key for _, _, result in found)
 
 
-def _take(files: SweepFiles, source: TrialFiles, ours: TrialFiles, result: TrialResult, record: SweepRecord) -> None:
-    """Copy a trial. What it has released is recorded first, its result last: after an interruption, it is taken again,
-    and then counted twice rather than not at all."""
+def _take(files: SweepFiles, source: TrialFiles, target: TrialFiles, result: TrialResult, record: SweepRecord) -> None:
+    """Copy a trial: its releases first, its result last.
+
+    After an interruption it is copied again, and its releases are counted twice rather than not at all.
+    """
     adopt_attempts(files, result.key, record.attempts.get(result.key, ()))
     exact = not result.spec.is_private or release_mode(record.disclosure).is_sensitive
     last = (source.spec.removeprefix(f"{source.root}/"), source.result.removeprefix(f"{source.root}/"))
     names = [name for name in list_files(source.root) if name not in last]
     for name in (*names, *last):
         private = exact or name.startswith("private/")
-        write_bytes_atomically(f"{ours.root}/{name}", read_bytes(f"{source.root}/{name}"), private)
+        write_bytes_atomically(f"{target.root}/{name}", read_bytes(f"{source.root}/{name}"), private)

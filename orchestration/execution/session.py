@@ -1,7 +1,7 @@
 """The session folder of an embedded Ray: its sockets, its logs and the output of its workers.
 
 By default, Ray keeps the sessions of all users in a world-writable folder ``ray`` below the temporary folder and never
-removes them. Here, a session is kept in a new folder of mode 0700 and removed with it.
+removes them. Here, each session gets a new folder of mode 0700, which is removed when the session ends.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _VARIABLE = "RAY_TMPDIR"
 _PREFIX = "dps-"
 _SOCKET = f"{_PREFIX}12345678/ray/session_2026-01-31_12-00-00_123456_4194304/sockets/plasma_store"
 _LONGEST = 107 - len(f"/{_SOCKET}")
-"""Longest path, in bytes, that leaves room for the paths of Ray's sockets: at most 107 bytes on Linux."""
+"""Longest parent folder, in bytes, that keeps the paths of Ray's sockets within Linux's limit of 107 bytes."""
 _SHORT = "/tmp"
-"""Where the folder is made if the path of ``TMPDIR`` is too long or not writable."""
-_PATIENCE = 10.0
-"""Seconds to wait for the last processes of a session that was shut down."""
+"""Parent of the folder if the path of ``TMPDIR`` is too long or not writable."""
+_EXIT_TIMEOUT = 10.0
+"""Seconds to wait for the last processes of a session after its shutdown."""
 
 
 @contextlib.contextmanager
@@ -76,7 +76,7 @@ def _make_in_first(places: Sequence[str]) -> tuple[Path, int]:
 
 
 def _make(base: Path) -> tuple[Path, int]:
-    """A new folder, and the handle that locks it until it is closed or the process ends.
+    """A new folder, and a file descriptor that locks it until it is closed or the process ends.
 
     Raises: OSError if ``base`` is not writable or its path is too long.
     """
@@ -93,7 +93,7 @@ def _make(base: Path) -> tuple[Path, int]:
 
 
 def _lock(folder: Path) -> int:
-    """A handle that locks a folder. Raises: OSError for a link, a folder of another user, and a locked one."""
+    """A file descriptor that locks a folder. Raises: OSError for a link, another user's folder, and a locked one."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if os.fstat(handle).st_uid != os.geteuid():
@@ -106,13 +106,13 @@ def _lock(folder: Path) -> int:
 
 
 def _remove_abandoned(base: Path) -> None:
-    """Remove this user's folders that neither a driver nor any other process of its session uses."""
+    """Remove this user's session folders that no driver and no process of a session uses."""
     for name in glob.glob(f"{_PREFIX}????????", root_dir=base):
         folder = base / name
         with contextlib.suppress(OSError):
             lock = _lock(folder)
             try:
-                if not _users(folder):
+                if not _pids_using(folder):
                     shutil.rmtree(folder)
             finally:
                 os.close(lock)
@@ -120,16 +120,16 @@ def _remove_abandoned(base: Path) -> None:
 
 def _end_processes(folder: Path) -> None:
     """Kill the processes of this session that survived ray.shutdown(), as happens if Ray's start was interrupted."""
-    deadline = time.monotonic() + _PATIENCE
-    while (users := _users(folder)) and time.monotonic() < deadline:
-        session = [pid for pid in users if _parent(pid) in users | {os.getpid()}]
+    deadline = time.monotonic() + _EXIT_TIMEOUT
+    while (pids := _pids_using(folder)) and time.monotonic() < deadline:
+        session = [pid for pid in pids if _parent(pid) in pids | {os.getpid()}]
         for pid in session:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.05)
 
 
-def _users(folder: Path) -> set[int]:
+def _pids_using(folder: Path) -> set[int]:
     """Other processes with an open file in the folder; every process of a session keeps its log open."""
     inside, found = f"{folder.resolve()}/", set()
     for handle in glob.iglob("/proc/[0-9]*/fd/*"):

@@ -1,6 +1,4 @@
-"""One connection for several sweeps that run in turn, such as a tuning and what it tunes, or one that is opened while
-its sweep is still planned.
-"""
+"""Share one connection between sweeps that run in turn, such as tuning and the tuned sweep, or open it in advance."""
 
 from __future__ import annotations
 
@@ -13,16 +11,16 @@ from typing import Any, Final, TypeVar
 T = TypeVar("T")
 
 _stacks: Final[list[ExitStack]] = []
-"""What is closed at the end of the block of `kept_open` that this process is in, if any."""
+"""Holds the stack that closes the connection at the end of the current `kept_open` block; empty outside one."""
 _opened: Final[list[Future[Any]]] = []
-"""What was opened, or is being opened, within that block."""
+"""Holds the connection that was opened, or is being opened, within that block."""
 
 
 @contextlib.contextmanager
 def kept_open() -> Iterator[None]:
-    """What `kept` opens first in this ``with`` block stays open until its end, and `kept` gives it from then on.
+    """Share one connection between all `kept` blocks within this ``with`` block: the first one opens it.
 
-    Within another such block it is without effect.
+    Has no effect within another such block.
     """
     if _stacks:
         yield
@@ -38,9 +36,10 @@ def kept_open() -> Iterator[None]:
 
 @contextlib.contextmanager
 def opened_ahead(opening: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
-    """`kept_open`, with ``opening`` begun at once, in a thread: the first `kept` waits for it, and raises its error.
+    """As `kept_open`, but start ``opening`` at once in a thread; the first `kept` waits for it and raises its error.
 
-    The thread lives until all is closed: Linux ends the processes of a Ray when the thread that started them ends.
+    The thread lives until the connection is closed, because Linux ends Ray's processes with the thread that started
+    them.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="dpsweep-ahead") as thread, kept_open():
         stack = _stacks[0]
@@ -54,7 +53,7 @@ def opened_ahead(opening: Callable[[], AbstractContextManager[object]]) -> Itera
 
 @contextlib.contextmanager
 def kept(opening: Callable[[], AbstractContextManager[T]]) -> Iterator[T]:
-    """What ``opening`` opens: closed at the end of this block, or of the block of `kept_open` around it."""
+    """The connection that ``opening`` opens, closed at the end of this block or of the `kept_open` block around it."""
     if not _stacks:
         with opening() as found:
             yield found

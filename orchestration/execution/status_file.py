@@ -27,18 +27,18 @@ from orchestration.records.status import SweepStatus, TrialStatus
 
 JOB_VARIABLE: Final = "DPSWEEP_JOB"
 """Environment variable with the submission id of the Ray job that a driver runs in."""
-_LATELY: Final = 13
-"""Snapshots over which the pace is measured: a minute."""
-_PATIENCE = 10.0
-"""Seconds to wait, at the end, for a thread that waits for the cluster's answer."""
+_PACE_SNAPSHOTS: Final = 13
+"""Number of snapshots over which the pace is measured: about a minute."""
+_THREAD_TIMEOUT = 10.0
+"""Seconds to wait, at the end, for the thread, which may be waiting for the cluster's answer."""
 
 
 class StatusFile:
     """Writes snapshots of a sweep to ``uri``.
 
-    disclosure: the release mode; a file that shows texts of errors is for its owner only.
-    cluster: the cluster now, given the keys of the trials that wait. warn: told once, in a sentence, when trials wait
-    for resources that no node has. show: given every snapshot. An unwritable file is no error of the sweep: the next
+    disclosure: the release mode; a file that shows error texts is readable by its owner only. cluster: returns the
+    state of the cluster, given the keys of waiting trials. warn: called once, with a sentence, if trials wait for
+    resources that no node has. show: called with every snapshot. Failures to write are ignored, because the next
     snapshot may succeed.
     """
 
@@ -56,7 +56,7 @@ class StatusFile:
         self._uri, self._name, self._sweep_id = uri, name, sweep_id
         self._is_sensitive = release_mode(disclosure).is_sensitive
         self._status, self._cluster, self._warn, self._show = status, cluster, warn, show
-        self._seen = deque([(status.began, status.steps)], maxlen=_LATELY)
+        self._seen = deque([(status.began, status.steps)], maxlen=_PACE_SNAPSHOTS)
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._has_warned = False
@@ -74,7 +74,7 @@ class StatusFile:
             outcome = "stopped" if self._status.stopped_by else over
         finally:
             self._ended.set()
-            thread.join(_PATIENCE)
+            thread.join(_THREAD_TIMEOUT)
             self._write(outcome, None)
 
     def _repeat(self, period: float) -> None:
@@ -84,7 +84,7 @@ class StatusFile:
             with self._lock:  # the last snapshot, which says how the sweep ended, must not be replaced
                 if not self._ended.is_set():
                     self._write_unlocked("running", cluster)
-            self._tell(cluster)
+            self._warn_of_shortage(cluster)
 
     def _write(self, state: str, cluster: ClusterSnapshot | None) -> None:
         with self._lock:
@@ -116,26 +116,26 @@ class StatusFile:
         self._show(snapshot)
 
     def _pace(self) -> float | None:
-        """Steps per second over the last snapshots; trials tell their steps at the end of an epoch."""
+        """Steps per second over the last snapshots; trials report their steps at the end of an epoch."""
         (then, before), now, steps = self._seen[0], time.time(), self._status.steps
         self._seen.append((now, steps))
         return max(0.0, (steps - before) / (now - then)) if now > then else None
 
-    def _tell(self, cluster: ClusterSnapshot | None) -> None:
+    def _warn_of_shortage(self, cluster: ClusterSnapshot | None) -> None:
         if cluster is not None and cluster.missing and cluster.waiting and not self._has_warned:
             self._has_warned = True
             self._warn(f"{cluster.waiting} trials wait: {cluster.shortage()}")
 
 
 def earlier_driver(uri: str) -> SweepSnapshot | None:
-    """The last snapshot at ``uri`` if a driver of the Ray job wrote it in which this process runs, else None."""
+    """The last snapshot at ``uri`` if an earlier driver of this process's Ray job wrote it, else None."""
     job = os.environ.get(JOB_VARIABLE)
     found = read_snapshot(uri) if job else None
     return found if found is not None and found.job == job else None
 
 
 def trial_snapshot(trial: TrialStatus) -> TrialSnapshot:
-    """What may be shown of a trial's status; infinities become ``private=False``."""
+    """The part of a trial's status that may be shown; an infinite epsilon becomes ``private=False``."""
     epsilon = trial.epsilon
     return TrialSnapshot(
         key=trial.key,
@@ -152,7 +152,7 @@ def trial_snapshot(trial: TrialStatus) -> TrialSnapshot:
 
 
 def trial_snapshots(status: SweepStatus) -> tuple[TrialSnapshot, ...]:
-    """All trials, in the order of the grid."""
+    """Snapshots of all trials, in the order of the grid."""
     return tuple(map(trial_snapshot, status.trials))
 
 

@@ -1,4 +1,4 @@
-"""Training that waits where an object store refuses for a while: a trial goes on from its last checkpoint."""
+"""Retry training after errors of an object store; the trial continues from its last checkpoint."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from workers.imports import UserCode
 from workers.trial import Progress, run_trial
 
 PAUSES = (2.0, 6.0, 15.0, 25.0, 30.0)
-"""Seconds after which a trial is tried again while the storage refuses: longer than most object stores are away."""
+"""Seconds to wait before each retry after a storage error; in total longer than most outages of object stores."""
 
 
 def train_patiently(
     planned: PlannedTrial, context: TrialContext, code: UserCode, report: Callable[[Progress], None]
 ) -> None:
-    """Train one trial in this process, again after each of `PAUSES` while an object store refuses; see `patiently`."""
+    """Train one trial in this process, with retries while an object store fails; see `patiently`."""
     root = context.files.trial(planned.key).root
     patiently(root, lambda: run_trial(planned.spec, root, code=code, releases=planned.releases, on_progress=report))
 
 
 def patiently(root: str, train: Callable[[], object]) -> None:
-    """Train the trial in ``root``, again after each of `PAUSES` while an object store refuses.
+    """Call ``train`` for the trial in ``root``, and again after each of `PAUSES` while an object store fails.
 
-    Epochs since the last checkpoint are reported again. A local disk that refuses is full, and waits for nobody.
+    Epochs since the last checkpoint are reported again. A local disk is not retried: an error means that it is full.
 
-    Raises: StorageError where the storage still refuses, and whatever ``train`` does.
+    Raises: StorageError if the storage still fails after the last retry, and any other error of ``train``.
     """
     for pause in (*(PAUSES if "://" in root else ()), None):
         try:

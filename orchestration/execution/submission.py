@@ -2,7 +2,7 @@
 
 The submission id of a sweep is its name and a digest of its specification, so the same sweep has the same id. Ray keeps
 one record per id; a sweep that is submitted again after its job has ended gets the id with ``-2``, ``-3`` and so on,
-and is found by the plain id all the same.
+and can still be found by the plain id.
 """
 
 from __future__ import annotations
@@ -31,23 +31,26 @@ from orchestration.execution.job_package import Package
 from orchestration.records.ownership import PERIOD
 
 _ANSWER_WITHIN = 10.0
-"""Seconds to wait for a dashboard's first answer."""
+"""Seconds to wait for the first answer of a dashboard."""
 _AGENT_WITHIN = 90.0
-"""Seconds that a head has to start its agent for jobs."""
+"""Seconds to wait for a head to start its job agent."""
 _NO_AGENT = "No available agent"
 _STOP_WITHIN = 120
-"""Seconds that a driver which is told to stop has for closing its MLflow runs, before Ray kills it."""
+"""Seconds that a stopped driver has to close its MLflow runs before Ray kills it."""
 _ENDED: Final = frozenset({"STOPPED", "SUCCEEDED", "FAILED"})
-_CHATTY: Final = ("ray", "ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk")
-"""Loggers that tell of every file that is packed and sent; `dpsweep submit` has listed them."""
-_MARK = "dpsweep.id"
-"""Metadata of a job that `dpsweep submit` started: the id of its sweep, without the number of the attempt."""
+_VERBOSE_LOGGERS: Final = ("ray", "ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk")
+"""Loggers that report every packed and sent file, which `dpsweep submit` has already listed."""
+_SWEEP_ID = "dpsweep.id"
+"""Metadata key of jobs started by `dpsweep submit`: the id of the sweep without the number of the attempt."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A submitted sweep. id: Ray's submission id. sweep_id: the same without the number of the attempt. output: the
-    sweep's folder or URI, as the cluster sees it. state: Ray's word. submitted: seconds since 1970 UTC."""
+    """A submitted sweep.
+
+    id: Ray's submission id. sweep_id: the same without the number of the attempt. output: the sweep's folder or URI, as
+    the cluster sees it. state: Ray's name for it. submitted: seconds since 1970 UTC.
+    """
 
     id: str
     sweep_id: str
@@ -72,42 +75,42 @@ def submission_id(name: str, sweep: Mapping[str, Any]) -> str:
 
 
 class Jobs:
-    """The sweeps among the jobs of the cluster whose dashboard is at ``address``, such as ``http://HEAD:8265``.
+    """The submitted sweeps of the cluster whose dashboard is at ``address``, such as ``http://HEAD:8265``.
 
-    Every method raises InvalidInput, in one line, when the dashboard does not answer or requires another token.
+    Every method raises InvalidInput, with one line of text, if the dashboard does not answer or requires another token.
     """
 
     def __init__(self, address: str) -> None:
         self._address = address.rstrip("/")
         _require_dashboard(self._address)
-        os.environ["RAY_API_SERVER_ADDRESS"] = self._address  # Ray prefers its own variables to what it is given
-        with self._named_errors():
+        os.environ["RAY_API_SERVER_ADDRESS"] = self._address  # overrides the address given to the client
+        with self._errors_as_invalid_input():
             self._client = JobSubmissionClient(self._address)
-        for chatty in _CHATTY:
-            logging.getLogger(chatty).setLevel(logging.WARNING)
+        for logger in _VERBOSE_LOGGERS:
+            logging.getLogger(logger).setLevel(logging.WARNING)
 
     def all(self) -> tuple[Job, ...]:
         """Every submitted sweep, the newest last."""
-        with self._named_errors():
+        with self._errors_as_invalid_input():
             found = self._client.list_jobs()
         described = ((each, each.metadata or {}) for each in found)
         jobs = (
             Job(
                 each.submission_id,
-                metadata[_MARK],
+                metadata[_SWEEP_ID],
                 metadata["dpsweep.output"],
                 str(each.status.value),
                 (each.start_time or 0) / 1000.0,
             )
             for each, metadata in described
-            if each.submission_id and _MARK in metadata
+            if each.submission_id and _SWEEP_ID in metadata
         )
         return tuple(sorted(jobs, key=lambda job: job.submitted))
 
     def find(self, name: str) -> Job:
-        """The newest job with this id, or that of the sweep with this id, or with this output.
+        """The job with this id, sweep id or output: one that has not ended, if any, else the newest.
 
-        Raises: InvalidInput naming the ids that there are.
+        Raises: InvalidInput, listing the existing ids, if there is none.
         """
         jobs = self.all()
         found = [job for job in jobs if name in (job.id, job.sweep_id) or name.rstrip("/") == job.output.rstrip("/")]
@@ -117,9 +120,10 @@ class Jobs:
         return next((job for job in found if not job.has_ended), found[-1])
 
     def submit(self, sweep_id: str, output: str, package: Package, environment: Mapping[str, str]) -> Job:
-        """Start a job that runs the packaged sweep; the job of this sweep that runs already, if there is one.
+        """Start a job that runs the packaged sweep, or return the job that already runs it.
 
-        environment: variables of the driver and the workers. Raises: InvalidInput if the sweep runs with other output.
+        environment: variables of driver and workers. Raises: InvalidInput if the sweep already runs with another
+        output.
         """
         earlier = [job for job in self.all() if job.sweep_id == sweep_id]
         running = next((job for job in earlier if not job.has_ended), None)
@@ -136,14 +140,14 @@ class Jobs:
             entrypoint=f"python3 -P -m orchestration.execution.supervisor {name} {pause:g}",
             submission_id=name,
             runtime_env={"py_modules": list(package.folders), "env_vars": variables},
-            metadata={_MARK: sweep_id, "dpsweep.output": output},
+            metadata={_SWEEP_ID: sweep_id, "dpsweep.output": output},
         )
         return self.find(name)
 
     def _start(self, **job: Any) -> None:
-        """Submit a job; a head that has just started has no agent for jobs yet, and is asked again until it has."""
+        """Submit a job; retry while a head that has just started has no job agent yet."""
         deadline = time.monotonic() + _AGENT_WITHIN
-        with self._named_errors():
+        with self._errors_as_invalid_input():
             while True:
                 try:
                     self._client.submit_job(**job)
@@ -154,28 +158,28 @@ class Jobs:
                 time.sleep(1.0)
 
     def stop(self, job: Job) -> None:
-        """Tell the job's driver to stop, as Ctrl-C does; returns before it has."""
-        with self._named_errors():
+        """Tell the job's driver to stop, as Ctrl-C does; return without waiting for it."""
+        with self._errors_as_invalid_input():
             self._client.stop_job(job.id)
 
     def logs(self, job: Job) -> str:
-        """What the job has printed so far."""
-        with self._named_errors():
+        """The output of the job so far."""
+        with self._errors_as_invalid_input():
             return str(self._client.get_job_logs(job.id))
 
     def follow(self, job: Job) -> Iterator[str]:
-        """What the job prints, from its start to its end, as it comes."""
+        """The output of the job from its start to its end, as it is printed."""
         loop = asyncio.new_event_loop()
         lines: AsyncIterator[str] = self._client.tail_job_logs(job.id)
         try:
-            with self._named_errors(), contextlib.suppress(StopAsyncIteration):
+            with self._errors_as_invalid_input(), contextlib.suppress(StopAsyncIteration):
                 while True:
                     yield loop.run_until_complete(anext(lines))
         finally:
             loop.close()
 
     @contextlib.contextmanager
-    def _named_errors(self) -> Iterator[None]:
+    def _errors_as_invalid_input(self) -> Iterator[None]:
         try:
             yield
         except AuthenticationError as error:
@@ -186,13 +190,13 @@ class Jobs:
 
 
 def _require_dashboard(address: str) -> None:
-    """Require an answer over HTTP within seconds; Ray's client would wait for minutes."""
+    """Raise `InvalidInput` unless a dashboard answers within seconds; Ray's client would wait for minutes."""
     if not re.fullmatch(r"https?://[^/]+", address):
         raise InvalidInput(f"--address is {address!r}, but must be that of a dashboard, such as http://HEAD:8265")
     try:
         urllib.request.urlopen(f"{address}/api/version", timeout=_ANSWER_WITHIN).close()
     except urllib.error.HTTPError:
-        return  # it answers; what it refuses is told by what is asked of it
+        return  # it answers; later requests report what it refuses
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = " ".join(str(getattr(error, "reason", error)).split())
         raise InvalidInput(

@@ -1,7 +1,7 @@
 """Runs the driver of a submitted sweep inside its Ray job, and starts it again when it was killed.
 
-A driver that was killed leaves a sweep that the next one continues, so nothing but the restart is needed. Standard
-library only: this process must outlive a driver that ran out of memory. It is the entry point of the job:
+The next driver continues the sweep of a killed one, so a restart is all that is needed. This module uses the standard
+library only, so that its process outlives a driver that ran out of memory. It is the entry point of the job:
 ``python3 -P -m orchestration.execution.supervisor ID PAUSE``.
 """
 
@@ -17,17 +17,17 @@ from pathlib import Path
 from types import FrameType
 
 RESTARTS = 10
-"""How often a killed driver is started again."""
+"""Most restarts of a killed driver."""
 _LONGEST_PAUSE = 300.0
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _DRIVER = ("-P", "-c", "from orchestration.commands.main import main; main()", "drive")
 
 
 class Supervisor:
-    """Runs ``command`` until it ends by itself, at most ``restarts`` times more if a signal kills it.
+    """Runs ``command`` until it exits; restarts it up to ``restarts`` times if a signal kills it.
 
-    pause: seconds before the first restart, doubled with each; the workers and the claim of the killed driver have to
-    be gone by then.
+    pause: seconds before the first restart, doubled with each further one; long enough for the workers and the claim of
+    the killed driver to disappear.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], restarts: int, pause: float) -> None:
@@ -37,7 +37,7 @@ class Supervisor:
         self._is_stopping = False
 
     def run(self) -> int:
-        """The exit code of the last driver; 128 + n if signal n killed it. Handles signals in the main thread."""
+        """Run the driver; return its last exit code, or 128 + n if signal n killed it. Call it in the main thread."""
         for number in _STOPPING:
             signal.signal(number, self._stop)
         pause = self._pause
@@ -56,14 +56,14 @@ class Supervisor:
         return 128 - code
 
     def _wait(self, duration: float) -> None:
-        """Sleep until ``duration`` seconds are over or the job is told to stop."""
+        """Sleep for ``duration`` seconds, or until the job is told to stop."""
         deadline = time.monotonic() + duration
         while time.monotonic() < deadline and not self._is_stopping:
             time.sleep(0.1)
 
     def _run_once(self) -> int:
         self._driver = subprocess.Popen(self._command, env=self._environment)
-        if self._is_stopping:  # told so while the driver started
+        if self._is_stopping:  # the signal arrived while the driver started
             self._driver.send_signal(signal.SIGTERM)
         return self._driver.wait()
 
@@ -78,7 +78,7 @@ def _say(text: str) -> None:
 
 
 def main() -> None:
-    """The entry point of the job: ``ID PAUSE``. The driver runs in the home folder, where `runs/` may be written."""
+    """Run the job with arguments ``ID PAUSE``. The driver runs in the home folder, where it may write `runs/`."""
     job, pause = sys.argv[1], float(sys.argv[2])
     os.chdir(Path.home())
     # the workers get the code and the variables that the driver ships, not the job's own package

@@ -2,8 +2,8 @@
 
 Tune starts trials, restarts those whose worker died, and runs the scheduler that the sweep asks for. Its state is not
 needed to resume: a trial continues from its own checkpoint, and ``result.json`` marks it as complete. A trial whose
-worker died is retried, with fewer beside it if memory was lacking; a trial that raised an exception has failed and is
-not.
+worker died is retried, beside fewer trials if memory was lacking. A trial that raised an exception has failed and is
+not retried.
 
 Tune stores and prints whatever a trial raises or reports, so trials raise and report only what may be shown.
 """
@@ -44,8 +44,8 @@ def train_trial(
 ) -> None:
     """Train the trial ``config["key"]`` on a Tune worker, reporting after every epoch.
 
-    Raises: StorageError, with only the text that may be shown, where files cannot be written, and RankLost where one of
-    its processes was lost. Any other error is reported as the trial's result.
+    Raises: StorageError, with only the text that may be shown, if files cannot be written, and RankLost if one of its
+    processes was lost. Any other error is reported as the trial's result.
     """
     key = config["key"]
     failure = _attempt(trials[key], context, reserved[key])
@@ -57,7 +57,7 @@ def train_trial(
 
 
 def _attempt(planned: PlannedTrial, context: TrialContext, resources: ResourceSettings) -> Exception | None:
-    """Train; return the error that ended the trial with what may be shown of it. Raises: RankLost."""
+    """Train; return the error that ended the trial, with only the text that may be shown. Raises: RankLost."""
     try:
         context.require_key()
         if resources.processes > 1:
@@ -65,7 +65,7 @@ def _attempt(planned: PlannedTrial, context: TrialContext, resources: ResourceSe
         train_patiently(planned, context, unpacked(context.code), _report)
     except RankLost:
         raise
-    except BaseException as error:  # whatever user code raises: Tune would store its text
+    except BaseException as error:  # user code may raise anything, and Tune would store its text
         if isinstance(error, SystemExit) and error.code == 0:
             raise  # how Tune ends the thread of a trial that its scheduler stopped
         return context.shown(planned.key, error)
@@ -73,7 +73,7 @@ def _attempt(planned: PlannedTrial, context: TrialContext, resources: ResourceSe
 
 
 _UNMEASURED = {"test_accuracy": None, "public_accuracy": None}
-"""Tune requires the scheduler's metric in every result."""
+"""Placeholders, because Tune requires the scheduler's metric in every result."""
 
 
 def _report(progress: Progress) -> None:
@@ -97,12 +97,13 @@ def train(
     context: TrialContext,
     name: str,
 ) -> None:
-    """Train every trial, sending events to ``observer`` as they happen; return when all have ended.
+    """Train every trial, sending events to ``observer`` as they happen; return when all have ended or it must stop.
 
     Tune retries a trial whose worker died during training, but not one whose worker died before training started.
-    This function retries those in a further round, where a scheduler does not compare them with the earlier trials.
-    So it does with trials that Ray ended for lack of memory, half as many at once as before; one that lacks it alone,
-    or within what its device allows, starts anew in smaller micro-batches, if it has shown nothing.
+    This function retries those in a further round, in which the scheduler does not compare them with earlier trials.
+    Trials that Ray killed for lack of memory are retried in the same way, at most half as many at once as before. A
+    trial that lacked memory with no trial beside it, or on its device, starts anew in smaller micro-batches if it has
+    shown nothing.
     """
     for_all = sweep.resources[-1]
     retries, at_once = for_all.max_failures, for_all.max_concurrent
@@ -126,7 +127,7 @@ def _train_round(
     at_once: int | None,
     name: str,
 ) -> None:
-    """Train every trial once, or more often where its worker is lost."""
+    """Train every trial once, with Tune's retries if its worker is lost."""
     context, scheduler, by_key = callback.context, sweep.scheduler, {planned.key: planned for planned in trials}
     reserved = {key: sweep.reserved(planned.spec) for key, planned in by_key.items()}
     worker = tune.with_parameters(train_trial, trials=by_key, context=context, reserved=reserved)
@@ -156,7 +157,10 @@ def _train_round(
 def _reservation(
     sweep: SweepSpec, trials: Sequence[PlannedTrial]
 ) -> tune.PlacementGroupFactory | Callable[[dict[str, Any]], tune.PlacementGroupFactory]:
-    """What every trial reserves, or a function of its configuration, which travels to every worker and so is small."""
+    """The reservation of all trials, or a function of a trial's configuration.
+
+    The configuration holds only the trial's key, because it is sent to every worker.
+    """
     factories = [_placed(section) for section in sweep.resources]
     if len(factories) == 1:
         return factories[0]
@@ -165,8 +169,10 @@ def _reservation(
 
 
 def _placed(resources: ResourceSettings) -> tune.PlacementGroupFactory:
-    """What a trial reserves, on a node with the labels that it asks for: one bundle for each rank, and none for the
-    process that follows several."""
+    """The reservation of a trial on a node with the requested labels: one bundle for each rank.
+
+    A trial on several ranks gets an additional empty bundle for the process that follows them.
+    """
     ranks = resources.processes
     selector: dict[str, Any] = {"bundle_label_selector": [dict(resources.labels)] * ranks} if resources.labels else {}
     follower: list[dict[str, float]] = [{}] if ranks > 1 else []
@@ -175,9 +181,9 @@ def _placed(resources: ResourceSettings) -> tune.PlacementGroupFactory:
 
 @contextlib.contextmanager
 def _lack_of_memory_is_a_loss() -> Iterator[None]:
-    """Let Tune treat a worker that Ray killed for lack of memory as any lost worker; by itself it ends all trials.
+    """Let Tune treat a worker that Ray killed for lack of memory as a lost worker; by itself, it would end all trials.
 
-    Tune 2.60 knows a lost worker by `RayActorError`, of which Ray's `OutOfMemoryError` is no subclass.
+    Tune 2.60 recognises a lost worker by `RayActorError`, but Ray's `OutOfMemoryError` is not a subclass.
     """
     modules: tuple[Any, ...] = (actor_manager, tune_controller)
     for module in modules:
@@ -190,7 +196,7 @@ def _lack_of_memory_is_a_loss() -> Iterator[None]:
 
 
 class _Stop(tune.Stopper):
-    """Ends the experiment when the observer says so."""
+    """Ends the experiment when the observer must stop."""
 
     def __init__(self, observer: TrainingObserver) -> None:
         self._observer: TrainingObserver | None = observer
@@ -202,7 +208,7 @@ class _Stop(tune.Stopper):
         return self._observer is not None and self._observer.must_stop is not None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the observer, as of `_ObserverCallback`."""
+        """Drop the observer: Tune pickles this only for `Tuner.restore`, which is not used."""
         return {"_observer": None}
 
 
@@ -220,10 +226,10 @@ def _trial_name(trial: Any) -> str:
     return str(trial.config["key"])
 
 
-class _WithinSettings(FIFOScheduler):
-    """Compares each trial with its rivals alone, by an ASHA of their own; a trial without a group is never stopped.
+class _AshaByGroup(FIFOScheduler):
+    """Runs a separate ASHA scheduler for each group of trials; a trial without a group is never stopped.
 
-    groups: by the key of a trial, as `orchestration.sweeps.scheduler_groups` names them.
+    groups: group of each trial by its key, from `orchestration.sweeps.scheduler_groups`.
     """
 
     def __init__(self, settings: SchedulerSettings, groups: Mapping[str, str | None]) -> None:
@@ -265,15 +271,15 @@ def _fifo(settings: SchedulerSettings, groups: Mapping[str, str | None]) -> Tria
 
 _SCHEDULERS: Mapping[str, Callable[[SchedulerSettings, Mapping[str, str | None]], TrialScheduler]] = {
     "fifo": _fifo,
-    "asha": _WithinSettings,
+    "asha": _AshaByGroup,
 }
 
 
 class _ObserverCallback(tune.Callback):
     """Translates Tune's events of one round for a `TrainingObserver`.
 
-    alone: whether no trial runs beside another one. lost_before_start, out_of_memory: keys of trials to try again;
-    lighter: those to try in smaller micro-batches. most_at_once: how many trials ran at the same time.
+    alone: whether trials run one at a time. lost_before_start, out_of_memory: keys of trials to retry. lighter: trials
+    to retry in smaller micro-batches. most_at_once: the most trials that ran at the same time.
     """
 
     def __init__(
@@ -292,7 +298,7 @@ class _ObserverCallback(tune.Callback):
         self.most_at_once = 1
 
     def __getstate__(self) -> dict[str, Any]:
-        """Empty: Tune pickles callbacks only for `Tuner.restore`, which is not used."""
+        """Return nothing: Tune pickles callbacks only for `Tuner.restore`, which is not used."""
         return {}
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
@@ -308,7 +314,7 @@ class _ObserverCallback(tune.Callback):
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         key, error = _trial_name(trial), trial.last_result.get("error")
         if self.observer.must_stop and not error and not exists(self.context.files.trial(key).training):
-            return  # left for another run, unlike a trial that the scheduler stopped
+            return  # stopped by a limit of this run, not by the scheduler: another run continues it
         if error is None:
             self.observer.ended(key)
         elif trial.last_result.get("lacked_memory"):
@@ -344,7 +350,7 @@ _LACK_OF_MEMORY = (
 
 
 def _lacked_memory(trial: Any) -> bool:
-    """Whether the last failure of a trial is that Ray killed its worker for lack of memory."""
+    """Whether the last failure of a trial was that Ray killed its worker for lack of memory."""
     try:
         text = Path(trial.error_file or "").read_text()
     except OSError:
@@ -353,9 +359,9 @@ def _lacked_memory(trial: Any) -> bool:
 
 
 def _stored_error(trial: Any) -> Exception | None:
-    """Why Tune gave up on a trial: the exception that the trial raised, if it raised one.
+    """The exception for which Tune gave up on a trial (the trial's own, if it raised one), or None.
 
-    It is read where the driver writes it: Tune copies it to the storage, from where it reads it itself, only later.
+    It is read from the driver's local file, because Tune copies it to the storage only later.
     """
     try:
         error: Exception = cloudpickle.loads(Path(trial.pickled_error_file or "").read_bytes())

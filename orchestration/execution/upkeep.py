@@ -16,13 +16,13 @@ from orchestration.records.ownership import claimed, exclusive
 from orchestration.records.results import TrialResult
 
 _READERS = 8
-"""Trials read at the same time: hashing and reading run outside Python's lock."""
+"""Trials read at the same time, in threads: hashing and reading release Python's global lock."""
 
 
 def damaged_files(files: SweepFiles, record: SweepRecord) -> list[str]:
     """One line per damaged file of the trained trials, in the order of the grid; reads every file.
 
-    Where no file is damaged: one line per claim that is smaller than what its trace costs.
+    If no file is damaged: one line per claim that is smaller than what its trace costs.
     """
     with ThreadPoolExecutor(_READERS) as readers:
         found = readers.map(lambda result: list(damages(files.trial(result.key), result)), trained(record))
@@ -38,10 +38,9 @@ def trained(record: SweepRecord) -> list[TrialResult]:
 def prune_norms(files: SweepFiles, older_than: float) -> list[str]:
     """Delete the norm shards of every accounted trial that ended at least ``older_than`` seconds ago.
 
-    A trial keeps its norms unless its stored epsilons are complete and undamaged, or it is the best of a private
-    selection, of which no epsilon of single examples is known. Returns: the keys of the trials whose
-    norms were deleted. Raises: InvalidInput while the sweep runs; DataCorruption for damaged epsilons, whose norms are
-    then kept.
+    Norms are deleted only if the stored epsilons are complete and undamaged, or if the trial is the best of a private
+    selection, for which no individual epsilons are known. Returns: the keys of the trials whose norms were deleted.
+    Raises: InvalidInput while the sweep runs; DataCorruption for damaged epsilons, and their norms are kept.
     """
     with exclusive(files.local_folder), claimed(files.claim):
         results = [each for each in trained(owned_record(files)) if each.ended <= time.time() - older_than]
@@ -49,7 +48,7 @@ def prune_norms(files: SweepFiles, older_than: float) -> list[str]:
 
 
 def _deleted(trial: TrialFiles) -> Iterator[str]:
-    """Delete the norms of one trial if its epsilons are there; yields what was deleted."""
+    """Delete the norms of one trial if its epsilons are stored; yield the deleted files."""
     if read_trace(trial.trace).selection is None:
         if not exists(f"{trial.epsilons}/{MANIFEST}"):
             return

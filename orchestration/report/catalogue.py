@@ -1,4 +1,4 @@
-"""The figures of the report: name, title and section of each, how it is drawn, and whether MLflow shows it too.
+"""The list of the report's figures: name, title, section and drawing function of each, and which go to MLflow.
 
 To add a figure, add a function to `orchestration.report.figures` and one entry to `FIGURES`.
 """
@@ -26,13 +26,13 @@ Section = Literal["results", "tuning", "groups", "who pays", "single examples", 
 
 
 def norms_are_off(trials: Sequence[PublishedTrial]) -> bool:
-    """Whether no trial that ran took norms of single examples."""
+    """Whether norms of single examples were off in every trial that ran."""
     norms = {trial.params.get("spec.norms.refreshes_per_epoch") for trial in trials if trial.privacy is not None}
     return norms == {"off"}
 
 
 def why_examples_are_missing(data: PublishedSweep) -> str:
-    """Why nothing is said of what single training examples paid."""
+    """The reason why the report shows no individual epsilons."""
     if norms_are_off(data.trials):
         return (
             "Not computed. The sweep says “norms: off”, so the norms that the epsilons of single training examples "
@@ -48,7 +48,7 @@ def _without_baseline(data: PublishedSweep) -> str:
     )
 
 
-def _left_out(data: PublishedSweep) -> str:
+def _no_message(data: PublishedSweep) -> str:
     return ""
 
 
@@ -56,16 +56,16 @@ def _left_out(data: PublishedSweep) -> str:
 class Figure:
     """One figure of the report, or several of one kind.
 
-    title: in which ``{main}`` stands for accuracy, or the main score of the task, and ``{points}`` for its unit. draw:
-    returns the figures by the suffix that completes their name and title ("" for a single one); None and figures
-    without data are left out. missing: what the page says in place of a figure without data, or "" for nothing.
+    title: ``{main}`` stands for accuracy, or the main score of the task, and ``{points}`` for its unit. draw: returns
+    the figures by the suffix that completes their name and title ("" for a single one); None and figures without data
+    are left out. missing: returns the text that the page shows in place of a figure without data, or "".
     """
 
     name: str
     title: str
     section: Section
     draw: Callable[[Scene], Mapping[str, Plot | None]]
-    missing: Callable[[PublishedSweep], str] = _left_out
+    missing: Callable[[PublishedSweep], str] = _no_message
     in_mlflow: bool = False
     """Whether the figure is also attached to the sweep's MLflow run."""
 
@@ -120,14 +120,14 @@ FIGURES: Final = (
 
 
 def titled(kind: Figure, task: str) -> str:
-    """The title of a figure in the words of a task."""
+    """The title of a figure, with the main score of the task."""
     of = group_metric(task_called(task).main)
     return kind.title.format(main=of.heading, points=", in points" if of.format in SHARES else "")
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure with data, with its complete name and title."""
+    """A figure that has data, with its complete name and title."""
 
     kind: Figure
     name: str

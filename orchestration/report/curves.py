@@ -1,4 +1,4 @@
-"""Curves of a metric against a hyperparameter that the sweep varies or tunes, by method: method or tuning? Pure."""
+"""Curves of a metric against a hyperparameter that the sweep varies or tunes, one line per method. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from orchestration.report.figures import Axis, Scene, blank, is_number, meta_of,
 from orchestration.report.plot import Plot
 from orchestration.report.trade_offs import total_axis, worst_axis
 
-_ROOM: Final = 0.08
-"""Share of an axis that the label of a tick takes."""
+_LABEL_WIDTH: Final = 0.08
+"""Share of an axis that a tick label takes."""
 
 
 def tuning_curves(scene: Scene) -> dict[str, Plot]:
-    """Accuracy, and that of the worst group, against each hyperparameter that has two values under one method."""
+    """Accuracy and worst-group metric against each hyperparameter that has at least two values under one method."""
     drawn: dict[str, Plot] = {}
     for name in _varied(scene):
         for up in (total_axis(scene, ""), worst_axis(scene)):
@@ -79,7 +79,7 @@ def _curve(scene: Scene, name: str, up: Axis) -> Plot:
 
 
 def searched_curves(scene: Scene) -> dict[str, Plot]:
-    """What tuning is the best by, against each number that it tried: for every setting its best at each value."""
+    """The score that tuning maximises (a loss: minimises) against each tuned number: every setting's best per value."""
     tuned = [(setting, tuning) for setting in scene.settings if (tuning := setting.trials[0].tuning) is not None]
     places = dict.fromkeys(place for _, found in tuned for values, _ in found.tried for place in values)
     drawn = {}
@@ -96,7 +96,7 @@ def searched_curves(scene: Scene) -> dict[str, Plot]:
 
 
 def _add_search(figure: Plot, scene: Scene, setting: Setting, found: PublishedTuning, place: str) -> None:
-    """A faint dot for each candidate, a line through the best at each value, and a large marker where it was chosen."""
+    """Draw a faint dot per candidate, a line through the best at each value, and a large marker at the chosen value."""
     known = [
         (float(at), score) for values, score in found.tried if score is not None and is_number(at := values.get(place))
     ]
@@ -131,7 +131,7 @@ def _add_search(figure: Plot, scene: Scene, setting: Setting, found: PublishedTu
 
 
 def _label_values(figure: Plot, place: str) -> None:
-    """An axis of a swept number, logarithmic where it is positive. Its ticks are the values, where labels have room."""
+    """Set up the x axis of a swept number: logarithmic if all values are positive, ticks at the values if they fit."""
     values = sorted({float(at) for trace in figure.data for at in trace["x"]})
     scale = "log" if all(at > 0 for at in values) else "linear"
     figure.update_xaxes(title_text=plain_text(spoken_place(place)), type=scale, tickformat=".3~g")
@@ -142,5 +142,5 @@ def _label_values(figure: Plot, place: str) -> None:
 
 
 def _are_apart(places: Sequence[float]) -> bool:
-    """Whether labels at increasing places of an axis leave each other room."""
-    return all(b - a >= _ROOM * (places[-1] - places[0]) for a, b in itertools.pairwise(places))
+    """Whether tick labels at these increasing places do not overlap."""
+    return all(b - a >= _LABEL_WIDTH * (places[-1] - places[0]) for a, b in itertools.pairwise(places))

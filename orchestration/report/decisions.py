@@ -1,4 +1,4 @@
-"""The sentences of the headline that compare settings, each with its interval. Pure; every string is plain text."""
+"""Sentences of the headline that compare settings, with their intervals. Pure; every string is plain text."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from orchestration.comparison.values import epsilon
 
 
 def decisions(found: Findings, delta: float) -> list[str]:
-    """What can be told of accuracy and of the worst-served group, and which settings cannot be told apart."""
+    """Sentences on the best accuracy, the best-served worst group, and which settings are not distinguishable."""
     main = found.main.name
     best = found.best(main)
     if best is None:
         return ["No private trial has finished, so there is no trade-off to show yet."]
     worst = found.worst_group.name
     fairest = found.best(worst, [best, *found.private])
-    sentences = [_most_accurate(found, best, delta), *_told_apart(found, best, main, f"in {_word(found)}")]
+    sentences = [_most_accurate(found, best, delta), *_distinguished(found, best, main, f"in {_main_name(found)}")]
     if fairest is not None:
         sentences += [_fairest(found, fairest, best)]
         by = spoken_worst(found.worst_group)
-        where = "for its worst-served group" if by == _word(found) else f"in the {by} of its worst-served group"
-        sentences += _told_apart(found, fairest, worst, where)
-    return [*sentences, *_limits(found, best)]
+        where = "for its worst-served group" if by == _main_name(found) else f"in the {by} of its worst-served group"
+        sentences += _distinguished(found, fairest, worst, where)
+    return [*sentences, *_caveats(found, best)]
 
 
 def _most_accurate(found: Findings, best: Setting, delta: float) -> str:
     cost = best.over_seeds(epsilon)
     most = "most accurate" if found.main.name == "accuracy" else "best"
     which = "private" if len(found.private) == 1 else f"{most} private"
-    word = "" if found.main.name == "accuracy" else f"{_word(found)} "
+    word = "" if found.main.name == "accuracy" else f"{_main_name(found)} "
     return (
         f"The {which} setting, {best.name}, reaches {word}{_with_interval(found, best, found.main.name)} on test data"
         f"{_against_baseline(found, best)}, at ε = {number(cost.mean if cost else None)}, δ = {delta:g}{_seeds(best)}."
@@ -65,13 +65,13 @@ def _below(change: float, shown: Format) -> str:
     return f"{amount} {'below' if change < 0 else 'above'}"
 
 
-def _word(found: Findings) -> str:
-    """Accuracy, or the main score of the task, inside a sentence."""
+def _main_name(found: Findings) -> str:
+    """The name of accuracy, or of the main score of the task, for use inside a sentence."""
     return spoken(group_metric(found.main.name))
 
 
 def _seeds(setting: Setting) -> str:
-    """Epsilon of all seeds together, in words to follow that of each seed."""
+    """Text that follows the epsilon of one seed: the composed epsilon of all seeds; "" if there is one seed."""
     found = setting.composition
     if len(setting.trials) < 2 or found is None or found.epsilon is None:
         return ""
@@ -91,12 +91,12 @@ def _fairest(found: Findings, fairest: Setting, best: Setting) -> str:
     total = _with_interval(found, fairest, found.main.name)
     return (
         f"The {high} {by} of a worst-served group is that of {fairest.name}: {whom}, against {other} under "
-        f"{best.name}; its {_word(found)} is {total} overall."
+        f"{best.name}; its {_main_name(found)} is {total} overall."
     )
 
 
-def _told_apart(found: Findings, best: Setting, name: str, where: str) -> list[str]:
-    """Which of the other methods, each at its best, cannot be told from ``best``, and which it beats."""
+def _distinguished(found: Findings, best: Setting, name: str, where: str) -> list[str]:
+    """Sentences on which other methods are not distinguishable from ``best``, and which ones it beats."""
     others = [setting for setting in found.methods if setting is not best]
     differences = [found.difference(best, other, name) for other in others]
     alike = [each.other for each in differences if each.verdict == "not distinguishable"]
@@ -110,7 +110,7 @@ def _told_apart(found: Findings, best: Setting, name: str, where: str) -> list[s
             if len(alike) == 1 and _beats_too(found, alike[0], beaten, name)
             else f"{best.name} beats"
         )
-        each = listed([f"{one.other} by {_reach([one])}" for one in beaten])
+        each = listed([f"{one.other} by {_range([one])}" for one in beaten])
         sentences.append(f"{who} {each}{' points' * (metric(name).format in SHARES)} {where}.")
     return sentences
 
@@ -120,15 +120,15 @@ def _beats_too(found: Findings, name: str, beaten: Iterable[Difference], by: str
     return all(found.difference(settings[name], settings[each.other], by).verdict == "better" for each in beaten)
 
 
-def _reach(differences: Sequence[Difference]) -> str:
-    """The least and the most by which the first of each is better, in points where it is a share."""
+def _range(differences: Sequence[Difference]) -> str:
+    """Smallest and largest end of the intervals of the differences, without sign; percentage points for shares."""
     ends = [abs(end) for each in differences if each.interval for end in (each.interval.low, each.interval.high)]
     if metric(differences[0].metric).format in SHARES:
         return f"{100 * min(ends):.1f} to {100 * max(ends):.1f}"
     return f"{number(min(ends))} to {number(max(ends))}"
 
 
-def _limits(found: Findings, best: Setting) -> list[str]:
+def _caveats(found: Findings, best: Setting) -> list[str]:
     interval = found.interval(best, found.main.name)
     if interval is None:
         if len(found.private) < 2:

@@ -1,4 +1,4 @@
-"""Sections and tables of exact results on training examples; a report of another release mode has none of them."""
+"""Sections and tables of exact results on training examples, which only appear where the release mode shows them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from orchestration.report.style import Style
 
 
 def estimates_table(settings: Sequence[Setting], style: Style) -> str:
-    """Estimated against exactly tracked epsilon_i, by setting; "" if no trial tracked examples."""
+    """Errors of estimated epsilon_i against exactly tracked ones, by setting; "" if no trial tracked examples."""
 
     def quality(value: Callable[[EstimateQuality], float | None]) -> Callable[[PublishedTrial], float | None]:
         return lambda trial: (
@@ -75,7 +75,7 @@ def losses_table(settings: Sequence[Setting], style: Style) -> str:
 
 
 def _section(heading: str, text: str, found: str) -> str:
-    """The section of a table, or "" where the table is."""
+    """The section around a table; "" if the table is empty."""
     return section(heading, text, found) if found else ""
 
 
@@ -135,8 +135,10 @@ def accounts_section(trials: Sequence[PublishedTrial]) -> str:
 
 
 def training_scores_table(settings: Sequence[Setting], style: Style, main: Metric) -> str:
-    """The main score on training examples with its distance to that on test examples, overall and by group; "" if no
-    trial has it."""
+    """The main score on training examples, and its difference to test examples, overall and by group.
+
+    Returns "" if no trial has it.
+    """
     scored = [setting for setting in settings if setting.over_seeds(on_training)]
     names = group_names([trial for setting in scored for trial in setting.trials])
     of_groups = ((group_value(name, _on_training), group_value(name, _on_test)) for name in names)
@@ -158,7 +160,7 @@ def _on_test(group: PublishedGroup) -> float | None:
 
 
 def _beside_test(setting: Setting, main: Metric, training: Value, test: Value) -> str:
-    """Over the seeds; below it, by how much it is above the same number of test examples."""
+    """Score on training examples over the seeds; below it, its difference to the score on test examples."""
     one, other = setting.over_seeds(training), setting.over_seeds(test)
     if one is None or other is None:
         return MISSING

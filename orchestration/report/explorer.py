@@ -1,4 +1,4 @@
-"""The part of the page in which a reader chooses axes, a group and what is shown: data for its script, and controls."""
+"""The interactive chart of the page, whose axes and group a reader chooses: its controls and its script's data."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from orchestration.report.style import Style
 
 
 def explorer_data(found: Findings, style: Style) -> dict[str, Any]:
-    """Every setting with the mean, low and high end of every metric, overall and by group.
+    """Every setting with mean, low end and high end of every metric, overall and by group.
 
-    Ends are those of the 95% interval, or of the range over seeds where no interval is known.
+    The ends are those of the 95% interval, or of the range over seeds if no interval is known.
     """
     names, shown = group_names([trial for setting in found.settings for trial in setting.trials]), _shown(found)
     return {
@@ -51,7 +51,7 @@ def _axis(heading: str, is_share: bool) -> dict[str, Any]:
 
 
 def _shown(found: Findings) -> list[Metric]:
-    """Metrics that two settings or more have."""
+    """Metrics that at least two settings have."""
     return [each for each in METRICS if sum(bool(setting.over_seeds(each.value)) for setting in found.settings) > 1]
 
 
@@ -65,7 +65,7 @@ def _ends(found: Findings, setting: Setting, value: Value, name: str, group: str
 
 
 def explorer(found: Findings) -> str:
-    """The controls and the element into which the page's script draws; "" for fewer than two settings."""
+    """The controls, and the element that the page's script draws into; "" for fewer than two settings."""
     shown = _shown(found)
     if len(found.settings) < 2 or not shown:
         return ""

@@ -28,7 +28,7 @@ Value = Callable[[PublishedTrial], float | None]
 
 @dataclass(frozen=True)
 class Axis:
-    """A number of a trial on an axis. ticks: their format."""
+    """A number of a trial as an axis of a figure. ticks: format of tick labels."""
 
     title: str
     value: Value
@@ -39,8 +39,8 @@ class Axis:
 class Scene:
     """The data of every figure: finished settings, their style, and the groups in increasing order of accuracy.
 
-    worst_group: the metric of the worst group that settings are compared by. task: of the sweep; where it is another
-    than classification, its main score stands in the place of accuracy.
+    worst_group: the metric of the worst group that settings are compared by. task: task of the sweep; for tasks other
+    than classification, the main score replaces accuracy.
     """
 
     settings: Sequence[Setting]
@@ -51,12 +51,12 @@ class Scene:
 
     @property
     def main(self) -> GroupMetric:
-        """Accuracy, or what stands in its place, of a group; its heading is a word for it in every figure."""
+        """The main metric of a group: accuracy, or the main score of the task. Figures use its heading."""
         return group_metric(task_called(self.task).main)
 
     @property
     def main_ticks(self) -> str:
-        """The format of axes of `main`."""
+        """Tick format of axes that show `main`."""
         return ".2~%" if self.main.format in SHARES else ".3~g"
 
 
@@ -66,7 +66,7 @@ def group_accuracy(scene: Scene) -> Plot:
 
 
 def group_change(scene: Scene) -> Plot:
-    """Change of each group's accuracy or main score against the baseline; of a share in percentage points."""
+    """Change of each group's accuracy or main score against the baseline; for shares in percentage points."""
     change = group_metric(f"{scene.main.name}_change")
     factor = 100.0 if change.format in SHARES else 1.0
 
@@ -84,7 +84,7 @@ def group_loss(scene: Scene) -> Plot:
 
 def mean_group_epsilon(scene: Scene) -> Plot:
     """Mean epsilon_i of each group's training examples; whiskers are at least the standard error."""
-    return by_group(scene, group_epsilon, ".3~g", group_epsilon_error, limits=_possible(scene.settings))
+    return by_group(scene, group_epsilon, ".3~g", group_epsilon_error, limits=_cost_range(scene.settings))
 
 
 def by_group(
@@ -96,8 +96,8 @@ def by_group(
 ) -> Plot:
     """One row per group, one marker per setting: the mean over seeds, with whiskers over their range.
 
-    error: standard error of a value; whiskers are at least that of the mean over seeds. Groups and settings are at the
-    same positions in every figure, so that figures can be compared side by side. limits: range of the axis.
+    error: standard error of a value; whiskers are at least as long as that of the mean over seeds. limits: range of the
+    axis. Groups and settings have the same positions in every figure, so that figures can be compared side by side.
     """
     settings, style, names = scene.settings, scene.style, scene.groups
     figure = blank(height=60 + len(names) * max(26, 7 * len(settings)))
@@ -173,14 +173,16 @@ def who_pays(scene: Scene) -> Plot:
         )
     ticks = ".0%" if scene.main.format in SHARES else ".3~g"
     figure.update_xaxes(title_text=f"{word} of the group on test data", tickformat=ticks)
-    figure.update_yaxes(title_text="mean ε<sub>i</sub> of the group's training examples", range=_possible(settings))
+    figure.update_yaxes(title_text="mean ε<sub>i</sub> of the group's training examples", range=_cost_range(settings))
     figure.data = [trace for trace in figure.data if trace["x"]]
     return figure
 
 
 def histograms(scene: Scene) -> dict[str, Plot]:
-    """Histograms of epsilon_i over the training examples, with the worst case. Settings that differ only in the
-    schedule share a figure; keys are their names without the schedule."""
+    """Histograms of epsilon_i over the training examples, with the worst case.
+
+    Settings that differ only in the schedule share a figure; keys are their names without the schedule.
+    """
     settings, style = scene.settings, scene.style
     drawn: dict[str, Plot] = {}
     for setting in settings:
@@ -240,11 +242,11 @@ def _mark_worst_case(figure: Plot, worst: float) -> None:
 
 
 _LINE_HEIGHT: Final = 13.0
-"""Pixels between two labels that do not touch."""
+"""Smallest distance in pixels at which two labels do not overlap."""
 
 
 def apart(heights: Sequence[float]) -> list[float]:
-    """How many pixels to raise labels at these ``heights``, in pixels, so that none covers another.
+    """Pixels by which to raise labels at these ``heights``, in pixels, so that none overlap.
 
     >>> apart([100.0, 20.0, 24.0])
     [0.0, 0.0, 9.0]
@@ -257,11 +259,11 @@ def apart(heights: Sequence[float]) -> list[float]:
 
 
 _MOST_LABELS: Final = 40
-"""Labels of a figure: more would cover each other."""
+"""Most labels of a figure; more would overlap."""
 
 
 def label_end(figure: Plot, text: str, x: float, y: float, colour: str, raised: float = 0.0) -> None:
-    """Write ``text`` to the right of a point, ``raised`` pixels above it, unless the figure has enough labels."""
+    """Write ``text`` to the right of a point, ``raised`` pixels above it, unless the figure has `_MOST_LABELS`."""
     if len(figure.annotations) >= _MOST_LABELS:
         return
     figure.add_annotation(
@@ -299,7 +301,7 @@ def line(
 
 
 def _band(row: int) -> dict[str, Any]:
-    """A background behind a row, over the whole width."""
+    """A background behind a row over the whole width, as a shape of plotly."""
     place = {"type": "rect", "xref": "x domain", "yref": "y", "x0": 0, "x1": 1, "y0": row - 0.5, "y1": row + 0.5}
     return {**place, "fillcolor": BAND, "line": {"width": 0}, "layer": "below"}
 
@@ -344,14 +346,14 @@ def whiskers(mean: float, low: float, high: float, colour: str) -> dict[str, Any
     }
 
 
-def _possible(settings: Sequence[Setting]) -> tuple[float, float] | None:
-    """Axis range of a mean epsilon_i: from 0 to the largest worst case. Noisy released means may lie outside."""
+def _cost_range(settings: Sequence[Setting]) -> tuple[float, float] | None:
+    """Axis range for a mean epsilon_i: 0 to just above the largest worst case. Noisy released means may lie outside."""
     costs = [cost.high for setting in settings if (cost := setting.over_seeds(epsilon))]
     return (0.0, 1.04 * max(costs)) if costs else None
 
 
 def meta_of(setting: Setting) -> dict[str, str]:
-    """Attributes by which the page's legend shows and hides traces and rows."""
+    """Attributes by which the legend of the page shows and hides traces and rows."""
     cost = setting.over_seeds(epsilon)
     level = f"{cost.mean:.2g}" if cost and not setting.is_baseline else ""
     return {"clipping": setting.clipping, "schedule": setting.schedule, "epsilon": level}

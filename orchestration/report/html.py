@@ -1,4 +1,4 @@
-"""HTML elements of the report. Arguments called ``html`` are inserted as they are; all other text is escaped."""
+"""HTML elements of the report. Arguments called ``html`` are inserted unescaped; all other text is escaped."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def note(text: str, look: str = "withheld") -> str:
 
 
 def panel(name: str, title: str, height: int) -> str:
-    """The element into which the page's script draws the figure called ``name``; height in pixels."""
+    """The element that the page's script draws the figure called ``name`` into; height in pixels."""
     return (
         f'<div>{_plot_title(title)}<div class="plot" role="img" aria-label="{escape(title)}: a chart" '
         f'data-figure="{escape(name)}" style="height:{height}px"></div></div>'
@@ -47,7 +47,7 @@ def panel(name: str, title: str, height: int) -> str:
 
 
 def missing_panel(title: str, reason: str) -> str:
-    """The reason why a figure is missing, under its title; "" without a reason."""
+    """The title of a missing figure with the reason; "" without a reason."""
     return f"<div>{_plot_title(title)}{note(reason)}</div>" if reason else ""
 
 
@@ -63,7 +63,7 @@ def table(
 ) -> str:
     """A table. heads: text and CSS class of each column. looks: CSS class of each row.
 
-    marks: attributes of each row, by which the buttons of the page show and hide it.
+    marks: data attributes of each row, by which buttons of the page show and hide it.
     """
     head = "".join(f'<th scope="col" class="{look}">{escape(text)}</th>' for text, look in heads)
     body = []
@@ -110,7 +110,7 @@ def _line(symbol: str, dash: str) -> str:
 
 
 def _swatch(width: int, colour: str, shapes: str) -> str:
-    """An inline SVG. It is hidden from screen readers because the text beside it says the same."""
+    """An inline SVG, hidden from screen readers because the text beside it says the same."""
     return (
         f'<svg class="swatch" aria-hidden="true" width="{width}" height="12" fill="{colour}" stroke="{colour}" '
         f'stroke-width="0">{shapes}</svg>'

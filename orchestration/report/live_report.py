@@ -1,4 +1,4 @@
-"""The report of a sweep while it runs."""
+"""Write the report of a sweep repeatedly while the sweep runs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from orchestration.report.page import render, renewed
 
 
 def growing_report(files: SweepFiles, period: float = PERIOD) -> Iterator[int]:
-    """Write the report of a sweep again whenever a trial is over, until the sweep has ended or its driver is gone.
+    """Write the report of a sweep again whenever a trial has ended, until the sweep has ended or its driver is gone.
 
-    Only the report that may be shown is written: the other files are the driver's. A browser loads it again every
-    ``period`` seconds. Yields: the number of trials that it shows.
+    Only report.html is written; the other files are left to the driver. A browser reloads the page every ``period``
+    seconds. Yields: the number of trials that the report shows.
 
-    Raises: InvalidInput where no sweep runs or has run, DataCorruption for damaged files, StorageError.
+    Raises: InvalidInput if no sweep runs or has run there, DataCorruption for damaged files, StorageError.
     """
     if read_snapshot(files.status) is None:
         raise InvalidInput(f"there is no {files.status}: no sweep has started there; name the folder of one that runs")

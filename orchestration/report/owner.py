@@ -26,7 +26,7 @@ _KINDS: Mapping[Kind, str] = {
     "every step of training.",
 }
 _GIVEN: Mapping[Kind, str] = {"output_specific": ", given that training goes through the models of this run"}
-"""The condition under which the stated odds hold."""
+"""By kind: the condition under which the stated odds hold, if there is one."""
 _PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <style>body{{font:16px/1.5 sans-serif;max-width:42rem;margin:3rem auto;padding:0 1rem;color:#1d1f23}}
@@ -38,7 +38,7 @@ th{{text-align:left;padding-right:2rem;font-weight:normal;color:#6b7078}}</style
 def owner_sentences(report: OwnerReport, research_mode: bool, risk: AttackRisk | None = None) -> tuple[str, ...]:
     """What the numbers mean, in plain words.
 
-    research_mode: the noise was drawn from a known seed. risk: what no attack on the record exceeds, if known.
+    research_mode: whether the noise was drawn from a known seed. risk: bounds on attacks on the record, if known.
     """
     without, given = _WITHOUT[report.adjacency], _GIVEN.get(report.kind, "")
     sentences = [

@@ -1,7 +1,7 @@
 """The HTML report of a sweep: one self-contained page from a `PublishedSweep`. Pure.
 
-The page needs neither network nor server: plotly.js and the figures (as JSON) are inside it. Names and messages of
-users are escaped. Tables repeat the numbers of the figures, so the page can be printed.
+The page needs neither network nor server: it contains plotly.js and the figures as JSON. Names and messages of users
+are escaped. Tables repeat the numbers of the figures, so the page can be printed.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ from orchestration.report.tables import (
 )
 
 _LARGE: Final = 500_000
-"""Characters of data above which they are packed, so that a page of many trials stays small."""
+"""Characters of data above which they are compressed, so that a page of many trials stays small."""
 
 
 def render(data: PublishedSweep, evidence: Evidence = NO_EVIDENCE) -> str:
-    """The page as one HTML document without references to other files. evidence: for intervals."""
+    """The page as one HTML document without references to other files. evidence: gives intervals."""
     found = findings(data, evidence)
     settings = found.settings
     style = style_of(settings)
@@ -101,7 +101,7 @@ def render(data: PublishedSweep, evidence: Evidence = NO_EVIDENCE) -> str:
 
 
 def renewed(page: str, period: float) -> str:
-    """The page of a sweep that runs: it says so, and a browser loads it again every ``period`` seconds."""
+    """The page of a running sweep: it says that the sweep runs, and a browser reloads it every ``period`` seconds."""
     again = f'<meta http-equiv="refresh" content="{math.ceil(period)}">'
     said = note("The sweep is running. This page shows the trials that are over, and renews itself.")
     return page.replace("<head>", f"<head>\n{again}", 1).replace("</header>", f"{said}</header>", 1)
@@ -113,7 +113,7 @@ def _packed_plotly() -> str:
 
 
 def _pack(text: str) -> str:
-    """Gzipped and in base64: of scripts a third of their size. The page's script unpacks it."""
+    """Text compressed by gzip, in base64: about a third of a script's size. The page's script unpacks it."""
     return base64.b64encode(gzip.compress(text.encode(), compresslevel=6, mtime=0)).decode()
 
 
@@ -122,7 +122,7 @@ def _packed(name: str, content: str) -> str:
 
 
 def _without_rows(body: str) -> tuple[str, list[str]]:
-    """The body of a large page without the rows of its long tables, and these rows: the page puts them back."""
+    """Cut the rows of long tables out of a large page; return the body and the rows that its script inserts again."""
     rows: list[str] = []
 
     def cut(found: re.Match[str]) -> str:
@@ -133,7 +133,7 @@ def _without_rows(body: str) -> tuple[str, list[str]]:
 
 
 def _embedded(name: str, value: Any) -> str:
-    """Data for the page's script: as text, or packed where they are large, as of a thousand trials."""
+    """Data for the page's script as JSON, compressed if they are large, such as those of a thousand trials."""
     text = _script_safe(value)
     if len(text) > _LARGE:
         return _packed(name, _pack(text))
@@ -141,7 +141,7 @@ def _embedded(name: str, value: Any) -> str:
 
 
 def _panels(data: PublishedSweep, drawn: Sequence[Drawn]) -> dict[Section, str]:
-    """The figures of each section as HTML, and the reasons why others are missing."""
+    """The HTML of each section's figures, with the reasons why others are missing."""
     panels: dict[Section, str] = {}
     for kind in FIGURES:
         own = [each for each in drawn if each.kind is kind]
@@ -153,7 +153,7 @@ def _panels(data: PublishedSweep, drawn: Sequence[Drawn]) -> dict[Section, str]:
 
 
 def _script_safe(value: Any) -> str:
-    """JSON with <, > and & escaped, so that no text in it can end the script element."""
+    """JSON with <, > and & escaped, so that no text can end the script element."""
     text = json.dumps(value, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -214,7 +214,7 @@ def _tiles(trials: Sequence[PublishedTrial], found: Findings) -> str:
 
 
 def _fairest(found: Findings) -> str:
-    """The worst-served group's number under the private setting where it is best."""
+    """The worst-group metric of the private setting that is best in it."""
     fairest = found.best(found.worst_group.name)
     mean = fairest.over_seeds(found.worst_group.value) if fairest else None
     return found.worst_group.format.one(mean.mean if mean else None)
@@ -249,7 +249,7 @@ def _results(found: Findings, style: Style, panels: Mapping[Section, str], drawn
 
 
 def _tuning(panels: Mapping[Section, str]) -> str:
-    """Curves of the hyperparameters that the sweep varies; "" if it varies none."""
+    """The subsection of curves over hyperparameters; "" if the sweep varies none."""
     if not panels["tuning"]:
         return ""
     caption = (

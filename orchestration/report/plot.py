@@ -1,7 +1,7 @@
-"""A figure of plotly.js as the plain data that a page holds.
+"""A figure of plotly.js as plain data for a page.
 
-plotly's own classes check every value as a figure is drawn, which takes most of the time of a report. Here nothing is
-checked; tests give the figures to those classes.
+plotly's own classes validate every value, which would take most of the time of a report. Here nothing is validated;
+tests pass the figures to those classes instead.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import plotly.io
 
 @dataclass
 class Plot:
-    """Traces and layout under the names of plotly.js; methods are called as those of `plotly.graph_objects.Figure`."""
+    """Traces and layout with the keys of plotly.js. Methods mirror those of `plotly.graph_objects.Figure`."""
 
     layout: dict[str, Any]
     data: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def height(self) -> int:
-        """In pixels."""
+        """Height in pixels."""
         return int(self.layout["height"])
 
     @property
@@ -70,7 +70,7 @@ class Plot:
         self.layout[axis] = {**known, **new}
 
     def plain(self) -> dict[str, Any]:
-        """For JSON, in seven digits, of which at most four are shown."""
+        """Plain values for JSON, rounded to seven digits; figures show at most four."""
         return {"data": _rounded(self.data), "layout": _rounded(self.layout)}
 
     def page(self) -> str:
@@ -79,7 +79,7 @@ class Plot:
 
 
 def _rounded(value: Any) -> Any:
-    """Infinite values and NaN are written as missing."""
+    """The value with floats rounded to seven digits; infinities and NaN become None."""
     if isinstance(value, float):
         return float(f"{value:.7g}") if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Draw what only the owner of the training data sees: single examples as densities, gradient norms by group. Pure."""
+"""Draw figures for the owner of the training data only: densities of single examples, gradient norms. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def gradient_norms(scene: Scene) -> Plot:
 
 
 def clipping_biases(scene: Scene) -> Plot:
-    """Mean norm of what clipping takes off the gradients of each group (paper D, Section 4.2)."""
+    """Mean norm of the part that clipping removes from gradients of each group (paper D, Section 4.2)."""
     return _in_training(scene, "clipping_bias")
 
 
@@ -66,7 +66,7 @@ def loss_densities(scene: Scene) -> dict[str, Plot | None]:
 
 
 def estimate_densities(scene: Scene) -> dict[str, Plot | None]:
-    """Estimated epsilon_i against those from norms of every step (paper A, Figure 2), of the first seed."""
+    """Estimated epsilon_i against epsilon_i from norms at every step (paper A, Figure 2), of the first seed."""
 
     def found(trial: PublishedTrial) -> tuple[Density | None, float | None]:
         quality = trial.individuals.estimates if trial.individuals else None
@@ -85,18 +85,18 @@ def estimate_densities(scene: Scene) -> dict[str, Plot | None]:
 def _densities(
     scene: Scene, found: Callable[[PublishedTrial], tuple[Density | None, float | None]], across: str, up: str
 ) -> dict[str, Plot | None]:
-    """One figure for each setting whose first seed has a density, by its name and Pearson's r."""
+    """One figure for each setting whose first seed has a density; keys are its name with Pearson's r."""
     drawn: dict[str, Plot | None] = {}
     for setting in scene.settings:
         density, r = found(first_seed(setting))
         if density is not None:
-            said = f"{setting.name}, r = {correlation(r)}" if r is not None else setting.name
-            drawn[said] = _heatmap(scene, setting, density, across, up)
+            title = f"{setting.name}, r = {correlation(r)}" if r is not None else setting.name
+            drawn[title] = _heatmap(scene, setting, density, across, up)
     return drawn
 
 
 def _heatmap(scene: Scene, setting: Setting, density: Density, across: str, up: str) -> Plot:
-    """Counts as depth of the setting's colour, on a logarithmic scale; empty cells have none."""
+    """A heatmap of counts on a logarithmic scale in the setting's colour; empty cells are transparent."""
     figure, colour = blank(height=300), scene.style.colour(setting)
     counts = [[count or None for count in column] for column in zip(*density.counts, strict=True)]
     figure.add_heatmap(

@@ -104,14 +104,14 @@ def meanings(data: PublishedSweep) -> list[tuple[str, str]]:
 
 
 def headline(data: PublishedSweep, found: Findings) -> list[str]:
-    """The findings in sentences: warnings, what can be told apart, what trials cost together, failures."""
+    """Sentences on the findings: warnings, comparisons of settings, composed and individual epsilons, failures."""
     settings = found.settings
     decided = decisions(found, data.delta) if data.trials else []
     return [*warnings(found), *decided, *together(data.trials), *_individuals(data, settings), *_failures(data)]
 
 
 def together(trials: Sequence[PublishedTrial]) -> list[str]:
-    """What publishing all private trials costs; nothing where only one was ever started."""
+    """A sentence on the composed epsilon of all private trials; nothing if only one was ever started."""
     found = composed(trials)
     if found is None or found.trials + found.attempts + found.candidates < 2:
         return []
@@ -149,7 +149,7 @@ def _individuals(data: PublishedSweep, settings: Sequence[Setting]) -> list[str]
 
 
 def _withheld(data: PublishedSweep) -> str:
-    """Under ``release: none`` also what ``private`` would show by default, and what that costs."""
+    """Why individual epsilons are not shown; under ``release: none``, also what ``private`` would show and cost."""
     if norms_are_off(data.trials):
         return (
             "What single training examples paid was not computed (norms: off); the worst case holds for each of them."
@@ -182,7 +182,7 @@ def _correlations(private: Sequence[Setting]) -> list[str]:
 
 
 def group_correlation(setting: Setting) -> float | None:
-    """Pearson's r between accuracy, or main score, and mean epsilon_i over at least three groups, where it is defined.
+    """Pearson's r between accuracy, or main score, and mean epsilon_i over groups; None for fewer than three groups.
 
     Groups whose mean has a standard error above a tenth of the worst case are left out: they are so small that the
     noise of the release dominates.

@@ -29,7 +29,7 @@ CLIPPING_COLOURS = {
 SPARE_COLOURS = ("#882255", "#332288", "#999933", "#117733", "#AA4499", "#661100")
 
 PALETTE = (*tuple(CLIPPING_COLOURS.values())[1:], *SPARE_COLOURS)
-"""Colours of what is no clipping method."""
+"""Colours of lines that do not stand for a clipping method."""
 
 SCHEDULE_LOOKS = {
     "": ("circle-open", "solid"),

@@ -32,7 +32,7 @@ from orchestration.report.style import Style
 from workers.rates import recalls
 
 _MOST_CLASSES = 20
-"""A larger confusion matrix is in results.json alone."""
+"""Most classes of a confusion matrix in the report; larger ones are only in results.json."""
 
 
 def settings_table(found: Findings, style: Style) -> str:
@@ -56,7 +56,7 @@ def settings_table(found: Findings, style: Style) -> str:
 
 
 def _interval(found: Findings, setting: Setting, metric: Metric) -> str:
-    """The 95% interval below a number; "" where none is known."""
+    """The 95% interval to show below a number; "" if none is known."""
     interval = found.evidence.interval(setting, metric.name) if metric.measure else None
     return _range(interval, metric.format.one)
 
@@ -66,7 +66,7 @@ def _range(interval: Interval | None, shown: Callable[[float | None], str]) -> s
 
 
 def comparison_table(found: Findings, style: Style) -> str:
-    """The methods, each at its most accurate, against each other; "" for fewer than two or without intervals."""
+    """Pairwise differences of the methods, each at its most accurate; "" for fewer than two or without intervals."""
     rows: list[list[Cell]] = []
     for one, other in itertools.combinations(found.methods, 2):
         differences = [found.difference(one, other, name) for name in found.headline]
@@ -87,7 +87,7 @@ def _verdict(found: Difference) -> str:
 
 
 def fairness_table(found: Findings, style: Style) -> str:
-    """One row per setting: every metric of `Place.FAIRNESS` that one of them has, with intervals; "" without any."""
+    """One row per setting: every metric of `Place.FAIRNESS` that any setting has, with intervals; "" without any."""
     shown = [
         metric
         for metric in columns(Place.FAIRNESS, found.worst_group.name, found.task)
@@ -106,7 +106,7 @@ def fairness_table(found: Findings, style: Style) -> str:
 
 
 def by_group_table(found: Findings, style: Style) -> str:
-    """One row per setting and group: every metric of `GROUP_METRICS` that one of them has; "" without groups."""
+    """One row per setting and group: every metric of `GROUP_METRICS` that any of them has; "" without groups."""
     names = group_names([trial for setting in found.settings for trial in setting.trials])
     shown = [
         each
@@ -130,8 +130,10 @@ def _of_group(found: Findings, setting: Setting, name: str, metric: GroupMetric)
 
 
 def classes_table(settings: Sequence[Setting], style: Style) -> str:
-    """Recall and row of the confusion matrix of every class by setting, summed over its trials; "" where no trial has
-    counts, and for more than `_MOST_CLASSES` classes."""
+    """Recall and confusion matrix row of every class, by setting, from counts summed over its trials.
+
+    Returns "" if no trial has counts, and for more than `_MOST_CLASSES` classes.
+    """
     rows: list[list[Cell]] = []
     marks = []
     sizes = set()
@@ -150,8 +152,10 @@ def classes_table(settings: Sequence[Setting], style: Style) -> str:
 
 
 def parts_table(settings: Sequence[Setting], style: Style) -> str:
-    """Numbers of every label, target or class by setting, averaged over its seeds; "" where there are none, and for
-    more than `_MOST_CLASSES` of them."""
+    """Scores of every label, target or class, by setting, averaged over its seeds.
+
+    Returns "" if there are none, and for more than `_MOST_CLASSES` of them.
+    """
     trials = [trial for setting in settings for trial in setting.trials if trial.quality]
     every = [(name, each) for trial in trials if trial.quality for name, each in trial.quality.parts.items()]
     names, heads = dict.fromkeys(name for name, _ in every), dict.fromkeys(head for _, each in every for head in each)
@@ -172,7 +176,7 @@ def parts_table(settings: Sequence[Setting], style: Style) -> str:
 
 
 def _composed(setting: Setting) -> str:
-    """Composed epsilon of all seeds together, over which the row averages."""
+    """Composed epsilon of all seeds that the row averages over."""
     found = setting.composition
     if found is None:
         return number(math.inf) if setting.is_baseline else MISSING
@@ -181,7 +185,7 @@ def _composed(setting: Setting) -> str:
 
 
 def _over_seeds(metric: Metric, setting: Setting) -> str:
-    """The metric over the seeds of the setting; the groups that it belongs to are set smaller."""
+    """The metric over the seeds of the setting, after the groups that it belongs to in small print."""
     groups, text = ", ".join(whose(metric, setting)), shown_over_seeds(metric, setting)
     return f'<small class="whose">{escape(groups)}</small>{text[len(groups) :]}' if groups else text
 
@@ -207,7 +211,7 @@ def group_sizes_table(settings: Sequence[Setting], style: Style) -> str:
 
 
 def _with_risk(shown: str, setting: Setting, size: int) -> str:
-    """An epsilon with, below it, the worst advantage over seeds of any attack on a group of ``size``, where known."""
+    """An epsilon; below it, the bound on the advantage of attacks on a group of ``size``, the largest over seeds."""
     found = [trial.privacy.risks[size] for trial in setting.trials if trial.privacy and size in trial.privacy.risks]
     worst = max((risk.advantage.upper for risk in found), default=None)
     return shown if worst is None else f"{shown}<br><small>advantage {at_most_share(worst)}</small>"

@@ -1,4 +1,4 @@
-"""Draw accuracy, the worst-served group and epsilon against each other: one marker per setting. Pure."""
+"""Draw accuracy, the metric of the worst-served group and epsilon against each other. Pure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from orchestration.report.figures import Axis, Scene, blank, meta_of, numbers, p
 from orchestration.report.plot import Plot
 from orchestration.report.style import INK, MUTED
 
-_COST = Axis("worst-case ε (log scale)", epsilon, ".3~g")
+_EPSILON_AXIS = Axis("worst-case ε (log scale)", epsilon, ".3~g")
 
 
 def utility_fairness(scene: Scene) -> Plot:
-    """The chosen metric of the worst-served group against accuracy on all test data."""
+    """The metric of the worst-served group against accuracy on all test data."""
     return _scatter(scene, total_axis(scene), worst_axis(scene))
 
 
@@ -27,13 +27,12 @@ def privacy_utility(scene: Scene) -> Plot | None:
 
 
 def privacy_fairness(scene: Scene) -> Plot | None:
-    """The worst group against worst-case epsilon; None if all private settings have the same epsilon."""
+    """The metric of the worst-served group against worst-case epsilon; None if all private settings cost the same."""
     return _privacy(scene, worst_axis(scene))
 
 
 def hyperparameters(settings: Sequence[Setting]) -> dict[str, str]:
-    """By the name of a setting: its numbers that differ between settings, such as bounds and learning rates, as lines
-    of a hover."""
+    """Hover text of each setting, by name: the hyperparameters that differ between settings, one per line."""
     found = {setting.name: numbers(setting) for setting in settings}
     values: dict[str, set[float]] = {}
     for own in found.values():
@@ -47,12 +46,12 @@ def hyperparameters(settings: Sequence[Setting]) -> dict[str, str]:
 
 
 def total_axis(scene: Scene, where: str = " on test data") -> Axis:
-    """Accuracy of everybody, or the main score of the task."""
+    """Axis of the accuracy on all test examples, or of the main score of the task."""
     return Axis(f"{spoken(scene.main)}{where}", main, scene.main_ticks)
 
 
 def worst_axis(scene: Scene) -> Axis:
-    """The metric of the worst-served group that the sweep compares settings by."""
+    """Axis of the worst-group metric that the sweep compares settings by."""
     of = scene.worst_group
     return Axis(f"{spoken_worst(of)} of the worst-served group", of.value, ".2~%" if of.format in SHARES else ".3~g")
 
@@ -63,7 +62,7 @@ def _privacy(scene: Scene, y: Axis) -> Plot | None:
     costs = {f"{cost.mean:.2g}" for cost in (setting.over_seeds(epsilon) for setting in private) if cost}
     if len(costs) < 2:
         return None
-    figure = _scatter(replace(scene, settings=private), _COST, y)
+    figure = _scatter(replace(scene, settings=private), _EPSILON_AXIS, y)
     figure.update_xaxes(type="log", dtick="D2")
     for baseline in (setting for setting in scene.settings if setting.is_baseline):
         level = baseline.over_seeds(y.value)

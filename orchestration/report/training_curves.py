@@ -1,4 +1,4 @@
-"""Draw what happens over epochs (accuracy, loss, epsilon, noise, clipping), and epsilon over group sizes. Pure."""
+"""Draw accuracy, loss, epsilon, noise and clipping over epochs, and epsilon over group sizes. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from orchestration.report.plot import Plot
 from orchestration.report.style import PALETTE
 
 _OVERLAID: Final = ("pld", "gdp", "rdp", "rdp-classic", "zcdp", "zcdp-sampled", "strong")
-"""Accountants that are compared over epochs; those of dp-accounting are too slow for a page."""
+"""Accountants that are compared over epochs; those of the package dp-accounting are too slow for a page."""
 
 
 def accuracy_over_epochs(scene: Scene) -> Plot:
@@ -36,13 +36,15 @@ def loss_over_epochs(scene: Scene) -> Plot:
 
 
 def epsilon_over_epochs(scene: Scene) -> Plot:
-    """What the steps so far cost (paper C, Figure 2): one line per setting, for its first seed."""
+    """Worst-case epsilon of the steps so far (paper C, Figure 2): one line per setting, for its first seed."""
     return _over_epochs(scene, "epsilon", "worst-case ε so far", ".3~g")
 
 
 def accountants_over_epochs(scene: Scene) -> dict[str, Plot | None]:
-    """Every accountant that covers the run over epochs (paper C, Figure 2): a figure for each schedule, of the first
-    seed of its first setting. What is an estimate is dotted."""
+    """Epsilon over epochs by every accountant that covers the run (paper C, Figure 2); estimates are dotted.
+
+    One figure for each schedule, from the first seed of its first setting.
+    """
     drawn: dict[str, Plot | None] = {}
     for setting in scene.settings:
         found = None if setting.is_baseline or setting.schedule in drawn else _last_trace(setting.trials[0])
@@ -57,7 +59,7 @@ def accountants_over_epochs(scene: Scene) -> dict[str, Plot | None]:
 
 
 _PLOTTED: Final = 240.0
-"""Pixels from the lowest to the highest point of a figure, about."""
+"""Approximate pixels between the lowest and the highest point of a figure."""
 
 
 def _accountants(costs: Mapping[str, tuple[PrivacyEstimate, ...]], epochs: list[int], delta: float) -> Plot | None:
@@ -94,7 +96,7 @@ def _by_accountant(trace: Trace, delta: float, steps: tuple[int, ...]) -> dict[s
 
 
 def rho_over_epochs(scene: Scene) -> Plot:
-    """rho of the steps so far (paper C), where nothing is sampled: one line per setting, of its first seed."""
+    """zCDP rho of the steps so far (paper C), for runs without sampling: one line per setting, for its first seed."""
     figure = blank(height=360)
     for setting in scene.settings:
         found, history = _last_trace(setting.trials[0]), setting.trials[0].history
@@ -158,7 +160,7 @@ def clipping_bounds(scene: Scene) -> Plot:
 
 
 def departures(scene: Scene) -> Plot:
-    """The share of each group that has spent the budget of a filter, per epoch, of the first seed."""
+    """Share of each group that has spent its privacy budget under a filter, per epoch, for the first seed."""
     figure = blank(height=360)
     for setting in scene.settings:
         trial = setting.trials[0]
@@ -186,8 +188,10 @@ def _over_epochs(scene: Scene, name: str, title: str, ticks: str) -> Plot:
 
 
 def epsilon_over_group_size(scene: Scene) -> Plot | None:
-    """Epsilon of any k records together (paper B, Figure 1): tight, by Vadhan's conversion (dotted), and k times that
-    of one record (dashed); None where fewer than two sizes were accounted."""
+    """Epsilon of any k records together (paper B, Figure 1); None if fewer than two sizes were accounted.
+
+    Solid: tight. Dotted: Vadhan's conversion. Dashed: k times the epsilon of one record.
+    """
     figure = blank(height=430)
     for setting in scene.settings:
         trial = setting.trials[0]
@@ -206,13 +210,13 @@ def epsilon_over_group_size(scene: Scene) -> Plot | None:
 
 
 def _compared(trial: PublishedTrial, sizes: tuple[int, ...]) -> dict[int, GroupComparison]:
-    """Epsilons and bounds by group size, where the trace is known."""
+    """Comparisons by group size; empty if the trace is unknown."""
     found = _last_trace(trial)
     return _of_trace(*found, sizes) if found else {}
 
 
 def _last_trace(trial: PublishedTrial) -> tuple[Trace, float] | None:
-    """What the last start of the trial ran, and its delta; None where it is unknown or was selected among others."""
+    """Trace of the trial's last start, and its delta; None if it is unknown or the trial is a private selection."""
     traces = [each.trace for each in trial.attempts if each.trace.segments and each.trace.selection is None]
     return (traces[-1], trial.privacy.delta) if traces and trial.privacy else None
 

@@ -18,7 +18,7 @@ def write_reports(files: SweepFiles, record: SweepRecord) -> tuple[str, Findings
 
     Files with exact statistics are private, wherever they lie.
 
-    Returns: the HTML of the first, and what it says of settings.
+    Returns: the HTML of the report under the release mode, and its findings on settings.
 
     Raises: DataCorruption for damaged statistics or outcomes, StorageError.
     """
