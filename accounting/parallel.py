@@ -124,7 +124,7 @@ class AccountingQueue:
             while not self._closed:
                 self._begin()
                 self._collect()
-        except Exception as error:  # whatever Ray raises: nobody would be told otherwise
+        except Exception as error:  # of any kind: those who wait for parts must be told
             failure = f"the cluster is gone ({type(error).__name__}: {error})"
         with self._news:
             self._closed = True

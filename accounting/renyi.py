@@ -35,7 +35,7 @@ _GRIDS = 8
 """Grids of integration for fractional orders; a few orders share one."""
 
 _LARGEST_EXPONENT = 600.0
-"""Up to it exponentials neither overflow nor underflow. They are summed as they are, which is five times as fast."""
+"""Exponentials up to this neither overflow nor underflow; they are then summed directly, five times as fast."""
 
 
 def gaussian_rdp(noise_multiplier: float, orders: Array = ORDERS) -> Array:
@@ -52,7 +52,7 @@ def sampled_gaussian_rdp(sample_rate: float, noise_multiplier: float) -> Array:
 
 
 def sampled_gaussian_rdp_at(order: int, sample_rate: float, noise_multiplier: float) -> float:
-    """The same at one whole order > 1, exact however little a step costs."""
+    """RDP as `sampled_gaussian_rdp` at one whole order > 1, to full relative precision however little a step costs."""
     return float(_sampled_rdp(sample_rate, noise_multiplier, np.array([float(order)]))[0])
 
 
