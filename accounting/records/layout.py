@@ -32,7 +32,7 @@ class TrialFiles:
 
     @property
     def inputs(self) -> str:
-        """What turns an example into the model's input: shapes, preparation and the state of preprocessing."""
+        """How an example becomes the model's input: shapes, preparation and the state of preprocessing."""
         return self._below("inputs.pt")
 
     @property
@@ -42,7 +42,7 @@ class TrialFiles:
 
     @property
     def result(self) -> str:
-        """The whole result of the trial; its presence says that the trial is complete."""
+        """The whole result of the trial; if it exists, the trial is complete."""
         return self._below("result.json")
 
     @property
@@ -58,12 +58,12 @@ class TrialFiles:
         return self._below("private", "epsilons")
 
     def accounted_again(self, claim: str) -> str:
-        """Folder of what `dpsweep account` found, named by what was asked."""
+        """Folder with the results of `dpsweep account` for one ``claim`` (the options asked for)."""
         return self._below("private", "accounts", claim)
 
     @property
     def users(self) -> str:
-        """Whose each training example is, where the data name users."""
+        """The user of each training example, if the data name users."""
         return self._below("private", "users")
 
     @property
@@ -78,7 +78,7 @@ class TrialFiles:
 
     @property
     def exact_norms(self) -> str:
-        """Norms of a few random examples at every step, to measure how good the estimates from rarer norms are."""
+        """Norms of a few random examples at every step, to measure the error of estimates from rarer norms."""
         return self._below("private", "exact-norms")
 
     @property
@@ -93,12 +93,12 @@ class TrialFiles:
 
     @property
     def held_out(self) -> str:
-        """Wrong predictions of examples held out of training (JSON), of a candidate that is chosen by their number."""
+        """Number of wrong predictions on held-out examples (JSON), for a candidate of an exponential choice."""
         return self._below("private", "held-out.json")
 
     @property
     def outcomes(self) -> str:
-        """What the final model predicts of each test example (Arrow), for intervals and paired comparisons."""
+        """The final model's prediction for each test example (Arrow), for intervals and paired comparisons."""
         return self._below("private", "outcomes.ipc")
 
     @property
@@ -108,7 +108,7 @@ class TrialFiles:
 
     @property
     def data_fingerprint(self) -> str:
-        """sha256 of the data that the trial met (JSON): private, as guesses of a row can be tested against it."""
+        """sha256 of the trial's data (JSON); private, because a guessed row could be tested against it."""
         return self._below("private", "data.json")
 
     @property
