@@ -69,7 +69,7 @@ class Result:
 
 
 def timed(function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> tuple[T, float]:
-    """What the call returns, and its seconds."""
+    """The result of the call, and its elapsed seconds."""
     start = time.perf_counter()
     return function(*arguments, **named), time.perf_counter() - start
 
@@ -256,8 +256,9 @@ def _dp_accounting_pld_of(
 
 
 def _gap(ours: Array, peer: Sequence[float]) -> float:
-    theirs = np.asarray(peer)
-    return float(np.max(np.abs(ours - theirs) / theirs))
+    """Largest relative difference from the peer's epsilons."""
+    expected = np.asarray(peer)
+    return float(np.max(np.abs(ours - expected) / expected))
 
 
 TASKS: Mapping[str, Callable[[bool], Iterator[Result]]] = {

@@ -1,9 +1,9 @@
-"""Private steps of models that people bring, beside plain ones: time, form of their layers, and error of their norms.
+"""Private and plain steps of models that users bring: time, form of their layers, and error of their norms.
 
 Run `python benchmarks/models.py [--json] [--device cuda]` with the extras `models` and `bench`. A private step is
-norms and clipped sum; a plain one is forward and backward pass. Steps take turns in one process with one thread, in
-seconds of CPU (on a GPU in elapsed ones), and the median of their ratios is printed. Opacus is timed with hooks and
-with ghost clipping, where it takes the model.
+norms and clipped sum; a plain one is forward and backward pass. Steps take turns in one process with one thread and are
+timed in CPU seconds (on a GPU in elapsed seconds); the median of their ratios is printed. Opacus is timed with hooks
+and with ghost clipping, if it supports the model.
 """
 
 # ruff: noqa: E402
@@ -45,7 +45,7 @@ Make = Callable[[], nn.Module]
 
 
 class Logits(nn.Module):
-    """The logits of a model of Hugging Face."""
+    """Wraps a Hugging Face model so that it returns its logits."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Logits(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Reads a sequence of vectors."""
+    """Classifies a sequence of vectors."""
 
     def __init__(self, cell: nn.RNNBase) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Recurrent(nn.Module):
 
 
 class Packed(Recurrent):
-    """Reads sequences of 10 to 50 vectors at their lengths, which are where the first entry of a vector is 0."""
+    """Classifies packed sequences of 10 to 50 vectors; a sequence ends where the first entry of a vector is 0."""
 
     def forward(self, x: Tensor) -> Tensor:
         lengths = (x[:, :, 0] != 0).sum(1).cpu()
@@ -79,6 +79,7 @@ class Packed(Recurrent):
 
 
 def of_lengths() -> Tensor:
+    """Sequences of random lengths, zero beyond their ends."""
     x = torch.randn(ROWS, 50, 64)
     lengths = torch.randint(10, 51, (ROWS, 1, 1))
     return torch.where(torch.arange(50)[:, None] < lengths, x, 0.0)
@@ -152,7 +153,7 @@ MODELS: dict[str, tuple[Make, Callable[[], Tensor]]] = {
 
 
 def losses(output: Tensor, y: Tensor) -> Tensor:
-    """Of classes, or of the mean over pixels if there is a prediction for each."""
+    """Loss of each example: of its class, or the mean over pixels if there is a prediction for each pixel."""
     if output.dim() == 2:
         return functional.cross_entropy(output, y, reduction="none")
     pixels = y.view(-1, 1, 1).expand(-1, *output.shape[2:])
@@ -170,7 +171,7 @@ def seconds(step: Callable[[], object], device: torch.device) -> float:
 
 
 def norm_error(model: nn.Module, engine: GradientEngine, x: Tensor, y: Tensor) -> float:
-    """Largest relative error of the norms of a few examples, against autograd on each alone."""
+    """Largest relative error of the norms of a few examples, against autograd on each example alone."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     found = engine.norms(x, y).norms
     worst = 0.0

@@ -1,4 +1,4 @@
-"""One training step, plain and private, by each of the methods that `benchmarks.training` compares."""
+"""Plain and private training steps of the methods that `benchmarks.training` compares."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEARNING_RATE = 0.01
 
 Step = Callable[[Tensor, Tensor], None]
 Mean = Callable[[Tensor, Tensor], Mapping[str, Tensor]]
-"""Of gradients, by the name of their parameter."""
+"""Returns the mean of the gradients of a batch, by the name of the parameter."""
 
 
 def micro_batches(x: Tensor, y: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
