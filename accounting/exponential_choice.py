@@ -76,7 +76,10 @@ def _accept(exponent: Fraction) -> bool:
 
 
 def _accept_small(exponent: Fraction) -> bool:
-    """`_accept` for exponents up to 1: the first k at which a coin of chance exponent / k fails is odd this often."""
+    """`_accept` for exponents up to 1.
+
+    The first k at which a coin of chance exponent / k fails is odd with probability exp(-exponent).
+    """
     count = 1
     while secrets.randbelow(count * exponent.denominator) < exponent.numerator:
         count += 1

@@ -118,7 +118,7 @@ def _of_examples(job: AccountingJob, part: PartFiles) -> Work:
 
 
 def _of_users(job: AccountingJob, part: PartFiles) -> Work:
-    """The epsilons of one share of the users, of which there are as many as parts: they depend on all norms."""
+    """The epsilons of one share of the users. There are as many shares as parts, and each depends on all norms."""
     shards, users = NormShards(TrialFiles(job.root).norms), StoredUsers(TrialFiles(job.root).users)
     norms = (tuple(shards.files(each).identity for each in shards.parts), users.digests())
     return Work(job, norms, lambda trace: epsilons_of_users(shards, users, trace, job.delta, part.part))

@@ -186,7 +186,7 @@ class _Lost:
 
 
 def _outcome(reference: Any) -> PartResult | Exception | _Lost:
-    """What became of an attempt that has ended."""
+    """The result, error or loss of an attempt that has ended."""
     try:
         result: PartResult = ray.get(reference)
     except ray.exceptions.RayTaskError as error:

@@ -48,6 +48,7 @@ class TrialMechanism:
 
     @property
     def steps_per_epoch(self) -> int:
+        """Number of steps of an epoch."""
         return self.sampling.steps_per_epoch
 
     def trace(self, epochs: int, public_accuracies: Sequence[float] = ()) -> Trace:

@@ -96,7 +96,7 @@ def zero_where_free(epsilons: Array, rdp: Array, delta: float) -> Array:
 
 
 def improved_terms(orders: Array, delta: float) -> Array:
-    """What `epsilon_improved` adds to the RDP at each order.
+    """The terms that `epsilon_improved` adds to the RDP at each order.
 
     Over all real orders the sum falls, then rises. Times (alpha - 1) it is N = (alpha - 1) rdp + (alpha - 1)
     log(alpha - 1) - alpha log(alpha) - log(delta). (alpha - 1) rdp = log A_alpha is convex in alpha, and the second
@@ -111,7 +111,7 @@ def epsilon_classic(rdp: Array, delta: float, orders: Array = ORDERS) -> float:
 
 
 def classic_terms(orders: Array, delta: float) -> Array:
-    """What `epsilon_classic` adds to the RDP at each order; more than `improved_terms`.
+    """The terms that `epsilon_classic` adds to the RDP at each order; larger than `improved_terms`.
 
     Over all real orders the sum falls, then rises: times (alpha - 1) it is log A_alpha - log(delta), which is convex.
     """

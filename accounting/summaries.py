@@ -311,7 +311,7 @@ def order_statistics(ranks: Counts, histogram: Histogram, values: Callable[[], I
 
 
 def _within(values: Array, wanted: Histogram) -> Array:
-    """Those of the values that lie in the bins of ``wanted``."""
+    """The values that lie in the bins of ``wanted``."""
     return values[np.isin(_patterns(values) >> np.uint64(wanted.shift), wanted.keys)]
 
 

@@ -163,6 +163,7 @@ def contributions(rows: int, snapshots: int, levels: int | None = None) -> Array
 
 
 def individual_trace(steps: int) -> Trace:
+    """The trace of ``steps`` steps by which single examples are accounted."""
     return Trace(50_000, (Segment(0, steps, PoissonSampling(INDIVIDUAL_RATE), 2.5),))
 
 
@@ -274,10 +275,12 @@ COLUMNS = ("task", "ours", "peer", "peer time", "speed-up", "gap", "certified ga
 
 
 def markdown(cells: Sequence[str]) -> str:
+    """A row of a markdown table."""
     return f"| {' | '.join(cells)} |"
 
 
 def table_row(r: Result) -> str:
+    """The table's row for one comparison."""
     per_ours, per_peer = (f" / {items:,}" if r.ours_items > 1 else "" for items in (r.ours_items, r.peer_items))
     return markdown(
         (

@@ -16,8 +16,7 @@ Stored = Mapping[str, StoredSweep]
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure. title: its text alternative. sweeps: names of those it is drawn from. draw: makes its SVG from the
-    stored sweeps."""
+    """A figure. title: its text alternative. sweeps: names of the sweeps it is drawn from. draw: makes its SVG."""
 
     title: str
     sweeps: tuple[str, ...]

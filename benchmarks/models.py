@@ -92,12 +92,14 @@ SIZES = {
 
 
 def bert() -> nn.Module:
+    """A small BERT classifier without dropout."""
     options = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     model: nn.Module = transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES, **options))
     return model
 
 
 def gpt2() -> nn.Module:
+    """A small GPT-2 classifier without dropout."""
     config = transformers.GPT2Config(
         vocab_size=VOCABULARY, n_positions=64, n_embd=128, n_layer=2, n_head=4, num_labels=3, pad_token_id=0,
         bos_token_id=1, eos_token_id=2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
@@ -107,11 +109,13 @@ def gpt2() -> nn.Module:
 
 
 def llama() -> nn.Module:
+    """A small Llama classifier."""
     model: nn.Module = transformers.LlamaForSequenceClassification(transformers.LlamaConfig(**SIZES))
     return model
 
 
 def adapted(config: Any) -> nn.Module:
+    """BERT with the adapter ``config`` of peft, whose trainable parameters are random."""
     model = peft.get_peft_model(bert(), config)
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -120,6 +124,7 @@ def adapted(config: Any) -> nn.Module:
 
 
 def tokens() -> Tensor:
+    """A batch of token sequences."""
     return torch.randint(1, VOCABULARY, (ROWS, 32))
 
 
@@ -161,6 +166,7 @@ def losses(output: Tensor, y: Tensor) -> Tensor:
 
 
 def seconds(step: Callable[[], object], device: torch.device) -> float:
+    """CPU seconds of a step; on a GPU elapsed seconds."""
     on_gpu = device.type == "cuda"
     clock = time.perf_counter if on_gpu else time.process_time
     started = clock()
@@ -224,6 +230,7 @@ def hooks_of_opacus(make: Make, x: Tensor, y: Tensor) -> Callable[[], object]:
 
 
 def measured(name: str, device: torch.device) -> dict[str, object]:
+    """The result row of one model."""
     make, inputs = MODELS[name]
     torch.manual_seed(0)
     model, x = make().train().to(device), inputs().to(device)

@@ -272,6 +272,7 @@ def _appendix_g() -> Iterator[Item]:
 
 
 def paper_c() -> Iterator[Item]:
+    """Tables II and III, Figures 2 and 3, and Appendix G."""
     yield from _tables()
     yield from _figure_2()
     yield from _figure_3()

@@ -57,6 +57,7 @@ def losses(setting: str, of: str, printed: Mapping[str, tuple[str, str]]) -> Ite
 
 
 def adult(title: str) -> Experiment:
+    """Paper D, Tables 1 and 2, on Adult by sex."""
     return paper_d(
         title,
         {"": ".8099", "Male": ".7610", "Female": ".9117"},
@@ -81,6 +82,7 @@ def table_ii(setting: str, of: str, epochs: str, training: str, testing: str) ->
 
 
 def cancer(title: str, schedule: str, epochs: str) -> Experiment:
+    """Paper C, Figure 14: one schedule on the Cancer data set."""
     setting = f"flat · {schedule}"
     items = (
         Item(f"{schedule}, epochs", setting, "epochs", epochs, "plain"),
@@ -96,6 +98,7 @@ _PRINTED_F: Final = dict(zip(_GROUPS_OF_MNIST, ("-.0293", "-.0281", "-.0432"), s
 
 
 def mnist(title: str) -> Experiment:
+    """Paper D, Tables 1 and 2, on MNIST, for all examples and for classes 2 and 8."""
     return paper_d(
         title,
         _PRINTED_SGD,

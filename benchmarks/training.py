@@ -90,11 +90,13 @@ WORKLOADS: Mapping[str, Workload] = {
 
 
 def synchronize(device: torch.device) -> None:
+    """Wait for the work of a GPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def seconds(run: Callable[[], None], times: int, device: torch.device) -> float:
+    """Elapsed seconds of one of ``times`` runs, on average."""
     synchronize(device)
     start = time.perf_counter()
     for _ in range(times):
@@ -204,6 +206,7 @@ COLUMNS = ("dpsweep", "dpsweep_with_noise", "opacus_hooks", "opacus_ghost", "vma
 
 
 def as_row(result: Mapping[str, object]) -> str:
+    """A row of the printed table."""
     ratios = "".join(f"{result[column]:>{len(column) + 1}.2f}x" for column in COLUMNS)
     return f"{result['model']:<12}{result['batch']:>6}{result['plain_ms']:>11.2f}{ratios}"
 

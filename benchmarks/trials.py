@@ -119,6 +119,7 @@ def evaluate(model: nn.Module, dataset: Dataset) -> tuple[float, Tensor]:
 
 
 def start(case: Case, dataset: Dataset, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A new model of the case, and its optimizer."""
     torch.manual_seed(0)
     model = build_model(case.model, dataset, 0).to(device)
     return model, torch.optim.SGD(model.parameters(), lr=case.learning_rate)
@@ -137,6 +138,7 @@ def train(
 
 
 def plain(case: Case, data: DataSpec, device: torch.device) -> None:
+    """Train by batches of indices, without privacy."""
     dataset = load(data)
     model, optimizer = start(case, dataset, device)
     features, labels = dataset.train.features.to(device), dataset.train.labels.to(device)
@@ -147,10 +149,12 @@ def plain(case: Case, data: DataSpec, device: torch.device) -> None:
 
 
 def prepared(dataset: Dataset) -> TensorDataset:
+    """The training examples, prepared for the model."""
     return TensorDataset(dataset.prepare(dataset.train.features), dataset.train.labels)
 
 
 def dataloader(case: Case, data: DataSpec, device: torch.device) -> None:
+    """Train by torch's DataLoader, without privacy."""
     dataset = load(data)
     model, optimizer = start(case, dataset, device)
     loader = DataLoader(prepared(dataset), batch_size=case.batch_size, shuffle=True)
@@ -159,6 +163,7 @@ def dataloader(case: Case, data: DataSpec, device: torch.device) -> None:
 
 
 def opacus(case: Case, data: DataSpec, device: torch.device) -> None:
+    """Train by Opacus' PrivacyEngine."""
     dataset = load(data)
     model, optimizer = start(case, dataset, device)
     model.train()
@@ -178,6 +183,7 @@ PEERS: Mapping[str, Loop] = {"plain": plain, "dataloader": dataloader, "opacus":
 
 
 def dpsweep(spec: TrialSpec) -> None:
+    """Train as a trial of a sweep does."""
     with tempfile.TemporaryDirectory() as folder:
         trial.run_trial(spec, folder)
 
@@ -196,6 +202,7 @@ def clock_of(device: torch.device) -> Callable[[], float]:
 
 
 def seconds_of(run: Callable[[], None], clock: Callable[[], float]) -> float:
+    """Seconds of one run by ``clock``."""
     began = clock()
     run()
     return clock() - began
@@ -269,6 +276,7 @@ COLUMNS = ("dataloader", "opacus", "dpsweep", "sampled", "off")
 
 
 def as_row(result: Mapping[str, Any]) -> str:
+    """A row of the printed table."""
     ratios = "".join(f"{result[column]:>11.2f}x" for column in COLUMNS)
     largest = sorted(result["shares"].items(), key=lambda share: -share[1])[:3]
     shares = ", ".join(f"{name} {share:.0%}" for name, share in largest)

@@ -101,7 +101,7 @@ class SparseRows:
 
 @dataclass(frozen=True)
 class StepWeights:
-    """What accounting needs of a block of examples.
+    """The costs of a block of examples, as accounting needs them.
 
     steps: number of sampled steps assigned to each node. Nodes are numbered through all sampling rates, one after the
     other; with each rate a row's weights sum to the number of steps. precision [rows]: summed u of unsampled Gaussians

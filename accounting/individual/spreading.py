@@ -92,9 +92,9 @@ def _ends(stretches: Sequence[Stretch]) -> tuple[float, float]:
 
 
 def near_reached(costs: StepWeights, stops: Sequence[int]) -> StepWeights:
-    """Leave out nodes that no row uses: those of each rate from its stop on, and more if rows are few and no other part
-    needs the tables.
+    """The step weights without unused nodes: of each rate those from its stop on, and more if rows are few.
 
+    More are left out only if no other part of the data set needs the tables.
     A node's table entries depend on its own u, on the u of `_BESIDE` nodes on either side, and on the largest u. All of
     these are kept, so no bit of the rows' costs depends on which nodes are left out.
     """

@@ -20,14 +20,17 @@ class TrialFiles:
 
     @property
     def spec(self) -> str:
+        """The settings of the trial (JSON)."""
         return self._below("spec.json")
 
     @property
     def trace(self) -> str:
+        """The trace of the run (Arrow), for accounting."""
         return self._below("trace.arrow")
 
     @property
     def model(self) -> str:
+        """The final model."""
         return self._below("model.pt")
 
     @property
@@ -47,14 +50,17 @@ class TrialFiles:
 
     @property
     def private(self) -> str:
+        """Folder of everything derived from single examples."""
         return self._below("private")
 
     @property
     def norms(self) -> str:
+        """Folder of the norm snapshots of all training examples."""
         return self._below("private", "norms")
 
     @property
     def epsilons(self) -> str:
+        """Folder of the per-example epsilons of the trial's own accounting."""
         return self._below("private", "epsilons")
 
     def accounted_again(self, claim: str) -> str:
@@ -118,4 +124,5 @@ class TrialFiles:
 
     @property
     def checkpoint(self) -> str:
+        """The latest checkpoint of training."""
         return self._below("private", "checkpoint.pt")

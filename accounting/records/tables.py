@@ -97,7 +97,7 @@ def _buffers(message: pa.Message) -> list[tuple[int, int]]:
 
 
 def _row_count(message: pa.Message) -> bytes:
-    """The number of rows of a batch, as it is stored."""
+    """The stored bytes of a batch's number of rows."""
     metadata = message.metadata.to_pybytes()
     with _named_damage():
         at = _field(metadata, _batch(message, metadata), _LENGTH)
