@@ -30,7 +30,7 @@ from accounting.rounds import Round, gaussian_rounds, pure_epsilons, require_gro
 _ROUND_UP = 1.0 + 1e-9
 """Inflation of closed forms, far above their floating-point error."""
 _TIGHT = 1.001
-"""An epsilon within this factor of a proven lower bound is not improved by another accountant."""
+"""`auto` tries no further accountant once an epsilon is within this factor of a proven lower bound."""
 
 
 class Bounds(NamedTuple):
@@ -97,9 +97,10 @@ def rho_to_epsilon(rho: float, delta: float) -> float:
 
 
 def epsilon_zcdp_sampled(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
-    """Paper C, Theorem 3 with P = q^2 / sigma^2 up to order U = sigma^2 ln(1/(q sigma)) + 1: an estimate.
+    """Concentrated DP of sampled batches, an estimate: paper C, Theorem 3.
 
-    The bound on the divergence was checked numerically by its authors for q <= 1/(16 sigma), never proved.
+    P = q^2 / sigma^2 up to order U = sigma^2 ln(1/(q sigma)) + 1. The authors checked the bound on the divergence
+    numerically for q <= 1/(16 sigma), but did not prove it.
     """
     rho, highest_order = 0.0, math.inf
     for part in gaussian_rounds(trace, group_size):
@@ -247,10 +248,12 @@ _METHODS = (
 
 
 def auto(trace: Trace, delta: float, group_size: int = 1) -> PrivacyEstimate:
-    """The tightest guarantee for the trace: the lowest of gdp, pld and rdp, in this order, and none after one that is
-    within 0.1 % of a proven lower bound.
+    """The tightest guarantee for the trace: the lowest epsilon of gdp, pld and rdp.
 
-    The result names the method that gave it.
+    They are tried in this order, up to the first that is within 0.1 % of a proven lower bound. The result names the
+    method that gave it.
+
+    Raises: UnsupportedMechanism when none of them covers the trace.
     """
     accepted: list[PrivacyEstimate] = []
     refusals: list[str] = []
@@ -277,8 +280,8 @@ def account(trace: Trace, delta: float, accountant: str = "auto", group_size: in
 
     The result's ``kind`` says whether this is a guarantee. A trace without noise has epsilon infinity and the kind
     ``none``; if the noise followed earlier results, kind is at best ``estimate``. The epsilon that a filter enforced
-    for every example is returned instead, as accountant ``filter``, if it is lower or if only it is a guarantee. Of a
-    private selection it is the epsilon after the selection (`accounting.selection`).
+    for every example is returned instead, as accountant ``filter``, if it is lower or if only it is a guarantee. For a
+    private selection the result is the epsilon after the selection (`accounting.selection`).
 
     Raises: UnsupportedMechanism when the accountant does not cover the trace, InvalidInput for an unknown accountant or
     a delta outside (0, 1).
@@ -304,7 +307,9 @@ def account(trace: Trace, delta: float, accountant: str = "auto", group_size: in
 
 
 def enforced_epsilon(individual: IndividualFilter, trace: Trace, delta: float) -> float:
-    """Epsilon of every example at ``delta`` by the budget of ``individual`` and the releases of ``trace``: a guarantee,
-    whatever the run did, under adding, removing or blanking the example."""
+    """Epsilon of every example at ``delta`` by the budget of the filter ``individual`` and the releases of ``trace``.
+
+    A guarantee under adding, removing or blanking the example, whatever the run did.
+    """
     precision = math.fsum(r.noise_multiplier**-2 for r in trace.releases if isinstance(r, GaussianRelease))
     return individual.epsilon(delta, precision, pure_epsilons(trace))

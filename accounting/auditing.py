@@ -22,10 +22,10 @@ LARGEST_TESTED = 40.0
 
 @dataclass(frozen=True)
 class Guesses:
-    """Guesses whether each of ``canaries`` examples was in the training data: ``made`` of them, ``correct`` right ones.
+    """Guesses whether each of ``canaries`` examples was in the training data: ``made`` guesses, ``correct`` right ones.
 
-    Each canary was included independently with probability 1/2, by a coin that the guesses do not depend on except
-    through the mechanism. How many guesses are made must not depend on the coins.
+    Each canary was included independently with probability 1/2, by a coin that affects the guesses only through the
+    mechanism. The number of guesses must not depend on the coins.
     """
 
     canaries: int
@@ -39,7 +39,7 @@ class Guesses:
 
 
 def p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
-    """Bound on the probability of at least so many right guesses, if the mechanism is (epsilon, delta)-DP.
+    """Bound on the probability of at least ``guesses.correct`` right guesses, if the mechanism is (epsilon, delta)-DP.
 
     Guarantee: P[right guesses >= v] <= beta + 2 m delta alpha with beta = P[W >= v] and alpha = max over i of
     P[v - i <= W < v] / i, where W ~ Binomial(guesses, e^epsilon / (1 + e^epsilon)) and m is the number of canaries
@@ -78,14 +78,14 @@ def audited_epsilon(guesses: Guesses, delta: float, confidence: float) -> float:
 
 
 def provable(canaries: int, confidence: float) -> bool:
-    """Whether so many canaries can prove anything: all of them guessed right would reject epsilon 0."""
+    """Whether guesses about ``canaries`` examples can prove anything: all right ones would reject epsilon 0."""
     return canaries >= 1 and 0.5**canaries < 1.0 - confidence
 
 
 def best_audited_epsilon(ways: Sequence[Guesses], delta: float, confidence: float) -> tuple[float, Guesses]:
     """The largest `audited_epsilon` of several ways to guess, and its guesses; the first way if none proves anything.
 
-    Guarantee: as of `audited_epsilon`, by the union bound: each way is audited at its share of 1 - confidence.
+    Guarantee: as for `audited_epsilon`, by the union bound: each way is audited at its share of 1 - confidence.
     """
     share = 1.0 - (1.0 - confidence) / len(ways)
     return max(((audited_epsilon(guesses, delta, share), guesses) for guesses in ways), key=lambda found: found[0])

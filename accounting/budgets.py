@@ -1,4 +1,4 @@
-"""Upper limits on the privacy cost of a run, which calibration meets and which end a run in time."""
+"""Upper limits on the privacy cost of a run, which calibration meets and which stop a run before it exceeds them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class RhoBudget:
 class EpsilonBudget:
     """A budget of epsilon at ``delta``, computed by ``accountant``, for groups of ``group_size`` examples.
 
-    trials: if given, of releasing only the best of so many runs (`account_selection`).
+    trials: if given, the budget is for releasing only the best of this random number of runs (`account_selection`).
     """
 
     limit: float
@@ -105,7 +105,10 @@ class AdvantageBudget:
 
 @dataclass(frozen=True)
 class TruePositiveRateBudget:
-    """A budget of the true positive rate of any attack at ``false_positive_rate``, which guessing reaches already."""
+    """A budget of the true positive rate of any attack at ``false_positive_rate``; it must exceed that rate.
+
+    Guessing without looking at the run already has a true positive rate equal to the false positive rate.
+    """
 
     limit: float
     false_positive_rate: float

@@ -41,10 +41,13 @@ SEARCHED_NOISE_MULTIPLIERS = (1e-2, 1e6)
 """The range in which a noise multiplier is searched."""
 
 _FEW_SEGMENTS = 8
-"""About so many segments have the approximate runs from which the search for a noise multiplier starts."""
+"""About how many segments the approximate run has that starts the search for a noise multiplier."""
 _TOLERANCE = 1e-6
+"""Relative width of the bracket at which a search ends."""
 _ROUNDING = 1e-12
+"""Relative excess of a cost over its limit that counts as rounding error."""
 _DIGITS = 6
+"""Significant digits of the results of searches."""
 _MARGIN = 1e-8
 """Share of a filter's budget reserved for rounding errors, and the smallest budget that is searched."""
 
@@ -52,9 +55,9 @@ _MARGIN = 1e-8
 def calibrate_filter(planned: Trace, epsilon: float, delta: float) -> IndividualFilter:
     """The filter under which every example's epsilon at ``delta`` is at most ``epsilon``, whatever a run does.
 
-    planned: the run without a filter, every step of it; its releases are paid for first. Full batches get a filter of
-    Gaussian DP. Others get one of Renyi DP, whose order is fixed here: the one at which an example that contributes in
-    full to every step can go on for longest.
+    planned: the complete run without a filter; the budget pays for its releases first. Full batches get a Gaussian DP
+    filter, other batches a Renyi DP filter. Its order is fixed here: the order at which an example that contributes in
+    full to every step can train for the most steps.
 
     Raises: Unreachable when the releases alone cost as much, UnsupportedMechanism for a run that no filter covers.
     """
@@ -100,7 +103,7 @@ def _gaussian_filter(planned: Trace, epsilon: float, delta: float) -> GaussianFi
 
 
 def _rounded(budget: float) -> float:
-    """Without the last digits, which differ between machines; by less than `_MARGIN`."""
+    """``budget`` rounded to ten digits, by less than `_MARGIN`: the last digits differ between machines."""
     return float(f"{budget:.10g}")
 
 
@@ -241,8 +244,8 @@ def round_up(value: float, decimals: int | None = None) -> float:
 def _guess(trace_of: Callable[[float], Trace], budget: Budget) -> tuple[float, float]:
     """A starting point and a first stride for the search; they affect its speed, not its result.
 
-    The rdp accountant is cheap, and typically needs 5 % more noise than the tightest one. A run of many noise
-    multipliers is costly to account for; its like with few of them is solved first.
+    The rdp accountant is cheap, and typically needs 5 % more noise than the tightest one. A run with many noise
+    multipliers is costly to account for; a similar run with few of them is solved first.
     """
     if not isinstance(budget, EpsilonBudget) or budget.accountant == "rdp":
         return 1.0, 0.5
@@ -267,9 +270,9 @@ def _guess(trace_of: Callable[[float], Trace], budget: Budget) -> tuple[float, f
 
 
 def _in_few_segments(trace: Trace) -> Trace:
-    """A run of nearly the same cost: of neighbouring segments with the same sampling, one with their mean precision.
+    """A run of nearly the same cost, with neighbouring segments of one sampling merged into one of mean precision.
 
-    The run itself where its segments are few. An approximation, to start a search from.
+    An approximation to start a search from. A run of few segments is returned as it is.
     """
     several = -(-len(trace.segments) // _FEW_SEGMENTS)
     if several < 2:

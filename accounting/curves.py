@@ -8,8 +8,8 @@ holds if and only if no test is below
     max(0, 1 - delta - e^epsilon alpha, e^-epsilon (1 - delta - alpha))
 
 (Wasserman and Zhou 2010; Dong, Roth and Su 2019, Section 2), so the largest of these lines over any set of epsilons is
-a lower bound on f, convex and valid for both ways to name the two hypotheses. It is what is published here: no attack
-does better. Lower bounds on the best attack against the rounds' dominating pairs show what the numerics cost.
+a lower bound on f, convex and valid for both ways to name the two hypotheses. This bound is published here: no attack
+does better. Lower bounds on the best attack against the rounds' dominating pairs show the numerical error.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class PrivacyCurve:
 
     Guarantee, where kind is ``guarantee``: with every step's output visible and later steps chosen adaptively, the run
     is (epsilon, upper delta)-DP at every epsilon of ``profile`` at once, under ``adjacency``, for the records that
-    ``unit`` names. Lower bounds are below what the rounds' dominating pairs cost exactly. whose: ``any`` group of
+    ``unit`` names. Lower bounds are bounds on the exact cost of the rounds' dominating pairs. whose: ``any`` group of
     records of that size, or ``given`` ones by their own contributions.
     """
 
@@ -132,9 +132,11 @@ class PrivacyCurve:
 def privacy_curve(trace: Trace, group_size: int = 1, deltas: Sequence[float] = ()) -> PrivacyCurve:
     """The certified curve of ``trace`` for any ``group_size`` records, by composition of privacy loss distributions.
 
-    deltas: in [1e-250, 1), where delta(epsilon) shall be tight relative to itself; without, the bounds are close
-    relative to delta at epsilon 0, which suffices for attacks at false positive rates down to 1e-4. Covers every trace;
-    without noise nothing is bounded, and delta is 1 everywhere.
+    deltas: values in [1e-250, 1) near which delta(epsilon) shall be tight relative to itself. Without them the bounds
+    are close relative to delta at epsilon 0, which suffices for attacks at false positive rates down to 1e-4. Covers
+    every trace of one run; without noise nothing is bounded, and delta is 1 everywhere.
+
+    Raises: UnsupportedMechanism for a private selection.
     """
     unit = "example" if group_size == 1 else f"group of {group_size}"
     profile = _profile(rounds_of_group(trace, group_size), deltas)
@@ -163,7 +165,7 @@ def _profile(rounds: GroupRounds, deltas: Sequence[float]) -> CertifiedProfile:
 
 @dataclass(frozen=True)
 class AttackRisk:
-    """What no attack on a run exceeds: membership advantage, and true positive rates at low false positive rates.
+    """Limits on attacks on a run: membership advantage, and true positive rates at low false positive rates.
 
     Each upper end is a guarantee where kind is one, under ``adjacency``, for the records that ``unit`` names; lower
     ends are as in `PrivacyCurve`. true_positive_rates: at each of `FALSE_POSITIVE_RATES`.
@@ -177,7 +179,7 @@ class AttackRisk:
     true_positive_rates: tuple[Interval, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON: each bound by its name, its certified lower one with ``_at_least``."""
+        """Plain values for JSON: each upper bound by its name, each certified lower one by the name + ``_at_least``."""
         named = {"advantage": self.advantage} | {
             rate_name(rate): found for rate, found in zip(FALSE_POSITIVE_RATES, self.true_positive_rates, strict=True)
         }
@@ -193,6 +195,6 @@ def rate_name(false_positive_rate: float) -> str:
 
 
 def attack_risk(curve: PrivacyCurve) -> AttackRisk:
-    """The numbers of ``curve`` that reports show."""
+    """Membership advantage and true positive rates of ``curve``, as reports show them."""
     rates = tuple(curve.true_positive_rate(rate) for rate in FALSE_POSITIVE_RATES)
     return AttackRisk(curve.unit, curve.group_size, curve.adjacency, curve.kind, curve.advantage, rates)

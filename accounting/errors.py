@@ -23,7 +23,7 @@ import numpy.typing as npt
 T = TypeVar("T")
 
 START_ANEW: Final = "delete the trial's folder and resume, which costs privacy again: what it has shown stays counted"
-"""The last resort of messages about damaged files of a trial."""
+"""The last advice in messages about damaged files of a trial."""
 LARGEST_WHOLE = 2**53
 """Largest accepted count (steps, examples): above it a double cannot represent every whole number."""
 

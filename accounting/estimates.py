@@ -1,4 +1,4 @@
-"""(epsilon, delta) together with what it claims: kind, unit, adjacency and accountant."""
+"""(epsilon, delta) together with what the pair claims: kind, unit, adjacency and accountant."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any, Literal, get_args
 from accounting.samplings import Adjacency
 
 Claim = Literal["guarantee", "output_specific", "estimate"]
-"""What an upper bound is worth, from the strongest claim to the weakest; see `PrivacyEstimate`."""
+"""Strength of an upper bound, from the strongest claim to the weakest; see `PrivacyEstimate`."""
 Kind = Claim | Literal["lower_bound", "none"]
 
 
 def weakest(*claims: Claim) -> Claim:
-    """The claim of a number that rests on several: no stronger than any of them."""
+    """The weakest of several claims, which is the claim of a number that rests on all of them."""
     found: Claim = max(claims, key=get_args(Claim).index)
     return found
 
 
 def without_guarantee(claim: Claim) -> Claim:
-    """``claim``, with output-specific in place of guarantee: what is read off a run guarantees nothing in advance."""
+    """``claim``, but at most output-specific: a number measured in a run guarantees nothing before it."""
     return weakest(claim, "output_specific")
 
 
@@ -28,12 +28,11 @@ class PrivacyEstimate:
     """(epsilon, delta) and what the pair claims.
 
     kind: ``guarantee`` is a proven upper bound on the privacy loss of the run described by a trace, whatever the run
-    does; ``output_specific`` is read off the run exactly and conditional on the iterates that were released (paper A):
-    neither a filter nor an odometer, and no (epsilon, delta)-DP of a run that could have ended otherwise;
-    ``estimate`` rests on norms refreshed less often than every step or on an empirical bound;
-    ``lower_bound`` is certainly not above the true value; ``none``, with an infinite epsilon, protects nobody. unit
-    names whose privacy it is ("example", "group of 4", "example 17", ...). An infinite epsilon is explicit:
-    ``is_private`` is then false.
+    does; ``output_specific`` is measured in the run exactly and conditional on the iterates that were released
+    (paper A): it is neither a filter nor an odometer, and not the (epsilon, delta)-DP of a run that could have ended
+    otherwise; ``estimate`` rests on norms refreshed less often than every step or on an empirical bound;
+    ``lower_bound`` is certainly not above the true value; ``none`` means no protection: epsilon is infinite and
+    ``is_private`` false. unit names whose privacy it is ("example", "group of 4", "example 17", ...).
     """
 
     epsilon: float

@@ -1,4 +1,4 @@
-"""Trace -> dp-accounting's event and accountants: an independent route to the same numbers.
+"""Epsilon of a trace by Google's dp-accounting: an independent implementation, for cross-checks.
 
 dp_accounting ignores the count of some events; only events whose count it honours are produced here. Importing this
 module imports dp_accounting, which takes seconds.
@@ -27,8 +27,8 @@ _RELATIONS = {
     "zero_out": dp_accounting.NeighboringRelation.REPLACE_SPECIAL,
 }
 _NEGLIGIBLE = 1e-18  # probabilities of members in a batch that are dropped
-_POINTS = 2e5
-_COARSEST = 0.05
+_POINTS = 2e5  # most points of a table of losses
+_COARSEST = 0.05  # largest spacing of losses used
 
 
 def to_event(trace: Trace, group_size: int = 1) -> dp_accounting.DpEvent:

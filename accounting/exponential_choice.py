@@ -41,12 +41,13 @@ class ExponentialChoice:
         return self.candidates + 1
 
     def draw(self, errors: Sequence[int | None]) -> int:
-        """The place of the candidate that is chosen by its number of wrong predictions; None for one that failed.
+        """Draw the index of the chosen candidate.
 
-        The law is the stated one exactly, not up to rounding: a candidate that is proposed uniformly is accepted with
-        probability exp(-epsilon (z_i - min z) / 2), from fair coins and rational numbers alone (Canonne, Kamath and
-        Steinke 2020, Algorithm 1). The coins are the operating system's. Raises: InvalidInput for another number of
-        counts than candidates, and where every candidate failed.
+        errors: number of wrong predictions of each candidate; None for one that failed, which is never chosen. The law
+        is exact, without rounding: a candidate proposed uniformly is accepted with probability
+        exp(-epsilon (z_i - min z) / 2), by fair coins and rational numbers alone (Canonne, Kamath and Steinke 2020,
+        Algorithm 1). The randomness is the operating system's. Raises: InvalidInput unless there is one entry per
+        candidate, and where every candidate failed.
         """
         counts = {
             place: require_whole("a number of wrong predictions", count, at_least=0)
@@ -75,7 +76,10 @@ def _accept(exponent: Fraction) -> bool:
 
 
 def _accept_small(exponent: Fraction) -> bool:
-    """For exponents up to 1: the first k at which a coin of chance exponent / k fails is odd with this probability."""
+    """`_accept` for exponents up to 1.
+
+    The first k at which a coin of chance exponent / k fails is odd with probability exp(-exponent).
+    """
     count = 1
     while secrets.randbelow(count * exponent.denominator) < exponent.numerator:
         count += 1

@@ -1,9 +1,9 @@
 """Filters: a limit on what the steps of a run may cost each example, whatever the run does.
 
-Before every step a filter fixes the bound c_t in [0, 1] of an example's contribution over the sensitivity, from earlier
-outputs and from the example itself, and adds what a step of that bound costs at most. The bounds are such that the sum
-never passes the budget. Then every example is protected as if that sum had been fixed before the run, although each
-bound was chosen during it (docs/accounting.md, "Filters", with the proof):
+Before every step a filter fixes a bound c_t in [0, 1] on an example's contribution over the sensitivity, from earlier
+outputs and from the example itself, and adds the largest cost of a step with that bound. It chooses the bounds so that
+the sum never exceeds the budget. Then every example is protected as if that sum had been fixed before the run, although
+each bound was chosen during it (docs/accounting.md, "Filters", with the proof):
 
 - `RenyiFilter`: the sum of Renyi divergences of one fixed order is at most the budget (Feldman and Zrnic 2021).
 - `GaussianFilter`: the sum of (c_t / sigma_t)^2 is at most the budget mu^2, for full batches; the run is mu-GDP for the
@@ -36,16 +36,16 @@ _ROUND_UP: Final = 1.0 + 1e-9
 _RATIO: Final = 1.0 + 1.0 / 512.0
 """Ratio of neighbouring nodes, in contribution over noise multiplier."""
 _LOWEST: Final = -3600
-"""The exponent of the lowest node, at about 1/1000; below it a step costs as a chord from 0."""
+"""The exponent of the lowest node, at about 1/1000; below it costs are interpolated linearly from 0."""
 _TABLE: Final = 256
-"""The exponents of highest nodes are multiples of this."""
+"""The exponents of highest nodes are multiples of this, so that noise levels share tables."""
 
 
 @dataclass(frozen=True)
 class StepPrices:
-    """What a step costs an example, by the bound of its contribution; ``budget`` is what all steps together may cost.
+    """Cost of a step for an example, by the bound on its contribution. budget: limit on the summed cost of all steps.
 
-    The cost is the chord between ``costs`` [nodes] at the precisions ``nodes`` [nodes] of u = (contribution / sigma)^2.
+    The cost is interpolated linearly in u = (contribution / sigma)^2 from ``costs`` [nodes] at u = ``nodes`` [nodes].
     It is not below the true cost, which is convex in u.
     """
 
@@ -60,7 +60,7 @@ class StepPrices:
         return np.asarray(np.interp(precisions, self.nodes, self.costs) * _ROUND_UP)
 
     def affordable(self, left: ArrayLike) -> Array:
-        """The largest contribution in [0, 1] that ``left`` pays for, up to rounding; 0 where nothing is left."""
+        """The largest contribution in [0, 1] with a cost of at most ``left``, up to rounding; 0 if nothing is left."""
         precisions = np.interp(np.maximum(left, 0.0) / _ROUND_UP, self.costs, self.nodes)
         return np.asarray(np.minimum(self.noise_multiplier * np.sqrt(precisions), 1.0))
 
@@ -77,11 +77,11 @@ class IndividualFilter(ABC):
 
     @abstractmethod
     def prices(self, sample_rate: float, noise_multiplier: float) -> StepPrices:
-        """What one step of the Poisson-sampled Gaussian mechanism costs."""
+        """The costs of one step of the Poisson-sampled Gaussian mechanism."""
 
     @abstractmethod
     def epsilon(self, delta: float, precision: float = 0.0, pure: Sequence[float] = ()) -> float:
-        """Epsilon at ``delta`` of every example, with what is released besides the steps.
+        """Epsilon at ``delta`` of every example, including releases besides the steps.
 
         precision: summed inverse squares of the noise multipliers of Gaussian releases; pure: epsilons of pure ones.
         """
@@ -96,7 +96,7 @@ class IndividualFilter(ABC):
 class RenyiFilter(IndividualFilter):
     """``budget`` limits the Renyi divergence of the whole order ``order`` >= 2, in both directions.
 
-    Whole orders have exact sums, whose relative error does not grow however little a step costs.
+    At whole orders the divergence is a finite sum, computed to full relative precision however little a step costs.
     """
 
     stored_name: ClassVar[str] = "renyi"
@@ -160,7 +160,7 @@ FILTERS: Final[Mapping[str, type[RenyiFilter | GaussianFilter]]] = {
 
 
 def conversion(order: int, delta: float) -> float:
-    """What epsilon is above a Renyi divergence of that order, rounded up."""
+    """Epsilon at ``delta`` minus the Renyi divergence of that order, rounded up (see `RenyiFilter.epsilon`)."""
     added = math.log1p(-1.0 / order) - math.log(delta * order) / (order - 1.0)
     return added + 1e-12 * (1.0 + abs(added))
 

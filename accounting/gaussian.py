@@ -11,7 +11,7 @@ from scipy import special
 _SLACK = 1e-9  # relative error allowed for the closed form in double precision; measured below 1e-11
 _LEAST = 1e-8  # smallest mean shift evaluated; below it the two terms of the closed form cancel
 _FARTHEST = 38.0  # quantile beyond which the normal tail underflows (2e-308)
-_TINY = 1e-322
+_TINY = 1e-322  # absolute error allowed for a delta near underflow
 _ROOT = 1e-13  # relative error allowed for a root, far above that of the root finder
 
 

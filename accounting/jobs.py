@@ -118,14 +118,14 @@ def _of_examples(job: AccountingJob, part: PartFiles) -> Work:
 
 
 def _of_users(job: AccountingJob, part: PartFiles) -> Work:
-    """The epsilons of one share of the users, of which there are as many as parts: they depend on all norms."""
+    """The epsilons of one share of the users. There are as many shares as parts, and each depends on all norms."""
     shards, users = NormShards(TrialFiles(job.root).norms), StoredUsers(TrialFiles(job.root).users)
     norms = (tuple(shards.files(each).identity for each in shards.parts), users.digests())
     return Work(job, norms, lambda trace: epsilons_of_users(shards, users, trace, job.delta, part.part))
 
 
 UNITS: Mapping[str, Callable[[AccountingJob, PartFiles], Work]] = {"example": _of_examples, "user": _of_users}
-"""Whose epsilons a job computes: of the examples of each part, or of users, of whom each part stands for a share."""
+"""Whose epsilons a job computes: those of each part's examples, or of users, with a share of the users per part."""
 
 
 def account_in_process(job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[PartResult]:
@@ -144,9 +144,9 @@ def store_epsilons(job: AccountingJob, scatter: Scatter = account_in_process) ->
 
 
 def account_all(job: AccountingJob, scatter: Scatter) -> EpsilonSummary:
-    """`store_epsilons`, whose parts are not computed again when it is called again.
+    """`store_epsilons` that keeps the notes of stored parts, so that a repeated call does not compute them again.
 
-    The calling process holds a line and the summary of a few parts, never an epsilon per example. Raises:
+    The calling process holds the record of each part and a few summaries, never an epsilon per example. Raises:
     DataCorruption when training was interrupted, when examples lack shards, or when files are damaged.
     """
     files = TrialFiles(job.root)
@@ -157,7 +157,7 @@ def account_all(job: AccountingJob, scatter: Scatter) -> EpsilonSummary:
 
 
 def gathered(job: AccountingJob, results: Iterator[PartResult]) -> EpsilonSummary:
-    """Commit parts that are stored, of which there is at least one, and merge their summaries."""
+    """Commit the stored parts (at least one) and merge their summaries."""
     first = next(results)
     records, summary = [first.record], first.summary
     for result in results:

@@ -1,4 +1,4 @@
-"""Several runs on the same data taken together: what all their results cost, at one delta."""
+"""The joint privacy cost of several runs on the same data, at one delta."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from accounting.samplings import Adjacency, Sampling
 from accounting.selection import selected_rdp
 
 _MOST_MIXTURES = 2_000
-"""Distinct sampled rounds up to which privacy loss distributions are composed, in seconds; beyond, Renyi DP alone."""
+"""Most distinct sampled rounds for which privacy loss distributions are composed, in seconds; else Renyi DP alone."""
 _ROUND_UP = 1.0 + 1e-9  # far above the rounding error of a sum
 
 
@@ -28,9 +28,9 @@ def account_together(traces: Iterable[Trace], delta: float) -> PrivacyEstimate:
 
     Guarantee: adaptive composition of the mechanisms of all traces, the tighter of PLD and Renyi DP, under the
     adjacency that they share: that of the traces, or ``zero_out`` where it holds for every sampling. It holds for runs
-    whose noise is independent and whose traces were fixed before the first of them; it is an estimate where one of the
-    traces is. Data sets may differ in size: a run without the example costs it nothing. Private selections count with
-    what each costs after the selection, by Renyi DP or by the sum of their epsilons.
+    whose noise is independent and whose traces were fixed before the first of them. It is an estimate if the kind of
+    any trace is. Data sets may differ in size: a run without the example costs it nothing. Private selections count
+    with their cost after the selection, by Renyi DP or by the sum of their epsilons.
 
     Raises: InvalidInput without traces or for a delta outside (0, 1), UnsupportedMechanism for runs that no adjacency
     covers together, such as fixed batches beside shuffled epochs.

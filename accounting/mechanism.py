@@ -1,4 +1,4 @@
-"""What was run, as data.
+"""A training run as data: its mechanisms, in the order of the steps.
 
 A `Trace` describes a training run completely enough to account for its privacy. The planner, the trainer
 and the accountants share it, so they cannot disagree about what happened.
@@ -185,8 +185,8 @@ class Trace:
     cost of the noise that was used is then not a proven bound, and accountants report an estimate.
     filter: the filter that limited the total cost of every example. Its budget is a guarantee even if the noise
     followed results.
-    selection: the run was chosen so among several, and is the only one that is released (private selection,
-    docs/accounting.md); everything else describes each of these runs. Epsilons are then those after the selection.
+    selection: how the run, the only one released, was chosen among several (private selection, docs/accounting.md).
+    All other fields then describe each of these runs, and epsilons are those after the selection.
 
     Raises: InvalidInput for an impossible run: segments with gaps, batches from a data set of another size, epochs of
     more batches than there are examples. UnsupportedMechanism for a sampling not accounted for under ``adjacency``, and
@@ -272,7 +272,7 @@ class Trace:
 
 
 def require_one_run(trace: Trace) -> None:
-    """Raises: UnsupportedMechanism for the trace of a selection, whose cost is more than that of its run."""
+    """Raise `UnsupportedMechanism` for the trace of a private selection, which costs more than one run."""
     if trace.selection is not None:
         raise UnsupportedMechanism(
             f"this is {trace.selection.words}, whose selection costs privacy too: only the epsilon of the worst case "

@@ -124,7 +124,7 @@ class AccountingQueue:
             while not self._closed:
                 self._begin()
                 self._collect()
-        except Exception as error:  # whatever Ray raises: nobody would be told otherwise
+        except Exception as error:  # of any kind: those who wait for parts must be told
             failure = f"the cluster is gone ({type(error).__name__}: {error})"
         with self._news:
             self._closed = True
@@ -186,7 +186,7 @@ class _Lost:
 
 
 def _outcome(reference: Any) -> PartResult | Exception | _Lost:
-    """What became of an attempt that has ended."""
+    """The result, error or loss of an attempt that has ended."""
     try:
         result: PartResult = ray.get(reference)
     except ray.exceptions.RayTaskError as error:

@@ -1,6 +1,6 @@
-"""Runs that are planned, and the noise with which each meets its target: many searches at once, in other processes.
+"""Planned runs, and the search for the noise multiplier with which each meets its target, in several processes.
 
-A process that searches imports this package alone, so that it starts in the time of a few searches.
+These processes import this package alone, so that one starts in the time of a few searches.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from accounting.selection import before_choice
 
 @dataclass(frozen=True)
 class TrialMechanism:
-    """Everything that the privacy cost of a trial depends on, but for its length; see `Trace` for the fields.
+    """Everything that the privacy cost of a trial depends on, except its length; see `Trace` for the fields.
 
-    Planner and trainer share it. Checkpoints and stored calibrations are recognised by its representation.
+    Planner and trainer share it. Its ``repr`` identifies checkpoints and stored calibrations.
     """
 
     schedule: NoiseSchedule
@@ -42,12 +42,13 @@ class TrialMechanism:
     releases: tuple[Release, ...]
     contributions: Claim
     filter: IndividualFilter | None = field(default=None, repr=False)
-    """What the clipping method enforces for every example; a function of the trial and of the other fields."""
+    """The filter that the clipping method enforces; it is determined by the trial and the other fields."""
     adjacency: Adjacency | None = None
     selection: Selection | None = None
 
     @property
     def steps_per_epoch(self) -> int:
+        """Number of steps of an epoch."""
         return self.sampling.steps_per_epoch
 
     def trace(self, epochs: int, public_accuracies: Sequence[float] = ()) -> Trace:
@@ -67,7 +68,7 @@ class TrialMechanism:
         return replace(planned, contributions=contributions, filter=self.filter, selection=self.selection)
 
     def prices(self, noise_multiplier: float) -> StepPrices | None:
-        """What a step with that noise costs an example, where a filter limits it."""
+        """The cost of a step with that noise for an example; None without a filter."""
         return self.filter.prices(self.sampling.sample_rate, noise_multiplier) if self.filter else None
 
 
@@ -82,16 +83,16 @@ class Calibration:
     accountant: str
 
     def trace(self, noise_multiplier: float) -> Trace:
-        """The run with that noise; what an `ExponentialChoice` among runs costs does not depend on it."""
+        """The run with that noise, without an `ExponentialChoice`, whose cost does not depend on the noise."""
         run = replace(self.run, schedule=with_initial(self.run.schedule, noise_multiplier))
         return before_choice(run.trace(self.epochs))
 
     def solve(self) -> float:
-        """The noise multiplier, as of `calibrate_noise_multiplier`. Raises: Unreachable, as that does."""
+        """The noise multiplier by `calibrate_noise_multiplier`. Raises: Unreachable when none meets the target."""
         return calibrate_noise_multiplier(self.trace, self.target_epsilon, self.delta, self.accountant)
 
     def is_solved_by(self, noise_multiplier: float) -> bool:
-        """Whether a noise multiplier that was read from a file meets the target, and not by too much noise."""
+        """Whether a noise multiplier read from a file meets the target and is not needlessly large."""
         if not 0.0 < noise_multiplier < math.inf:
             return False
         found = account(self.trace(noise_multiplier), self.delta, self.accountant).epsilon
@@ -99,11 +100,12 @@ class Calibration:
 
 
 _CLOSE: Final = 0.99
-"""Share of its target that a calibration reaches: less is noise for nothing, so that it is searched again."""
+"""Least share of the target that a stored calibration must reach. With less, the noise is larger than needed, and it is
+searched again."""
 _TRIED: Final = 3
-"""Searches by which the time of the others is judged. The first is not: it also builds tables."""
+"""Searches made before the time of the others is estimated, without the first, which also builds tables."""
 _WORTH: Final = 6.0
-"""Seconds that other processes must save: each takes 1 to 3 to start, on each of the cores."""
+"""Least number of seconds saved for which other processes are started: each takes 1 to 3 to start, on each core."""
 _MOST_PROCESSES: Final = 16
 _CODE: Final = "from accounting.planning import _serve; _serve()"
 
@@ -113,14 +115,14 @@ class Solver(Protocol):
 
     @property
     def at_once(self) -> int:
-        """How many it solves at the same time, at most."""
+        """Largest number of calibrations that it solves at the same time."""
 
     def __call__(self, asked: Sequence[Calibration]) -> list[float | None]:
-        """What `solved` finds for each, in order."""
+        """The result of `solved` for each calibration, in order."""
 
 
 def solved(asked: Calibration) -> float | None:
-    """The noise multiplier that a calibration asks for; None where there is none, and its `solve` says why."""
+    """The noise multiplier of a calibration; None if there is none, and `Calibration.solve` raises the reason."""
     try:
         return asked.solve()
     except DpsweepError:
@@ -136,7 +138,7 @@ class Processes:
         return min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
 
     def __call__(self, asked: Sequence[Calibration]) -> list[float | None]:
-        """What a process that ends early leaves is solved in this one."""
+        """Solve the calibrations in processes; the share of a process that fails is solved in this one."""
         found, processes = list[float | None]([None] * len(asked)), min(self.at_once, len(asked))
         with ThreadPoolExecutor(processes) as threads:
             shares = [asked[first::processes] for first in range(processes)]
@@ -149,9 +151,9 @@ PROCESSES: Final = Processes()
 
 
 def solve_all(asked: Sequence[Calibration], solver: Solver = PROCESSES) -> list[float | None]:
-    """What `solved` finds for each calibration, in order.
+    """The result of `solved` for each calibration, in order.
 
-    One after the other in this process or, where that takes much longer than to start others, by ``solver``.
+    Solved one after the other in this process, or by ``solver`` if that would take much longer than to start others.
     """
     found, took = list[float | None](), list[float]()
     while len(found) < len(asked):
@@ -184,6 +186,6 @@ def _in_process(asked: Sequence[Calibration]) -> list[float | None]:
 
 
 def _serve() -> None:
-    """Solve the calibrations that come by standard input, and write what was found to standard output."""
+    """Solve the calibrations given on standard input and write the results to standard output."""
     asked: list[Calibration] = pickle.load(sys.stdin.buffer)
     sys.stdout.buffer.write(pickle.dumps([solved(each) for each in asked]))

@@ -41,7 +41,7 @@ class RandomTrials:
 
     @cached_property
     def gamma(self) -> float:
-        """The law's parameter in (0, 1], 1 for exactly one trial. The law is defined by this very number."""
+        """The law's parameter in (0, 1], 1 for exactly one trial. This rounded number defines the law exactly."""
         if self.mean <= 1.0 + _LEAST_EXCESS:
             return 1.0
         return math.exp(-scipy.optimize.brentq(lambda log: _mean(log, self.shape) - self.mean, 0.0, 20.0, xtol=1e-15))

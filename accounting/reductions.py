@@ -1,8 +1,8 @@
-"""Traces that no theorem covers as they are, as traces that dominate them. Proofs: docs/group-proof.md.
+"""Replaces traces that no theorem covers by traces that dominate them. Proofs: docs/group-proof.md.
 
-`with_displacement` is for replaced records and is applied wherever a trace is turned into rounds. The other two are for
-truncated Poisson batches: they set aside a part of delta for batches that are cut. Without them, every batch counts as
-cut, which is a guarantee too, but a loose one.
+`with_displacement` is for replaced records and is applied wherever a trace is turned into rounds. `rare_cuts_apart` and
+`without_cuts` are for truncated Poisson batches: they reserve a part of delta for batches that are cut. Without them,
+every batch counts as cut, which is a guarantee too, but a loose one.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _SHARE = 1e-3
 _SHARE_OF_LEVEL = 0.03
 """Share of delta for each trace after the first."""
 _TAILS = (0.3, 3e-2, 3e-3, 3e-4, 3e-5, 3e-6)
-"""Probabilities with which more batches may be cut than count as cut, trace by trace; in the first none counts."""
+"""For each trace, the probability that more batches are cut than count as cut; in a trace before these none counts."""
 _LARGEST_SHARE = 0.5
-"""Largest share of delta spent where no batch may be accounted for as cut, because it is unknown which ones are."""
+"""Largest share of delta that `without_cuts` spends. There no batch counts as cut, as it is unknown which ones are."""
 _ROUND_UP = 1.0 + 1e-9
 _ROUND_DOWN = 1.0 - 1e-12
 
@@ -51,12 +51,12 @@ def _replaced_in(release: Release) -> Release:
 
 
 def rare_cuts_apart(trace: Trace, delta: float, group_size: int = 1) -> tuple[tuple[Trace, float], ...]:
-    """Traces with ever more truncated Poisson batches that count as cut, each with a delta; (trace, delta) without any.
+    """Traces in which more and more truncated Poisson batches count as cut, each with a delta.
 
-    Guarantee: if each trace returned is (epsilon, its delta)-DP for groups of ``group_size``, the given one is
-    (epsilon, delta)-DP for them under add/remove (Theorem 4). How many batches are cut does not
-    depend on the group, so a trace needs to hold only where the one before it does not: with the probability f that
-    more batches are cut than count as cut there, it adds f times its delta.
+    A trace without such batches is returned as it is, with ``delta``. Guarantee: if each trace returned is
+    (epsilon, its delta)-DP for groups of ``group_size``, the given one is (epsilon, delta)-DP for them under add/remove
+    (Theorem 4). How many batches are cut does not depend on the group, so a trace's bound is needed only if more
+    batches are cut than count as cut in the trace before it. With f the probability of that, it adds f times its delta.
     """
     truncated = sum(part.steps for part in trace.segments if isinstance(part.sampling, TruncatedPoissonSampling))
     if truncated == 0:
@@ -87,7 +87,7 @@ class _Level:
 
 
 def _distinct(levels: Sequence[_Level]) -> list[_Level]:
-    """The levels without those whose trace is that of another; of equal ones the first is kept."""
+    """The levels with different traces; of those with equal traces the first is kept."""
     return [level for index, level in enumerate(levels) if all(level.trace != other.trace for other in levels[:index])]
 
 
@@ -110,9 +110,10 @@ def _with_cuts(trace: Trace, group_size: int, tail: float, truncated: int) -> _L
 
 
 def without_cuts(trace: Trace, delta: float, group_size: int = 1) -> tuple[Trace, float]:
-    """`rare_cuts_apart` with no batch that counts as cut; trace and delta as they are if that takes half of delta.
+    """The trace with no batch counted as cut, and what is left of delta.
 
-    For contributions that differ from step to step, where it matters which batches are cut.
+    Trace and delta are returned as they are if this would take more than half of delta. For contributions that differ
+    from step to step, where it matters which batches are cut; for others see `rare_cuts_apart`.
     """
     segments, spent = [], 0.0
     for part in trace.segments:

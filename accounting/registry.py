@@ -46,7 +46,7 @@ def lookup(registry: Mapping[str, T], name: str, what: str) -> T:
 def with_fields(kinds: Iterable[type[T]], row: Mapping[str, Any]) -> T:
     """Build the dataclass among ``kinds`` whose field names equal the keys of ``row``; no two kinds have equal fields.
 
-    Raises: KeyError where there is none, TypeError for what is no mapping.
+    Raises: KeyError if none matches, TypeError for a row that is no mapping.
     """
     for kind in kinds:
         if {field.name for field in fields(kind)} == set(row):  # type: ignore[arg-type]

@@ -190,7 +190,7 @@ def release_counted(
 
 @dataclass(frozen=True)
 class OwnerReport:
-    """What the owner of one example, and nobody else, may be told.
+    """Report for the owner of one example, and for nobody else.
 
     Claim, of strength ``kind``: output-specific individual (epsilon, delta)-DP of that example under ``adjacency``.
     method: the individual method that gave epsilon, or the worst case's accountant where the worst case is lower.
@@ -267,8 +267,8 @@ def _release_quantiles(counted: CountedEpsilons, count: float, spec: ReleaseSpec
     """Quantiles [levels] of the shares, in [0, 1], by noisy descent on the pinball loss (Andrew et al. 2021, eq. 1).
 
     Each step releases the number of shares up to each estimate and moves the estimate towards its quantile. The step
-    size halves when the direction changes, so that the estimate settles wherever the quantile lies. The levels advance
-    together, for one reading of the shares a step; the noise is drawn before, level by level.
+    size halves when the direction changes, so that the estimate settles wherever the quantile lies. All levels advance
+    together, so that a step reads the shares once; the noise is drawn beforehand, level by level.
     """
     noise_multiplier, levels = spec.quantile_noise_multiplier, np.array(spec.quantiles)
     draws = [[rng.normal(0.0, noise_multiplier, (1,)) for _ in range(spec.quantile_steps)] for _ in spec.quantiles]

@@ -35,7 +35,7 @@ _GRIDS = 8
 """Grids of integration for fractional orders; a few orders share one."""
 
 _LARGEST_EXPONENT = 600.0
-"""Up to it exponentials neither overflow nor underflow. They are summed as they are, which is five times as fast."""
+"""Exponentials up to this neither overflow nor underflow; they are then summed directly, five times as fast."""
 
 
 def gaussian_rdp(noise_multiplier: float, orders: Array = ORDERS) -> Array:
@@ -52,7 +52,7 @@ def sampled_gaussian_rdp(sample_rate: float, noise_multiplier: float) -> Array:
 
 
 def sampled_gaussian_rdp_at(order: int, sample_rate: float, noise_multiplier: float) -> float:
-    """The same at one whole order > 1, exact however little a step costs."""
+    """RDP as `sampled_gaussian_rdp` at one whole order > 1, to full relative precision however little a step costs."""
     return float(_sampled_rdp(sample_rate, noise_multiplier, np.array([float(order)]))[0])
 
 
@@ -96,7 +96,7 @@ def zero_where_free(epsilons: Array, rdp: Array, delta: float) -> Array:
 
 
 def improved_terms(orders: Array, delta: float) -> Array:
-    """What `epsilon_improved` adds to the RDP at each order.
+    """The terms that `epsilon_improved` adds to the RDP at each order.
 
     Over all real orders the sum falls, then rises. Times (alpha - 1) it is N = (alpha - 1) rdp + (alpha - 1)
     log(alpha - 1) - alpha log(alpha) - log(delta). (alpha - 1) rdp = log A_alpha is convex in alpha, and the second
@@ -111,7 +111,7 @@ def epsilon_classic(rdp: Array, delta: float, orders: Array = ORDERS) -> float:
 
 
 def classic_terms(orders: Array, delta: float) -> Array:
-    """What `epsilon_classic` adds to the RDP at each order; more than `improved_terms`.
+    """The terms that `epsilon_classic` adds to the RDP at each order; larger than `improved_terms`.
 
     Over all real orders the sum falls, then rises: times (alpha - 1) it is log A_alpha - log(delta), which is convex.
     """

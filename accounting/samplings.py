@@ -1,8 +1,8 @@
 """How the batches of a run are drawn: a class per sampling, and the registry of their names.
 
-A sampling states all that accountants, planner, files and the command line need to know. A new one is a class and a
-line of `SAMPLINGS` here, and a sampler in `workers.sampling` that draws its batches. `MAXIMA` has the samplings with a
-largest batch size, and `DisplacingSampling` is a bound that accountants use where a theorem needs one.
+A sampling states all that accountants, planner, files and the command line need to know. To add one, write a class and
+a line of `SAMPLINGS` here, and a sampler in `workers.sampling` that draws its batches. `MAXIMA` has the samplings with
+a largest batch size. `DisplacingSampling` is a bound that accountants use where a theorem needs one.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class Sampling(Protocol):
     words: ClassVar[str]
     """Words for the batches in messages, in the plural."""
     displaced: ClassVar[int]
-    """How many other examples an example that joins a batch displaces from it; each may contribute in full."""
+    """Number of other examples that leave a batch when an example joins it; each may contribute in full."""
 
     @property
     def adjacencies(self) -> tuple[Adjacency, ...]:
-        """Adjacencies under which it can be accounted for; planned runs use the first unless told otherwise."""
+        """Adjacencies under which runs can be accounted for; the first is the default of planned runs."""
         ...
 
     @property
@@ -87,7 +87,7 @@ class Sampling(Protocol):
 
 
 class SizedSampling(Sampling, Protocol):
-    """A sampling that the sizes of data set and batch determine."""
+    """A sampling determined by the sizes of data set and batch."""
 
     @classmethod
     def of_sizes(cls, dataset_size: int, batch_size: int) -> Self:
@@ -255,11 +255,11 @@ class ShuffledSampling:
 @final
 @dataclass(frozen=True)
 class TruncatedPoissonSampling:
-    """Poisson batches of ``dataset_size`` examples; of one above ``max_batch_size``, a uniformly random subset is kept.
+    """Poisson batches of ``dataset_size`` examples, cut to a uniformly random subset of at most ``max_batch_size``.
 
-    In a batch that is cut, an example that joins may displace another. Without more, every batch is accounted for as
-    such; `accounting.reductions.without_rare_cuts` makes that the exception it is. Not accounted for under zero-out,
-    for the reason of `FixedBatchSampling`, nor under replace-one. Proof: docs/group-proof.md, Theorem 4.
+    In a batch that is cut, an example that joins may displace another. Every batch is accounted for as if it were cut,
+    unless `accounting.reductions.rare_cuts_apart` sets rare cuts apart. Not accounted for under zero-out, for the same
+    reason as `FixedBatchSampling`, nor under replace-one. Proof: docs/group-proof.md, Theorem 4.
     """
 
     stored_name: ClassVar[str] = "truncated_poisson"
@@ -279,7 +279,7 @@ class TruncatedPoissonSampling:
 
     @classmethod
     def of_sizes(cls, dataset_size: int, batch_size: int, max_batch_size: int) -> Self:
-        """Batches of at most ``max_batch_size`` examples, ``batch_size`` of them expected before any is cut.
+        """Batches of ``batch_size`` expected examples, cut to at most ``max_batch_size``.
 
         Raises: InvalidInput unless batch_size <= max_batch_size <= dataset_size.
         """
@@ -293,7 +293,7 @@ class TruncatedPoissonSampling:
 
     @property
     def uncut(self) -> PoissonSampling:
-        """The sampling of the batches before any is cut."""
+        """The Poisson sampling of the batches before they are cut."""
         return PoissonSampling(self.sample_rate)
 
     @property
@@ -301,7 +301,7 @@ class TruncatedPoissonSampling:
         return self.uncut.steps_per_epoch
 
     def members_drawn(self, group_size: int) -> tuple[Array, Array]:
-        """Binomial(k, q): of the members drawn, those that a cut drops are counted too."""
+        """Binomial(k, q): members drawn before a batch is cut."""
         return self.uncut.members_drawn(group_size)
 
     def require_fits(self, dataset_size: int) -> None:
@@ -312,10 +312,10 @@ class TruncatedPoissonSampling:
             )
 
     def cut_probability(self, group_size: int) -> float:
-        """Largest probability that a batch can be cut whatever the members of a group do: Pr[Bin(n, q) > B - k].
+        """Upper bound on the probability that a batch is cut, whichever group members are drawn: Pr[Bin(n, q) > B - k].
 
-        n counts the examples outside the group, of which the data set of a trace may have ``dataset_size``, because
-        the trace may be that of the neighbour without the group.
+        n is the number of examples outside the group. It may be all of ``dataset_size``, because the trace may be that
+        of the neighbouring data set without the group.
         """
         from scipy import stats  # late: importing it takes half a second
 
@@ -326,9 +326,9 @@ class TruncatedPoissonSampling:
 @final
 @dataclass(frozen=True)
 class DisplacingSampling:
-    """A bound, not a way to draw: batches as of ``base``, in which every example displaces one other.
+    """A bound, not a way to draw batches: the batches of ``base``, with every example displacing one other.
 
-    It dominates batches that were cut (docs/group-proof.md, Theorem 4) and replaced records (Theorem 5).
+    It dominates truncated batches (docs/group-proof.md, Theorem 4) and replaced records (Theorem 5).
     """
 
     stored_name: ClassVar[str] = "displacing"
@@ -365,11 +365,11 @@ SAMPLINGS: Mapping[str, type[SizedSampling]] = {
 """Samplings by their name in sweep files and on the command line."""
 
 MAXIMA: Mapping[str, type[TruncatedPoissonSampling]] = {"poisson": TruncatedPoissonSampling}
-"""The sampling that a method becomes with a largest batch size."""
+"""The sampling used for a method if a largest batch size is given."""
 
 
 def stored_kinds() -> tuple[type[Sampling], ...]:
-    """Every sampling that a trace may state."""
+    """Every sampling class that the file of a trace may name."""
     return (*SAMPLINGS.values(), *MAXIMA.values())
 
 

@@ -26,9 +26,9 @@ from accounting.renyi import ORDERS, Array, epsilon_improved, pure_rdp
 from accounting.rounds import require_group_size
 
 _ROUND_UP = 1.0 + 1e-9  # far above the rounding error of a closed form or of a bisection
-_HALVINGS = 60
+_HALVINGS = 60  # steps of bisection
 _COARSE = 0.3  # deltas above this are resolved by every curve
-_FAR = 1e6  # an epsilon that says nothing
+_FAR = 1e6  # larger epsilons are vacuous
 
 
 def account_selected(
@@ -48,13 +48,13 @@ def account_selected(
 def account_choice(
     trace: Trace, choice: ExponentialChoice, delta: float, accountant: str = "auto", group_size: int = 1
 ) -> PrivacyEstimate:
-    """(epsilon, delta) of releasing only the run that ``choice`` took, with all its outputs, of runs of ``trace``.
+    """(epsilon, delta) of releasing only the run that ``choice`` chose among runs of ``trace``, with all its outputs.
 
     Guarantee, where the trace's kind is one, under the trace's adjacency: the larger of one run's epsilon and the
-    choice's. An example lies in one part of the data, which no other example moves it out of. In the part of candidate
-    i, it changes run i alone, and everything else follows from run i's outputs and from other examples; in the last
-    part it changes the counts of errors alone, by at most 1 each. Every candidate must lead to ``trace``, or to one
-    that costs no more.
+    choice's. An example lies in one part of the data, whatever the other examples are. In the part of candidate i, it
+    changes run i alone, and everything else follows from run i's outputs and from other examples; in the last part it
+    changes the counts of errors alone, by at most 1 each. Every candidate must lead to ``trace``, or to one that costs
+    no more.
 
     Raises: UnsupportedMechanism for groups of several examples, which may lie in several parts, and where the
     accountant does not cover the trace.
@@ -82,7 +82,7 @@ def selected_rdp(trace: Trace) -> Array:
 
 
 def before_choice(trace: Trace) -> Trace:
-    """The run of which noise decides the cost: an `ExponentialChoice` costs what it costs, whatever the noise is."""
+    """The trace without an `ExponentialChoice`, whose cost does not depend on the noise multiplier."""
     return replace(trace, selection=None) if isinstance(trace.selection, ExponentialChoice) else trace
 
 
@@ -98,8 +98,10 @@ def account_selection(
     ``trace``, or to one that costs no more at any order and epsilon.
 
     accountant: ``rdp`` (Papernot and Steinke 2022, Theorem 2), ``pld`` (privacy profiles, docs/accounting.md), or
-    ``auto``, the lower of both. At a mean of one, what one run costs. Raises: UnsupportedMechanism where the accountant
-    does not cover the trace, InvalidInput for another accountant.
+    ``auto``, the lower of both. At a mean of one the result is the cost of one run.
+
+    Raises: UnsupportedMechanism where the accountant does not cover the trace, InvalidInput for another accountant and
+    for the trace of a selection.
     """
     delta, group_size = require_finite("delta", delta, above=0.0, below=1.0), require_group_size(group_size)
     if trace.selection is not None:
@@ -130,7 +132,7 @@ def _by_renyi(trace: Trace, trials: RandomTrials, delta: float, group_size: int)
 def selection_rdp(trace: Trace, trials: RandomTrials, group_size: int = 1) -> Array:
     """RDP, at every order of `accounting.renyi.ORDERS`, of releasing only the best of ``trials`` runs of ``trace``.
 
-    Papernot and Steinke 2022, Theorem 2: at order a, with one further order b for all,
+    Papernot and Steinke 2022, Theorem 2: at order a, with one further order b shared by all a,
 
     D_a + (1 + shape) ((1 - 1/b) D_b + log(1/gamma) / b) + log(E[K]) / (a - 1).
 
@@ -145,8 +147,11 @@ def selection_rdp(trace: Trace, trials: RandomTrials, group_size: int = 1) -> Ar
 
 
 def _by_profile(trace: Trace, trials: RandomTrials, delta: float, group_size: int) -> float:
-    """e + (1 + shape) r with E[K] delta(e) <= delta and delta(r) <= (e^r - 1) gamma / (1 - gamma), for the certified
-    curve delta(epsilon) of one run (docs/accounting.md; after Koskela, Redberg and Wang 2024)."""
+    """Epsilon of the selection by the certified curve delta(epsilon) of one run.
+
+    It is e + (1 + shape) r with E[K] delta(e) <= delta and delta(r) <= (e^r - 1) gamma / (1 - gamma)
+    (docs/accounting.md; after Koskela, Redberg and Wang 2024).
+    """
     gamma, aim = trials.gamma, delta / trials.largest_mean
     curve = privacy_curve(trace, group_size, (aim, min(gamma, _COARSE)))
     end = float(curve.profile.epsilons[-1])
@@ -157,7 +162,7 @@ def _by_profile(trace: Trace, trials: RandomTrials, delta: float, group_size: in
 
 
 def _least(holds: Callable[[float], bool], end: float) -> float:
-    """A number up to ``end`` from which on ``holds``, close above the least one; infinite if there is none."""
+    """The least number up to ``end`` that ``holds``, as all larger ones do, rounded up; infinite if there is none."""
     if not holds(end):
         return math.inf
     low, high = 0.0, end

@@ -30,14 +30,15 @@ _FRACTION = 52
 _REFINED_BITS = 13
 """By how many bits a further pass refines the bins that hold wanted values."""
 GATHERED = 2**17
-"""The most values that a pass gathers; if more share the bins of the wanted ones, it counts finer bins instead."""
+"""Largest number of values that a pass gathers; if more share the bins of the wanted ones, it counts finer bins."""
 
 
 @dataclass(frozen=True)
 class Counting:
-    """What is counted: epsilons capped at ``bound``, in equal bins over [0, bound] as shown and as released with noise.
+    """How epsilons are counted: capped at ``bound``, in equal bins over [0, bound].
 
-    bound: an epsilon that holds for every example as well, such as the worst case; it must be finite.
+    bound: a finite epsilon that also holds for every example, such as the worst case. bins: number of bins that are
+    shown. released_bins: number of bins of the histogram released with noise.
     """
 
     bound: float
@@ -67,7 +68,7 @@ class Counting:
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Of points [dimensions, count]: mean, low and high [dimensions], and the sum of (point - mean)(point - mean)^T.
+    """Moments of points [dimensions, count]: mean, low, high [dimensions], sum of (point - mean)(point - mean)^T.
 
     Parts merge by the formulas of Chan, Golub and LeVeque (1983), which lose no digits to cancellation.
     """
@@ -87,7 +88,7 @@ class Moments:
         low, high = points.min(axis=1, initial=np.inf), points.max(axis=1, initial=-np.inf)
         scatter = np.array(
             [[float((one * other).sum()) for other in centred] for one in centred]
-        )  # BLAS rounds by thread
+        )  # rounding in BLAS depends on the number of threads
         return Moments(count, mean, np.array(scatter), low, high)
 
     def merged(self, other: Moments) -> Moments:
@@ -120,8 +121,11 @@ class Moments:
 
 @dataclass(frozen=True, eq=False)
 class Members:
-    """Of some examples: moments of their epsilon, of epsilon and the log of the loss where there is one, and the sum of
-    their epsilons over the bound."""
+    """Statistics of some examples.
+
+    epsilons: moments of epsilon. with_loss: moments of epsilon and log loss, for examples with a loss. shares: sum of
+    epsilons over the bound.
+    """
 
     epsilons: Moments
     with_loss: Moments
@@ -144,7 +148,7 @@ class Members:
 class Histogram:
     """How many values lie in each bin that is not empty: counts [bins], keys [bins] ascending.
 
-    The key of a value is its bit pattern without the last ``shift`` bits; patterns of values >= 0 are ordered as they.
+    The key of a value is its bit pattern without the last ``shift`` bits; for values >= 0 patterns have the same order.
     """
 
     keys: Keys
@@ -176,7 +180,7 @@ class Histogram:
         return Histogram(self.keys[at], self.counts[at], self.shift)
 
     def above(self, ranks: Counts) -> Counts:
-        """The ranks among the values in the bins that hold them (`holding`), which are in order."""
+        """The given ranks, counted only among the values in the bins of `holding`."""
         places, skipped = self.places(ranks), self.counts.copy()
         skipped[places] = 0
         before = np.cumsum(skipped)
@@ -191,8 +195,8 @@ class Histogram:
 class EpsilonSummary:
     """Sufficient statistics of the epsilons of a part, or of a trial. Private data of these examples.
 
-    delta, method and kind are those of `Epsilons`. groups: by label, those that have examples. shown [bins] and
-    released [released_bins] count epsilons over [0, bound].
+    delta, method and kind are those of `Epsilons`. groups: statistics of each group that has examples, by label.
+    shown [bins] and released [released_bins] count epsilons over [0, bound].
     """
 
     delta: float
@@ -251,7 +255,7 @@ def summarise(epsilons: Epsilons, counting: Counting) -> EpsilonSummary:
 
 
 def _by_label(groups: NDArray[np.int32], columns: Sequence[NDArray[Any]]) -> Iterator[tuple[int, list[NDArray[Any]]]]:
-    """Each label of ``groups`` [examples] and what the columns, each [examples], hold of its examples, in order."""
+    """Each label of ``groups`` [examples], with the columns, each [examples], of only its examples, in order."""
     labels = np.unique(groups)
     codes = np.searchsorted(labels, groups).astype(np.min_scalar_type(len(labels)))  # short numbers are sorted fast
     order, ends = np.argsort(codes, kind="stable"), np.cumsum([0, *np.bincount(codes, minlength=len(labels))]).tolist()
@@ -262,7 +266,7 @@ def _by_label(groups: NDArray[np.int32], columns: Sequence[NDArray[Any]]) -> Ite
 
 @dataclass(frozen=True)
 class CountedEpsilons:
-    """A summary, and the stored parts that it summarises, which may be read again, each time one by one."""
+    """A summary and the stored parts it summarises; every pass over the parts reads them again, one at a time."""
 
     summary: EpsilonSummary
     parts: Iterable[Epsilons]
@@ -288,10 +292,10 @@ class CountedEpsilons:
 
 
 def order_statistics(ranks: Counts, histogram: Histogram, values: Callable[[], Iterable[Array]]) -> Array:
-    """The values at ``ranks``, from 0 in ascending order, of what ``histogram`` counted; exact.
+    """The exact values at ``ranks`` (from 0, in ascending order) among those that ``histogram`` counted.
 
-    values: yields all of it again, in pieces. Each pass gathers what shares a bin with a wanted value or, if that is
-    more than `GATHERED` values, counts these in finer bins, so that memory does not grow with the number of values.
+    values: yields them all again, in pieces. Each pass gathers the values that share a bin with a wanted one or, if
+    these are more than `GATHERED`, counts them in finer bins, so that memory does not grow with the number of values.
     """
     wanted, ranks = histogram.holding(ranks), histogram.above(ranks)
     while wanted.shift > 0 and wanted.counts.sum() > GATHERED:
@@ -307,7 +311,7 @@ def order_statistics(ranks: Counts, histogram: Histogram, values: Callable[[], I
 
 
 def _within(values: Array, wanted: Histogram) -> Array:
-    """Those of the values that lie in the bins of ``wanted``."""
+    """The values that lie in the bins of ``wanted``."""
     return values[np.isin(_patterns(values) >> np.uint64(wanted.shift), wanted.keys)]
 
 

@@ -1,4 +1,4 @@
-"""From a certified privacy profile to ROC curves of attacks: what none passes, and what some attack achieves.
+"""Bounds on ROC curves of attacks from a certified privacy profile: a limit on all, and what some attack achieves.
 
 The ROC curve of tests between two fixed distributions is the largest true positive rate (TPR) at each false positive
 rate (FPR): concave, from (0, 0) to (1, 1), and 1 minus the trade-off function (Dong, Roth and Su 2019). delta at an
@@ -20,7 +20,7 @@ Array = NDArray[np.float64]
 
 _STEEPEST = 16.0  # lines of larger epsilons matter below false positive rates of e^-16 only
 _ROUNDING = 1e-12  # far above the rounding error of a line's value
-_CANDIDATES = 96  # lines that an achieved rate is sought between
+_CANDIDATES = 96  # number of lines whose points are tried as ends of chords
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class AttackBounds:
         """A true positive rate that the best attack in the worse direction achieves; guessing achieves the FPR itself.
 
         The ROC curve of a direction is on or above the line of each lower bound on its delta somewhere, and the limits
-        confine where. Curves are concave: between two such points the curve is above their chord, whose height at a
-        rate between them is monotone in where each point lies on its line, so the ends of both intervals decide.
+        confine where. Curves are concave, so between two such points the curve is above their chord. The chord's height
+        at a rate between them is monotone in where each point lies on its line, so only interval ends are evaluated.
         """
         order = np.argsort(self._limits + self._slopes * false_positive_rate, kind="stable")
         nearest = order[np.unique(np.geomspace(1, len(order), _CANDIDATES).astype(int)) - 1]
@@ -65,7 +65,7 @@ class AttackBounds:
         return self._intercepts(self.profile.upper, self.profile.upper)
 
     def _starts(self, direction: int) -> Array:
-        """Where the lines start that the ROC curve of a direction reaches [lines]."""
+        """Where the lines that the ROC curve of a direction reaches start, at false positive rate 0 [lines]."""
         return self._intercepts(self.profile.lower[direction], self.profile.lower[1 - direction])
 
     def _intercepts(self, own: Array, swapped: Array) -> Array:
@@ -73,7 +73,10 @@ class AttackBounds:
         return np.concatenate([own[: self._near], 1.0 - falls * (1.0 - swapped[: self._near]), [1.0]])
 
     def _where(self, lines: Array, start: Array) -> tuple[Array, Array]:
-        """Ends of the false positive rates where each of ``lines`` is within the limits: its curve meets it there."""
+        """Smallest and largest false positive rate where each of ``lines`` is within the limits, each [lines].
+
+        The ROC curve reaches the line between them.
+        """
         slope = self._slopes[lines, None]
         room = self._limits - start[lines, None] + 2e-15 * (1.0 + self._slopes + slope)
         steeper = self._slopes - slope

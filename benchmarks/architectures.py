@@ -1,4 +1,4 @@
-"""Models as people write them, for benchmarks and tests of what a model may be."""
+"""Models as users write them, for benchmarks and for tests of which models are supported."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class FTTransformer(nn.Module):
-    """Numbers of a table as tokens, each with a weight and a bias of its own (Gorishniy et al. 2021)."""
+    """FT-Transformer: each number of a table row is a token with its own weight and bias (Gorishniy et al. 2021)."""
 
     def __init__(self, features: int, width: int = 64, layers: int = 2) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""How the figures that go beyond the papers are drawn, each from one stored sweep; `benchmarks.figures` names them."""
+"""Draws the figures that go beyond the papers, each from one stored sweep; `benchmarks.figures` names them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CLASSES: Final = {"2": PALETTE[0], "8": PALETTE[1]}
 
 
 def over(numbers: Iterable[tuple[float, Number]], name: str, colour: str, joined: bool = False) -> Series:
-    """Numbers with their intervals, in the order of where they stand on the x axis."""
+    """A series of numbers with their intervals, given as (x, number); sorted by x."""
     points = [Point(x, number.mean, y_ends=number.ends) for x, number in sorted(numbers, key=lambda at: at[0])]
     return Series(name, colour, points, joined=joined)
 
@@ -69,7 +69,7 @@ def digits(sweep: StoredSweep) -> str:
 
 
 def bounds(sweep: StoredSweep) -> str:
-    """Change of accuracy against the bound, of all and by group, for each method."""
+    """Change of accuracy against the bound, for all examples and by group, for each method."""
     methods = {"flat": "DPSGD", "dpsgd_f": "DPSGD-F"}
     numbers = {"all": "accuracy_change", **{group: f"by_group.{group}.accuracy_change" for group in GROUPS}}
 
@@ -94,7 +94,7 @@ def bounds(sweep: StoredSweep) -> str:
 
 
 def filters(sweep: StoredSweep) -> str:
-    """Accuracy of all and by group, for flat clipping and filters."""
+    """Accuracy over all examples and by group, for flat clipping and filters."""
     settings = _private(sweep)
     numbers = {"all": "accuracy", **{group: f"by_group.{group}.accuracy" for group in GROUPS}}
     panels = [

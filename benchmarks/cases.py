@@ -24,8 +24,8 @@ Refreshes = float | Literal["every_step", "when_sampled", "off"]
 class Case:
     """A trial with Poisson batches, flat clipping and SGD.
 
-    rows: kept of each of ``classes``, all if None; few: the same when `shortened`. tracked: examples with norms of
-    every step.
+    rows: number kept of each of ``classes``, all if None; few: the same when `shortened`. tracked: number of examples
+    whose norms are measured at every step.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Small charts of means with intervals as SVG text, the same bytes for the same numbers, for pages that are checked in.
+"""Small charts of means with intervals as SVG text. The same numbers give the same bytes, as the files are checked in.
 
 Colours and font are those of the report (`orchestration.report.style`).
 """
@@ -20,7 +20,7 @@ _LEGEND = 24
 
 @dataclass(frozen=True)
 class Point:
-    """A mean, with the ends of its interval where they are known, on either axis."""
+    """A mean, with the ends of its interval on either axis if they are known."""
 
     x: float
     y: float
@@ -30,7 +30,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Series:
-    """Points of one colour. joined: by a line, in the order given. hollow: drawn as a ring."""
+    """Points of one colour. joined: connected by a line, in the order given. hollow: drawn as rings."""
 
     name: str
     colour: str
@@ -41,7 +41,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis. names: by position, where it has categories in place of numbers. logarithmic: numbers above 0.
+    """An axis. names: categories by position, in place of numbers. logarithmic: all numbers must be above 0.
 
     title: below the x axis; a y axis shows none, since the panel's title names it.
     """
@@ -51,7 +51,7 @@ class Axis:
     logarithmic: bool = False
 
     def place(self, value: float) -> float:
-        """The value on a linear scale."""
+        """The position of ``value`` on a linear scale."""
         return math.log10(value) if self.logarithmic else value
 
 
@@ -153,7 +153,7 @@ def _panel(
 
 
 def _ticks(axis: Axis, ends: tuple[float, float]) -> list[tuple[float, str]]:
-    """Values on the axis with their names; of a logarithmic one, 1, 2 and 5 times powers of ten."""
+    """Values of the ticks with their labels; on a logarithmic axis 1, 2 and 5 times powers of ten."""
     if axis.names:
         return [(value, name) for value, name in axis.names.items()]
     if axis.logarithmic:

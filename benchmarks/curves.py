@@ -1,4 +1,4 @@
-"""Numbers of a trial after each epoch, which the papers plot: stored beside those of its end."""
+"""Numbers of a trial after each epoch, which the papers plot; stored beside the final numbers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _noise(trial: dpsweep.Trial, record: EpochRecord) -> float | None:
 
 
 def _rho(trial: dpsweep.Trial, record: EpochRecord) -> float | None:
-    """Of everything released until the end of the epoch."""
+    """rho of everything released up to the end of the epoch."""
     return total_rho(trial.trace.until(record.step)) if trial.spec.is_private else None
 
 
@@ -54,12 +54,11 @@ CURVES: Final[Mapping[str, Mapping[str, Curve]]] = {
     "d-mnist": _DIGITS,
     "d-mnist-short": _DIGITS,
 }
-"""What is stored after each epoch, by the name of the sweep."""
+"""The curves that are stored, by the name of the sweep."""
 
 
 def curves_of(name: str, trial: dpsweep.Trial) -> dict[str, tuple[float, ...]]:
-    """The curves of a finished trial of the sweep called ``name``, to four digits; those that it does not have are left
-    out."""
+    """The curves of a finished trial of the sweep called ``name``, to four digits, without those it does not have."""
     if not isinstance(trial.result, TrialResult):
         return {}
     found = {}

@@ -1,12 +1,12 @@
-"""How well epsilons of single examples are estimated from norms that are not taken at every step.
+"""Error of per-example epsilons that are estimated from norms not measured at every step.
 
     python benchmarks/estimates.py [--quick] [--json] [--case NAME] [--norms VALUE]
 
-Each case is trained once for every value of norms.refreshes_per_epoch, by the same batches and noise, so that the
-trials differ in nothing but the norms. Of some random examples the norms are taken at every step as well. Printed are
-Pearson's r of their estimated epsilon and that from every step's norms, the mean and the largest difference, and the
-CPU seconds of all norms of the trial but those of every step, beside the worst case. Adult, MNIST and CIFAR-10 are read
-where `DPSWEEP_DATA` says.
+Each case is trained once for every value of norms.refreshes_per_epoch, with the same batches and noise, so that the
+trials differ only in the norms. The norms of some random examples are measured at every step as well. Printed for these
+are Pearson's r of the estimated epsilon and the epsilon from every step's norms, and the mean and the largest
+difference; further the worst case, and the CPU seconds of all norms of the trial except those of every step. Adult,
+MNIST and CIFAR-10 are read where `DPSWEEP_DATA` says.
 """
 
 # ruff: noqa: E402
@@ -36,7 +36,7 @@ from workers.spec import Component, DataSpec
 from workers.trial import run_trial
 
 NORMS: Mapping[str, Refreshes] = {"when_sampled": "when_sampled", "1": 1.0, "3": 3.0}
-CASES: Mapping[str, Case] = {  # bounds near the norms, or all examples would pay alike
+CASES: Mapping[str, Case] = {  # bounds near the norms, or all examples would have the same epsilon
     each.name: each
     for each in (
         Case("adult_logistic", DataSpec("adult"), Component("logistic"), 256, 5, 0.5, tracked=1000),
@@ -61,7 +61,7 @@ def measured(case: Case, norms: str) -> dict[str, Any]:
         nonlocal taken
         began = time.process_time()
         found = original(self, first)
-        if len(self._rows) > case.tracked:  # not those with norms of every step
+        if len(self._rows) > case.tracked:  # leaves out the norms measured at every step
             taken += time.process_time() - began
         return found
 

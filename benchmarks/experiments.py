@@ -1,4 +1,4 @@
-"""Every sweep of sweeps/papers, and the printed numbers that it answers."""
+"""Every sweep of sweeps/papers, and the printed numbers that it reproduces."""
 
 from __future__ import annotations
 

@@ -16,8 +16,7 @@ Stored = Mapping[str, StoredSweep]
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure. title: what it shows, in words for those who do not see it. sweeps: that it is drawn from. draw: its
-    SVG, from all that is stored."""
+    """A figure. title: its text alternative. sweeps: names of the sweeps it is drawn from. draw: makes its SVG."""
 
     title: str
     sweeps: tuple[str, ...]
@@ -30,10 +29,11 @@ def _alone(name: str, title: str, draw: Callable[[StoredSweep], str]) -> Figure:
 
 
 _MOST_POINTS: Final = 20
+"""Largest number of points of a curve."""
 
 
 def _curve(name: str, colour: str, values: tuple[float, ...]) -> Series:
-    """Values after each epoch, joined; of many epochs some, the last among them."""
+    """Values after each epoch, joined; at most `_MOST_POINTS` of them, the last one included."""
     stride = -(-len(values) // _MOST_POINTS)
     shown = range(len(values) - 1, -1, -stride)
     points = [Point(epoch + 1, values[epoch]) for epoch in reversed(shown)]
@@ -53,7 +53,7 @@ def _schedules(stored: Stored) -> Iterator[tuple[str, str, StoredSetting]]:
 
 
 def _over_epochs(title: str, curve: str) -> Callable[[Stored], str]:
-    """One curve of all schedules of Table II; accuracy of the longest run without privacy too."""
+    """Draws one curve of all schedules of Table II; for accuracy also that of the longest non-private run."""
 
     def draw(stored: Stored) -> str:
         series = [_curve(name, colour, setting.curves[curve]) for name, colour, setting in _schedules(stored)]
@@ -133,7 +133,7 @@ def _change_over_epochs(sweep: StoredSweep) -> str:
 
     def series(setting: StoredSetting, digit: int) -> Series:
         pairs = zip(setting.curves[f"accuracy of {digit}"], plain.curves[f"accuracy of {digit}"], strict=True)
-        return _curve(f"class {digit}", beyond.CLASSES[str(digit)], tuple(own - theirs for own, theirs in pairs))
+        return _curve(f"class {digit}", beyond.CLASSES[str(digit)], tuple(own - other for own, other in pairs))
 
     panels = [
         Panel(
@@ -233,4 +233,4 @@ FIGURES: Final[Mapping[str, Figure]] = {
         beyond.tuning,
     ),
 }
-"""By the name of their file in docs/images."""
+"""All figures, by the name of their file in docs/images."""

@@ -1,6 +1,6 @@
-"""What is measured of a finished trial beyond `Sweep.results`, for the tables of docs/reproduction.md.
+"""Measures finished trials beyond `Sweep.results`, for the tables of docs/reproduction.md.
 
-The data of the papers are public, so that what a trial withholds or releases with noise is measured exactly here.
+The data of the papers are public, so values that a trial withholds or releases with noise are measured exactly here.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Measure = Callable[[dpsweep.Trial, TrialFiles], Mapping[str, float | None]]
 
 
 def of_training(trial: dpsweep.Trial, files: TrialFiles) -> Mapping[str, float | None]:
-    """How many epochs it took, which a budget may end early."""
+    """Number of epochs trained; a budget may have ended the trial early."""
     training = getattr(trial.result, "training", None)
     return {} if training is None else {"epochs": training.epochs}
 
 
 def of_examples(trial: dpsweep.Trial, files: TrialFiles) -> Mapping[str, float | None]:
-    """Exact statistics of epsilon_i: means by group, the correlation with losses, and how good the estimates are."""
+    """Exact statistics of epsilon_i: means by group, the correlation with losses, and errors of the estimates."""
     exact = read_exact_statistics(files.private_summary, "train the trial again")
     if exact is None:
         return {}
@@ -67,7 +67,10 @@ def mean_gradients(trial: dpsweep.Trial, files: TrialFiles) -> Mapping[str, floa
 
 
 def release_error(trial: dpsweep.Trial, files: TrialFiles) -> Mapping[str, float | None]:
-    """Of epsilon_i: how many pay most, quantiles, and the mean relative error of their release (paper A, Table 2)."""
+    """Share of examples near the largest epsilon_i, quantiles, and mean relative error of their release.
+
+    For paper A, Table 2.
+    """
     shown = getattr(trial.result, "individuals", None)
     if shown is None:
         return {}
@@ -81,7 +84,7 @@ def release_error(trial: dpsweep.Trial, files: TrialFiles) -> Mapping[str, float
 
 
 def of_groups(trial: dpsweep.Trial, files: TrialFiles) -> Mapping[str, float | None]:
-    """Correlation over the groups of test accuracy and mean epsilon_i (paper A, Figure 6)."""
+    """Correlation of test accuracy and mean epsilon_i over the groups (paper A, Figure 6)."""
     exact = read_exact_statistics(files.private_summary, "train the trial again")
     if exact is None or not isinstance(trial.result, TrialResult):
         return {}
@@ -91,9 +94,9 @@ def of_groups(trial: dpsweep.Trial, files: TrialFiles) -> Mapping[str, float | N
 
 
 def of_refreshes(trial: dpsweep.Trial, files: TrialFiles) -> Mapping[str, float | None]:
-    """How good estimates of epsilon_i are at 0.5, 1 and 3 refreshes of the norms per epoch (paper A, Figure 4).
+    """Correlation of estimated and exact epsilon_i at 0.5, 1 and 3 norm refreshes per epoch (paper A, Figure 4).
 
-    From the examples whose norms were stored at every step, of which each estimate sees those at its refreshes.
+    Computed from the examples whose norms were stored at every step; an estimate uses only those at its refreshes.
     """
     if not trial.spec.is_private or not trial.spec.norms.exact_examples:
         return {}
@@ -114,20 +117,20 @@ def of_refreshes(trial: dpsweep.Trial, files: TrialFiles) -> Mapping[str, float 
 
 
 def _refreshed(steps: Any, trial: dpsweep.Trial, per_epoch: float) -> Any:
-    """Those of all ``steps`` at which norms are taken ``per_epoch`` times an epoch."""
+    """The ``steps`` at which norms are measured if this happens ``per_epoch`` times an epoch."""
     epoch = len(steps) / trial.spec.epochs
     return np.unique(np.ceil(np.arange(0.0, len(steps), epoch / per_epoch)).astype(np.int64))
 
 
 def membership(trial: dpsweep.Trial, files: TrialFiles) -> Mapping[str, float | None]:
-    """How often a loss threshold per group tells training from test examples; guessing gives 0.5 (paper A, App. D)."""
+    """Accuracy of membership inference by a loss threshold per group; guessing gives 0.5 (paper A, App. D)."""
     found = attack(trial.model(), _dataset(trial), build_loss(trial.spec.loss), seed=0)
     rates = {f"membership.{group.name}": group.success_rate for group in found}
     return {**rates, "membership": sum(group.correct for group in found) / sum(group.examples for group in found)}
 
 
 def by_pld(trial: dpsweep.Trial, files: TrialFiles) -> Mapping[str, float | None]:
-    """Epsilon_i and the worst case by privacy loss distributions, which paper A did not have, from the same norms."""
+    """Epsilon_i and the worst case by privacy loss distributions, from the same norms; paper A did not have these."""
     if not trial.spec.is_private:
         return {}
     trace, delta = trial.trace, trial.epsilons().delta
@@ -165,10 +168,10 @@ MEASURES: Mapping[str, tuple[Measure, ...]] = {
     "d-mnist-short": (of_examples, mean_gradients),
     "d-mnist-search": (),
 }
-"""What is measured beyond `Sweep.results`, by the name of the sweep or its first word."""
+"""Measures beyond `Sweep.results`, by the name of the sweep or its first word."""
 
 
 def measured(name: str, trial: dpsweep.Trial, files: TrialFiles) -> Mapping[str, float | None]:
-    """Everything that is measured of a finished trial of the sweep called ``name``."""
+    """All measures of a finished trial of the sweep called ``name``."""
     measures = MEASURES.get(name, MEASURES.get(name.partition("-")[0], ()))
     return {key: value for measure in (of_training, *measures) for key, value in measure(trial, files).items()}

@@ -1,9 +1,9 @@
-"""Private steps of models that people bring, beside plain ones: time, form of their layers, and error of their norms.
+"""Private and plain steps of models that users bring: time, form of their layers, and error of their norms.
 
 Run `python benchmarks/models.py [--json] [--device cuda]` with the extras `models` and `bench`. A private step is
-norms and clipped sum; a plain one is forward and backward pass. Steps take turns in one process with one thread, in
-seconds of CPU (on a GPU in elapsed ones), and the median of their ratios is printed. Opacus is timed with hooks and
-with ghost clipping, where it takes the model.
+norms and clipped sum; a plain one is forward and backward pass. Steps take turns in one process with one thread and are
+timed in CPU seconds (on a GPU in elapsed seconds); the median of their ratios is printed. Opacus is timed with hooks
+and with ghost clipping, if it supports the model.
 """
 
 # ruff: noqa: E402
@@ -45,7 +45,7 @@ Make = Callable[[], nn.Module]
 
 
 class Logits(nn.Module):
-    """The logits of a model of Hugging Face."""
+    """Wraps a Hugging Face model so that it returns its logits."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Logits(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Reads a sequence of vectors."""
+    """Classifies a sequence of vectors."""
 
     def __init__(self, cell: nn.RNNBase) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Recurrent(nn.Module):
 
 
 class Packed(Recurrent):
-    """Reads sequences of 10 to 50 vectors at their lengths, which are where the first entry of a vector is 0."""
+    """Classifies packed sequences of 10 to 50 vectors; a sequence ends where the first entry of a vector is 0."""
 
     def forward(self, x: Tensor) -> Tensor:
         lengths = (x[:, :, 0] != 0).sum(1).cpu()
@@ -79,6 +79,7 @@ class Packed(Recurrent):
 
 
 def of_lengths() -> Tensor:
+    """Sequences of random lengths, zero beyond their ends."""
     x = torch.randn(ROWS, 50, 64)
     lengths = torch.randint(10, 51, (ROWS, 1, 1))
     return torch.where(torch.arange(50)[:, None] < lengths, x, 0.0)
@@ -91,12 +92,14 @@ SIZES = {
 
 
 def bert() -> nn.Module:
+    """A small BERT classifier without dropout."""
     options = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     model: nn.Module = transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES, **options))
     return model
 
 
 def gpt2() -> nn.Module:
+    """A small GPT-2 classifier without dropout."""
     config = transformers.GPT2Config(
         vocab_size=VOCABULARY, n_positions=64, n_embd=128, n_layer=2, n_head=4, num_labels=3, pad_token_id=0,
         bos_token_id=1, eos_token_id=2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
@@ -106,11 +109,13 @@ def gpt2() -> nn.Module:
 
 
 def llama() -> nn.Module:
+    """A small Llama classifier."""
     model: nn.Module = transformers.LlamaForSequenceClassification(transformers.LlamaConfig(**SIZES))
     return model
 
 
 def adapted(config: Any) -> nn.Module:
+    """BERT with the adapter ``config`` of peft, whose trainable parameters are random."""
     model = peft.get_peft_model(bert(), config)
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -119,6 +124,7 @@ def adapted(config: Any) -> nn.Module:
 
 
 def tokens() -> Tensor:
+    """A batch of token sequences."""
     return torch.randint(1, VOCABULARY, (ROWS, 32))
 
 
@@ -152,7 +158,7 @@ MODELS: dict[str, tuple[Make, Callable[[], Tensor]]] = {
 
 
 def losses(output: Tensor, y: Tensor) -> Tensor:
-    """Of classes, or of the mean over pixels if there is a prediction for each."""
+    """Loss of each example: of its class, or the mean over pixels if there is a prediction for each pixel."""
     if output.dim() == 2:
         return functional.cross_entropy(output, y, reduction="none")
     pixels = y.view(-1, 1, 1).expand(-1, *output.shape[2:])
@@ -160,6 +166,7 @@ def losses(output: Tensor, y: Tensor) -> Tensor:
 
 
 def seconds(step: Callable[[], object], device: torch.device) -> float:
+    """CPU seconds of a step; on a GPU elapsed seconds."""
     on_gpu = device.type == "cuda"
     clock = time.perf_counter if on_gpu else time.process_time
     started = clock()
@@ -170,7 +177,7 @@ def seconds(step: Callable[[], object], device: torch.device) -> float:
 
 
 def norm_error(model: nn.Module, engine: GradientEngine, x: Tensor, y: Tensor) -> float:
-    """Largest relative error of the norms of a few examples, against autograd on each alone."""
+    """Largest relative error of the norms of a few examples, against autograd on each example alone."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     found = engine.norms(x, y).norms
     worst = 0.0
@@ -223,6 +230,7 @@ def hooks_of_opacus(make: Make, x: Tensor, y: Tensor) -> Callable[[], object]:
 
 
 def measured(name: str, device: torch.device) -> dict[str, object]:
+    """The result row of one model."""
     make, inputs = MODELS[name]
     torch.manual_seed(0)
     model, x = make().train().to(device), inputs().to(device)

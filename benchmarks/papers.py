@@ -1,4 +1,4 @@
-"""The numbers that the four papers print and that accounting alone can check, beside ours.
+"""Compares numbers printed in the four papers with ours, as far as accounting alone can check them.
 
     python -m benchmarks.papers [--json] [--paper A|B|C|D]
 
@@ -54,7 +54,7 @@ from accounting.schedules import NoiseSchedule
 
 @dataclass(frozen=True)
 class Item:
-    """One printed number or statement. holds: whether ours agrees, as ``how`` says."""
+    """One printed number or statement. holds: whether ours agrees, in the sense of ``how``."""
 
     paper: str
     item: str
@@ -69,15 +69,17 @@ class Item:
 
 
 def equal(paper: str, item: str, printed: float, measured: float, decimals: int) -> Item:
-    """Ours, rounded to the decimals that are printed, is what is printed."""
+    """The item holds if ours, rounded to ``decimals``, equals the printed number."""
     return Item(paper, item, printed, measured, bool(round(measured, decimals) == printed), f"to {decimals} decimals")
 
 
 def at_most(paper: str, item: str, printed: float, measured: float) -> Item:
+    """The item holds if ours is at most the printed number."""
     return Item(paper, item, printed, measured, bool(measured <= printed), "at most")
 
 
 def at_least(paper: str, item: str, printed: float, measured: float) -> Item:
+    """The item holds if ours is at least the printed number."""
     return Item(paper, item, printed, measured, bool(measured >= printed), "at least")
 
 
@@ -85,7 +87,7 @@ def at_least(paper: str, item: str, printed: float, measured: float) -> Item:
 
 
 MNIST_QUANTILES = {0.0: 0.1, 0.1: 0.236, 0.3: 0.318, 0.5: 0.431, 0.7: 0.697, 0.9: 1.682, 1.0: 2.4}
-"""Quantiles of the individual epsilons on MNIST, as printed in Table 2; the ends are chosen, 2.4 is the worst case."""
+"""Quantiles of the individual epsilons on MNIST, as in Table 2; the ends are our choice (2.4 is the worst case)."""
 
 
 def paper_a() -> Iterator[Item]:
@@ -125,7 +127,7 @@ B_COMPUTED = {1: 2.9553, 2: 6.4326, 4: 14.5350, 8: 34.8907, 16: 90.9012, 32: 259
 
 
 def paper_b() -> Iterator[Item]:
-    """Figures 1 and 2, whose curves have no printed numbers: computed values, and what the text says of the curves."""
+    """Figures 1 and 2, whose curves have no printed numbers: checked by computed values and statements of the text."""
     poisson: Sampling = PoissonSampling(B_BATCH / B_EXAMPLES)
     fixed: Sampling = FixedBatchSampling(B_EXAMPLES, B_BATCH)
     for sigma in (0.5, 1.0, 2.0):
@@ -215,10 +217,10 @@ def _figure_2() -> Iterator[Item]:
 
 
 def _figure_3() -> Iterator[Item]:
-    """Epsilon after 200 epochs against q and sigma, whose curves have no printed numbers: what the text says of them.
+    """Epsilon after 200 epochs against q and sigma: the curves have no printed numbers; checks statements of the text.
 
-    Where q exceeds 1 / (16 sigma), as it does from sigma 6.25 on at q = 0.01, its own bound for sampled batches does
-    not apply (`zcdp-sampled` refuses it), so the moments accountant stands for them.
+    Where q exceeds 1 / (16 sigma), as it does from sigma 6.25 on at q = 0.01, the paper's own bound for sampled batches
+    does not apply (`zcdp-sampled` refuses it); there the moments accountant is used.
     """
     epochs, delta = 200, 1e-5
 
@@ -270,6 +272,7 @@ def _appendix_g() -> Iterator[Item]:
 
 
 def paper_c() -> Iterator[Item]:
+    """Tables II and III, Figures 2 and 3, and Appendix G."""
     yield from _tables()
     yield from _figure_2()
     yield from _figure_3()
@@ -280,7 +283,7 @@ def paper_c() -> Iterator[Item]:
 
 
 def paper_d() -> Iterator[Item]:
-    """Table 1's epsilons at delta 1e-6: the noise multipliers, and that 80 % of the tables train, are our finding."""
+    """Table 1's epsilons at delta 1e-6. We inferred the noise multipliers, and that 80 % of the tables train."""
     for name, examples, epochs, sigma, printed in (
         ("MNIST with 500 of class 8", 54_649, 60, 0.8, 6.55),
         ("Adult", 36_178, 20, 1.0, 3.1),

@@ -1,12 +1,12 @@
-"""What `dpsweep plan --probe` predicts of a sweep, beside what then happens.
+"""Compares the times that `dpsweep plan --probe` predicts for a sweep with those of the run.
 
     python benchmarks/prediction.py SWEEP.yaml... [--json]
 
-Each sweep is probed, and then run into a temporary folder with an embedded Ray. Measured of the command and of all
-processes that it starts are the elapsed time, the CPU time, and the time without other work. The last is an estimate,
-for machines that have some: in every interval it counts the CPU time divided by the CPUs that the runnable threads
-could have used, and the whole interval where no thread is runnable. Where nothing else runs it is the elapsed time.
-Linux only: it reads /proc.
+Each sweep is probed, and then run into a temporary folder with an embedded Ray. For the command and all processes that
+it starts, the elapsed time, the CPU time and the time without other work are measured. The last is an estimate for
+machines with other work: each interval counts with its CPU time divided by the CPUs that the runnable threads could
+have used, or in full if no thread is runnable. On an otherwise idle machine it is the elapsed time. Linux only: it
+reads /proc.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Sample:
-    """The processes of a command at one moment. at: seconds; used: CPU seconds so far; runnable: threads."""
+    """The processes of a command at one moment. at: seconds. used: CPU seconds so far. runnable: number of threads."""
 
     at: float
     used: float
@@ -41,7 +41,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Row:
-    """Seconds of one sweep: as predicted without other work and beside it, and as measured."""
+    """Seconds of one sweep as measured, and as predicted without other work and beside it. load: load average."""
 
     sweep: str
     predicted: float
@@ -54,12 +54,12 @@ class Row:
 
     @property
     def difference(self) -> float:
-        """Of the prediction from the time without other work, as a share of that time."""
+        """Prediction minus time without other work, as a share of that time."""
         return self.predicted / self.without_other_work - 1.0
 
 
 def without_other_work(samples: Iterable[Sample], cpus: int) -> float:
-    """Seconds that the samples would have taken had no other process held a CPU.
+    """Seconds that the command would have taken if no other process had used a CPU.
 
     >>> alone = [Sample(0.0, 0.0, 1), Sample(1.0, 1.0, 1), Sample(1.0, 1.0, 0), Sample(3.0, 1.0, 0)]
     >>> without_other_work(alone, 2)
@@ -97,7 +97,7 @@ def run(command: Iterable[str]) -> list[Sample]:
 
 
 def _family(root: int) -> Iterator[int]:
-    """A process and all below it; those of Ray too, which stay below the process that started them."""
+    """A process and all its descendants, with those of Ray, which stay descendants of the process that started them."""
     parents = {
         pid: int(fields[1]) for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if (fields := _stat(pid))
     }
@@ -108,7 +108,7 @@ def _family(root: int) -> Iterator[int]:
 
 
 def _of_process(pid: int, before: float) -> tuple[float, int]:
-    """CPU seconds of a process, and how many of its threads are runnable; ``before`` where it has ended."""
+    """CPU seconds of a process and its number of runnable threads; (``before``, 0) if it has ended."""
     if not (fields := _stat(pid)):
         return before, 0
     try:
@@ -119,7 +119,7 @@ def _of_process(pid: int, before: float) -> tuple[float, int]:
 
 
 def _stat(which: int | str) -> list[str]:
-    """The fields of /proc/WHICH/stat after the name: state, parent, ...; empty where it has ended."""
+    """The fields of /proc/WHICH/stat after the name: state, parent, ...; empty if the process has ended."""
     try:
         return Path(f"/proc/{which}/stat").read_text().rpartition(")")[2].split()
     except OSError:

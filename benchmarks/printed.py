@@ -1,4 +1,4 @@
-"""Numbers that the papers print of trained models, and which number of which setting answers each."""
+"""Numbers about trained models printed in the papers, each with the setting and the number that reproduce it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Form = Literal["share", "change", "plain"]
 
 @dataclass(frozen=True)
 class Item:
-    """A printed number. setting: name in the stored sweep. number: its name there. printed: "" where only a plot is."""
+    """A printed number. setting, number: names in the stored sweep. printed: "" if the paper has only a plot."""
 
     item: str
     setting: str
@@ -22,7 +22,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A sweep of sweeps/papers and what it answers."""
+    """A sweep of sweeps/papers and the printed numbers that it reproduces."""
 
     title: str
     items: tuple[Item, ...] = ()
@@ -46,7 +46,7 @@ def paper_d(
 
 
 def losses(setting: str, of: str, printed: Mapping[str, tuple[str, str]]) -> Iterator[Item]:
-    """Paper D, Table 2: by group the average loss, and the average gradient norm in both readings."""
+    """Paper D, Table 2, by group: the average loss, and the average gradient norm in both ways to read the paper."""
     for group, (loss, norm) in printed.items():
         yield Item(f"Table 2: {of}, loss, {group}", setting, f"by_group.{group}.loss", loss, "plain")
         norms = (("mean norm", "by_group.{}.gradient_norm"), ("norm of the mean", "mean_gradient.{}"))
@@ -57,6 +57,7 @@ def losses(setting: str, of: str, printed: Mapping[str, tuple[str, str]]) -> Ite
 
 
 def adult(title: str) -> Experiment:
+    """Paper D, Tables 1 and 2, on Adult by sex."""
     return paper_d(
         title,
         {"": ".8099", "Male": ".7610", "Female": ".9117"},
@@ -72,7 +73,7 @@ def adult(title: str) -> Experiment:
 
 
 def table_ii(setting: str, of: str, epochs: str, training: str, testing: str) -> tuple[Item, ...]:
-    """Paper C, Table II, of one schedule."""
+    """The items of one schedule of paper C, Table II."""
     return (
         Item(f"{of}, epochs", setting, "epochs", epochs, "plain"),
         Item(f"{of}, training accuracy", setting, "training_accuracy", training),
@@ -81,6 +82,7 @@ def table_ii(setting: str, of: str, epochs: str, training: str, testing: str) ->
 
 
 def cancer(title: str, schedule: str, epochs: str) -> Experiment:
+    """Paper C, Figure 14: one schedule on the Cancer data set."""
     setting = f"flat · {schedule}"
     items = (
         Item(f"{schedule}, epochs", setting, "epochs", epochs, "plain"),
@@ -96,6 +98,7 @@ _PRINTED_F: Final = dict(zip(_GROUPS_OF_MNIST, ("-.0293", "-.0281", "-.0432"), s
 
 
 def mnist(title: str) -> Experiment:
+    """Paper D, Tables 1 and 2, on MNIST, for all examples and for classes 2 and 8."""
     return paper_d(
         title,
         _PRINTED_SGD,
@@ -110,7 +113,7 @@ def mnist(title: str) -> Experiment:
 
 
 def search() -> Iterator[Item]:
-    """DPSGD and DPSGD-F with all that was tried of bound, noise of the counts and memory of the counts."""
+    """DPSGD and DPSGD-F with every bound, noise of the counts and memory of the counts that was tried."""
     for bound, printed in (("1.0", ("-.1081", "-.6807")), ("2.0", ("-.0587", "-.3286")), ("5.0", ("-.0240", "-.1099"))):
         yield from _by_group(
             f"flat-bound{bound} · constant",
@@ -132,7 +135,7 @@ def search() -> Iterator[Item]:
 
 
 def bounds() -> Iterator[Item]:
-    """Paper D, Table 3: DPSGD at each clipping bound, in all and for classes 2 and 8."""
+    """Paper D, Table 3: DPSGD at each clipping bound, for all examples and for classes 2 and 8."""
     yield from _by_group("non-private", "SGD", "accuracy", _PRINTED_SGD, "share")
     for bound, printed in (
         ("1.0", ("-.1081", "-.0707", "-.6807")),
@@ -155,7 +158,7 @@ def noises() -> Iterator[Item]:
 
 
 def individual() -> Iterator[Item]:
-    """Paper A, Figures 1 and 4 to 8, and the same by privacy loss distributions."""
+    """Paper A, Figures 1 and 4 to 8, and epsilons by privacy loss distributions."""
     rows: tuple[tuple[str, str, str, Form], ...] = (
         ("Figure 1: share of examples within 1 % of the worst case", "share_at_worst_case", "about .03", "share"),
         ("Figure 4: r of estimated and exact epsilon_i", "estimates.correlation", "> .99", "plain"),
@@ -174,7 +177,7 @@ def individual() -> Iterator[Item]:
 
 
 def released() -> Iterator[Item]:
-    """Paper A, Table 2: epsilon_i over all examples, and how well they are released."""
+    """Paper A, Table 2: epsilon_i over all examples, and the error of their release."""
     for of, number, printed in (
         ("mean epsilon_i", "mean_example_epsilon", "0.686"),
         *(
@@ -230,7 +233,7 @@ def thresholds() -> Iterator[Item]:
 
 
 def runs(settings: Mapping[str, tuple[str, str]]) -> tuple[Item, ...]:
-    """Epochs and accuracies of each setting of paper C, by what it is, with its name and the printed test accuracy."""
+    """Epochs and accuracies of settings of paper C, given as title: (name of the setting, printed test accuracy)."""
     return tuple(
         item
         for of, (setting, printed) in settings.items()
@@ -243,7 +246,7 @@ def runs(settings: Mapping[str, tuple[str, str]]) -> tuple[Item, ...]:
 
 
 def same_epochs() -> Iterator[Item]:
-    """Paper C, Table II, the last two rows: for as many epochs as each schedule lasts, without privacy and uniform."""
+    """Paper C, Table II, last two rows: non-private and uniform runs for as many epochs as each schedule lasts."""
     for schedule, epochs, sigma, plain, uniform in (
         ("Time", 38, "4.93154", (".959", ".957"), (".922", ".925")),
         ("Step", 31, "4.45422", (".955", ".954"), (".921", ".925")),

@@ -2,9 +2,9 @@
 
     python -m benchmarks.reproduce NAME [--output DIR] [--address in-process] [--from DIR] [--collect]
 
-DIR, by default runs/NAME, is the folder of the sweep: a run that was interrupted is continued there. Trials train one
-after the other in this process; with --address local, on an embedded Ray. --collect trains nothing and stores what DIR
-holds; --from takes trials that another sweep has trained. The results go to benchmarks/reproduction/NAME.json, and
+DIR, by default runs/NAME, is the folder of the sweep: an interrupted run is continued there. Trials train one after the
+other in this process; with --address local, on an embedded Ray. --collect trains nothing and stores the results in DIR;
+--from reuses trials that another sweep has trained. The results go to benchmarks/reproduction/NAME.json, and
 `python docs/reproduction.py` writes the page from them. The data are read from $DPSWEEP_DATA.
 """
 
@@ -44,7 +44,7 @@ from orchestration.records.results import TrialResult
 
 SWEEPS = ROOT / "sweeps" / "papers"
 CPU_SECONDS = "cpu_seconds.txt"
-"""In the folder of a sweep: the CPU seconds of the command so far, which a resumed run adds to."""
+"""File in the folder of a sweep with the CPU seconds of the command so far; a resumed run adds to it."""
 OVERALL = (
     *("epsilon", "noise_multiplier", "steps", "seconds"),
     *("accuracy", "accuracy_change", "loss", "balanced_accuracy", "worst_group_accuracy", "unequal_cost"),
@@ -53,7 +53,7 @@ OVERALL = (
 )
 """Columns of `Sweep.results` that are stored."""
 BY_GROUP = ("accuracy", "accuracy_change", "loss", "true_positive_rate", "gradient_norm", "clipping_bias")
-"""Columns of each group."""
+"""Columns of each group that are stored."""
 
 
 def collect(stored: dpsweep.Sweep, name: str, cpu_seconds: float, sources: Sequence[str] = ()) -> StoredSweep:
@@ -116,7 +116,7 @@ def _setting(
     overlap: float,
     curves: Callable[[str], dict[str, tuple[float, ...]]],
 ) -> StoredSetting:
-    """runs: row of `Sweep.results` and numbers of each. curves: of the trial of a key."""
+    """A setting from its runs. runs: row of `Sweep.results` and numbers of each. curves: of the trial with that key."""
     places = tuple((int(row["labels.seed"]), int(row.get("labels.split_seed") or 0)) for row, _ in runs)
     order = sorted(range(len(runs)), key=places.__getitem__)
     first = runs[order[0]][0]
@@ -156,12 +156,12 @@ def _number(key: str, values: list[float], row: Mapping[str, Any], splits: list[
 
 
 def _rounded(value: float) -> float:
-    """To six digits."""
+    """``value`` rounded to six digits."""
     return float(f"{value:.6g}")
 
 
 def _commit() -> str:
-    """The last commit that changed what trains and accounts."""
+    """The last commit that changed the code that trains and accounts."""
     packages = ("accounting", "workers", "orchestration", "dpsweep")
     found = subprocess.run(
         ["git", "-C", str(ROOT), "log", "-1", "--abbrev=10", "--format=%h", "--", *packages],
@@ -184,7 +184,7 @@ def _spent(folder: Path) -> float:
 
 
 def train(name: str, folder: Path, address: str, sources: list[str]) -> None:
-    """Train the sweep or continue it, and add the CPU time of this process and its children to what was spent before.
+    """Train the sweep or continue it, and add the CPU time of this process and its children to `CPU_SECONDS`.
 
     Raises: InvalidInput for a sweep that cannot run, and where trials failed.
     """

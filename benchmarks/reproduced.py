@@ -24,8 +24,8 @@ LEVEL: Final = 0.95
 class Number:
     """A number of a setting: its value in each run, and the 95 % interval of their mean.
 
-    low, high: None where a single run leaves it unknown. covers: what the interval accounts for, ``runs`` where it is
-    Student's t over the runs alone, else as `orchestration.comparison.intervals.Interval` says.
+    low, high: None if unknown, as for a single run. covers: what the interval accounts for: ``runs`` for Student's t
+    over the runs alone, else as in `orchestration.comparison.intervals.Interval`.
     """
 
     values: tuple[float, ...]
@@ -35,12 +35,12 @@ class Number:
 
     @property
     def mean(self) -> float:
-        """Over the runs."""
+        """Mean over the runs."""
         return statistics.fmean(self.values)
 
     @property
     def ends(self) -> tuple[float, float] | None:
-        """Of the interval, where it is known."""
+        """Ends of the interval; None if unknown."""
         return None if self.low is None or self.high is None else (self.low, self.high)
 
 
@@ -48,9 +48,9 @@ class Number:
 class StoredSetting:
     """One setting of a sweep with the numbers of its finished runs.
 
-    name: as the sweep's report calls it. parameters: those that vary in the sweep, and the labels. runs: seed of
-    training and seed of the split, in the order of every number's values. curves: of the first run, numbers after each
-    epoch (`benchmarks.curves`).
+    name: as in the sweep's report. parameters: those that vary in the sweep, and the labels. runs: (seed of training,
+    seed of the split), in the order of every number's values. curves: numbers of the first run after each epoch
+    (`benchmarks.curves`).
     """
 
     name: str
@@ -62,11 +62,11 @@ class StoredSetting:
 
 @dataclass(frozen=True)
 class StoredSweep:
-    """What is stored of one sweep.
+    """The stored results of one sweep.
 
-    commit: the last one that changed what trains and accounts. asked, finished: numbers of trials. overlap: test over
-    training examples where the splits are drawn from the same rows, else 0. cpu_seconds: of all runs of the command,
-    training, accounting and comparison together.
+    commit: the last one that changed the code that trains and accounts. asked, finished: numbers of trials. overlap:
+    test over training examples if several splits are drawn from the same rows, else 0. cpu_seconds: of all runs of the
+    command, with training, accounting and comparison.
     """
 
     sweep: str
@@ -85,7 +85,7 @@ class StoredSweep:
 
 _STORED: Final = TypeAdapter(StoredSweep)
 _INNERMOST: Final = re.compile(r"\[[^\[\]{}]*\]")
-"""Lists of plain values, which are written on one line."""
+"""Matches lists of plain values, which are written on one line."""
 
 
 def stored_file(name: str, folder: Path = FOLDER) -> Path:
@@ -94,7 +94,7 @@ def stored_file(name: str, folder: Path = FOLDER) -> Path:
 
 
 def write_stored(found: StoredSweep, folder: Path = FOLDER) -> Path:
-    """Store the results of a sweep; those of an earlier run are replaced."""
+    """Store the results of a sweep, in place of earlier ones."""
     path = stored_file(found.sweep, folder)
     text = _STORED.dump_json(found, indent=1).decode()
     path.write_text(_INNERMOST.sub(lambda part: " ".join(part.group().split()), text) + "\n")
@@ -108,10 +108,10 @@ def read_stored(name: str, folder: Path = FOLDER) -> StoredSweep | None:
 
 
 def over_runs(values: Sequence[float], splits: Sequence[int] = (), overlap: float = 0.0) -> Number:
-    """A number with Student's interval over its runs; without one for a single run.
+    """A number with Student's interval over its runs; without an interval for a single run.
 
-    splits: of each run. Splits drawn from the same rows overlap, which the variance over several of them is corrected
-    for (Nadeau and Bengio 2003, Section 3.2), with ``overlap`` as in `StoredSweep`.
+    splits: the split of each run. Splits drawn from the same rows overlap; the variance over several splits is
+    corrected for this (Nadeau and Bengio 2003, Section 3.2), with ``overlap`` as in `StoredSweep`.
     """
     count = len(values)
     if count < 2:
@@ -127,9 +127,9 @@ def difference(sweep: StoredSweep, one: StoredSetting, other: StoredSetting, num
 
     Raises: KeyError where one of them does not have the number, ValueError where they have no run in common.
     """
-    theirs = dict(zip(other.runs, other.numbers[number].values, strict=True))
-    ours = zip(one.runs, one.numbers[number].values, strict=True)
-    common = [(run, value - theirs[run]) for run, value in ours if run in theirs]
+    subtracted = dict(zip(other.runs, other.numbers[number].values, strict=True))
+    values = zip(one.runs, one.numbers[number].values, strict=True)
+    common = [(run, value - subtracted[run]) for run, value in values if run in subtracted]
     if not common:
         raise ValueError(f"{one.name!r} and {other.name!r} of {sweep.sweep} have no run in common")
     return over_runs([value for _, value in common], [split for (_, split), _ in common], sweep.overlap)

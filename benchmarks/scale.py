@@ -6,15 +6,15 @@ Prints a markdown table, or with --json one object per row. Trials are synthetic
 and of 1e7 at 12 (--quick: 1e5 at 10 and 1e6 at 4), 0.6 and 1.4 GB on disk, written first into a temporary folder. Each
 row is measured in a process of its own, on a Ray cluster of this machine whose nodes have one CPU each.
 
-- ours_cpu_s: CPU of the parts and of the driver, tables and exact quantiles included, without the start of processes.
-- read_hash_cpu_s: CPU of reading the same norm files and hashing them, in the same run and on the same nodes, all of
-  them at once; ratio is ours over it.
+- ours_cpu_s: CPU seconds of the parts and the driver, with tables and exact quantiles, without the start of processes.
+- read_hash_cpu_s: CPU seconds of reading and hashing the same norm files, in the same run and on the same nodes, all of
+  them at once. ratio: ours_cpu_s over read_hash_cpu_s.
 - driver_mb, worker_mb: peak memory of the driver, and of the largest worker.
-- efficiency: time in parts over nodes times the time of the whole, from the first part to the merged result.
+- efficiency: summed time of the parts over (nodes times elapsed time from the first part to the merged result).
 
-Where there are fewer cores than nodes, computing cannot show how the queue scales. Rows named "... asleep" therefore
-replace each part's computation by a sleep as long as a part took on one node, at least 0.1 s; all else is as it is.
-Each node has slept through one part before the clock starts.
+With fewer cores than nodes, computing cannot show how the queue scales. Rows named "... asleep" therefore replace each
+part's computation by a sleep as long as a part took on one node, at least 0.1 s; everything else is unchanged. Each
+node has slept through one part before the clock starts.
 """
 
 # ruff: noqa: E402
@@ -68,7 +68,7 @@ LEAST_SLEEP = 0.1
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement; what was not measured is None."""
+    """One measurement; None for values that were not measured."""
 
     task: str
     examples: int
@@ -84,7 +84,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Spent:
-    """What one part took in its worker: seconds of CPU and of time, and the worker's peak memory so far in MB."""
+    """Cost of one part in its worker: CPU seconds, elapsed seconds, and the worker's peak memory so far in MB."""
 
     cpu: float
     wall: float
@@ -102,11 +102,11 @@ class Size:
 SIZES = (Size(10**6, 50), Size(10**7, 12))
 QUICK_SIZES = (Size(10**5, 10), Size(10**6, 4))
 MANY = 40
-"""Trials of one part each."""
+"""Number of trials, of one part each, in the task ``many``."""
 
 
 def write_trial(root: str, size: Size, seed: int = 0) -> None:
-    """A trial whose examples have a typical contribution each that decreases during training; a tenth is clipped."""
+    """Store a synthetic trial: each example has a typical contribution, which falls in training; a tenth is clipped."""
     files, generator = TrialFiles(root), np.random.default_rng(seed)
     steps = STEPS_EACH * size.snapshots
     write_trace(files.trace, Trace(size.examples, (Segment(0, steps, PoissonSampling(0.01), 1.2),)))
@@ -121,12 +121,12 @@ def write_trial(root: str, size: Size, seed: int = 0) -> None:
 
 
 def peak_megabytes() -> float:
-    """Of this process so far."""
+    """Peak memory of this process so far, in MB."""
     return peak_bytes() / 2**20
 
 
 def hashing_seconds(roots: Sequence[str], nodes: int) -> float:
-    """CPU seconds to read and hash all norm files of these trials, which the page cache holds by then, on all nodes."""
+    """CPU seconds to read and hash all norm files of these trials on all nodes, with the files in the page cache."""
     import ray
 
     files = [f"{norms}/{name}" for norms in (TrialFiles(root).norms for root in roots) for name in list_files(norms)]
@@ -135,7 +135,7 @@ def hashing_seconds(roots: Sequence[str], nodes: int) -> float:
 
 
 def _hashed(paths: Sequence[str]) -> float:
-    """The same of some files, in this process."""
+    """CPU seconds to read and hash some files in this process."""
     begun = time.process_time()
     for path in paths:
         hashlib.sha256(read_bytes(path)).hexdigest()
@@ -166,9 +166,9 @@ def cluster(nodes: int) -> Iterator[None]:
 
 
 def _warm() -> None:
-    """Start a worker and load what parts need, long enough that every node starts one.
+    """Load what parts need (compiled code, and pandas, which pyarrow loads with its first table) in a worker.
 
-    That is compiled code, and pandas, which pyarrow loads with its first table.
+    Takes long enough that every node starts a worker.
     """
     import pandas  # noqa: F401
 
@@ -178,7 +178,7 @@ def _warm() -> None:
 
 
 class Noted:
-    """Accounts parts as ``work`` does, and stores what each took in ``folder``."""
+    """Accounts parts by ``work``, and stores the cost of each in ``folder``."""
 
     def __init__(self, work: Callable[..., PartResult], folder: str) -> None:
         self._work, self._folder = work, folder
@@ -193,13 +193,13 @@ class Noted:
         return result
 
     def spent(self) -> list[Spent]:
-        """Of every part."""
+        """The cost of every part."""
         return [Spent(**json.loads(path.read_text())) for path in Path(self._folder).glob("*.json")]
 
 
 @dataclass(frozen=True)
 class Asleep:
-    """Sleeps in place of computing a part, and returns the result of another one."""
+    """Sleeps instead of computing a part, and returns ``result``, renumbered."""
 
     seconds: float
     result: PartResult
@@ -210,14 +210,14 @@ class Asleep:
 
 
 def job_of(root: str, method: str) -> AccountingJob:
-    """Account the trial at `root` into a folder that nothing was stored in."""
+    """A job that accounts the trial at ``root`` into a new folder."""
     folder = tempfile.mkdtemp(dir=root, prefix="epsilons-")
     return AccountingJob(root, DELTA, method, counting=Counting(BOUND), folder=folder)
 
 
 @contextmanager
 def queue_on(nodes: int, noted: Noted) -> Iterator[parallel.AccountingQueue]:
-    """The queue of a new cluster, whose tasks do what ``noted`` does."""
+    """The queue of a new cluster, whose tasks call ``noted``."""
     with (
         cluster(nodes),
         mock.patch.object(parallel, "account_part", lambda job, part: noted(job, part)),  # Ray takes only functions
@@ -227,7 +227,7 @@ def queue_on(nodes: int, noted: Noted) -> Iterator[parallel.AccountingQueue]:
 
 
 def account(jobs: Sequence[AccountingJob], queue: parallel.AccountingQueue) -> tuple[list[EpsilonSummary], float]:
-    """Summaries of the jobs, all accounted at once, and the time of the whole."""
+    """Summaries of the jobs, all accounted at once, and the elapsed seconds of all together."""
     begun = time.monotonic()
     with ThreadPoolExecutor(len(jobs)) as threads:
         running = [threads.submit(store_epsilons, job, queue.scatter) for job in jobs]
@@ -235,7 +235,7 @@ def account(jobs: Sequence[AccountingJob], queue: parallel.AccountingQueue) -> t
 
 
 def computed(roots: Sequence[str], size: Size, task: str, method: str, nodes: int) -> Row:
-    """Account the trials for real."""
+    """Measure the accounting of the trials."""
     noted = Noted(account_part, tempfile.mkdtemp(dir=roots[0], prefix="spent-"))
     jobs = [job_of(root, method) for root in roots]
     with queue_on(nodes, noted) as queue:
@@ -262,7 +262,7 @@ def computed(roots: Sequence[str], size: Size, task: str, method: str, nodes: in
 
 
 def asleep(roots: Sequence[str], size: Size, task: str, seconds: float, nodes: int) -> Row:
-    """Queue the trials' parts, each of which sleeps, after one on each node: it has then received the function."""
+    """Measure the queue with parts that sleep. One part per node runs before, so that nodes have the function."""
     first = NormShards(TrialFiles(roots[0]).norms).files(0)
     result = account_part(job_of(roots[0], "rdp"), first)
     noted = Noted(Asleep(seconds, result), tempfile.mkdtemp(dir=roots[0], prefix="spent-"))
@@ -274,7 +274,7 @@ def asleep(roots: Sequence[str], size: Size, task: str, seconds: float, nodes: i
 
 
 def apart(function: Callable[..., Row], *arguments: Any) -> Row:
-    """The row, measured in a process of its own."""
+    """The row that ``function`` measures in a new process."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(function, arguments)
 
@@ -304,7 +304,7 @@ def many_trials(folder: Path, quick: bool) -> Iterator[Row]:
 
 
 def stored(folder: Path, name: str, size: Size, seed: int = 0) -> str:
-    """The root of a trial, which is written where it is not there yet."""
+    """The root of the trial ``name``, which is written unless it exists."""
     root = folder / name
     if not root.exists():
         write_trial(str(root), size, seed)

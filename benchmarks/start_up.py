@@ -1,4 +1,4 @@
-"""What a sweep of many short trials pays besides training: until the first trial, for each trial, and in requests.
+"""Overhead of a sweep of many short trials besides training: before the first trial, for each trial, and in requests.
 
     python benchmarks/start_up.py [--trials 200] [--s3-trials 10] [--in-process] [--json]
 
@@ -6,11 +6,11 @@ Runs `dpsweep run` on a sweep of --trials private trials of 11 steps each, in te
 own, on a Ray cluster that it starts (--in-process: without Ray). With --s3-trials, runs as many trials again whose
 results go to an S3 server on this machine (moto, of `pip install 'dpsweep[test]'`), and counts the requests.
 
-- first_s: from the start of the command to the first file of a trial. plan_s: the part of it until the plan is stored,
-  imports and the start of Ray included.
-- driver_cpu_s: CPU of the driver's process for each trial, after the first has begun, until the command ends.
-- wall_s: seconds for each trial, likewise.
-- requests: for each trial, by what they are about.
+- first_s: seconds from the start of the command to the first file of a trial.
+- plan_s: seconds until the plan is stored, with imports and the start of Ray.
+- driver_cpu_s: CPU seconds of the driver's process per trial, from the first trial to the end of the command.
+- wall_s: elapsed seconds per trial in the same time.
+- requests: number per trial, by what they are about.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ noise: constant
 seeds: [%(seeds)s]
 privacy: {target_epsilon: [%(targets)s], delta: 1e-4}
 """
-"""11 steps of 41 of 455 examples."""
+"""Each trial has 11 steps with batches of 41 out of 455 examples."""
 _COMMAND = "from dpsweep.command import main; main()"
 _POLL = 0.1
 
@@ -119,7 +119,8 @@ def _cpu(pid: int) -> float:
 
 @contextlib.contextmanager
 def _s3(folder: Path) -> Iterator[tuple[dict[str, str], Callable[[], list[str]]]]:
-    """An S3 server with one bucket: what processes need to find it, and the requests that it has answered so far."""
+    """Run an S3 server with one bucket; yields environment variables for its clients, and a function that returns the
+    requests answered so far."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -155,7 +156,7 @@ def _requests(log: Path) -> list[str]:
 
 
 def _about(request: str) -> str:
-    """What a request is about, without the names of trials."""
+    """Method and subject of a request, without the names of trials."""
     method, _, path = request.partition(" ")
     listed = re.search(r"[?&]prefix=([^&]*)", path)
     name = listed[1].replace("%2F", "/") if listed else path.partition("?")[0].removeprefix("/bucket/")

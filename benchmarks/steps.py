@@ -1,4 +1,4 @@
-"""One training step, plain and private, by each of the methods that `benchmarks.training` compares."""
+"""Plain and private training steps of the methods that `benchmarks.training` compares."""
 
 from __future__ import annotations
 
@@ -21,18 +21,21 @@ LEARNING_RATE = 0.01
 
 Step = Callable[[Tensor, Tensor], None]
 Mean = Callable[[Tensor, Tensor], Mapping[str, Tensor]]
-"""Of gradients, by the name of their parameter."""
+"""Returns the mean of the gradients of a batch, by the name of the parameter."""
 
 
 def micro_batches(x: Tensor, y: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The batch in micro-batches of ``size`` examples."""
     return zip(x.split(size), y.split(size), strict=True)
 
 
 def losses(logits: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy of each example."""
     return functional.cross_entropy(logits, y, reduction="none")
 
 
 def plain(model: nn.Module, micro_batch: int) -> Step:
+    """A step without privacy."""
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
 
     def step(x: Tensor, y: Tensor) -> None:
@@ -45,16 +48,19 @@ def plain(model: nn.Module, micro_batch: int) -> Step:
 
 
 def dpsweep(model: nn.Module, micro_batch: int) -> Step:
+    """A private step by `GradientEngine`, without noise."""
     return updating(model, clipping(model, micro_batch))
 
 
 def dpsweep_with_noise(model: nn.Module, micro_batch: int) -> Step:
+    """A private step by `GradientEngine`, with noise."""
     clipped_mean, device = clipping(model, micro_batch), next(model.parameters()).device
     noise = make_noise_source("seeded", 0, device)
     return updating(model, lambda x, y: noise.added_to_each(clipped_mean(x, y), NOISE_MULTIPLIER * CLIP / len(x)))
 
 
 def updating(model: nn.Module, mean: Mean) -> Step:
+    """A step that computes gradients by ``mean`` and updates the model."""
     parameters, optimizer = dict(model.named_parameters()), torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
 
     def step(x: Tensor, y: Tensor) -> None:
@@ -79,6 +85,7 @@ def clipping(model: nn.Module, micro_batch: int) -> Mean:
 
 
 def norm_pass(model: nn.Module, micro_batch: int) -> Step:
+    """Computes the gradient norms of all examples, without training."""
     engine = GradientEngine(model, losses, micro_batch_size=micro_batch)
 
     def step(x: Tensor, y: Tensor) -> None:
@@ -88,6 +95,7 @@ def norm_pass(model: nn.Module, micro_batch: int) -> Step:
 
 
 def opacus_hooks(model: nn.Module, micro_batch: int) -> Step:
+    """A private step of Opacus with per-example gradients by hooks, without noise."""
     wrapped = GradSampleModule(model)
     inner = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     optimizer = DPOptimizer(inner, noise_multiplier=0.0, max_grad_norm=CLIP, expected_batch_size=1)
@@ -105,6 +113,7 @@ def opacus_hooks(model: nn.Module, micro_batch: int) -> Step:
 
 
 def opacus_ghost(model: nn.Module, micro_batch: int) -> Step:
+    """A private step of Opacus with ghost clipping, without noise."""
     for module in model.modules():
         if isinstance(module, nn.Embedding):  # its norm sampler takes no expanded indices
             module.register_forward_pre_hook(lambda _, args: (args[0].contiguous(),))
@@ -126,6 +135,7 @@ def opacus_ghost(model: nn.Module, micro_batch: int) -> Step:
 
 
 def vmap_grad(model: nn.Module, micro_batch: int) -> Step:
+    """A private step with per-example gradients by ``vmap(grad)`` of torch.func, without noise."""
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     parameters = dict(model.named_parameters())
 

@@ -90,11 +90,13 @@ WORKLOADS: Mapping[str, Workload] = {
 
 
 def synchronize(device: torch.device) -> None:
+    """Wait for the work of a GPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def seconds(run: Callable[[], None], times: int, device: torch.device) -> float:
+    """Elapsed seconds of one of ``times`` runs, on average."""
     synchronize(device)
     start = time.perf_counter()
     for _ in range(times):
@@ -155,7 +157,7 @@ def take_turns(
 
 
 def noise_seconds(model: nn.Module, source: str, repeat: int, device: torch.device) -> float:
-    """Of adding noise to sums of all parameters' gradients."""
+    """Seconds of adding noise to the summed gradients of all parameters."""
     sums = {name: torch.zeros_like(parameter) for name, parameter in model.named_parameters()}
     noise = make_noise_source(source, 0, device)
 
@@ -167,7 +169,7 @@ def noise_seconds(model: nn.Module, source: str, repeat: int, device: torch.devi
 
 
 def measure(workload: Workload, name: str, batch: int, device: torch.device, budget: float) -> dict[str, object]:
-    """All results for one model; ``budget``: seconds after which no more turns start than necessary."""
+    """All results for one model. budget: seconds after which only turns needed for the minimum of samples start."""
     initial = workload.build().to(device)
     x, y = workload.data(batch, device)
     models = {method: copy.deepcopy(initial) for method in METHODS}
@@ -204,12 +206,13 @@ COLUMNS = ("dpsweep", "dpsweep_with_noise", "opacus_hooks", "opacus_ghost", "vma
 
 
 def as_row(result: Mapping[str, object]) -> str:
+    """A row of the printed table."""
     ratios = "".join(f"{result[column]:>{len(column) + 1}.2f}x" for column in COLUMNS)
     return f"{result['model']:<12}{result['batch']:>6}{result['plain_ms']:>11.2f}{ratios}"
 
 
 def whole_threads(text: str) -> int:
-    """A valid number of threads, or argparse's error."""
+    """The number of threads that ``text`` gives; an error for argparse if it is not valid."""
     threads = int(text) if text.isdecimal() else 0
     if not 1 <= threads <= MAX_THREADS:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of threads; give 1 to {MAX_THREADS}")
@@ -217,7 +220,7 @@ def whole_threads(text: str) -> int:
 
 
 def present_device(name: str) -> torch.device:
-    """A device of this machine, or argparse's error."""
+    """The device called ``name``; an error for argparse if this machine has none."""
     try:
         return choose_device(name)
     except InvalidInput as error:

@@ -2,10 +2,10 @@
 
     python benchmarks/trials.py [--quick] [--json] [--case NAME] [--device cuda]
 
-All of a case train the same model on the same data, in batches of the same expected size, for the same epochs, and
-after each epoch measure the accuracy of everybody and of every group on the test data. All are measured on this machine
-in one run, with one thread, in seconds of CPU, which work beside them disturbs least (on a GPU in elapsed seconds), and
-all are given the same data, which is read before.
+All methods of a case train the same model on the same data, in batches of the same expected size, for the same epochs,
+and after each epoch measure the accuracy of everybody and of every group on the test data. All are measured on this
+machine in one run, with one thread, in CPU seconds, which other work disturbs least (on a GPU in elapsed seconds). The
+data are read before.
 
     plain        batches by index, no privacy
     dataloader   batches by torch's DataLoader, no privacy
@@ -16,9 +16,9 @@ all are given the same data, which is read before.
     off          the same with norms: off, so that no epsilons of single examples can be computed
 
 All use the allocator settings that a trial of a sweep is started with (`workers.memory`).
-Printed are ratios to the plain loop, each the least of three runs in turn while these take less than ten seconds.
-`shares` are parts of the trial's own CPU time, measured in a run of its own. At most as many examples are tested on as
-are trained on, or evaluation would be most of a short training.
+Printed are ratios to the plain loop, of the least of three runs each; methods take turns, and no turn begins after ten
+seconds. `shares` are parts of a trial's own CPU time, measured in a separate run. There are at most as many test as
+training examples, or evaluation would be most of a short training.
 MNIST, CIFAR-10 and Adult are read where `DPSWEEP_DATA` says.
 """
 
@@ -77,10 +77,10 @@ SHARES: Mapping[str, tuple[Any, str]] = {
     "contributions": (Interval, "extend"),
     "shards": (NormRecorder, "write"),
 }
-"""Functions whose CPU time is a share of a trial; none of them calls another."""
+"""Functions whose share of a trial's CPU time is measured; none of them calls another."""
 
 TURNS, ENOUGH = 3, 10.0
-"""Most runs of each, and seconds after which no further turn begins."""
+"""Largest number of runs of each method, and seconds after which no further turn begins."""
 Loop = Callable[[Case, DataSpec, torch.device], None]
 CASES: Mapping[str, Case] = {
     each.name: each
@@ -100,13 +100,13 @@ CASES: Mapping[str, Case] = {
 
 
 def load(data: DataSpec, code: UserCode = NO_CODE) -> Dataset:
-    """In place of `load_dataset`: the data of a case, read once for all its runs. ``code`` is of no use to any case."""
+    """Replaces `load_dataset`: the data of a case, read once for all its runs. ``code`` is not used."""
     return _read(data)
 
 
 @functools.lru_cache(maxsize=2)
 def _read(data: DataSpec) -> Dataset:
-    """With as many test examples as training examples at most."""
+    """The data set with at most as many test as training examples."""
     dataset = load_dataset(data)
     tested = np.arange(min(len(dataset.test), len(dataset.train)))
     return replace(dataset, test=dataset.test.select(tested))
@@ -126,6 +126,7 @@ def evaluate(model: nn.Module, dataset: Dataset) -> tuple[float, Tensor]:
 
 
 def start(case: Case, dataset: Dataset, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A new model of the case, and its optimizer."""
     torch.manual_seed(0)
     model = build_model(case.model, dataset, 0).to(device)
     return model, torch.optim.SGD(model.parameters(), lr=case.learning_rate)
@@ -134,7 +135,7 @@ def start(case: Case, dataset: Dataset, device: torch.device) -> tuple[nn.Module
 def train(
     model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterator[tuple[Tensor, Tensor]], dataset: Dataset
 ) -> None:
-    """One epoch, and its evaluation."""
+    """Train one epoch and evaluate."""
     device = next(model.parameters()).device
     for x, y in batches:
         optimizer.zero_grad()
@@ -144,6 +145,7 @@ def train(
 
 
 def plain(case: Case, data: DataSpec, device: torch.device) -> None:
+    """Train by batches of indices, without privacy."""
     dataset = load(data)
     model, optimizer = start(case, dataset, device)
     features, labels = dataset.train.features.to(device), dataset.train.labels.to(device)
@@ -154,10 +156,12 @@ def plain(case: Case, data: DataSpec, device: torch.device) -> None:
 
 
 def prepared(dataset: Dataset) -> TensorDataset:
+    """The training examples, prepared for the model."""
     return TensorDataset(dataset.prepare(dataset.train.features), dataset.train.labels)
 
 
 def dataloader(case: Case, data: DataSpec, device: torch.device) -> None:
+    """Train by torch's DataLoader, without privacy."""
     dataset = load(data)
     model, optimizer = start(case, dataset, device)
     loader = DataLoader(prepared(dataset), batch_size=case.batch_size, shuffle=True)
@@ -166,6 +170,7 @@ def dataloader(case: Case, data: DataSpec, device: torch.device) -> None:
 
 
 def opacus(case: Case, data: DataSpec, device: torch.device) -> None:
+    """Train by Opacus' PrivacyEngine."""
     dataset = load(data)
     model, optimizer = start(case, dataset, device)
     model.train()
@@ -185,6 +190,7 @@ PEERS: Mapping[str, Loop] = {"plain": plain, "dataloader": dataloader, "opacus":
 
 
 def dpsweep(spec: TrialSpec) -> None:
+    """Train as a trial of a sweep does."""
     with tempfile.TemporaryDirectory() as folder:
         trial.run_trial(spec, folder)
 
@@ -193,7 +199,7 @@ def dpsweep(spec: TrialSpec) -> None:
 
 
 def clock_of(device: torch.device) -> Callable[[], float]:
-    """Seconds of CPU, or elapsed ones of a GPU, which is waited for."""
+    """A clock of CPU seconds; for a GPU, of elapsed seconds after waiting for its work."""
 
     def elapsed() -> float:
         torch.cuda.synchronize(device)
@@ -203,6 +209,7 @@ def clock_of(device: torch.device) -> Callable[[], float]:
 
 
 def seconds_of(run: Callable[[], None], clock: Callable[[], float]) -> float:
+    """Seconds of one run by ``clock``."""
     began = clock()
     run()
     return clock() - began
@@ -235,7 +242,7 @@ def counted(spent: dict[str, float], clock: Callable[[], float]) -> Iterator[Non
 
 
 def least(runs: Mapping[str, Callable[[], None]], clock: Callable[[], float]) -> dict[str, float]:
-    """The fewest seconds of each run, of `TURNS` in turn while they take less than `ENOUGH` together."""
+    """The least seconds of each run over up to `TURNS` turns; no turn begins after `ENOUGH` seconds."""
     found: dict[str, float] = {}
     began, turn = time.perf_counter(), 0
     while turn == 0 or (turn < TURNS and time.perf_counter() - began < ENOUGH):
@@ -252,7 +259,7 @@ def measure(case: Case, device: torch.device) -> dict[str, object]:
     trials = {name: case.spec(refreshes, **released) for name, refreshes in norms.items()}
     spec = trials["dpsweep"]
     examples = len(load(spec.data).train)
-    # What is imported at first use, as by torch's optimisers, is no part of a training.
+    # A first run does the imports at first use, such as those of torch's optimisers, which are not measured.
     once = replace(case.shortened(), epochs=1)
     for loop in PEERS.values():
         loop(once, once.spec(1.0).data, device)
@@ -276,6 +283,7 @@ COLUMNS = ("dataloader", "opacus", "dpsweep", "sampled", "off")
 
 
 def as_row(result: Mapping[str, Any]) -> str:
+    """A row of the printed table."""
     ratios = "".join(f"{result[column]:>11.2f}x" for column in COLUMNS)
     largest = sorted(result["shares"].items(), key=lambda share: -share[1])[:3]
     shares = ", ".join(f"{name} {share:.0%}" for name, share in largest)

@@ -19,8 +19,8 @@ Traceback (most recent call last):
     ...
 accounting.errors.InvalidInput: ...no/such/folder holds no sweep; name the folder that `dpsweep run` wrote
 
-`run` trains such a plan, and `open` reads what a run has left: see docs/python.md. Importing this package loads neither
-torch, Ray nor MLflow; each is loaded by what needs it.
+`run` trains such a plan, and `open` reads the results of a run: see docs/python.md. Importing this package loads
+neither torch, Ray nor MLflow; each is loaded when it is first needed.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ __all__ = [
 ]
 
 _LIBRARY = {"Sweep": "Sweep", "Trial": "Trial", "open": "open_sweep", "plan": "plan", "run": "run"}
-"""Exported names, and what they are called in `orchestration.library`; the others are errors."""
+"""Names exported from `orchestration.library`, with their names there; all other exports are errors."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is exported when it is first used, once the packages are known to be our own."""
+    """Import an exported name when it is first used, after checking that Python finds our own packages."""
     if name not in __all__:
         raise AttributeError(f"module 'dpsweep' has no attribute {name!r}")
     from dpsweep.command import other_package

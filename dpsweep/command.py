@@ -1,4 +1,4 @@
-"""Entry point of the command ``dpsweep``: starts it once it is known that Python finds our own packages."""
+"""Entry point of the command ``dpsweep``: checks that Python finds our own packages, then starts the command."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PACKAGES = ("accounting", "workers", "orchestration")
 
 
 def main() -> None:
-    """Run the command, or end with exit code 2 and one line where Python would import packages of somebody else."""
+    """Run the command, or exit with code 2 and one line if Python would import other packages of the same names."""
     found = other_package()
     if found is not None:
         print(f"error: {found}", file=sys.stderr)
@@ -21,7 +21,10 @@ def main() -> None:
 
 
 def other_package() -> str | None:
-    """One line that names the first of our packages that Python finds elsewhere or not at all; imports none of them."""
+    """Check where Python finds our packages, without importing them.
+
+    Returns one line about the first package that Python finds elsewhere or not at all; None if all are found.
+    """
     ours = Path(__file__).resolve().parents[1]
     for package in _PACKAGES:
         spec = importlib.util.find_spec(package)

@@ -26,12 +26,14 @@ def algorithm_2(
     delta: float,
     rounding: float = 0.01,
 ) -> Array:
-    """epsilon_i [examples] as paper A publishes it, from contributions [examples, snapshots] in units of C.
+    """Per-example epsilons [examples] by Algorithm 2 of paper A: an estimate under add/remove adjacency.
 
-    An estimate under add/remove. Each contribution is rounded to the nearest of r, 2r, ..., 1 (``rounding`` is r); 0
-    rounds to r. epsilon = min over alpha of rho + log(1/delta) / (alpha - 1) (paper A, Lemma A.2).
+    contributions [examples, snapshots] are in units of the clipping bound C; the snapshot taken at steps[j] holds until
+    steps[j + 1]. Each is rounded to the nearest of r, 2r, ..., 1 (``rounding`` is r); 0 rounds to r.
+    epsilon = min over alpha of rho + log(1/delta) / (alpha - 1) (paper A, Lemma A.2).
 
-    Raises: UnsupportedMechanism unless the run is plain Poisson-sampled DP-SGD without side queries and releases.
+    Raises: UnsupportedMechanism unless the run is plain Poisson-sampled DP-SGD without side queries and releases;
+    InvalidInput for snapshots as `checked_snapshots` does, a delta outside (0, 1) or a rounding outside [1e-6, 1].
     """
     rounding = require_finite("rounding", rounding, at_least=1e-6, at_most=1.0)
     delta = require_finite("delta", delta, above=0.0, below=1.0)

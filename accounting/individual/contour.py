@@ -24,10 +24,10 @@ _LOG_PRECISION = 40.0
 """Truncation and discretisation errors of integrals over x are below exp(-40) = 4e-18 times A at the real point."""
 
 UNKNOWN = 1e6
-"""Error of log A where nothing is known; every bound that uses it is vacuous."""
+"""Error assigned to log A where it could not be computed; it makes every bound that uses it vacuous."""
 
 _BLOCK_ENTRIES = 1 << 15
-"""Nodes times grid points that are in memory at once."""
+"""Largest number of entries (nodes times grid points) in memory at once."""
 
 _SINC_LATER = 0.21724
 """The largest |sin(y)/y| for y >= pi."""
@@ -48,6 +48,7 @@ class Contour:
 
     @property
     def points(self) -> Complex:
+        """The complex points; shape [points]."""
         return np.asarray(self.tilt + 1j * self.frequencies, np.complex128)
 
     @property
@@ -60,8 +61,8 @@ class Contour:
 class MomentTable:
     """log A at each node and point of a contour, on the branch that is real at the first point; [nodes, points].
 
-    errors [nodes, points] bound the distance of log A from its chord in u, over both cells beside a node. Where nothing
-    is known, log A is 0 and its error `UNKNOWN`.
+    errors [nodes, points] bound the distance of log A from its chord in u, over the two cells beside a node. Where
+    log A could not be computed, it is 0 and its error is `UNKNOWN`.
     """
 
     log_moments: Complex
@@ -87,9 +88,9 @@ def moment_table(sample_rate: float, precisions: Array, contour: Contour, direct
 def _tilted(
     sample_rate: float, roots: Array, widest: float, exponents: Complex
 ) -> Iterator[tuple[slice, Array, Array, Array]]:
-    """A few nodes at a time: G^(Re z) times the weights of the grid, log G, and p, all [nodes, grid].
+    """Yield for a few nodes at a time: their slice; G^(Re z) times the grid's weights, log G and p, all [nodes, grid].
 
-    The grid serves every sqrt(u) up to ``widest``, and each row depends on its own node only.
+    One grid is accurate for every sqrt(u) up to ``widest``. Each row depends on its own node only.
     """
     points = _integration_grid(sample_rate, roots[:1], exponents, widest)[0].size
     block = max(1, _BLOCK_ENTRIES // points)
@@ -112,11 +113,11 @@ def _integration_grid(
 ) -> tuple[Array, Array, Array]:
     """log G [nodes, grid], p [nodes, grid] and the log weight of each grid point under the normal law [grid].
 
-    The grid serves every sqrt(u) up to ``widest``.
+    The grid is accurate for every sqrt(u) up to ``widest``.
     G^z is analytic for |Im x| <= d with s d <= pi/2; there |G^z| <= G^Re(z) e^(|Im z| s d), times sec(s d / 2)^|Re z|
     when Re z < 0, and the normal density grows by e^(d^2/2). So the trapezoidal rule with step h errs by less than
-    2 exp(growth - 2 pi d / h). Left of the grid G^z is at most max(1, (1-q)^Re z); right of it, G^a is at most 2^a
-    times the larger of 1 and q^a M^a, whose normal mass is centred at a s and within A_a.
+    2 exp(growth - 2 pi d / h). Left of the grid G^z is at most max(1, (1-q)^Re z). Right of it, for a = Re z > 0,
+    G^a <= 2^a max(1, q^a M^a); times the normal density, q^a M^a is centred at a s and integrates to at most A_a.
     """
     real, top = exponents[0].real, float(np.abs(exponents.imag).max())
     left = np.sqrt(2.0 * (_LOG_PRECISION - min(real, 0.0) * -np.log1p(-sample_rate)))
@@ -143,8 +144,8 @@ def _cell_suprema(sample_rate: float, precisions: Array, exponent: float, powers
 
     For e > 1, x -> x^k (1 - q + q x)^(e-k) is convex, so h_k(u) = E[p^k G^e] grows with u. For e < 0, by Ito's formula
     and dropping a negative term, h_k' <= k(k-1)/2 h_k + (k-e)(k-e+1)/2 h_(k+2). There h_(k+2) is at most h_k, because
-    p <= 1, and, because G >= 1-q, at most q^(k+2) e^((k+2)(k+1)u/2) (1-q)^(e-k-2). Each of the two integrates over
-    the cell to a bound.
+    p <= 1, and, because G >= 1-q, at most q^(k+2) e^((k+2)(k+1)u/2) (1-q)^(e-k-2). Integrating the inequality over the
+    cell with either of the two gives a bound; the smaller one is returned.
     """
     if exponent > 1.0:
         return powers[:, 1:]
@@ -188,14 +189,14 @@ class DecayBound:
     lengths: Array
 
     def node_decay(self, frequency: float) -> Array:
-        """decay for |w| >= frequency, the minimum over the two cells beside each node; shape [nodes]."""
+        """The decay for |w| >= ``frequency``, the smaller of the two cells beside each node; shape [nodes]."""
         y = np.clip(0.5 * frequency * self.lengths, 1e-12, np.pi)
         cells = (self.masses * np.maximum(1.0 - np.maximum(np.sin(y) / y, _SINC_LATER), 0.0)).sum(axis=1)
         return np.asarray(np.minimum(np.append(cells[:1], cells), np.append(cells, cells[-1:])))
 
 
 def decay_bound(sample_rate: float, precisions: Array, exponent: float, layers: int = 128) -> DecayBound:
-    """Layers below the density of the loss for every u of a cell: each factor takes its worst value in the cell."""
+    """Uniform layers below the loss's density for every u of a cell: each factor takes its worst value in the cell."""
     roots = np.sqrt(precisions)
     low, high = roots[:-1, None], roots[1:, None]
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):

@@ -13,14 +13,15 @@ of the sum's sensitivity; ``side`` how far it moves a side query, in units of th
   ``zero_out`` they are refused: the rest of the batch reveals whether the example is in it, which defeats the
   amplification by sampling (docs/group-proof.md).
 - Shuffled epochs under ``zero_out``: the example is in one batch of the epoch. For every order of the data the epoch is
-  one Gaussian, at worst that of the step with the largest u (paper C, Theorem 2).
-- Under ``replace_one``, full batches and shuffled epochs: moved is 1 + c and side is 2, because nothing is known of the
-  record that takes the example's place (docs/group-proof.md, Theorem 5).
+  one Gaussian, at worst the one with the largest u of its steps (paper C, Theorem 2).
+- Full batches and shuffled epochs under ``replace_one``: moved is 1 + c and side is 2, because nothing is known about
+  the record that takes the example's place (docs/group-proof.md, Theorem 5).
 
 Renyi and privacy-loss accounting need only the sum of log E_Q[(P/Q)^z] over the steps. It is smooth in u, so each step
-is spread linearly over the two nodes beside its u. For real z = alpha > 1 this can only increase the sum, because
-log A_alpha is convex in u. Proof: M_u = exp(B_u - u/2), the likelihood ratio as a function of Brownian time u, is a
-martingale; A(u) = E[g(M_u)] with g(m) = (1 - q + q m)^alpha; A' = E[L g], A'' = E[L L g] with L = (m^2/2) d^2/dm^2.
+is split linearly between the two nodes (grid points of u) beside its u. For real z = alpha > 1 this can only increase
+the sum, because log A_alpha is convex in u. Proof: M_u = exp(B_u - u/2), the likelihood ratio as a function of Brownian
+time u, is a martingale; A(u) = E[g(M_u)] with g(m) = (1 - q + q m)^alpha; A' = E[L g], A'' = E[L L g] with
+L = (m^2/2) d^2/dm^2.
 With p = q m / (1 - q + q m) in [0, 1], L g = alpha (alpha-1) p^2 g / 2 and g L L g - (L g)^2 =
 alpha (alpha-1) p^2 g^2 (1-p) (2 + (4 alpha - 6) p) / 4 >= 0. So L L g >= 0, and by Cauchy-Schwarz
 A'^2 <= (E sqrt(g L L g))^2 <= A A''.
@@ -65,14 +66,14 @@ class Stretch:
         return self.stop - self.start
 
     def precisions(self, contributions: Array) -> Array:
-        """u at each contribution c, in 64 bits; shape of ``contributions``. Rounding may raise c above 1: that is 1."""
+        """u at each contribution c, in float64; shape of ``contributions``. A c rounded to above 1 counts as 1."""
         moved = self.offset + np.minimum(np.asarray(contributions, np.float64), 1.0)
         return np.asarray(np.square(self.slope * moved) + self.side)
 
 
 @dataclass(frozen=True)
 class SampledNodes:
-    """Nodes of the steps with one sampling rate: precisions [nodes] increase; the first may be 0."""
+    """The nodes (values of u) for all steps with one sampling rate: precisions [nodes] increase; the first may be 0."""
 
     sample_rate: float
     precisions: Array
@@ -80,10 +81,10 @@ class SampledNodes:
 
 @dataclass(frozen=True)
 class SparseRows:
-    """The entries of a sparse matrix: those of row r are weights and nodes from ends[r] to ends[r + 1].
+    """A sparse matrix by rows: row r has the entries ends[r] to ends[r + 1] of ``weights`` and ``nodes`` (columns).
 
-    In each row nodes increase and weights are positive. A sum over a row in this order has the same bits whichever rows
-    and threads there are besides.
+    In each row nodes increase and weights are positive. A sum over a row in this order has the same bits whatever other
+    rows or threads there are.
     """
 
     weights: Array
@@ -91,7 +92,7 @@ class SparseRows:
     ends: NDArray[np.int64]
 
     def of(self, rows: NDArray[np.intp]) -> SparseRows:
-        """Some of the rows."""
+        """The matrix of some of the rows."""
         starts, lengths = self.ends[rows], np.diff(self.ends)[rows]
         ends = np.append(0, np.cumsum(lengths))
         entries = np.arange(ends[-1]) + np.repeat(starts - ends[:-1], lengths)
@@ -100,12 +101,11 @@ class SparseRows:
 
 @dataclass(frozen=True)
 class StepWeights:
-    """Sufficient statistic of a block of examples.
+    """The costs of a block of examples, as accounting needs them.
 
-    steps are the numbers of sampled steps assigned to each node, where the nodes of all sampling rates are counted one
-    after the other; with each rate a row's weights sum to the number of steps. precision [rows] is the summed u of
-    unsampled Gaussians (full batches, shuffled epochs, releases); pure are the epsilons of pure releases. examples are
-    those of the data set, of which these rows are a part.
+    steps: number of sampled steps assigned to each node. Nodes are numbered through all sampling rates, one after the
+    other; with each rate a row's weights sum to the number of steps. precision [rows]: summed u of unsampled Gaussians
+    (full batches, shuffled epochs, releases). pure: epsilons of pure releases. examples: size of the whole data set.
     """
 
     sampled: tuple[SampledNodes, ...]
@@ -116,15 +116,15 @@ class StepWeights:
 
     @property
     def starts(self) -> list[int]:
-        """Number of the first node of each sampling rate, and of all nodes."""
+        """Index of the first node of each sampling rate, followed by the number of all nodes."""
         return [0, *accumulate(len(part.precisions) for part in self.sampled)]
 
     def of(self, rows: NDArray[np.intp]) -> StepWeights:
-        """The costs of some rows."""
+        """The step weights of some rows."""
         return replace(self, steps=self.steps.of(rows), precision=self.precision[rows])
 
     def on_nodes(self, kept: Sequence[NDArray[np.intp]]) -> StepWeights:
-        """The same on the ``kept`` nodes of each sampling rate, in ascending order, beyond which no row has weights."""
+        """The same weights on only the ``kept`` nodes (ascending) of each rate; rows have no weight on other nodes."""
         if all(len(own) == len(part.precisions) for own, part in zip(kept, self.sampled, strict=True)):
             return self
         places = np.zeros(self.starts[-1], np.int32)
@@ -190,7 +190,7 @@ class RecordedContributions:
 
 @functools.lru_cache(maxsize=16)
 def _stretches(steps: tuple[int, ...], trace: Trace) -> tuple[tuple[Sampling, tuple[Stretch, ...]], ...]:
-    """Runs of segments with one sampling, cut where the noise or the snapshot changes, in step order."""
+    """Stretches of each run of segments with one sampling, cut where noise or snapshot changes, in step order."""
     ends = [*steps[1:], trace.steps]
     runs: list[tuple[Sampling, tuple[Stretch, ...]]] = []
     for sampling, segments in groupby(trace.segments, key=lambda segment: segment.sampling):

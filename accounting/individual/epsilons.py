@@ -1,9 +1,12 @@
 """Per-example epsilon from recorded contributions (paper A), by Renyi DP or exact composition of privacy losses.
 
-The result for example i is about adding, removing or blanking that one example. What it claims, the trace says
-(`Trace.individual_kind`): a guarantee where contributions were fixed before the run; output-specific
-(epsilon_i, delta)-DP (paper A, Section 3), given the iterates that were released, where they were read off the run and
-bound the true ones at every step; an estimate otherwise, and where noise followed results.
+The epsilon of example i covers adding, removing or blanking that one example. `Trace.individual_kind` says how strong
+the claim is:
+
+- a guarantee, if contributions were fixed before the run;
+- output-specific (epsilon_i, delta)-DP (paper A, Section 3), given the iterates that were released, if contributions
+  were measured in the run and bound the true ones at every step;
+- an estimate otherwise, and whenever the noise depended on results.
 """
 
 from __future__ import annotations
@@ -51,20 +54,21 @@ INDIVIDUAL_ACCOUNTANTS: Mapping[str, Callable[[RecordedContributions, float], tu
 ``rdp-classic`` has the conversion of papers A and C."""
 
 FILTERED = "filter"
-"""The method of epsilons that a filter enforced."""
+"""`IndividualEpsilons.method` where a privacy filter enforced the epsilons."""
 _ROWS = 1 << 16
-"""The most examples accounted at once."""
+"""Largest number of examples accounted at once."""
 _ENTRIES = 1 << 23
-"""The most contributions accounted at once, so that memory does not grow with the number of snapshots."""
+"""Largest number of contributions accounted at once, so that memory does not grow with the number of snapshots."""
 
 
 @dataclass(frozen=True)
 class IndividualEpsilons:
-    """upper and lower have shape [examples]; both are infinite for an example that contributed to a step without noise.
+    """Certified bounds on per-example epsilons: upper and lower [examples].
 
-    upper is certified for the given contributions. lower is a certified lower bound: with ``pld`` on the true epsilon
-    of the worst neighbouring pair, else on the Renyi bound in exact arithmetic. For truncated Poisson
-    batches, lower is a bound of the run that dominates them (`accounting.reductions.without_cuts`).
+    Both are infinite for an example that contributed to a step without noise. upper holds for the given contributions.
+    lower bounds, with ``pld``, the true epsilon of the worst neighbouring pair, else the Renyi bound in exact
+    arithmetic. For truncated Poisson batches it is about the run that dominates them
+    (`accounting.reductions.without_cuts`).
     """
 
     upper: Array
@@ -90,8 +94,9 @@ def individual_epsilons(
     Raises: InvalidInput for an unknown method, a delta outside (0, 1), snapshots that do not start at step 0 or lie
     beyond the run, NaN or contributions outside [0, 1].
 
-    Where a filter limited every example, upper is the epsilon of its budget for all alike, a guarantee, and the method
-    is ``filter``. What contributions say beyond that was read off the run: account for the trace without its filter.
+    If a privacy filter limited every example, upper is the epsilon of the filter's budget for every example (a
+    guarantee), lower is 0 and the method is ``filter``. To account for the contributions measured in such a run
+    instead, pass the trace without its filter.
     """
     delta = require_finite("delta", delta, above=0.0, below=1.0)
     account = lookup(INDIVIDUAL_ACCOUNTANTS, method, "individual accounting method")
@@ -108,7 +113,7 @@ def individual_epsilons(
 
 
 def individual_claim(trace: Trace) -> Claim:
-    """Kind of what `individual_epsilons` returns for the trace: a guarantee under a filter."""
+    """How strong the claim of `individual_epsilons` for the trace is: a guarantee under a filter."""
     return trace.individual_kind if trace.filter is None else "guarantee"
 
 

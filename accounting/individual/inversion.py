@@ -1,7 +1,7 @@
 """From the spectrum to epsilon, for many examples at once: group rows by contour, then solve delta(eps) = delta.
 
 See `accounting.individual.pld` for the formula. All choices for a row depend on that row alone, so its result has the
-same bits whichever rows are accounted with it.
+same bits whatever other rows are accounted with it.
 
 Where the spectrum falls slowly, it is damped by one more Gaussian mechanism of precision v: K gains v z (z-1) / 2.
 The damped delta_v is at least delta, because another mechanism only adds cost. Its excess is bounded as follows:
@@ -15,7 +15,8 @@ e^eps v e^(y/2) phi_v(y) with the density phi_v of N(0, v), whose transform alon
     E_Q[e^eps v e^(y/2) phi_v(y)] = (1/2 pi) int v e^(v/8) exp(K(z) + v z (z-1) / 2 + eps (1 - z)) dw.
 
 So delta(eps) is at least the damped integral with 1 / (z (z-1)) replaced by 1 / (z (z-1)) - v e^(v/8). The trapezoidal
-rule adds the aliases of delta_v, bounded by `_aliasing`, and subtracts those of a density, which is safe.
+rule adds the aliases of delta_v, which `spectrum_kernels._aliasing` bounds, and subtracts aliases of the density term,
+which only lowers the lower bound.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ NEGLIGIBLE = 1e-6
 """Target size of exp(K) where a contour ends, relative to the real point."""
 
 _ALIASING = 1e-3
-"""Target size of aliasing, relative to delta: epsilon, whose relative error is smaller by (a - 1) eps, hardly moves."""
+"""Target size of aliasing, relative to delta. The relative error of epsilon is smaller by the factor (a - 1) eps."""
 
 _TAIL_ORDERS = 16
-"""Orders above the tilt that bound aliases: up to where alpha - 1 is nine times as large."""
+"""Number of orders above the tilt that bound aliases; at the highest, alpha - 1 is nine times the tilt's."""
 
 FLOAT_ERROR = 1e-11
-"""Bound on the relative rounding error of a term, without that of the moments."""
+"""Bound on the relative rounding error of a term, apart from the rounding of the moments (`STEP_ERROR`)."""
 
 STEP_ERROR = 1e-14
 """Bound on the rounding error that each step adds to K."""
@@ -66,9 +67,10 @@ LARGEST_EPSILON = 1e3
 
 @dataclass(frozen=True)
 class Bucket:
-    """Rows with one tilt and period. In part p no row has weight on nodes from ``stops[p]`` on.
+    """Rows that share a contour's tilt and period.
 
-    rdp [rows, orders] at the orders of `tail_places`.
+    stops[p]: of the nodes of sampling rate p, rows have weight only on those before this index. rdp [rows, orders]:
+    RDP at the orders of `tail_places`.
     """
 
     rows: NDArray[np.intp]
@@ -78,12 +80,12 @@ class Bucket:
     rdp: Array
 
     def of(self, some: NDArray[np.intp]) -> Bucket:
-        """The same of some of its rows."""
+        """The bucket with only some of its rows."""
         return replace(self, rows=self.rows[some], rdp=self.rdp[some])
 
 
 def buckets(costs: StepWeights, renyi: RenyiCosts, delta: float) -> Iterator[Bucket]:
-    """Each row with 0 < Renyi epsilon <= `LARGEST_EPSILON` in one bucket, which depends on that row alone."""
+    """Assign each row with 0 < Renyi epsilon <= `LARGEST_EPSILON` to a bucket, which depends on that row alone."""
     active = np.flatnonzero((renyi.epsilons > 0.0) & (renyi.epsilons <= LARGEST_EPSILON))
     tilt_steps = _steps(renyi.orders[active] - 1.0, _TILT_STEP)
     periods, rdp = np.empty(len(active)), np.empty((len(active), _TAIL_ORDERS))
@@ -103,7 +105,7 @@ def buckets(costs: StepWeights, renyi: RenyiCosts, delta: float) -> Iterator[Buc
 
 
 def _alike(*columns: NDArray[np.intp]) -> list[NDArray[np.intp]]:
-    """Rows with equal entries in all columns, without comparing rows: the entries of a column lie close together."""
+    """Groups of rows with equal entries in all columns, found by counting: a column's values span a small range."""
     key = np.zeros(len(columns[0]), np.intp)
     for column in columns:
         numbers = _numbered(column)
@@ -113,7 +115,7 @@ def _alike(*columns: NDArray[np.intp]) -> list[NDArray[np.intp]]:
 
 
 def _numbered(values: NDArray[np.intp]) -> NDArray[np.intp]:
-    """The place of each value among the distinct ones."""
+    """The rank of each value among the distinct values."""
     above = values - values.min(initial=0)
     present = np.zeros(above.max(initial=0) + 1, np.bool_)
     present[above] = True
@@ -121,24 +123,24 @@ def _numbered(values: NDArray[np.intp]) -> NDArray[np.intp]:
 
 
 def _tilt(step: int) -> float:
-    """The tilt of a bucket."""
+    """The tilt of a bucket whose tilt - 1 has the exponent ``step`` of `_TILT_STEP`."""
     return 1.0 + _RETREAT * _TILT_STEP**step
 
 
 def tilts_from(tilt: float, steps: Sequence[int]) -> list[float]:
-    """The tilts of buckets so many steps above one of them; the same numbers from whichever of them."""
+    """The bucket tilts that lie ``steps`` steps above the bucket tilt ``tilt``, bit for bit as `buckets` has them."""
     first = round(np.log((tilt - 1.0) / _RETREAT) / np.log(_TILT_STEP))
     return [_tilt(first + step) for step in steps]
 
 
 def _steps(values: Array, factor: float) -> NDArray[np.intp]:
-    """The exponents of the powers of ``factor`` nearest to ``values``, none beyond what doubles hold."""
+    """The exponents of the powers of ``factor`` nearest to ``values``, clipped so that the powers stay finite."""
     steps = np.nan_to_num(np.round(np.log(values) / np.log(factor)))
     return np.asarray(np.clip(steps, -_MOST_STEPS, _MOST_STEPS), np.intp)
 
 
 def tail_places(tilt: float) -> NDArray[np.intp]:
-    """The places in `FEW_ORDERS` of the first orders clearly above ``tilt``, which bound aliases from the right."""
+    """Indices in `FEW_ORDERS` of the first orders clearly above ``tilt``, which bound aliases from the right."""
     return np.flatnonzero(1.1 * tilt < FEW_ORDERS)[:_TAIL_ORDERS]
 
 
@@ -155,7 +157,10 @@ def _periods(rdp: Array, orders: Array, epsilons: Array, delta: float, tilt: flo
 
 
 def _stops(costs: StepWeights) -> list[NDArray[np.intp]]:
-    """For each rate, number of nodes up to the last that a row uses, at least 2, rounded up to one of few; [rows]."""
+    """For each rate, the number of nodes up to the last one a row uses, rounded up to one of few values >= 2; [rows].
+
+    Rounding lets more rows share a bucket.
+    """
     reached = np.empty((len(costs.sampled), len(costs.precision)), np.int64)
     reach(costs.steps.nodes, costs.steps.ends, np.array(costs.starts), reached)
     return [_rounded_stops(np.sqrt(part.precisions), own) for part, own in zip(costs.sampled, reached, strict=True)]
@@ -168,7 +173,7 @@ def _rounded_stops(roots: Array, reached: NDArray[np.int64]) -> NDArray[np.intp]
 
 
 def plain_exponent(pure: tuple[float, ...], contour: Contour, v: float) -> tuple[Complex, Complex]:
-    """K [points] of pure releases with these epsilons and the damping v, and of each unit of precision of Gaussians."""
+    """K [points] of pure releases with these epsilons plus the damping v; K [points] of a Gaussian of precision 1."""
     z = contour.points
     gaussian = np.asarray(0.5 * z * (z - 1.0))
     exponent = v * gaussian
@@ -196,13 +201,13 @@ def lower_kernel(contour: Contour, v: float) -> Complex:
 
 @functools.lru_cache(maxsize=512)
 def upper_factors(contour: Contour) -> Array:
-    """`upper_kernel` as `spectrum_kernels.certified_bounds` takes it; [3, points]."""
+    """`upper_kernel` as real part, imaginary part and modulus, for `spectrum_kernels.certified_bounds`; [3, points]."""
     return _factors(upper_kernel(contour))
 
 
 @functools.lru_cache(maxsize=64)
 def lower_factors(contour: Contour, v: float) -> Array:
-    """The same of `lower_kernel`."""
+    """`lower_kernel` in the same form as `upper_factors`."""
     return _factors(lower_kernel(contour, v))
 
 
@@ -211,9 +216,10 @@ def _factors(kernel: Complex) -> Array:
 
 
 def left_out(contour: Contour, size: int, v: float) -> float:
-    """Bound for both kernels on the sum of |kernel|, damped by v, from term ``size`` on, over exp(K) at the real point.
+    """Bound for both kernels on the sum of |kernel| exp(-v w^2 / 2) over the terms from ``size`` on.
 
-    1/|z (z-1)| sums to at most (1 + 1/size) / (spacing end); the damping falls at least geometrically.
+    Times exp(K) at the real point, it bounds the sum of the terms left out. 1/|z (z-1)| sums to at most
+    (1 + 1/size) / (spacing end); the damping falls at least geometrically.
     """
     end = contour.spacing * size
     bump = v * np.exp(0.125 * v) + (np.exp(0.125 * v) / (end * contour.spacing))
@@ -224,9 +230,9 @@ def left_out(contour: Contour, size: int, v: float) -> float:
 def raise_bounds(
     bounds: Array, bucket: Bucket, exponents: Array, cuts: Array, contour: Contour, v: float, renyi: RenyiCosts
 ) -> None:
-    """Raise ``bounds`` [2, all rows] of the rows of a bucket; see `spectrum_kernels.certified_bounds`.
+    """Raise ``bounds`` [2, all rows] for the rows of a bucket; see `spectrum_kernels.certified_bounds`.
 
-    exponents [rows, ...] are its sums, with K damped by v; cuts belong to the contour; ``renyi`` is of all rows.
+    exponents [rows, ...]: its argument ``sums``, with K damped by v. cuts: those of the contour. renyi: of all rows.
     """
     left, tails = _alias_bounds(contour, v)
     above = upper_factors(contour)
@@ -247,9 +253,9 @@ def raise_bounds(
 
 @functools.lru_cache(maxsize=512)
 def _alias_bounds(contour: Contour, v: float) -> tuple[float, Array]:
-    """The aliases from the left, and for each order of `tail_places` what bounds those from the right; [2, orders].
+    """Bound on aliases from the left, and coefficients [2, orders] of the bound on those from the right.
 
-    See `spectrum_kernels.certified_bounds`.
+    The orders are those of `tail_places`; see `spectrum_kernels._aliasing`.
     """
     period, tilt = 2.0 * np.pi / contour.spacing, contour.tilt
     orders = FEW_ORDERS[tail_places(tilt)]

@@ -2,8 +2,8 @@
 
 Each row is computed alone, in one fixed order, so its bits depend neither on the other rows nor on threads. Nothing is
 reassociated (no fastmath). Importing this module loads numba and the machine code, or compiles it: only code that
-accounts examples imports it. Functions compiled here call nothing that is defined elsewhere and read no value of
-another module, because numba would not notice that these changed.
+accounts examples imports it. Functions compiled here call no function and read no value of another module, because
+numba's cache would not notice a change there.
 """
 
 from __future__ import annotations
@@ -27,22 +27,23 @@ FOUND = types.Array(float64, 1, "C")
 FOUND_TABLE = types.Array(float64, 2, "C")
 
 _LANES = 16
-"""Rows that are spread at once."""
+"""Number of rows that `spread` processes at once."""
 
 _WINDOW = 16
-"""Orders that are evaluated at once."""
+"""Number of neighbouring orders that `best_orders` evaluates at once."""
 
 
 def helper(function: Function) -> Function:
-    """Compiled into each of its callers. Division by zero gives infinities and NaN, as numpy does."""
+    """Decorator: compile a function into each caller. Division by zero gives infinities and NaN, as in numpy."""
     return cast(Function, numba.njit(error_model="numpy", nogil=True)(function))
 
 
 def kernel(*arguments: types.Type) -> Callable[[Function], Function]:
-    """Compiled once per machine for arguments of these types, without the lock of the interpreter.
+    """Decorator: compile a function once per machine for arguments of these types. It runs without the GIL.
 
     The code is stored beside this file, or else in the user's cache folder. Where neither can be written, each process
-    compiles anew. One type per function: with several, two processes could store one's code under the other's name.
+    compiles anew. Each function has one signature: with several, two processes that compile at the same time could
+    store one signature's code under the other's name.
     """
 
     def compiled(function: Function) -> Function:
@@ -63,10 +64,10 @@ def spread(
 ) -> None:
     """Split steps between two nodes each; see `accounting.individual.spreading`.
 
-    values [snapshots, rows]. stretches [stretches, 9]: the column, steps, slope, offset and side of `Stretch`, and of
-    its nodes 1 / spacing, the first root / spacing, how many there are and the number of the first. size: all nodes.
-    Written: weights and nodes, the rows one after the other without zeros in the order of the nodes; ends[r + 1], where
-    row r ends. weights and nodes have room for one more entry than there can be.
+    values [snapshots, rows]. stretches [stretches, 9]: column, steps, slope, offset and side of `Stretch`; then of its
+    nodes 1 / spacing, first root / spacing, their number and the index of the first. size: number of all nodes.
+    Writes weights and nodes, row after row, nodes ascending, zeros left out; and ends[r + 1], where row r ends.
+    weights and nodes must have room for one entry more than can occur.
     """
     count, rows = len(stretches), values.shape[1]
     cells, above = np.empty((count, _LANES)), np.empty((count, _LANES))
@@ -113,7 +114,10 @@ def mark(nodes: NDArray[np.int32], reached: NDArray[np.bool_]) -> None:
 def reach(
     nodes: NDArray[np.int32], ends: NDArray[np.int64], starts: NDArray[np.int64], found: NDArray[np.int64]
 ) -> None:
-    """Write found [parts, rows]: the last node of each row in each part, counted from ``starts`` [parts + 1], or 0."""
+    """Write found [parts, rows]: the last node of each row in each part (sampling rate), or 0 if it has none there.
+
+    Nodes are counted from the first of their part; ``starts`` [parts + 1] has the indices of these.
+    """
     for row in range(len(ends) - 1):
         i = ends[row]
         for part in range(len(starts) - 1):
@@ -127,7 +131,7 @@ def reach(
 def _sums(
     weights: Array, nodes: NDArray[np.int32], precision: float, table: Array, plain: Array, first: int, total: Array
 ) -> None:
-    """Write into ``total`` the sums of one row in its columns of the table from ``first`` on."""
+    """Write the sums of one row into ``total``, for the table's columns from ``first`` on."""
     fixed, gaussian = plain[0, first:], plain[1, first:]
     for j in range(len(total)):
         total[j] = fixed[j] + precision * gaussian[j]
@@ -166,7 +170,7 @@ def sums(
     rows: NDArray[np.int64],
     found: Array,
 ) -> None:
-    """Write into found [rows, columns] plain[0] + precision plain[1] + weights @ table for these ``rows``.
+    """Write found [rows, columns]: plain[0] + precision plain[1] + weights @ table for these ``rows``.
 
     weights and nodes: the entries of all rows, row r from ends[r] to ends[r + 1]; precision [all rows]; table [nodes,
     columns], plain [2, columns].
@@ -191,14 +195,16 @@ def best_orders(
     slack: float,
     found: Array,
 ) -> None:
-    """Write found [5, rows]: the least of upper sum + terms, its place, the first upper and lower sum, and the least of
-    lower sum + terms.
+    """Find the best Renyi order of each row.
 
-    Sums as in `sums`, over orders: table [nodes, 2 orders] and plain [2, 2 orders] with the upper and the lower entry
-    of each order side by side, terms [orders]. coarse and coarse_plain are the upper entries of the orders at
-    ``places``, of which the first is 0, and then the lower entry of that. The least upper sum is sought among these
-    orders, and then around the best of them until it falls no further on either side; the least lower sum from there to
-    the first order on either side where it exceeds the least upper one by ``slack``, or to the outermost order.
+    Writes found [5, rows]: the least of upper sum + terms; its index; upper and lower sum at the first order; the
+    least of lower sum + terms. Sums are as in `sums`, one per order: table [nodes, 2 orders] and plain [2, 2 orders]
+    have the upper and the lower entry of each order side by side; terms [orders]. coarse and coarse_plain have the
+    upper entries of the orders with indices ``places``, the first of them 0, then the lower entry of order 0.
+
+    The least upper sum is sought among the coarse orders, then around the best of them until it falls no further on
+    either side. The least lower sum is sought from there to the first order on either side where it exceeds the least
+    upper sum by ``slack``, or to the outermost order.
     """
     orders, few = len(terms), len(places)
     several, sums_of, at_few = np.empty(few + 1), np.empty(2 * orders), terms[places]

@@ -4,8 +4,8 @@ For the dominating pair (P, Q) of a whole run, with K(z) = sum over steps of log
 
     delta(eps) = E_Q[(P/Q - e^eps)_+] = (1/2 pi) int exp(K(z) + eps (1 - z)) / (z (z - 1)) dw,   z = a + i w,
 
-and for the pair (Q, P) the same with K(1 - z). Near the best Renyi order a is the saddle point: the integrand is
-a short bump, and all errors are relative to the Renyi bound on delta. No privacy loss is discretised.
+and for the pair (Q, P) the same with K(1 - z). The saddle point is near the best Renyi order; with a there the
+integrand is a short bump, and all errors are relative to the Renyi bound on delta. No privacy loss is discretised.
 
 Why the result is certified:
 - The trapezoidal rule with step w_1 equals, by Poisson summation, sum over m of e^((a-1) m P) delta(eps + m P) with
@@ -14,11 +14,13 @@ Why the result is certified:
 - K is linear in the step weights except for a bounded error per node (`contour.MomentTable`).
 - Frequencies left out are bounded by a proven decay of every factor (`contour.DecayBound`) and 1/w^2.
 - Floating point is bounded by `FLOAT_ERROR` per term, and by one rounding per step in K.
-All of this is added to delta. delta is evaluated again at the epsilon returned; where the Renyi bound is lower, that is
-returned. Where hardly any batch is expected to draw an example, exp(K) decays slowly, so the spectrum is damped
-(`accounting.individual.inversion`), and at high frequencies K is not linear enough in the step weights. After few steps
-examples whose bounds stay noticeably loose are therefore accounted again, on more nodes, and those of small data sets
-that are still loose each as a group of one (`accounting.pld`).
+All of this is added to delta. delta is evaluated again at the epsilon returned; if the Renyi bound is lower, it is
+returned instead.
+
+If an example is expected in hardly any batch, exp(K) decays slowly: the spectrum is damped
+(`accounting.individual.inversion`), and at high frequencies K is not linear enough in the step weights. So after runs
+of few steps, examples with noticeably loose bounds are accounted again on more nodes; in small data sets, each example
+still loose is then accounted as a group of one (`accounting.pld`).
 """
 
 from __future__ import annotations
@@ -63,46 +65,47 @@ from accounting.individual.tail_bounds import within
 from accounting.pld import MIN_DELTA, CertifiedEpsilon, epsilon_of_rounds, rounds_of_examples
 
 _SIZES = (16, 32, 48, 64, 80, 96, 128, 160, 192, 256)
-"""Points of a contour, tried in this order; the longest is damped where even it ends too early."""
+"""Numbers of points of a contour, tried in this order; if even the longest ends too early, exp(K) is damped on it."""
 
 _LONGEST = 512
-"""Points of a contour that is tried without damping there; at its high frequencies K may be too far from linear."""
+"""Points of a contour tried without damping in that case; at its high frequencies K may be too far from linear."""
 
 _CUTS = (3, 4, 5, 6, 7, 8)
-"""Eighths of a contour at which a row may end."""
+"""Where a row's terms may be cut off, in eighths of the contour."""
 
 _PIECES = 16
-"""Pieces of a contour, in each of which one bound on the error of K holds for all points."""
+"""Number of pieces of a contour; one bound on the error of K holds for all points of a piece."""
 
 _BLOCK = 1 << 10
-"""Rows whose terms are held at once."""
+"""Largest number of rows whose terms are in memory at once."""
 
 _FEW_STEPS = 1000
-"""Up to this many steps, exp(K) reaches high frequencies, where K is less linear in the step weights."""
+"""In runs of up to this many steps, exp(K) reaches high frequencies, where K is less linear in the step weights."""
 
 _DENSITIES = (2, 4, 8)
-"""Then there are so many times more nodes, which divides the error of K by the square of that: at first for all rows,
-then for those whose bounds are noticeably loose, until they are tight."""
+"""Factors on the number of nodes in such short runs; a factor divides the error of K by its square. The first is for
+all rows, each next one for rows whose bounds are still loose."""
 
 _FEW_EXAMPLES = 100_000
-"""Examples of a data set up to which those whose bounds are still loose are accounted on a lattice, at 20 to 200 ms
-each: of all or of none, because groups are compared."""
+"""Largest data set whose still loose examples are accounted on a lattice, at 20 to 200 ms each: all of them or none,
+because groups are compared."""
 
 _NOTICEABLE = 0.01
-"""Smaller gaps between the bounds stay. A fiftieth of the examples of a large data set may have one, at epsilons of
-0.002 to 0.02, and to close them takes a hundred times as long as all else."""
+"""Gap between the bounds up to which they are not refined. One example in fifty of a large data set may have such a
+gap, at epsilons of 0.002 to 0.02; closing it takes a hundred times as long as everything else."""
 
 _ROUND_UP = 1.0 + 1e-9
+"""Factor on closed forms that covers their rounding errors."""
 
 _TOLERANCES = (0.5 * LOOSE, 0.05 * LOOSE)
-"""Targets for their relative gap then, tried in this order; for small epsilons the gap may be larger."""
+"""Targets for the relative gap on a lattice, tried in this order; for small epsilons the gap may be larger."""
 
 
 def pld_epsilons(contributions: RecordedContributions, delta: float) -> tuple[Array, Array]:
     """Upper and lower epsilon [rows] at ``delta``, the worse of removing and adding the example.
 
-    Computed in the order of the rows' contributions: neighbours reach the same nodes, whose entries of tables the
-    processor then still holds.
+    Rows are computed in the order of their contributions: neighbours use the same nodes, whose table entries are then
+    still in the processor's cache.
     """
     order = np.argsort(contributions.values.sum(axis=1))
     bounds = np.empty((2, len(order)))
@@ -134,8 +137,8 @@ def _ordered_epsilons(contributions: RecordedContributions, delta: float) -> tup
 def _bounds(costs: StepWeights, renyi: RenyiCosts, gap: float) -> tuple[Array, Array, NDArray[np.intp]]:
     """Upper and lower epsilon [rows] of these costs, and the rows where they are too far apart.
 
-    That is more than `LOOSE` relative to the upper one, and more than ``gap``. renyi: of the same rows, on these or
-    other nodes.
+    Too far is more than `LOOSE` relative to the upper one and more than ``gap``. renyi: costs of the same rows, on
+    these or other nodes; rows above `LARGEST_EPSILON` never count as too far apart.
     """
     upper, lower = _interpolated_epsilons(costs, renyi, renyi.delta)
     upper = np.minimum(upper, _of_one_gaussian(costs, renyi.delta))
@@ -144,9 +147,10 @@ def _bounds(costs: StepWeights, renyi: RenyiCosts, gap: float) -> tuple[Array, A
 
 
 def _of_one_gaussian(costs: StepWeights, delta: float) -> Array:
-    """Upper epsilon [rows] of one Gaussian with the precision of all steps: sampling is post-processing of it.
+    """Upper epsilon [rows] of one unsampled Gaussian with the precision of all steps, which dominates the run.
 
-    With mean shift m the loss is N(m^2 / 2, m^2), and Pr[N(0, 1) > z] <= exp(-z^2 / 2). Pure releases add to epsilon.
+    A sampled Gaussian is a post-processing of the unsampled one. With mean shift m the loss is N(m^2 / 2, m^2), and
+    Pr[N(0, 1) > z] <= exp(-z^2 / 2). Pure releases add to epsilon.
     """
     precisions = np.concatenate([np.empty(0), *(part.precisions for part in costs.sampled)])
     precision = weighted_sums(costs, precisions[:, None], np.array([[0.0], [1.0]]))[:, 0]
@@ -184,9 +188,9 @@ def _interpolated_epsilons(costs: StepWeights, renyi: RenyiCosts, delta: float) 
 
 @kept(256 * 2**20)
 def _moment_columns(sample_rate: float, nodes: bytes, contour: Contour, direction: str) -> Array:
-    """`moment_table` and the decay at `_cut_sizes` as [nodes, 2 points + pieces + cuts].
+    """`moment_table` and the decay at `_cut_sizes` as one table [nodes, 2 points + pieces + cuts].
 
-    Real and imaginary parts, then the largest error of each piece of the contour, with that of rounding a step.
+    Columns: real parts, imaginary parts, the largest error in each piece of the contour plus `STEP_ERROR`, decay.
     """
     table = moment_table(sample_rate, np.frombuffer(nodes), contour, direction)
     errors = table.errors.reshape(len(table.errors), _PIECES, -1).max(axis=2) + STEP_ERROR
@@ -203,7 +207,7 @@ def _node_decay(sample_rate: float, nodes: bytes, exponent: float, frequency: fl
 
 @functools.lru_cache(maxsize=64)
 def _decay_bound(sample_rate: float, nodes: bytes, exponent: float) -> DecayBound:
-    """`decay_bound`, 0.5 MB each for 256 nodes."""
+    """`decay_bound`, cached: 0.5 MB per result for 256 nodes."""
     return decay_bound(sample_rate, np.frombuffer(nodes), exponent)
 
 
@@ -213,13 +217,13 @@ def _real_exponent(tilt: float, direction: str) -> float:
 
 
 def _cut_sizes(contour: Contour) -> list[int]:
-    """Numbers of points after which a row may end."""
+    """Numbers of points after which a row's terms may be cut off."""
     return [contour.size * eighths // 8 for eighths in _CUTS]
 
 
 @dataclass(frozen=True)
 class _Group:
-    """The rows of a bucket, in one direction: ``places`` [rows] among those of ``costs``. renyi is of all rows."""
+    """The rows of a bucket in one direction. places [rows]: their indices in ``costs``. renyi: of all rows."""
 
     costs: StepWeights
     places: NDArray[np.intp]
@@ -228,9 +232,9 @@ class _Group:
     direction: str
 
     def raise_all(self, bounds: Array) -> None:
-        """Raise ``bounds`` [2, all rows], upper and lower, to those of this direction where they are larger.
+        """Raise ``bounds`` [2, all rows], upper and lower, to those of this direction where these are larger.
 
-        A row with two contours has the tighter of their bounds.
+        A row computed on two contours gets the tighter bounds.
         """
         sizes = (*_SIZES, _LONGEST)
         enough = self._reach(sizes)
@@ -243,9 +247,10 @@ class _Group:
                 self._raise_damped(bounds, rows, enough[rows, -1])
 
     def _raise_damped(self, bounds: Array, rows: NDArray[np.intp], enough: NDArray[np.bool_]) -> None:
-        """Raise ``bounds`` of rows for which `_SIZES` are too short; ``enough`` [rows]: whether `_LONGEST` is not.
+        """Raise ``bounds`` of rows for which all `_SIZES` are too short, with exp(K) damped.
 
-        exp(K) is damped. Rows with two contours have the tighter of their bounds.
+        enough [rows]: whether `_LONGEST` is long enough; these rows are also computed on it, without damping, and get
+        the tighter bounds.
         """
         own, longest = self.bucket.rows[rows], self._contour(_SIZES[-1])
         known = bounds[:, own]
@@ -292,8 +297,8 @@ class _Group:
 
 @functools.lru_cache(maxsize=512)
 def _plain_columns(pure: tuple[float, ...], contour: Contour, v: float) -> Array:
-    """The columns of what is not sampled: of pure releases and damping, and of each unit of precision of Gaussians."""
-    with np.errstate(over="ignore", invalid="ignore"):  # what is no number certifies nothing
+    """Table columns [2, ...] of unsampled mechanisms: pure releases plus damping, and a Gaussian of precision 1."""
+    with np.errstate(over="ignore", invalid="ignore"):  # NaN certifies nothing
         fixed, gaussian = plain_exponent(pure, contour, v)
     frequencies = contour.spacing * np.array(_cut_sizes(contour))
     return np.array(
@@ -306,5 +311,5 @@ def _plain_columns(pure: tuple[float, ...], contour: Contour, v: float) -> Array
 
 @functools.lru_cache(maxsize=512)
 def _cuts(contour: Contour, v: float) -> Array:
-    """After how many points a row may end, and the bound of `left_out`; [2, cuts]."""
+    """Number of points up to each cut, and the bound of `left_out` there; [2, cuts]."""
     return np.array([(size, left_out(contour, size, v)) for size in _cut_sizes(contour)]).T.copy()

@@ -1,9 +1,8 @@
 """Individual accounting by Renyi DP: the product of step weights and the RDP of each node.
 
-An example's epsilon is a minimum over `ORDERS`. Over real orders that function falls, then rises
-(`accounting.renyi.improved_terms`, `classic_terms`), so each example is evaluated at few of them first, and then at
-those around the best of these. Any order gives an upper bound. The lower bound is proven for all orders: see
-`_best_orders`.
+An example's epsilon is a minimum over `ORDERS`. As a function of a real order it falls, then rises
+(`accounting.renyi.improved_terms`, `classic_terms`), so each example is evaluated at a few orders first, then at those
+around the best. Any order gives an upper bound. The lower bound is proven for all orders: see `_best_orders`.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _TABLE_ERROR = 4e-9
 
 _LAST = len(ORDERS) - 1
 _COARSE = np.unique([*range(0, 128, 32), *range(128, _LAST, 12), _LAST])
-"""Places of the orders at which every example is evaluated first; above 2, where most are best, they are denser."""
+"""Indices of the orders evaluated first for every example; denser above order 2, where the best order usually lies."""
 
 _FEW_PLACES = np.unique(np.searchsorted(ORDERS - 1.0, 0.02 * 1.15 ** np.arange(88.0)).clip(0, _LAST))
 FEW_ORDERS: Array = ORDERS[_FEW_PLACES]
@@ -40,7 +39,7 @@ _STEEP = 100.0
 
 @dataclass(frozen=True)
 class RenyiCosts:
-    """Upper bounds of examples: epsilons [rows] at delta, and their orders. costs: of the same rows."""
+    """Renyi upper bounds: epsilons [rows] at ``delta`` and their best orders [rows]. costs: of the same rows."""
 
     epsilons: Array
     orders: Array
@@ -48,7 +47,7 @@ class RenyiCosts:
     costs: StepWeights
 
     def of(self, rows: NDArray[np.intp]) -> RenyiCosts:
-        """The same of some rows."""
+        """The Renyi costs of some rows."""
         return RenyiCosts(self.epsilons[rows], self.orders[rows], self.delta, self.costs.of(rows))
 
     def rdp(self, rows: NDArray[np.intp], places: NDArray[np.intp]) -> Array:
@@ -68,7 +67,7 @@ def rdp_epsilons(contributions: RecordedContributions, delta: float) -> tuple[Ar
 
 
 def classic_epsilons(contributions: RecordedContributions, delta: float) -> tuple[Array, Array]:
-    """The same by Mironov's conversion, which papers A and C use; never below `rdp_epsilons`."""
+    """As `rdp_epsilons`, but by Mironov's conversion, which papers A and C use; never below `rdp_epsilons`."""
     return _converted(contributions, delta, classic_terms(ORDERS, delta))
 
 
@@ -102,9 +101,9 @@ class _Best:
 
 
 def _best_orders(costs: StepWeights, terms: Array, slack: float) -> _Best:
-    """The least sums over `ORDERS`, found at few of them, because a sum falls, then rises.
+    """The least sums over `ORDERS`, found by evaluating few of them: a sum falls, then rises with the order.
 
-    Beyond an order that costs more than the upper bound, everything does. So the least lower bound is sought from the
+    All orders beyond one whose sum exceeds the upper bound exceed it, too. So the least lower bound is sought from the
     best order to the first one on either side that is proven to cost more by ``slack``.
     """
     table, plain = _stacked(costs), _plain(costs)
@@ -126,7 +125,7 @@ def _best_orders(costs: StepWeights, terms: Array, slack: float) -> _Best:
 
 
 def renyi_costs(costs: StepWeights, delta: float) -> RenyiCosts:
-    """The upper bounds of `rdp_epsilons`."""
+    """The upper bounds of `rdp_epsilons`, with their orders."""
     costs = _on_few_nodes(costs)
     best = _best_orders(costs, improved_terms(ORDERS, delta), -np.inf)
     return RenyiCosts(best.epsilons(delta), ORDERS[best.places], delta, costs)
@@ -150,7 +149,7 @@ def _plain(costs: StepWeights) -> Array:
 
 
 def _stacked(costs: StepWeights) -> Array:
-    """The tables of all sampling rates as one: RDP of a step at each node, and the lower bound that `_below` gives.
+    """The tables of all sampling rates as one: RDP of a step at each node, and its lower bound by `_below`.
 
     Shape [nodes, 2 orders], with both entries of an order side by side.
     """
@@ -159,13 +158,13 @@ def _stacked(costs: StepWeights) -> Array:
 
 
 def _entries(costs: StepWeights) -> tuple[Array, NDArray[np.int32], NDArray[np.int64], Array]:
-    """What kernels take of each example."""
+    """The arguments of `best_orders` that describe the examples."""
     return costs.steps.weights, costs.steps.nodes, costs.steps.ends, costs.precision
 
 
 @functools.lru_cache(maxsize=32)
 def _table(sample_rate: float, nodes: bytes) -> Array:
-    """See `_stacked`; kept because all parts of a trial share their nodes: up to 8 MB each."""
+    """The table of one sampling rate for `_stacked`; cached (up to 8 MB each): all parts of a trial share nodes."""
     precisions = np.frombuffer(nodes)
     upper = np.array([_node_rdp(sample_rate, u) for u in precisions.tolist()])
     table = np.stack([upper, _below(sample_rate, precisions, upper)], axis=2).reshape(len(upper), -1)

@@ -1,7 +1,7 @@
 """From sums over nodes to certified epsilons, one example at a time, compiled by numba.
 
-What is computed, and why it is certified, is described in `accounting.individual.pld` and `inversion`; how it is
-compiled, in `accounting.individual.kernels`.
+`accounting.individual.pld` and `inversion` describe what is computed and why it is certified;
+`accounting.individual.kernels` describes how it is compiled.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ LOOSE = 1e-2
 """Relative gap between the bounds above which they are computed again by a slower method."""
 
 _STEPS = 40
+"""Largest number of steps of the search for an epsilon."""
 
 _CLOSE, _CLOSE_BELOW = 1e-6, 2e-5
-"""Tolerance of the search for the epsilon where delta(eps) is delta, relative to the largest epsilon: of upper bounds,
-and of lower bounds, whose errors are larger anyway."""
+"""Tolerances of the search for the epsilon where delta(eps) is delta, relative to the upper end of the search: for
+upper bounds, and for lower bounds, whose other errors are larger."""
 
 _PER_LOG_2, _LOG_2 = 1.4426950408889634, (0.693145751953125, 1.4286068203094172e-06)
 _PER_QUARTER = 0.6366197723675814
@@ -27,12 +28,14 @@ _QUARTER = (1.5707963267341256, 6.077100506303966e-11, 2.0222662487959506e-21)
 """1 / log 2, log 2, 2 / pi, pi / 2, for argument reduction: whole multiples of all parts but the last are exact."""
 
 _EXPONENT_BITS = 2.0**52 + 1023.0
+"""Adding this to a whole number n puts n + 1023 into the last bits; shifted left by 52, these are the double 2^n."""
 
 _ABOVE, _BELOW = 1.0, -1.0
-"""Side of the epsilon where a curve is zero, on which a bound lies."""
+"""Side of a curve's zero on which a bound lies: above for upper bounds on epsilon, below for lower ones."""
 
 _LANES, _ADDENDS = 16, 16
-"""Partial sums of a moment, and terms that each takes before it joins the whole, so that rounding stays below 1e-14."""
+"""Number of partial sums of a moment, and of terms each takes before it is added to the total. Rounding stays below
+1e-14."""
 
 
 @kernel(TABLE, TABLE, TABLE, FOUND_TABLE, FOUND_TABLE)
@@ -120,12 +123,12 @@ def _turns(x: Array, cosines: Array, sines: Array) -> None:
 def _terms(
     sums: Array, factors: Array, cuts: Array, moduli: Array, cosines: Array, sines: Array, terms: Array
 ) -> tuple[int, float]:
-    """Write the ``terms`` [2 points] of the trapezoidal rule of one row; how many are kept, and with which error.
+    """Write the ``terms`` [2 points] of the trapezoidal rule for one row; return how many are kept and their error.
 
     sums [2 points + pieces + cuts], factors [3, points] and cuts [2, cuts] as in `certified_bounds`. moduli, cosines
-    and sines [points] are overwritten. A row ends where the errors of kept and dropped terms together are least: at
-    high frequencies the terms are negligible, but the error of K may not be. Up to x = 1, exp(x) - 1 is at most
-    x + x^2 / 2 + x^3 / 2, as the terms of its series from the third on sum to at most (e - 5/2) x^3.
+    and sines [points] are overwritten. The terms are cut off where the errors of kept and dropped terms together are
+    least: at high frequencies the terms are negligible, but the error of K may not be. Up to x = 1, exp(x) - 1 is at
+    most x + x^2 / 2 + x^3 / 2, as the terms of its series from the third on sum to at most (e - 5/2) x^3.
     """
     points, choices = factors.shape[1], cuts.shape[1]
     pieces = len(sums) - 2 * points - choices
@@ -163,7 +166,7 @@ def _curve(
     """log(delta(epsilon) / delta) and its slope: the ``kept`` terms with an error added, by Horner's rule.
 
     The sum is E(t^2) + t O(t^2) with t = exp(-i spacing epsilon), where E has the even and O the odd terms: two chains
-    of half the length, which a processor works off side by side. Its derivative times t is 2 t^2 (E' + t O') + t O.
+    of half the length, which a processor evaluates in parallel. Its derivative times t is 2 t^2 (E' + t O') + t O.
     """
     points = len(terms) // 2
     c, s = np.cos(spacing * epsilon), -np.sin(spacing * epsilon)
@@ -184,7 +187,7 @@ def _curve(
 
 @helper
 def _height(terms: Array, kept: int, error: float, scale: float, tilt: float, spacing: float, epsilon: float) -> float:
-    """The same without the slope, for half the work."""
+    """The value of `_curve` without its slope, for half the work."""
     points = len(terms) // 2
     c, s = np.cos(spacing * epsilon), -np.sin(spacing * epsilon)
     c2, s2 = c * c - s * s, 2.0 * c * s
@@ -199,9 +202,10 @@ def _height(terms: Array, kept: int, error: float, scale: float, tilt: float, sp
 
 @helper
 def _estimate(terms: Array, scale: float, tilt: float, spacing: float, stop: float) -> float:
-    """About where the curve falls below zero on [0, stop], as if losses under the tilt were normal.
+    """Estimate where the curve falls below zero on [0, stop], as if losses under the tilt were normal.
 
-    Their mean and variance are read off the first two terms. What is no number or far away is ``stop``.
+    Their mean and variance follow from the first two terms. An estimate that is NaN or outside [0.3 stop, stop] is
+    replaced by ``stop``.
     """
     points, peak, fall = len(terms) // 2, 2.0 * terms[0], tilt - 1.0
     x, y = terms[1] / peak, terms[points + 1] / peak
@@ -224,14 +228,14 @@ def _search(
     stop: float,
     side: float,
 ) -> tuple[float, float, float]:
-    """An epsilon in [0, stop] at which the curve was found to lie on this ``side`` of zero, close to it.
+    """Search [0, stop] for an epsilon close to the curve's zero, on the given ``side`` of it.
 
-    Infinity or 0 where none was found, never one at which the curve is no number; and the curve's value and the inverse
-    of its slope at the last epsilon. place: where the search begins, with about the same two numbers there.
+    Returns that epsilon (infinity or 0 if none was found, never one where the curve is NaN), and the curve's value and
+    inverse slope at the last epsilon tried. place: the first epsilon, with about its value and inverse slope.
 
-    epsilon as a function of the curve's value is interpolated by a parabola through the last three places, at first
-    through two of them with the slope, inside a shrinking bracket. Each step aims a little beyond zero, so that the
-    last of them lands on the wanted side.
+    epsilon as a function of the curve's value is interpolated by a parabola through the last three points, at first
+    through two points and the slope, inside a shrinking bracket. Each step aims a little beyond zero, so that the last
+    one lands on the wanted side.
     """
     at, value, rate = place
     older = value
@@ -266,7 +270,7 @@ def _search(
 
 @helper
 def _aliasing(tails: Array, left: float, rdp: Array, epsilon: float) -> float:
-    """Bound on what the trapezoidal rule adds to delta at or above ``epsilon``: see `inversion._periods`."""
+    """Bound on the aliases that the trapezoidal rule adds to delta from ``epsilon`` on; see `inversion._periods`."""
     right = np.inf
     for k in range(len(rdp)):
         right = min(right, tails[0, k] * (rdp[k] - epsilon) + tails[1, k])
@@ -287,17 +291,17 @@ def certified_bounds(
     stop: Array,
     bounds: Array,
 ) -> None:
-    """Raise the ``bounds`` [2, all rows] of ``rows``, upper and lower, to those of these sums where they are larger.
+    """Raise ``bounds`` [2, all rows] of ``rows``, upper and lower, to the bounds from ``sums`` where these are larger.
 
     sums [rows, 2 points + pieces + cuts]: real and imaginary parts of K, a bound on the error of K in each piece of the
-    contour, and the decay of |exp(K)| from each cut on. above, below [3, points]: what exp(K) is multiplied with for
-    either bound, its real and imaginary parts and modulus. cuts [2, cuts]: after how many points a row may end, and the
-    bound of `inversion.left_out`. contour: tilt, spacing, the aliases from the left, and the damping, without which
-    above and below are alike. tails [2, orders] and rdp [rows, orders] bound those from the right, see `_aliasing`.
-    stop [all rows]: Renyi epsilons.
+    contour, and the decay of |exp(K)| from each cut on. above, below [3, points]: real part, imaginary part and modulus
+    of the kernel that multiplies exp(K), for the upper and the lower bound. cuts [2, cuts]: number of points up to each
+    cut, and the bound of `inversion.left_out` there. contour: tilt, spacing, bound on aliases from the left, and
+    damping; without damping, above equals below. tails [2, orders] and rdp [rows, orders] bound the aliases from the
+    right, see `_aliasing`. stop [all rows]: Renyi epsilons, the upper ends of the searches.
 
-    ``bounds`` are those of the other direction, 0 where there are none yet. Where these are tight, and delta at the
-    upper one is small enough in this direction too, they stay. Infinity and 0 stand where nothing can be certified.
+    On entry ``bounds`` has those of the other direction, or 0. If they are tight, and delta at the upper one is small
+    enough in this direction too, they stay. Infinity (upper) or 0 (lower) means that nothing could be certified.
     """
     tilt, spacing, left, points = contour[0], contour[1], contour[2], above.shape[1]
     scale = np.log(spacing / np.pi) - np.log(delta)

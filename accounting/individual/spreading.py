@@ -1,6 +1,6 @@
-"""Steps of single examples, spread over a few nodes of effective precision.
+"""Spreads the steps of single examples over a few nodes of effective precision.
 
-That this can only increase their Renyi divergence is proven in `accounting.individual.contributions`.
+This can only increase their Renyi divergence; `accounting.individual.contributions` has the proof.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from accounting.individual.contributions import Array, SampledNodes, SparseRows,
 from accounting.individual.kernels import mark, spread, sums
 
 NODES = 256
-"""Nodes per sampling rate, uniform in sqrt(u). Above a largest sqrt(u) of 1 the number grows in proportion, to 4x."""
+"""Nodes per sampling rate, uniform in sqrt(u). If the largest sqrt(u) is above 1, times that, up to 4 times as many."""
 
 _BESIDE = 2
-"""Number of neighbours on either side that a node's entries in tables depend on."""
+"""Number of neighbours on either side that a node's table entries depend on."""
 
 _FEW = 4
-"""Only the nodes in use get tables if fewer than one in 4 is; otherwise all do, which other rows can then use."""
+"""Tables cover only the nodes in use if fewer than one in 4 is; else all nodes, so that other rows can use them."""
 
 _MANY = 256
-"""Blocks with at least so many rows use most nodes; no node is left out for them."""
+"""Blocks with at least this many rows use most nodes, so no node is left out for them."""
 
 _SEVERAL_PARTS = 1 << 17
-"""Beyond so many examples a data set has several parts, whose rows together reach all nodes."""
+"""A data set with more examples has several parts, whose rows together use all nodes."""
 
 
 def spread_linearly(
     sampled: Mapping[float, tuple[Stretch, ...]], values: Array, nodes: int = NODES
 ) -> tuple[tuple[SampledNodes, ...], SparseRows]:
-    """Nodes of each sampling rate, and the weights of its stretches on them: two for each step, beside its u.
+    """The nodes of each sampling rate, and the weights on them: each step is split between the two nodes beside its u.
 
-    values [snapshots, rows] are contributions; nodes: as `NODES`. Nodes are (x_0 + k h)^2, so a u with root
-    x_0 + (k + t) h lies at t (2 (k + x_0 / h) + t) / (2 (k + x_0 / h) + 1) of the way from node k to the next. Rounding
-    moves u by 1e-14 of itself, far below `renyi._ROUNDING`.
+    values [snapshots, rows]: contributions. nodes: number of nodes, as `NODES`. Nodes are (x_0 + k h)^2, so a u with
+    root x_0 + (k + t) h lies at t (2 (k + x_0 / h) + t) / (2 (k + x_0 / h) + 1) of the way from node k to the next.
+    Rounding moves u by 1e-14 of itself, far below `renyi._ROUNDING`.
     """
     parts = tuple(SampledNodes(sample_rate, _nodes(stretches, nodes)) for sample_rate, stretches in sampled.items())
     first, fields = 0, [np.empty((0, 9))]
@@ -55,7 +55,7 @@ def spread_linearly(
 
 @functools.lru_cache(maxsize=16)
 def _fields(stretches: tuple[Stretch, ...], nodes: int, first: int) -> Array:
-    """What `kernels.spread` takes of each stretch, whose nodes start at number ``first``; shape [stretches, 9]."""
+    """The argument ``stretches`` [stretches, 9] of `kernels.spread`, if the nodes start at index ``first``."""
     roots = np.sqrt(_nodes(stretches, nodes))
     spacing = (roots[-1] - roots[0]) / (len(roots) - 1)
     grid = (1.0 / spacing, roots[0] / spacing, len(roots), first)
@@ -65,7 +65,7 @@ def _fields(stretches: tuple[Stretch, ...], nodes: int, first: int) -> Array:
 def weighted_sums(costs: StepWeights, table: Array, plain: Array, rows: NDArray[np.intp] | None = None) -> Array:
     """Sums [rows, columns] of a table [nodes, columns] over the steps of each example, or of some ``rows``.
 
-    plain [2, columns] is added: the first row once, the second for each unit of precision of unsampled Gaussians.
+    plain [2, columns] is added: the first row once, the second row times the precision of unsampled Gaussians.
     """
     chosen = np.arange(len(costs.precision)) if rows is None else rows
     found = np.empty((len(chosen), table.shape[1]))
@@ -92,11 +92,11 @@ def _ends(stretches: Sequence[Stretch]) -> tuple[float, float]:
 
 
 def near_reached(costs: StepWeights, stops: Sequence[int]) -> StepWeights:
-    """The same without nodes that no row reaches: of each rate those from its stop on, and more where rows are few and
-    no other part needs the tables.
+    """The step weights without unused nodes: of each rate those from its stop on, and more if rows are few.
 
-    What tables say of a node follows from its own u, those of `_BESIDE` nodes on either side, and the largest u. All of
-    these stay, so that no bit of what rows cost depends on which nodes are left out.
+    More are left out only if no other part of the data set needs the tables.
+    A node's table entries depend on its own u, on the u of `_BESIDE` nodes on either side, and on the largest u. All of
+    these are kept, so no bit of the rows' costs depends on which nodes are left out.
     """
     if not costs.sampled:
         return costs
@@ -107,9 +107,9 @@ def near_reached(costs: StepWeights, stops: Sequence[int]) -> StepWeights:
 
 
 def of_rows(costs: StepWeights, rows: NDArray[np.intp], stops: Sequence[int]) -> tuple[StepWeights, NDArray[np.intp]]:
-    """The costs of some ``rows`` on the nodes that `near_reached` leaves of those before ``stops``, and where they are.
+    """The costs of some ``rows`` on the nodes before ``stops`` that `near_reached` keeps, and the rows' places in them.
 
-    Rows are copied only where that changes the numbers of their nodes.
+    Rows are copied only if their nodes are renumbered.
     """
     few = len(rows) < _MANY and costs.examples <= _SEVERAL_PARTS
     own = costs.of(rows) if len(costs.sampled) > 1 or few else costs
@@ -122,7 +122,7 @@ def of_rows(costs: StepWeights, rows: NDArray[np.intp], stops: Sequence[int]) ->
 
 
 def _near(reached: NDArray[np.intp], size: int, few: float) -> NDArray[np.intp]:
-    """The places near those ``reached`` where these are less than one in ``few`` of all ``size``; else all of them."""
+    """Indices near those ``reached``, and the last two, if these are at most one in ``few`` of ``size``; else all."""
     around = reached[:, None] + np.arange(-_BESIDE, _BESIDE + 1)
     near = np.union1d(around[(around >= 0) & (around < size)], [size - 2, size - 1])
     return near if len(near) * few <= size else np.arange(size)

@@ -1,4 +1,4 @@
-"""Tables that every part of a trial needs, kept in the process up to a number of bytes."""
+"""A cache in the process for tables that every part of a trial needs, limited in bytes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Table = NDArray[np.float64]
 
 
 def kept(most_bytes: int) -> Callable[[Callable[..., Table]], Callable[..., Table]]:
-    """Decorates a pure function of hashable arguments: its last results are kept, read-only, up to ``most_bytes``.
+    """Decorator: cache the latest results of a pure function of hashable arguments, read-only, up to ``most_bytes``.
 
-    `functools.lru_cache` counts results, and these differ in size by a factor of a thousand.
+    `functools.lru_cache` limits the number of results, but these differ in size by a factor of a thousand.
     """
 
     def decorate(function: Callable[..., Table]) -> Callable[..., Table]:
-        cache = _Kept(most_bytes)
+        cache = _Cache(most_bytes)
 
         @functools.wraps(function)
         def found(*arguments: Any) -> Table:
@@ -37,8 +37,8 @@ def kept(most_bytes: int) -> Callable[[Callable[..., Table]], Callable[..., Tabl
     return decorate
 
 
-class _Kept:
-    """Tables by key; the least recently used go when there are too many bytes. Thread-safe."""
+class _Cache:
+    """Tables by key. Above the limit in bytes the least recently used are dropped, except the last. Thread-safe."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most, self._bytes = most_bytes, 0

@@ -22,13 +22,14 @@ from accounting.individual.spreading import weighted_sums
 from accounting.individual.table_cache import kept
 
 _STEPS = range(8)
-"""How many of the steps between tilts each a lies above the rows' contour. What adding costs has lighter tails."""
+"""The values of a tried, in tilt steps above the rows' contour: the loss of adding an example has lighter tails."""
 
 _HIGHEST = 128.0
-"""Tilts above it belong to epsilons so small that both directions cost nearly the same: nothing would be proven."""
+"""Largest tilt for which the bound is tried. Above it epsilons are so small that both directions cost nearly the same,
+so nothing would be proven."""
 
 _MARGIN = 1e-6
-"""Bounds on log(delta) hold with this margin, far above the rounding error of the exponent."""
+"""Margin required of bounds on log(delta), far above the rounding error of the exponent."""
 
 
 def within(
@@ -47,14 +48,14 @@ def within(
     ]
     table = np.concatenate([np.empty((0, len(contours))), *tables])
     plain, t, log_peaks = _plain(costs.pure, tilt)
-    with np.errstate(over="ignore", invalid="ignore"):  # what is no number proves nothing
+    with np.errstate(over="ignore", invalid="ignore"):  # NaN proves nothing
         exponents = weighted_sums(costs, table, plain, rows)
         proven = exponents - epsilons[:, None] * t <= np.log(delta) - _MARGIN - log_peaks
     return np.asarray(functools.reduce(np.logical_or, proven.T))
 
 
 def _contours(tilt: float) -> list[Contour]:
-    """The real points at which the bound is tried."""
+    """Contours whose first, real points are the values of a tried."""
     return [Contour(each, 0.0, 2) for each in tilts_from(tilt, _STEPS)]
 
 
@@ -71,6 +72,6 @@ def _plain(pure: tuple[float, ...], tilt: float) -> tuple[Array, Array, Array]:
 
 @kept(16 * 2**20)
 def _log_moments(sample_rate: float, nodes: bytes, contour: Contour, direction: str) -> Array:
-    """Upper bounds [nodes] on log A at the real point of a contour, with the error of interpolation beside each."""
+    """Upper bounds [nodes] on log A at the real point of a contour; they include the error of interpolation."""
     table = moment_table(sample_rate, np.frombuffer(nodes), contour, direction)
     return np.asarray(table.log_moments[:, 0].real + table.errors[:, 0] + STEP_ERROR)

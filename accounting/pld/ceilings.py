@@ -38,7 +38,7 @@ class Ceiling:
 def total_variation(rounds: GroupRounds) -> float:
     """An upper bound on delta at epsilon 0: the sum of the rounds' total variation distances.
 
-    That of a mixture is at most the mean over its sensitivities a of that of N(a, 1) from N(0, 1), 2 Phi(a/2) - 1.
+    For a mixture it is at most the mean over its sensitivities a of TV(N(a, 1), N(0, 1)) = 2 Phi(a/2) - 1.
     """
     parts = [special.erf(rounds.gaussian / math.sqrt(8)), *np.tanh(np.asarray(rounds.pure) / 2)]
     for mixture, count in rounds.mixtures:
@@ -66,8 +66,9 @@ def gaussian_delta_ceiling(rounds: GroupRounds, epsilon: float) -> float:
 def delta_ceilings(rounds: GroupRounds, epsilons: Array) -> Array:
     """Upper bounds on delta at ``epsilons`` [points] >= 0: the least of total variation, one Gaussian and Renyi.
 
-    Renyi's is Canonne, Kamath and Steinke 2020, Proposition 12, solved for delta; at epsilon 0 Pinsker's and
-    Bretagnolle and Huber's inequalities, of the divergence of Kullback and Leibler, which no Renyi divergence is below.
+    The Renyi bound is Canonne, Kamath and Steinke 2020, Proposition 12, solved for delta. A bound for all epsilons is
+    that at epsilon 0 by the inequalities of Pinsker and of Bretagnolle and Huber; they need the Kullback-Leibler
+    divergence, which is at most the Renyi divergence of any order above 1.
     """
     missing = math.fsum(count * mixture.missing for mixture, count in rounds.mixtures) * _ROUND_UP
     if not missing < 1.0:
@@ -126,7 +127,7 @@ def _of_renyi(rounds: GroupRounds, delta: float) -> float:
 
 
 def _total_renyi(rounds: GroupRounds) -> Array:
-    """Renyi divergences at `ORDERS`, of both directions, of the rounds without what their mixtures miss."""
+    """RDP at `ORDERS`, valid in both directions, of the rounds given that no missing sensitivity occurs."""
     total = gaussian_rdp(1 / rounds.gaussian) if rounds.gaussian else np.zeros_like(ORDERS)
     for mixture, count in rounds.mixtures:
         if mixture.sensitivities[-1] > 0.0:

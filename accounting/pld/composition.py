@@ -31,11 +31,11 @@ from accounting.pld.saddlepoint import Cumulants, Saddle, cumulants, saddle_at_d
 
 TOLERANCE = 2e-4  # target for the relative gap between upper and lower
 MIN_DELTA = 1e-250  # below it, the mass that a round may lose to infinity underflows
-_ATTEMPTS = 4
+_ATTEMPTS = 4  # most compositions of one direction
 _ENOUGH = 1.5  # gap, in tolerances, that is accepted without another composition
 _COARSEST = 4.0  # coarser lattices cannot improve on the closed-form bound
-_STEEPEST = 40.0  # the same for larger changes of log exp(tilt * loss) between neighbouring nodes
-_VACUOUS = 1e4  # epsilons above it say nothing; a lattice that gave one, and nothing below, is not refined
+_STEEPEST = 40.0  # largest tilt * spacing: with more, too, lattices cannot improve on the closed-form bound
+_VACUOUS = 1e4  # a lattice that gives an upper epsilon above this and a lower one of 0 is not refined
 _HOPELESS = 1e7  # approximate epsilons above which no lattice is tried
 _SPENT_MARGIN = 0.5  # fraction of the gap between directions allowed as discretisation error
 
@@ -44,7 +44,7 @@ _SPENT_MARGIN = 0.5  # fraction of the gap between directions allowed as discret
 class CertifiedEpsilon:
     """lower <= exact epsilon at ``delta`` <= upper; both are infinite for a run without noise.
 
-    method: what gave the upper bound; ``pld`` unless one dominating Gaussian or Renyi DP gives a lower one.
+    method: how upper was obtained: ``pld``, or ``gdp`` or ``rdp`` if one dominating Gaussian or Renyi DP is lower.
     kind: strength of upper for the run; ``estimate`` where the pairs bounded here need not dominate its steps.
     """
 
@@ -57,7 +57,10 @@ class CertifiedEpsilon:
 
 @dataclass(frozen=True)
 class CertifiedDelta:
-    """lower <= exact delta at ``epsilon`` <= upper; both are 1 for a run without noise. kind is as above."""
+    """lower <= exact delta at ``epsilon`` <= upper; both are 1 for a run without noise.
+
+    kind: as in `CertifiedEpsilon`.
+    """
 
     upper: float
     lower: float
@@ -79,19 +82,22 @@ def epsilon_pld(trace: Trace, delta: float, group_size: int = 1, tolerance: floa
 
 
 def delta_pld(trace: Trace, epsilon: float, group_size: int = 1, tolerance: float = TOLERANCE) -> CertifiedDelta:
-    """The delta of a trace at ``epsilon`` >= 0 for a group of ``group_size`` examples, certified from both sides."""
+    """The delta of a trace at ``epsilon`` >= 0 for a group of ``group_size`` examples, certified from both sides.
+
+    Guarantee: see the module's description. Raises: InvalidInput for a negative or infinite epsilon.
+    """
     return _claimed(delta_of_rounds(rounds_of_group(trace, group_size), epsilon, tolerance), trace)
 
 
 def _claimed(found: Certified, trace: Trace) -> Certified:
-    """What bounds of full contributions claim for the trace: under a filter examples may contribute less."""
+    """The bounds with the claim's kind; lower becomes 0 under a filter, where examples may contribute less."""
     lower = found.lower if trace.filter is None else 0.0
     return replace(found, lower=lower, kind=trace.kind)
 
 
 @np.errstate(all="ignore")  # overflow gives infinity or NaN, which no bound uses
 def epsilon_of_rounds(rounds: GroupRounds, delta: float, tolerance: float = TOLERANCE) -> CertifiedEpsilon:
-    """As `epsilon_pld`, for given rounds."""
+    """The epsilon of given rounds at ``delta``, certified from both sides; see `epsilon_pld`."""
     delta = require_finite("delta", delta, at_least=MIN_DELTA, below=1.0)
     tolerance = require_finite("tolerance", tolerance, above=0.0)
     if not rounds.is_private:
@@ -129,7 +135,7 @@ def _epsilon_on_lattices(rounds: GroupRounds, delta: float, tolerance: float, ce
 
 @np.errstate(all="ignore")
 def delta_of_rounds(rounds: GroupRounds, epsilon: float, tolerance: float = TOLERANCE) -> CertifiedDelta:
-    """As `delta_pld`, for given rounds."""
+    """The delta of given rounds at ``epsilon``, certified from both sides; see `delta_pld`."""
     epsilon = require_finite("epsilon", epsilon, at_least=0.0)
     tolerance = require_finite("tolerance", tolerance, above=0.0)
     if not rounds.is_private:

@@ -50,10 +50,10 @@ _POINTS_AT_ONCE = 1 << 20  # points of all lattices that are filled at the same 
 class LatticePlan:
     """How to compose: lattice ``spacing`` and ``points``, the window's first loss ``bottom``, and the tilts.
 
-    tilt: theta. up, down: distances from theta of the tilts of the aliasing's Chernoff bounds. centre: the epsilon of
-    interest. tail: probability that a round may lose to infinity. floor: probability of the least losses, which a round
-    may round up (or, for the lower bound, drop). opposite: tilt of the Chernoff bound on the other direction, None if
-    no such bound is good enough.
+    tilt: theta. up, down: the Chernoff bounds on aliasing use the tilts theta + up and theta - down. centre: the
+    epsilon of interest. tail: probability that a round may lose to infinity. floor: probability of the least losses,
+    which a round may round up (or, for the lower bound, drop). opposite: tilt of the Chernoff bound on the other
+    direction, None if no such bound is good enough.
     """
 
     direction: Direction
@@ -171,7 +171,7 @@ def _product(
     of_mixture: Callable[[SensitivityMixture], Product],
     of_pure: Callable[[float], Product],
 ) -> Product:
-    """The product of all rounds' factors, on all cores, but on fewer where lattices are so long that memory counts."""
+    """The product of all rounds' factors, on all cores, or on fewer if long lattices would take too much memory."""
     mixtures = rounds.mixtures + (((SensitivityMixture((rounds.gaussian,), (1.0,)), 1),) if rounds.gaussian else ())
     chunks = [mixtures[start :: min(_CHUNKS, len(mixtures))] for start in range(min(_CHUNKS, len(mixtures)))]
 

@@ -22,7 +22,7 @@ from accounting.rounds import require_group_size
 from accounting.samplings import Sampling
 from accounting.snapshots import checked_snapshots
 
-_GRID_POINTS = 512  # amplitudes of given examples are rounded up to multiples of the largest over this
+_GRID_POINTS = 512  # amplitudes of given examples are rounded up to multiples of the largest one / _GRID_POINTS
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from accounting.reductions import without_cuts
 from accounting.rounds import gaussian_rounds, pure_epsilons, require_group_size
 
 _CONFIRMATIONS = 9  # epsilons tried above the saddle point's; steps of 0.05 % that double each time
-_GROWTH = 1.25  # of the epsilons tried where the saddle point is of no use
+_GROWTH = 1.25  # ratio of successive epsilons tried if the saddle point is of no use
 
 
 def group_epsilons(
@@ -118,7 +118,7 @@ def vadhan_epsilon(trace: Trace, delta: float, group_size: int) -> float:
 
 
 def _least(holds: Callable[[float], bool], low: float, high: float) -> float:
-    """A value from ``low`` to ``high`` that holds, the least to 0.1 %; infinite where none is found."""
+    """The least value from ``low`` to ``high`` that holds, to 0.1 %; infinity if none is found."""
     if low == 0.0 or holds(low):
         return low
     steps = (float(low * _GROWTH**power) for power in range(1, 100))

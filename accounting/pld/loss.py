@@ -4,7 +4,7 @@ The round is a `SensitivityMixture`: ``Q = N(0, 1)`` and ``P = sum_j p_j N(a_j, 
 ``L(x) = log P(x)/Q(x) = log sum_j p_j exp(a_j x - a_j^2 / 2)`` increases in x. Direction ``"remove"`` is the pair
 (P, Q), direction ``"add"`` the pair (Q, P). `discretise` gives the law of the loss under the first of the pair:
 
-- ``bound="upper"``: on losses i h. Each cell between two nodes keeps its mass under both of the pair, spread onto
+- ``bound="upper"``: on losses i h. Each cell between two nodes keeps its mass under both measures, spread onto
   the two nodes ("connect the dots", Doroshenko et al. 2022). Spreading a likelihood ratio makes the pair more
   informative, so the discrete pair dominates the true one; the error is of second order in h.
 - ``bound="lower"``: on losses (i + 1/2) h, shifted for rounds finer than the lattice (`lower_offset`). Each cell is
@@ -165,8 +165,8 @@ def tabulate(
     """Invert the loss on the lattice points ``(i + offset) * spacing`` that the direction's first measure reaches.
 
     At most ``tail`` of its mass lies above the last point. At most ``floor`` lies below the first, or more if the table
-    would exceed MAX_POINTS; an upper bound rounds these losses up, a lower bound drops them. Both bounds can use one
-    table. Both directions can, too, but the other direction then loses more to infinity. ``mixture`` is not truncated.
+    would exceed MAX_POINTS; an upper bound rounds these losses up, a lower bound drops them. One table serves both
+    bounds, and also the other direction, which then loses more to infinity. ``mixture`` is not truncated here.
     """
     lowest, highest = output_range(mixture, direction, tail, floor)
     first, last = loss_at(mixture, np.array([lowest, highest]))
@@ -203,6 +203,9 @@ def discretise(
 
     The guarantee is in the module's description. ``tail`` is the probability that may be cut off: it is added to
     infinity_mass for the upper bound, and dropped for the lower.
+
+    Raises: InvalidInput for a spacing outside [1e-9, 1e3], a tail outside [1e-300, 1) or a mixture without a positive
+    sensitivity.
     """
     spacing = require_finite("spacing", spacing, at_least=1e-9, at_most=1e3)
     tail = require_finite("tail", tail, at_least=1e-300, below=1.0)

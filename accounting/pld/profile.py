@@ -1,8 +1,8 @@
 """The privacy profile: delta as a function of epsilon, certified from both sides at many epsilons at once.
 
-delta at an epsilon needs one composition (`accounting.pld.composition`); the curves of that composition hold at every
-other epsilon, too, with an error that is small beside delta at its centre. So a profile takes one composition of each
-direction at epsilon 0, whose absolute error is small everywhere, and more only where small deltas are asked for.
+A composition (`accounting.pld.composition`) is centred at one epsilon, but its curves hold at every other epsilon, too,
+with an error that is small relative to delta at the centre. So a profile takes one composition of each direction at
+epsilon 0, whose absolute error is small everywhere, and more only where small deltas are asked for.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from accounting.pld.saddlepoint import Cumulants, Saddle, cumulants, saddle_at_d
 from accounting.pld.sensitivity import Array
 
 _RESOLVED = 1e-7  # every profile reaches at least to the epsilon of this delta
-_BEYOND = 1.05  # a pure release's delta ends in a corner, which only points beyond it resolve
-_NEAR = 16.0  # epsilons that matter to tests with error rates above e^-16 have the finer grid
-_CELLS = 1 / 128  # of the loss's standard deviation: the spacing that resolves the profile away from the centre
-_FINEST = 3e-5  # spacing below which rates change by less than this
-_LOOSE = 0.01  # gap between the bounds, relative to delta at 0, from which on closed forms are asked, too
+_BEYOND = 1.05  # factor by which the grid exceeds that epsilon: a pure release's delta ends in a corner there
+_NEAR = 16.0  # up to this epsilon, where tests have error rates above e^-16, the grid is finer
+_CELLS = 1 / 128  # spacing that resolves the profile away from the centre, in standard deviations of the loss
+_FINEST = 3e-5  # smallest such spacing; a finer one changes error rates by less than this
+_LOOSE = 0.01  # gap between the bounds, relative to delta at epsilon 0, above which closed forms are tried, too
 
 
 @dataclass(frozen=True)
 class CertifiedProfile:
-    """Bounds on delta at each of ``epsilons`` [points], which ascend from 0; no bound ever rises.
+    """Bounds on delta at each of ``epsilons`` [points], which ascend from 0; the bounds never rise with epsilon.
 
     upper: on delta of the worse direction, shape [points]. lower: on the exact delta of the rounds' dominating pairs,
     by direction, shape [2, points].
@@ -44,12 +44,12 @@ class CertifiedProfile:
     lower: Array
 
 
-@np.errstate(all="ignore")  # what overflows on the way becomes infinite or NaN, and neither ever helps a bound
+@np.errstate(all="ignore")  # overflow gives infinity or NaN, which never tightens a bound
 def profile_of_rounds(rounds: GroupRounds, deltas: Sequence[float] = ()) -> CertifiedProfile:
-    """The profile of rounds from anywhere, from epsilon 0 to where delta is 1e-7 or the least of ``deltas``.
+    """The profile of given rounds, from epsilon 0 to where delta is 1e-7 or the least of ``deltas``.
 
-    deltas: where the profile shall be tight relative to delta itself; each costs two compositions. Without them its
-    error is small relative to delta at epsilon 0. The bounds hold either way.
+    deltas: values of delta near which the profile shall be tight relative to delta itself; each costs two compositions.
+    Without them its error is small relative to delta at epsilon 0. The bounds hold either way.
     """
     least = min([_RESOLVED, *deltas])
     if not rounds.is_private:
@@ -66,7 +66,7 @@ def profile_of_rounds(rounds: GroupRounds, deltas: Sequence[float] = ()) -> Cert
         for aim in aims:
             above, below = _bounds(rounds, generating, other, aim, epsilons)
             upper[row], lower[row] = np.minimum(upper[row], above), np.maximum(lower[row], below)
-    upper[:, 0], lower[:, 0] = upper[:, 0].min(), lower[:, 0].max()  # one total variation distance, both ways
+    upper[:, 0], lower[:, 0] = upper[:, 0].min(), lower[:, 0].max()  # total variation is symmetric
     highest = np.minimum.accumulate(upper, axis=1).max(axis=0)
     if not np.max(highest - lower.max(axis=0)) <= _LOOSE * lower[0, 0]:
         highest = np.minimum(highest, delta_ceilings(rounds, epsilons))
@@ -76,7 +76,7 @@ def profile_of_rounds(rounds: GroupRounds, deltas: Sequence[float] = ()) -> Cert
 def _bounds(
     rounds: GroupRounds, generating: Cumulants, other: Cumulants, aim: Saddle, epsilons: Array
 ) -> tuple[Array, Array]:
-    """(upper, lower) delta of one direction at ``epsilons`` by a composition that is centred at ``aim``."""
+    """(upper, lower) delta of one direction at ``epsilons``, by a composition centred at ``aim``."""
     tail = tail_of(rounds, math.exp(min(aim.log_delta, 0.0)))
     finest = max(_CELLS * math.sqrt(generating(0.0)[2]), _FINEST)
     plan = make_plan(generating, other, aim, min(spacing_for(rounds, aim, TOLERANCE), finest), tail, rounds.count)
@@ -87,7 +87,7 @@ def _bounds(
 
 
 def _grid(reach: float) -> Array:
-    """Epsilons from 0 to ``reach``: fine beside both 0 and the scale on which delta changes, whatever that is."""
+    """Epsilons from 0 to ``reach``: geometric near 0, so that every scale on which delta changes is resolved."""
     reach = max(_BEYOND * reach, 1e-12)
     near = min(reach, _NEAR)
     parts = [np.zeros(1), near * np.geomspace(1e-7, 1.0, 512), np.linspace(0.0, near, 513)[1:]]
@@ -97,6 +97,9 @@ def _grid(reach: float) -> Array:
 
 
 def _monotone(epsilons: Array, upper: Array, lower: Array) -> CertifiedProfile:
-    """delta never rises with epsilon: each upper bound holds from its epsilon on, each lower one up to it."""
+    """The bounds made monotone: delta never rises with epsilon, so an upper bound holds at all larger epsilons, too.
+
+    A lower bound holds at all smaller ones.
+    """
     falling = np.maximum.accumulate(lower[:, ::-1], axis=1)[:, ::-1]
     return CertifiedProfile(epsilons, np.minimum.accumulate(upper), falling)

@@ -18,9 +18,9 @@ from accounting.pld.group_rounds import GroupRounds
 from accounting.pld.loss import MAX_ATOMS, Direction, loss_at, output_range
 from accounting.pld.sensitivity import Array, SensitivityMixture
 
-_POINTS = 128
+_POINTS = 128  # outputs per table
 _ROWS = 128  # most tables; with more rounds, neighbours in order of strength share one
-_TILTS = (1e-4, 1e14)
+_TILTS = (1e-4, 1e14)  # range in which saddle points are sought
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Saddle:
 
 
 def saddle_at_delta(generating: Cumulants, log_delta: float) -> Saddle:
-    """The saddle at which delta is exp(log_delta), or that at epsilon 0 if this would be negative."""
+    """The saddle at which delta is exp(log_delta); if its epsilon were not positive, the saddle at epsilon 0."""
     found = _solve(lambda tilt: log_delta - _at(generating, tilt).log_delta)
     saddle = _at(generating, found)
     return saddle if saddle.epsilon > 0.0 else saddle_at_epsilon(generating, 0.0)

@@ -1,4 +1,4 @@
-"""Random sensitivities of one round: how far a group of examples may move the noisy sum, and how likely.
+"""Random sensitivities of one round: how far a group of examples may move the noisy sum, with what probability.
 
 A `SensitivityMixture` is the scalar mixture-of-Gaussians mechanism (paper B, Definition 2.8) in units of the
 noise's standard deviation: ``Q = N(0, 1)`` without the group, ``P = sum_j p_j N(a_j, 1)`` with it.
@@ -135,7 +135,7 @@ def mixture_from_log_weights(
 
 
 def group_law(sampling: Sampling, group_size: int) -> SensitivityMixture:
-    """Law of the number of members of a group in a round of ``sampling``: the group's sensitivity in clipping norms.
+    """Law of the number of group members in a round of ``sampling``: the group's sensitivity in clipping bounds.
 
     Binomial for Poisson batches, hypergeometric for fixed ones (paper B, Theorems 3.1 and 3.3, before its factor 2).
     """

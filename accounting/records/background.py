@@ -1,4 +1,4 @@
-"""Work that is done one after the other in a thread of its own, so that nobody waits for the storage."""
+"""A background thread that does work in order, so that callers do not wait for the storage."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 AT_MOST = 2
-"""Pieces of work that were handed over and are not done; whoever hands over another one waits."""
+"""Largest number of unfinished pieces of work; handing over another one waits."""
 
 
 class Background:
-    """Does what it is given in order, in one thread. What follows a failure is not begun.
+    """Runs functions in the order given, in one thread. After a failure no further one is begun.
 
     The failure is raised by the next call of `do` or `wait`, and by every one after that.
     """
@@ -35,7 +35,7 @@ class Background:
         self._raise()
 
     def close(self) -> None:
-        """Wait for what has begun, and drop the rest."""
+        """Wait for the work that has begun, and drop the rest."""
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     def _unless_failed(self, work: Callable[[], None]) -> None:

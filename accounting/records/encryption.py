@@ -1,16 +1,16 @@
 """Encryption at rest of private files, with a key from the environment variable ``DPSWEEP_KEY``.
 
-Where the key is set, `encrypted` turns the content of a private file into what is stored, and `decrypted` turns it
-back; elsewhere both leave it as it is. A file that is encrypted is not read without its key, and one that is not is not
-read with a key: what was begun one way is continued that way.
+If the key is set, `encrypted` turns the content of a private file into the stored bytes, and `decrypted` turns it back;
+without a key both leave the bytes as they are. An encrypted file is not read without its key, and an unencrypted file
+is not read with a key, so a trial stays the way it began.
 
 A stored file is a header (magic, salt, check) and segments of 1 MiB, each encrypted by AES-256-GCM. HKDF-SHA256
 (RFC 5869) derives the key of the file, and the check, from the user's key and the salt; the nonce of a segment is its
 number and whether it is the last, so segments are neither reordered nor cut off unnoticed (the STREAM construction of
 Hoang, Reyhanitabar, Rogaway and Vizár, 2015, with a key per file as in Tink's AES-GCM-HKDF). The salt is an HMAC-SHA256
 of the file's name and content under a key of its own, as in SIV (Rogaway and Shrimpton, 2006): no two contents share a
-key and nonce, a process that repeats its work stores the same bytes, and the only equality that stored bytes show is
-that of a file with what it was before.
+key and nonce, and a process that repeats its work stores the same bytes. The stored bytes reveal only whether a file
+has the same content as before.
 
 Names, sizes and times of files are not hidden.
 """
@@ -40,21 +40,21 @@ _SALT: Final = 32
 _CHECK: Final = 16
 _HEADER: Final = len(_MAGIC) + _SALT + _CHECK
 _SEGMENT: Final = 2**20
-"""Bytes of content in a segment, but for the last, which may have fewer."""
+"""Bytes of content in a segment; the last one may have fewer."""
 _TAG: Final = 16
 _FORM: Final = re.compile(r"[0-9a-fA-F]{64}")
 
 
 @dataclass(frozen=True)
 class KeyCheck:
-    """Tells whether a key is the one that was meant, and tells nothing else of it. salt, check: hexadecimal."""
+    """Tells whether a key is the right one, and reveals nothing else about it. salt, check: hexadecimal."""
 
     salt: str
     check: str
 
 
 def new_key_check() -> KeyCheck | None:
-    """That of the key in this process's environment; None where there is none. Raises: InvalidInput for no key."""
+    """The check of the key of this process; None without a key. Raises: InvalidInput for a malformed key."""
     key = _key()
     if key is None:
         return None
@@ -63,9 +63,9 @@ def new_key_check() -> KeyCheck | None:
 
 
 def require_key(check: KeyCheck | None, where: str) -> None:
-    """Raise `InvalidInput` unless this process has the key that ``check`` was made of, or None and no key.
+    """Raise `InvalidInput` unless this process has the key that ``check`` was made of, or no key if ``check`` is None.
 
-    where: what needs it, as the subject of a sentence.
+    where: what needs the key, as the subject of the message.
     """
     key = _key()
     if check is None and key is not None:
@@ -79,9 +79,9 @@ def require_key(check: KeyCheck | None, where: str) -> None:
 
 
 def encrypted(uri: str, content: bytes | memoryview) -> bytes:
-    """What is stored of the private file ``uri``: its content, encrypted if there is a key. Deterministic.
+    """The bytes to store for the private file ``uri``: its content, encrypted if there is a key. Deterministic.
 
-    Raises: InvalidInput for a key that is none, or without the package that encrypts.
+    Raises: InvalidInput for a malformed key.
     """
     key = _key()
     if key is None:
@@ -98,10 +98,10 @@ def encrypted(uri: str, content: bytes | memoryview) -> bytes:
 
 
 def decrypted(uri: str, stored: bytes) -> bytes:
-    """The content of the private file ``uri``, of which ``stored`` was read.
+    """The content of the private file ``uri``, given the bytes ``stored`` read from it.
 
-    Raises: InvalidInput when a key lacks, is another one, or is set though the file is not encrypted; DataCorruption
-    when the file was cut or altered.
+    Raises: InvalidInput when the key is missing, wrong, malformed, or set though the file is not encrypted;
+    DataCorruption when the file was cut or altered.
     """
     key = _key()
     if not stored.startswith(_MAGIC):
@@ -128,12 +128,12 @@ def decrypted(uri: str, stored: bytes) -> bytes:
 
 
 def is_encrypting() -> bool:
-    """Whether there is a key. Raises: InvalidInput for one that is none."""
+    """Whether there is a key. Raises: InvalidInput for a malformed one."""
     return _key() is not None
 
 
 def _key() -> bytes | None:
-    """The user's key. Raises: InvalidInput, without its text, for one that is none."""
+    """The user's key. Raises: InvalidInput for a malformed one; the message does not quote it."""
     text = os.environ.get(KEY_VARIABLE, "")
     if not text:
         return None
@@ -153,12 +153,12 @@ def _expanded(key: bytes, length: int, salt: bytes | None, purpose: bytes) -> by
 
 
 def _salting(key: bytes) -> bytes:
-    """The key of the HMAC by which salts are derived."""
+    """The key of the HMAC that derives salts."""
     return _expanded(key, 32, None, b"salt")
 
 
 def _derived(key: bytes, salt: bytes) -> tuple[bytes, bytes]:
-    """The key of a file, and a value that tells whether it is the right one."""
+    """The key of a file, and the check that tells whether it is the right one."""
     both = _expanded(key, 32 + _CHECK, salt, b"file")
     return both[:32], both[32:]
 

@@ -1,8 +1,8 @@
 """Per-example epsilons as Arrow files, written and noted part by part; their columns are defined only here.
 
-A part is written by whatever computed it, which notes beside it, in ``part-00003.json``, its sha256 and that of what it
-was computed from. What is interrupted is continued from these notes. The manifest commits all parts at once; the
-notes of a trial's first accounting are then deleted. Everything here is derived from single examples and private.
+The process that computes a part writes it, with a note beside it in ``part-00003.json``: the sha256 of the part and of
+its inputs. Interrupted accounting continues from these notes. The manifest commits all parts at once; the notes of a
+trial's first accounting are then deleted. Everything here is derived from single examples and private.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from accounting.records.sealed import read_private_sealed, write_private_sealed
 _NOTE = ".json"
 _CLAIM = "individual_kind"
 _OLD_CLAIM = "kind"
-"""The name it had before there were output-specific claims, which ``guarantee`` stood for too."""
+"""Earlier name of `_CLAIM`, from before output-specific claims existed; ``guarantee`` then meant these, too."""
 EPSILON_SCHEMA = pa.schema(
     [
         ("example_id", pa.int64()),
@@ -41,8 +41,8 @@ EPSILON_SCHEMA = pa.schema(
 class Epsilons:
     """Per-example privacy of a run; arrays have shape [examples].
 
-    upper and lower are the certified bounds, losses the loss at the last snapshot. kind, of upper
-    (`accounting.estimates.PrivacyEstimate`), applies to all examples.
+    upper and lower are the certified bounds on epsilon, losses the loss at the last snapshot. kind is the strength of
+    upper (`accounting.estimates.PrivacyEstimate`) for all examples.
     """
 
     example_ids: npt.NDArray[np.int64]
@@ -55,7 +55,7 @@ class Epsilons:
     kind: Claim
 
     def of(self, examples: npt.NDArray[np.bool_]) -> Epsilons:
-        """Those of the examples chosen by a mask [examples]."""
+        """The epsilons of the examples chosen by a mask [examples]."""
         return replace(
             self,
             example_ids=self.example_ids[examples],
@@ -82,7 +82,7 @@ class Epsilons:
 
 
 def write_epsilons(directory: str, part: int, epsilons: Epsilons, inputs: str) -> PartRecord:
-    """Write and note one part. inputs: digest of what it was computed from. Raises: StorageError."""
+    """Write one part and its note. inputs: digest of what it was computed from. Raises: StorageError."""
     record = write_part(directory, part, _to_table(epsilons))
     note = json.dumps({"inputs": inputs, "record": asdict(record)})
     write_private_sealed(_note(directory, part), note.encode())
@@ -90,7 +90,7 @@ def write_epsilons(directory: str, part: int, epsilons: Epsilons, inputs: str) -
 
 
 def noted_epsilons(directory: str, part: int, inputs: str) -> tuple[PartRecord, Epsilons] | None:
-    """A part that an interrupted run wrote from the same ``inputs``; None if there is none, or it is damaged."""
+    """The part that an interrupted run wrote from the same ``inputs``; None if there is none or it is damaged."""
     try:
         content = read_private_sealed(_note(directory, part), "account the trial again")
         note = json.loads(content) if content else {}
@@ -108,7 +108,7 @@ def commit_epsilons(directory: str, records: Sequence[PartRecord]) -> None:
 
 
 def forget_notes(directory: str) -> None:
-    """Delete the notes beside committed parts, which are then computed again where they are asked for again."""
+    """Delete the notes beside committed parts; accounting the trial again then computes all parts anew."""
     for name in list_files(directory):
         if name.endswith(_NOTE):
             delete(f"{directory}/{name}")

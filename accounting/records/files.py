@@ -62,7 +62,7 @@ def read_bytes(uri: str) -> bytes:
 
 
 def read_range(uri: str, start: int, size: int) -> tuple[bytes, int]:
-    """``size`` bytes from ``start`` on, or none where the file ends before; and the bytes of the whole file.
+    """``size`` bytes from ``start`` on, or none if the file ends before; and the size of the whole file in bytes.
 
     Raises: as `read_bytes`.
     """
@@ -75,8 +75,8 @@ def read_range(uri: str, start: int, size: int) -> tuple[bytes, int]:
 def write_bytes_atomically(uri: str, data: bytes | memoryview, private: bool = False) -> None:
     """Replace the content of ``uri``: whatever fails, it holds either the old bytes or the new ones.
 
-    private gives the file mode 0600, and its folder and every folder created for it mode 0700; other files get what the
-    umask leaves of 0664, in folders of 0775: whatever the umask, strangers change nothing.
+    private gives the file mode 0600, and its folder and every folder created for it mode 0700; other files get mode
+    0664 and folders 0775, less the umask: users outside the owner's group can never write.
 
     Raises: StorageError (disk full, no permission, a private folder that is a link, ...); the old content is then
     unchanged.
@@ -113,7 +113,7 @@ def exists(uri: str) -> bool:
 
 
 def modified(uri: str) -> float | None:
-    """When the file at ``uri`` was last written, in seconds since 1970 UTC; None where it is missing or not known."""
+    """When the file at ``uri`` was last written, in seconds since 1970 UTC; None if it is missing or not known."""
     filesystem, path = open_filesystem(uri)
     with _named_errors("read", uri):
         found = filesystem.get_file_info(path)
@@ -140,7 +140,7 @@ def delete_folder(uri: str) -> None:
 
 
 def delete_if_empty(uri: str) -> None:
-    """Delete a folder that has no entries; does nothing to another one, nor to a link."""
+    """Delete a folder if it has no entries. A symbolic link is left alone."""
     filesystem, path = open_filesystem(uri)
     if _is_local(filesystem) and os.path.islink(path):
         return
@@ -170,7 +170,7 @@ def list_folders(uri: str) -> tuple[str, ...]:
 
 _TEMPORARY = ".partial"
 PRIVATE = "private"
-"""The name of every folder that holds what is derived from single examples."""
+"""Name of every folder with files derived from single examples."""
 
 
 def _is_local(filesystem: fs.FileSystem) -> bool:
@@ -238,19 +238,19 @@ def _mode(private: bool) -> int:
 
 
 def make_private_folder(path: Path) -> None:
-    """Make a local folder that only its owner can enter, or make the one that is there so."""
+    """Make a local folder that only its owner can enter; an existing one gets that mode."""
     _make_folders(path, private=True)
 
 
 def make_private_file(path: Path) -> None:
-    """Make an empty local file that only its owner can read, or make the one that is there so."""
+    """Make an empty local file that only its owner can read; an existing one gets that mode and keeps its content."""
     path.touch(0o600)
     path.chmod(0o600)
 
 
 @contextlib.contextmanager
 def closed_to_strangers() -> Iterator[None]:
-    """Let nothing that this process makes in a ``with`` block be writable by all, also what libraries make."""
+    """Context in which no file this process creates is writable by all users, also files that libraries create."""
     before = os.umask(0o077)
     os.umask(before | 0o002)
     try:
@@ -276,7 +276,10 @@ def _make_folders(folder: Path, private: bool) -> None:
 
 
 def _refuse_links(folder: Path) -> None:
-    """A private folder that is a link leads to wherever somebody else wants: nothing is written through it."""
+    """Raise `StorageError` if ``folder``, or a parent up to the nearest one named `PRIVATE`, is a symbolic link.
+
+    A link may lead to wherever somebody else wants, so private files are not written through one.
+    """
     levels = (folder, *folder.parents)
     names = [level.name for level in levels]
     below = levels[: names.index(PRIVATE) + 1] if PRIVATE in names else levels[:1]

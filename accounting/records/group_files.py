@@ -19,7 +19,7 @@ _COLUMNS = ["example_id", "group"]
 
 @dataclass(frozen=True, eq=False)
 class GroupFile:
-    """Which group each example is in: example_ids [examples] ascending, labels [examples] into ``names``, sorted."""
+    """The group of each example: example_ids [examples], ascending; labels [examples] into ``names``, sorted."""
 
     uri: str
     example_ids: NDArray[np.int64]
@@ -36,7 +36,7 @@ class GroupFile:
 
 @functools.lru_cache(maxsize=1)
 def read_groups(uri: str) -> GroupFile:
-    """Read a file of groups, whole; it is kept, because every part of a trial needs it.
+    """Read a whole file of groups; cached, because every part of a trial needs it.
 
     Raises: InvalidInput for a file that is missing, is neither CSV nor Parquet, lacks a column, holds ids that are not
     whole numbers, or names an example twice.

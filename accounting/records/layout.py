@@ -20,19 +20,22 @@ class TrialFiles:
 
     @property
     def spec(self) -> str:
+        """The settings of the trial (JSON)."""
         return self._below("spec.json")
 
     @property
     def trace(self) -> str:
+        """The trace of the run (Arrow), for accounting."""
         return self._below("trace.arrow")
 
     @property
     def model(self) -> str:
+        """The final model."""
         return self._below("model.pt")
 
     @property
     def inputs(self) -> str:
-        """What turns an example into the model's input: shapes, preparation and the state of preprocessing."""
+        """How an example becomes the model's input: shapes, preparation and the state of preprocessing."""
         return self._below("inputs.pt")
 
     @property
@@ -42,28 +45,31 @@ class TrialFiles:
 
     @property
     def result(self) -> str:
-        """The whole result of the trial; its presence says that the trial is complete."""
+        """The whole result of the trial; if it exists, the trial is complete."""
         return self._below("result.json")
 
     @property
     def private(self) -> str:
+        """Folder of everything derived from single examples."""
         return self._below("private")
 
     @property
     def norms(self) -> str:
+        """Folder of the norm snapshots of all training examples."""
         return self._below("private", "norms")
 
     @property
     def epsilons(self) -> str:
+        """Folder of the per-example epsilons of the trial's own accounting."""
         return self._below("private", "epsilons")
 
     def accounted_again(self, claim: str) -> str:
-        """Folder of what `dpsweep account` found, named by what was asked."""
+        """Folder with the results of `dpsweep account` for one ``claim`` (the options asked for)."""
         return self._below("private", "accounts", claim)
 
     @property
     def users(self) -> str:
-        """Whose each training example is, where the data name users."""
+        """The user of each training example, if the data name users."""
         return self._below("private", "users")
 
     @property
@@ -78,7 +84,7 @@ class TrialFiles:
 
     @property
     def exact_norms(self) -> str:
-        """Norms of a few random examples at every step, to measure how good the estimates from rarer norms are."""
+        """Norms of a few random examples at every step, to measure the error of estimates from rarer norms."""
         return self._below("private", "exact-norms")
 
     @property
@@ -93,12 +99,12 @@ class TrialFiles:
 
     @property
     def held_out(self) -> str:
-        """Wrong predictions of examples held out of training (JSON), of a candidate that is chosen by their number."""
+        """Number of wrong predictions on held-out examples (JSON), for a candidate of an exponential choice."""
         return self._below("private", "held-out.json")
 
     @property
     def outcomes(self) -> str:
-        """What the final model predicts of each test example (Arrow), for intervals and paired comparisons."""
+        """The final model's prediction for each test example (Arrow), for intervals and paired comparisons."""
         return self._below("private", "outcomes.ipc")
 
     @property
@@ -108,7 +114,7 @@ class TrialFiles:
 
     @property
     def data_fingerprint(self) -> str:
-        """sha256 of the data that the trial met (JSON): private, as guesses of a row can be tested against it."""
+        """sha256 of the trial's data (JSON); private, because a guessed row could be tested against it."""
         return self._below("private", "data.json")
 
     @property
@@ -118,4 +124,5 @@ class TrialFiles:
 
     @property
     def checkpoint(self) -> str:
+        """The latest checkpoint of training."""
         return self._below("private", "checkpoint.pt")

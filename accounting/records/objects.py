@@ -37,7 +37,7 @@ class ObjectRecord:
 
     @property
     def parts(self) -> int:
-        """Batches of the object."""
+        """Number of batches of the object."""
         return len(self.sizes)
 
     def digest(self, piece: int) -> bytes:
@@ -47,7 +47,7 @@ class ObjectRecord:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a piece of an object lies, what it is called in messages, and its sha256. whole: bytes of the object."""
+    """A piece of an object: its place, its name in messages, its sha256. whole: size of the object in bytes."""
 
     uri: str
     name: str
@@ -58,7 +58,7 @@ class Place:
 
 
 def make_object(uri: str, batches: Sequence[pa.RecordBatch]) -> tuple[ObjectRecord, bytes]:
-    """What is stored of these batches of one schema, at least one, in the object ``uri``, and the record of it."""
+    """The record and the bytes of the object ``uri`` with these batches: at least one, all of one schema."""
     content = _arrow_file(batches)
     stored = [encrypted(f"{uri}#{number}", piece) for number, piece in enumerate(_pieces(content))]
     digests = b"".join(hashlib.sha256(piece).digest() for piece in stored)

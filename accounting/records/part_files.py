@@ -1,7 +1,7 @@
-"""One range of examples across all snapshots, however it is stored: in objects, or in the files of earlier versions.
+"""Reads one range of examples across all snapshots, from objects or from the files of earlier versions.
 
-Earlier versions wrote a file for each part of each snapshot, and one manifest of them all, to which every snapshot
-added its lines. A trial that began so goes on so.
+Earlier versions wrote a file for each part of each snapshot, and one manifest for all of them, to which every snapshot
+added its lines. A trial that began with that layout keeps it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NORM_SCHEMA = pa.schema(
     ]
 )
 COMMITS = (MANIFEST, COMPLETE)
-"""What says that a folder holds the norms of a run: of earlier versions, and of this one."""
+"""Files that mark a folder as holding the norms of a run: of earlier versions, and of this one."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class PartFiles(ABC):
     @property
     @abstractmethod
     def identity(self) -> object:
-        """Determines the stored rows; its repr is the same in every process."""
+        """A value that determines the stored rows; its repr is the same in every process."""
 
     @abstractmethod
     def read(self, number: int, columns: Sequence[str] | None = None, ids: RepeatedIds | None = None) -> pa.Table:
@@ -56,7 +56,7 @@ class PartFiles(ABC):
 
 @dataclass(frozen=True)
 class PartInFiles(PartFiles):
-    """records: of the file for each step."""
+    """A part stored as one file per snapshot. records: of these files, in step order."""
 
     records: tuple[PartRecord, ...]
 
@@ -70,9 +70,10 @@ class PartInFiles(PartFiles):
 
 @dataclass(frozen=True)
 class PartInObjects(PartFiles):
-    """A batch of the same number in the same object of every snapshot; bytes, as a trial has many of these.
+    """A part stored as one batch per snapshot, in the same place of the same object.
 
-    extents: int64 [steps, 3], of each batch its first byte, its bytes, and those of its object. digests: their sha256.
+    extents: int64 [steps, 3], for each batch its first byte, its size and the size of its object. digests: the sha256
+    of each batch. Both are bytes to save memory, as a trial has many parts.
     """
 
     object_number: int
@@ -81,7 +82,7 @@ class PartInObjects(PartFiles):
 
     @staticmethod
     def of(directory: str, snapshots: Sequence[Snapshot], part: int) -> PartInObjects:
-        """One part of snapshots that have the same parts."""
+        """The part with this number of ``snapshots``, which all have the same parts."""
         number, piece = snapshots[0].find(part)
         objects = [snapshot.objects[number] for snapshot in snapshots]
         extents = [(sum(each.sizes[:piece]), each.sizes[piece], sum(each.sizes)) for each in objects]
@@ -119,7 +120,7 @@ class PartInObjects(PartFiles):
 
 
 class StoredNorms(ABC):
-    """What a folder of norms holds, by its manifests. steps and parts: ascending; uncommitted: names of files."""
+    """Contents of a folder of norms by its manifests. steps, parts: ascending; uncommitted: names of files."""
 
     directory: str
     steps: tuple[int, ...]
@@ -128,15 +129,15 @@ class StoredNorms(ABC):
 
     @abstractmethod
     def rows(self, part: int) -> int:
-        """Examples of a part."""
+        """Number of examples of a part."""
 
     @abstractmethod
     def files(self, part: int) -> PartFiles:
-        """Where a part is stored, which is one of ``parts``."""
+        """Where ``part``, one of ``parts``, is stored."""
 
 
 class NormsInFiles(StoredNorms):
-    """A file for each part of each snapshot."""
+    """Norms stored by earlier versions: a file for each part of each snapshot."""
 
     def __init__(self, directory: str) -> None:
         """Raises: DataCorruption when the manifest is damaged, or the snapshots have different parts."""
@@ -161,7 +162,7 @@ class NormsInFiles(StoredNorms):
 
 
 class NormsInObjects(StoredNorms):
-    """A few objects for each snapshot, and a manifest of its own."""
+    """Norms stored as a few objects and a manifest for each snapshot."""
 
     def __init__(self, directory: str, names: Sequence[str]) -> None:
         """names: the files in the folder. Raises: DataCorruption as `read_snapshots`, or for different parts."""

@@ -1,8 +1,8 @@
 """Write-once Arrow parts, committed by a manifest.
 
 A part is committed if and only if ``manifest.jsonl`` lists it; the line is added after the part is durable. Each line
-holds the part's step (none for results of a whole run), number, rows, first and last example id, and the bytes and
-sha256 of what is stored, which is encrypted where there is a key.
+holds the part's step (none for results of a whole run), number, rows, first and last example id, and the size and
+sha256 of the stored bytes, which are encrypted if there is a key.
 Readers verify length and sha256 before they decode, because Arrow does not detect a flipped byte. Length and sha256
 depend on the rows without noise, so they are private, and error messages, which a sweep may publish, omit them.
 """
@@ -126,7 +126,7 @@ class PartStore:
 def write_part(directory: str, part: int, table: pa.Table) -> PartRecord:
     """Write one part of the results of a whole run, durably but not committed; returns its line for the manifest.
 
-    Not compressed: a third of the bytes would go, but writing and reading would take ten times as long.
+    Not compressed: compression would save a third of the bytes, but make writing and reading ten times slower.
     """
     record, data = _stored(directory, None, part, table, None)
     write_bytes_atomically(f"{directory}/{record.path}", data, private=True)
@@ -134,23 +134,24 @@ def write_part(directory: str, part: int, table: pa.Table) -> PartRecord:
 
 
 def commit_parts(directory: str, records: Iterable[PartRecord]) -> None:
-    """Commit exactly these parts, which were written, in place of the earlier ones.
+    """Commit exactly these written parts, in place of earlier ones.
 
-    For results that can be computed again: after a crash in between, parts do not match the old manifest.
+    Only for results that can be computed again: after a crash between writing and committing, parts do not match the
+    old manifest.
     """
     lines = b"".join(record.to_line() for record in records)
     write_private(f"{directory}/{MANIFEST}", lines)
 
 
 class RepeatedIds:
-    """Example ids of parts that are read one after the other, decoded once where their files store them alike."""
+    """A cache for reading parts one after the other: equal stored example ids are decoded once."""
 
     def __init__(self) -> None:
         self._stored: tuple[bytes, ...] = ()
         self._ids: pa.ChunkedArray | None = None
 
     def read_table(self, content: bytes, schema: pa.Schema, columns: Sequence[str]) -> pa.Table:
-        """These columns of a file, which has the given schema, ``example_id`` first. Raises: as `tables.read_table`."""
+        """Some columns of a file whose schema starts with ``example_id``. Raises: as `tables.read_table`."""
         place = schema.get_field_index(_IDS)
         stored = stored_column(content, place)
         if self._ids is None or stored != self._stored:
@@ -171,8 +172,8 @@ def read_part(
 ) -> pa.Table:
     """The rows of a committed part, verified by length, sha256, schema, row count and first and last example id.
 
-    columns: those to decode, ``example_id`` among them; all by default. ids: of parts that were read before, and
-    probably have the same. Raises: DataCorruption for a part that is missing or differs from its record.
+    columns: those to decode, ``example_id`` among them; all by default. ids: cache shared by parts that probably have
+    the same ids. Raises: DataCorruption for a part that is missing or differs from its record.
     """
     uri = f"{directory}/{record.path}"
     try:
@@ -192,9 +193,10 @@ def read_part(
 def decoded(
     name: str, content: bytes, schema: pa.Schema, columns: Sequence[str] | None = None, ids: RepeatedIds | None = None
 ) -> pa.Table:
-    """The rows of an Arrow file that ``name`` names in messages; columns and ids as for `read_part`.
+    """The rows of the Arrow file ``content``. name: its name in messages. columns, ids: as for `read_part`.
 
-    Raises: DataCorruption for what is no such file, expands to far too much, or has other columns than the schema.
+    Raises: DataCorruption for content that is no Arrow file, would expand to far too much, or does not have the columns
+    of ``schema``.
     """
     try:
         table = (
@@ -217,7 +219,7 @@ def corrupt(uri: str, reason: str) -> DataCorruption:
 
 
 _COUNT, _ID = rb"(?:0|[1-9]\d{0,17})", rb"-?\d{1,19}"
-"""Numbers of a line; counts fit into 64 bits whatever is written there."""
+"""Patterns of the numbers in a line; a count has at most 18 digits, so that it fits into 64 bits."""
 _LINE = re.compile(
     rb'\{"step":(?:null|%b),"part":%b,"rows":%b,"first":(?:null|%b),"last":(?:null|%b),"num_bytes":%b,'
     rb'"sha256":"[0-9a-f]{64}"\}' % (_COUNT, _COUNT, _COUNT, _ID, _ID, _COUNT)
@@ -249,7 +251,7 @@ def _path(step: int | None, part: int) -> str:
 def _stored(
     directory: str, step: int | None, part: int, table: pa.Table, codec: pa.Codec | None
 ) -> tuple[PartRecord, bytes]:
-    """What is stored of a part, and its line for the manifest."""
+    """The manifest record of a part, and the bytes to store."""
     data = encrypted(f"{directory}/{_path(step, part)}", _encode(table, codec))
     digest = hashlib.sha256(data).hexdigest()
     return PartRecord(step, part, table.num_rows, *_ends(table), len(data), digest), data

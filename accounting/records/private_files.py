@@ -1,7 +1,7 @@
-"""Reading and writing of what is derived from single examples: readable by its owner only, and encrypted with a key.
+"""Reads and writes files derived from single examples: readable by their owner only, and encrypted if there is a key.
 
-Every file below a folder ``private/`` is read and written here or, by `accounting.records.parts`, with the functions of
-`accounting.records.encryption` themselves, because manifests hold hashes of what is stored.
+Every file below a folder ``private/`` is read and written here, except by `accounting.records.parts` and `objects`.
+These use `accounting.records.encryption` directly, because manifests hold hashes of the stored bytes.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def write_private(uri: str, content: bytes | memoryview) -> None:
 
 
 def append_private(uri: str, content: bytes) -> None:
-    """Append to a private file durably; one that is encrypted is written anew.
+    """Append to a private file durably; an encrypted file is written anew.
 
-    A crash may leave a part of ``content`` where it is not encrypted; the caller's format must be able to detect that.
+    If it is not encrypted, a crash may leave only a prefix of ``content``; the caller's format must detect that.
     """
     if is_encrypting():
         write_private(uri, (read_private(uri) if exists(uri) else b"") + content)

@@ -17,7 +17,7 @@ _SEAL = "sha256"
 def write_sealed(uri: str, content: bytes, private: bool = False) -> None:
     """Store a JSON object with the checksum of its content as one more entry.
 
-    private: readable by its owner only, but never encrypted: for results that their owner shows to whom he likes.
+    private: readable by its owner only, but never encrypted, for results that the owner may pass on.
     """
     write_bytes_atomically(uri, _sealed(content), private)
 

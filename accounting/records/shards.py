@@ -55,7 +55,7 @@ class NormSnapshot:
 
 
 def _distinct(ids: Integers) -> bool:
-    """Whether no id repeats. Ids in ascending order, which is usual, need no search: it took longer than all else."""
+    """Whether no id repeats. Ascending ids, the usual case, are recognised without a slow search."""
     return bool((ids[1:] > ids[:-1]).all()) or len(np.unique(ids)) == len(ids)
 
 
@@ -92,7 +92,7 @@ class NormShardWriter:
         self._background = Background()
 
     def write(self, snapshot: NormSnapshot) -> None:
-        """Have a snapshot stored; its arrays must not change from now on. Waits only for the one before the last."""
+        """Store a snapshot in the background; its arrays must not change from now on. Waits while two are pending."""
         self._background.do(lambda: self._write(snapshot))
 
     def wait(self) -> None:
@@ -106,7 +106,7 @@ class NormShardWriter:
             self._snapshots.complete()
 
     def close(self) -> None:
-        """End the thread: what it has begun is finished, and nothing else is begun."""
+        """End the thread after the write it has begun; pending ones are dropped."""
         self._background.close()
 
     def __enter__(self) -> Self:
@@ -274,7 +274,7 @@ def has_norms(directory: str) -> bool:
 def delete_norms(directory: str) -> Iterator[str]:
     """Delete the norms in a folder; yields the name of each file that was deleted.
 
-    What commits them goes first: what an interrupted deletion leaves is then no longer part of the trial.
+    The files that commit the norms are deleted first, so that an interrupted deletion leaves only uncommitted files.
     """
     for name in sorted(list_files(directory), key=lambda name: name not in COMMITS):
         delete(f"{directory}/{name}")

@@ -1,9 +1,9 @@
-"""The snapshots of a run: for each a folder of objects and a manifest, which commits it; and what completes them all.
+"""The snapshots of a run: each is a folder of objects with a manifest that commits it; ``complete.json`` ends the run.
 
-``step=00000400/manifest.json`` is written after the objects beside it, once: nothing is read and written anew. It holds
-its number and the digest of the manifest before it, and ``complete.json``, written when the run ends, how many there
-are and the digest of the last. A snapshot that is lost, even the last one, is therefore noticed: without it the steps
-after it would be accounted with the contributions of the one before.
+``step=00000400/manifest.json`` is written once, after the objects beside it. It holds the snapshot's number and the
+digest of the manifest before it. ``complete.json``, written when the run ends, holds the number of snapshots and the
+digest of the last manifest. So a lost snapshot, even the last one, is noticed; without it the steps after it would be
+accounted with the contributions of the snapshot before.
 
 Lengths and hashes depend on the rows without noise, so manifests are private, and error messages omit them.
 """
@@ -37,10 +37,10 @@ _READERS = 8
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What the manifest of a snapshot says.
+    """The manifest of a snapshot.
 
-    number: of snapshots before it. previous: `digest` of the one before, or "" for the first. rows: examples, in parts
-    of ``rows_per_part``, the last of which may have fewer.
+    number: how many snapshots precede it. previous: `digest` of the one before, or "" for the first. rows: number of
+    examples, in parts of ``rows_per_part``; the last part may have fewer.
     """
 
     step: int
@@ -57,7 +57,7 @@ class Snapshot:
 
     @property
     def parts(self) -> int:
-        """How many there are; an empty data set has an empty one."""
+        """Number of parts; an empty data set has one empty part."""
         return max(1, -(-self.rows // self.rows_per_part))
 
     def rows_of(self, part: int) -> int:
@@ -143,9 +143,9 @@ class SnapshotWriter:
         self._last = snapshot
 
     def complete(self) -> None:
-        """Store that the snapshots written so far are all of the run. Raises: DataCorruption where there are others.
+        """Record that the snapshots written so far are all of the run. Raises: DataCorruption where there are others.
 
-        A run that goes on from its end writes none; it is then complete with what was committed before.
+        A run that is resumed after its last snapshot writes none; the committed ones are then all of it.
         """
         if not self._committed:
             return

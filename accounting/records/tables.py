@@ -1,7 +1,7 @@
-"""Arrow tables read from bytes that may be made to harm: what a compressed buffer expands to is checked first.
+"""Reads Arrow tables from untrusted bytes: the expanded size of compressed buffers is checked before decompression.
 
-A kilobyte of zstd may say that it is a gigabyte. Arrow writes the expanded length of every compressed buffer before
-it, and where buffers are in the metadata of each message (Arrow's IPC format, a flatbuffer; see Message.fbs).
+A kilobyte of zstd may expand to a gigabyte. Arrow stores the expanded length before every compressed buffer, and the
+places of the buffers in the metadata of each message (Arrow's IPC format, a flatbuffer; see Message.fbs).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 
 _START = 8
-"""Bytes before the messages of an Arrow file; they are those of an Arrow stream."""
+"""Bytes before the messages of an Arrow file; the messages form an Arrow stream."""
 LARGEST_RATIO = 1_000
-"""What a file may expand to, over its size: rows differ at least by their ids, which compress by less than 100."""
+"""Largest accepted ratio of expanded to stored size: rows differ by their ids, which compress by less than 100."""
 ALWAYS_ALLOWED = 2**22
-"""Bytes to which the smallest file may expand."""
+"""Expanded size in bytes that is accepted for a file of any size."""
 _HEADER, _LENGTH, _BUFFERS, _COMPRESSION = 2, 0, 2, 3
-"""Fields of a Message and of a RecordBatch, by their place in the schema of the flatbuffer."""
+"""Numbers of flatbuffer fields: the header of a Message; length, buffers and compression of a RecordBatch."""
 
 
 class Oversized(ValueError):
@@ -58,10 +58,10 @@ def _messages(stream: pa.Buffer) -> Iterator[pa.Message]:
 
 
 def stored_column(data: bytes, place: int) -> tuple[bytes, ...]:
-    """How an Arrow IPC file stores the column in this place, where all columns have numbers of one type each.
+    """The stored bytes of the column with index ``place`` in an Arrow IPC file whose columns are all numeric.
 
-    Per batch of rows, the number of rows, the validity and the values, the latter two compressed. What is stored alike
-    is decoded alike. Raises: pyarrow's errors for bytes that are no such file.
+    For each batch of rows: the number of rows, then validity and values, both possibly compressed. Equal bytes decode
+    to equal columns. Raises: pyarrow's errors for bytes that are no such file.
     """
     found: list[bytes] = []
     for message in _messages(pa.py_buffer(data)[_START:]):
@@ -97,7 +97,7 @@ def _buffers(message: pa.Message) -> list[tuple[int, int]]:
 
 
 def _row_count(message: pa.Message) -> bytes:
-    """The number of rows of a batch, as it is stored."""
+    """The stored bytes of a batch's number of rows."""
     metadata = message.metadata.to_pybytes()
     with _named_damage():
         at = _field(metadata, _batch(message, metadata), _LENGTH)
@@ -105,7 +105,7 @@ def _row_count(message: pa.Message) -> bytes:
 
 
 def _batch(message: pa.Message, metadata: bytes) -> int:
-    """Where the RecordBatch of a message is."""
+    """Position of the RecordBatch in the metadata of a message."""
     batch = _table_at(metadata, _field(metadata, _table_at(metadata, 0), _HEADER))
     return _table_at(metadata, _field(metadata, batch, 1)) if message.type == "dictionary" else batch
 
@@ -119,13 +119,13 @@ def _named_damage() -> Iterator[None]:
 
 
 def _table_at(metadata: bytes, position: int) -> int:
-    """Where the offset at ``position`` leads."""
+    """The position to which the offset at ``position`` points."""
     (offset,) = struct.unpack_from("<I", metadata, position)
     return position + int(offset)
 
 
 def _field(metadata: bytes, table: int, number: int) -> int:
-    """Where a field of a table is; 0 where the table lacks it."""
+    """Position of a field of a table; 0 if the table lacks it."""
     (back,) = struct.unpack_from("<i", metadata, table)
     (size,) = struct.unpack_from("<H", metadata, table - back)
     entry = 4 + 2 * number

@@ -27,7 +27,7 @@ _RELEASE_NAMES = {GaussianRelease: "gaussian", PureRelease: "pure"}
 
 _CLAIM = "recorded_contributions"
 _OLD_CLAIM = "contributions"
-"""The name it had before there were output-specific claims, which ``guarantee`` stood for too."""
+"""Earlier name of `_CLAIM`, from before output-specific claims existed; ``guarantee`` then meant these, too."""
 
 _NEXT = "restore it from a backup, or run the trial again"
 
@@ -73,9 +73,9 @@ def write_trace(path: str, trace: Trace) -> None:
 
 
 def read_trace(path: str) -> Trace:
-    """The stored trace. Of one stored before there were output-specific claims, contributions are no guarantee.
+    """The stored trace. If it was stored before output-specific claims existed, its contributions are no guarantee.
 
-    Raises: FileNotFoundError when there is none, `DataCorruption` when it is damaged or holds no run that can be.
+    Raises: FileNotFoundError when there is none, `DataCorruption` when it is damaged or describes an impossible run.
     """
     data = read_bytes(path)
     try:

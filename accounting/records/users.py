@@ -1,4 +1,4 @@
-"""Whose each training example is, for data that name users: parts with the same examples as those of the norms.
+"""The user of each training example, for data that name users, in parts with the same examples as those of the norms.
 
 Private, and written once, before training starts.
 """
@@ -36,7 +36,7 @@ def write_users(directory: str, example_ids: Ids, users: Ids, rows_per_part: int
 
 
 class StoredUsers:
-    """The users of a trial's examples, with one part in memory at a time. most_records: of any user."""
+    """The users of a trial's examples, with one part in memory at a time. most_records: largest number of any user."""
 
     def __init__(self, directory: str) -> None:
         """Raises: InvalidInput for a trial whose users are not stored, DataCorruption for damaged files."""

@@ -108,7 +108,7 @@ class Jobs:
         return tuple(sorted(jobs, key=lambda job: job.submitted))
 
     def find(self, name: str) -> Job:
-        """The job with this id, sweep id or output: one that has not ended, if any, else the newest.
+        """The job with this id, sweep id or output: the newest that has not ended, if any, else the newest.
 
         Raises: InvalidInput, listing the existing ids, if there is none.
         """
@@ -117,7 +117,7 @@ class Jobs:
         if not found:
             there = ", ".join(job.id for job in jobs) or "none"
             raise InvalidInput(f"no sweep at {self._address} has the id or output {name!r}; there are: {there}")
-        return next((job for job in found if not job.has_ended), found[-1])
+        return next((job for job in reversed(found) if not job.has_ended), found[-1])
 
     def submit(self, sweep_id: str, output: str, package: Package, environment: Mapping[str, str]) -> Job:
         """Start a job that runs the packaged sweep, or return the job that already runs it.

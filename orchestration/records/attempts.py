@@ -93,7 +93,9 @@ class AttemptLog:
             now = replace(now, number=self._current.setdefault(now.key, 1))
             earlier = self._attempts[now.key]
             before = next((attempt for attempt in earlier if attempt.number == now.number), None)
-            if before is not None and (before.ended or (before.trace.steps >= now.trace.steps and not now.ended)):
+            if before is not None and (
+                before.ended or (before.trace.steps, before.ended) >= (now.trace.steps, now.ended)
+            ):
                 return  # a worker that resumed from its checkpoint repeats steps that are already recorded
             _write(self._files, now)
             others = [each for each in earlier if each is not before]

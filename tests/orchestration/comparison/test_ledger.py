@@ -127,6 +127,8 @@ def test_the_log_only_grows(tmp_path: Path) -> None:
     log.note(replace(attempt(), trace=RUN.until(100), ended=False))
     log.note(replace(attempt(), trace=RUN.until(50), ended=False))
     assert [each.trace.steps for each in read_attempts(files, "a")] == [100], "a replay shows nothing new"
+    log.note(replace(attempt(), trace=RUN.until(50), ended=True))
+    assert [each.trace.steps for each in read_attempts(files, "a")] == [100], "an end before what was shown is not one"
     log = AttemptLog(files, ["a"])
     log.take_up("a", continues=True)
     log.note(attempt())
