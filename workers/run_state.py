@@ -23,8 +23,8 @@ from workers.history import EpochRecord
 class Stateful(Protocol):
     """A component that changes from step to step.
 
-    Guarantee: a new component of the same trial that restores this state continues bit for bit. The state consists of
-    tensors, numbers, text, bytes and containers of them; it is private.
+    Guarantee: a new component of the same trial that restores this state continues bit-identically. The state consists
+    of tensors, numbers, text, bytes and containers of them; it is private.
     """
 
     def state(self) -> Any: ...
@@ -34,9 +34,10 @@ class Stateful(Protocol):
 
 @dataclass
 class Counters:
-    """Exact counts and means over training batches and examples: private data.
+    """Exact counts and means over training batches and examples. Private data.
 
-    departures: of groups with examples, where a filter limits them. courses: of groups with examples.
+    departures: one for each group with examples, if the clipping method is a filter. courses: likewise, if norms are
+    refreshed.
     """
 
     non_finite_gradients: int = 0
@@ -78,8 +79,11 @@ _WRITERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "counters": _COUNTERS.dump_json,
     "history": _HISTORY.dump_json,
 }
-"""Writers of the fields that are dataclasses. What grows with the epochs becomes JSON, a hundred times faster than
-`torch.save` would store each number of it; JSON keeps every bit of a double."""
+"""Writers of the fields that are dataclasses.
+
+Fields that grow with the epochs become JSON, which keeps every bit of a double and is a hundred times faster than
+`torch.save`, which stores each number by itself.
+"""
 _READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "clipping": lambda state: ClippingState(**state),
     "counters": _COUNTERS.validate_json,
@@ -88,7 +92,7 @@ _READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
 
 
 def read_counters(uri: str) -> Counters:
-    """The stored counters of a trial, empty where there are none. Raises `DataCorruption` when they are damaged."""
+    """The stored counters of a trial; empty if there are none. Raises: DataCorruption when they are damaged."""
     try:
         return _COUNTERS.validate_json(read_private(uri))
     except FileNotFoundError:
@@ -102,10 +106,11 @@ def _as_it_is(value: Any) -> Any:
 
 
 class ModelValues:
-    """The trainable parameters and the buffers of a model.
+    """Parameters and buffers of a model, as stored in a checkpoint.
 
-    Frozen parameters are those that the model is built with: a checkpoint keeps their digest, so that one of an adapter
-    is as small as the adapter. Those that the model changes in place itself are kept, too.
+    A frozen parameter that still has its initial value is not stored, because the model is built with it again; the
+    checkpoint holds a digest of these values instead, so the checkpoint of an adapter is as small as the adapter.
+    Frozen parameters that the model changes in place are stored.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -120,12 +125,12 @@ class ModelValues:
         return {"values": values, "built": self._digest}
 
     def _stays(self, value: Any) -> bool:
-        """Whether it is a frozen parameter with the value that the model was built with."""
+        """Whether ``value`` is a frozen parameter that was never changed in place."""
         return id(value) in self._built and value._version == self._built[id(value)]
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Raises: InvalidInput where the model is built with other parameters than that of the state."""
-        if not isinstance(state.get("built"), str):  # of an earlier version, which kept the whole model
+        """Set the values of a `state`. Raises: InvalidInput if the model was built with other parameters."""
+        if not isinstance(state.get("built"), str):  # state of an earlier version, which stored the whole model
             self._model.load_state_dict(state)
         elif state["built"] == self._digest:
             self._model.load_state_dict(state["values"], strict=False)
@@ -174,7 +179,7 @@ class CpuGenerator:
 
 @dataclass(frozen=True)
 class CudaGenerator:
-    """The global generator of a CUDA device. State None on a CPU, so a run may resume on the other kind of device."""
+    """The global generator of a CUDA device. On a CPU its state is None, so a run may resume on the other kind."""
 
     device: torch.device
 
