@@ -17,7 +17,7 @@ from workers.gradients.layers import Layer
 
 
 class _Forward(nn.Module):
-    """The forward of a module without its hooks, which run once around all rows."""
+    """The forward of a module without its hooks; hooks run once for all rows, outside."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ def run_per_row(
 
 @contextmanager
 def _without_inference_kernels() -> Iterator[None]:
-    """Disable the fused kernels of attention and transformer layers, which cannot be differentiated.
+    """Disable the fused inference kernels of attention and transformer layers, which cannot be differentiated.
 
     Under vmap torch may choose them although gradients are needed.
     """
@@ -78,7 +78,7 @@ def _without_inference_kernels() -> Iterator[None]:
 
 @contextmanager
 def _without_leftovers(layer: Layer) -> Iterator[None]:
-    """Restore attributes of the module in which a forward pass under vmap stored tensors, unusable outside of it.
+    """Restore attributes of the module in which a forward pass stored tensors of vmap, which are invalid outside it.
 
     Raises: InvalidInput when such an attribute is a buffer, which would carry values from row to row.
     """
@@ -98,7 +98,7 @@ def _without_leftovers(layer: Layer) -> Iterator[None]:
 
 
 def _put_back(present: dict[str, Any], before: Mapping[str, Any]) -> list[str]:
-    """Restore entries that now hold tensors of a vmap, and return their names."""
+    """Restore entries that hold tensors of a vmap, and return their names."""
     names = [name for name, value in present.items() if isinstance(value, Tensor) and is_batchedtensor(value)]
     for name in names:
         if name in before:
@@ -109,7 +109,7 @@ def _put_back(present: dict[str, Any], before: Mapping[str, Any]) -> list[str]:
 
 
 def _batched(layer: Layer, leaves: list[Any], structure: pytree.TreeSpec, rows: int) -> list[int]:
-    """Indices of the arguments that hold the batch: its length on the batch axis in this and all earlier calls."""
+    """Indices of the arguments that hold the batch: in this and all earlier calls, the batch axis has its length."""
     found = []
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, Tensor):

@@ -1,7 +1,7 @@
 """nn.LSTM and nn.GRU, rewritten as linear maps around a recurrence that is differentiated by hand.
 
-The gradients of the gates before their activations, at all positions at once, give the per-example gradients of every
-weight: those of a linear map of the inputs, and of one of the states before each position.
+The gates before their activations are a linear map of the inputs plus a linear map of the previous states. Their
+gradients at all positions therefore give the per-example gradients of all weights, as for two linear layers.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ from workers.gradients.linear import affine
 from workers.gradients.rules import Recorder
 
 Run = tuple[Tensor, tuple[Tensor, ...]]
-"""Outputs [b, t, H] of one layer and direction, and its last states [b, H]."""
+"""Outputs [b, t, H] of one layer and direction, and its final states [b, H]."""
 
 
 def lstm(
     module: nn.LSTM, record: Recorder, input: Tensor | PackedSequence, hx: tuple[Tensor, Tensor] | None = None
 ) -> Any:
-    """The output of ``module.forward`` for inputs [b, t, width], packed or not; None for calls that are not covered,
-    such as those of an LSTM with projections."""
+    """The output of ``module.forward`` for inputs [b, t, width], packed or not; None for a call that is not covered.
+
+    An LSTM with projections is not covered.
+    """
     if module.proj_size > 0 or not _covered(input):
         return None
     sequences = _Sequences.of(input)
@@ -56,10 +58,10 @@ def _covered(input: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Sequences:
-    """The examples of a batch, in its order: values [b, t, width], and their lengths [b], None if all are t.
+    """The examples of a batch, in its order: values [b, t, width], and their lengths [b], or None if all are t.
 
-    Beyond an example's length outputs have no meaning. No gradient comes from there, so that none goes to its inputs or
-    to the weights.
+    Outputs beyond the length of an example are never used. They receive no gradient, so no gradient flows from there to
+    the inputs or the weights.
     """
 
     values: Tensor
@@ -67,12 +69,12 @@ class _Sequences:
 
     @staticmethod
     def of(input: Tensor | PackedSequence) -> _Sequences:
-        """Padded, if they are packed."""
+        """The sequences of a tensor or, after padding, of a packed sequence."""
         return _Sequences(input) if isinstance(input, Tensor) else _Sequences(*pad_packed_sequence(input, True))
 
     @cached_property
     def last(self) -> Tensor | None:
-        """[b]: the position of the last value of each example; None if that is the last one for all."""
+        """[b]: position of the last value of each example; None if it is the last position for all."""
         return None if self.lengths is None else self.lengths.to(self.values.device) - 1
 
     def reversed(self, values: Tensor) -> Tensor:
@@ -108,7 +110,7 @@ def _starts(module: nn.RNNBase, input: Tensor, states: int) -> tuple[Tensor, ...
 def _stacked(
     module: nn.RNNBase, record: Recorder, sequences: _Sequences, starts: tuple[Tensor, ...], run: Callable[..., Run]
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Outputs [b, t, directions H] of the last layer, and the last states [layers directions, b, H]."""
+    """Outputs [b, t, directions H] of the last layer, and the final states [layers directions, b, H]."""
     suffixes = ("", "_reverse") if module.bidirectional else ("",)
     lasts: list[tuple[Tensor, ...]] = []
     input = sequences.values
@@ -169,20 +171,23 @@ def _before(start: Tensor, outputs: Tensor) -> Tensor:
 def _of_weights(
     suffix: str, inputs: Tensor, before: Tensor, examples: int, of_inputs: Tensor, of_states: Tensor | None = None
 ) -> dict[str, ExampleGradients]:
-    """Per-example gradients from those of the two linear maps before each position, which are equal in an LSTM."""
+    """Per-example gradients of the weights, from the output gradients of the two linear maps at each position.
+
+    of_states: None if both gradients are equal, as in an LSTM.
+    """
     by_inputs = affine(inputs.detach(), examples, f"weight_ih_{suffix}", f"bias_ih_{suffix}")
     by_states = affine(before, examples, f"weight_hh_{suffix}", f"bias_hh_{suffix}")
-    grads = of_inputs.contiguous()  # by position before; products of each example are faster so
+    grads = of_inputs.contiguous()  # stored by position so far; products per example are faster contiguous
     return {**by_inputs(grads), **by_states(grads if of_states is None else of_states.contiguous())}
 
 
 _of_sigmoid: Callable[[Tensor, Tensor], Tensor] = torch.ops.aten.sigmoid_backward
-"""(gradient of the output, output) -> gradient of the input; so has _of_tanh."""
+"""(gradient of the output, output) -> gradient of the input; so does _of_tanh."""
 _of_tanh: Callable[[Tensor, Tensor], Tensor] = torch.ops.aten.tanh_backward
 
 
 def _positions(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Views of tensors [t, ...] at each position, made together, which is faster than one by one."""
+    """Views of tensors [t, ...] at each position, made by one call each, which is faster than indexing."""
     return zip(*(tensor.unbind() for tensor in tensors), strict=True)
 
 
@@ -202,8 +207,10 @@ def _at_ends(values: Tensor, ends: Tensor | None, length: int) -> Tensor:
 
 
 class _Lstm(torch.autograd.Function):
-    """(gates [b, t, 4H] without the part of the state, h_0 [b, H], c_0 [b, H], weight_hh, ends [b]) ->
-    (h [b, t, H], c [b, H] at the end of each example, the last position if ends is None).
+    """(gates [b, t, 4H] of the inputs, h_0 [b, H], c_0 [b, H], weight_hh, ends [b]) -> (h [b, t, H], c [b, H]).
+
+    gates: the linear map of the inputs, without that of the states. ends: last position of each example, or None if it
+    is the last one for all; the returned c is the cell state there.
 
     With sigmoid gates i, f, o and the tanh gate g: c_t = f c_{t-1} + i g and h_t = o tanh(c_t).
     """
@@ -250,7 +257,9 @@ class _Lstm(torch.autograd.Function):
 
 
 class _Gru(torch.autograd.Function):
-    """(gates [b, t, 3H] of the inputs, shifts [b, t, 3H] of those of the state, h_0 [b, H], weight_hh) -> h [b, t, H].
+    """(gates [b, t, 3H] of the inputs, shifts [b, t, 3H], h_0 [b, H], weight_hh) -> h [b, t, H].
+
+    gates: the linear map of the inputs. shifts: the bias of the linear map of the states.
 
     With sigmoid gates r, z, and u the part of the state in the tanh gate: n = tanh(. + r u), h_t = (1-z) n + z h_{t-1}.
     """
