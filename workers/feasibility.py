@@ -30,7 +30,7 @@ EXAMPLES: Final = 3
 """Examples in the trial step: as many as the check of per-example gradients compares."""
 _COPIES: Final = 2
 """Augmented copies per example in the trial step."""
-_EMBED: Final = "; whole numbers need a model that embeds them, such as transformer with `vocabulary`"
+_EMBEDDING_HINT: Final = "; whole numbers need a model that embeds them, such as transformer with `vocabulary`"
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def check_feasible(combination: Combination, dataset: Dataset, code: UserCode) -
 
 _ADAPTERS: Final = ("adapter", "ia3_", "lora_", "prompt_encoder")
 """Substrings by which parameters of adapters are recognised."""
-_SHOWN: Final = 6
+_MAX_LISTED: Final = 6
 """Maximum number of names in one sentence."""
 
 
@@ -124,8 +124,8 @@ def _per_example(engine: GradientEngine) -> tuple[str, ...]:
 
 
 def _listed(names: list[str]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - _MAX_LISTED
+    return ", ".join(names[:_MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 @contextlib.contextmanager
@@ -144,7 +144,7 @@ def _blamed_on(what: str, component: Component, features: Tensor) -> Iterator[No
             raise error if reason.startswith(subject) else InvalidInput(f"{subject}: {reason}") from error
         raise InvalidInput(
             f"{subject} cannot take features of shape {tuple(features.shape[1:])} and type {features.dtype} ({reason})"
-            f"{'' if features.is_floating_point() else _EMBED}"
+            f"{'' if features.is_floating_point() else _EMBEDDING_HINT}"
         ) from error
 
 

@@ -20,7 +20,7 @@ from workers.chacha import ChaChaStream, Series
 BLOCK: Final = 65_536
 """Number of draws made at once on a CPU; their working memory fits in a core's cache."""
 
-_FEW: Final = BLOCK // 8
+_MAX_SHARED_DRAWS: Final = BLOCK // 8
 """Largest number of draws of a call that shares a series with other calls."""
 
 _DEVICE_BLOCK: Final = 2**22
@@ -100,11 +100,12 @@ class ChaChaGaussians:
 
 
 class SharedChaChaGaussians(ChaChaGaussians):
-    """ChaCha20 values for many small calls: calls for at most `_FEW` draws share a block of `BLOCK` draws made at once.
+    """ChaCha20 values for many small calls, which share a block of `BLOCK` draws made at once.
 
-    The start of a call takes far longer than its few draws. Each call takes the next unused draws of the block; if too
-    few are left, they are discarded and a new series is begun. Larger calls have their own series. The state holds
-    the number of the shared series and how much of it is used, so that a restored run repeats the draws.
+    The start of a call takes far longer than its few draws. Each call for at most `_MAX_SHARED_DRAWS` draws takes the
+    next unused draws of the block; if too few are left, they are discarded and a new series is begun. Larger calls have
+    their own series. The state holds the number of the shared series and how much of it is used, so that a restored run
+    repeats the draws.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -113,7 +114,7 @@ class SharedChaChaGaussians(ChaChaGaussians):
         self._ahead, self._used = torch.zeros(0, dtype=torch.float64), 0
 
     def pieces(self, count: int, draws: int) -> Iterator[Tensor]:
-        if count * draws > _FEW:
+        if count * draws > _MAX_SHARED_DRAWS:
             yield from super().pieces(count, draws)
         elif count > 0:
             values = self._next(count * draws)

@@ -166,10 +166,10 @@ def _reference_models(
         mechanism = mechanism_of(reference, len(rows), (), code)
         noise = make_noise_source("seeded", reference.seed, choose_device(spec.execution.device))
         trainer = Trainer(reference, mechanism, replace(dataset, train=pool.select(rows)), noise, files, code)
-        yield _trained(trainer)
+        yield _train(trainer)
 
 
-def _trained(trainer: Trainer) -> nn.Module:
+def _train(trainer: Trainer) -> nn.Module:
     """The model after all steps. Norms are taken at step 0 only and never stored."""
     trainer.begin()
     while trainer.may_continue():

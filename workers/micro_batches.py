@@ -8,7 +8,7 @@ from typing import Final
 from accounting.errors import InvalidInput
 from workers.spec import TrialSpec
 
-_SMALLER: Final = 4
+_SHRINK_FACTOR: Final = 4
 """Factor by which each further attempt shrinks the micro-batch."""
 
 
@@ -21,4 +21,4 @@ def in_smaller_pieces(spec: TrialSpec, dataset_size: int) -> TrialSpec | None:
     size = spec.execution.micro_batch_size or spec.sampling.expected_size(dataset_size)
     if size == 1:
         return None
-    return replace(spec, execution=replace(spec.execution, micro_batch_size=max(1, size // _SMALLER)))
+    return replace(spec, execution=replace(spec.execution, micro_batch_size=max(1, size // _SHRINK_FACTOR)))

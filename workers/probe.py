@@ -27,13 +27,13 @@ from workers.spec import TrialSpec
 from workers.training import Trainer
 from workers.trial import begin
 
-_MOST_STEPS: Final = 40
-_LONG_ENOUGH: Final = 2.0
-"""Total seconds of steps after which no more are measured, once `_LEAST_STEPS` are done."""
-_LEAST_STEPS: Final = 3
-_SAMPLE: Final = 2048
+_MAX_STEPS: Final = 40
+_ENOUGH_SECONDS: Final = 2.0
+"""Total seconds of steps after which no more are measured, once `_MIN_STEPS` are done."""
+_MIN_STEPS: Final = 3
+_SAMPLE_EXAMPLES: Final = 2048
 """Number of examples from which the time of a norm pass over all examples is estimated."""
-_SHORT: Final = 10.0
+_FULL_PASS_SECONDS: Final = 10.0
 """Estimated seconds of a norm pass over all examples below which the whole pass is measured."""
 
 
@@ -106,9 +106,9 @@ def _measured(
 
 def _refresh(trainer: Trainer, examples: int, clock: Callable[[], float]) -> float:
     """Seconds of a norm pass over all examples, estimated from a sample if it would take long and is not needed."""
-    trainer.measure(_SAMPLE)  # the first pass also compiles and allocates
-    refresh = _seconds(clock, lambda: trainer.measure(_SAMPLE)) * max(1.0, examples / _SAMPLE)
-    return _seconds(clock, trainer.refresh) if refresh < _SHORT or trainer.needs_norms else refresh
+    trainer.measure(_SAMPLE_EXAMPLES)  # the first pass also compiles and allocates
+    refresh = _seconds(clock, lambda: trainer.measure(_SAMPLE_EXAMPLES)) * max(1.0, examples / _SAMPLE_EXAMPLES)
+    return _seconds(clock, trainer.refresh) if refresh < _FULL_PASS_SECONDS or trainer.needs_norms else refresh
 
 
 def _seconds(clock: Callable[[], float], work: Callable[[], object]) -> float:
@@ -120,8 +120,8 @@ def _seconds(clock: Callable[[], float], work: Callable[[], object]) -> float:
 def _steps(trainer: Trainer, clock: Callable[[], float]) -> list[float]:
     """Seconds of each further step, without its norm pass; empty if the trial has no further step."""
     found: list[float] = []
-    while trainer.may_continue() and len(found) < _MOST_STEPS:
-        if len(found) >= _LEAST_STEPS and sum(found) > _LONG_ENOUGH:
+    while trainer.may_continue() and len(found) < _MAX_STEPS:
+        if len(found) >= _MIN_STEPS and sum(found) > _ENOUGH_SECONDS:
             break
         found.append(_seconds(clock, trainer.advance))
     return found

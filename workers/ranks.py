@@ -18,9 +18,9 @@ from torch import Tensor
 
 from accounting.errors import DpsweepError
 
-_PATIENCE: Final = timedelta(days=30)
+_TIMEOUT: Final = timedelta(days=30)
 """Timeout of a rank that waits for others, which may evaluate or store meanwhile; a lost rank is noticed at once."""
-_PIECE: Final = 2**24
+_VALUES_AT_ONCE: Final = 2**24
 """Number of values of a sum that are gathered at a time."""
 
 
@@ -52,7 +52,7 @@ class RankGroup:
         if not values.numel():
             return values
         sent = self._ready(values)
-        with _losses_told():
+        with _reporting_lost_ranks():
             distributed.broadcast(sent, 0)
         return sent.to(values.device)
 
@@ -71,18 +71,18 @@ class RankGroup:
     def gathered(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
         """At rank 0: the rows ``part`` and what others `give`, in the order of ranks. sizes: rows of each rank."""
         sent = _padded(self._ready(part), max(1, *sizes))
-        received = self._collected(sent)
+        received = self._gather_equal(sent)
         return torch.cat([each[:size] for each, size in zip(received, sizes, strict=True)]).to(part.device)
 
     def give(self, part: Tensor, most: int) -> None:
         """At ranks other than 0: send rows to `gathered`. most: largest number of rows that any rank sends."""
-        self._sent(_padded(self._ready(part), max(1, most)))
+        self._send_to_rank_0(_padded(self._ready(part), max(1, most)))
 
     def scatter(self, whole: Tensor, sizes: Sequence[int]) -> None:
         """At rank 0: send each rank its rows of ``whole``, in the order of ranks."""
         most = max(1, *sizes)
         parts = [_padded(each, most) for each in torch.split(self._ready(whole), list(sizes))]
-        with _losses_told():
+        with _reporting_lost_ranks():
             distributed.scatter(torch.empty_like(parts[0]), parts, 0)
 
     def taken(self, like: Tensor, most: int) -> Tensor:
@@ -91,15 +91,15 @@ class RankGroup:
         most: largest number of rows that any rank receives.
         """
         own = self._ready(like.new_empty(max(1, most), *like.shape[1:]))
-        with _losses_told():
+        with _reporting_lost_ranks():
             distributed.scatter(own, None, 0)
         return own[: len(like)].to(like.device)
 
     def total(self, part: Tensor) -> Tensor:
         """At rank 0: the sum [n] of ``part`` and what others `add`, in double precision, in the order of ranks."""
         sums = []
-        for piece in torch.split(self._ready(part), _PIECE):
-            first, *others = self._collected(piece)
+        for piece in torch.split(self._ready(part), _VALUES_AT_ONCE):
+            first, *others = self._gather_equal(piece)
             whole = first.double()
             for each in others:
                 whole += each
@@ -108,17 +108,17 @@ class RankGroup:
 
     def add(self, part: Tensor) -> None:
         """At ranks other than 0: send ``part`` [n] to be added by `total`."""
-        for piece in torch.split(self._ready(part), _PIECE):
-            self._sent(piece)
+        for piece in torch.split(self._ready(part), _VALUES_AT_ONCE):
+            self._send_to_rank_0(piece)
 
-    def _collected(self, part: Tensor) -> list[Tensor]:
+    def _gather_equal(self, part: Tensor) -> list[Tensor]:
         received = [torch.empty_like(part) for _ in range(self.size)]
-        with _losses_told():
+        with _reporting_lost_ranks():
             distributed.gather(part, received, 0)
         return received
 
-    def _sent(self, part: Tensor) -> None:
-        with _losses_told():
+    def _send_to_rank_0(self, part: Tensor) -> None:
+        with _reporting_lost_ranks():
             distributed.gather(part, None, 0)
 
     def _ready(self, values: Tensor) -> Tensor:
@@ -133,13 +133,13 @@ def connected(rank: int, size: int, meeting_place: str, *, nccl: bool) -> Iterat
     nccl: whether each rank has its own GPU; otherwise values go through the memory of the host.
     """
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
-    with _losses_told():
+    with _reporting_lost_ranks():
         distributed.init_process_group(
             "cpu:gloo,cuda:nccl" if nccl else "gloo",
             store=distributed.FileStore(meeting_place, size),  # type: ignore[attr-defined]  # a compiled class
             rank=rank,
             world_size=size,
-            timeout=_PATIENCE,
+            timeout=_TIMEOUT,
         )
     try:
         yield RankGroup(rank, size, through_host=not nccl)
@@ -148,7 +148,7 @@ def connected(rank: int, size: int, meeting_place: str, *, nccl: bool) -> Iterat
 
 
 @contextlib.contextmanager
-def _losses_told() -> Iterator[None]:
+def _reporting_lost_ranks() -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError:

@@ -11,9 +11,9 @@ from torch.func import functional_call
 
 from workers.gradients import RandomState, modes_kept
 
-_LEAST, _MOST, _NUMBERS = 512, 4096, 2**18
-"""Minimum and maximum of examples in a norm pass. Between them, examples x max(features, parameters) is `_NUMBERS`."""
-_FEWEST, _BLOCK = 16, 2**20
+_MIN_EXAMPLES, _MAX_EXAMPLES, _TARGET_VALUES = 512, 4096, 2**18
+"""Smallest and largest norm pass in examples; between them, examples x max(features, parameters) is the third."""
+_MIN_WIDE_EXAMPLES, _MAX_WIDE_VALUES = 16, 2**20
 """On a CPU with wide layers: minimum of examples, and maximum of examples x size of the widest layer's output.
 
 Times 9 for a convolution's 3 x 3 kernel, this is about 32 MiB of float32; glibc maps larger blocks anew each time.
@@ -31,8 +31,8 @@ def rows_at_once(features: int, parameters: int, widest: int = 0) -> int:
     >>> rows_at_once(features=3072, parameters=270_000, widest=16_384)
     64
     """
-    most = min(max(_LEAST, _NUMBERS // max(features, parameters)), _MOST)
-    return min(most, max(_FEWEST, _BLOCK // widest)) if widest else most
+    most = min(max(_MIN_EXAMPLES, _TARGET_VALUES // max(features, parameters)), _MAX_EXAMPLES)
+    return min(most, max(_MIN_WIDE_EXAMPLES, _MAX_WIDE_VALUES // widest)) if widest else most
 
 
 def widest_layer(model: nn.Module, example: Tensor) -> int:

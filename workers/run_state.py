@@ -63,11 +63,11 @@ class RunState:
     history: tuple[EpochRecord, ...] = ()
 
     def state(self) -> dict[str, Any]:
-        return {each.name: _WRITERS.get(each.name, _as_it_is)(getattr(self, each.name)) for each in fields(self)}
+        return {each.name: _WRITERS.get(each.name, _unchanged)(getattr(self, each.name)) for each in fields(self)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         for each in fields(self):
-            setattr(self, each.name, _READERS.get(each.name, _as_it_is)(state[each.name]))
+            setattr(self, each.name, _READERS.get(each.name, _unchanged)(state[each.name]))
 
 
 _HISTORY: TypeAdapter[tuple[EpochRecord, ...]] = TypeAdapter(
@@ -101,7 +101,7 @@ def read_counters(uri: str) -> Counters:
         raise DataCorruption(f"{uri} is damaged; restore it from a backup, or run the trial again") from error
 
 
-def _as_it_is(value: Any) -> Any:
+def _unchanged(value: Any) -> Any:
     return value
 
 
@@ -116,15 +116,15 @@ class ModelValues:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._built = {id(value): value._version for value in model.parameters() if not value.requires_grad}
-        self._digest = _digest_of_what_stays(model)
+        self._digest = _digest_of_frozen(model)
 
     def state(self) -> dict[str, Any]:
         stored = self._model.state_dict(keep_vars=True)
-        kept = {name: value for name, value in stored.items() if not self._stays(value)}
+        kept = {name: value for name, value in stored.items() if not self._is_unchanged_frozen(value)}
         values = {name: each.detach() if isinstance(each, torch.Tensor) else each for name, each in kept.items()}
         return {"values": values, "built": self._digest}
 
-    def _stays(self, value: Any) -> bool:
+    def _is_unchanged_frozen(self, value: Any) -> bool:
         """Whether ``value`` is a frozen parameter that was never changed in place."""
         return id(value) in self._built and value._version == self._built[id(value)]
 
@@ -141,7 +141,7 @@ class ModelValues:
             )
 
 
-def _digest_of_what_stays(model: nn.Module) -> str:
+def _digest_of_frozen(model: nn.Module) -> str:
     """sha256 of the names, types and shapes of all parameters, and of the values of frozen ones."""
     digest = hashlib.sha256()
     for name, value in model.named_parameters():

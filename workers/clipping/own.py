@@ -70,9 +70,9 @@ class OwnClipping(ClippingMethod):
         answer, query = self.method.answer(state, batch, setting), self.query
         if not isinstance(answer, Tensor) or not answer.isfinite().all():
             raise self._wrong("answer() must return a tensor of finite numbers")
-        for left_out in _telling(batch) if query is not None else ():
+        for left_out in _left_out_on_trial(batch) if query is not None else ():
             others = self.method.answer(state, _without(batch, left_out), setting)
-            if query and not _moved(answer, others) <= query.sensitivity * (1.0 + _ROUNDING) + _ROUNDING:
+            if query and not _distance(answer, others) <= query.sensitivity * (1.0 + _ROUNDING) + _ROUNDING:
                 raise self._wrong(
                     f"an example moves the answer by more than the query's sensitivity {query.sensitivity}"
                 )
@@ -151,14 +151,14 @@ def rehearse(method: ClippingMethod, setting: Setting) -> None:
     method.advance(state, answer, setting)
 
 
-def _telling(batch: Examples) -> set[int]:
+def _left_out_on_trial(batch: Examples) -> set[int]:
     """Indices of the examples that are left out on trial: the first, and those with the largest and smallest norm."""
     if not len(batch.norms):
         return set()
     return {0, int(batch.norms.argmax()), int(batch.norms.argmin())}
 
 
-def _moved(answer: Tensor, other: Tensor) -> float:
+def _distance(answer: Tensor, other: Tensor) -> float:
     return float((answer.double() - other.double()).norm()) if answer.shape == other.shape else float("inf")
 
 

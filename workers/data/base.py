@@ -21,7 +21,7 @@ from workers.data.preparation import require_one_by_one
 from workers.tasks import task_called
 
 Indices = npt.NDArray[np.int64]
-_OF_LABELS: Final = (torch.int64, torch.float32, torch.int32, torch.int16)
+_LABEL_TYPES: Final = (torch.int64, torch.float32, torch.int32, torch.int16)
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Split:
     place: Place | None = None
 
     def __post_init__(self) -> None:
-        if len(self.labels) != len(self.features) or self.labels.dtype not in _OF_LABELS:
+        if len(self.labels) != len(self.features) or self.labels.dtype not in _LABEL_TYPES:
             raise InvalidInput(
                 f"labels has shape {tuple(self.labels.shape)} and type {self.labels.dtype}, but must be int64 or "
                 "float32 (or, of tokens and pixels, int32 or int16) with one entry for each of the "

@@ -33,7 +33,7 @@ def cut(source: Source, spec: DataSpec) -> Dataset:
     if spec.public_fraction > 0.0:
         train, public = _split_off(train, spec.public_fraction, (spec.split_seed, _PUBLIC), "public_fraction")
     train = _keep(train, source.group_names, spec)
-    train, held_out = _parted(train, spec.part, spec.split_seed) if spec.part else (train, None)
+    train, held_out = _select_part(train, spec.part, spec.split_seed) if spec.part else (train, None)
     return Dataset(
         source.name,
         train,
@@ -48,7 +48,7 @@ def cut(source: Source, spec: DataSpec) -> Dataset:
     )
 
 
-def _parted(train: Split, part: DataPart, seed: int) -> tuple[Split, Split]:
+def _select_part(train: Split, part: DataPart, seed: int) -> tuple[Split, Split]:
     """The candidate's part of the examples, and the last part.
 
     The part of an example depends only on the seed, its position and the number of examples. All parts but the last
@@ -78,7 +78,7 @@ def _split_off(split: Split, fraction: float, seed: tuple[int, ...], name: str) 
         order = generator.permutation(len(split))
         return split.select(np.sort(order[count:])), split.select(np.sort(order[:count]))
     _, user_of = np.unique(split.user_ids.numpy(), return_inverse=True)
-    taken = _fill(np.bincount(user_of), count, generator)
+    taken = _choose_users(np.bincount(user_of), count, generator)
     if not taken.any():
         raise InvalidInput(
             f"{name} is {fraction}, which takes {count} of {len(split)} examples, but each user "
@@ -87,7 +87,7 @@ def _split_off(split: Split, fraction: float, seed: tuple[int, ...], name: str) 
     return split.select(np.flatnonzero(~taken[user_of])), split.select(np.flatnonzero(taken[user_of]))
 
 
-def _fill(sizes: Indices, count: int, generator: np.random.Generator) -> npt.NDArray[np.bool_]:
+def _choose_users(sizes: Indices, count: int, generator: np.random.Generator) -> npt.NDArray[np.bool_]:
     """Mask of chosen users: in random order, each is chosen if the total of ``sizes`` then stays within ``count``."""
     taken = np.zeros(len(sizes), dtype=bool)
     for user in generator.permutation(len(sizes)):

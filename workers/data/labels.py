@@ -16,7 +16,7 @@ from workers.data.tabular import Numeric, indices, is_numeric, numbers
 
 TableTask = Literal["classification", "regression", "multi_label"]
 """Tasks whose labels are columns of a table; names in `workers.tasks.TASKS`."""
-_FLAGS: Final = ("0", "1", "false", "true")
+_BINARY_SPELLINGS: Final = ("0", "1", "false", "true")
 
 
 class Labels(Protocol):
@@ -72,7 +72,7 @@ class Flags:
 
     def _column(self, values: pa.ChunkedArray, name: str) -> npt.NDArray[np.int64]:
         texts = pa.array(numbers(values, name)).cast(pa.string()) if is_numeric(values) else values
-        known = compute.index_in(compute.utf8_lower(texts.cast(pa.string())), value_set=pa.array(_FLAGS))
+        known = compute.index_in(compute.utf8_lower(texts.cast(pa.string())), value_set=pa.array(_BINARY_SPELLINGS))
         found = np.asarray(known.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False))
         if (found < 0).any():
             raise InvalidInput(

@@ -24,9 +24,9 @@ from torch import Tensor
 from accounting.errors import InvalidInput
 from accounting.records import is_encrypting, make_private_file, make_private_folder
 
-_FEW: Final = 1024
+_MAX_ROWS_IN_MEMORY: Final = 1024
 """Largest number of rows of a selection that is held in memory."""
-_BYTES: Final = 2**20
+_BYTES_AT_ONCE: Final = 2**20
 """Approximate number of bytes copied at a time."""
 Blocks = Iterator[Sequence[npt.NDArray[Any]]]
 """Iterator over blocks of rows; each item holds the rows of one block, for every column."""
@@ -64,7 +64,7 @@ class Place:
         files = [self.folder / f"{self.key}.{number}" for number in range(len(forms))]
         try:
             make_private_folder(self.folder)
-            with _alone(self.folder / f"{self.key}.lock"):
+            with _exclusively(self.folder / f"{self.key}.lock"):
                 if not all(file.exists() for file in files):
                     _write(files, blocks())
         except OSError as error:
@@ -76,11 +76,11 @@ class Place:
 
     def select(self, columns: Sequence[Tensor], at: Tensor) -> tuple[Place | None, tuple[Tensor, ...]]:
         """Location and values of the rows ``at`` of columns at this place; None if so few that they stay in memory."""
-        if len(at) <= _FEW:
+        if len(at) <= _MAX_ROWS_IN_MEMORY:
             return None, tuple(column[at] for column in columns)
         place = Place(self.folder, digest_of(self.key, at.numpy().data))
         forms = [Form(column.dtype, tuple(column.shape[1:])) for column in columns]
-        rows = max(1, _BYTES // sum(form.bytes for form in forms))
+        rows = max(1, _BYTES_AT_ONCE // sum(form.bytes for form in forms))
         return place, place.columns(
             forms, lambda: ([column[some].numpy() for column in columns] for some in at.split(rows))
         )
@@ -97,7 +97,7 @@ def digest_of(*parts: str | bytes | memoryview) -> str:
 
 
 @contextlib.contextmanager
-def _alone(lock: Path) -> Iterator[None]:
+def _exclusively(lock: Path) -> Iterator[None]:
     """Hold an exclusive lock among the processes of this node, so that only one writes the files."""
     with lock.open("a") as opened:
         fcntl.flock(opened, fcntl.LOCK_EX)

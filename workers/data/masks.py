@@ -29,7 +29,7 @@ _PARTS: Final = ("train", "test")
 _PICTURES: Final = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 _LOSSLESS: Final = (".bmp", ".png", ".tif", ".tiff")
 """File formats of masks: lossless ones."""
-_OF_MASKS: Final = ("1", "L", "P", "I", "I;16")
+_MASK_MODES: Final = ("1", "L", "P", "I", "I;16")
 """Pillow modes with one number for each pixel."""
 Pixel = Annotated[int, Field(ge=0, le=65_535)]
 
@@ -101,10 +101,10 @@ def _mask_of(picture: Path) -> Path:
 def _read_mask(file: Path, size: int, numbers: Sequence[int], ignored: int | None) -> npt.NDArray[np.int16]:
     """[size, size]: the class of each pixel, or `IGNORED` if it is not counted."""
     with reading(file, file.with_stem("*")), Image.open(file) as mask:
-        if mask.mode not in _OF_MASKS:
+        if mask.mode not in _MASK_MODES:
             raise InvalidInput(
                 f"a mask has pixels of mode {mask.mode}, but must have one number for each pixel "
-                f"({', '.join(_OF_MASKS)}); store it so"
+                f"({', '.join(_MASK_MODES)}); store it so"
             ) from PrivateDetail(str(file))
         pixels = np.asarray(mask.resize((size, size), Image.Resampling.NEAREST)).astype(np.int64)
     found = np.full(pixels.shape, -1, dtype=np.int16)

@@ -11,7 +11,7 @@ from torch import Tensor
 from accounting.errors import InvalidInput
 from workers.imports import blamed_on
 
-_TRIED: Final = 8
+_TRIED_EXAMPLES: Final = 8
 """Number of examples on which a preparation is tried."""
 _ROUNDING: Final = 1e-4
 """Tolerated difference between a feature prepared alone and in a batch, relative to the feature's largest value."""
@@ -24,7 +24,7 @@ def require_one_by_one(source: str, prepare: Callable[[Tensor], Tensor], feature
     preparation is tried on a few examples spread over all of ``features``, because neighbouring ones can be alike.
     """
     what = f"the preparation of {source!r}"
-    count = min(_TRIED, len(features))
+    count = min(_TRIED_EXAMPLES, len(features))
     rows = features[torch.arange(count) * (len(features) - 1) // max(count - 1, 1)]
     given = rows.clone()
     with blamed_on(source, "the preparation of"), torch.no_grad():

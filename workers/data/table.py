@@ -37,7 +37,7 @@ from workers.data.tabular import (
     numbers,
 )
 
-_MOST_CATEGORIES: Final = 1000
+_MAX_CATEGORIES: Final = 1000
 """Largest number of distinct values of an undeclared text column; one feature per value could exhaust memory."""
 
 
@@ -364,9 +364,9 @@ def _learnt_range(values: pa.ChunkedArray, name: str) -> Numeric:
 
 def _learnt_categories(values: pa.ChunkedArray, name: str) -> Categorical:
     found = distinct(values)
-    if len(found) > _MOST_CATEGORIES:
+    if len(found) > _MAX_CATEGORIES:
         raise InvalidInput(
-            f"column {name!r} has more than {_MOST_CATEGORIES} distinct texts; leave it out of `features`, declare its "
+            f"column {name!r} has more than {_MAX_CATEGORIES} distinct texts; leave it out of `features`, declare its "
             "`categories`, or correct it where it should hold only numbers"
         ) from PrivateDetail(f"{len(found)} distinct texts such as {found[0]!r}")
     return Categorical(name, found)

@@ -15,7 +15,7 @@ _MASKED: Final = 0.8
 _REPLACED: Final = 0.9
 """Of the predicted tokens, 80% become the mask token, 10% a random one, 10% stay (Devlin et al. 2019)."""
 _ROWS_AT_ONCE: Final = 4096
-_OF_A_COUNTER: Final = 4
+_WORDS_PER_COUNTER: Final = 4
 """Number of 64-bit words that Philox4x64 makes from one counter."""
 
 
@@ -50,9 +50,9 @@ def masked_tokens(
 
 def _draws(seed: int, first: int, rows: int, length: int) -> npt.NDArray[np.float64]:
     """[3, rows, length] uniform numbers in [0, 1); each row has its own section of one random stream."""
-    counters = -(-3 * length // _OF_A_COUNTER)
+    counters = -(-3 * length // _WORDS_PER_COUNTER)
     stream = np.random.Generator(np.random.Philox(key=seed, counter=first * counters))
-    drawn = stream.random((rows, counters * _OF_A_COUNTER))[:, : 3 * length]
+    drawn = stream.random((rows, counters * _WORDS_PER_COUNTER))[:, : 3 * length]
     return drawn.reshape(rows, 3, length).transpose(1, 0, 2)
 
 

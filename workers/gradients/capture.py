@@ -125,10 +125,10 @@ def capturing(
         yield capture
     finally:
         for attributes, before in reversed(replaced):
-            _put_back(attributes, before)
+            _restore_forward(attributes, before)
 
 
-def _remembered(layer: Layer, capture: Capture, original: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Any:
+def _run_by_rule(layer: Layer, capture: Capture, original: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Any:
     """Run a layer that has a rule, and record its input and output."""
     name, activation = ("input", kwargs["input"]) if "input" in kwargs else (None, args[0])
 
@@ -187,7 +187,7 @@ def _require_rows(layer: Layer, activation: Tensor, rows: int) -> None:
         )
 
 
-def _rewritten(layer: Layer, capture: Capture, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _run_by_rewrite(layer: Layer, capture: Capture, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run a layer without a rule as linear maps if its rewrite covers the call, else row by row."""
     with _patched(layer.module, original):
         if layer.rewrite is not None:
@@ -196,7 +196,7 @@ def _rewritten(layer: Layer, capture: Capture, original: Callable[..., Any], *ar
             if output is not None:
                 return output
             layer.uncovered.add(layer.form)
-        return _expanded(layer, capture, args, kwargs)
+        return _run_per_example(layer, capture, args, kwargs)
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ class _Recorder:
         self.capture.uses.append(Use(self.layer, edges, differentiate, Input.now(self.layer, activation)))
 
 
-def _expanded(layer: Layer, capture: Capture, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _run_per_example(layer: Layer, capture: Capture, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Generic fallback: run every example with its own copy of the parameters, so that gradients stay separate.
 
     Raises: InvalidInput for packed sequences.
@@ -237,7 +237,9 @@ def _expanded(layer: Layer, capture: Capture, args: tuple[Any, ...], kwargs: dic
     return run_per_row(layer, _copies(layer, capture), capture.rows, args, kwargs)
 
 
-def _per_row(layer: Layer, capture: Capture, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _run_reading_per_row(
+    layer: Layer, capture: Capture, original: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
     """Run a module on the whole batch, but operations that read its own parameters once per row."""
     with reading_per_row(layer, _copies(layer, capture), capture.rows):
         return original(*args, **kwargs)
@@ -260,10 +262,10 @@ def _copies(layer: Layer, capture: Capture) -> dict[str, Tensor]:
 
 
 _RUN: Final[Mapping[Form, Callable[..., Any]]] = {
-    "rule": _remembered,
-    "rewrite": _rewritten,
-    "parameters per row": _per_row,
-    "per example": _rewritten,
+    "rule": _run_by_rule,
+    "rewrite": _run_by_rewrite,
+    "parameters per row": _run_reading_per_row,
+    "per example": _run_by_rewrite,
 }
 
 
@@ -275,10 +277,10 @@ def _patched(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     try:
         yield
     finally:
-        _put_back(module.__dict__, before)
+        _restore_forward(module.__dict__, before)
 
 
-def _put_back(attributes: dict[str, Any], forward: Callable[..., Any] | None) -> None:
+def _restore_forward(attributes: dict[str, Any], forward: Callable[..., Any] | None) -> None:
     if forward is None:
         del attributes["forward"]
     else:

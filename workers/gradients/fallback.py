@@ -57,7 +57,7 @@ def run_per_row(
         with _without_inference_kernels(), _without_leftovers(layer):
             by_row = vmap(one, randomness="different")(dict(parameters), *tensors)
     except RuntimeError:  # an operator has no vmap rule: run row by row, where genuine errors occur again
-        by_row = _one_after_the_other(layer, one, parameters, tensors)
+        by_row = _run_row_by_row(layer, one, parameters, tensors)
     joined = {index: _joined(layer, index, output) for index, output in by_row.items()} | constants
     return pytree.tree_unflatten([joined[index] for index in range(len(joined))], output_structure)
 
@@ -88,8 +88,8 @@ def _without_leftovers(layer: Layer) -> Iterator[None]:
         yield
     finally:
         for module, attributes, registered in before:
-            _put_back(vars(module), attributes)
-            buffers += _put_back(module._buffers, registered)
+            _restore(vars(module), attributes)
+            buffers += _restore(module._buffers, registered)
         if buffers:
             raise InvalidInput(
                 f"{layer.described} writes its buffers {', '.join(buffers)} from the rows of a batch: no noise would "
@@ -97,7 +97,7 @@ def _without_leftovers(layer: Layer) -> Iterator[None]:
             )
 
 
-def _put_back(present: dict[str, Any], before: Mapping[str, Any]) -> list[str]:
+def _restore(present: dict[str, Any], before: Mapping[str, Any]) -> list[str]:
     """Restore entries that hold tensors of a vmap, and return their names."""
     names = [name for name, value in present.items() if isinstance(value, Tensor) and is_batchedtensor(value)]
     for name in names:
@@ -134,7 +134,7 @@ def _batch_axis(layer: Layer, index: int) -> int:
     return 1 if index and isinstance(layer.module, nn.RNNBase) else 0
 
 
-def _one_after_the_other(
+def _run_row_by_row(
     layer: Layer, one: Any, parameters: Mapping[str, Tensor], tensors: list[Tensor]
 ) -> dict[int, Tensor]:
     try:

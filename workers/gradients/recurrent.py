@@ -35,9 +35,9 @@ def lstm(
     if module.proj_size > 0 or not _covered(input):
         return None
     sequences = _Sequences.of(input)
-    starts = _starts(module, sequences.values, 2) if hx is None else hx
+    starts = _zero_states(module, sequences.values, 2) if hx is None else hx
     output, states = _stacked(module, record, sequences, tuple(starts), _lstm_layer)
-    return _like(input, sequences, output), cast("tuple[Tensor, Tensor]", states)
+    return _packed_like(input, sequences, output), cast("tuple[Tensor, Tensor]", states)
 
 
 def gru(module: nn.GRU, record: Recorder, input: Tensor | PackedSequence, hx: Tensor | None = None) -> Any:
@@ -45,9 +45,9 @@ def gru(module: nn.GRU, record: Recorder, input: Tensor | PackedSequence, hx: Te
     if not _covered(input):
         return None
     sequences = _Sequences.of(input)
-    starts = _starts(module, sequences.values, 1) if hx is None else (hx,)
+    starts = _zero_states(module, sequences.values, 1) if hx is None else (hx,)
     output, (state,) = _stacked(module, record, sequences, starts, _gru_layer)
-    return _like(input, sequences, output), state
+    return _packed_like(input, sequences, output), state
 
 
 def _covered(input: Any) -> bool:
@@ -90,7 +90,7 @@ class _Sequences:
         return values[:, -1] if self.last is None else values[torch.arange(len(values)), self.last]
 
 
-def _like(input: Tensor | PackedSequence, sequences: _Sequences, output: Tensor) -> Tensor | PackedSequence:
+def _packed_like(input: Tensor | PackedSequence, sequences: _Sequences, output: Tensor) -> Tensor | PackedSequence:
     """The output [b, t, n], packed as the input was."""
     if isinstance(input, Tensor):
         return output
@@ -101,7 +101,7 @@ def _like(input: Tensor | PackedSequence, sequences: _Sequences, output: Tensor)
     return PackedSequence(data, input.batch_sizes, order, input.unsorted_indices)
 
 
-def _starts(module: nn.RNNBase, input: Tensor, states: int) -> tuple[Tensor, ...]:
+def _zero_states(module: nn.RNNBase, input: Tensor, states: int) -> tuple[Tensor, ...]:
     layers = module.num_layers * (2 if module.bidirectional else 1)
     dtype = next(module.parameters()).dtype
     return (torch.zeros(layers, len(input), module.hidden_size, dtype=dtype, device=input.device),) * states
@@ -135,8 +135,8 @@ def _lstm_layer(
     bias = weights[2] + weights[3] if module.bias else None
     gates = _requiring_grad(widen(functional.linear(inputs, weights[0], bias)))
     outputs, last = _Lstm.apply(gates, *start, widen(weights[1].detach()), sequences.last)
-    before = _before(start[0], outputs)
-    record.record([gates], partial(_of_weights, suffix, inputs, before, record.examples), inputs)
+    before = _previous_states(start[0], outputs)
+    record.record([gates], partial(_weight_gradients, suffix, inputs, before, record.examples), inputs)
     return outputs, (sequences.at_end(outputs), last)
 
 
@@ -148,8 +148,8 @@ def _gru_layer(
     shift = weights[3].detach() if module.bias else gates.new_zeros(gates.shape[2])
     shifts = widen(shift).expand(gates.shape).requires_grad_()
     outputs = _Gru.apply(gates, shifts, start[0], widen(weights[1].detach()))
-    before = _before(start[0], outputs)
-    record.record([gates, shifts], partial(_of_weights, suffix, inputs, before, record.examples), inputs)
+    before = _previous_states(start[0], outputs)
+    record.record([gates, shifts], partial(_weight_gradients, suffix, inputs, before, record.examples), inputs)
     return outputs, (sequences.at_end(outputs),)
 
 
@@ -163,12 +163,12 @@ def _requiring_grad(gates: Tensor) -> Tensor:
     return gates if gates.requires_grad else gates.requires_grad_()
 
 
-def _before(start: Tensor, outputs: Tensor) -> Tensor:
+def _previous_states(start: Tensor, outputs: Tensor) -> Tensor:
     """The state before each position."""
     return torch.cat([start.detach()[:, None], outputs.detach()[:, :-1]], 1)
 
 
-def _of_weights(
+def _weight_gradients(
     suffix: str, inputs: Tensor, before: Tensor, examples: int, of_inputs: Tensor, of_states: Tensor | None = None
 ) -> dict[str, ExampleGradients]:
     """Per-example gradients of the weights, from the output gradients of the two linear maps at each position.

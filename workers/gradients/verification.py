@@ -76,9 +76,9 @@ def verify(
         if done:
             _require_independent(buffers)
             _require_equal(pairs, tolerance)
-        return done, [theirs for _, theirs in pairs if done and _size(theirs).isfinite()]
+        return done, [theirs for _, theirs in pairs if done and _norm(theirs).isfinite()]
 
-    def compare_without_chance() -> tuple[bool, list[Gradients]]:
+    def compare_deterministically() -> tuple[bool, list[Gradients]]:
         low, high = (ConstantDraws(device, share) for share in SHARES)
         done, found = compare(low)
         _refuse_own_generator(low)
@@ -86,12 +86,12 @@ def verify(
 
     def compare_where_possible() -> tuple[bool, list[Gradients]]:
         with suppress(RuntimeError):  # higher-order operators fail in a dispatch mode; genuine errors occur again
-            done, found = compare_without_chance()
+            done, found = compare_deterministically()
             if found:
                 return done, found
         with _evaluating(model):
             try:
-                return compare_without_chance()
+                return compare_deterministically()
             except RuntimeError:
                 return compare(None)
 
@@ -99,11 +99,11 @@ def verify(
         with RandomState.preserved(device), modes_kept(model), without_dropout(model):
             done, found = compare_where_possible()
             if _is_degenerate(found):
-                with _displaced(parameters):
+                with _perturbed(parameters):
                     found += compare_where_possible()[1]
     finally:
         start.restore()
-    return not done or any(bool(_size(gradients) > 0.0) for gradients in found)
+    return not done or any(bool(_norm(gradients) > 0.0) for gradients in found)
 
 
 class Disagreement(InvalidInput):
@@ -193,7 +193,7 @@ def _same(left: Tensor | None, right: Tensor | None) -> bool:
 
 
 def _require_equal(pairs: Sequence[tuple[Gradients, Gradients]], tolerance: float) -> None:
-    wrong = {name: None for ours, theirs in pairs for name in theirs if not _near(ours, theirs, name, tolerance)}
+    wrong = {name: None for ours, theirs in pairs for name in theirs if not _agree(ours, theirs, name, tolerance)}
     if wrong:
         raise Disagreement(
             f"the per-example gradients of {', '.join(wrong)} are not those of each example alone. Model and loss must "
@@ -203,9 +203,9 @@ def _require_equal(pairs: Sequence[tuple[Gradients, Gradients]], tolerance: floa
         )
 
 
-def _near(ours: Gradients, theirs: Gradients, name: str, tolerance: float) -> bool:
+def _agree(ours: Gradients, theirs: Gradients, name: str, tolerance: float) -> bool:
     """Whether gradients are equal up to ``tolerance``, plus rounding relative to the gradient of the whole model."""
-    size, found, expected = _size(theirs), ours.get(name), theirs[name]
+    size, found, expected = _norm(theirs), ours.get(name), theirs[name]
     if expected is None or not size.isfinite():
         return True
     difference = expected if found is None else found - expected
@@ -213,7 +213,7 @@ def _near(ours: Gradients, theirs: Gradients, name: str, tolerance: float) -> bo
     return bool(difference.norm() <= tolerance * expected.norm() + rounding)
 
 
-def _size(gradients: Gradients) -> Tensor:
+def _norm(gradients: Gradients) -> Tensor:
     present = [gradient.norm() for gradient in gradients.values() if gradient is not None]
     return torch.stack(present).norm() if present else torch.zeros(())
 
@@ -229,7 +229,7 @@ def _is_degenerate(examples: Sequence[Gradients]) -> bool:
 
 
 @contextmanager
-def _displaced(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+def _perturbed(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
     before = [parameter.detach().clone() for parameter in parameters]
     for parameter in parameters:
         fan_in = max(1, math.prod(parameter.shape[1:]))

@@ -57,14 +57,16 @@ def build_model(component: Component, dataset: Dataset, seed: int, code: UserCod
     return build_for_shape(component, dataset.feature_shape, dataset.num_classes, seed, code, known)
 
 
-_OF_TOKENS: Final = ("vocabulary", "padding", "causal")
+_TOKEN_PARAMETERS: Final = ("vocabulary", "padding", "causal")
 
 
 def offered(preparation: Preparation) -> dict[str, Any]:
     """Model parameters that the data supply: ``vocabulary``, ``padding`` and ``causal`` of token data, if known."""
     if not isinstance(preparation, Tokens):
         return {}
-    return {name: value for name, value in asdict(preparation).items() if name in _OF_TOKENS and value is not None}
+    return {
+        name: value for name, value in asdict(preparation).items() if name in _TOKEN_PARAMETERS and value is not None
+    }
 
 
 def build_for_shape(

@@ -54,7 +54,7 @@ class MultiLabel:
 
     def parts(self, sums: Array, names: tuple[str, ...]) -> Mapping[str, Mapping[str, float]]:
         """Scores of each label; precision, recall and false positive rate are left out where their denominator is 0."""
-        found = {name: of(sums) for name, of in _OF_LABELS.items()}
+        found = {name: of(sums) for name, of in _LABEL_SCORES.items()}
         return {name: known({each: values[at] for each, values in found.items()}) for at, name in enumerate(names)}
 
 
@@ -98,7 +98,7 @@ def _over_all_labels(sums: Array) -> Array:
     return _f1(positives, wrong, missed)
 
 
-_OF_LABELS: Final = {
+_LABEL_SCORES: Final = {
     "accuracy": _accuracies,
     "f1": _f1s,
     "precision": _precisions,

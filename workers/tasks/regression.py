@@ -14,7 +14,7 @@ from workers.tasks.protocol import Array, Score, known, mean_of_known, share
 if TYPE_CHECKING:
     from torch import Tensor
 
-_CONSTANT: Final = 1e-12
+_CONSTANT_SHARE: Final = 1e-12
 """Targets whose variance is at most this share of their mean square are treated as constant up to rounding."""
 
 
@@ -53,7 +53,7 @@ class Regression:
         """Scores of each target if there are several; empty for one."""
         if len(names) == 1:
             return {}
-        found = {name: of(sums) for name, of in _OF_TARGETS.items()}
+        found = {name: of(sums) for name, of in _TARGET_SCORES.items()}
         return {name: known({each: values[at] for each, values in found.items()}) for at, name in enumerate(names)}
 
 
@@ -78,10 +78,10 @@ def _explained(sums: Array) -> Array:
     """R^2: 1 - squared errors over squared deviations from the mean; NaN for constant targets."""
     count, squared, _, targets, squares = _blocks(sums)
     deviations = squares - share(targets**2, count)
-    return 1.0 - share(squared, np.where(deviations > _CONSTANT * squares, deviations, 0.0))
+    return 1.0 - share(squared, np.where(deviations > _CONSTANT_SHARE * squares, deviations, 0.0))
 
 
-_OF_TARGETS: Final = {"r2": _explained, "mse": _squared_error, "mae": _absolute_error}
+_TARGET_SCORES: Final = {"r2": _explained, "mse": _squared_error, "mae": _absolute_error}
 REGRESSION: Final = Regression(
     scores=(
         Score(

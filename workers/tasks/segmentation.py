@@ -55,7 +55,7 @@ class Segmentation:
 
     def parts(self, sums: Array, names: tuple[str, ...]) -> Mapping[str, Mapping[str, float]]:
         """Defined scores of each class; those of a class that neither occurs nor is predicted are left out."""
-        found = {name: of(*_blocks(sums)) for name, of in _OF_CLASSES.items()}
+        found = {name: of(*_blocks(sums)) for name, of in _CLASS_SCORES.items()}
         return {name: known({each: values[at] for each, values in found.items()}) for at, name in enumerate(names)}
 
 
@@ -78,7 +78,7 @@ def _pixel_accuracy(sums: Array) -> Array:
     return share(right.sum(-1), labelled.sum(-1))
 
 
-_OF_CLASSES: Final[Mapping[str, Callable[[Array, Array, Array], Array]]] = {
+_CLASS_SCORES: Final[Mapping[str, Callable[[Array, Array, Array], Array]]] = {
     "iou": _iou,
     "dice": _dice,
     "precision": lambda right, predicted, labelled: share(right, predicted),
