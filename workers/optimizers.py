@@ -30,7 +30,9 @@ class Optimizer(Protocol):
     step. noise_std: standard deviation of the noise in each coordinate of ``gradients``.
     """
 
-    def step(self, gradients: Mapping[str, Tensor], factor: float, noise_std: float) -> None: ...
+    def step(self, gradients: Mapping[str, Tensor], factor: float, noise_std: float) -> None:
+        """Update all parameters by one step."""
+        ...
 
     def state(self) -> dict[str, Any]: ...
 
@@ -336,6 +338,7 @@ class ExponentialAverage:
 
     @torch.no_grad()
     def update(self, parameters: Parameters) -> None:
+        """Include the current values of ``parameters`` in the averages."""
         decay = min(self._decay, (1 + self._steps) / (10 + self._steps))
         self._steps += 1
         torch._foreach_lerp_(list(self.values.values()), [parameters[name] for name in self.values], 1.0 - decay)

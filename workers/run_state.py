@@ -27,9 +27,13 @@ class Stateful(Protocol):
     of tensors, numbers, text, bytes and containers of them; it is private.
     """
 
-    def state(self) -> Any: ...
+    def state(self) -> Any:
+        """The current state, for `restore`."""
+        ...
 
-    def restore(self, state: Any) -> None: ...
+    def restore(self, state: Any) -> None:
+        """Continue from a `state`."""
+        ...
 
 
 @dataclass

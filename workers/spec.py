@@ -330,9 +330,11 @@ class TrialSpec:
 
     @property
     def is_private(self) -> bool:
+        """Whether training adds noise: the initial noise multiplier is above 0."""
         return self.noise.initial_noise_multiplier > 0.0
 
     def to_json(self) -> str:
+        """The spec as JSON; some newer fields are left out at their default (see `exclude_if`)."""
         return _ADAPTER.dump_json(self, indent=2).decode()
 
     def checked(self) -> TrialSpec:
@@ -353,6 +355,7 @@ class TrialSpec:
 
     @staticmethod
     def from_json(text: str | bytes) -> TrialSpec:
+        """The spec from JSON. Raises: ValidationError of pydantic, a ValueError."""
         return _ADAPTER.validate_json(text)
 
 

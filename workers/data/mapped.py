@@ -41,6 +41,7 @@ class Form:
 
     @property
     def bytes(self) -> int:
+        """Number of bytes of one row."""
         return self.dtype.itemsize * math.prod(self.shape)
 
 
