@@ -1,9 +1,9 @@
 """Membership inference by a loss threshold, per group (Yu et al. 2023, App. D), and scores on training examples.
 
-The success rate bounds epsilon neither from above nor from below. A low one proves nothing, because a better attack may
-succeed. A high one is no lower bound on epsilon: audits that count right guesses (Steinke et al. 2023) need an
-independent fair coin for each example to decide whether it is in the training set, while here the test set may differ
-from the training set by more than membership. `workers.audit` has such coins.
+The success rate bounds epsilon neither from above nor from below. A low rate proves nothing, because a better attack
+may succeed. A high rate is no lower bound on epsilon: an audit that counts correct guesses (Steinke et al. 2023) must
+decide by an independent fair coin whether an example is in the training set, while here the test set may differ from
+the training set by more than membership. `workers.audit` uses such coins.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Losses = npt.NDArray[np.float64]
 class GroupAttack:
     """Attack on one group, measured on ``examples`` examples, half of them members.
 
-    threshold: examples with at most this loss are predicted to be members; chosen on examples that are not measured.
-    correct: number of right predictions; guessing gives half.
+    threshold: examples with at most this loss are predicted to be members; chosen on other examples than the measured
+    ones. correct: number of correct predictions; guessing gives half.
     """
 
     name: str
@@ -44,14 +44,14 @@ class GroupAttack:
 
     @property
     def success_rate(self) -> float:
-        """Share of right predictions."""
+        """Share of correct predictions."""
         return self.correct / self.examples
 
     @property
     def standard_error(self) -> float:
-        """Binomial standard error of the success rate, at the rate (correct + 1) / (examples + 2).
+        """Binomial standard error of the success rate, computed at the rate (correct + 1) / (examples + 2).
 
-        At the success rate itself it would be 0 whenever all predictions are right, even for two examples.
+        At the success rate itself it would be 0 whenever all predictions are correct, even for two examples.
         """
         rate = (self.correct + 1) / (self.examples + 2)
         return math.sqrt(rate * (1.0 - rate) / self.examples)
@@ -59,9 +59,9 @@ class GroupAttack:
 
 @dataclass(frozen=True)
 class AttackResults:
-    """Results of the attacks on one trial, by the fields of `workers.spec.AttackSpec`, and its audit: private data.
+    """Results of the audit and the attacks on one trial, named as in `workers.spec.AttackSpec`. Private data.
 
-    training_scores: the evaluation of the final model on its training examples, of every group that has any.
+    training_scores: evaluation of the final model on its training examples, with every group that has any.
     """
 
     loss_threshold: tuple[GroupAttack, ...] = ()
@@ -109,7 +109,7 @@ def attack(model: nn.Module, dataset: Dataset, loss: Loss, seed: int) -> tuple[G
 
 
 def attack_losses(members: Losses, others: Losses, name: str, generator: np.random.Generator) -> GroupAttack:
-    """`attack` on one group, given the losses of its members [m] and non-members [k]. A NaN loss counts as infinite.
+    """Attack one group, given the losses of its members [m] and non-members [k]. A NaN loss counts as infinite.
 
     Raises: InvalidInput when there are fewer than two members or non-members.
     """
@@ -127,7 +127,7 @@ def attack_losses(members: Losses, others: Losses, name: str, generator: np.rand
 
 
 def best_threshold(members: Losses, others: Losses) -> float:
-    """The threshold for which "member if loss <= threshold" is right most often; no loss may be NaN.
+    """The threshold for which "member if loss <= threshold" is most often correct; no loss may be NaN.
 
     It lies halfway to the next larger loss if that is finite; -inf predicts no members at all.
 

@@ -1,9 +1,10 @@
 """A one-run audit of a trial: guesses which canaries it trained on, and the lower bound on epsilon that they prove.
 
-Canaries are random training examples. A secret, fair coin for each decides, before training and independently of
-everything else, whether it may join batches. Their number and the claim do not depend on the coins: batches are drawn
-from all rows, and a canary that is left out is taken from them, as the neighbouring data set of the claim has it (a row
-less under add/remove, a null row under zero-out). Preprocessing, released bounds and recorded norms use all rows.
+Canaries are random training examples. Before training, and independently of everything else, a secret fair coin for
+each canary decides whether it may join batches. The number of canaries and the privacy claim do not depend on the
+coins: batches are drawn from all rows, and the canaries that are left out are then removed. Training thus runs on
+the neighbouring data set of the claim: without these rows (add/remove), or with null rows in their place (zero-out).
+Preprocessing, released bounds and recorded norms use all rows.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from workers.sampling import AUDITABLE, RowDraws, Rows
 from workers.spec import AuditSpec, SamplingSpec
 
 GUESSED = (1.0, 0.5, 0.25, 0.125)
-"""Shares of the canaries that are guessed, those with the most extreme scores first; the best share counts."""
+"""Shares of the canaries that are guessed, the most extreme scores first; the share with the best bound is reported."""
 
 
 class Canaries:
-    """The canaries of a trial and their coins. Private: `state` tells who was left out."""
+    """The canaries of a trial and their coins. Private: `state` reveals which were left out."""
 
     def __init__(self, spec: AuditSpec, dataset_size: int, seed: int, draws: RowDraws) -> None:
         chosen = np.random.default_rng(derive_seed(seed, "canaries")).choice(dataset_size, spec.canaries, replace=False)
@@ -40,7 +41,7 @@ class Canaries:
 
     @property
     def absent(self) -> Rows:
-        """Rows that take part in no batch."""
+        """Rows of the canaries that are left out of all batches."""
         left_out: Rows = self.rows[~self.included]
         return left_out
 
@@ -53,8 +54,9 @@ class Canaries:
 
 @dataclass(frozen=True)
 class GroupAudit:
-    """Audit on the canaries of one group, or of all: of ``canaries``, ``guesses`` were made and ``correct`` are right.
+    """Audit on the canaries of one group, or of all groups.
 
+    canaries: number of canaries. guesses: number of them that were guessed. correct: number of correct guesses.
     epsilon: lower bound on the trial's epsilon that these guesses prove; 0 if they prove none.
     """
 
@@ -67,9 +69,9 @@ class GroupAudit:
 
 @dataclass(frozen=True)
 class AuditResult:
-    """Lower bounds on epsilon at ``delta`` that hold together with probability ``confidence``: private data.
+    """Lower bounds on epsilon at ``delta`` that hold together with probability ``confidence``. Private data.
 
-    everyone: from all canaries. groups: from those of each group that is large enough to prove anything.
+    everyone: bound from all canaries. groups: bounds from the canaries of each group with enough to prove anything.
     """
 
     delta: float
@@ -79,7 +81,7 @@ class AuditResult:
 
 
 def check_audit(spec: AuditSpec, sampling: SamplingSpec, dataset_size: int) -> None:
-    """Refuse an audit that its sampling or the size of the data does not allow. Raises: InvalidInput."""
+    """Raises: InvalidInput for an audit that the sampling or the size of the data does not allow."""
     if sampling.method not in AUDITABLE:
         raise InvalidInput(
             f"sampling.method is {sampling.method!r}, but an audit leaves canaries out of batches, which only "
@@ -94,9 +96,10 @@ def check_audit(spec: AuditSpec, sampling: SamplingSpec, dataset_size: int) -> N
 def audit(
     start: nn.Module, model: nn.Module, dataset: Dataset, loss: Loss, canaries: Canaries, spec: AuditSpec, delta: float
 ) -> AuditResult:
-    """Audit a trained model by how far the loss of each canary fell from the model that training started with.
+    """Audit a trained model. Score of a canary: its loss under the initial model minus its loss under the trained one.
 
-    The canaries whose loss fell most are guessed to be in, those whose loss fell least to be out, equally many of both.
+    The canaries with the highest scores are guessed to be in, and equally many with the lowest scores to be out.
+    start: the model before training.
     """
     rows = dataset.train.select(canaries.rows)
     fell = predict(start, rows, dataset, loss).losses - predict(model, rows, dataset, loss).losses
@@ -112,10 +115,10 @@ def audit_scores(
     confidence: float,
     delta: float,
 ) -> AuditResult:
-    """`audit`, given a score [m] of each canary, whether it was included [m] and its group [m].
+    """Audit by the scores [m] of canaries, whether each was included [m], and its group [m].
 
     Guarantee: if the trial is (epsilon, delta)-DP, the probability that any bound of the result exceeds epsilon is at
-    most 1 - confidence. Half of that is for the bound from all canaries; the groups share the rest.
+    most 1 - confidence. Half of this error probability is for the bound from all canaries; the groups share the rest.
     """
     error = 1.0 - confidence
     members = [np.flatnonzero(groups == group) for group in range(len(group_names))]
@@ -146,6 +149,6 @@ def _audit_group(
 
 
 def _guesses(included: npt.NDArray[np.bool_], each_side: int) -> Guesses:
-    """included [m], ascending by score: the first are guessed to be out, the last to be in."""
+    """Guess the first ``each_side`` canaries to be out and the last to be in. included: [m], ascending by score."""
     out, joined = included[:each_side], included[len(included) - each_side :]
     return Guesses(len(included), 2 * each_side, int(np.sum(~out) + np.sum(joined)))

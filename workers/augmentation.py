@@ -64,9 +64,9 @@ class FlipAndCrop:
 
 
 def augmented(augmentation: Augmentation, x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Copies [b * K, ...] of prepared features and of their labels, of which those of pixels [b, h, w] move along.
+    """Augmented copies [b * K, ...] of prepared features and of their labels; masks [b, h, w] are transformed alike.
 
-    Raises: InvalidInput when labels of pixels do not have the size of the picture.
+    Raises: InvalidInput when masks do not have the size of the pictures.
     """
     if y.ndim < 3:
         return augmentation(x, generator), y.repeat_interleave(augmentation.multiplicity, 0)

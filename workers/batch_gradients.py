@@ -1,6 +1,6 @@
-"""Gradient norms and clipped sums of training examples, by their rows: what a training run asks of its model.
+"""Gradient norms and clipped sums of gradients of training examples, which are named by their rows.
 
-`LocalGradients` computes them in this process; `workers.data_parallel` divides the rows among several.
+`LocalGradients` computes them in this process; `workers.data_parallel` divides the rows among several processes.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from workers.rows_at_once import rows_at_once, widest_layer
 from workers.spec import TrialSpec
 
 Weigh = Callable[[BatchNorms], Tensor]
-"""Norms of a whole batch -> weights [b] or, where clipping is by layer, [b, L]."""
+"""Norms of a whole batch -> weights [b], or [b, L] for per-layer clipping."""
 
 NO_ANSWER: Final = torch.zeros(0, dtype=torch.float64)
-"""The noisy answer given to a clipping method without a query."""
+"""Empty noisy answer, passed to clipping methods without a query."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The rule of a step and the state that it was decided from, for a clipping method without a query."""
+    """The clipping rule of a step and the state it was decided from, for a method without a query."""
 
     rule: ClipRule
     state: ClippingState
 
 
 class TrainingData:
-    """The training split on the device. ``rows`` are positions in the split, int64 [b].
+    """The training split, kept on the device if it fits. ``rows`` are positions in the split, int64 [b].
 
-    room: bytes up to which features and labels are kept on the device; larger ones stay in the memory of the host, and
-    each batch goes over.
+    room: largest number of bytes of features and labels to keep on the device; larger data stay in the memory of the
+    host, and each batch is copied to the device.
     """
 
     def __init__(self, dataset: Dataset, device: torch.device, room: float) -> None:
@@ -60,7 +60,7 @@ class TrainingData:
         return len(self._ids)
 
     def inputs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Prepared features [b, ...] and labels [b]. Whole rows are copied; indexing copies values."""
+        """Prepared features [b, ...] and labels [b, ...]. index_select copies whole rows, indexing single values."""
         at = rows.to(self._features.device)
         features, labels = self._features.index_select(0, at), self._labels.index_select(0, at)
         return self._prepare(features.to(self.device)), as_targets(labels.to(self.device))
@@ -77,8 +77,8 @@ class TrainingData:
 class BatchGradients(Protocol):
     """Per-example gradients of the training data; see `workers.gradients.GradientEngine`. Rows are on the device.
 
-    others_repeat: whether the passes of all other processes were repeatable: drew no random numbers, and changed the
-    mode of no module.
+    others_repeat: whether the passes of all other processes were repeatable, which means that they drew no random
+    numbers and changed the mode of no module.
     """
 
     others_repeat: bool
@@ -96,15 +96,15 @@ class BatchGradients(Protocol):
         ...
 
     def predict(self, model: nn.Module, split: Split, dataset: Dataset, loss: Loss) -> Predictions:
-        """As `workers.evaluation.predict`, to the last bit, of a model in the form of the trained one."""
+        """Bit-identical to `workers.evaluation.predict`. model: the trained model, or one of the same architecture."""
         ...
 
     def model_changed(self) -> None:
-        """Call it after every change of the model's values."""
+        """Tell other processes that parameters have changed; call it after every update."""
         ...
 
     def random_states(self) -> tuple[Tensor, ...]:
-        """The states of the random generators of all other processes, which a checkpoint keeps."""
+        """States of the random generators of all other processes, for the checkpoint."""
         ...
 
     def finish(self) -> None:
@@ -113,9 +113,9 @@ class BatchGradients(Protocol):
 
 
 class LocalGradients:
-    """Gradients that this process computes alone.
+    """`BatchGradients` computed by this process alone.
 
-    The model, which is built here, and the generator of the augmentation are whoever's that trains the model.
+    Builds the model and the generator of the augmentation. The trainer owns both: it updates and restores them.
     """
 
     others_repeat = True
@@ -149,14 +149,14 @@ class LocalGradients:
 
     @cached_property
     def _rows_at_once(self) -> int:
-        """Examples of a norm pass."""
+        """Number of examples in one pass of `norms`."""
         example, _ = self.data.inputs(torch.zeros(1, dtype=torch.int64, device=self.data.device))
         parameters = sum(each.numel() for each in self.model.parameters())
         widest = widest_layer(self.model, example) if example.device.type == "cpu" else 0
         return rows_at_once(example.numel(), parameters, widest)
 
     def decision(self, state: ClippingState) -> Decision:
-        """What a clipping method without a query decides in this state."""
+        """The decision of a clipping method without a query in this state."""
         return Decision(self._method.decide(state, NO_ANSWER, self.setting), state)
 
     def norms(self, rows: Tensor) -> BatchNorms:

@@ -1,7 +1,7 @@
 """Bounds of number fields, read from their types, such as ``Annotated[int, Field(ge=1, le=1024)]``.
 
-pydantic enforces them on fields read from a file, `check_bounds` on dataclasses built in Python. `place_of` says where
-a field lies that pydantic refuses.
+pydantic enforces them on fields read from a file, `check_bounds` on dataclasses built in Python. `place_of` gives the
+place of a field that pydantic refuses.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pydantic.fields import FieldInfo
 from accounting.errors import require_finite
 
 _ARGUMENTS: Final = {"gt": "above", "ge": "at_least", "lt": "below", "le": "at_most"}
-"""pydantic's names of bounds, and those of `require_finite`."""
+"""pydantic's name of each bound -> its name in `require_finite`."""
 
 
 def check_bounds(instance: Any, section: str = "") -> None:
     """Check every number field of a dataclass against the bounds in its type.
 
-    section: the name of the dataclass in a trial, which errors put before the field's. Values that are not numbers,
+    section: name of the dataclass in a trial; errors put it before the name of the field. Values that are not numbers,
     such as None, are not checked.
 
     Raises: InvalidInput naming the first field that is not finite or out of bounds, and the bound.
@@ -54,7 +54,7 @@ def _bounds(hint: Any) -> Iterator[tuple[str, float]]:
 
 
 def place_of(location: tuple[int | str, ...], content: Any) -> Iterator[str]:
-    """Keys and list positions of a pydantic location as they are in ``content``, without pydantic's internal steps."""
+    """The keys and list positions in a pydantic location that exist in ``content``; pydantic adds internal ones."""
     for part in location:
         inside: dict[int | str, Any] = {}
         if isinstance(content, Mapping):

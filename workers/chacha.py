@@ -1,7 +1,7 @@
 """ChaCha20 (RFC 8439): uniform bits from a secret key, the same on every device.
 
-On a CPU they are OpenSSL's. On another device they are computed there, by integer operations of torch, so that noise
-for a model on a GPU needs neither the host nor copies.
+On a CPU OpenSSL computes them. Another device computes them itself, by integer operations of torch, so that noise for
+a model on a GPU needs neither the host nor copies.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:  # importing it late keeps it away from research mode
 KEY_BYTES: Final = 32
 NONCE_BYTES: Final = 12
 WORDS: Final = 8
-"""64-bit words of one block."""
+"""Number of 64-bit words in one block."""
 MOST_BLOCKS: Final = 2**32
-"""Blocks of one key and nonce: the block counter has 32 bits."""
+"""Number of blocks for one key and nonce: the block counter has 32 bits."""
 
 _CONSTANTS: Final = struct.unpack("<4i", b"expand 32-byte k")
 
 
 class ChaChaStream:
-    """Uniform 64-bit words on a device, from a key and a nonce of its own for each series of them.
+    """Series of uniform 64-bit words on a device, from one key; each series has its own nonce.
 
     Guarantee: without the 256-bit key the words are computationally indistinguishable from uniform ones, if ChaCha20 is
     a pseudo-random function. No block of the keystream is used twice: the nonce is the number of the series, and within
@@ -52,16 +52,16 @@ class ChaChaStream:
         return ChaChaStream(os.urandom(KEY_BYTES), device)
 
     def series(self) -> Series:
-        """The next series of words; no other of this key has any of its blocks."""
+        """The next series of words; it shares no keystream block with any other series of this key."""
         self._series += 1
         return self.again(self._series - 1)
 
     def again(self, number: int) -> Series:
-        """The series of a number, from its first word: for whoever drew it to go on where a checkpoint left it."""
+        """The series with this number from its first word, to continue one after a checkpoint."""
         return Series(self._key, number, self.device)
 
     def state(self) -> dict[str, Any]:
-        """Key and number of the next series, for `restore`; as secret as the words."""
+        """Key and number of the next series, for `restore`; as secret as the words drawn."""
         return {"key": self._key, "series": self._series}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -70,21 +70,21 @@ class ChaChaStream:
 
 
 class Series:
-    """The words of one key and nonce, in order. number: of the series, which is its nonce."""
+    """The words of one key and nonce, in order. number: the series number, which is the nonce."""
 
     def __init__(self, key: bytes, number: int, device: torch.device) -> None:
         self._key, self.number, self._device = key, number, device
         self._nonce, self._next_block = number.to_bytes(NONCE_BYTES, "little"), 0
 
     def words(self, count: int) -> Tensor:
-        """The next ``count`` words, int64 [count] with uniform bits; what is left of the last block is not used."""
+        """The next ``count`` words, int64 [count] with uniform bits; the rest of the last block is discarded."""
         first, blocks = self._next_block, -(-count // WORDS)
         self._next_block += blocks
         return keystream(self._key, self._nonce, first, blocks, self._device)[:count]
 
 
 class ChaChaBits:
-    """The bits of a `ChaChaStream` on the CPU as numpy arrays, a series for every call."""
+    """Uniform bits of a `ChaChaStream` on the CPU as numpy arrays; every call draws from a new series."""
 
     cipher: Final = "chacha20"
 
@@ -106,7 +106,7 @@ class ChaChaBits:
         return drawn
 
     def state(self) -> dict[str, Any]:
-        """Key and number of the next call, for `restore`; as secret as the numbers drawn."""
+        """Key and number of the next series, for `restore`; as secret as the numbers drawn."""
         return self._stream.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -117,7 +117,7 @@ class ChaChaBits:
 def keystream(key: bytes, nonce: bytes, first: int, blocks: int, device: torch.device) -> Tensor:
     """The blocks ``first`` to ``first + blocks - 1`` of the keystream, as int64 [8 blocks], little-endian.
 
-    Raises: InvalidInput beyond the last block of a nonce, where the counter would begin anew.
+    Raises: InvalidInput beyond the last block of a nonce, where the counter would start again at 0.
     """
     if first + blocks > MOST_BLOCKS:
         raise InvalidInput(
@@ -146,7 +146,7 @@ def _encryptor(key: bytes) -> CipherContext:
 
 
 class _Encryptors(threading.local):
-    """OpenSSL's ciphers of the keys that a thread used last. Making one takes ten times as long as a short series."""
+    """Cache of OpenSSL ciphers by key, one per thread. Making a cipher takes ten times as long as a short series."""
 
     def __init__(self) -> None:
         self.of = functools.lru_cache(maxsize=8)(_encryptor)
@@ -182,9 +182,9 @@ def _quarter_rounds(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> None:
 
 @functools.cache
 def require_standard(device: torch.device) -> None:
-    """Compare blocks that the device computes with those of OpenSSL, once for each device; the key is public.
+    """Check, once for each device, that it computes the same blocks as OpenSSL for a fixed public key.
 
-    Raises: DpsweepError where they differ.
+    Raises: DpsweepError when they differ.
     """
     key, nonce, first, blocks = bytes(range(KEY_BYTES)), bytes(range(NONCE_BYTES)), 2**31 - 500, 1000
     expected = _by_openssl(key, nonce, first, blocks, torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""Checkpoints: the state from which a run continues bit for bit, in one private file with a checksum."""
+"""Checkpoints: the state from which a run continues bit-identically, in one private file with a checksum."""
 
 from __future__ import annotations
 
@@ -17,14 +17,11 @@ _KIND: Final = b"dpsweep-checkpoint-"
 _MAGIC: Final = _KIND + b"3\n"
 _DIGEST_BYTES: Final = 32
 _START: Final = len(_MAGIC) + _DIGEST_BYTES
-"""Offset of the bytes that torch has written, behind their digest."""
+"""Offset of the bytes written by `torch.save`; the magic bytes and their digest come before."""
 
 
 def fingerprint(*parts: object) -> str:
-    """sha256 of the parts; equal parts give equal fingerprints in every process.
-
-    It identifies what a checkpoint belongs to.
-    """
+    """sha256 of the parts, equal in every process for equal parts; identifies the run that a checkpoint belongs to."""
     return hashlib.sha256("\n".join(map(repr, parts)).encode()).hexdigest()
 
 
@@ -36,7 +33,7 @@ def save_checkpoint(uri: str, owner: str, state: Mapping[str, Any]) -> None:
     buffer = io.BytesIO()
     buffer.write(_MAGIC + bytes(_DIGEST_BYTES))
     torch.save({"owner": owner, "state": dict(state)}, buffer)
-    with buffer.getbuffer() as content:  # a copy of the state, as large as the model, is one too many
+    with buffer.getbuffer() as content:  # without another copy of the state, which is as large as the model
         content[len(_MAGIC) : _START] = hashlib.sha256(content[_START:]).digest()
         write_private(uri, content)
 
@@ -45,7 +42,7 @@ def load_checkpoint(uri: str, owner: str) -> dict[str, Any] | None:
     """The state stored at ``uri``, or None when there is no checkpoint yet.
 
     Raises:
-        DataCorruption: the file is truncated or altered; the run does not start anew by itself.
+        DataCorruption: the file is truncated or altered; the run is never restarted silently.
         InvalidInput: the checkpoint does not belong to ``owner``, or is of another version of dpsweep.
     """
     try:
@@ -71,7 +68,7 @@ def load_checkpoint(uri: str, owner: str) -> dict[str, Any] | None:
 
 
 def forget_checkpoint(uri: str) -> None:
-    """Delete the checkpoint of a finished run, because it holds the key from which the noise can be subtracted.
+    """Delete the checkpoint of a finished run: it holds the key, with which the noise could be subtracted.
 
     Temporary files of a process that was killed while writing a checkpoint hold the key too and are also deleted.
     """

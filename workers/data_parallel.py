@@ -1,15 +1,20 @@
 """Data parallelism: the rows of every batch are divided among the ranks of a trial.
 
-Rank 0 does all that one process does: it draws batches, decides on clipping, adds the noise, updates the model, records
-norms and writes files. For a batch it sends the rows; each rank, itself included, takes one contiguous part of them,
-computes the norms and sums its weighted gradients; the sums are added once, at rank 0, in the order of the ranks. Where
-each weight depends on its own example, all ranks weigh by the rule of the step; otherwise rank 0 gathers the norms of
-the whole batch and sends the weights. After its update it sends the model. So the sum is that of one process up to
-rounding, its sensitivity is the same, the noise is drawn and added once, and its key never leaves rank 0. To evaluate,
-each rank takes some of the batches that one process would take, and rank 0 joins what they predict: the same bits.
+Rank 0 draws batches, decides on clipping, adds the noise, updates the model, records norms and writes files, as one
+process does alone. For each batch:
 
-Random draws of the model (dropout) and of augmentation come from generators of each rank's own, whose states are in the
-checkpoint: trials that draw are therefore other runs of the same mechanism than those of one process.
+1. Rank 0 sends the rows. Each rank, rank 0 included, takes one contiguous part of them and computes its norms.
+2. If each weight depends only on its own example, all ranks compute weights by the clipping rule of the step. Otherwise
+   rank 0 gathers the norms of the whole batch and sends the weights.
+3. Each rank sums its weighted gradients. Rank 0 adds these sums once, in the order of ranks.
+4. After its update, rank 0 sends the model.
+
+The sum therefore equals that of one process up to rounding and has the same sensitivity. The noise is drawn and added
+once, and its key never leaves rank 0. To evaluate, each rank takes some of the batches that one process would take, and
+rank 0 joins the predictions, which are bit-identical.
+
+Each rank has its own generators for random draws of the model (dropout) and of augmentation; their states are in the
+checkpoint. A trial that draws is therefore another run of the same mechanism than with one process.
 """
 
 from __future__ import annotations
@@ -36,7 +41,7 @@ from workers.spec import TrialSpec
 
 
 class _Order(IntEnum):
-    """What rank 0 has the others do next."""
+    """Commands of rank 0 to the other ranks."""
 
     END = 0
     TAKE_MODEL = 1
@@ -51,7 +56,7 @@ class _Order(IntEnum):
 class DividedGradients:
     """`workers.batch_gradients.BatchGradients` at rank 0, while the other ranks are in `follow`.
 
-    random_states: of the others, as they begin.
+    random_states: initial states of the generators of the other ranks.
     """
 
     def __init__(self, local: LocalGradients, group: RankGroup, random_states: Sequence[Tensor]) -> None:
@@ -120,7 +125,7 @@ class DividedGradients:
         self._group.broadcast(torch.tensor([order, count]))
 
     def _send(self, order: _Order, rows: Tensor) -> tuple[Tensor, ...]:
-        """Have all ranks compute with ``rows``; returns those of each rank."""
+        """Have all ranks compute with ``rows``; returns the rows of each rank."""
         self._order(order, len(rows))
         self._group.broadcast(rows.cpu())
         self._random_states = None
@@ -139,21 +144,21 @@ class DividedGradients:
         )
 
     def _count(self, non_finite: int = 0) -> int:
-        """Collect what `_Follower` counts; returns how many gradients of all ranks were not finite."""
+        """Collect the counts of all ranks, and update `others_repeat`; returns the number of non-finite gradients."""
         counts = self._group.gathered(_counts(non_finite, repeatable=True), [1] * self._group.size)
         self.others_repeat &= bool(counts[1:, 1].all())
         return int(counts[:, 0].sum())
 
 
 def follow(local: LocalGradients, dataset: Dataset, group: RankGroup) -> None:
-    """Compute this rank's share of whatever rank 0 orders, until it has finished."""
+    """Compute this rank's share of the commands of rank 0, until rank 0 has finished."""
     follower = _Follower(local, dataset, group)
     while follower.obeys():
         pass
 
 
 class _Follower:
-    """A rank other than 0."""
+    """Executes the commands of rank 0 at another rank."""
 
     def __init__(self, local: LocalGradients, dataset: Dataset, group: RankGroup) -> None:
         self._local, self._dataset, self._group, self._modes = local, dataset, group, modes_of(local.model)
@@ -165,7 +170,7 @@ class _Follower:
         }
 
     def obeys(self) -> bool:
-        """Do what rank 0 orders next; False when there is nothing left to do."""
+        """Execute the next command of rank 0; False after the last one."""
         order, count = self._group.broadcast(torch.zeros(2, dtype=torch.int64)).tolist()
         if order in self._computes:
             self._compute(order, count)
@@ -223,7 +228,7 @@ class _Follower:
 
 
 def _splits(dataset: Dataset) -> tuple[Split | None, ...]:
-    """What is evaluated, in an order that all ranks know."""
+    """The splits that may be evaluated, in the same order at all ranks."""
     return dataset.test, dataset.public, dataset.held_out
 
 
@@ -232,7 +237,7 @@ def _places(dataset: Dataset) -> list[int]:
 
 
 def _shares(split: Split, dataset: Dataset, size: int) -> list[list[slice]]:
-    """The batches that each rank evaluates: as many as the others or one less, in the order of the ranks."""
+    """The batches that each rank evaluates, in the order of ranks; their numbers differ by at most one."""
     batches = batches_of(split, dataset)
     ends = [-(-len(batches) * rank // size) for rank in range(size + 1)]
     return [batches[start:end] for start, end in itertools.pairwise(ends)]
@@ -243,7 +248,7 @@ def _rows(batches: Sequence[slice]) -> int:
 
 
 def _predicted(found: Predictions) -> Tensor:
-    """Losses and what is kept of each example as one table [n, 1 + m], float64 as they are."""
+    """Losses and kept values of each example as one float64 table [n, 1 + m]."""
     return torch.cat((torch.from_numpy(found.losses)[:, None], torch.from_numpy(found.kept)), 1)
 
 
@@ -252,19 +257,19 @@ def _sizes(parts: tuple[Tensor, ...]) -> list[int]:
 
 
 def _table(norms: BatchNorms) -> Tensor:
-    """Norms, losses and norms by layer as one table [b, 2 + L] in double precision."""
+    """Norms, losses and norms per layer as one float64 table [b, 2 + L]."""
     layers = [] if norms.layer_norms is None else [norms.layer_norms]
     return torch.cat([each.double() for each in (norms.norms[:, None], norms.losses[:, None], *layers)], 1)
 
 
 def _norms(table: Tensor, like: BatchNorms) -> BatchNorms:
-    """The norms in a table, in the dtypes of ``like``."""
+    """The norms in a `_table`, in the dtypes of ``like``."""
     layers = None if like.layer_norms is None else table[:, 2:].to(like.layer_norms)
     return BatchNorms(table[:, 0].to(like.norms), layers, table[:, 1].to(like.losses))
 
 
 def _like_weights(norms: BatchNorms) -> Tensor:
-    """A tensor in the shape of weights [b] or, where clipping is by layer, [b, L]."""
+    """A tensor with the shape of weights: [b], or [b, L] for per-layer clipping."""
     return norms.norms if norms.layer_norms is None else norms.layer_norms
 
 
@@ -278,12 +283,12 @@ def _unflat(flat: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _counts(non_finite: int, repeatable: bool) -> Tensor:
-    """[1, 2]: gradients that are not finite, and whether the passes drew nothing and changed the mode of no module."""
+    """[1, 2]: number of non-finite gradients, and whether the passes drew nothing and changed the mode of no module."""
     return torch.tensor([[non_finite, repeatable]])
 
 
 def _share_clipping(local: LocalGradients, group: RankGroup, state: ClippingState | None = None) -> ClippingState:
-    """The clipping state of rank 0, which alone passes it, at every rank."""
+    """Send the clipping state of rank 0 to every rank. state: given by rank 0 only."""
     shared: dict[str, Any] = {}
     for name in (each.name for each in fields(ClippingState)):
         value = None if state is None else getattr(state, name)
@@ -308,9 +313,10 @@ def _share_model(model: nn.Module, group: RankGroup) -> None:
 
 
 def first_random_states(spec: TrialSpec, size: int, device: torch.device) -> tuple[Tensor, ...]:
-    """The states of the generators of all ranks but the first, which are those of one process, before the first step.
+    """Initial states of the generators of ranks 1, 2, ...; rank 0 has the generators of a single process.
 
-    They come from the trial's seed, or from secret keys where the noise does; see `workers.noise.start_generator`.
+    They come from the trial's seed, or from secret keys if the noise source is secret; see
+    `workers.noise.start_generator`.
     """
     return tuple(_first_random_state(spec, rank, device) for rank in range(1, size))
 
@@ -329,14 +335,14 @@ def _first_random_state(spec: TrialSpec, rank: int, device: torch.device) -> Ten
 
 
 def _random_state(local: LocalGradients) -> Tensor:
-    """The states of the generators that this process draws from, as bytes: those of the model and of augmentation."""
+    """States of the generators of this process, for the model and for augmentation, as bytes."""
     device = local.data.device
     cuda = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
     return torch.cat([torch.get_rng_state(), local.augmentation_rng.get_state(), *cuda])
 
 
 def restore_random_state(local: LocalGradients, state: Tensor) -> None:
-    """Set the generators of this process to a state of `DividedGradients.random_states`."""
+    """Set the generators of this process to one of the states of `DividedGradients.random_states`."""
     length, device = len(local.augmentation_rng.get_state()), local.data.device
     torch.set_rng_state(state[:length].clone())
     local.augmentation_rng.set_state(state[length : 2 * length].clone())

@@ -27,7 +27,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def sent(values: Tensor, device: torch.device) -> Tensor:
-    """``values``, which are on the CPU, on the device. The host does not wait until a GPU has taken them."""
+    """``values`` [...] from the CPU, copied to the device; for a GPU the host does not wait for the copy."""
     return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
 
 
@@ -41,6 +41,9 @@ def known_device(name: str) -> torch.device:
 
 
 def room_for_data(device: torch.device) -> float:
-    """Bytes of data that a trial may keep on a device: half of what is free on a GPU, whose rest models and gradients
-    need; any number on the CPU, whose memory the data are in already."""
+    """Bytes of data that a trial may keep on a device.
+
+    On a GPU, half of its free memory; models and gradients need the rest. On the CPU, any number, because the data are
+    in its memory already.
+    """
     return math.inf if device.type == "cpu" else torch.cuda.mem_get_info(device)[0] / 2

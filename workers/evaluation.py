@@ -1,4 +1,7 @@
-"""Loss, accuracy or scores, and fairness of a model by group. Deterministic, without gradients, in bounded memory."""
+"""Evaluation of a model: loss, accuracy or scores, and fairness, overall and by group.
+
+Deterministic, without gradients, in bounded memory.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,9 @@ from workers.tasks import known, main_score, task_called
 
 BATCH_SIZE = 1024
 _OUTPUTS_AT_ONCE: Final = 2**25
-"""Numbers that a model may return for one batch: those of language models are one per position and token."""
+"""Largest number of output values of a model for one batch. Language models return one per position and token."""
 MIN_GROUP_SIZE = 10
-"""Examples that a group of test data must have to be shown: accuracy and loss of two people are nearly their own."""
+"""Smallest number of test examples for which a group is shown: measures of two people nearly reveal each one's."""
 T = TypeVar("T")
 
 
@@ -32,9 +35,9 @@ T = TypeVar("T")
 class GroupEvaluation:
     """Number of examples of one group in the split, and their mean loss, with accuracy or scores.
 
-    accuracy: of classification; None for another task, which has scores, by the name of `Task.scores`, as far as they
-    are defined. counts: None for an evaluation after an epoch, for another task, and for what an earlier version
-    stored.
+    accuracy: for classification; None for other tasks. scores: for other tasks, the defined `Task.scores` by name.
+    counts: None for an evaluation after an epoch, for tasks other than classification, and in results of earlier
+    versions.
     """
 
     name: str
@@ -46,7 +49,7 @@ class GroupEvaluation:
 
     @property
     def main(self) -> float:
-        """As of `Evaluation`."""
+        """As `Evaluation.main`."""
         return _or_nan(main_score(self.accuracy, self.scores))
 
 
@@ -54,9 +57,9 @@ class GroupEvaluation:
 class Evaluation:
     """Mean loss, with accuracy or scores, overall and per group, on one split.
 
-    groups has an entry for each group that is large enough in the split, in the order of the group names. fairness:
-    `workers.rates.gaps` of these groups; one that is not defined is left out, and another task has none. accuracy,
-    scores, counts: as in `GroupEvaluation`. task: of the data. parts: of single labels or targets, by their name.
+    groups: one entry for each group that is large enough in the split, in the order of the group names. fairness: the
+    defined `workers.rates.gaps` between these groups; empty for tasks other than classification. accuracy, scores,
+    counts: as in `GroupEvaluation`. task: of the data. parts: scores of each label or target, by its name.
     """
 
     accuracy: float | None
@@ -70,7 +73,7 @@ class Evaluation:
 
     @property
     def main(self) -> float:
-        """The number by which models of the task are compared first, `Task.main`; NaN where it is not defined."""
+        """The main measure of the task, `Task.main`, by which models are compared first; NaN if it is not defined."""
         return _or_nan(main_score(self.accuracy, self.scores))
 
 
@@ -80,31 +83,31 @@ def _or_nan(value: float | None) -> float:
 
 @dataclass(frozen=True)
 class Predictions:
-    """Per example, in the order of the split. losses: of training, [n]. kept: by `Task.kept`, [n, m]."""
+    """Predictions for the examples of a split, in order. losses: [n], training loss. kept: [n, m], of `Task.kept`."""
 
     losses: npt.NDArray[np.float64]
     kept: npt.NDArray[np.float64]
 
     @property
     def classes(self) -> npt.NDArray[np.int64]:
-        """Predicted classes of classification, [n]."""
+        """Predicted classes, [n]; classification only."""
         return self.kept[:, 0].astype(np.int64)
 
     @property
     def log_losses(self) -> npt.NDArray[np.float64]:
-        """Of classification: -ln p(label), in nats, [n]."""
+        """-ln p(label), in nats, [n]; classification only."""
         return self.kept[:, 1]
 
     @property
     def confidences(self) -> npt.NDArray[np.float64]:
-        """Of classification: p(predicted class), [n]."""
+        """p(predicted class), [n]; classification only."""
         return self.kept[:, 2]
 
 
 def predict(
     model: nn.Module, split: Split, dataset: Dataset, loss: Loss, batches: Sequence[slice] | None = None
 ) -> Predictions:
-    """What the model predicts of every example, or of those in some of the `batches_of` the split.
+    """Predictions for every example of the split, or for those in ``batches`` (some of `batches_of`).
 
     The model keeps its device and its modes.
     """
@@ -120,14 +123,16 @@ def predict(
 
 
 def batches_of(split: Split, dataset: Dataset) -> list[slice]:
-    """The batches in which a split is evaluated: of `BATCH_SIZE` examples, or fewer where outputs would take hundreds
-    of MB. Processes that share an evaluation take whole ones, so that each result has the bits of one process."""
+    """The batches in which a split is evaluated: `BATCH_SIZE` examples, or fewer if outputs would take hundreds of MB.
+
+    Processes that share an evaluation take whole batches, so that results are bit-identical to those of one process.
+    """
     outputs = math.prod(task_called(dataset.task).output_shape(split.labels, dataset.class_names))
     return slices(len(split), max(1, min(BATCH_SIZE, _OUTPUTS_AT_ONCE // outputs)))
 
 
 def slices(count: int, size: int = BATCH_SIZE) -> list[slice]:
-    """``count`` rows in slices of ``size`` rows, the last of which may have fewer."""
+    """Slices of ``size`` rows that cover ``count`` rows; the last may be shorter."""
     return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
 
@@ -138,7 +143,7 @@ def in_batches(
     read: Callable[[Tensor, slice], T],
     batches: Sequence[slice],
 ) -> list[T]:
-    """Call ``read(logits, rows)`` for each of ``batches`` of the stored ``features``, and return the results in order.
+    """The results of ``read(logits, rows)`` for each of ``batches`` of the stored ``features``, in order.
 
     The model runs in evaluation mode and without gradients; afterwards its modes are restored.
     """
@@ -149,11 +154,11 @@ def in_batches(
 
 
 Predict = Callable[[nn.Module, Split, Dataset, Loss], Predictions]
-"""`predict`, in this process or by several together."""
+"""Signature of `predict`, which one process or several together may implement."""
 
 
 def with_evaluated_on(device: torch.device, dataset: Dataset) -> Dataset:
-    """The data set with the features that every epoch evaluates on the device, where there is room for them."""
+    """The data set with test and public features, which every epoch evaluates, moved to the device if they fit."""
 
     def moved(split: Split) -> Split:
         fits = split.features.nbytes <= room_for_data(device)
@@ -171,9 +176,9 @@ def evaluate(
     min_group_size: int = MIN_GROUP_SIZE,
     predicted_by: Predict = predict,
 ) -> Evaluation:
-    """Loss, accuracy or scores, and group fairness of ``model`` on ``split``.
+    """Evaluate ``model`` on ``split``: loss, accuracy or scores, and group fairness, without counts and parts.
 
-    Groups with fewer than ``min_group_size`` examples are left out.
+    `shown_groups` leaves out groups with fewer than ``min_group_size`` examples.
 
     These are exact statistics without any privacy guarantee for the split: pass held-out or public examples.
 
@@ -185,7 +190,7 @@ def evaluate(
 
 
 def summary(predictions: Predictions, split: Split, dataset: Dataset, min_group_size: int) -> Evaluation:
-    """The evaluation of predictions of ``split``, without counts and parts."""
+    """The evaluation of ``predictions`` for ``split``, without counts and parts."""
     if task_called(dataset.task).scores:
         return _scored(predictions, split, dataset, min_group_size)
     groups = split.groups.numpy()
@@ -210,7 +215,7 @@ def summary(predictions: Predictions, split: Split, dataset: Dataset, min_group_
 
 
 def _scored(predictions: Predictions, split: Split, dataset: Dataset, min_group_size: int) -> Evaluation:
-    """`summary` for tasks whose numbers follow from sums."""
+    """`summary` for tasks other than classification, whose scores are functions of sums over examples."""
     groups, task = split.groups.numpy(), task_called(dataset.task)
     size, sizes = dataset.num_groups, np.bincount(groups, minlength=dataset.num_groups)
     sums = _sums(predictions, groups, size)
@@ -237,14 +242,14 @@ def _scored(predictions: Predictions, split: Split, dataset: Dataset, min_group_
 
 
 def _sums(predictions: Predictions, groups: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.float64]:
-    """[G, m]: sums of what is kept of each example, by group."""
+    """[G, m]: sums of the kept values of examples, by group."""
     found = np.zeros((size, predictions.kept.shape[1]))
     np.add.at(found, groups, predictions.kept)
     return found
 
 
 def counted(evaluation: Evaluation, predictions: Predictions, split: Split, dataset: Dataset) -> Evaluation:
-    """The `summary` of predictions of ``split`` together with its counts, or its parts."""
+    """``evaluation``, the `summary` of ``predictions``, with counts added (classification) or parts (other tasks)."""
     task = task_called(dataset.task)
     if task.scores:
         sums = predictions.kept.sum(0)
@@ -278,10 +283,10 @@ def _counts(confusion: npt.NDArray[np.int64], log_loss: float, calibration: floa
 
 
 def shown_groups(sizes: npt.NDArray[np.int64], least: int) -> npt.NDArray[np.int64]:
-    """The groups whose measures may be shown: those with at least ``least`` of the ``sizes``, by number.
+    """Indices of the groups whose measures may be shown, ascending: those with at least ``least`` examples.
 
-    A total shows what the groups beside it leave out, so those left out have together at least as many examples: where
-    they have fewer, the smallest of the others join them.
+    The total minus the shown groups reveals the measures of the groups that are left out, so these must have together
+    at least ``least`` examples as well. If they have fewer, the smallest of the other groups are left out too.
     """
     ascending = np.argsort(sizes, kind="stable")
     ascending = ascending[sizes[ascending] > 0]
@@ -292,9 +297,10 @@ def shown_groups(sizes: npt.NDArray[np.int64], least: int) -> npt.NDArray[np.int
 
 
 def fairness(confusion: npt.NDArray[np.int64]) -> dict[str, float]:
-    """`workers.rates.gaps` between groups, from counts [G, K, K] by group, label and prediction; empty without groups.
+    """The defined `workers.rates.gaps` between groups; empty without groups.
 
-    Parity means something for two classes only, and where the groups are not the classes.
+    confusion: counts [G, K, K] by group, label and prediction. Parity measures are included only for two classes, and
+    only if the groups are not the classes.
 
     >>> fairness(np.array([[[1, 0], [0, 1]], [[1, 0], [1, 0]]]))["worst_group_accuracy"]
     0.5
@@ -308,10 +314,10 @@ def fairness(confusion: npt.NDArray[np.int64]) -> dict[str, float]:
 
 
 def cost_of_privacy(private: Evaluation, baseline: Evaluation) -> Mapping[str, float]:
-    """Delta_k: accuracy of the private model minus that of the baseline, by group name (Xu et al. 2021, Sec. 5.1).
+    """Change of accuracy by group name: private model minus baseline (Delta_k of Xu et al. 2021, Sec. 5.1).
 
-    That paper calls training fair when Delta_k is equal for all groups. Groups missing from either are left out. Of
-    other tasks, their main number takes the place of accuracy; groups for which it is not defined are left out.
+    That paper calls training fair when Delta_k is equal for all groups. Groups missing from either are left out. Tasks
+    other than classification use their main measure instead; groups for which it is not defined are left out.
     """
     before = {group.name: group.main for group in baseline.groups}
     found = {group.name: group.main - before[group.name] for group in private.groups if group.name in before}

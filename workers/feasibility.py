@@ -1,7 +1,7 @@
 """Tries the first step of a trial on a few examples when a sweep is planned.
 
-Data, preprocessing, model, loss and augmentation run through the trainer's own code, so a combination that a worker
-would refuse is refused before training starts. Nothing is fitted, downloaded or stored.
+Data, preprocessing, model, loss and augmentation run through the trainer's own code, so that a combination that a
+worker would refuse is refused before training starts. Nothing is fitted, downloaded or stored.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from workers.spec import Component
 from workers.tasks import task_called
 
 EXAMPLES: Final = 3
-"""Examples in the tried step: as many as the check of per-example gradients compares."""
+"""Examples in the trial step: as many as the check of per-example gradients compares."""
 _COPIES: Final = 2
-"""Augmented copies per example in the tried step."""
-_EMBED: Final = "; whole numbers need a model that embeds them, such as transformer with `vocabulary`"
+"""Augmented copies per example in the trial step."""
+_EMBEDDING_HINT: Final = "; whole numbers need a model that embeds them, such as transformer with `vocabulary`"
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ def excerpt(dataset: Dataset) -> Dataset:
 def check_feasible(combination: Combination, dataset: Dataset, code: UserCode) -> tuple[str, ...]:
     """Compute per-example gradients of ``dataset`` (an `excerpt`) on the CPU, as a training step does.
 
-    Returns a sentence for what one should know of the model: which of its parameters train if not all do, and which
-    layers run once per example.
+    Returns sentences about the model: which parameters train, if not all do, and which layers run once per example.
 
-    Raises: InvalidInput naming the component that does not fit the others, or parameters that noise alone would move.
+    Raises: InvalidInput naming the component that does not fit the others, or trainable parameters that do not affect
+    the loss, which noise alone would change.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -79,13 +79,13 @@ def check_feasible(combination: Combination, dataset: Dataset, code: UserCode) -
 
 
 _ADAPTERS: Final = ("adapter", "ia3_", "lora_", "prompt_encoder")
-"""What names of adapters' parameters contain."""
-_SHOWN: Final = 6
+"""Substrings by which parameters of adapters are recognised."""
+_MAX_LISTED: Final = 6
 """Maximum number of names in one sentence."""
 
 
 def _require_trained(model: nn.Module, losses: Tensor) -> None:
-    """Refuse parameters that the losses do not depend on, and adapters that are all frozen."""
+    """Raises: InvalidInput for parameters that the losses do not depend on, and for adapters that are all frozen."""
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     gradients = torch.autograd.grad(losses.sum(), list(trained.values()), allow_unused=True)
     unused = [name for name, gradient in zip(trained, gradients, strict=True) if gradient is None]
@@ -124,16 +124,16 @@ def _per_example(engine: GradientEngine) -> tuple[str, ...]:
 
 
 def _listed(names: list[str]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - _MAX_LISTED
+    return ", ".join(names[:_MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 @contextlib.contextmanager
 def _blamed_on(what: str, component: Component, features: Tensor) -> Iterator[None]:
-    """Any error becomes an `InvalidInput` that names the component and the features it was given.
+    """Turn any error into an `InvalidInput` that names the component and the features it was given.
 
-    Messages of other libraries and of the user's code may quote rows: they stay in the cause, and only the error's type
-    and place are shown.
+    Messages of other libraries and of the user's code may quote rows, so they stay in the cause; only the type and the
+    place of the error are shown.
     """
     subject = f"{what} {component.name!r}"
     try:
@@ -144,7 +144,7 @@ def _blamed_on(what: str, component: Component, features: Tensor) -> Iterator[No
             raise error if reason.startswith(subject) else InvalidInput(f"{subject}: {reason}") from error
         raise InvalidInput(
             f"{subject} cannot take features of shape {tuple(features.shape[1:])} and type {features.dtype} ({reason})"
-            f"{'' if features.is_floating_point() else _EMBED}"
+            f"{'' if features.is_floating_point() else _EMBEDDING_HINT}"
         ) from error
 
 
@@ -164,7 +164,7 @@ def _batch(augmentation: Component | None, dataset: Dataset) -> tuple[Tensor, Te
 
 
 def _checked_logits(model: nn.Module, x: Tensor, y: Tensor, dataset: Dataset) -> Tensor:
-    """The logits of ``x``, checked first because later failures in the gradients would not name the cause."""
+    """The logits of ``x``, checked here because a later failure in the gradients would not name the cause."""
     with torch.enable_grad():
         logits = model(x)
     if not isinstance(logits, Tensor):

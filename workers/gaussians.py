@@ -1,7 +1,7 @@
 """Standard normal values from a secret key, by the Box-Muller transform of uniform bits, in double precision.
 
-A value takes 64 bits of the key's stream, of which 53 decide on it; the largest is 8.65 in size, beyond which a normal
-value lies with probability 5e-18.
+Each value takes 64 bits of the key's stream and uses 53 of them. The largest absolute value is 8.65; a normal value
+exceeds it with probability 5e-18.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from accounting.keystream import KeyedStream
 from workers.chacha import ChaChaStream, Series
 
 BLOCK: Final = 65_536
-"""Draws made at once on a CPU; their working memory fits in a core's cache."""
+"""Number of draws made at once on a CPU; their working memory fits in a core's cache."""
 
-_FEW: Final = BLOCK // 8
-"""Draws of a call up to which it shares a series with others."""
+_MAX_SHARED_DRAWS: Final = BLOCK // 8
+"""Largest number of draws of a call that shares a series with other calls."""
 
 _DEVICE_BLOCK: Final = 2**22
-"""Draws made at once on another device; for fewer, launching the kernels would take as long as running them."""
+"""Number of draws made at once on other devices; with fewer, launching kernels would take as long as running them."""
 
 
 class Gaussians(Protocol):
-    """Independent values from N(0, 1) in float64.
+    """A source of independent float64 values from N(0, 1).
 
     Guarantee: no two values share bits of the key's stream, also after `restore` of a later `state`.
     """
 
     device: torch.device
-    """Where the values are made."""
+    """Device on which values are drawn."""
     together_below: float
-    """Tensors with fewer values than this are filled together, by one call."""
+    """Tensors with fewer values than this get their noise together, by one call."""
 
     def pieces(self, count: int, draws: int) -> Iterator[Tensor]:
-        """``count`` values, piece by piece; each is the sum of ``draws`` (1, 2 or 4) values from N(0, 1)."""
+        """``count`` values in consecutive pieces; each is the sum of ``draws`` (1, 2 or 4) values from N(0, 1)."""
         ...
 
     def state(self) -> dict[str, Any]: ...
@@ -48,7 +48,7 @@ class Gaussians(Protocol):
 
 
 class ShakeGaussians:
-    """From SHAKE-256, on the CPU: trials that began so go on so, with the same bits."""
+    """Normal values from SHAKE-256, on the CPU; only for trials that earlier versions began with it."""
 
     together_below: float = 16_384
 
@@ -57,7 +57,7 @@ class ShakeGaussians:
 
     def pieces(self, count: int, draws: int) -> Iterator[Tensor]:
         most = BLOCK // draws
-        for start in range(0, max(1, count), most):  # no values take a call of the stream too, as they ever did
+        for start in range(0, max(1, count), most):  # 0 values also take a call of the stream, as in earlier versions
             needed = draws * min(most, count - start)
             words = torch.from_numpy(self._stream.words(needed + needed % 2).view(np.int64).copy())
             yield torch.cat(_normal(*_uniform(words).chunk(2)))[:needed].view(draws, -1).sum(0)
@@ -70,8 +70,11 @@ class ShakeGaussians:
 
 
 class ChaChaGaussians:
-    """From ChaCha20, on the given device. On two kinds of device the values differ by the last bits of logarithm,
-    square root, sine and cosine in float64, and by no more: the uniform bits are the same."""
+    """Normal values from ChaCha20, drawn on the given device.
+
+    The uniform bits are the same on all kinds of device; values differ only by the last bits of the float64 logarithm,
+    square root, sine and cosine.
+    """
 
     together_below: float = math.inf
 
@@ -85,7 +88,7 @@ class ChaChaGaussians:
         most = (BLOCK if self.device.type == "cpu" else _DEVICE_BLOCK) // draws
         for start in range(0, count, most):
             needed = draws * min(most, count - start)
-            pairs = _uniform(words.words(needed + needed % 2)).view(-1, 2)  # of neighbours, however long a piece is
+            pairs = _uniform(words.words(needed + needed % 2)).view(-1, 2)  # neighbours, whatever the length of a piece
             values = torch.stack(_normal(*pairs.unbind(1)), 1).flatten()[:needed]
             yield values if draws == 1 else values.view(-1, draws).sum(1)
 
@@ -97,11 +100,12 @@ class ChaChaGaussians:
 
 
 class SharedChaChaGaussians(ChaChaGaussians):
-    """Calls for few draws share a series, whose draws are made at once: a call takes far longer to start than to draw.
+    """ChaCha20 values for many small calls, which share a block of `BLOCK` draws made at once.
 
-    A call takes the draws that follow those of the last such call; where too few are left of `BLOCK`, a series is begun
-    and the rest is never used. Calls for more than `_FEW` draws have a series of their own. The state keeps which
-    series is shared and how much of it is used, so that what is restored makes the same draws again.
+    The start of a call takes far longer than its few draws. Each call for at most `_MAX_SHARED_DRAWS` draws takes the
+    next unused draws of the block; if too few are left, they are discarded and a new series is begun. Larger calls have
+    their own series. The state holds the number of the shared series and how much of it is used, so that a restored run
+    repeats the draws.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -110,7 +114,7 @@ class SharedChaChaGaussians(ChaChaGaussians):
         self._ahead, self._used = torch.zeros(0, dtype=torch.float64), 0
 
     def pieces(self, count: int, draws: int) -> Iterator[Tensor]:
-        if count * draws > _FEW:
+        if count * draws > _MAX_SHARED_DRAWS:
             yield from super().pieces(count, draws)
         elif count > 0:
             values = self._next(count * draws)
@@ -120,7 +124,7 @@ class SharedChaChaGaussians(ChaChaGaussians):
         if self._used + needed > len(self._ahead):
             self._share(self._stream.series())
         self._used += needed
-        return self._ahead[self._used - needed : self._used].clone()  # whoever takes them may change them
+        return self._ahead[self._used - needed : self._used].clone()  # callers may change them in place
 
     def _share(self, words: Series, used: int = 0) -> None:
         (self._ahead,) = self._drawn_from(words, BLOCK, 1)
@@ -141,7 +145,7 @@ CIPHERS: Final[Mapping[str, Callable[[torch.device], Gaussians]]] = {
     "chacha20": ChaChaGaussians,
     "shake256": ShakeGaussians,
 }
-"""Makers with a fresh key from the operating system, by the names that checkpoints keep."""
+"""Factories with a fresh key from the operating system, by the names that checkpoints store."""
 
 
 def _uniform(words: Tensor) -> Tensor:

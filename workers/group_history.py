@@ -1,4 +1,4 @@
-"""How training goes for each group of training examples, epoch by epoch: private data."""
+"""Exact statistics of each group of training examples after each epoch. Private data."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from workers.recording import Measurement
 
 @dataclass
 class GroupCourse:
-    """Exact means over the training examples of a group, one per epoch; None where no gradient of it was finite.
+    """Exact means over the training examples of a group, one per epoch; None if it had no finite loss and norm.
 
-    losses, norms: the loss, and the norm of the gradient before clipping, when norms were last taken. biases: the norm
-    of what the clipping rule of the epoch's last step takes off that gradient, or adds to it (paper D, Section 4.2).
+    losses, norms: loss, and gradient norm before clipping, both at the last refresh. biases: norm of the difference
+    between clipped and unclipped gradient, by the clipping rule of the epoch's last step (paper D, Section 4.2).
     """
 
     group: int
@@ -31,7 +31,7 @@ class GroupCourse:
 
 @dataclass
 class GroupDepartures:
-    """When the training examples of a group left: after each epoch, how many had spent the whole budget of a filter."""
+    """Training examples of a group that have spent the whole budget of a filter. left: number after each epoch."""
 
     group: int
     examples: int
@@ -58,19 +58,19 @@ def note_epoch(courses: Sequence[GroupCourse], measured: Measurement, rule: Clip
 
 
 def new_departures(groups: Tensor) -> list[GroupDepartures]:
-    """For each group that has examples, that none has left yet. groups: int64 [n]."""
+    """Empty departures for each group that has examples. groups: int64 [n]."""
     sizes = torch.bincount(groups.cpu()).tolist()
     return [GroupDepartures(group, size) for group, size in enumerate(sizes) if size]
 
 
 def note_departures(departures: Sequence[GroupDepartures], left: Tensor) -> None:
-    """Append the numbers of examples that have left by the end of an epoch. left: their groups, int64."""
+    """Append, for each group, how many examples have left by the end of an epoch. left: int64, their groups."""
     for each in departures:
         each.left.append(int((left == each.group).sum()))
 
 
 def _means(values: Tensor, groups: Tensor, finite: Tensor) -> list[float | None]:
-    """By group, the mean of the finite ones among ``values`` [n]; None for a group that has none."""
+    """Mean by group of the ``values`` [n] where ``finite`` [n] is true; None for a group without such values."""
     known = finite.cpu().numpy()
     of_groups = groups.cpu().numpy()
     means = mean_by_group(values.double().cpu().numpy()[known], of_groups[known], int(of_groups.max()) + 1)

@@ -1,4 +1,4 @@
-"""How often a candidate is wrong on examples that it was not trained on: what it is chosen by, and private."""
+"""Number of wrong predictions of a candidate on held-out examples, by which it is chosen. Private data."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Progress and result of a training run. All of it may be published.
 
-Bounds come from configuration and noisy answers, evaluations from held-out and public examples; nothing else here
-depends on the training data.
+Clipping bounds come from configuration and noisy answers, evaluations from held-out and public examples; nothing else
+here depends on the training data.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from workers.evaluation import Evaluation
 class EpochRecord:
     """One completed epoch.
 
-    epoch counts from 0; step is the number of steps done. noise_multiplier: sigma of this epoch. sensitivity and bounds
-    (by group, layer or "all"): those of its last step; sensitivity is None without clipping.
+    epoch: counted from 0. step: number of steps done. noise_multiplier: of this epoch. sensitivity, bounds: sensitivity
+    and clipping bounds (by group, layer or "all") of its last step; sensitivity is None without clipping.
     """
 
     epoch: int
@@ -37,7 +37,7 @@ class EpochRecord:
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a running trial. epoch: number of completed epochs; trace: the steps so far."""
+    """Progress of a running trial. epoch: number of completed epochs. trace: of the steps so far."""
 
     epoch: int
     step: int

@@ -1,6 +1,6 @@
 """Imports the user's own functions, which a sweep names as ``module:function`` or ``file.py:function``.
 
-Only modules listed in a `UserCode` are imported, each from the place given there; a name alone runs nothing.
+Only modules listed in a `UserCode` are imported, each from the place given there; a name in a sweep runs no code.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ NO_CODE: Final = UserCode()
 
 
 def with_checked_types(function: Callable[P, R]) -> Callable[P, R]:
-    """``function`` with arguments checked against their annotations; InvalidInput names the first that does not fit."""
+    """``function`` with arguments checked against their annotations. Raises: InvalidInput naming the first mismatch."""
     checked = validate_call(function)
 
     @functools.wraps(function)
@@ -69,7 +69,7 @@ def is_import_path(name: str) -> bool:
 
 
 def split_import_path(name: str, what: str) -> tuple[str, str]:
-    """Module or file, and function. Raises: InvalidInput when ``name`` has neither form.
+    """Split an import path into module or file, and function. Raises: InvalidInput when ``name`` is no import path.
 
     >>> split_import_path("own_model.py:residual", "model")
     ('own_model.py', 'residual')
@@ -84,7 +84,7 @@ def split_import_path(name: str, what: str) -> tuple[str, str]:
 def import_function(name: str, what: str, code: UserCode) -> Callable[..., Any]:
     """The function called ``name``; ``what`` describes it in errors, such as "model".
 
-    An error in a call of it becomes an `InvalidInput` that gives the type and line, without the error's own text.
+    An error while the function is called becomes an `InvalidInput` that gives its type and line, but not its text.
 
     Raises:
         InvalidInput: the module or file is not in ``code`` (nothing is imported then) or cannot be imported, or the
@@ -122,7 +122,10 @@ def module_file(folder: Path, location: str) -> Path | None:
 
 @contextlib.contextmanager
 def blamed_on(name: str, what: str) -> Iterator[None]:
-    """Turn errors of the user's code into a line with type and place. Their text may quote data: it is the cause."""
+    """Turn errors of the user's code into an `InvalidInput` with their type and place.
+
+    Their text may quote data, so it stays in the cause. Errors raised by dpsweep's own code pass unchanged.
+    """
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -159,7 +162,7 @@ def _load_module(location: str, name: str, what: str) -> ModuleType:
         return importlib.import_module(location)
     except ModuleNotFoundError as error:
         if not location.startswith(error.name or "\0"):
-            raise  # the module is there; something that it imports is not
+            raise  # the module exists, but something that it imports does not
         raise InvalidInput(f"{what} {name!r}: no module {location!r} can be imported here; install it") from error
 
 

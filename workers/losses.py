@@ -18,7 +18,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def cross_entropy() -> Loss:
-    """-log softmax(logits)[label]."""
+    """Cross-entropy: -log softmax(logits)[label]."""
     return _cross_entropy
 
 
@@ -36,7 +36,9 @@ def hinge(margin: float = 1.0) -> Loss:
 
 
 def binary_logistic() -> Loss:
-    """log(1 + exp(-s z)), s = +1 for class 1 and -1 for class 0; z is the single logit, or logit 1 minus logit 0.
+    """Logistic loss log(1 + exp(-s z)) of two classes, s = +1 for class 1 and -1 for class 0.
+
+    z: the single logit, or logit 1 minus logit 0.
 
     Raises (when called): InvalidInput for more than two classes.
     """
@@ -56,8 +58,9 @@ def binary_cross_entropy() -> Loss:
 def masked_lm() -> Loss:
     """Mean of -ln p(token) over the counted positions of an example, 0 without any: logits [b, t, V], labels [b, t].
 
-    Each example is divided by its own number of counted positions, so that its gradient depends on no other example.
-    A mean over the counted tokens of the batch, as of torch's `cross_entropy`, would not be bounded by clipping.
+    The sum of an example is divided by its own number of counted positions, so that its gradient depends on no other
+    example. With a mean over the counted tokens of the batch, as in torch's `cross_entropy`, an example would affect
+    the gradients of others, which clipping does not bound.
     """
     return _masked_lm
 
@@ -65,7 +68,7 @@ def masked_lm() -> Loss:
 def pixel_cross_entropy() -> Loss:
     """Mean of -ln p(class) over the counted pixels of an example, 0 without any: logits [b, K, h, w], labels [b, h, w].
 
-    Each example is divided by its own number of counted pixels, for the reason given for `masked_lm`.
+    The sum of an example is divided by its own number of counted pixels, for the reason given at `masked_lm`.
     """
     return _pixel_cross_entropy
 
@@ -87,9 +90,9 @@ def _pixel_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _mean_of_counted(logits: Tensor, labels: Tensor) -> Tensor:
-    """Logits [b, ..., K], labels [b, ...] -> [b]: of each example, the mean of -ln p over what is counted."""
+    """Logits [b, ..., K], labels [b, ...] -> [b]: mean of -ln p over the counted positions of each example."""
     counted = (labels != IGNORED).flatten(1).sum(1).clamp(min=1)
-    # positions as rows: of sequences and pictures, torch has no deterministic algorithm on CUDA
+    # flattened, because torch has no deterministic algorithm for sequences and pictures on CUDA
     rows, classes = logits.flatten(0, -2), labels.flatten()
     losses = functional.cross_entropy(rows, classes, reduction="none", ignore_index=IGNORED).view(len(labels), -1)
     return losses.sum(1) / counted
@@ -116,7 +119,7 @@ LOSSES: Mapping[str, Callable[..., Loss]] = {
     "mse": mse,
     "pixel_cross_entropy": pixel_cross_entropy,
 }
-"""Losses by name. ``causal_lm`` is ``masked_lm`` under the name of data whose targets are the next tokens."""
+"""Losses by name. ``causal_lm`` is the same function as ``masked_lm``; its labels are the next tokens."""
 TASK_OF: Mapping[str, str] = {
     "binary_cross_entropy": "multi_label",
     "binary_logistic": "classification",
@@ -127,13 +130,13 @@ TASK_OF: Mapping[str, str] = {
     "mse": "regression",
     "pixel_cross_entropy": "segmentation",
 }
-"""The task that a loss of `LOSSES` is for; the user's own may be for any."""
+"""Task of each loss in `LOSSES`; the user's own losses are accepted for every task."""
 
 
 def build_loss(component: Component, code: UserCode = NO_CODE, task: str | None = None) -> Loss:
-    """The per-example loss called ``component.name``; task: that of the data, if it is known.
+    """The per-example loss called ``component.name``. task: the task of the data, if known.
 
-    The user's own is ``module:function(**params)`` with a module in ``code``, and returns a `Loss`.
+    A loss of the user's own is ``module:function(**params)`` with a module in ``code``; the function returns a `Loss`.
 
     Raises: InvalidInput for unknown names, keys and values, a loss of another task, or the user's own loss whose module
     is not in ``code``.

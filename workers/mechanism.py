@@ -20,14 +20,15 @@ from workers.spec import BudgetSpec, TrialSpec
 def mechanism_of(
     spec: TrialSpec, dataset_size: int, releases: tuple[Release, ...] = (), code: UserCode = NO_CODE
 ) -> TrialMechanism:
-    """The mechanism of ``spec`` on ``dataset_size`` examples; ``releases`` are made in addition to training.
+    """The mechanism of ``spec`` on ``dataset_size`` training examples.
 
-    code: the user's modules that may be imported, for their own clipping method.
+    releases: made from the same data in addition to training. code: the user's modules that may be imported, for their
+    own clipping method.
 
     Contributions are output-specific if norms are computed at every step for exactly the gradients that are summed,
-    or if clipping enforces the recorded contributions. Under augmentation the summed gradients are of other inputs,
-    and under autocast their rounding depends on the batch size, so norms at every step are then estimates. A filter
-    is calibrated here, from all epochs of the spec, so planner and trainer have the same one.
+    or if clipping enforces the recorded contributions. With augmentation the summed gradients are those of other
+    inputs, and with autocast their rounding depends on the batch size, so norms at every step are then estimates. A
+    filter is calibrated here, from all epochs of the spec, so that planner and trainer use the same one.
     """
     schedule, method = spec.noise.schedule, clipping.make_clipping(spec.clipping, code)
     budget = method.example_budget
@@ -65,12 +66,12 @@ def affordable_epochs(spec: TrialSpec, mechanism: TrialMechanism, public_accurac
 
 
 def paid_by(spec: BudgetSpec | None, trace: Trace) -> Trace:
-    """The part of a run that the budget pays for; its other releases still count towards epsilon."""
+    """The part of ``trace`` that the budget covers; releases outside it still count towards epsilon."""
     return replace(trace, releases=()) if spec is not None and spec.covers == "training" else trace
 
 
 def make_budget(spec: BudgetSpec, delta: float) -> Budget:
-    """The budget of ``spec``; an epsilon is meant at the trial's ``delta``."""
+    """The budget of ``spec``. delta: of the trial, at which a budget in epsilon is meant."""
     if spec.rho is not None:
         return RhoBudget(spec.rho)
     assert spec.epsilon is not None, "a budget has exactly one of the two"

@@ -1,13 +1,13 @@
 """Membership inference per group by a likelihood ratio with few reference models (RMIA; Zarifzadeh et al. 2024).
 
-An example x is scored by r(x) = Pr(x | attacked model) / Pr(x), where Pr(x) is the mean of Pr(x | model) over reference
-models, half of which were trained with x and half without. RMIA compares r(x) with r(z) of a population and counts how
-many z it exceeds by a factor; as all x meet the same z, that count orders the examples as r itself does, and so the
-score is r. Pr(x | model) is exp(-loss), the probability of the label under cross-entropy.
+The score of an example x is r(x) = Pr(x | attacked model) / Pr(x), where Pr(x) is the mean of Pr(x | model) over
+reference models; half of them were trained with x and half without. Pr(x | model) is exp(-loss), the probability of the
+label under cross-entropy. RMIA itself scores x by the number of population examples z for which r(x) / r(z) exceeds a
+factor. All x are compared with the same z, so this number orders examples as r does, and r is used instead.
 
 Reference models are trained as the trial was (clipping and noise included), each on a random half of training and test
-data, in pairs of complementary halves. The results are computed from losses of training examples without noise: private
-data. They bound epsilon neither from above nor from below, for the reasons in `workers.attacks`.
+data, in pairs with complementary halves. The results are computed from losses of training examples without noise, so
+they are private data. They bound epsilon neither from above nor from below, for the reasons in `workers.attacks`.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ Floats = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64]
 
 _QUANTILE = 1.959963984540054
-"""Quantile of the normal distribution for intervals of 95%."""
+"""0.975 quantile of the standard normal distribution, for 95% intervals."""
 _LARGEST_LOSS = 700.0
-"""Larger losses, infinite ones and NaN count as this one: exp(-700) is still a positive double."""
+"""Larger, infinite and NaN losses are replaced by this one: exp(-700) is still a positive double."""
 
 
 @dataclass(frozen=True)
 class MembershipAttack:
     """RMIA on one group, measured on ``examples`` examples, half of them members.
 
-    auc: probability that a member scores above a non-member, ties counting half; guessing gives 0.5. lower, upper: its
-    95% interval. loss_auc: that of the negative loss alone, on the same examples.
+    auc: probability that a member scores above a non-member, ties counting half; guessing gives 0.5. lower, upper: 95%
+    interval of auc. loss_auc: auc of the negative loss as the score, on the same examples.
     """
 
     name: str
@@ -63,7 +63,7 @@ def likelihood_ratio_attack(
 ) -> tuple[MembershipAttack, ...]:
     """Attack every group with at least two members and two non-members; deterministic in ``spec.seed``.
 
-    ``dataset`` is what the trial trained on, after its preprocessing. Nothing is written below ``files``.
+    dataset: what the trial trained on, after its preprocessing. Nothing is written below ``files``.
     """
     assert spec.attacks.rmia is not None, "the trial asks for it"
     pool, members = joined(dataset.train, dataset.test), np.arange(len(dataset.train) + len(dataset.test))
@@ -86,19 +86,19 @@ def likelihood_ratio_attack(
 
 
 def log_ratio(losses: Floats, references: Floats) -> Floats:
-    """log r of each example: losses [n] under the attacked model, references [models, n] under the others."""
+    """log r [n]. losses: [n], under the attacked model. references: [models, n], losses under the reference models."""
     own, others = (np.minimum(np.nan_to_num(each, nan=math.inf), _LARGEST_LOSS) for each in (losses, references))
     return np.asarray(-own - logsumexp(-others, axis=0) + math.log(len(others)))
 
 
 def measured(name: str, scores: Floats, losses: Floats, is_member: npt.NDArray[np.bool_]) -> MembershipAttack:
-    """The attack on one group, by the scores and losses [n] of as many members as non-members."""
+    """The result for one group, from scores and losses [n] of equally many members and non-members."""
     auc, alone = area(scores, is_member), area(-np.nan_to_num(losses, nan=math.inf), is_member)
     return MembershipAttack(name, len(scores), auc, *interval(auc, len(scores) // 2), alone)
 
 
 def area(scores: Floats, is_member: npt.NDArray[np.bool_]) -> float:
-    """Area under the ROC curve, as the Mann-Whitney statistic over the number of pairs.
+    """Area under the ROC curve: the Mann-Whitney statistic divided by the number of pairs.
 
     >>> area(np.array([3.0, 2.0, 2.0, 1.0]), np.array([True, True, False, False]))
     0.875
@@ -111,10 +111,10 @@ def area(scores: Floats, is_member: npt.NDArray[np.bool_]) -> float:
 
 
 def interval(auc: float, per_side: int) -> tuple[float, float]:
-    """A 95% interval of an area measured on ``per_side`` members and as many non-members.
+    """A 95% interval of an AUC measured on ``per_side`` members and equally many non-members.
 
-    The variance is at most auc (1 - auc) / per_side, whatever the distributions (van Dantzig 1951), which is that of a
-    binomial share: Wilson's interval of one. It has a width even where all scores are ordered right.
+    For all distributions of scores the variance is at most auc (1 - auc) / per_side (van Dantzig 1951), the variance of
+    a binomial proportion, so this is Wilson's interval for a proportion. It has positive width even at auc 1.
 
     >>> [round(end, 3) for end in interval(1.0, 50)]
     [0.929, 1.0]
@@ -126,7 +126,7 @@ def interval(auc: float, per_side: int) -> tuple[float, float]:
 
 
 def balanced(members: npt.NDArray[np.bool_], others: npt.NDArray[np.bool_], generator: np.random.Generator) -> Rows:
-    """Rows of equally many members and others, drawn at random."""
+    """Rows of equally many members and non-members, drawn at random."""
     sides = [generator.permutation(np.flatnonzero(side)) for side in (members, others)]
     count = min(map(len, sides))
     return np.concatenate([side[:count] for side in sides])
@@ -140,7 +140,7 @@ def joined(first: Split, second: Split) -> Split:
 
 
 def halves(examples: int, models: int, seed: int) -> Iterator[Rows]:
-    """Rows on which each of ``models`` reference models is trained; two after each other share none, and have all."""
+    """Rows on which each reference model trains. Models 2 k and 2 k + 1 train on complementary halves of all rows."""
     generator = np.random.default_rng(derive_seed(seed, "reference models"))
     for _ in range(models // 2):
         order = generator.permutation(examples)
@@ -151,7 +151,7 @@ def halves(examples: int, models: int, seed: int) -> Iterator[Rows]:
 def _reference_models(
     dataset: Dataset, pool: Split, spec: TrialSpec, files: TrialFiles, code: UserCode
 ) -> Iterator[nn.Module]:
-    """Models trained as the trial was, each on other rows and with other random numbers, which anybody may know."""
+    """Models trained as the trial was, each on other rows and with another seed, which is not secret."""
     assert spec.attacks.rmia is not None, "the trial asks for it"
     for number, rows in enumerate(halves(len(pool), spec.attacks.rmia.reference_models, spec.seed)):
         reference = replace(
@@ -166,10 +166,10 @@ def _reference_models(
         mechanism = mechanism_of(reference, len(rows), (), code)
         noise = make_noise_source("seeded", reference.seed, choose_device(spec.execution.device))
         trainer = Trainer(reference, mechanism, replace(dataset, train=pool.select(rows)), noise, files, code)
-        yield _trained(trainer)
+        yield _train(trainer)
 
 
-def _trained(trainer: Trainer) -> nn.Module:
+def _train(trainer: Trainer) -> nn.Module:
     """The model after all steps. Norms are taken at step 0 only and never stored."""
     trainer.begin()
     while trainer.may_continue():

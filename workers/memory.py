@@ -1,7 +1,7 @@
-"""Allocator settings for processes that train, and the memory that a process has held.
+"""Allocator settings for processes that train, and the peak memory of a process.
 
 A private step keeps every output gradient until all norms are known. By default glibc returns such large blocks to the
-system as soon as they are freed, and the next step pays for new page faults: a fifth of the time of a ResNet20 step on
+system as soon as they are freed, and the next step causes new page faults: a fifth of the time of a ResNet20 step on
 two cores (docs/performance.md).
 """
 
@@ -16,14 +16,16 @@ ALLOCATOR: Mapping[str, str] = {
     "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
     "MALLOC_ARENA_MAX": "1",  # Ray trains in a thread, whose own arena would ignore the threshold
 }
-"""Environment variables that glibc reads when a process starts; other C libraries ignore them. Freed memory then stays
-with the process until it ends; its peak does not change."""
+"""Environment variables that make a process keep freed memory until it ends; its peak does not change.
+
+glibc reads them when a process starts; other C libraries ignore them.
+"""
 
 
 def peak_bytes() -> int:
-    """Most bytes of memory that this process has held.
+    """Peak memory of this process, in bytes.
 
-    `getrusage` only where the system has no other answer: on Linux a program inherits its parent's peak there.
+    Falls back to `getrusage`, because on Linux its value includes the peak of the parent process.
     """
     try:
         lines = Path("/proc/self/status").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""What is done where memory does not suffice for a trial: it takes smaller micro-batches."""
+"""Smaller micro-batches for a trial whose memory does not suffice."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Final
 from accounting.errors import InvalidInput
 from workers.spec import TrialSpec
 
-_SMALLER: Final = 4
-"""Factor between the micro-batches of one attempt and the next."""
+_SHRINK_FACTOR: Final = 4
+"""Factor by which each further attempt shrinks the micro-batch."""
 
 
 class LackOfMemory(InvalidInput):
@@ -17,8 +17,8 @@ class LackOfMemory(InvalidInput):
 
 
 def in_smaller_pieces(spec: TrialSpec, dataset_size: int) -> TrialSpec | None:
-    """The trial with a quarter of its micro-batch; None where a micro-batch is one example already."""
+    """The trial with a quarter of its micro-batch size; None if that is one example already."""
     size = spec.execution.micro_batch_size or spec.sampling.expected_size(dataset_size)
     if size == 1:
         return None
-    return replace(spec, execution=replace(spec.execution, micro_batch_size=max(1, size // _SMALLER)))
+    return replace(spec, execution=replace(spec.execution, micro_batch_size=max(1, size // _SHRINK_FACTOR)))

@@ -1,4 +1,4 @@
-"""Sources of Gaussian noise. A checkpoint keeps their state, so a resumed run repeats the same noise.
+"""Sources of Gaussian noise. A checkpoint stores their state, so that a resumed run repeats the same noise.
 
 ========================  ==========================================================================================
 ``seeded``                research mode: whoever knows the trial's seed can subtract the noise. For experiments only.
@@ -7,8 +7,8 @@
                           from its floating-point rounding (Holohan and Braghin, 2021, "Secure random sampling").
 ========================  ==========================================================================================
 
-Values with noise from a key are rounded to a public grid, so that their last bits do not reveal the exact value.
-The key is stored only in the private checkpoint. Trials that earlier versions began with SHAKE-256 go on with it.
+Sums of values and keyed noise are rounded to a public grid, so that their last bits do not reveal the exact value.
+The key is stored only in the private checkpoint. Trials begun with SHAKE-256 by earlier versions continue with it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from workers.gaussians import CIPHERS
 
 
 class NoiseSource(Protocol):
-    """Independent draws from N(0, std^2), reproducible from `state`.
+    """A source of independent draws from N(0, std^2), reproducible from `state`.
 
     Guarantee: draws are independent of each other and of everything else in the run; std 0 gives exact zeros.
 
@@ -44,11 +44,14 @@ class NoiseSource(Protocol):
         ...
 
     def added(self, values: Tensor, std: float) -> Tensor:
-        """values + noise, with the dtype and device of ``values``. Release private values only through this method."""
+        """values + noise, with the dtype and device of ``values``.
+
+        Release private values only by this method or `added_to_each`.
+        """
         ...
 
     def added_to_each(self, values: Mapping[str, Tensor], std: float) -> dict[str, Tensor]:
-        """`added` to each of ``values``, all on one device, with independent noise."""
+        """`added` applied to each of ``values``, with independent noise; all are on one device."""
         ...
 
     def state(self) -> dict[str, Any]: ...
@@ -57,7 +60,7 @@ class NoiseSource(Protocol):
 
 
 class SeededNoise:
-    """Research mode: a torch generator on the device, seeded by the trial's seed."""
+    """Noise of research mode: a torch generator on the device, seeded by the trial's seed."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self._generator = torch.Generator(device).manual_seed(derive_seed(seed, "noise"))
@@ -81,11 +84,11 @@ class SeededNoise:
 
 
 class KeyedNoise:
-    """Noise from a secret key, by the standard normal values of a cipher.
+    """Noise from a secret key, expanded to standard normal values by a cipher (`workers.gaussians`).
 
-    draws: each value is the sum of this many independent draws, divided by the square root of their number, and has the
-    same distribution; with four, recovering a draw from its rounding is infeasible. cipher: of a new run; `restore`
-    takes that of the run.
+    draws: number of independent draws that are summed and divided by the square root of their number, which keeps the
+    distribution; with four, recovering a draw from its rounding is infeasible. cipher: the cipher of a new run;
+    `restore` replaces it by the stored one.
     """
 
     def __init__(self, device: torch.device, draws: int = 1, cipher: str = "chacha20_shared") -> None:
@@ -101,7 +104,7 @@ class KeyedNoise:
         return values.view(shape)
 
     def added(self, values: Tensor, std: float) -> Tensor:
-        """values + noise in double precision, rounded to the public grid, which is much coarser."""
+        """values + noise, added in double precision and rounded to the public grid, which is much coarser."""
         if std == 0.0:
             return values
         require_finite("noise std", std, at_least=0.0)
@@ -112,8 +115,11 @@ class KeyedNoise:
         return noisy.view(values.shape)
 
     def added_to_each(self, values: Mapping[str, Tensor], std: float) -> dict[str, Tensor]:
-        """Those below a number of values, for ChaCha20 all, get their noise together: a call takes longer than the
-        draws of a small tensor. On a GPU all do, as the host would wait for each."""
+        """`added` applied to each of ``values``; small tensors are concatenated and get their noise in one call.
+
+        A call takes longer than the draws of a small tensor. Small means below `Gaussians.together_below`; with
+        ChaCha20 and on a GPU, where the host would wait for each tensor, all are concatenated.
+        """
         below = self._gaussians.together_below
         together = [name for name, each in values.items() if each.numel() < below or each.is_cuda]
         joined = self.added(torch.cat([values[n].flatten() for n in together]), std) if together else torch.zeros(0)
@@ -124,7 +130,7 @@ class KeyedNoise:
         }
 
     def _scaled(self, values: Tensor, std: float) -> Iterator[tuple[Tensor, Tensor]]:
-        """Consecutive parts of ``values`` [n], each with noise of the same length, in float64 where it is made."""
+        """Consecutive parts of ``values`` [n], each with as many draws of noise, float64 on the device that draws."""
         start, scale = 0, std / math.sqrt(self._draws)
         for draws in self._gaussians.pieces(len(values), self._draws):
             yield values[start : start + len(draws)], draws.mul_(scale)
@@ -134,7 +140,7 @@ class KeyedNoise:
         return {"cipher": self._cipher, "stream": self._gaussians.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue with the cipher of the state; earlier versions had only SHAKE-256, and kept its state alone."""
+        """Continue with the cipher of the state; a state without one is from a version that had only SHAKE-256."""
         self._cipher = state.get("cipher", "shake256")
         self._gaussians = lookup(CIPHERS, self._cipher, "cipher")(self._device)
         self._gaussians.restore(state.get("stream", state))
@@ -142,9 +148,9 @@ class KeyedNoise:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Use one torch thread: blocks are small, and on a busy machine several threads can be a hundred times slower."""
+    """Use one torch thread: blocks are small, and on a busy machine several threads can be a hundred times as slow."""
     threads = torch.get_num_threads()
-    if threads == 1:  # to set it again would empty torch's cache of kernels
+    if threads == 1:  # setting it again would empty torch's cache of kernels
         yield
         return
     torch.set_num_threads(1)
@@ -168,10 +174,10 @@ def _os_entropy_secure(seed: int, device: torch.device) -> NoiseSource:
 
 @dataclass(frozen=True)
 class NoiseSourceKind:
-    """A kind of noise source: its factory (trial's seed, device -> source) and whether its noise is secret.
+    """A kind of noise source. make: (seed of the trial, device) -> source.
 
-    is_secret: noise, batches and all other random choices of the run come from secret keys, and the seed is ignored.
-    Otherwise the run is reproducible from its seed (research mode).
+    is_secret: whether noise, batches and all other random choices of the run come from secret keys, not from the seed.
+    If not, the run is reproducible from its seed (research mode).
     """
 
     make: Callable[[int, torch.device], NoiseSource]
@@ -202,9 +208,9 @@ def derive_seed(seed: int, purpose: str) -> int:
 
 
 def seed_torch(noise_source: str, seed: int, purpose: str) -> None:
-    """Start torch's global generators, from which models draw (dropout, for instance); see `start_generator`.
+    """Seed torch's global generators, from which models draw (dropout, for instance); see `start_generator`.
 
-    A CUDA generator takes at most 64 bits of seed.
+    CUDA generators get at most 64 bits of seed, which is all that they take.
     """
     secret = noise_source_kind(noise_source).is_secret
     torch.manual_seed(int(KeyedStream.from_os().words(1)[0]) if secret else derive_seed(seed, purpose))
@@ -212,11 +218,11 @@ def seed_torch(noise_source: str, seed: int, purpose: str) -> None:
 
 
 def start_generator(generator: torch.Generator, noise_source: str, seed: int, purpose: str) -> None:
-    """Start a CPU generator: from the trial's seed, or from a secret key if the noise source is secret.
+    """Seed a CPU generator from the trial's seed, or from a secret key if the noise source is secret.
 
-    Why secret: one more example in a batch shifts the draws for all others in it, so for an adversary who knows the
-    draws, the sum changes by more than the contribution of one example. All 19,937 bits of the start are secret, while
-    `torch.Generator.manual_seed` takes 32. The stream itself is that of a Mersenne Twister, which is not cryptographic.
+    Why secret: one more example in a batch shifts the draws of all others in it, so for an adversary who knows the
+    draws, the sum changes by more than the contribution of one example. All 19,937 bits of the initial state are
+    secret; `torch.Generator.manual_seed` takes 32. The generator is a Mersenne Twister, which is not cryptographic.
     """
     if not noise_source_kind(noise_source).is_secret:
         generator.manual_seed(derive_seed(seed, purpose))
@@ -229,4 +235,4 @@ def start_generator(generator: torch.Generator, noise_source: str, seed: int, pu
 
 _TWISTER_START: Final = 24
 _TWISTER_WORDS: Final = 624
-"""Byte offset of the Mersenne Twister's words in the state of a torch generator, and their number (64 bits each)."""
+"""Byte offset and number of the Mersenne Twister's words, 64 bits each, in the state of a torch generator."""

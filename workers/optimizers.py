@@ -26,22 +26,24 @@ Parameters = Mapping[str, nn.Parameter]
 class Optimizer(Protocol):
     """Updates parameters in place from noisy gradients.
 
-    gradients: by parameter name, already divided by the batch size; factor: of the learning-rate schedule at this step;
-    noise_std: standard deviation of the noise in each coordinate of ``gradients``.
+    gradients: by parameter name, already divided by the batch size. factor: value of the learning-rate schedule at this
+    step. noise_std: standard deviation of the noise in each coordinate of ``gradients``.
     """
 
-    def step(self, gradients: Mapping[str, Tensor], factor: float, noise_std: float) -> None: ...
+    def step(self, gradients: Mapping[str, Tensor], factor: float, noise_std: float) -> None:
+        """Update all parameters by one step."""
+        ...
 
     def state(self) -> dict[str, Any]: ...
 
     def restore(self, state: Mapping[str, Any]) -> None: ...
 
 
-# The optimizers of torch.optim, through its functional forms: the classes import the compiler (torch._dynamo) when they
-# are made and at every step, which would double the start of a trial.
+# The optimizers below call the functional forms of torch.optim. Its classes import the compiler (torch._dynamo) when
+# they are made and at every step, which would double the start-up time of a trial.
 @dataclass
 class Sgd:
-    """torch.optim.SGD."""
+    """The update of torch.optim.SGD."""
 
     parameters: Parameters
     learning_rate: float
@@ -49,7 +51,7 @@ class Sgd:
     nesterov: bool
     weight_decay: float
     buffers: dict[str, Tensor] = field(default_factory=dict)
-    """Momentum, by parameter; empty before the first step and without momentum."""
+    """Momentum buffers by parameter name; empty before the first step and without momentum."""
 
     @torch.no_grad()
     def step(self, gradients: Mapping[str, Tensor], factor: float, noise_std: float) -> None:
@@ -76,7 +78,7 @@ class Sgd:
 
 @dataclass
 class Adam:
-    """torch.optim.Adam, or torch.optim.AdamW where weight decay is decoupled from the gradient."""
+    """The update of torch.optim.Adam, or of torch.optim.AdamW if ``decoupled_weight_decay``."""
 
     parameters: Parameters
     learning_rate: float
@@ -132,7 +134,7 @@ class BiasCorrectedAdam:
     """AdamW that subtracts the noise variance from the second moment (DP-AdamBC, Tang et al., 2024, Algorithm 1).
 
     E[g~^2] = g^2 + noise_std^2 for the noisy gradient g~, so the moving average of noise_std^2 is subtracted from the
-    second moment. It follows noise and bounds that change between steps. The result is clamped at ``floor`` squared.
+    second moment. The average tracks noise and bounds that change between steps. The result is at least ``floor``^2.
     """
 
     parameters: Parameters
@@ -181,7 +183,7 @@ def sgd(
     nesterov: bool = False,
     weight_decay: float = 0.0,
 ) -> Optimizer:
-    """`Sgd`."""
+    """An `Sgd` with checked parameters. Raises: InvalidInput for values out of range."""
     require_finite("momentum", momentum, at_least=0.0, below=1.0)
     require_finite("weight_decay", weight_decay, at_least=0.0)
     if not isinstance(nesterov, bool):
@@ -192,14 +194,14 @@ def sgd(
 
 
 def _require_moments(beta1: float, beta2: float, weight_decay: float) -> None:
-    """Check the parameters that every Adam has; at beta = 1 a moving average would ignore all gradients."""
+    """Check the parameters that all Adam variants share; with beta = 1 a moving average would ignore all gradients."""
     require_finite("beta1", beta1, at_least=0.0, below=1.0)
     require_finite("beta2", beta2, at_least=0.0, below=1.0)
     require_finite("weight_decay", weight_decay, at_least=0.0)
 
 
 def _adam(weight_decay: float, decoupled_weight_decay: bool) -> Callable[..., Optimizer]:
-    """The factory of an `Adam`; ``weight_decay`` is its default."""
+    """A factory of `Adam` with this default ``weight_decay``."""
     default = weight_decay
 
     def make(
@@ -225,7 +227,7 @@ def adam_corrected(
     floor: float = 1e-3,
     weight_decay: float = 0.0,
 ) -> Optimizer:
-    """`BiasCorrectedAdam`."""
+    """A `BiasCorrectedAdam` with checked parameters. Raises: InvalidInput for values out of range."""
     _require_moments(beta1, beta2, weight_decay)
     require_finite("floor", floor, above=0.0)
     return BiasCorrectedAdam(parameters, learning_rate, (beta1, beta2), floor, weight_decay)
@@ -247,11 +249,11 @@ def make_optimizer(component: Component, parameters: Parameters) -> Optimizer:
 
 
 LearningRateSchedule = Callable[[int], float]
-"""Step, counted from 0 -> factor on the learning rate."""
+"""Step, counted from 0 -> factor by which the learning rate is multiplied."""
 
 
 def _constant(total_steps: int, steps_per_epoch: int, warmup_epochs: float = 0.0) -> LearningRateSchedule:
-    """1, after a linear warm-up."""
+    """Factor 1, after a linear warm-up."""
     require_finite("warmup_epochs", warmup_epochs, at_least=0.0)
     return lambda step: _warmup(step, warmup_epochs * steps_per_epoch)
 
@@ -280,14 +282,14 @@ def _linear(total_steps: int, steps_per_epoch: int, end: float, epochs: float) -
 
 
 def _step(total_steps: int, steps_per_epoch: int, factor: float, period_epochs: float) -> LearningRateSchedule:
-    """factor^floor(epoch / period_epochs)."""
+    """Step decay: factor^floor(epoch / period_epochs)."""
     require_finite("period_epochs", period_epochs, above=0.0)
     require_finite("factor of the step schedule", factor, above=0.0, at_most=1.0)
     return lambda step: float(factor ** (step // (period_epochs * steps_per_epoch)))
 
 
 def _inverse_sqrt_steps(total_steps: int, steps_per_epoch: int) -> LearningRateSchedule:
-    """1 / sqrt(T) at every step, with T the planned number of steps (paper D)."""
+    """Constant factor 1 / sqrt(T), with T the planned number of steps (paper D)."""
     return lambda step: 1.0 / math.sqrt(total_steps)
 
 
@@ -324,7 +326,10 @@ def make_learning_rate_schedule(component: Component, total_steps: int, steps_pe
 
 
 class ExponentialAverage:
-    """Moving average of the parameters (De et al., 2022, Sec. 3.5): decay min(decay, (1 + t) / (10 + t)) at step t."""
+    """Exponential moving average of the parameters, with decay min(decay, (1 + t) / (10 + t)) at step t.
+
+    De et al. (2022), Sec. 3.5.
+    """
 
     def __init__(self, parameters: Parameters, decay: float = 0.999) -> None:
         self._decay = require_finite("decay of the parameter average", decay, at_least=0.0, below=1.0)
@@ -333,12 +338,13 @@ class ExponentialAverage:
 
     @torch.no_grad()
     def update(self, parameters: Parameters) -> None:
+        """Include the current values of ``parameters`` in the averages."""
         decay = min(self._decay, (1 + self._steps) / (10 + self._steps))
         self._steps += 1
         torch._foreach_lerp_(list(self.values.values()), [parameters[name] for name in self.values], 1.0 - decay)
 
     def averaged(self, model: nn.Module) -> nn.Module:
-        """A copy of the model whose parameters were averaged, with the averages as its parameters."""
+        """A copy of ``model`` with the averages as its parameters."""
         activations = [value for module in model.modules() for value in vars(module).values()]
         kept = {id(value): value.detach() for value in activations if isinstance(value, Tensor) and not value.is_leaf}
         copied = copy.deepcopy(model, kept)  # activations stored on a module cannot be deep-copied

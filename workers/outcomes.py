@@ -1,8 +1,7 @@
-"""What a final model predicts of each test example, stored for intervals and paired comparisons of trials.
+"""Predictions of a final model for each test example, stored for intervals and paired comparisons of trials.
 
-Of classification, the label and what is predicted; of other tasks, the terms of the sums that its scores follow from.
-
-Values of single test examples, which no epsilon covers: they lie in the private folder of the trial.
+For classification these are the label and the prediction; for other tasks, the terms whose sums give the scores. They
+are values of single test examples, which no epsilon covers, so they are in the private folder of the trial.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _COLUMNS: Final = {
 
 @dataclass(frozen=True)
 class Outcomes:
-    """Test examples of one trial, each array [n]: id in the source, label, group, and what `Predictions` says of each.
+    """Test examples of one classification trial, each array [n]: id in the source, label, group, and `Predictions`.
 
     group_names, num_classes: of the data set.
     """
@@ -51,14 +50,14 @@ class Outcomes:
 
     @classmethod
     def of(cls, found: Predictions, split: Split, dataset: Dataset) -> Outcomes:
-        """The outcomes of predictions of ``split``."""
+        """The outcomes of predictions ``found`` for ``split``."""
         rows = split.example_ids.numpy(), split.labels.numpy(), split.groups.numpy()
         names = dataset.group_names
         return cls(*rows, found.classes, found.log_losses, found.confidences, names, dataset.num_classes)
 
     @property
     def test_set(self) -> str:
-        """Digest of the examples: trials with equal ones were tested on the same."""
+        """Digest of the test examples; equal for trials with the same test set."""
         digest = hashlib.sha256("\0".join(self.group_names).encode())
         for column in (self.example_ids, self.labels, self.groups):
             digest.update(column.tobytes())
@@ -67,10 +66,10 @@ class Outcomes:
 
 @dataclass(frozen=True)
 class ScoredOutcomes:
-    """Test examples of one trial of another task than classification: id in the source and group, each [n], and what
-    `Task.kept` says of each, [n, m].
+    """Test examples of one trial with a task other than classification.
 
-    labels: a digest of the labels. task: its name.
+    example_ids, groups: [n], id in the source and group. kept: [n, m], values of `Task.kept`. task: name of the task.
+    labels: digest of the labels.
     """
 
     example_ids: npt.NDArray[np.int64]
@@ -82,14 +81,14 @@ class ScoredOutcomes:
 
     @classmethod
     def of(cls, found: Predictions, split: Split, dataset: Dataset) -> ScoredOutcomes:
-        """The outcomes of predictions of ``split``."""
+        """The outcomes of predictions ``found`` for ``split``."""
         labels = hashlib.sha256(np.ascontiguousarray(split.labels.numpy()).data).hexdigest()
         rows = split.example_ids.numpy(), split.groups.numpy()
         return cls(*rows, found.kept, dataset.group_names, dataset.task, labels)
 
     @property
     def test_set(self) -> str:
-        """As of `Outcomes`."""
+        """As `Outcomes.test_set`."""
         digest = hashlib.sha256("\0".join((self.task, self.labels, *self.group_names)).encode())
         for column in (self.example_ids, self.groups):
             digest.update(column.tobytes())
@@ -100,7 +99,7 @@ AnyOutcomes = Outcomes | ScoredOutcomes
 
 
 def outcomes_of(found: Predictions, split: Split, dataset: Dataset) -> AnyOutcomes:
-    """The outcomes of predictions of ``split``, as the task of the data set has them."""
+    """The outcomes of predictions ``found`` for ``split``, of the kind that the task of the data set has."""
     return (ScoredOutcomes if task_called(dataset.task).scores else Outcomes).of(found, split, dataset)
 
 
@@ -136,7 +135,7 @@ def _table(outcomes: Outcomes) -> pa.Table:
 
 
 def read_outcomes(uri: str) -> AnyOutcomes | None:
-    """The stored outcomes; None where there are none, as of older versions. Raises: DataCorruption for damage."""
+    """The stored outcomes, or None if there are none, as in trials of older versions. Raises: DataCorruption."""
     if not exists(uri):
         return None
     stored = read_private(uri)

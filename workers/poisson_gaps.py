@@ -1,4 +1,4 @@
-"""Rows of a Poisson batch by the gaps between them: of n rows, about q n are drawn instead of n."""
+"""Poisson batches drawn by the gaps between their rows: about q n random numbers instead of n, for sample rate q."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Rows = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 
 FEWEST_ROWS: Final = 1_000_000
-"""Fewer rows are faster looked at one by one."""
+"""Smallest data set for which gaps are faster than one random number per row."""
 LARGEST_RATE: Final = 1 / 256
-"""At a larger sampling rate the rows are faster looked at one by one."""
+"""Largest sample rate for which gaps are faster than one random number per row."""
 
 _BITS: Final = 56
 _ONE: Final = 1 << _BITS
@@ -29,16 +29,16 @@ class Bits(Protocol):
 
 
 def are_worth_it(n: int, expected: int) -> bool:
-    """Whether gaps are faster than a look at each of n rows, of which ``expected`` are expected in a batch."""
+    """Whether gaps are faster than one random number per row. n: rows; expected: expected batch size."""
     return n >= FEWEST_ROWS and expected <= LARGEST_RATE * n
 
 
 def rows_by_gaps(stream: Bits, n: int, expected: int) -> Rows:
-    """Each of the rows 0 .. n - 1 independently with a probability just below expected / n; ascending.
+    """Rows of a Poisson batch: each of 0 .. n - 1 independently, with a probability just below expected / n; ascending.
 
-    The probability is exactly 1 - exp(-rate / 2^56), see `rate_below`: a smaller one never weakens the guarantee. Of
-    independent trials the gaps between successes are independent and geometric, P(gap >= g) = exp(-rate g / 2^56), and
-    are drawn from uniform integers without any rounding.
+    The probability is exactly 1 - exp(-rate / 2^56) with the integer rate of `rate_below`; rounding it down never
+    weakens the guarantee. The gaps between successes of independent trials are independent and geometric, P(gap >= g) =
+    exp(-rate g / 2^56), and are drawn from uniform integers without any rounding.
     """
     rate = rate_below(expected, n)
     found, last = list[Rows](), -1
@@ -51,16 +51,15 @@ def rows_by_gaps(stream: Bits, n: int, expected: int) -> Rows:
 
 
 def rate_below(expected: int, n: int) -> int:
-    """A whole number just below -2^56 log(1 - expected / n); the error of its computation is less than 1."""
+    """An integer just below -2^56 log(1 - expected / n); the error of its computation is less than 1."""
     return math.floor(-math.log1p(-expected / n) * _ONE) - 1
 
 
 def geometric(stream: Bits, rate: int, count: int) -> Rows:
-    """``count`` independent integers g >= 0 with P(g >= k) = exp(-rate k / 2^56); exact.
+    """``count`` independent geometric integers g >= 0 with P(g >= k) = exp(-rate k / 2^56); exact.
 
-    By Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential Privacy" (2020), Algorithm 2: x // rate is
-    such an integer if P(x >= k) = exp(-k / 2^56), and x is a fraction of 2^56, drawn by rejection, and a number of
-    whole 2^56.
+    Algorithm 2 of Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential Privacy" (2020): g = x // rate,
+    where P(x >= k) = exp(-k / 2^56). x is a multiple of 2^56 plus a remainder below 2^56, drawn by rejection.
     """
     fractions = np.empty(0, np.uint64)
     while len(fractions) < count:
@@ -70,15 +69,15 @@ def geometric(stream: Bits, rate: int, count: int) -> Rows:
     while len(active):
         active = active[_occur(stream, np.full(len(active), _ONE, np.uint64))]
         wholes[active] += np.uint64(1)
-    numbers = (wholes << np.uint64(_BITS)) + fractions[:count]  # 256 wholes would overflow, with probability e^-256
+    numbers = (wholes << np.uint64(_BITS)) + fractions[:count]  # overflows at 256 wholes, with probability e^-256
     return (numbers // np.uint64(rate)).astype(np.int64)
 
 
 def _occur(stream: Bits, exponents: Words) -> npt.NDArray[np.bool_]:
-    """Whether independent events occur, whose probabilities are exp(-exponent / 2^56), exponent at most 2^56; exact.
+    """Independent Bernoulli draws with probabilities exp(-exponent / 2^56), for exponents up to 2^56; exact.
 
-    By Algorithm 1 of the same: events of probabilities exponent / 2^56 / k, for k = 1, 2, ... until one does not occur,
-    end at an odd k with probability exp(-exponent / 2^56).
+    Algorithm 1 of the same paper: draw events with probabilities exponent / (2^56 k) for k = 1, 2, ... until one does
+    not occur. The last k is odd with probability exp(-exponent / 2^56).
     """
     occur, active, k = np.zeros(len(exponents), np.bool_), np.arange(len(exponents)), 1
     while len(active):

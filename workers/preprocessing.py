@@ -1,6 +1,6 @@
 """Preprocessing that is fitted once before training: DP-PCA, and features of a frozen network trained on public data.
 
-The fitted state is a dictionary of tensors that a checkpoint stores, so that a resumed run does not draw noise again.
+The fitted state is a dictionary of tensors. The checkpoint stores it, so that a resumed run does not draw noise again.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ State = dict[str, Tensor]
 _CACHE: Final = "cache of frozen_features:"
 _ROWS: Final = 512
 _PIXELS: Final = 512 * 64 * 64
-"""Bounds on memory: rows processed at once, and pixels of the pictures processed at once."""
+"""Rows, and pixels of pictures, processed at once; they bound memory."""
 
 
 class Preprocessing(Protocol):
-    """Fitted on the training split at the privacy cost of ``releases``; then applied to every split."""
+    """Transformation of features: fitted on the training split at the cost of ``releases``, applied to every split."""
 
     @property
     def releases(self) -> tuple[Release, ...]:
-        """What fitting releases about the training data; a planner can account for it without data."""
+        """Releases that fitting makes from the training data; known without data, so a planner can account for them."""
         ...
 
     def output_shape(self, feature_shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -55,7 +55,7 @@ class Preprocessing(Protocol):
         ...
 
     def rehearse(self, dataset: Dataset) -> Dataset:
-        """Features of the shape and type that `transform` gives, from a state that does not depend on data, for a plan.
+        """A dry run of `transform` for a plan: features of the same shape and type, from a state that ignores the data.
 
         Fits, downloads and stores nothing. Raises: InvalidInput when a worker could not transform ``dataset``.
         """
@@ -117,7 +117,7 @@ class DPPCA:
 
 
 def second_moments(split: Split, dataset: Dataset) -> Tensor:
-    """sum x x^T over the split, float64 [d, d], with every flattened example scaled to norm at most 1.
+    """Second-moment matrix sum x x^T over the split, float64 [d, d]; each flattened example x has norm at most 1.
 
     Sensitivity: 1 in Frobenius norm, under add/remove and zero-out adjacency.
     """
@@ -144,7 +144,7 @@ def _leading_eigenvectors(symmetric: Tensor, count: int) -> Tensor:
 class Trunk:
     """A torchvision network without its classifier: ``cut`` maps it to pictures -> [b, width].
 
-    smallest: smallest side of a picture, in pixels, for which the last layer still has an output.
+    smallest: smallest side of a picture, in pixels, that the network accepts.
     """
 
     width: int
@@ -297,7 +297,7 @@ def _digest(file: Path) -> str:
 
 
 Change = Callable[[Tensor], Tensor]
-"""Stored features [n, ...] of a split -> new features [n, ...]."""
+"""Transformation of a split: stored features [n, ...] -> new features [n, ...]."""
 
 
 def _in_blocks(rows: int, change: Change) -> Change:

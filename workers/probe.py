@@ -1,6 +1,6 @@
-"""Measures what the pieces of a trial take, with a few real steps in this process. Nothing of the trial is kept.
+"""Measures time and memory of the parts of a trial, by a few real steps in this process. Nothing of the trial is kept.
 
-What is returned are times and memory. They depend on the data as those of a trial do, which are public.
+Times and memory depend on the data, as those of a real trial do, which are public.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from workers.spec import TrialSpec
 from workers.training import Trainer
 from workers.trial import begin
 
-_MOST_STEPS: Final = 40
-_LONG_ENOUGH: Final = 2.0
-"""Seconds of steps after which no more are measured, but for the first `_LEAST_STEPS`."""
-_LEAST_STEPS: Final = 3
-_SAMPLE: Final = 2048
-"""Examples whose norms are computed where a pass over all would take longer than `_SHORT`."""
-_SHORT: Final = 10.0
-"""Seconds of a pass over all examples up to which it is measured as a whole."""
+_MAX_STEPS: Final = 40
+_ENOUGH_SECONDS: Final = 2.0
+"""Total seconds of steps after which no more are measured, once `_MIN_STEPS` are done."""
+_MIN_STEPS: Final = 3
+_SAMPLE_EXAMPLES: Final = 2048
+"""Number of examples from which the time of a norm pass over all examples is estimated."""
+_FULL_PASS_SECONDS: Final = 10.0
+"""Estimated seconds of a norm pass over all examples below which the whole pass is measured."""
 
 
 @dataclass(frozen=True)
 class TrialProbe:
-    """Seconds that pieces of a trial take, and its memory.
+    """Seconds that the parts of a trial take, and its memory.
 
-    begin: to load the data, build the model and write the first checkpoint. step: without a norm pass. refresh: a norm
-    pass over all examples; another thread stores its snapshot. evaluation, checkpoint: one of each. memory: most bytes
-    of the process, the libraries included; gpu_memory: most bytes allocated on the GPU. cores: CPU seconds per second
-    of a step. steps: how many were taken.
+    begin: load the data, build the model and write the first checkpoint. step: one step without a norm pass. refresh:
+    one norm pass over all examples; another thread stores its snapshot. evaluation, checkpoint: one of each. memory:
+    peak bytes of the process, libraries included. gpu_memory: peak bytes allocated on the GPU. cores: CPU seconds per
+    second of a step. steps: number of steps taken.
     """
 
     begin: float
@@ -61,8 +61,8 @@ class TrialProbe:
 def probe_trial(spec: TrialSpec, releases: tuple[Release, ...] = (), code: UserCode = NO_CODE) -> TrialProbe:
     """Begin the trial in a temporary folder that only its owner can enter, take a few steps, and delete the folder.
 
-    Seconds are those of a machine without other work: on a CPU the time that the calling thread computes, which takes
-    part in all parallel work; on a GPU elapsed time. Raises: InvalidInput as `run_trial` would.
+    Seconds exclude other work of the machine: on a CPU they are the CPU time of the calling thread, which takes part in
+    all parallel work; on a GPU they are elapsed time. Raises: InvalidInput as `run_trial` would.
     """
     device = choose_device(spec.execution.device)
     with (
@@ -105,10 +105,10 @@ def _measured(
 
 
 def _refresh(trainer: Trainer, examples: int, clock: Callable[[], float]) -> float:
-    """Seconds of a norm pass over all examples, estimated from a sample of them where it would take long."""
-    trainer.measure(_SAMPLE)  # the first pass also compiles and allocates
-    refresh = _seconds(clock, lambda: trainer.measure(_SAMPLE)) * max(1.0, examples / _SAMPLE)
-    return _seconds(clock, trainer.refresh) if refresh < _SHORT or trainer.needs_norms else refresh
+    """Seconds of a norm pass over all examples, estimated from a sample if it would take long and is not needed."""
+    trainer.measure(_SAMPLE_EXAMPLES)  # the first pass also compiles and allocates
+    refresh = _seconds(clock, lambda: trainer.measure(_SAMPLE_EXAMPLES)) * max(1.0, examples / _SAMPLE_EXAMPLES)
+    return _seconds(clock, trainer.refresh) if refresh < _FULL_PASS_SECONDS or trainer.needs_norms else refresh
 
 
 def _seconds(clock: Callable[[], float], work: Callable[[], object]) -> float:
@@ -118,10 +118,10 @@ def _seconds(clock: Callable[[], float], work: Callable[[], object]) -> float:
 
 
 def _steps(trainer: Trainer, clock: Callable[[], float]) -> list[float]:
-    """Seconds of each further step, without its norm pass, as far as the trial has one."""
+    """Seconds of each further step, without its norm pass; empty if the trial has no further step."""
     found: list[float] = []
-    while trainer.may_continue() and len(found) < _MOST_STEPS:
-        if len(found) >= _LEAST_STEPS and sum(found) > _LONG_ENOUGH:
+    while trainer.may_continue() and len(found) < _MAX_STEPS:
+        if len(found) >= _MIN_STEPS and sum(found) > _ENOUGH_SECONDS:
             break
         found.append(_seconds(clock, trainer.advance))
     return found
@@ -136,7 +136,7 @@ _RESET_PEAK: Final = Path("/proc/self/clear_refs")
 
 
 def _forget_peak(device: torch.device) -> None:
-    """Measure peaks of memory from here on; where the system cannot, those of the process."""
+    """Reset the memory peaks; if the system cannot, later readings include the peak of the process so far."""
     with contextlib.suppress(OSError):
         _RESET_PEAK.write_text("5")
     if device.type == "cuda":

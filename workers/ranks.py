@@ -1,7 +1,7 @@
-"""The processes that train one trial together, and what they send to each other.
+"""Communication between the processes (ranks) that train one trial together, on one node.
 
-They run on one node. Rank 0 trains; the others compute their share of its gradients (`workers.data_parallel`). Only
-tensors are sent, nothing that would be unpickled, and what connects them listens on the loopback interface alone.
+Rank 0 trains; the others compute their share of its gradients (`workers.data_parallel`). Only tensors are sent, so
+nothing is unpickled, and all sockets listen on the loopback interface only.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from torch import Tensor
 
 from accounting.errors import DpsweepError
 
-_PATIENCE: Final = timedelta(days=30)
-"""How long a rank waits for the others, which may evaluate or store meanwhile; a lost one is noticed at once."""
-_PIECE: Final = 2**24
-"""Values of a sum that are collected at a time."""
+_TIMEOUT: Final = timedelta(days=30)
+"""Timeout of a rank that waits for others, which may evaluate or store meanwhile; a lost rank is noticed at once."""
+_VALUES_AT_ONCE: Final = 2**24
+"""Number of values of a sum that are gathered at a time."""
 
 
 _MOST_AXES: Final = 8
@@ -33,9 +33,9 @@ class RankLost(DpsweepError):
 
 
 class RankGroup:
-    """Processes connected by torch.distributed. All of them make the same calls in the same order.
+    """Processes connected by torch.distributed. All of them make matching calls in the same order.
 
-    Every result is determined by what the ranks pass, to the last bit: sums are added in the order of the ranks.
+    Results are bit-identical for equal inputs, because sums are added in the order of ranks.
 
     Raises: RankLost, from every method, when another process has ended.
     """
@@ -44,20 +44,20 @@ class RankGroup:
         self.rank, self.size, self._through_host = rank, size, through_host
 
     def meet(self) -> None:
-        """Return when rank 0 has called it too."""
+        """Wait until rank 0 has called this too."""
         self.broadcast(torch.zeros(1))
 
     def broadcast(self, values: Tensor) -> Tensor:
-        """The values of rank 0; the others pass a tensor of their shape, dtype and device, which may be overwritten."""
+        """The values of rank 0. Others pass a tensor of the same shape, dtype and device, which may be overwritten."""
         if not values.numel():
             return values
         sent = self._ready(values)
-        with _losses_told():
+        with _reporting_lost_ranks():
             distributed.broadcast(sent, 0)
         return sent.to(values.device)
 
     def shared(self, values: Tensor | None, device: torch.device) -> Tensor | None:
-        """Any tensor, or None, that rank 0 passes; others pass None. Elsewhere than on the CPU it is on ``device``."""
+        """The tensor or None that rank 0 passes; others pass None. On ``device``, unless rank 0 has it on the CPU."""
         header = torch.full((_MOST_AXES + 3,), -1)
         if values is not None:
             place = int(values.device.type != "cpu")
@@ -69,34 +69,37 @@ class RankGroup:
         return self.broadcast(sent).to(device if place else sent.device)
 
     def gathered(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
-        """At rank 0: ``part`` and what the others `give`, in the order of ranks. Rank r has sizes[r] rows."""
+        """At rank 0: the rows ``part`` and what others `give`, in the order of ranks. sizes: rows of each rank."""
         sent = _padded(self._ready(part), max(1, *sizes))
-        received = self._collected(sent)
+        received = self._gather_equal(sent)
         return torch.cat([each[:size] for each, size in zip(received, sizes, strict=True)]).to(part.device)
 
     def give(self, part: Tensor, most: int) -> None:
-        """At ranks other than 0: send rows. most: the largest number that any rank sends."""
-        self._sent(_padded(self._ready(part), max(1, most)))
+        """At ranks other than 0: send rows to `gathered`. most: largest number of rows that any rank sends."""
+        self._send_to_rank_0(_padded(self._ready(part), max(1, most)))
 
     def scatter(self, whole: Tensor, sizes: Sequence[int]) -> None:
         """At rank 0: send each rank its rows of ``whole``, in the order of ranks."""
         most = max(1, *sizes)
         parts = [_padded(each, most) for each in torch.split(self._ready(whole), list(sizes))]
-        with _losses_told():
+        with _reporting_lost_ranks():
             distributed.scatter(torch.empty_like(parts[0]), parts, 0)
 
     def taken(self, like: Tensor, most: int) -> Tensor:
-        """At ranks other than 0: the rows that rank 0 scatters, in the shape, dtype and device of ``like``."""
+        """At ranks other than 0: the rows from `scatter`, with the shape, dtype and device of ``like``.
+
+        most: largest number of rows that any rank receives.
+        """
         own = self._ready(like.new_empty(max(1, most), *like.shape[1:]))
-        with _losses_told():
+        with _reporting_lost_ranks():
             distributed.scatter(own, None, 0)
         return own[: len(like)].to(like.device)
 
     def total(self, part: Tensor) -> Tensor:
-        """At rank 0: the sum [n] of ``part`` and what the others `add`, in double precision in the order of ranks."""
+        """At rank 0: the sum [n] of ``part`` and what others `add`, in double precision, in the order of ranks."""
         sums = []
-        for piece in torch.split(self._ready(part), _PIECE):
-            first, *others = self._collected(piece)
+        for piece in torch.split(self._ready(part), _VALUES_AT_ONCE):
+            first, *others = self._gather_equal(piece)
             whole = first.double()
             for each in others:
                 whole += each
@@ -104,18 +107,18 @@ class RankGroup:
         return torch.cat(sums)
 
     def add(self, part: Tensor) -> None:
-        """At ranks other than 0: send the addend [n] of a `total`."""
-        for piece in torch.split(self._ready(part), _PIECE):
-            self._sent(piece)
+        """At ranks other than 0: send ``part`` [n] to be added by `total`."""
+        for piece in torch.split(self._ready(part), _VALUES_AT_ONCE):
+            self._send_to_rank_0(piece)
 
-    def _collected(self, part: Tensor) -> list[Tensor]:
+    def _gather_equal(self, part: Tensor) -> list[Tensor]:
         received = [torch.empty_like(part) for _ in range(self.size)]
-        with _losses_told():
+        with _reporting_lost_ranks():
             distributed.gather(part, received, 0)
         return received
 
-    def _sent(self, part: Tensor) -> None:
-        with _losses_told():
+    def _send_to_rank_0(self, part: Tensor) -> None:
+        with _reporting_lost_ranks():
             distributed.gather(part, None, 0)
 
     def _ready(self, values: Tensor) -> Tensor:
@@ -126,17 +129,17 @@ class RankGroup:
 def connected(rank: int, size: int, meeting_place: str, *, nccl: bool) -> Iterator[RankGroup]:
     """Connect this process with the other ranks of its trial on this node for the duration of a ``with`` block.
 
-    meeting_place: a file that all ranks name, and that does not exist yet, in a folder closed to other users. nccl:
-    whether each rank has a GPU of its own; values on a shared GPU go through the memory of the host.
+    meeting_place: path of a file that does not exist yet, the same for all ranks, in a folder closed to other users.
+    nccl: whether each rank has its own GPU; otherwise values go through the memory of the host.
     """
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
-    with _losses_told():
+    with _reporting_lost_ranks():
         distributed.init_process_group(
             "cpu:gloo,cuda:nccl" if nccl else "gloo",
             store=distributed.FileStore(meeting_place, size),  # type: ignore[attr-defined]  # a compiled class
             rank=rank,
             world_size=size,
-            timeout=_PATIENCE,
+            timeout=_TIMEOUT,
         )
     try:
         yield RankGroup(rank, size, through_host=not nccl)
@@ -145,7 +148,7 @@ def connected(rank: int, size: int, meeting_place: str, *, nccl: bool) -> Iterat
 
 
 @contextlib.contextmanager
-def _losses_told() -> Iterator[None]:
+def _reporting_lost_ranks() -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError:

@@ -1,8 +1,8 @@
-"""Rates of predictions by group, and gaps between groups, from counts of labels by predicted classes. Pure numpy.
+"""Rates of predictions by group, and gaps between groups, from confusion matrices. Pure numpy.
 
-``counts``: [..., K, K], examples by label (rows) and predicted class (columns), K classes. Class 1 is the positive one.
-A rate without examples to count is NaN. Leading axes are free, so that many groups, or many resamples, are computed at
-once. Definitions agree with scikit-learn and fairlearn, except where these define a rate without examples as 0.
+``counts``: [..., K, K], number of examples by label (rows) and predicted class (columns), K classes. Class 1 is the
+positive one. A rate with denominator 0 is NaN. Leading axes are free, so that many groups, or many resamples, are
+computed at once. Definitions agree with scikit-learn and fairlearn, except that these define some such rates as 0.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 Rate = Callable[[Array], Array]
 CALIBRATION_BINS: Final = 15
-"""Equal bins of confidence in `calibration_error` (Guo et al. 2017)."""
+"""Number of equal bins of confidence in `calibration_error` (Guo et al. 2017)."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What rates of some test examples are computed from; no value of a single example.
+    """Aggregates of some test examples from which rates are computed; holds no value of a single example.
 
     confusion: for each label the number of examples by predicted class; () for a label without examples. log_loss:
-    mean -ln p(label) in nats. calibration_error: as `calibration_error`.
+    mean -ln p(label) in nats. calibration_error: value of the function `calibration_error`.
     """
 
     confusion: tuple[tuple[int, ...], ...]
@@ -58,7 +58,7 @@ def confusion_counts(
 def confusion_cells(
     labels: npt.NDArray[np.int64], predicted: npt.NDArray[np.int64], groups: npt.NDArray[np.int64], classes: int
 ) -> npt.NDArray[np.int64]:
-    """[n]: the place of each example in `confusion_counts`, flattened."""
+    """[n]: index of each example's cell in the flattened `confusion_counts`."""
     return np.asarray((groups * classes + labels) * classes + predicted)
 
 
@@ -68,7 +68,7 @@ def accuracy(counts: Array) -> Array:
 
 
 def recalls(counts: Array) -> Array:
-    """[..., K]: of the examples of each class, the share that is predicted as it."""
+    """[..., K]: recall of each class, the share of its examples that is predicted as this class."""
     return _share(np.diagonal(counts, axis1=-2, axis2=-1), counts.sum(-1))
 
 
@@ -79,17 +79,17 @@ def balanced_accuracy(counts: Array) -> Array:
 
 
 def true_positive_rate(counts: Array) -> Array:
-    """Of the examples of class 1, the share predicted as class 1."""
+    """Share of the examples of class 1 that are predicted as class 1."""
     return _share(counts[..., 1, 1], counts[..., 1, :].sum(-1))
 
 
 def false_positive_rate(counts: Array) -> Array:
-    """Of the examples of class 0, the share predicted as class 1."""
+    """Share of the examples of class 0 that are predicted as class 1."""
     return _share(counts[..., 0, 1], counts[..., 0, :].sum(-1))
 
 
 def precision(counts: Array) -> Array:
-    """Of the examples predicted as class 1, the share of class 1."""
+    """Share of the examples predicted as class 1 that are of class 1."""
     return _share(counts[..., 1, 1], counts[..., :, 1].sum(-1))
 
 
@@ -114,12 +114,12 @@ def rates(counts: Array) -> dict[str, Array]:
 
 
 def lowest(values: Array) -> Array:
-    """[..., G] -> [...]: the smallest value of a group; NaN where no group has one."""
+    """[..., G] -> [...]: smallest value over groups, ignoring NaN; NaN if all are."""
     return _known(np.fmin.reduce(values, axis=-1))
 
 
 def highest(values: Array) -> Array:
-    """[..., G] -> [...]: the largest value of a group."""
+    """[..., G] -> [...]: largest value over groups, ignoring NaN; NaN if all are."""
     return _known(np.fmax.reduce(values, axis=-1))
 
 
@@ -129,7 +129,7 @@ def gap(values: Array) -> Array:
 
 
 def ratio(values: Array) -> Array:
-    """[..., G] -> [...]: smallest over largest value; NaN where all are 0."""
+    """[..., G] -> [...]: smallest value divided by largest value over groups; NaN if the largest is 0."""
     return _share(lowest(values), highest(values))
 
 
@@ -146,7 +146,7 @@ GAPS: Final[Mapping[str, Rate]] = {
     "worst_group_accuracy": lambda counts: lowest(accuracy(counts)),
     "worst_group_balanced_accuracy": lambda counts: lowest(balanced_accuracy(counts)),
 }
-"""Differences between groups, from counts [..., G, K, K]."""
+"""Measures of differences between groups, by name: counts [..., G, K, K] -> [...]."""
 PARITY: Final[Mapping[str, Rate]] = {
     "demographic_parity_difference": lambda counts: gap(selection_rate(counts)),
     "demographic_parity_ratio": lambda counts: ratio(selection_rate(counts)),
@@ -156,11 +156,11 @@ PARITY: Final[Mapping[str, Rate]] = {
     "equal_opportunity_ratio": lambda counts: ratio(true_positive_rate(counts)),
     "worst_group_true_positive_rate": lambda counts: lowest(true_positive_rate(counts)),
 }
-"""The same for tasks of two classes whose groups are not the classes."""
+"""Further measures, for two classes and groups that are not the classes."""
 
 
 def gaps(counts: Array, is_two_class: bool) -> dict[str, Array]:
-    """Every gap by name, each [...]. is_two_class: whether those of `PARITY` mean something."""
+    """Every gap by name, each [...], from counts [..., G, K, K]. is_two_class: whether to include `PARITY`."""
     return {name: measure(counts) for name, measure in {**GAPS, **(PARITY if is_two_class else {})}.items()}
 
 
@@ -170,7 +170,7 @@ def calibration_error(
     """[G]: expected calibration error of each of ``size`` groups, |accuracy - confidence| averaged over equal bins.
 
     confidence: probability of the predicted class, [n]; correct, groups: [n]. NaN for a group without examples, and
-    for one with a probability that is not a number.
+    for a group with a NaN probability.
     """
     cells = groups * CALIBRATION_BINS + calibration_bins(confidence)
     off = np.bincount(cells, confidence - correct, size * CALIBRATION_BINS).reshape(size, CALIBRATION_BINS)
@@ -178,7 +178,7 @@ def calibration_error(
 
 
 def calibration_bins(confidence: Array) -> npt.NDArray[np.int64]:
-    """[n]: the bin of each confidence; the first one for what is not a number."""
+    """[n]: bin of each confidence; the first bin for NaN."""
     return np.clip(np.nan_to_num(confidence) * CALIBRATION_BINS, 0, CALIBRATION_BINS - 1).astype(np.int64)
 
 

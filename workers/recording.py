@@ -20,7 +20,7 @@ from workers.gradients import BatchNorms
 
 @dataclass(frozen=True)
 class Renewal:
-    """Norms and losses of the examples at the positions ``rows`` [b], as they were after ``steps`` of an interval."""
+    """New norms and losses of the examples at positions ``rows`` [b], measured after ``steps`` steps of an interval."""
 
     steps: int
     rows: Tensor
@@ -74,7 +74,7 @@ class Measurement:
 
 _ORDER = 4.0
 _LEAST_NOISE = 0.1
-"""Smaller noise multipliers are replaced by this one, to keep exponentials finite."""
+"""Smallest noise multiplier used in the moment; smaller ones are replaced, to keep exponentials finite."""
 
 
 @dataclass
@@ -87,10 +87,10 @@ class Interval:
     would under-estimate the cost of most examples, and the maximum would grossly over-estimate it. With one step, or
     one rule and one norm, the mean is exact.
 
-    measured: norms as known at step ``start``; latest: as known now, but for ``renewals``, which are taken up when the
-    rule changes and at the end, many at once. rate: a (a - 1) / (2 sigma^2). moments [n] float64: sum of (generator -
-    1) over the first ``counted`` [n] of ``steps`` steps. added [n] float64: what each step adds under ``rule`` and the
-    latest norms; while both stand, a step costs nothing.
+    measured: norms as known at step ``start``. latest: norms as known now, except for ``renewals``, which are applied
+    together when the rule changes and at the end. rate: a (a - 1) / (2 sigma^2). moments [n] float64: sum of
+    (generator - 1) over the first ``counted`` [n] of ``steps`` steps. added [n] float64: what each step adds to the
+    moments under ``rule`` and the latest norms; while both are unchanged, a step needs no computation.
     """
 
     start: int
@@ -127,7 +127,10 @@ class Interval:
         self.renewals.append(Renewal(self.steps, rows, norms))
 
     def take_up_renewals(self) -> None:
-        """Make `latest` and `moments` what they are with all renewals. Call it at steps that do not depend on kills."""
+        """Apply all renewals to `latest` and `moments`.
+
+        Call it only at steps that are the same in interrupted and uninterrupted runs, so that both round alike.
+        """
         if not self.renewals:
             return
         if self.latest is self.measured:
@@ -231,7 +234,7 @@ class NormRecorder:
             self._interval.extend(rule)
 
     def store(self) -> None:
-        """Have the snapshot of the open interval stored, if there is one."""
+        """Queue the snapshot of the open interval, if there is one, to be stored."""
         if self._interval is not None:
             self.write(self._interval)
 
@@ -240,11 +243,11 @@ class NormRecorder:
         self._writer.wait()
 
     def complete(self) -> None:
-        """Store that no further snapshot follows. Raises: StorageError."""
+        """Mark the stored snapshots as complete. Raises: StorageError."""
         self._writer.complete()
 
     def close(self) -> None:
-        """Begin to store nothing more, and wait for what has begun."""
+        """Store nothing more, and wait for writes in progress."""
         self._writer.close()
 
     def state(self) -> dict[str, Any] | None:

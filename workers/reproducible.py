@@ -1,4 +1,4 @@
-"""How torch computes within one trial: threads, determinism, precision and random state, and its errors in words."""
+"""Settings of torch for one trial (threads, determinism, precision, random state), and clearer errors of torch."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def reproducible(execution: ExecutionSpec, seed: int) -> Iterator[None]:
     """Set threads, determinism, precision and torch's global random state for one trial, and restore them afterwards.
 
     TensorFloat-32 is off: it rounds factors to 10 bits, so a clipped gradient could exceed its bound by far more than
-    the rounding error that the noise covers. The debug mode "error" is torch.use_deterministic_algorithms without its
-    import of the compiler (torch._inductor), which reads its own setting from the environment.
+    the rounding error that the noise covers. Debug mode "error" does the same as torch.use_deterministic_algorithms but
+    does not import the compiler (torch._inductor), which reads its own setting from the environment.
     """
     device = choose_device(execution.device)
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministic algorithms need on CUDA
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required by deterministic algorithms on CUDA
     if execution.deterministic:
         os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")
     threads, deterministic = torch.get_num_threads(), torch.get_deterministic_debug_mode()

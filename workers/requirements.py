@@ -1,4 +1,4 @@
-"""What a trial needs besides fields in their bounds: checked when a sweep is planned, and again before training."""
+"""Requirements on a trial that involve several fields or the data, checked by the planner and again before training."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ def check_spec(spec: TrialSpec, mechanism: TrialMechanism, method: ClippingMetho
 
     public_size: number of public examples in the data set.
 
-    Raises: InvalidInput for an unknown device, for noise without clipping, for a validation-driven schedule without
-    public data, and for an audit that its sampling does not allow.
+    Raises: InvalidInput for an unknown device, noise without clipping, a clipping method that needs norms which the
+    trial does not refresh, a filter without epsilon, a validation-driven schedule without public data, and an audit
+    that its sampling does not allow.
     """
     if spec.audit is not None:
         check_audit(spec.audit, spec.sampling, mechanism.dataset_size)

@@ -1,4 +1,4 @@
-"""How many examples a norm pass takes at once: as many as are fast, and the same in a run that is resumed."""
+"""Number of examples in one norm pass, chosen for speed; a resumed run uses the same number."""
 
 from __future__ import annotations
 
@@ -11,33 +11,35 @@ from torch.func import functional_call
 
 from workers.gradients import RandomState, modes_kept
 
-_LEAST, _MOST, _NUMBERS = 512, 4096, 2**18
-"""The fewest and the most examples of a norm pass, and what examples times features, or parameters, come to between."""
-_FEWEST, _BLOCK = 16, 2**20
-"""On a CPU, the fewest examples where layers are wide, and what examples times the widest layer come to at most: with
-the nine places of a convolution's kernel these are the 32 MiB from which glibc takes new memory for each block."""
+_MIN_EXAMPLES, _MAX_EXAMPLES, _TARGET_VALUES = 512, 4096, 2**18
+"""Smallest and largest norm pass in examples; between them, examples x max(features, parameters) is the third."""
+_MIN_WIDE_EXAMPLES, _MAX_WIDE_VALUES = 16, 2**20
+"""On a CPU with wide layers: minimum of examples, and maximum of examples x size of the widest layer's output.
+
+Times 9 for a convolution's 3 x 3 kernel, this is about 32 MiB of float32; glibc maps larger blocks anew each time.
+"""
 
 
 def rows_at_once(features: int, parameters: int, widest: int = 0) -> int:
-    """Examples per norm pass. A function of sizes, so that a resumed run repeats every bit.
+    """Examples per norm pass. Depends on sizes only, so that a resumed run is bit-identical.
 
-    More where examples have few features and the model few parameters: a pass then takes as long to start as to do.
-    What layers keep of an example is at most about features times parameters. Fewer where layers are wide.
-    widest: of `widest_layer`; 0 on a GPU, which is faster the more it is given.
+    Larger if examples have few features and the model few parameters, because starting a pass then takes as long as its
+    computation. Smaller if layers are wide. widest: from `widest_layer`, or 0 on a GPU, where more examples are faster.
 
     >>> rows_at_once(features=40, parameters=82), rows_at_once(features=784, parameters=500_000)
     (3196, 512)
     >>> rows_at_once(features=3072, parameters=270_000, widest=16_384)
     64
     """
-    most = min(max(_LEAST, _NUMBERS // max(features, parameters)), _MOST)
-    return min(most, max(_FEWEST, _BLOCK // widest)) if widest else most
+    most = min(max(_MIN_EXAMPLES, _TARGET_VALUES // max(features, parameters)), _MAX_EXAMPLES)
+    return min(most, max(_MIN_WIDE_EXAMPLES, _MAX_WIDE_VALUES // widest)) if widest else most
 
 
 def widest_layer(model: nn.Module, example: Tensor) -> int:
-    """Size of the largest output of a module for ``example`` [1, ...], of those that run where one example alone fails.
+    """Number of values in the largest module output for ``example`` [1, ...].
 
-    The model stays as it is: its modes, its buffers and torch's random numbers.
+    If the model fails on one example, only the modules that ran before the failure count. Modes, buffers and torch's
+    random states are unchanged.
     """
     found = [0]
 

@@ -23,20 +23,25 @@ from workers.history import EpochRecord
 class Stateful(Protocol):
     """A component that changes from step to step.
 
-    Guarantee: a new component of the same trial that restores this state continues bit for bit. The state consists of
-    tensors, numbers, text, bytes and containers of them; it is private.
+    Guarantee: a new component of the same trial that restores this state continues bit-identically. The state consists
+    of tensors, numbers, text, bytes and containers of them; it is private.
     """
 
-    def state(self) -> Any: ...
+    def state(self) -> Any:
+        """The current state, for `restore`."""
+        ...
 
-    def restore(self, state: Any) -> None: ...
+    def restore(self, state: Any) -> None:
+        """Continue from a `state`."""
+        ...
 
 
 @dataclass
 class Counters:
-    """Exact counts and means over training batches and examples: private data.
+    """Exact counts and means over training batches and examples. Private data.
 
-    departures: of groups with examples, where a filter limits them. courses: of groups with examples.
+    departures: one for each group with examples, if the clipping method is a filter. courses: likewise, if norms are
+    refreshed.
     """
 
     non_finite_gradients: int = 0
@@ -62,11 +67,11 @@ class RunState:
     history: tuple[EpochRecord, ...] = ()
 
     def state(self) -> dict[str, Any]:
-        return {each.name: _WRITERS.get(each.name, _as_it_is)(getattr(self, each.name)) for each in fields(self)}
+        return {each.name: _WRITERS.get(each.name, _unchanged)(getattr(self, each.name)) for each in fields(self)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         for each in fields(self):
-            setattr(self, each.name, _READERS.get(each.name, _as_it_is)(state[each.name]))
+            setattr(self, each.name, _READERS.get(each.name, _unchanged)(state[each.name]))
 
 
 _HISTORY: TypeAdapter[tuple[EpochRecord, ...]] = TypeAdapter(
@@ -78,8 +83,11 @@ _WRITERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "counters": _COUNTERS.dump_json,
     "history": _HISTORY.dump_json,
 }
-"""Writers of the fields that are dataclasses. What grows with the epochs becomes JSON, a hundred times faster than
-`torch.save` would store each number of it; JSON keeps every bit of a double."""
+"""Writers of the fields that are dataclasses.
+
+Fields that grow with the epochs become JSON, which keeps every bit of a double and is a hundred times faster than
+`torch.save`, which stores each number by itself.
+"""
 _READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "clipping": lambda state: ClippingState(**state),
     "counters": _COUNTERS.validate_json,
@@ -88,7 +96,7 @@ _READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
 
 
 def read_counters(uri: str) -> Counters:
-    """The stored counters of a trial, empty where there are none. Raises `DataCorruption` when they are damaged."""
+    """The stored counters of a trial; empty if there are none. Raises: DataCorruption when they are damaged."""
     try:
         return _COUNTERS.validate_json(read_private(uri))
     except FileNotFoundError:
@@ -97,35 +105,36 @@ def read_counters(uri: str) -> Counters:
         raise DataCorruption(f"{uri} is damaged; restore it from a backup, or run the trial again") from error
 
 
-def _as_it_is(value: Any) -> Any:
+def _unchanged(value: Any) -> Any:
     return value
 
 
 class ModelValues:
-    """The trainable parameters and the buffers of a model.
+    """Parameters and buffers of a model, as stored in a checkpoint.
 
-    Frozen parameters are those that the model is built with: a checkpoint keeps their digest, so that one of an adapter
-    is as small as the adapter. Those that the model changes in place itself are kept, too.
+    A frozen parameter that still has its initial value is not stored, because the model is built with it again; the
+    checkpoint holds a digest of these values instead, so the checkpoint of an adapter is as small as the adapter.
+    Frozen parameters that the model changes in place are stored.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._built = {id(value): value._version for value in model.parameters() if not value.requires_grad}
-        self._digest = _digest_of_what_stays(model)
+        self._digest = _digest_of_frozen(model)
 
     def state(self) -> dict[str, Any]:
         stored = self._model.state_dict(keep_vars=True)
-        kept = {name: value for name, value in stored.items() if not self._stays(value)}
+        kept = {name: value for name, value in stored.items() if not self._is_unchanged_frozen(value)}
         values = {name: each.detach() if isinstance(each, torch.Tensor) else each for name, each in kept.items()}
         return {"values": values, "built": self._digest}
 
-    def _stays(self, value: Any) -> bool:
-        """Whether it is a frozen parameter with the value that the model was built with."""
+    def _is_unchanged_frozen(self, value: Any) -> bool:
+        """Whether ``value`` is a frozen parameter that was never changed in place."""
         return id(value) in self._built and value._version == self._built[id(value)]
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Raises: InvalidInput where the model is built with other parameters than that of the state."""
-        if not isinstance(state.get("built"), str):  # of an earlier version, which kept the whole model
+        """Set the values of a `state`. Raises: InvalidInput if the model was built with other parameters."""
+        if not isinstance(state.get("built"), str):  # state of an earlier version, which stored the whole model
             self._model.load_state_dict(state)
         elif state["built"] == self._digest:
             self._model.load_state_dict(state["values"], strict=False)
@@ -136,7 +145,7 @@ class ModelValues:
             )
 
 
-def _digest_of_what_stays(model: nn.Module) -> str:
+def _digest_of_frozen(model: nn.Module) -> str:
     """sha256 of the names, types and shapes of all parameters, and of the values of frozen ones."""
     digest = hashlib.sha256()
     for name, value in model.named_parameters():
@@ -174,7 +183,7 @@ class CpuGenerator:
 
 @dataclass(frozen=True)
 class CudaGenerator:
-    """The global generator of a CUDA device. State None on a CPU, so a run may resume on the other kind of device."""
+    """The global generator of a CUDA device. On a CPU its state is None, so a run may resume on the other kind."""
 
     device: torch.device
 

@@ -1,4 +1,4 @@
-"""Batch samplers. Each one draws batches exactly as the sampling in the trace says."""
+"""Batch samplers. Each draws batches with exactly the distribution that the trace states to the accountant."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ Rows = npt.NDArray[np.int64]
 class Sampler(Protocol):
     """Draws batches of rows of the training set, reproducibly from `state`.
 
-    Guarantee: while the seed or key of its `RowDraws` is secret, batches are distributed as the `planned_sampling` of
-    the trial, independently of the data and of all noise. The rows of a batch are distinct and ascending, so sums over
-    a batch do not depend on the order of drawing.
+    Guarantee: while the seed or key of its `RowDraws` is secret, batches have the distribution of the trial's
+    `planned_sampling` and are independent of the data and of all noise. The rows of a batch are distinct and ascending,
+    so sums over a batch do not depend on the order of drawing.
     """
 
     def next_batch(self) -> Rows:
@@ -41,7 +41,7 @@ class RowDraws(Protocol):
     """Random choices among the rows 0 .. n - 1, independent of each other and reproducible from `state`."""
 
     def each(self, n: int, expected: int) -> Rows:
-        """Each row independently with probability expected / n; ascending."""
+        """Rows of a Poisson batch: each row joins independently with probability expected / n; ascending."""
         ...
 
     def subset(self, n: int, count: int) -> Rows:
@@ -58,10 +58,10 @@ class RowDraws(Protocol):
 
 
 class SeededRows:
-    """Research mode: numpy's PCG64, seeded by the trial.
+    """Random choices of research mode: numpy's PCG64, seeded by the trial.
 
-    The rows of large data sets are drawn at once: how many, and which. A trial of an earlier version goes on to look at
-    each.
+    For large data sets a Poisson batch is drawn as a binomial size and a random subset of that size. A trial begun with
+    an earlier version keeps drawing a number for each row, so that a resumed run repeats its batches.
     """
 
     def __init__(self, seed: int) -> None:
@@ -87,14 +87,18 @@ class SeededRows:
 
 
 class Bits(Protocol):
-    """Uniform bits from a secret key, reproducible from `state`. cipher: its name in `CIPHERS`."""
+    """Uniform bits from a secret key, reproducible from `state`. cipher: name in `CIPHERS`."""
 
     @property
     def cipher(self) -> str: ...
 
-    def octets(self, count: int) -> npt.NDArray[np.uint8]: ...
+    def octets(self, count: int) -> npt.NDArray[np.uint8]:
+        """``count`` uniform bytes."""
+        ...
 
-    def words(self, count: int) -> npt.NDArray[np.uint64]: ...
+    def words(self, count: int) -> npt.NDArray[np.uint64]:
+        """``count`` uniform 64-bit words."""
+        ...
 
     def state(self) -> dict[str, Any]: ...
 
@@ -105,24 +109,24 @@ CIPHERS: Final[Mapping[str, Callable[[], Bits]]] = {
     "chacha20": ChaChaBits.from_os,
     "shake256": KeyedStream.from_os,
 }
-"""Makers with a fresh key from the operating system, by the names that checkpoints keep."""
+"""Factories of `Bits` with a fresh key from the operating system, by the names that checkpoints store."""
 
 
 class KeyedRows:
-    """Choices from a secret key. They have the stated distribution if the bits of the stream are uniform.
+    """Random choices from a secret key, with the stated distribution if the bits of the stream are uniform.
 
-    Of large data sets the gaps between rows are drawn. A trial of an earlier version goes on to look at each row, and
-    with SHAKE-256.
+    For large data sets the gaps between the rows of a Poisson batch are drawn. A trial begun with an earlier version
+    keeps drawing a number for each row, and keeps SHAKE-256, so that a resumed run repeats its batches.
     """
 
     def __init__(self, stream: Bits) -> None:
         self._stream, self._draws_gaps = stream, True
 
     def each(self, n: int, expected: int) -> Rows:
-        """The probability is rounded down to a multiple of 2^-72, which never weakens the guarantee; by gaps, as
-        `rows_by_gaps` says.
+        """Rows of a Poisson batch, by gaps for large data sets (`rows_by_gaps`), otherwise by 72 bits for each row.
 
-        A row's first byte decides unless it ties with the threshold (one row in 256); ties draw 64 more bits.
+        The probability is rounded down to a multiple of 2^-72, which never weakens the guarantee. A row's first byte
+        decides unless it equals the threshold (one row in 256); only then are the other 64 bits drawn.
         """
         if self._draws_gaps and are_worth_it(n, expected):
             return rows_by_gaps(self._stream, n, expected)
@@ -135,7 +139,7 @@ class KeyedRows:
         return rows[joins]
 
     def subset(self, n: int, count: int) -> Rows:
-        """The rows with the ``count`` smallest random numbers; base-256 digits are drawn only while rows are tied."""
+        """The ``count`` rows with the smallest random numbers, whose base-256 digits are drawn only while rows tie."""
         rows, chosen = np.arange(n), list[Rows]()
         while 0 < count < len(rows):
             digits = self._stream.octets(len(rows))
@@ -220,17 +224,19 @@ class ShuffledSampler(_RowSampler):
 
 
 class LeavesOut(Protocol):
-    """Rows that take part in no batch; they may change when a state is restored."""
+    """Names rows to exclude from all batches."""
 
     @property
-    def absent(self) -> Rows: ...
+    def absent(self) -> Rows:
+        """The excluded rows; they may change when a state is restored."""
+        ...
 
 
 class PartialSampler:
-    """Batches of another sampler without given rows, which are as if they were not in the data set.
+    """Batches of another sampler without the excluded rows, as drawn from the neighbouring data set without them.
 
-    For Poisson batches, so they are drawn from the other rows at the same rate; in a shuffled epoch the rows are null
-    records, which keep their places.
+    Poisson batches are then drawn from the other rows at the same sample rate (add/remove adjacency). In a shuffled
+    epoch the excluded rows keep their places as null records (zero-out adjacency).
     """
 
     def __init__(self, whole: Sampler, leaves_out: LeavesOut) -> None:
@@ -249,9 +255,9 @@ class PartialSampler:
 
 
 class CutSampler:
-    """Batches of another sampler; of one larger than ``max_batch_size`` a uniformly random subset is kept.
+    """Batches of another sampler, cut to a uniformly random subset of ``max_batch_size`` rows if larger.
 
-    The subset is drawn independently of everything else, as `TruncatedPoissonSampling` is accounted for.
+    The subset is drawn independently of everything else, as the accounting of `TruncatedPoissonSampling` assumes.
     """
 
     def __init__(self, uncut: Sampler, max_batch_size: int, draws: RowDraws) -> None:
@@ -279,15 +285,18 @@ SAMPLERS: Final[Mapping[str, Callable[[int, int, RowDraws], Sampler]]] = {
 
 
 AUDITABLE: Final = ("poisson", "shuffle")
-"""Samplings from whose batches rows can be taken as in a neighbouring data set; a fixed batch would be too small."""
+"""Samplings that can leave canaries out of batches as a neighbouring data set would.
+
+``fixed`` cannot: its batches, without the canaries, would be smaller than those of the neighbouring data set.
+"""
 
 
 def make_sampler(
     spec: SamplingSpec, dataset_size: int, draws: RowDraws, leaves_out: LeavesOut | None = None
 ) -> Sampler:
-    """The sampler a trial names, over rows 0 .. dataset_size - 1. Raises InvalidInput as `planned_sampling` does.
+    """The sampler that a trial names, over rows 0 .. dataset_size - 1. Raises: InvalidInput as `planned_sampling`.
 
-    leaves_out: the rows that an `AUDITABLE` sampling leaves out of every batch, before it is cut.
+    leaves_out: rows to exclude from every batch before it is cut to ``max_batch_size``; `AUDITABLE` samplings only.
     """
     planned_sampling(spec, dataset_size)
     sampler = lookup(SAMPLERS, spec.method, "sampling")(dataset_size, spec.expected_size(dataset_size), draws)

@@ -1,10 +1,10 @@
 """The specification of one trial: all settings that a training worker needs.
 
-The planner makes a `TrialSpec`, sends it as JSON, and the worker never changes it. Fields are split by privacy meaning:
-`sampling`, `clipping`, `noise`, `epochs` and released preprocessing change the mechanism; `execution` changes only
-speed and memory; `attacks` examine the trained model, and `audit` leaves some examples out to do so. The bounds of a
-number are in the type of its field, which sweep files use too; other requirements of a section are in its
-`__post_init__`.
+The planner makes a `TrialSpec` and sends it as JSON; the worker never changes it. Fields are split by their effect on
+privacy: `sampling`, `clipping`, `noise`, `epochs` and released preprocessing change the mechanism; `execution` changes
+only speed and memory; `attacks` examine the trained model, and `audit` leaves some examples out of training to do so.
+The type of a number field holds its bounds, which sweep files use too; `__post_init__` checks all other requirements
+of a section.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ def _is_none(value: object) -> bool:
 
 
 def _is_everything(value: object) -> bool:
-    """Not written, so that trials of versions without the field can still be resumed."""
+    """Whether to leave the field out of the JSON, so that trials of versions without it can still be resumed."""
     return value == "everything"
 
 
 @dataclass(frozen=True)
 class Component:
-    """Name and parameters of a component; both are checked where the component is built."""
+    """Name and parameters of a component, such as a clipping method; both are checked when the component is built."""
 
     name: str
     params: Params = field(default_factory=dict, hash=False)
@@ -68,8 +68,11 @@ class Component:
 
 @dataclass(frozen=True)
 class DataPart:
-    """One of ``of`` disjoint parts of the training examples, and the last of them held out: for a candidate of an
-    `accounting.exponential_choice.ExponentialChoice`. place: counted from 0; never the last part's."""
+    """Training part of one candidate of an `accounting.exponential_choice.ExponentialChoice`.
+
+    The training examples are split into ``of`` disjoint parts. The candidate trains on part ``place``, and the last
+    part is held out to choose among candidates. place: counted from 0, below ``of`` - 1.
+    """
 
     place: Annotated[int, Field(ge=0)]
     of: Annotated[int, Field(ge=2)]
@@ -96,7 +99,7 @@ class DataSpec:
     public_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     split_seed: Annotated[int, Field(ge=0)] = 0
     part: Annotated[DataPart | None, Field(exclude_if=_is_none)] = None
-    """What a candidate is trained on, where candidates share the data; no key of a sweep file."""
+    """Part of the data that a candidate trains on, if several candidates share the data; not a key of sweep files."""
 
     def __post_init__(self) -> None:
         check_bounds(self, "data")
@@ -109,7 +112,7 @@ class SamplingSpec:
     method: a name in `accounting.samplings.SAMPLINGS`. batch_size: the expected batch size, which is public; full: all
     training examples, so that an epoch is one step.
 
-    max_batch_size: of a larger Poisson batch, only a uniformly random subset of this size is kept.
+    max_batch_size: a larger Poisson batch is cut to a uniformly random subset of this size.
     """
 
     method: Annotated[str, name_in(SAMPLINGS)]
@@ -137,15 +140,15 @@ class NoiseSpec:
 
 @dataclass(frozen=True)
 class BudgetSpec:
-    """Stop before the first epoch whose cost would exceed the budget: exactly one of rho (zCDP) and epsilon."""
+    """Training stops before the first epoch that would exceed the budget: exactly one of rho (zCDP) and epsilon."""
 
     rho: Annotated[float, Field(gt=0.0)] | None = None
-    """Of zero-concentrated DP."""
+    """Budget in zero-concentrated DP."""
     epsilon: Annotated[float, Field(gt=0.0)] | None = None
-    """At the sweep's delta."""
+    """Budget as an epsilon at the sweep's delta."""
     covers: Annotated[Literal["everything", "training"], Field(exclude_if=_is_everything)] = "everything"
-    """What the budget pays for: everything that is released, or the steps of training alone, without releases on the
-    whole data such as ``dp_pca``, a bound, or statistics. Every epsilon that is shown counts everything."""
+    """What the budget covers: every release, or only the training steps, without releases made from the whole data
+    such as ``dp_pca``, a private clipping bound, or statistics. Reported epsilons always count every release."""
 
     def __post_init__(self) -> None:
         check_bounds(self, "budget")
@@ -157,9 +160,10 @@ class BudgetSpec:
 class NormSpec:
     """How often the gradient norms of all examples are computed.
 
-    refreshes_per_epoch: times per epoch (gamma of paper A), at every step, or when sampled: once, at step 0, and then
-    each example's whenever it is in a batch, where its norm is computed anyway; off: never, so that no cost of single
-    examples is known. rows_per_part: rows of one part, which is accounted on its own.
+    refreshes_per_epoch: times per epoch (gamma of paper A); every_step: at every step; when_sampled: all norms once, at
+    step 0, then each example's norm whenever it is in a batch, where it is computed anyway; off: never, so that no
+    epsilon of single examples is computed. rows_per_part: examples in one part of the stored norms; each part is
+    accounted on its own.
     """
 
     refreshes_per_epoch: Annotated[float, Field(gt=0.0)] | Literal["every_step", "when_sampled", "off"] = 1.0
@@ -187,7 +191,7 @@ class NormSpec:
 
     @property
     def snapshots_per_epoch(self) -> float | None:
-        """How often norms are stored; None: at every step; 0: never."""
+        """Number of stored snapshots per epoch; None: one at every step; 0: none."""
         words = {"every_step": None, "when_sampled": 1.0, "off": 0.0}
         often = self.refreshes_per_epoch
         return words[often] if isinstance(often, str) else often
@@ -203,7 +207,7 @@ MinGroupSize = Annotated[int, Field(ge=1)]
 
 @dataclass(frozen=True)
 class RmiaSpec:
-    """reference_models: trained for the attack, each at the cost of about one trial. A pair already helps."""
+    """reference_models: models trained for the attack, each at the cost of about one trial. A pair already helps."""
 
     reference_models: Annotated[int, Field(ge=2, le=256)]
 
@@ -221,24 +225,24 @@ class AttackSpec:
     """Attacks on the trained model. They do not change the training; their results are private data.
 
     loss_threshold: membership inference by a loss threshold, per group (see `workers.attacks`). training_scores: loss
-    and scores, such as accuracy, on the training examples, per group; by how much they are better than those on test
-    examples is what guessing "a member if predicted right" gains (Yeom et al. 2018). rmia: membership inference by a
-    likelihood ratio with reference models (see `workers.membership`).
+    and scores, such as accuracy, on the training examples, per group; training accuracy minus test accuracy is the
+    advantage of the attack that guesses "member" for each correctly predicted example (Yeom et al. 2018). rmia:
+    membership inference by a likelihood ratio with reference models (see `workers.membership`).
     """
 
     loss_threshold: bool = False
     training_scores: Annotated[bool, Field(exclude_if=operator.not_)] = False
     rmia: Annotated[RmiaSpec | None, Field(exclude_if=_is_none)] = None
-    """Not written where it is None, as ``training_scores`` is not where it is False, so that trials of versions without
-    them can still be resumed."""
+    """None is not written to JSON, nor is a false ``training_scores``: trials of versions without these fields can
+    still be resumed."""
 
 
 @dataclass(frozen=True)
 class AuditSpec:
     """A one-run audit (see `workers.audit`); about half of the canaries are left out of training.
 
-    canaries: number of random training examples, each left out by a fair coin. confidence: probability with which all
-    lower bounds of the audit hold.
+    canaries: number of random training examples; a fair coin for each decides whether it is left out. confidence:
+    probability with which all lower bounds of the audit hold together.
     """
 
     canaries: Annotated[int, Field(ge=1)]
@@ -250,20 +254,20 @@ class AuditSpec:
 
 @dataclass(frozen=True)
 class ExecutionSpec:
-    """Fields that change only speed and memory, never the mechanism."""
+    """How a trial is computed: fields that change only speed and memory, never the mechanism."""
 
     device: str = "auto"
     """``auto``, ``cpu``, ``cuda`` or ``cuda:0``."""
     micro_batch_size: Annotated[int, Field(ge=1)] | None = None
-    """Examples whose gradients are taken at a time; by default the whole batch."""
+    """Examples whose gradients are computed at a time; by default the whole batch."""
     last_micro_batch: Literal["shorter", "padded"] = "shorter"
     """``padded``: the last micro-batch is filled up with rows of weight 0, so that all have one shape."""
     threads: Annotated[int, Field(ge=1, le=MAX_THREADS)] = 1
     """Threads of torch in each trial."""
     checkpoint_every_epochs: Annotated[float, Field(ge=1e-6)] = 1.0
-    """Epochs, or a part of one, between checkpoints."""
+    """Epochs between checkpoints; may be a fraction."""
     deterministic: bool = True
-    """Whether a trial that is run again gives the same bits."""
+    """Whether a repeated run gives bit-identical results."""
     autocast: bool = False
     """Whether the model computes in bfloat16 where torch allows it."""
 
@@ -277,12 +281,12 @@ class ExecutionSpec:
 
 
 SPEED: Final = ("device", "micro_batch_size", "last_micro_batch", "threads", "checkpoint_every_epochs", "deterministic")
-"""Fields of `ExecutionSpec` that say how fast a trial runs and no more: it is the same trial at any of their values."""
+"""Fields of `ExecutionSpec` that affect only speed; changing them does not make it another trial."""
 
 
 @dataclass(frozen=True)
 class TrialSpec:
-    """All settings of one trial. key: its name, unique within a sweep. delta: at which epsilon is reported.
+    """All settings of one trial. key: its name, unique within a sweep. delta: the delta of reported epsilons.
 
     >>> spec = TrialSpec(
     ...     key="a", data=DataSpec("digits"), model=Component("logistic"), sampling=SamplingSpec("poisson", 64),
@@ -311,14 +315,14 @@ class TrialSpec:
     norms: NormSpec = field(default_factory=NormSpec)
     attacks: AttackSpec = field(default_factory=AttackSpec)
     min_group_size: MinGroupSize = 10
-    """Examples that a group of the test data must have to be shown."""
+    """Smallest number of test examples for which a group's measures are shown."""
     audit: AuditSpec | None = None
     noise_source: NoiseSourceName = "seeded"
     execution: ExecutionSpec = field(default_factory=ExecutionSpec)
     adjacency: Adjacency | None = None
-    """Adjacency of the claim; None for the first of the sampling's own."""
+    """Adjacency of the privacy claim; None: the first one that the sampling supports."""
     selection: Annotated[Selection | None, Field(exclude_if=_is_none)] = None
-    """The trial was chosen so among several candidates, and is the only one that is released."""
+    """How the trial was selected among several candidates, if it was; only the selected one is released."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -326,13 +330,15 @@ class TrialSpec:
 
     @property
     def is_private(self) -> bool:
+        """Whether training adds noise: the initial noise multiplier is above 0."""
         return self.noise.initial_noise_multiplier > 0.0
 
     def to_json(self) -> str:
+        """The spec as JSON; some newer fields are left out at their default (see `exclude_if`)."""
         return _ADAPTER.dump_json(self, indent=2).decode()
 
     def checked(self) -> TrialSpec:
-        """This spec as it is read back from JSON, where for instance tuples of parameters are lists.
+        """This spec after a round trip through JSON, where for instance tuples in parameters become lists.
 
         Raises: InvalidInput naming the first field whose value has another type than declared.
         """
@@ -349,11 +355,12 @@ class TrialSpec:
 
     @staticmethod
     def from_json(text: str | bytes) -> TrialSpec:
+        """The spec from JSON. Raises: ValidationError of pydantic, a ValueError."""
         return _ADAPTER.validate_json(text)
 
 
 def at_speed_of(spec: TrialSpec, execution: ExecutionSpec) -> TrialSpec:
-    """The same trial with the fields `SPEED` of ``execution``."""
+    """``spec`` with the `SPEED` fields of ``execution``; autocast, which changes results, is kept."""
     return replace(spec, execution=replace(execution, autocast=spec.execution.autocast))
 
 

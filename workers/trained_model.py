@@ -48,10 +48,11 @@ class TrainedModel:
     fitted: State
 
     def logits(self, features: npt.ArrayLike | Tensor) -> npt.NDArray[np.float32]:
-        """Outputs [n, classes], or as the task has them, of examples [n, ...], given as the data source stores them.
+        """Outputs of the model for examples [n, ...]: logits [n, classes], or the outputs of another task.
 
-        Preprocessing and preparation are applied as in the trial's evaluation. The model runs on batches of
-        `workers.evaluation.BATCH_SIZE`; memory holds the preprocessed features of all examples and their logits.
+        features: as the data source stores them. Preprocessing and preparation are applied as in the trial's
+        evaluation. The model runs on batches of `workers.evaluation.BATCH_SIZE`; memory holds the preprocessed features
+        of all examples and their logits.
 
         Raises: InvalidInput for another shape, or for values that the stored type cannot represent.
         """
@@ -87,7 +88,7 @@ class TrainedModel:
         return stored
 
     def _dataset(self, features: Tensor) -> Dataset:
-        """The examples as the training split of a data set, as preprocessing needs them; labels are zeros."""
+        """A data set with the examples as its training split, which preprocessing takes; labels are zeros."""
         none = torch.zeros(len(features), dtype=torch.int64)
         rows = Split(features, none, none, torch.arange(len(features)))
         names = tuple(map(str, range(self.num_classes)))
@@ -96,10 +97,10 @@ class TrainedModel:
 
 
 def describe_inputs(spec: TrialSpec, source: Dataset, dataset: Dataset, fitted: State) -> dict[str, Any]:
-    """What `load_trained` needs besides the weights; all of it is public.
+    """The facts that `load_trained` needs besides the weights; all are public.
 
-    source: the data as loaded; dataset: the data after preprocessing; fitted: the state of the preprocessing, which for
-    private preprocessing is its release. The preparation is stored only if it is known not to depend on the rows.
+    source: the data as loaded. dataset: the data after preprocessing. fitted: the state of the preprocessing, which for
+    private preprocessing is its release. The preparation is included only if it is known not to depend on the rows.
     """
     return {
         "example_shape": list(source.train.features.shape[1:]),
@@ -114,7 +115,7 @@ def describe_inputs(spec: TrialSpec, source: Dataset, dataset: Dataset, fitted: 
 
 
 def _kept_preparation(spec: TrialSpec, preparation: Preparation) -> dict[str, Any] | None:
-    """None for the user's own preparation: it may be code, or hold statistics of the rows."""
+    """The preparation as plain values; None for one of the user's own, which may be code or hold statistics of rows."""
     if is_import_path(spec.data.name) and preparation not in (Scaling(), Tokens()):
         return None
     for name, kind in _PREPARATIONS.items():
@@ -135,11 +136,11 @@ def input_of(files: TrialFiles) -> tuple[tuple[int, ...], str]:
 
 def output_axes(files: TrialFiles) -> int:
     """Number of axes of what a trained model returns for one example. Raises: see `load_model`."""
-    return int(_read(files.inputs, _INPUTS).get("output_axes", 1))  # earlier versions had classes alone
+    return int(_read(files.inputs, _INPUTS).get("output_axes", 1))  # earlier versions had only classification
 
 
 def load_model(files: TrialFiles, spec: TrialSpec, code: UserCode = NO_CODE) -> nn.Module:
-    """The trained model of ``spec`` on the CPU, in evaluation mode; averaged parameters where averaging was on.
+    """The trained model of ``spec`` on the CPU, in evaluation mode, with averaged parameters if averaging was on.
 
     Raises:
         InvalidInput: the trial has not finished training, an earlier version trained it, the weights do not fit, or the
@@ -152,7 +153,7 @@ def load_model(files: TrialFiles, spec: TrialSpec, code: UserCode = NO_CODE) -> 
 def load_trained(files: TrialFiles, spec: TrialSpec, code: UserCode = NO_CODE) -> TrainedModel:
     """The trained model of ``spec`` with the preprocessing and preparation of its inputs.
 
-    Data are read only for the user's own source with its own preparation. Raises: see `load_model`.
+    Data are read only for a source of the user's own with its own preparation. Raises: see `load_model`.
     """
     inputs = _read(files.inputs, _INPUTS)
     return TrainedModel(
@@ -189,7 +190,7 @@ def _preparation(spec: TrialSpec, kept: Mapping[str, Any] | None, code: UserCode
 
 
 def _read(uri: str, keys: Set[str] = frozenset()) -> dict[str, Any]:
-    """The stored mapping, which must have ``keys``."""
+    """The mapping stored at ``uri``. Raises: InvalidInput if missing, DataCorruption if damaged or without ``keys``."""
     try:
         content = read_bytes(uri)
     except FileNotFoundError:

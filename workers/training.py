@@ -55,7 +55,7 @@ from workers.spec import TrialSpec
 
 
 class Trainer:
-    """A training run, one step at a time. After `restore` of a `state` it continues bit for bit."""
+    """A training run, one step at a time. After `restore` of a `state` it continues bit-identically."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class Trainer:
         return everyone, NormRecorder(self._data, rows, self.gradients, writer)
 
     def divide(self, gradients: BatchGradients) -> None:
-        """From here on, have ``gradients`` compute what this process computed alone, with the same model."""
+        """Use ``gradients``, which several processes compute with the same model, from here on."""
         self.gradients = gradients
         for recorder in self.recorders:
             recorder.gradients = gradients
@@ -234,7 +234,7 @@ class Trainer:
         self._open_interval(self.step_count, self.noise_multiplier)
 
     def measure(self, first: int) -> None:
-        """Compute the norms of the ``first`` examples, and keep none: for how long that takes."""
+        """Compute the norms of the ``first`` examples and discard them, to measure the time."""
         self._everyone.measure(first)
 
     @property
@@ -304,7 +304,7 @@ class Trainer:
         return self._rule.weights(batch)
 
     def _decide(self, noisy_answer: Tensor) -> None:
-        """Decide on the rule of this step; without a query, it is the last one while the clipping state stands."""
+        """Set the rule of this step; without a query, the last rule is reused while the clipping state is unchanged."""
         clipping = self._run.clipping
         if self._method.query is not None or clipping is not self._decided_from:
             self._rule = self._method.decide(clipping, noisy_answer, self._setting)

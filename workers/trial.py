@@ -118,7 +118,7 @@ def follow_trial(
 
 
 def _meet(group: RankGroup | None) -> None:
-    """Let all ranks begin together, with what rank 0 has stored."""
+    """Wait until rank 0 has stored the first checkpoint, so that all ranks begin from it."""
     if group is not None:
         group.meet()
 
@@ -128,10 +128,11 @@ def _ignore(progress: Progress) -> None:
 
 
 def _as_begun(files: TrialFiles, spec: TrialSpec) -> TrialSpec:
-    """The trial at the speed that it began with, as another would round the steps since its checkpoint otherwise.
+    """``spec`` with the speed settings (`SPEED`) that the trial began with.
 
-    Noise that is repeated hides no difference of what it is added to, even one of rounding. Raises: InvalidInput where
-    the folder holds another trial.
+    Other settings would round the steps since the checkpoint differently, and as a resumed run repeats its noise, the
+    noise would not hide such a difference. Raises: InvalidInput if the folder holds another trial, DataCorruption if
+    the stored spec is damaged.
     """
     if not exists(files.spec):
         return spec
@@ -161,8 +162,11 @@ def _refuse_other_releases(files: TrialFiles, releases: tuple[Release, ...]) -> 
 
 @dataclass(frozen=True)
 class Begun:
-    """A trial before its first step, or at its checkpoint. source: the data set before its preprocessing; fitted: what
-    the preprocessing has fitted. random_states: of the other ranks. save: writes the checkpoint."""
+    """A trial before its first step, or at its checkpoint.
+
+    source: the data set before preprocessing. fitted: state of the preprocessing. random_states: of the other ranks.
+    save: writes the checkpoint.
+    """
 
     trainer: Trainer
     source: Dataset
@@ -218,9 +222,9 @@ def _preprocessed(spec: TrialSpec, dataset: Dataset, fitted: dict[str, Tensor]) 
 
 
 def _of_as_many(stored: Mapping[str, Any], ranks: int) -> tuple[Tensor, ...]:
-    """The random states of the other ranks in a checkpoint. Raises: InvalidInput where that has not ``ranks`` ranks.
+    """Random states of the other ranks in a checkpoint. Raises: InvalidInput unless the checkpoint has ``ranks`` ranks.
 
-    Another number rounds sums otherwise, and noise that is repeated on them would show the difference.
+    Another number of ranks rounds sums differently, and repeated noise would not hide the difference.
     """
     found: tuple[Tensor, ...] = tuple(stored.get("ranks", ()))
     if len(found) + 1 != ranks:
@@ -259,7 +263,7 @@ def _train(
 
 
 def _write_users(spec: TrialSpec, files: TrialFiles, dataset: Dataset) -> None:
-    """Store whose each training example is, if the data say so."""
+    """Store the user of each training example, if the data name users."""
     train = dataset.train
     if train.user_ids is not None:
         write_users(files.users, train.example_ids.numpy(), train.user_ids.numpy(), spec.norms.rows_per_part)
@@ -337,7 +341,7 @@ def _finish(
 
 
 def _of_norms(spec: TrialSpec) -> tuple[str, ...]:
-    """A note for readers of the results that miss the costs of single examples."""
+    """A note for readers of results without epsilons of single examples."""
     if not (spec.norms.are_off and spec.is_private):
         return ()
     return (
@@ -347,7 +351,7 @@ def _of_norms(spec: TrialSpec) -> tuple[str, ...]:
 
 
 def _attacked(spec: TrialSpec, trainer: Trainer, dataset: Dataset, files: TrialFiles, code: UserCode) -> AttackResults:
-    """The attacks and the audit that the trial asks for. Canaries that were left out are no members to attack."""
+    """Results of the attacks and the audit that the trial asks for. Left-out canaries do not count as members."""
     model, loss, canaries = trainer.released_model(), build_loss(spec.loss, code), trainer.canaries
     trained, audited = dataset, None
     if spec.audit is not None and canaries is not None:

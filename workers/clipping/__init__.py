@@ -1,4 +1,4 @@
-"""Clipping methods: each bounds what one example adds to the sum of gradients, and states the sensitivity."""
+"""Clipping methods: each bounds the contribution of one example to the sum of gradients, and states the sensitivity."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ _WHAT: Final = "clipping method"
 def make_clipping(component: Component, code: UserCode = NO_CODE) -> ClippingMethod:
     """The clipping method that a trial names: registered, or ``module:function(**params)`` from the user's ``code``.
 
-    Raises: InvalidInput for unknown names, keys and impossible values, and when the user's function returns something
-    else than a `ClippingMethod`.
+    Raises: InvalidInput for unknown names, keys and impossible values, and when the user's function does not return a
+    `ClippingMethod`.
     """
     name, params = component.name, component.params
     if not is_import_path(name):
@@ -80,19 +80,19 @@ def make_clipping(component: Component, code: UserCode = NO_CODE) -> ClippingMet
 
 
 def side_queries(component: Component, code: UserCode = NO_CODE) -> tuple[SideQuery, ...]:
-    """The method's query on every batch, which the accountant counts as a side query; known without data."""
+    """The side query that the method makes on every batch, for the accountant; known without data."""
     query = make_clipping(component, code).query
     return () if query is None else (query.as_side_query(),)
 
 
 def releases(component: Component, code: UserCode = NO_CODE) -> tuple[Release, ...]:
-    """What the method releases once before training (the median norm for its initial bound); known without data."""
+    """The releases that the method makes once, before training: a private median bound, if any; known without data."""
     bound = make_clipping(component, code).bound
     return (bound.release,) if isinstance(bound, PrivateMedian) else ()
 
 
 def claims(component: Component) -> tuple[str, ...]:
-    """Notes for readers of the results about how far the sensitivity is proved; none for registered methods."""
+    """Notes for readers of the results that the sensitivity is not proved; none for registered methods."""
     if not is_import_path(component.name):
         return ()
     return (

@@ -11,15 +11,15 @@ from accounting.errors import require_finite
 from workers.clipping.protocol import ClippingMethod, ClippingState, ClipRule, Examples, Setting
 
 _SMALLEST = 1e-12
-"""Smallest accurate norm: below it, float32 underflow in the squares of up to 1e9 entries may cost more than 1e-5."""
+"""Smallest accurate norm; below it, underflow in the float32 squares of up to 1e9 entries may err by more than 1e-5."""
 
 
 @dataclass(frozen=True)
 class AutomaticClipping(ClippingMethod):
-    """C g / (||g|| + stability): AUTO-S; stability 0 is AUTO-V. Sensitivity C.
+    """Each gradient g becomes C g / (||g|| + stability): AUTO-S; with stability 0, AUTO-V. Sensitivity C.
 
-    A gradient with norm below 1e-12 gets weight 0: its norm is inaccurate because squared entries underflow in float32,
-    so AUTO-V would scale it to an unknown length.
+    A gradient with norm below 1e-12 gets weight 0: its norm is inaccurate, because squared entries underflow in
+    float32, so AUTO-V would scale it to an unknown length.
     """
 
     stability: float = 0.01

@@ -20,16 +20,17 @@ SMALLEST_BOUND, LARGEST_BOUND = 1e-8, 1e8
 
 @dataclass(frozen=True)
 class PrivateMedian:
-    """``median_multiple`` times the median norm at initialisation (paper A, Sec. 4), released privately.
+    """Clipping bound ``median_multiple`` times the median norm at initialisation (paper A, Sec. 4), released privately.
 
-    Bisection on a logarithmic scale in ``rounds`` rounds. Each round releases sum (1[norm <= c] - 1/2) with Gaussian
-    noise; one example changes this sum by at most 1/2, under add/remove and zero-out adjacency.
+    The median is found by bisection on a logarithmic scale in ``rounds`` rounds. Each round releases
+    sum (1[norm <= c] - 1/2) with Gaussian noise; one example changes this sum by at most 1/2, under add/remove and
+    zero-out adjacency.
 
     Guarantee: under these adjacencies all rounds together are one Gaussian release with ``noise_multiplier`` (noise std
     over sensitivity). The precisions of adaptively composed Gaussians add up (Dong et al., Cor. 3.3), so each round has
     noise std noise_multiplier * sqrt(rounds) / 2. Norms that are not finite count as above every c.
 
-    smallest, largest: the interval in which the median is searched.
+    smallest, largest: ends of the interval that is searched.
 
     >>> norms, without_noise = torch.tensor([1.0, 2.0, 3.0]), lambda std: 0.0
     >>> round(PrivateMedian(median_multiple=1.0, rounds=40).find(norms, without_noise), 6)
@@ -51,7 +52,7 @@ class PrivateMedian:
 
     @property
     def release(self) -> GaussianRelease:
-        """The release that the accountant counts: all rounds together."""
+        """All rounds together as the one release that the accountant counts."""
         return GaussianRelease("median norm at initialisation", self.noise_multiplier)
 
     @property
@@ -74,7 +75,7 @@ Bound = float | PrivateMedian | Mapping[str, Any]
 
 
 def initial_bound(bound: Bound) -> float | PrivateMedian:
-    """The bound that the user gave as a number or as the keys of `PrivateMedian`, checked.
+    """The checked bound that the user gave, as a number or as the fields of a `PrivateMedian`.
 
     Raises: InvalidInput for unknown keys and numbers out of range.
     """
@@ -92,9 +93,10 @@ def initial_bound(bound: Bound) -> float | PrivateMedian:
 
 
 def released_bound(bound: Bound, norms: Callable[[], Tensor], draw: Callable[[float], float]) -> float:
-    """The initial bound as a number; ``norms()`` is called only if the bound is a median.
+    """The initial bound as a number; a private median is released here.
 
-    The norms may be on any device. They affect the result only through noisy answers.
+    norms: returns gradient norms [n] on any device; called only for a median, and used only through noisy answers.
+    draw: ``draw(std)`` returns one draw from N(0, std^2).
     """
     checked = initial_bound(bound)
     if isinstance(checked, PrivateMedian):

@@ -14,16 +14,16 @@ from workers.clipping.protocol import ClippingState, ClipRule, Examples, Setting
 
 @dataclass(frozen=True)
 class DPSGDFClipping(GroupCountClipping):
-    """Group k is clipped at C_k = C0 (1 + (m_k / b_k) / (m / b)). Sensitivity max_k C_k.
+    """Gradients of group k are clipped at C_k = C0 (1 + (m_k / b_k) / (m / b)). Sensitivity max_k C_k.
 
     Side query per batch: for each group, the number m_k of norms above C0 and the number o_k of other norms. One
     example changes one of the 2K counts by 1; ``count_noise_multiplier`` is the paper's sigma1. b_k = m_k + o_k; m and
     b are the sums over groups.
 
     The maximum is over all K groups, which are public configuration, and uses noisy counts only. A maximum over the
-    groups present in the batch would make the noise scale depend on private data. Noisy counts are clamped (m_k and o_k
-    at 0, b_k at 1) and the ratio is capped at ``max_ratio``, both as post-processing. If no norm is above C0, every C_k
-    is C0. The published method has no ``count_memory``.
+    groups present in the batch would make the noise scale depend on private data. As post-processing, noisy counts are
+    clamped (m_k and o_k to at least 0, b_k to at least 1) and the ratio is capped at ``max_ratio``. If no norm is above
+    C0, every C_k is C0. The published method has no ``count_memory``.
     """
 
     max_ratio: float = 10.0

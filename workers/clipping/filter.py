@@ -1,4 +1,4 @@
-"""Clipping by a filter: no example ever contributes more than its budget pays for (Feldman and Zrnic, 2021)."""
+"""Clipping by a privacy filter: no example contributes more than its budget covers (Feldman and Zrnic, 2021)."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from workers.clipping.protocol import (
 
 @dataclass(frozen=True)
 class FilterClipping(ClippingMethod):
-    """g_i * min(1, Z_i / ||g_i||) with a bound Z_i <= C that is fixed and paid for before each step. Sensitivity C.
+    """g_i * min(1, Z_i / ||g_i||) with a bound Z_i <= C that is fixed and charged before each step. Sensitivity C.
 
-    Z_i is the norm of g_i at the last refresh, at most C; where what is left of the budget does not pay for that step,
-    the largest bound that it does pay for, and from then on 0. Every example pays at every step, whether it is in the
-    batch or not: that it is not is secret. The order of the Renyi filter is fixed by the plan.
+    Z_i is the norm of g_i at the last refresh, at most C. If the remaining budget of example i does not cover a step
+    with this bound, Z_i is the largest bound that it covers, and 0 in all later steps. Every example is charged at
+    every step, because whether it is in the batch is secret. The order of the Renyi filter is fixed by the plan.
 
     Guarantee: the epsilon of every example is at most its budget, whatever the run does, under adding, removing or
     blanking it (docs/accounting.md, "Filters").
 
-    epsilon: the budget at the trial's delta; a sweep with `privacy.target_epsilon` sets it to the target, and the noise
-    multiplier to ``noise_factor`` times the one that meets the target without a filter.
+    epsilon: budget of each example at the trial's delta. A sweep with `privacy.target_epsilon` sets it to the target,
+    and the noise multiplier to ``noise_factor`` times the one that meets the target without a filter.
     """
 
     epsilon: float | None = None
@@ -50,7 +50,7 @@ class FilterClipping(ClippingMethod):
         return ExampleBudget(self.epsilon, self.noise_factor)
 
     def start(self, bound: float, setting: Setting) -> ClippingState:
-        """The state in which every example has been granted nothing and has spent nothing."""
+        """The initial state: no example has been granted a bound or charged."""
         count = setting.dataset_size
         return ClippingState(
             bound,
@@ -71,7 +71,7 @@ class FilterClipping(ClippingMethod):
         wanted = np.minimum(state.thresholds.double().numpy() / state.bound, 1.0)
         affords = prices.cost(wanted) <= left
         paid = np.where(affords, wanted, np.minimum(wanted, prices.affordable(left)))
-        # rounded towards 0 to the float32 that clips, so that what is paid for is what may be added
+        # rounded towards 0 to the float32 bound used for clipping, so that the charge covers the contribution
         granted = np.nextafter((paid * state.bound).astype(np.float32), np.float32(0.0))
         costs = prices.cost(granted / state.bound)
         granted[costs > left] = 0.0

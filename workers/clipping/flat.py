@@ -11,7 +11,7 @@ from workers.clipping.protocol import ClippingMethod, ClippingState, ClipRule, S
 
 @dataclass(frozen=True)
 class FlatClipping(ClippingMethod):
-    """g * min(1, C / ||g||). Sensitivity C."""
+    """Each gradient g becomes g * min(1, C / ||g||). Sensitivity C."""
 
     def decide(self, state: ClippingState, noisy_answer: Tensor, setting: Setting) -> ClipRule:
         bound = state.bound

@@ -25,7 +25,7 @@ _SMALLEST_RATIO = 1e-4
 
 @dataclass(frozen=True)
 class GlobalClipping(ClippingMethod):
-    """(C / Z) g if ||g|| <= Z, else 0 (Bu et al., 2021). Sensitivity C. Z = threshold_ratio * C."""
+    """(C / Z) g if ||g|| <= Z, else 0, with Z = threshold_ratio * C (Bu et al., 2021). Sensitivity C."""
 
     threshold_ratio: float = 10.0
 
@@ -48,8 +48,9 @@ class GlobalAdaptiveClipping(ClippingMethod):
     """(C / Z) g if ||g|| <= Z, else clipped at C; Z adapts (DPSGD-Global-Adapt, Esipova et al., 2023). Sensitivity C.
 
     Side query per batch: the number of norms above tolerance * Z, which one example changes by at most 1. Let b be the
-    noisy count over the expected batch size, clamped to [0, 1]; then Z_{t+1} = Z_t exp(b - learning_rate). Z settles
-    where a fraction ``learning_rate`` of the norms is above. It starts at threshold_ratio * C; the state holds Z / C.
+    noisy count over the expected batch size, clamped to [0, 1]; then Z_{t+1} = Z_t exp(b - learning_rate). Z converges
+    to the value for which a fraction ``learning_rate`` of the norms is above tolerance * Z. It starts at
+    threshold_ratio * C; the state holds Z / C.
     """
 
     threshold_ratio: float = 10.0

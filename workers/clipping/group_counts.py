@@ -1,4 +1,4 @@
-"""Base class of the methods that query how many examples of each group a batch has."""
+"""Base class of clipping methods that query the number of examples of each group in a batch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from workers.clipping.protocol import BatchQuery, ClippingMethod, ClippingState,
 
 @dataclass(frozen=True)
 class GroupCountClipping(ClippingMethod, ABC):
-    """A method whose side query counts examples by group. Each example is in one count, so the sensitivity is 1.
+    """A clipping method whose side query counts examples by group. Each is in one count, so the sensitivity is 1.
 
-    count_noise_multiplier: noise std of each count over the sensitivity. count_memory: weight of the past in a moving
-    average of the noisy counts, which costs no privacy; close to 1 helps when groups have few examples per batch, and 0
-    uses only the last counts.
+    count_noise_multiplier: noise std of each count over the sensitivity. count_memory: weight of earlier counts in a
+    moving average of the noisy counts, which costs no privacy; 0 uses only the latest counts, and values close to 1
+    help when groups have few examples per batch.
     """
 
     count_noise_multiplier: float = 10.0

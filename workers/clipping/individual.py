@@ -1,4 +1,4 @@
-"""Individual clipping: every example is clipped at its own norm of the last refresh (Yu et al., Algorithm 3)."""
+"""Individual clipping: every example is clipped at its own norm at the last refresh (Yu et al., Algorithm 3)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class IndividualClipping(ClippingMethod):
 
     Z_i depends only on example i and the released models. Conditioned on these, the recorded contribution Z_i / C
     bounds the true one at every step until the next refresh, so individual epsilons are output-specific for any refresh
-    interval. They are not guarantees: thresholds follow the iterates, and nothing limits their total cost below the
-    worst case, as `workers.clipping.filter` does. A norm that is not finite at a refresh gives Z_i = C.
+    interval. They are not guarantees: thresholds depend on the iterates, and nothing limits their total cost below the
+    worst case (`workers.clipping.filter` does). A norm that is not finite at a refresh gives Z_i = C.
     """
 
     @property

@@ -14,10 +14,11 @@ from workers.clipping.protocol import ClippingState, ClipRule, Examples, Setting
 
 @dataclass(frozen=True)
 class NaiveReweighting(GroupCountClipping):
-    """theta_k clip(g, C0) with theta_k = (b / K) / b_k. Sensitivity C0 max_k theta_k over all K groups.
+    """Each gradient g of group k becomes theta_k clip(g, C0), theta_k = (b / K) / b_k. Sensitivity C0 max_k theta_k.
 
-    Side query per batch: the number b_k of examples of each group; one example changes one count by 1. b is the sum of
-    the b_k. Noisy counts are clamped at 1 and theta is capped at ``max_weight``, both as post-processing.
+    The maximum is over all K groups. Side query per batch: the number b_k of examples of each group; one example
+    changes one count by 1. b is the sum of the b_k. As post-processing, noisy counts are clamped to at least 1 and
+    theta_k is capped at ``max_weight``.
     """
 
     max_weight: float = 10.0

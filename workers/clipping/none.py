@@ -12,7 +12,7 @@ from workers.clipping.protocol import ClippingMethod, ClippingState, ClipRule, S
 
 @dataclass(frozen=True)
 class NoClipping(ClippingMethod):
-    """Weight 1 for every gradient. The sensitivity is infinite, so the trainer refuses to add noise."""
+    """Weight 1 for every gradient. The sensitivity is infinite, so a trial with noise is refused."""
 
     def decide(self, state: ClippingState, noisy_answer: Tensor, setting: Setting) -> ClipRule:
         return ClipRule(float("inf"), lambda examples: torch.ones_like(examples.norms))

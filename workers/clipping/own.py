@@ -1,4 +1,4 @@
-"""Wrapper around the user's own clipping method that checks its claims on every example it is given."""
+"""Wrapper around a clipping method of the user's own that checks its claims on every example it is given."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _ROUNDING = 1e-6
 
 @dataclass(frozen=True)
 class OwnClipping(ClippingMethod):
-    """``method`` with checks: InvalidInput as soon as its behaviour contradicts its claims.
+    """``method`` with checks that raise InvalidInput as soon as its behaviour contradicts its claims.
 
     Checked on every batch, and on all examples at every refresh: weights are finite, nonnegative and independent of the
     other examples; no example adds more than the sensitivity; leaving out an example (three are tried) changes the
     answer by at most the query's sensitivity; a refresh changes only thresholds; sensitivity and bounds do not depend
-    on thresholds. Not checked: examples that never occur, and numbers that the method keeps outside its state. The
+    on thresholds. Not checked: examples that never occur, and values that the method keeps outside its state. The
     sensitivity therefore remains a claim of the method's author, not a proof.
 
     Contributions between refreshes are always estimates, whatever ``method`` states, because the checks cannot prove
@@ -70,9 +70,9 @@ class OwnClipping(ClippingMethod):
         answer, query = self.method.answer(state, batch, setting), self.query
         if not isinstance(answer, Tensor) or not answer.isfinite().all():
             raise self._wrong("answer() must return a tensor of finite numbers")
-        for left_out in _telling(batch) if query is not None else ():
+        for left_out in _left_out_on_trial(batch) if query is not None else ():
             others = self.method.answer(state, _without(batch, left_out), setting)
-            if query and not _moved(answer, others) <= query.sensitivity * (1.0 + _ROUNDING) + _ROUNDING:
+            if query and not _distance(answer, others) <= query.sensitivity * (1.0 + _ROUNDING) + _ROUNDING:
                 raise self._wrong(
                     f"an example moves the answer by more than the query's sensitivity {query.sensitivity}"
                 )
@@ -92,7 +92,7 @@ class OwnClipping(ClippingMethod):
         return self.method.advance(state, noisy_answer, setting)
 
     def _weights(self, rule: ClipRule, examples: Examples) -> Tensor:
-        """The weights of ``rule``, checked for examples with finite norms; all others get weight 0 anyway."""
+        """The weights of ``rule``, checked for examples with finite norms; all others get weight 0 later."""
         weights = rule.weigh(examples)
         shape = examples.norms.shape if not self.layerwise else require_layer_norms(examples).shape
         if not isinstance(weights, Tensor) or weights.shape != shape:
@@ -136,7 +136,7 @@ def own_clipping(name: str, method: object) -> OwnClipping:
 
 
 def rehearse(method: ClippingMethod, setting: Setting) -> None:
-    """Run one step on made-up norms from 1e-6 to 1e6, so that a plan already finds methods that fail their checks."""
+    """Run one step on synthetic norms from 1e-6 to 1e6, so that planning already finds methods that fail the checks."""
     order = torch.randperm(setting.dataset_size, generator=torch.Generator().manual_seed(0))
     norms = torch.logspace(-6.0, 6.0, setting.dataset_size)[order]
     layers = norms[:, None].expand(-1, len(setting.layer_names)) / len(setting.layer_names) ** 0.5
@@ -151,14 +151,14 @@ def rehearse(method: ClippingMethod, setting: Setting) -> None:
     method.advance(state, answer, setting)
 
 
-def _telling(batch: Examples) -> set[int]:
-    """Indices of the first example and of those with the largest and the smallest norm."""
+def _left_out_on_trial(batch: Examples) -> set[int]:
+    """Indices of the examples that are left out on trial: the first, and those with the largest and smallest norm."""
     if not len(batch.norms):
         return set()
     return {0, int(batch.norms.argmax()), int(batch.norms.argmin())}
 
 
-def _moved(answer: Tensor, other: Tensor) -> float:
+def _distance(answer: Tensor, other: Tensor) -> float:
     return float((answer.double() - other.double()).norm()) if answer.shape == other.shape else float("inf")
 
 

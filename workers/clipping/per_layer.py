@@ -12,7 +12,7 @@ from workers.clipping.protocol import ClippingMethod, ClippingState, ClipRule, S
 
 @dataclass(frozen=True)
 class PerLayerClipping(ClippingMethod):
-    """Layer l of L is clipped at C / sqrt(L). Sensitivity C, because the squares of the L bounds add up to C^2."""
+    """The gradient of each of L layers is clipped at C / sqrt(L). Sensitivity C: the L squared bounds add up to C^2."""
 
     @property
     def layerwise(self) -> bool:

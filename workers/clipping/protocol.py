@@ -2,18 +2,18 @@
 
 A method sees a whole batch only in `ClippingMethod.answer`, and the trainer adds noise to that answer. `decide` and
 `advance` get the *noisy* answer, so everything they compute from it is public by post-processing. A `ClipRule` then
-weighs each example on its own.
+computes the weight of each example from this example alone.
 
 Guarantee of every rule, for add/remove and zero-out adjacency alike: given the noisy answers so far, adding one
-example to the batch moves the weighted sum of gradients by at most ``sensitivity`` in L2 norm, because
+example to the batch changes the weighted sum of gradients by at most ``sensitivity`` in L2 norm, because
 
-    per-example norm        weight                         norm of what the example adds
+    per-example norm        weight                         norm of the weighted gradient
     0                       finite                         0
-    finite                  as the method says             at most ``sensitivity``
+    finite                  chosen by the method           at most ``sensitivity``
     inf, NaN                0                              0 (the engine drops and counts such gradients)
 
 up to a relative error of `NORM_ERROR`, by which the trainer increases the noise. Under replace-one adjacency the sum
-moves by at most 2 ``sensitivity``.
+changes by at most 2 ``sensitivity``.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from accounting.mechanism import SideQuery
 from workers.clipping.bounds import LARGEST_BOUND, Bound, initial_bound
 
 NORM_ERROR = 1e-5
-"""Bound on the relative error of gradient norms, stated by `workers.gradients`."""
+"""Bound on the relative error of gradient norms that `workers.gradients` guarantees."""
 
 
 @dataclass(frozen=True)
 class Examples:
-    """What a clipping method may know about some training examples.
+    """The properties of some training examples that a clipping method may use.
 
-    norms [B]: gradient norms before clipping; layer_norms [B, L]: the same by layer, for layer-wise methods;
-    groups [B] int64; rows [B] int64: positions in the training set.
+    norms: [B], gradient norms before clipping. layer_norms: [B, L], norms per layer, for layer-wise methods. groups:
+    [B] int64. rows: [B] int64, positions in the training set.
     """
 
     norms: Tensor
@@ -74,9 +74,9 @@ class Setting:
 class ClippingState:
     """State of a clipping method between steps.
 
-    Public, because configured or computed from noisy answers: bound C, ratio Z / C (global clipping), counts (a moving
-    average of noisy answers). Private, one per example: thresholds [n] (individual clipping and filters only), and of
-    filters granted [n] float32, the bounds of this step, and spent [n] float64, the cost of all steps so far.
+    Public, because configured or computed from noisy answers: bound (C), ratio (Z / C of global clipping), counts
+    (moving average of noisy answers). Private, one value per example: thresholds [n] (individual clipping and filters
+    only); granted [n] float32, bounds of this step, and spent [n] float64, cost of all steps so far (filters only).
     """
 
     bound: float
@@ -89,9 +89,10 @@ class ClippingState:
 
 @dataclass(frozen=True)
 class ExampleBudget:
-    """What a filter lets every example spend: epsilon at the trial's delta, or None where a sweep's target sets it.
+    """Privacy budget of every example under a filter.
 
-    noise_factor: the noise multiplier, where a sweep calibrates it, over that which meets the target without a filter.
+    epsilon: at the trial's delta; None if the sweep's target epsilon sets it. noise_factor: calibrated noise multiplier
+    of the sweep, divided by the noise multiplier that meets the target without a filter.
     """
 
     epsilon: float | None
@@ -100,7 +101,7 @@ class ExampleBudget:
 
 @dataclass(frozen=True)
 class ClipRule:
-    """The weights of examples in one step, and the L2 sensitivity to which its noise is scaled.
+    """The weights of examples in one step, and the L2 sensitivity to which the noise of the step is scaled.
 
     bounds: the public clipping bounds of the rule, by group or layer name.
 
@@ -115,13 +116,13 @@ class ClipRule:
     bounds: Mapping[str, float] = field(default_factory=dict)
 
     def weights(self, examples: Examples) -> Tensor:
-        """[B] or, for layer-wise methods, [B, L]: the factor of each gradient; 0 where a norm is not finite."""
+        """Factor of each gradient, [B], or [B, L] for layer-wise methods; 0 for an example whose norm is not finite."""
         weights = self.weigh(examples)
-        finite = examples.norms < math.inf  # and no NaN; one operation, where torch.isfinite takes four
+        finite = examples.norms < math.inf  # false for NaN; one operation, while torch.isfinite takes four
         return torch.where(finite if weights.ndim == 1 else finite[:, None], weights, 0.0)
 
     def contributions(self, examples: Examples) -> Tensor:
-        """[B] float64 in [0, 1]: an upper bound on c / S, the norm of what each example adds over the sensitivity.
+        """[B] float64 in [0, 1]: upper bound on c / S, the norm of each weighted gradient over the sensitivity.
 
         Norms of two passes over the same example may differ by a factor of 1 +- `NORM_ERROR`. At a discontinuity of the
         rule the summed pass may then clip quite differently from the measured one, so the largest result over norms in
@@ -137,7 +138,7 @@ class ClipRule:
         return torch.where(finite, contributions, torch.ones_like(contributions))
 
     def removed(self, examples: Examples) -> Tensor:
-        """[B] float64: the norm of the difference that clipping makes to each gradient; of finite gradients only."""
+        """[B] float64: norm of the clipped minus the unclipped gradient of each example; gradients must be finite."""
         lost = 1.0 - self.weights(examples).double()
         if lost.ndim == 1:
             return lost.abs() * examples.norms.double()
@@ -145,7 +146,7 @@ class ClipRule:
         return removed
 
     def _added(self, examples: Examples) -> Tensor:
-        """[B] float64: the norm of what each example adds; NaN (0 times infinity) if its norm is infinite."""
+        """[B] float64: norm of each weighted gradient; NaN (0 times infinity) if the norm is infinite."""
         weights = self.weights(examples).double()
         if weights.ndim == 1:
             return weights * examples.norms.double()
@@ -155,7 +156,7 @@ class ClipRule:
 
 @dataclass(frozen=True)
 class BatchQuery:
-    """A query answered on each batch with Gaussian noise of std noise_multiplier * sensitivity (L2, one example)."""
+    """A query on each batch, answered with Gaussian noise of std noise_multiplier * sensitivity (L2, one example)."""
 
     name: str
     sensitivity: float
@@ -172,9 +173,9 @@ class BatchQuery:
 
 @dataclass(frozen=True)
 class ClippingMethod(ABC):
-    """A method that bounds what each example adds to the sum of gradients.
+    """A method that bounds the contribution of each example to the sum of gradients.
 
-    bound: the initial C, a number or the keys of `workers.clipping.bounds.PrivateMedian`.
+    bound: the initial clipping bound C, a number or the fields of a `workers.clipping.bounds.PrivateMedian`.
     """
 
     bound: Bound = 1.0
@@ -184,47 +185,47 @@ class ClippingMethod(ABC):
 
     @property
     def layerwise(self) -> bool:
-        """Whether weights are per example and layer, which requires norms by layer."""
+        """Whether weights are per example and layer, which requires norms per layer."""
         return False
 
     @property
     def keeps_to_contributions(self) -> bool:
-        """Whether contributions recorded at a refresh bound those of all steps until the next (individual clipping)."""
+        """Whether contributions recorded at a refresh bound the true ones until the next (individual clipping)."""
         return False
 
     @property
     def refreshes(self) -> bool:
-        """Whether `refresh` uses the norms of all training examples, which must then be computed again and again."""
+        """Whether `refresh` uses the norms of all training examples, which must then be refreshed regularly."""
         return type(self).refresh is not ClippingMethod.refresh
 
     @property
     def example_budget(self) -> ExampleBudget | None:
-        """The budget of every example, where the method is a filter."""
+        """The budget of every example if the method is a filter, else None."""
         return None
 
     @property
     def query(self) -> BatchQuery | None:
-        """The query that this method asks of each batch, or None; must not depend on data."""
+        """The query that the method makes on each batch, or None; must not depend on data."""
         return None
 
     def start(self, bound: float, setting: Setting) -> ClippingState:
-        """The state before the first step; ``bound`` is a number, also if it was configured as a private median."""
+        """The state before the first step. bound: a number; for a private median, its released value."""
         return ClippingState(bound)
 
     def refresh(self, state: ClippingState, everyone: Examples) -> ClippingState:
-        """The state after the norms of all training examples were computed, if the method uses them."""
+        """The state after the norms of all training examples (``everyone``) were computed; unchanged by default."""
         return state
 
     def pay(self, state: ClippingState, prices: StepPrices) -> ClippingState:
-        """Fix what each example may add at this step, and pay for it, where the method is a filter."""
+        """For a filter: fix the clipping bound of each example at this step, and charge its budget; else unchanged."""
         return state
 
     def used_up(self, state: ClippingState, prices: StepPrices) -> Tensor:
-        """[n] bool: which examples have spent their whole budget and add nothing any more."""
+        """[n] bool: which examples have spent their whole budget and no longer contribute; empty without a filter."""
         return torch.zeros(0, dtype=torch.bool)
 
     def answer(self, state: ClippingState, batch: Examples, setting: Setting) -> Tensor:
-        """The exact answer to `query` on this batch; the trainer adds noise before passing it to `decide`."""
+        """The exact answer to `query` on this batch; the trainer adds noise before it passes the answer to `decide`."""
         return torch.zeros(0, dtype=torch.float64)
 
     @abstractmethod
@@ -247,7 +248,7 @@ def adapted(value: float, exponent: float, smallest: float) -> float:
 
 
 def require_layer_norms(examples: Examples) -> Tensor:
-    """Norms by layer [B, L]. Raises: InvalidInput when the examples have none."""
+    """Norms per layer, [B, L]. Raises: InvalidInput when the examples have none."""
     if examples.layer_norms is None:
         raise InvalidInput("per-layer clipping needs norms by layer; build the gradient engine with layerwise=True")
     return examples.layer_norms

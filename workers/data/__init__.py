@@ -47,7 +47,7 @@ _SOURCES: Mapping[str, Callable[..., Source]] = {
 SOURCES: Mapping[str, Callable[..., Source]] = {
     name: blamed_on(name, "data source")(with_checked_types(load)) for name, load in _SOURCES.items()
 }
-"""Data sources by name. Their parameters are those of the functions."""
+"""Data sources by name. The parameters of a source are the arguments of its function."""
 
 
 @dataclass(frozen=True)

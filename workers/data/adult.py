@@ -83,8 +83,8 @@ _COLUMNS: tuple[Column, ...] = (
 )
 """Ranges and categories as listed in the data set's documentation.
 
-The work class "Never-worked" is left out, because none of its rows is complete. The attribute sex is protected: it is
-used for groups, not as a feature.
+The work class "Never-worked" is left out, because none of its rows is complete. The protected attribute sex is used for
+groups, not as a feature.
 """
 _DOWNLOAD = downloads(
     "https://archive.ics.uci.edu/ml/machine-learning-databases/adult/",
@@ -120,7 +120,8 @@ def adult(
 
     exclude: attributes left out; by default 40 features remain, as in Xu et al. (2021) (education-num repeats education
     as a number). group: sex, race or income; or several, such as ["sex", "race"], whose intersections are the groups.
-    split: the published one, or a drawn ``test_fraction`` of all rows is the test set. An example's id is the same.
+    split: "published" uses the published test set; "drawn" draws ``test_fraction`` of all rows as the test set. Example
+    ids are the same for both.
     """
     values = {each: choose_group("adult", each, _GROUPS) for each in attributes("adult", group)}
     columns = without(_COLUMNS, exclude, "adult")
@@ -141,7 +142,7 @@ def adult(
 
 
 def _read(path: Path, skip_rows: int, published_rows: int) -> pa.Table:
-    """All rows as trimmed strings, null for unknown values ("?"). The dot after labels in adult.test is cut."""
+    """All rows as trimmed strings, null for unknown values ("?"), without the dot after labels in adult.test."""
     with reading(path):
         table = csv.read_csv(
             path,

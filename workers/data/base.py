@@ -21,19 +21,20 @@ from workers.data.preparation import require_one_by_one
 from workers.tasks import task_called
 
 Indices = npt.NDArray[np.int64]
-_OF_LABELS: Final = (torch.int64, torch.float32, torch.int32, torch.int16)
+_LABEL_TYPES: Final = (torch.int64, torch.float32, torch.int32, torch.int16)
 
 
 @dataclass(frozen=True)
 class Split:
     """Examples of one split; every tensor has the same length n.
 
-    features: [n, ...] in their stored type (uint8 images, float32 rows, int32 or int64 tokens). labels: of the task of
-    the data set (`workers.tasks`); for classification int64 [n], indices into its class names; those of tokens and
-    pixels may be int32 or int16, and pass `as_targets` batch by batch. groups: int64 [n], indices into its group names.
-    example_ids: int64 [n], positions in the source; unique within the data set, and the same in every run. user_ids:
-    int64 [n], the owner of each example if the source names one; all examples of a user stay in the same split.
-    place: where features and labels lie, or features alone, if they are memory-mapped.
+    features: [n, ...] in their stored type (uint8 images, float32 rows, int32 or int64 tokens). labels: [n, ...], in
+    the form of the data set's task (`workers.tasks`); for classification int64 [n], indices into its class names.
+    Labels of tokens and pixels may be int32 or int16; `as_targets` converts them batch by batch. groups: int64 [n],
+    indices into its group names. example_ids: int64 [n], positions in the source; unique within the data set, and the
+    same in every run. user_ids: int64 [n], the owner of each example if the source names one; all examples of a user
+    stay in the same split, except where candidates train on disjoint parts. place: location of memory-mapped features,
+    and labels if they are mapped too; None if in memory.
     """
 
     features: Tensor
@@ -44,7 +45,7 @@ class Split:
     place: Place | None = None
 
     def __post_init__(self) -> None:
-        if len(self.labels) != len(self.features) or self.labels.dtype not in _OF_LABELS:
+        if len(self.labels) != len(self.features) or self.labels.dtype not in _LABEL_TYPES:
             raise InvalidInput(
                 f"labels has shape {tuple(self.labels.shape)} and type {self.labels.dtype}, but must be int64 or "
                 "float32 (or, of tokens and pixels, int32 or int16) with one entry for each of the "
@@ -76,12 +77,12 @@ class Split:
 
 
 def as_targets(labels: Tensor) -> Tensor:
-    """Stored labels as losses and tasks take them: int64 or float32."""
+    """Stored labels in the type that losses and tasks take: int64 or float32."""
     return labels if labels.is_floating_point() else labels.long()
 
 
 class Preparation(Protocol):
-    """Converts stored features [b, ...] to model inputs, each example by itself, so it costs no privacy."""
+    """Converts stored features [b, ...] to model inputs, each example by itself, and therefore costs no privacy."""
 
     def __call__(self, features: Tensor) -> Tensor: ...
 
@@ -95,19 +96,19 @@ class Scaling:
 
     def __call__(self, features: Tensor) -> Tensor:
         if self == _AS_STORED:
-            return features.to(torch.float32, copy=True)  # the stored features are not for models to change
+            return features.to(torch.float32, copy=True)  # a copy, because models may change it in place
         trailing = (1,) * max(features.ndim - 2, 0)
         offset = _constant(self.offset, features.device).view(-1, *trailing)
         return (features.to(torch.float32) - offset) / _constant(self.scale, features.device).view(-1, *trailing)
 
 
 _AS_STORED: Final = Scaling()
-"""Changes no value, as of a table that was scaled when it was read."""
+"""Scaling that changes no value, for features that are stored as the model takes them."""
 
 
 @lru_cache(maxsize=32)
 def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """The values on the device, where they stay: to send them again with every batch would make a GPU wait."""
+    """The values as a tensor on the device, cached there: sending them with every batch would make a GPU wait."""
     return torch.tensor(values, device=device)
 
 
@@ -124,8 +125,9 @@ def pixels(mean: Sequence[float] = (0.5,), std: Sequence[float] = (0.5,)) -> Sca
 class Tokens:
     """Token ids as int64, for models whose first layer is an embedding.
 
-    vocabulary, padding, causal: number of tokens, the one that fills short texts, and whether a position may depend on
-    earlier ones only, where the source knows; they are offered to models that take them (`workers.models`).
+    vocabulary: number of tokens. padding: token that fills short texts. causal: whether a position may depend only on
+    earlier ones. Each is None if the source does not know it, and otherwise offered to models that take it
+    (`workers.models.offered`).
     """
 
     vocabulary: int | None = None
@@ -140,14 +142,14 @@ class Tokens:
 class Source:
     """All data of a source, before any split. test: None if the source has no test set.
 
-    class_names: of the outputs of a model: classes, targets, labels or tokens, as the task has it. task: a name in
-    `workers.tasks.TASKS`, which says how labels look.
+    class_names: names of the outputs of a model: classes, targets, labels or tokens, depending on the task. task: a
+    name in `workers.tasks.TASKS`; it determines the form of labels.
 
     notes: facts about the data that readers of the results must know (pixels that differ from the original, statistics
     taken from private rows, dropped rows). Names and notes may be lists; a single note may be a string.
 
-    Raises: InvalidInput when names, labels, groups, ids or shapes are inconsistent, and when the preparation depends on
-    other examples.
+    Raises: InvalidInput when names, labels, groups, ids or shapes are inconsistent, and when the preparation of an
+    example depends on other examples.
     """
 
     name: str
@@ -192,7 +194,7 @@ def repeated(values: Collection[str]) -> str | None:
 
 
 def _texts(what: str, values: Iterable[object]) -> tuple[str, ...]:
-    """``values`` as a tuple of strings. Other types are refused: 0 would be read back as '0'."""
+    """``values`` as a tuple of strings. Raises: InvalidInput for other types, as 0 would be read back as '0'."""
     if isinstance(values, list | tuple) and all(isinstance(value, str) for value in values):
         return tuple(str(value) for value in values)
     raise InvalidInput(f"{what} must be a tuple of strings; put others in quotes") from PrivateDetail(repr(values))
@@ -211,12 +213,16 @@ def _check_indices(what: str, values: Tensor, names: tuple[str, ...]) -> None:
 
 
 def numbered(what: str, count: int) -> tuple[str, ...]:
-    """Names that say nothing of the examples, in place of those that only they told."""
+    """Neutral names ("group 1", "group 2", ...) in place of names that were read from the examples.
+
+    >>> numbered("group", 2)
+    ('group 1', 'group 2')
+    """
     return tuple(f"{what} {place}" for place in range(1, count + 1))
 
 
 def not_private(what: Sequence[str]) -> tuple[str, ...]:
-    """The note that lists ``what`` was computed from the examples without noise; no note if nothing was."""
+    """A note that ``what`` was computed from the examples without noise; no note if ``what`` is empty."""
     if not what:
         return ()
     listed = "; ".join(what)
@@ -225,9 +231,10 @@ def not_private(what: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Data of one trial, in disjoint splits. The split ``public`` is treated as public: no guarantee covers it.
+    """Data of one trial, in disjoint splits.
 
-    held_out: private examples that the trial is not trained on, by which it is chosen among candidates.
+    public: examples that are treated as public; no guarantee covers them. held_out: private examples that the trial is
+    not trained on, used to choose among candidates.
     """
 
     name: str
@@ -259,7 +266,7 @@ class Dataset:
         return len(self.group_names)
 
     def digest(self) -> str:
-        """sha256 of all examples of all splits: private data, as guesses of a row can be tested against it."""
+        """sha256 of all examples of all splits. Private data, because a guess of a row can be tested against it."""
         digest = hashlib.sha256()
         for split in (self.train, self.test, self.public, self.held_out):
             if split is not None:
@@ -277,11 +284,12 @@ def make_split(
     example_ids: npt.ArrayLike | None = None,
     user_ids: npt.ArrayLike | None = None,
 ) -> Split:
-    """A split from arrays. Groups default to the labels; ids default to first_id, first_id + 1, ...
+    """A split from arrays. Ids default to first_id, first_id + 1, ...
 
-    labels: of classes [n]; of other tasks [n, ...], where numbers with a fractional type become float32, int16 and
-    int32 stay as they are, and groups default to one. Raises: InvalidInput for columns that are not whole numbers, or
-    of another length than ``features``.
+    labels: classes [n], or labels of other tasks [n, ...], where floats become float32, and int16 and int32 are kept.
+    groups: by default the labels [n], or one group for labels with more axes.
+
+    Raises: InvalidInput for columns that are not whole numbers, or have another length than ``features``.
     """
     stored = features if isinstance(features, Tensor) else torch.from_numpy(np.array(features, order="C"))
     ids = np.arange(first_id, first_id + len(stored)) if example_ids is None else example_ids

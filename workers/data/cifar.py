@@ -28,7 +28,7 @@ def cifar10(root: str | None = None, cache: str | None = None) -> Source:
 
     Read from ``cifar-10-batches-py`` (the original) if it exists, else from ``cifar10-jpeg/train.parquet`` and
     ``test.parquet`` with columns image_jpeg and label. Pixels decoded from JPEG differ from the original: see the note.
-    cache: a folder of this node in which they lie in memory-mapped files, decoded once for all trials.
+    cache: a folder of this node for memory-mapped files of the decoded pictures, which all trials share.
     """
     folder = locate("cifar10", ("cifar-10-batches-py", "cifar10-jpeg"), root, _download)
     if folder.name == "cifar10-jpeg":
@@ -42,7 +42,7 @@ def cifar10(root: str | None = None, cache: str | None = None) -> Source:
 
 @dataclass(frozen=True)
 class _Part:
-    """Pictures [n, 3, 32, 32] and labels [n]. place: where the pictures lie, if they are memory-mapped."""
+    """Pictures [n, 3, 32, 32] and labels [n]. place: location of the pictures if they are memory-mapped."""
 
     pictures: Tensor
     labels: npt.NDArray[np.int64]

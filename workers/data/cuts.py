@@ -1,4 +1,4 @@
-"""Splits a source into a data set: test, public part, reduced groups, disjoint parts. They depend only on the spec."""
+"""Splits a source into a data set: test, public part, reduced groups, disjoint parts, as the spec alone determines."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from workers.data.base import Dataset, Indices, Source, Split
 from workers.spec import DataPart, DataSpec
 
 _TEST, _PUBLIC, _KEEP, _PART = 0, 1, 2, 3
-"""Random streams, one per kind of split, so that changing one split leaves the others unchanged."""
+"""Number of the random stream of each kind of split; a change of one split leaves the others unchanged."""
 
 
 def cut(source: Source, spec: DataSpec) -> Dataset:
-    """Hold out a test set if the source has none, then split off the public part, then apply ``keep`` to the rest.
+    """The data set of a trial, made from ``source`` in four steps.
 
-    Last the examples are split into disjoint parts, where the trial is a candidate that has one of them.
-    A count in ``keep`` is therefore the size of the group in the training set. Examples keep the order of the source.
-    With the same seed, a larger ``keep`` contains a smaller one. The parts that are split here share no user.
+    1. Hold out a test set, if the source has none. 2. Split off the public part. 3. Apply ``keep`` to the rest, so that
+    a count in ``keep`` is the size of the group in the training set. 4. If the trial is a candidate that trains on one
+    of several disjoint parts, select this part, and hold out the last part.
+
+    Examples keep the order of the source. With the same seed, a larger ``keep`` contains a smaller one. Test and public
+    sets that are split off here share no user with the rest.
 
     Raises: InvalidInput for unknown groups, and for parts that would be empty or larger than the data.
     """
@@ -30,7 +33,7 @@ def cut(source: Source, spec: DataSpec) -> Dataset:
     if spec.public_fraction > 0.0:
         train, public = _split_off(train, spec.public_fraction, (spec.split_seed, _PUBLIC), "public_fraction")
     train = _keep(train, source.group_names, spec)
-    train, held_out = _parted(train, spec.part, spec.split_seed) if spec.part else (train, None)
+    train, held_out = _select_part(train, spec.part, spec.split_seed) if spec.part else (train, None)
     return Dataset(
         source.name,
         train,
@@ -45,10 +48,11 @@ def cut(source: Source, spec: DataSpec) -> Dataset:
     )
 
 
-def _parted(train: Split, part: DataPart, seed: int) -> tuple[Split, Split]:
-    """Its part of the examples, and the last part. An example's part depends on its position and the seed alone.
+def _select_part(train: Split, part: DataPart, seed: int) -> tuple[Split, Split]:
+    """The candidate's part of the examples, and the last part.
 
-    Parts but the last have equally many examples, so that all candidates cost the same.
+    The part of an example depends only on the seed, its position and the number of examples. All parts but the last
+    have the same size, so that all candidates cost the same. Users are not kept together.
     """
     size = len(train) // part.of
     if size == 0:
@@ -62,7 +66,10 @@ def _parted(train: Split, part: DataPart, seed: int) -> tuple[Split, Split]:
 
 
 def _split_off(split: Split, fraction: float, seed: tuple[int, ...], name: str) -> tuple[Split, Split]:
-    """The rest, and a uniformly random part of round(fraction * n) examples (or fewer, to keep users whole)."""
+    """The rest, and a random part of round(fraction * n) examples, or fewer, to keep all examples of a user together.
+
+    Without users the part is uniformly random.
+    """
     count = round(fraction * len(split))
     if not 0 < count < len(split):
         raise InvalidInput(f"{name} is {fraction}, which takes {count} of {len(split)} examples; leave both parts some")
@@ -71,7 +78,7 @@ def _split_off(split: Split, fraction: float, seed: tuple[int, ...], name: str) 
         order = generator.permutation(len(split))
         return split.select(np.sort(order[count:])), split.select(np.sort(order[:count]))
     _, user_of = np.unique(split.user_ids.numpy(), return_inverse=True)
-    taken = _fill(np.bincount(user_of), count, generator)
+    taken = _choose_users(np.bincount(user_of), count, generator)
     if not taken.any():
         raise InvalidInput(
             f"{name} is {fraction}, which takes {count} of {len(split)} examples, but each user "
@@ -80,8 +87,8 @@ def _split_off(split: Split, fraction: float, seed: tuple[int, ...], name: str) 
     return split.select(np.flatnonzero(~taken[user_of])), split.select(np.flatnonzero(taken[user_of]))
 
 
-def _fill(sizes: Indices, count: int, generator: np.random.Generator) -> npt.NDArray[np.bool_]:
-    """Mask of chosen users: in random order, each is chosen if the total of their ``sizes`` stays within ``count``."""
+def _choose_users(sizes: Indices, count: int, generator: np.random.Generator) -> npt.NDArray[np.bool_]:
+    """Mask of chosen users: in random order, each is chosen if the total of ``sizes`` then stays within ``count``."""
     taken = np.zeros(len(sizes), dtype=bool)
     for user in generator.permutation(len(sizes)):
         if sizes[user] <= count:

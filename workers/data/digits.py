@@ -20,6 +20,6 @@ def digits() -> Source:
 
 @functools.cache
 def _read() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Images and labels, once for all trials of a process: they are stored as text."""
+    """Images and labels, cached for all trials of a process, because parsing the text file takes long."""
     table = bundled("digits.csv.gz").astype(np.int64)
     return table[:, :-1].astype(np.uint8).reshape(-1, 1, 8, 8), table[:, -1]

@@ -46,10 +46,10 @@ def dutch(
     group: str | Sequence[str] = "sex",
     exclude: Sequence[str] = ("age", "cur_eco_activity"),
 ) -> Source:
-    """The 60,420 rows of dutch.csv, every attribute one-hot.
+    """The 60,420 rows of dutch.csv, with every attribute one-hot.
 
-    exclude: attributes left out; the default leaves 35 features, as in Xu et al. (2021).
-    group: sex or occupation, or both, whose intersections are the groups.
+    exclude: attributes left out; by default 35 features remain, as in Xu et al. (2021).
+    group: sex or occupation, or a list of both, whose intersections are the groups.
     """
     values = {each: choose_group("dutch", each, _GROUPS) for each in attributes("dutch", group)}
     columns = without(_COLUMNS, exclude, "dutch")

@@ -20,7 +20,7 @@ from accounting.errors import DataCorruption, InvalidInput
 
 DATA_VARIABLE = "DPSWEEP_DATA"
 CACHE = Path("~/.cache/dpsweep")
-"""Folder of what can be made or fetched again. Expand the user before use."""
+"""Folder for files that can be made or downloaded again. Call ``expanduser`` before use."""
 
 UNREADABLE = (
     *(pa.ArrowException, OSError, EOFError, zlib.error),
@@ -29,14 +29,14 @@ UNREADABLE = (
 """Errors of libraries when a file cannot be read or decoded."""
 
 Download = Callable[[Path], object]
-"""Fetches a source's files below a folder."""
+"""A function that downloads the files of a source into the given folder."""
 
 
 def locate(source: str, names: tuple[str, ...], root: str | None, download: Download | None = None) -> Path:
-    """The first of the relative paths ``names`` that exists.
+    """The first of the relative paths ``names`` that exists, as an absolute path.
 
     If the user names a folder, by ``root`` or ``DPSWEEP_DATA``, only this folder is searched. Otherwise the cache is
-    searched, after a ``download`` if necessary.
+    searched, and searched again after ``download`` if nothing was found.
 
     Raises:
         InvalidInput: nothing was found, or the download failed; the message gives the paths and the next step.
@@ -62,7 +62,7 @@ def require_path(path: str) -> Path:
 
 
 def bundled(name: str, header_lines: int = 0) -> npt.NDArray[np.float64]:
-    """A table of numbers that scikit-learn brings, which is read without importing scikit-learn: that takes a second.
+    """A table of numbers that scikit-learn ships, read without importing scikit-learn, which takes a second.
 
     Raises: DataCorruption when this installation of scikit-learn has no such file, or a damaged one.
     """
@@ -75,7 +75,7 @@ def bundled(name: str, header_lines: int = 0) -> npt.NDArray[np.float64]:
 
 @contextlib.contextmanager
 def reading(path: Path, shown: Path | None = None) -> Iterator[None]:
-    """Turn errors while ``path`` is read and decoded into a one-line DataCorruption that names it, or ``shown``.
+    """Turn errors while ``path`` is read and decoded into a one-line DataCorruption that names ``shown`` or ``path``.
 
     The library's own message may quote the content, so it stays in the cause.
     """
@@ -118,7 +118,7 @@ def _fetch(source: str, download: Download, folder: Path) -> None:
 
 
 def downloads(address: str, folder: str, checksums: Mapping[str, str]) -> Download:
-    """A download of files below ``address`` into ``folder`` of the cache; their md5 is verified."""
+    """A `Download` of files below ``address`` into ``folder`` of the cache. checksums: md5 by file name, verified."""
 
     def download(cache: Path) -> None:
         from torchvision.datasets.utils import download_url  # late: importing torchvision takes seconds

@@ -38,10 +38,11 @@ def image_folder(
     """Pictures in one folder per class, below ``path``, or below ``path/train`` and ``path/test`` if it has only these.
 
     size: pictures are resized to size x size, in colour. groups: a CSV file with columns file (relative to ``path``)
-    and group; without it the groups are the classes. group: another column of it; or several, such as ["sex", "race"],
-    whose intersections are the groups. classes, group_names: the declared names, of several columns as {column: names};
-    others are taken from the folders and the CSV file, which is not private, and a note says so; such groups are shown
-    as "group 1", "group 2". Example ids follow the sorted file names. All pictures are held in memory.
+    and group; without it the groups are the classes. group: name of the group column, if it is another; or several
+    columns, such as ["sex", "race"], whose intersections are the groups. classes: declared class names. group_names:
+    declared values of the group column; for several columns, {column: values}. Names that are not declared are taken
+    from the folders and the CSV file, which is not private; a note says so, and these groups are shown as "group 1",
+    "group 2". Example ids follow the sorted file names. All pictures are held in memory.
 
     Raises: InvalidInput for folders, groups or pictures that do not fit; DataCorruption for unreadable files.
     """
@@ -64,7 +65,7 @@ def image_folder(
 
 
 def require_groups(source: str, groups: str | None, group: str | Sequence[str], group_names: object) -> None:
-    """Raises: InvalidInput for attributes without the file that has them."""
+    """Raises: InvalidInput for ``group`` or ``group_names`` without ``groups``, the file with these attributes."""
     attributes(source, group)
     if groups is None and (group_names is not None or group != "group"):
         what = "group" if group_names is None else "group_names"
@@ -76,13 +77,14 @@ def require_groups(source: str, groups: str | None, group: str | Sequence[str], 
 
 @dataclass(frozen=True)
 class Grouping:
-    """Groups of pictures: names as they are shown, and of each picture its group, an index into these."""
+    """Groups of pictures. names: as shown in results. members: index into names, for each picture."""
 
     names: tuple[str, ...]
     members: Indices
 
     @classmethod
     def of_classes(cls, names: tuple[str, ...], labels: Indices, are_declared: bool) -> Grouping:
+        """The classes as groups, with numbered names unless the class names are declared."""
         return cls(names if are_declared else numbered("group", len(names)), labels)
 
     @classmethod
@@ -94,7 +96,7 @@ class Grouping:
         columns: Sequence[str],
         declared: Sequence[str] | Mapping[str, Sequence[str]] | None,
     ) -> Grouping:
-        """The intersections of the attributes ``columns`` of a CSV file, declared or as they are found."""
+        """The intersections of the attributes ``columns`` of a CSV file. declared: values; None takes those found."""
         named = _groups(path, folder, files, columns)
         values = _group_values(named, declared)
         names = intersected(values)
@@ -145,7 +147,7 @@ def _list(folder: Path) -> _Listing:
 
 
 def divided(whole: Split, train_size: int) -> tuple[Split, Split]:
-    """The first ``train_size`` examples, and the others."""
+    """The first ``train_size`` examples, and the rest."""
     indices = np.arange(len(whole))
     return whole.select(indices[:train_size]), whole.select(indices[train_size:])
 
@@ -153,7 +155,7 @@ def divided(whole: Split, train_size: int) -> tuple[Split, Split]:
 def _group_values(
     named: pa.Table, declared: Sequence[str] | Mapping[str, Sequence[str]] | None
 ) -> dict[str, tuple[str, ...]]:
-    """The values of each attribute, declared or as they are found."""
+    """The values of each attribute: declared, or the distinct ones in ``named``."""
     columns = named.column_names
     if isinstance(declared, Mapping):
         if set(declared) != set(columns):
@@ -194,7 +196,7 @@ def read_images(files: Sequence[Path], size: int) -> Tensor:
 
 
 def refuse_links(files: Sequence[Path]) -> None:
-    """Raises: InvalidInput where one file is there twice, by a link."""
+    """Raises: InvalidInput if two paths are links to the same file."""
     seen: dict[Path, Path] = {}
     for file in files:
         first = seen.setdefault(file.resolve(), file)
@@ -213,7 +215,7 @@ def _read_image(file: Path, size: int) -> Tensor:
 
 
 def colours(picture: Image.Image, place: str) -> Image.Image:
-    """The picture as 8-bit RGB; ``place`` is its location.
+    """The picture as 8-bit RGB. place: its location, for errors.
 
     Raises: InvalidInput when its pixels have more than 8 bits, which the conversion would clamp.
     """

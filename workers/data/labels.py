@@ -1,4 +1,4 @@
-"""What is learnt of the rows of a table: a class, real numbers, or which of several labels a row has."""
+"""Labels from columns of a table: a class, real numbers, or several binary labels."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from accounting.errors import InvalidInput, PrivateDetail
 from workers.data.tabular import Numeric, indices, is_numeric, numbers
 
 TableTask = Literal["classification", "regression", "multi_label"]
-"""Tasks whose labels lie in columns; names in `workers.tasks.TASKS`."""
-_FLAGS: Final = ("0", "1", "false", "true")
+"""Tasks whose labels are columns of a table; names in `workers.tasks.TASKS`."""
+_BINARY_SPELLINGS: Final = ("0", "1", "false", "true")
 
 
 class Labels(Protocol):
-    """How columns of a table become labels. names: of the outputs of a model."""
+    """Converts columns of a table to labels. names: of the outputs of a model."""
 
     @property
     def names(self) -> tuple[str, ...]: ...
@@ -32,7 +32,7 @@ class Labels(Protocol):
 
 @dataclass(frozen=True)
 class Classes:
-    """One column with the name of a class."""
+    """Labels of classification, from one column of class names."""
 
     column: str
     names: tuple[str, ...]
@@ -43,7 +43,7 @@ class Classes:
 
 @dataclass(frozen=True)
 class Targets:
-    """Columns with numbers, as they are or, of those with a range, scaled to [0, 1] and cut at its ends."""
+    """Labels of regression, from columns of numbers. A column in ``ranges`` is scaled to [0, 1] and clamped."""
 
     names: tuple[str, ...]
     ranges: Mapping[str, tuple[float, float]]
@@ -63,7 +63,7 @@ class Targets:
 
 @dataclass(frozen=True)
 class Flags:
-    """Columns of 0 and 1, or of false and true: whether a row has the label that the column is called."""
+    """Labels of multi-label classification, from one column of 0 and 1, or false and true, for each label."""
 
     names: tuple[str, ...]
 
@@ -72,7 +72,7 @@ class Flags:
 
     def _column(self, values: pa.ChunkedArray, name: str) -> npt.NDArray[np.int64]:
         texts = pa.array(numbers(values, name)).cast(pa.string()) if is_numeric(values) else values
-        known = compute.index_in(compute.utf8_lower(texts.cast(pa.string())), value_set=pa.array(_FLAGS))
+        known = compute.index_in(compute.utf8_lower(texts.cast(pa.string())), value_set=pa.array(_BINARY_SPELLINGS))
         found = np.asarray(known.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False))
         if (found < 0).any():
             raise InvalidInput(
@@ -84,7 +84,7 @@ class Flags:
 
 @dataclass(frozen=True)
 class NoLabels:
-    """Labels that do not come from columns, as the tokens of a language model."""
+    """Zeros in place of labels that do not come from columns, such as the tokens of a language model."""
 
     names: tuple[str, ...] = ()
 
@@ -93,7 +93,7 @@ class NoLabels:
 
 
 def label_columns(label: str | Sequence[str], task: TableTask) -> tuple[str, ...]:
-    """The columns that ``label`` names. Raises: InvalidInput for none, a repeated one, and several of one class."""
+    """The columns that ``label`` names. Raises: InvalidInput for none, a repeated one, or several in classification."""
     named = (label,) if isinstance(label, str) else tuple(label)
     if not named or len(set(named)) < len(named):
         raise InvalidInput(f"label is {label!r}, but must be one column or several different ones")

@@ -1,7 +1,7 @@
-"""Examples that lie in memory-mapped files, for data that exceed memory.
+"""Examples in memory-mapped files, for data that exceed memory.
 
-Rows are written once, block by block, and read as they are used: the system holds what it has room for, once for all
-processes of a node that map the same file. A file is named by a hash of all that its rows were made of.
+Rows are written once, block by block, and read when they are used. The system caches as many as fit in memory, once for
+all processes of a node that map the same file. The name of a file is a hash of everything its rows were made from.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from torch import Tensor
 from accounting.errors import InvalidInput
 from accounting.records import is_encrypting, make_private_file, make_private_folder
 
-_FEW: Final = 1024
-"""Rows up to which a selection is held in memory."""
-_BYTES: Final = 2**20
+_MAX_ROWS_IN_MEMORY: Final = 1024
+"""Largest number of rows of a selection that is held in memory."""
+_BYTES_AT_ONCE: Final = 2**20
 """Approximate number of bytes copied at a time."""
 Blocks = Iterator[Sequence[npt.NDArray[Any]]]
-"""For each block of rows, these rows of every column."""
+"""Iterator over blocks of rows; each item holds the rows of one block, for every column."""
 
 
 @dataclass(frozen=True)
@@ -41,20 +41,21 @@ class Form:
 
     @property
     def bytes(self) -> int:
+        """Number of bytes of one row."""
         return self.dtype.itemsize * math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where columns of the same rows lie. key: what their files are named by."""
+    """Location of the memory-mapped columns of a set of rows. key: base name of their files."""
 
     folder: Path
     key: str
 
     def columns(self, forms: Sequence[Form], blocks: Callable[[], Blocks]) -> tuple[Tensor, ...]:
-        """The columns, each a tensor [n, *shape]; ``blocks`` are asked for only where no process has written them yet.
+        """The columns, each a tensor [n, *shape]. blocks: their rows; called only if no process has written them yet.
 
-        Raises: InvalidInput for a folder that cannot be written, or with a key that encrypts private files.
+        Raises: InvalidInput for a folder that cannot be written, and if a key that encrypts private files is set.
         """
         if is_encrypting():
             raise InvalidInput(
@@ -64,7 +65,7 @@ class Place:
         files = [self.folder / f"{self.key}.{number}" for number in range(len(forms))]
         try:
             make_private_folder(self.folder)
-            with _alone(self.folder / f"{self.key}.lock"):
+            with _exclusively(self.folder / f"{self.key}.lock"):
                 if not all(file.exists() for file in files):
                     _write(files, blocks())
         except OSError as error:
@@ -75,12 +76,12 @@ class Place:
         return tuple(_mapped(file, form) for file, form in zip(files, forms, strict=True))
 
     def select(self, columns: Sequence[Tensor], at: Tensor) -> tuple[Place | None, tuple[Tensor, ...]]:
-        """The rows ``at`` of columns that lie here, and where they lie; a few are held in memory."""
-        if len(at) <= _FEW:
+        """Location and values of the rows ``at`` of columns at this place; None if so few that they stay in memory."""
+        if len(at) <= _MAX_ROWS_IN_MEMORY:
             return None, tuple(column[at] for column in columns)
         place = Place(self.folder, digest_of(self.key, at.numpy().data))
         forms = [Form(column.dtype, tuple(column.shape[1:])) for column in columns]
-        rows = max(1, _BYTES // sum(form.bytes for form in forms))
+        rows = max(1, _BYTES_AT_ONCE // sum(form.bytes for form in forms))
         return place, place.columns(
             forms, lambda: ([column[some].numpy() for column in columns] for some in at.split(rows))
         )
@@ -97,15 +98,15 @@ def digest_of(*parts: str | bytes | memoryview) -> str:
 
 
 @contextlib.contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """Let one process of this node write at a time; the others find what it has written."""
+def _exclusively(lock: Path) -> Iterator[None]:
+    """Hold an exclusive lock among the processes of this node, so that only one writes the files."""
     with lock.open("a") as opened:
         fcntl.flock(opened, fcntl.LOCK_EX)
         yield
 
 
 def _write(files: Sequence[Path], blocks: Blocks) -> None:
-    """Write the columns beside their places, and move them there when they are complete."""
+    """Write the columns to temporary files, and rename these when they are complete."""
     unfinished = [file.with_suffix(f"{file.suffix}.unfinished") for file in files]
     for file in unfinished:
         file.unlink(missing_ok=True)
@@ -120,7 +121,7 @@ def _write(files: Sequence[Path], blocks: Blocks) -> None:
 
 
 def _mapped(file: Path, form: Form) -> Tensor:
-    """The rows of a file; a change of the tensor would not reach it."""
+    """The rows of a file as a private mapping: changes of the tensor do not reach the file."""
     rows = file.stat().st_size // form.bytes
     if rows == 0:
         return torch.empty(0, *form.shape, dtype=form.dtype)

@@ -1,4 +1,4 @@
-"""Folders of pictures with a mask for each, whose pixels say which class a pixel of the picture belongs to."""
+"""Folders of pictures with one mask for each; a mask gives the class of every pixel of its picture."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from workers.tasks import IGNORED
 _PARTS: Final = ("train", "test")
 _PICTURES: Final = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 _LOSSLESS: Final = (".bmp", ".png", ".tif", ".tiff")
-"""Formats of masks: those that keep every pixel as it was."""
-_OF_MASKS: Final = ("1", "L", "P", "I", "I;16")
+"""File formats of masks: lossless ones."""
+_MASK_MODES: Final = ("1", "L", "P", "I", "I;16")
 """Pillow modes with one number for each pixel."""
 Pixel = Annotated[int, Field(ge=0, le=65_535)]
 
@@ -46,12 +46,12 @@ def image_masks(
 ) -> Source:
     """Pictures in ``path/images`` and a mask of the same name for each in ``path/masks``, for segmentation.
 
-    Or both folders below ``path/train`` and ``path/test``. A mask is a PNG, TIFF or BMP file with one number for each
-    pixel, of a palette its index. classes: the declared names of classes. values: the number of each class, by default
-    0, 1, 2, ... in the order of ``classes``. ignored: the number of pixels that are not counted, if any; one that is a
-    class is counted. size: pictures are resized to size x size by bilinear interpolation, masks by the nearest pixel.
-    groups, group_names, group: as of `image_folder`, with files such as ``images/a.png``; without them there is one
-    group. All pictures are held in memory, 5 bytes for each pixel.
+    Both folders may also be below ``path/train`` and ``path/test``. A mask is a PNG, TIFF or BMP file with one number
+    for each pixel; for a palette image this is the index. classes: the declared names of classes. values: the number of
+    each class in masks, by default 0, 1, 2, ... in the order of ``classes``. ignored: the number of pixels that are not
+    counted, if any; a number that is also in ``values`` is counted. size: pictures are resized to size x size by
+    bilinear interpolation, masks by the nearest pixel. groups, group_names, group: as in `image_folder`, with files
+    such as ``images/a.png``; without them there is one group. All pictures are held in memory, 5 bytes for each pixel.
 
     Raises: InvalidInput for folders, groups, pictures or masks that do not fit; DataCorruption for unreadable files.
     """
@@ -76,7 +76,7 @@ def image_masks(
 
 
 def _pictures(part: Path) -> list[Path]:
-    """The pictures of a part by name. Raises: InvalidInput without any."""
+    """The pictures of a part, sorted by name. Raises: InvalidInput when there are none."""
     folder = part / "images"
     found = sorted(file for file in folder.glob("*") if file.suffix.lower() in _PICTURES)
     if not found:
@@ -99,12 +99,12 @@ def _mask_of(picture: Path) -> Path:
 
 
 def _read_mask(file: Path, size: int, numbers: Sequence[int], ignored: int | None) -> npt.NDArray[np.int16]:
-    """[size, size]: the class of each pixel, `IGNORED` where it is not counted."""
+    """[size, size]: the class of each pixel, or `IGNORED` if it is not counted."""
     with reading(file, file.with_stem("*")), Image.open(file) as mask:
-        if mask.mode not in _OF_MASKS:
+        if mask.mode not in _MASK_MODES:
             raise InvalidInput(
                 f"a mask has pixels of mode {mask.mode}, but must have one number for each pixel "
-                f"({', '.join(_OF_MASKS)}); store it so"
+                f"({', '.join(_MASK_MODES)}); store it so"
             ) from PrivateDetail(str(file))
         pixels = np.asarray(mask.resize((size, size), Image.Resampling.NEAREST)).astype(np.int64)
     found = np.full(pixels.shape, -1, dtype=np.int16)

@@ -11,20 +11,20 @@ from torch import Tensor
 from accounting.errors import InvalidInput
 from workers.imports import blamed_on
 
-_TRIED: Final = 8
+_TRIED_EXAMPLES: Final = 8
 """Number of examples on which a preparation is tried."""
 _ROUNDING: Final = 1e-4
-"""Tolerated difference between a feature prepared alone and in a batch, relative to its largest value."""
+"""Tolerated difference between a feature prepared alone and in a batch, relative to the feature's largest value."""
 
 
 def require_one_by_one(source: str, prepare: Callable[[Tensor], Tensor], features: Tensor) -> None:
-    """Raises: InvalidInput when a preparation fails, or when it makes features depend on other examples of a batch.
+    """Raises: InvalidInput when a preparation fails, changes its input, or mixes examples of a batch.
 
     Clipping bounds the influence of an example only through its own gradient, so examples must not be mixed. The
-    preparation is tried on a few examples, spread over all of ``features`` because neighbouring ones can be alike.
+    preparation is tried on a few examples spread over all of ``features``, because neighbouring ones can be alike.
     """
     what = f"the preparation of {source!r}"
-    count = min(_TRIED, len(features))
+    count = min(_TRIED_EXAMPLES, len(features))
     rows = features[torch.arange(count) * (len(features) - 1) // max(count - 1, 1)]
     given = rows.clone()
     with blamed_on(source, "the preparation of"), torch.no_grad():

@@ -1,4 +1,4 @@
-"""What a table holds, column by column, to draft a sweep from. Everything here is read off the rows: private data."""
+"""Profile of a table, column by column, from which a sweep is drafted. Computed from the rows, so private data."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from workers.data.tabular import as_text, is_numeric, numbers
 
 @dataclass(frozen=True)
 class ColumnProfile:
-    """One column. span: the least and the largest number, None unless it holds numbers. whole: only whole numbers.
+    """Profile of one column.
 
-    values: the distinct values as text, as a sweep declares them, None for more than the limit; distinct: how many.
-    missing: share of the rows without a value, in [0, 1].
+    span: smallest and largest number; None if the column does not hold numbers. whole: whether all numbers are whole.
+    values: distinct values as text, as a sweep declares them; None for more than the limit. distinct: number of
+    distinct values. missing: share of the rows without a value, in [0, 1].
     """
 
     name: str
@@ -38,7 +39,7 @@ class TableProfile:
     columns: tuple[ColumnProfile, ...]
 
     def column(self, name: str, role: str) -> ColumnProfile:
-        """Raises: InvalidInput with the nearest name if there is no such column."""
+        """The column called ``name``. Raises: InvalidInput with the nearest name if there is none."""
         for column in self.columns:
             if column.name == name:
                 return column
@@ -66,7 +67,7 @@ def profile_table(path: str, texts: tuple[str, ...], most_values: int) -> TableP
 
 
 def _holds_numbers(values: pa.ChunkedArray, spelt: pa.ChunkedArray) -> bool:
-    """Whether a column holds numbers, and not codes such as 007, which a number would lose."""
+    """Whether a column holds numbers, and not codes such as 007, whose zeros a number would lose."""
     if not is_numeric(values):
         return False
     is_text = pa.types.is_string(spelt.type)

@@ -1,4 +1,4 @@
-"""Matches the values that a sweep declares with the ways in which a table may spell them."""
+"""Matches values declared in a sweep with their spellings in a table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BOOLEANS = ("false", "true")
 
 
 def _value(value: object) -> object:
-    """A declared value; types of YAML other than text, numbers and booleans, such as dates, become text."""
+    """A declared value; YAML types other than text, numbers and booleans, such as dates, become text."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         raise InvalidInput("write null and NaN in quotes, as the table spells them")
     return value if isinstance(value, Value) else as_text(pa.array([value]), "it")[0].as_py()
@@ -47,7 +47,7 @@ def as_declared(column: pa.ChunkedArray, values: Values, what: str) -> pa.Chunke
     """``column`` as text, in which every spelling of a declared value is replaced by its name.
 
     A number or boolean declared without quotes matches all its spellings: 0 also matches 0.0, and true also True. In
-    quotes it matches only that text, except in a column of booleans, where there are no spellings to tell apart.
+    quotes it matches only that text, except in a column of booleans, whose values have only one spelling.
 
     Raises: InvalidInput when the column holds booleans and another value is declared.
     """
@@ -69,7 +69,7 @@ def as_declared(column: pa.ChunkedArray, values: Values, what: str) -> pa.Chunke
 
 
 def _key(value: Value) -> Decimal | str:
-    """A key that all spellings of a number or boolean share."""
+    """A key that is equal for all spellings of a number or boolean."""
     text = str(value)
     try:
         number = Decimal(text)

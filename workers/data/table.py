@@ -37,8 +37,8 @@ from workers.data.tabular import (
     numbers,
 )
 
-_MOST_CATEGORIES: Final = 1000
-"""A text column with more distinct values must be declared: one feature per value could exhaust memory."""
+_MAX_CATEGORIES: Final = 1000
+"""Largest number of distinct values of an undeclared text column; one feature per value could exhaust memory."""
 
 
 Range = tuple[FiniteFloat, FiniteFloat]
@@ -46,7 +46,7 @@ Range = tuple[FiniteFloat, FiniteFloat]
 
 @dataclass(frozen=True)
 class Roles:
-    """Names of the columns by their role."""
+    """Names of the columns that have a role."""
 
     labels: tuple[str, ...]
     groups: tuple[str, ...]
@@ -61,7 +61,7 @@ class Roles:
 
 @dataclass(frozen=True)
 class Declared:
-    """Values that the user declares for columns; undeclared ones are taken from the rows, which is not private."""
+    """Values that the user declares for columns. Undeclared ones are taken from the rows, which is not private."""
 
     task: str
     ranges: Mapping[str, Range]
@@ -74,7 +74,7 @@ class Declared:
             raise InvalidInput(f"`classes` are of classification, but the task is {self.task}; leave them out")
 
     def texts(self, labels: Sequence[str], groups: Sequence[str], user: str | None) -> dict[str, list[Value]]:
-        """The columns to read as text, even if they hold numbers, each with its declared values."""
+        """The columns to read as text even if they hold numbers, each with its declared values."""
         columns: dict[str, list[Value]] = {} if user is None else {user: []}
         grouped = ((group, self.groups.get(group)) for group in groups)
         classes = ((label, self.classes) for label in labels if self.task == "classification")
@@ -85,9 +85,10 @@ class Declared:
 
 @dataclass(frozen=True)
 class Encoding:
-    """How rows become examples. notes: what was taken from the rows because it was not declared.
+    """Converts rows of a table to examples.
 
-    group_values: those of each group column; group_names: what their intersections are called where they are shown.
+    group_values: values of each group column. group_names: names of their intersections, as shown in results. notes:
+    what was taken from the rows because it was not declared.
     """
 
     roles: Roles
@@ -98,7 +99,7 @@ class Encoding:
     notes: tuple[str, ...]
 
     def split(self, table: pa.Table, first_id: int, user_names: tuple[str, ...]) -> Split:
-        """A split of the complete rows; rows with a missing value are left out."""
+        """The split of all complete rows; rows with a missing value are left out. first_id: id of the first row."""
         rows = complete_rows(table)
         complete = table.take(rows)
         features = encode_table(complete, self.columns)
@@ -112,7 +113,7 @@ class Encoding:
         user_names: tuple[str, ...],
         labels: npt.NDArray[np.generic],
     ) -> Split:
-        """A split of features and labels with the groups and users of ``complete`` rows."""
+        """The split of these features and labels, with groups and users from the ``complete`` rows."""
         user = self.roles.user
         return make_split(
             features,
@@ -138,15 +139,16 @@ def table(
 ) -> Source:
     """Rows of a .csv (UTF-8, with a header) or .parquet file.
 
-    label, group, user: columns; by default the groups are the classes of the label. task: of ``regression``, label is
-    a column of numbers, or several, scaled where ``ranges`` has them; of ``multi_label``, columns of 0 and 1; without
-    a group column both have one group. Of several group columns, such as
-    ["sex", "race"], the groups are the intersections, and ``groups`` is {column: [values]}. features: columns; by
-    default all without another role. Numbers are scaled by ``ranges`` {column: [low, high]}; text columns, and those in
-    ``categories`` {column: [values]}, become one-hot. Ranges, categories, classes and groups that are not declared are
-    taken from the rows, which is not private, and a note says so; such groups are shown as "group 1", "group 2". Rows
-    with a missing value (in CSV an empty field, NA, NaN or null) are left out. Example ids count the rows of the file,
-    then those of ``test_path``.
+    label: the column of classes; for task ``regression``, one or several columns of numbers, scaled if in ``ranges``;
+    for ``multi_label``, columns of 0 and 1. group: one column, or several, such as ["sex", "race"], whose intersections
+    are the groups; by default the classes are the groups in classification, and other tasks have one group. user: the
+    column that names the owner of each row. features: columns; by default all without another role.
+
+    ranges: {column: [low, high]}, by which numbers are scaled. categories: {column: [values]}; these and all text
+    columns become one-hot. classes, groups: declared values; for several group columns, {column: [values]}. Ranges,
+    categories, classes and groups that are not declared are taken from the rows, which is not private; a note says so,
+    and these groups are shown as "group 1", "group 2". Rows with a missing value (in CSV an empty field, NA, NaN or
+    null) are left out. Example ids count the rows of the file, then those of ``test_path``.
 
     Raises: InvalidInput for unknown columns and undeclared values; DataCorruption for unreadable files.
     """
@@ -176,7 +178,7 @@ def table(
 
 
 def require_other(test_path: str, path: str) -> None:
-    """Raises: InvalidInput when both are the same file."""
+    """Raises: InvalidInput when both paths are the same file."""
     if Path(test_path).expanduser().resolve() == Path(path).expanduser().resolve():
         raise InvalidInput(f"test_path is the training table {path} itself; give other rows, or leave it out")
 
@@ -187,7 +189,7 @@ def user_names(tables: Sequence[pa.Table], user: str | None) -> tuple[str, ...]:
 
 
 def declared_groups(by: Sequence[str], groups: Values | Mapping[str, Values] | None) -> Mapping[str, Values]:
-    """The declared values of group columns. Raises: InvalidInput for a list that may mean several columns."""
+    """Declared values by group column. Raises: InvalidInput for unknown columns, or one list for several columns."""
     if groups is None:
         return {}
     if not by:
@@ -222,9 +224,10 @@ READERS: Mapping[str, Callable[[Path, Collection[str]], pa.Table]] = {".csv": _r
 
 
 def read_table(path: str, texts: Collection[str]) -> pa.Table:
-    """The rows of a .csv or .parquet file; of a CSV, the columns ``texts`` as text.
+    """The rows of a .csv or .parquet file. texts: columns of a CSV file to read as text.
 
-    Raises: InvalidInput for a missing file, another file type or a column name that is there twice; DataCorruption.
+    Raises: InvalidInput for a missing file, another file type or a repeated column name; DataCorruption for a file that
+    cannot be read.
     """
     found = require_path(path)
     reader = lookup(READERS, found.suffix.lower(), "file type")
@@ -251,7 +254,7 @@ def _roles(
 
 
 def used_columns(rows: pa.Table, roles: Roles, texts: Mapping[str, Values], path: str) -> pa.Table:
-    """The columns that have a role: numbers unchanged, others as text, spelt like the values declared in ``texts``."""
+    """The columns with a role: numbers unchanged, others as text, spelt like the values declared in ``texts``."""
     for name in roles.used:
         if name not in rows.column_names:
             raise InvalidInput(f"there is no column {name!r} in {path}; {nearest(name, rows.column_names)}")
@@ -267,7 +270,7 @@ def used_columns(rows: pa.Table, roles: Roles, texts: Mapping[str, Values], path
 
 
 def encoding_of(rows: pa.Table, roles: Roles, declared: Declared) -> Encoding:
-    """The declared encoding; what it leaves open is taken from the complete ones of ``rows``."""
+    """The declared encoding; ranges, categories, classes and groups not declared are taken from the complete rows."""
     targets = roles.labels if declared.task == "regression" else ()
     for name in (*declared.ranges, *declared.categories):
         if name not in roles.features and not (name in targets and name in declared.ranges):
@@ -311,7 +314,7 @@ def _labels(complete: pa.Table, roles: Roles, declared: Declared) -> Labels:
 
 
 def _undeclared(roles: Roles, declared: Declared) -> list[str]:
-    """What is taken from the rows, each with the key by which to declare it."""
+    """Descriptions of what is taken from the rows, each with the key that would declare it."""
     columns = [name for name in roles.features if name not in declared.ranges and name not in declared.categories]
     undeclared = {
         f"ranges or categories of {', '.join(columns)} (`ranges`, `categories`)": bool(columns),
@@ -322,7 +325,7 @@ def _undeclared(roles: Roles, declared: Declared) -> list[str]:
 
 
 def _undeclared_groups(roles: Roles, declared: Declared) -> list[str]:
-    """Group columns whose values are taken from the rows; those of the label are its classes."""
+    """Group columns whose values are taken from the rows, without the label column, whose values are the classes."""
     classes = roles.labels if declared.task == "classification" else ()
     return [name for name in roles.groups if name not in declared.groups and name not in classes]
 
@@ -361,9 +364,9 @@ def _learnt_range(values: pa.ChunkedArray, name: str) -> Numeric:
 
 def _learnt_categories(values: pa.ChunkedArray, name: str) -> Categorical:
     found = distinct(values)
-    if len(found) > _MOST_CATEGORIES:
+    if len(found) > _MAX_CATEGORIES:
         raise InvalidInput(
-            f"column {name!r} has more than {_MOST_CATEGORIES} distinct texts; leave it out of `features`, declare its "
+            f"column {name!r} has more than {_MAX_CATEGORIES} distinct texts; leave it out of `features`, declare its "
             "`categories`, or correct it where it should hold only numbers"
         ) from PrivateDetail(f"{len(found)} distinct texts such as {found[0]!r}")
     return Categorical(name, found)

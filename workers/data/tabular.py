@@ -1,6 +1,6 @@
-"""Encodes columns of a table as features: numbers scaled by declared ranges, categories one-hot by declared values.
+"""Encodes columns of a table as features: numbers scaled by given ranges, categories one-hot by given values.
 
-Declared values are public. Nothing is computed from the rows, so the encoding costs no privacy.
+Nothing here is computed from other rows, so the encoding costs no privacy if ranges and values are declared.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Rows = npt.NDArray[np.float32]
 
 
 class Column(Protocol):
-    """How one column of a table becomes features."""
+    """Converts one column of a table to features."""
 
     @property
     def name(self) -> str: ...
@@ -119,7 +119,7 @@ def as_text(values: pa.Array | pa.ChunkedArray, what: str) -> pa.Array | pa.Chun
 
 
 def positions(values: pa.ChunkedArray, names: Sequence[str]) -> npt.NDArray[np.int64]:
-    """[n]: index in ``names`` of each value as a string; -1 for values that are not there."""
+    """[n]: index in ``names`` of each value as a string; -1 for values that are not in ``names``."""
     found = compute.index_in(values.cast(pa.string()), value_set=pa.array(names, pa.string()))
     return np.asarray(found.cast(pa.int64()).fill_null(-1).to_numpy(), dtype=np.int64)
 
@@ -169,7 +169,7 @@ def attributes(source: str, group: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def intersected(values: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """Names of the groups that have one value of each attribute, those of the last attribute changing fastest.
+    """Names of the intersections of attributes: one value of each, the last attribute changing fastest.
 
     >>> intersected({"sex": ("Female", "Male"), "race": ("Black", "White")})
     ('Female × Black', 'Female × White', 'Male × Black', 'Male × White')
@@ -182,7 +182,7 @@ def intersected_indices(
 ) -> npt.NDArray[np.int64]:
     """[n]: the group of each row, as an index into `intersected`; ``table`` has a column for each attribute.
 
-    what: of the attributes, for errors.
+    what: prefix of the attribute's name in errors.
     """
     found = np.zeros(table.num_rows, dtype=np.int64)
     for name, names in values.items():

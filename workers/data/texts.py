@@ -1,4 +1,4 @@
-"""Texts of a CSV, Parquet or JSON Lines file as tokens of a tokenizer file, read and encoded block by block."""
+"""Texts of a CSV, Parquet or JSON Lines file as tokens, read and encoded block by block."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _ROWS_AT_ONCE: Final = 1024
-"""Texts that are in memory at a time."""
+"""Number of texts in memory at a time."""
 _TOKENS_AT_ONCE: Final = 2**17
-"""Tokens up to which texts are encoded at a time: tokenizers takes about a hundred bytes for each."""
+"""Number of tokens encoded at a time; the package tokenizers needs about a hundred bytes for each."""
 _PADDING: Final = ("[PAD]", "<pad>")
 Columns = Sequence[str]
 Length = Annotated[int, Field(ge=2, le=65_536)]
@@ -71,13 +71,13 @@ def text(
 ) -> Source:
     """The column ``text`` of a .csv (UTF-8, with a header), .parquet or .jsonl file, as token ids.
 
-    tokenizer: a file of the package tokenizers (tokenizer.json). Texts are cut at ``max_length`` tokens, and shorter
+    tokenizer: a file of the package tokenizers (tokenizer.json). Texts are cut to ``max_length`` tokens, and shorter
     ones are filled with ``padding_token``, by default the tokenizer's own. objective: ``label`` learns the column
-    ``label`` (of ``task`` regression or multi_label, as in tables, also several); ``masked_lm`` predicts a share of
-    ``mask_fraction`` of the tokens, ``causal_lm`` each token from those before it. What is masked depends on
-    ``mask_seed`` and the position of the row alone. group, user, test_path, classes, groups: as of tables. Rows with a
-    missing value are left out. cache: a folder of this node in which tokens lie in memory-mapped files, made once and
-    read batch by batch, for texts that exceed memory; they are as private as the texts.
+    ``label`` (several columns for ``task`` regression or multi_label, as in tables); ``masked_lm`` predicts a random
+    share ``mask_fraction`` of the tokens; ``causal_lm`` predicts each token from those before it. The masked tokens of
+    a row depend only on ``mask_seed`` and the position of the row. group, user, test_path, classes, groups: as in
+    tables. Rows with a missing value are left out. cache: a folder of this node for memory-mapped files of tokens, made
+    once and read batch by batch, for texts that exceed memory; they are as private as the texts.
 
     Raises: InvalidInput for unknown columns and tokens, and undeclared values; DataCorruption for unreadable files.
     """
@@ -136,7 +136,7 @@ def _labels(objective: Objective, label: str | Sequence[str] | None, task: Table
 
 @dataclass(frozen=True)
 class _Encoder:
-    """A tokenizer that fills and cuts texts to one length. tokens: by id. padding: an id."""
+    """A tokenizer that pads and truncates texts to ``length`` tokens. tokens: names by id. padding: id of the token."""
 
     tokenizer: Tokenizer
     path: Path
@@ -146,7 +146,7 @@ class _Encoder:
 
     @classmethod
     def of(cls, file: str, length: int, padding_token: str | None) -> _Encoder:
-        """Raises: InvalidInput without the package, the file or a padding token."""
+        """Load the tokenizer. Raises: InvalidInput without the package, the file or a padding token."""
         try:
             from tokenizers import Tokenizer  # late: an extra
         except ImportError as error:
@@ -168,14 +168,14 @@ class _Encoder:
         return cls(tokenizer, path, length, names, padding)
 
     def token(self, name: str, key: str) -> int:
-        """The id of a token. Raises: InvalidInput for an unknown one."""
+        """The id of a token. key: parameter that names it. Raises: InvalidInput for an unknown token."""
         found = self.tokenizer.token_to_id(name)
         if found is None:
             raise InvalidInput(f"the tokenizer {self.path} has no token {name!r}; name one that it has by `{key}`")
         return int(found)
 
     def encode(self, texts: Sequence[str]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
-        """Ids [n, length], and which are of the text itself, not special or padding."""
+        """Ids [n, length], and a mask [n, length] of tokens that belong to the text, not special or padding."""
         found = self.tokenizer.encode_batch(list(texts))
         ids = np.array([each.ids for each in found], dtype=np.int32).reshape(len(texts), self.length)
         special = np.array([each.special_tokens_mask for each in found], dtype=bool).reshape(ids.shape)
@@ -196,7 +196,7 @@ def _padding(tokenizer: Tokenizer, path: Path, named: str | None) -> int:
 
 @dataclass(frozen=True)
 class _File:
-    """A file without its texts. columns: those with a role, of all rows. rows: which have a text and all values."""
+    """A file without its texts. columns: all rows of the columns with a role. rows: indices of the complete rows."""
 
     path: Path
     text: str
@@ -227,7 +227,7 @@ class _File:
         return cls(found, text, columns, np.flatnonzero(is_complete & has_text))
 
     def blocks(self, encoder: _Encoder, learn: Learn, first: int) -> Blocks:
-        """What is learnt of the complete rows, block by block. first: id of the first row."""
+        """Columns of features and labels of the complete rows, block by block. first: id of the first row."""
         start, size = 0, max(1, _TOKENS_AT_ONCE // encoder.length)
         whole = _stream(self.path, (self.text,), (self.text,), ())
         for rows in (batch.slice(at, size) for batch in whole for at in range(0, batch.num_rows, size)):
@@ -239,7 +239,7 @@ class _File:
 
 
 def _stream(path: Path, used: Columns, texts: Columns, numeric: Columns) -> Iterator[pa.RecordBatch]:
-    """The rows of a file in blocks, one of which is in memory at a time."""
+    """The rows of a file in blocks; one block is in memory at a time."""
     stream = lookup(_STREAMS, path.suffix.lower(), "file type")
     with reading(path):
         yield from stream(path, used, texts, numeric)
@@ -255,12 +255,12 @@ def _strings(rows: pa.RecordBatch, name: str, path: Path) -> pa.Array:
 
 
 def _empty(rows: int) -> pa.Table:
-    """A table of so many rows with a column that says nothing, where no column has a role."""
+    """A table with this number of rows and one constant column, for a file in which no column has a role."""
     return pa.table({"": pa.array(np.zeros(rows, dtype=np.int8))})
 
 
 def _csv_batches(path: Path, used: Columns, texts: Columns, numeric: Columns) -> Iterator[pa.RecordBatch]:
-    """Batches of the columns that are ``used``; types of others, which only the whole file tells, do not matter."""
+    """Batches of the columns ``used``; others are not converted, as only the whole file would determine their types."""
     types = dict.fromkeys(texts, pa.string()) | dict.fromkeys(numeric, pa.float64())
     parse = csv.ParseOptions(newlines_in_values=True)
     with csv.open_csv(path, parse_options=parse) as reader:
@@ -277,7 +277,7 @@ def _parquet_batches(path: Path, used: Columns, texts: Columns, numeric: Columns
 
 
 def _only(used: Columns, there: Columns) -> list[str] | None:
-    """The columns to read; all, for an error to name, where one is not there or there twice."""
+    """The columns to read; None (all) if a used column is missing or any is repeated, which is reported later."""
     return [*dict.fromkeys(used)] if set(used) <= set(there) and len(set(there)) == len(there) else None
 
 
@@ -299,11 +299,11 @@ _STREAMS: Final[Mapping[str, Callable[[Path, Columns, Columns, Columns], Iterato
 }
 """Functions that stream a file, by file name extension."""
 Learn = Callable[[Block, int], tuple[npt.NDArray[Any], ...]]
-"""Features, and labels where they follow from tokens, of a block of rows, the first of which has the given position."""
+"""(block of rows, position of its first row) -> features, and labels if they are made from tokens."""
 
 
 def _targets(objective: Objective, encoder: _Encoder, mask: str, fraction: float, seed: int) -> Learn:
-    """How features and labels follow from tokens."""
+    """The function that makes features and labels from tokens."""
     if objective == "masked_lm":
         token = encoder.token(mask, "mask_token")
         return lambda block, first: masked_tokens(block, first, token, len(encoder.tokens), fraction, seed)
@@ -314,9 +314,10 @@ def _targets(objective: Objective, encoder: _Encoder, mask: str, fraction: float
 
 @dataclass(frozen=True)
 class _Learner:
-    """Turns the rows of files into splits. cache: where tokens lie, by a hash of what they follow from, if anywhere.
+    """Converts the rows of files to splits.
 
-    settings: all of those that tokens follow from besides their file and their position.
+    columns: number of arrays that ``learn`` returns. cache: folder for memory-mapped tokens, or None. settings: all
+    settings that tokens depend on, besides file and position; part of the hash that names the cached files.
     """
 
     encoder: _Encoder
@@ -326,7 +327,7 @@ class _Learner:
     settings: str
 
     def split(self, each: _File, encoding: Encoding, users: tuple[str, ...], first: int) -> Split:
-        """The complete rows of a file. first: id of its first row."""
+        """The split of the complete rows of a file. first: id of its first row."""
         if len(each.rows) == 0:
             raise InvalidInput("no row has a text and all other values; correct the column `text`, or choose others")
         complete, place = each.columns.take(each.rows), self._place(each, first)

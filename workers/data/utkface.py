@@ -1,4 +1,7 @@
-"""UTKFace: faces with age, gender and race in their file names; two tasks, groups by any of them (Yu et al. 2023)."""
+"""UTKFace: faces with age, gender and race in their file names; two tasks, and groups by any of the three.
+
+Used by Yu et al. (2023).
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ TASKS: Mapping[str, Task] = {
 
 
 def _attribute(face: Face, name: str) -> str:
-    """The value of an attribute by which groups may be formed."""
+    """The value of the attribute race, age or gender, as a group name."""
     if name == "race":
         return RACES[face.race]
     task = TASKS[name]
@@ -66,9 +69,9 @@ def utkface(
     """Faces (.jpg or .jpeg, upper or lower case) below the folder ``UTKFace``, resized to size x size.
 
     task: gender, or age (under 30). labels: ``balanced`` leaves out random faces so that each race has equally many of
-    both classes, as in Yu et al. (2023). races: those to keep, in this order; that paper uses all but Other, by race.
-    group: race, gender or age; or several, such as ["race", "gender"], whose intersections are the groups.
-    Example ids follow the sorted file names.
+    both classes, as in Yu et al. (2023); ``all`` keeps all. races: those to keep, in this order; that paper uses all
+    but Other, and groups by race. group: race, gender or age; or several, such as ["race", "gender"], whose
+    intersections are the groups. Example ids follow the sorted file names.
 
     Raises: InvalidInput for unknown tasks or races, and when no faces are found or some are there twice.
     """

@@ -1,4 +1,4 @@
-"""Activations with parameters. The gradient of a slope is g * min(0, x), summed over what it slopes."""
+"""Activations with parameters. The gradient of a slope is g * min(0, x), summed over the entries it multiplies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from workers.gradients.rules import Differentiate
 
 
 def prelu(module: nn.PReLU, activation: Tensor, output: Tensor | None, examples: int) -> Differentiate:
-    """The rule of nn.PReLU, whose slopes are one for all or one for each entry of the second axis."""
+    """The rule of nn.PReLU, which has one slope for all entries or one for each index of the second axis."""
     slopes = module.num_parameters
 
     def differentiate(grad: Tensor) -> dict[str, ExampleGradients]:

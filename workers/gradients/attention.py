@@ -48,7 +48,7 @@ def self_attention(
 def _bias(
     rows: int, heads: int, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dtype: torch.dtype
 ) -> Tensor | None:
-    """The sum of both masks as a bias of the scores, broadcastable to [b, heads, t, t]; True means "do not attend"."""
+    """Both masks as one bias to add to the scores, broadcastable to [b, heads, t, t]; True means "do not attend"."""
     bias: Tensor | None = None
     for mask, shape in ((key_padding_mask, (rows, 1, 1, -1)), (attn_mask, None)):
         if mask is None:

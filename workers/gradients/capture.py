@@ -27,7 +27,7 @@ from workers.gradients.rules import Differentiate
 
 @dataclass(frozen=True)
 class Input:
-    """The input of a layer, and its version counter at that time."""
+    """The input of a layer, and the version counter of the tensor at the time of the call."""
 
     layer: Layer
     activation: Tensor
@@ -51,8 +51,8 @@ class Input:
 class Use:
     """One call of a layer.
 
-    edges: graph edges with respect to which the losses are differentiated. differentiate: takes their gradients and
-    returns per-example gradients; it may read ``input``.
+    edges: graph edges with respect to which the losses are differentiated. differentiate: maps the gradients at these
+    edges to per-example gradients; it may read ``input``.
     """
 
     layer: Layer
@@ -65,9 +65,9 @@ class Use:
 class Capture:
     """The uses of all layers in one forward pass.
 
-    rows: leading dimension of every activation. examples: rows / K, with K rows per example. layers: those whose
-    forward pass is replaced by another form. without_output: names of layers whose rule is not to read the output.
-    calls: how often each layer with a rule was called, by its name.
+    rows: leading dimension of every activation. examples: rows / K, with K rows per example. layers: the layers that
+    must run in the same form again if activation checkpointing recomputes them. without_output: names of layers whose
+    rule must not read the output. calls: number of calls of each layer with a rule, by its name.
     """
 
     rows: int
@@ -88,7 +88,7 @@ class Capture:
             return {}
         with torch.enable_grad():
             scaled = losses if scale == 1.0 else losses * scale
-            total = scaled.sum()  # grad of each loss by itself would have torch import sympy
+            total = scaled.sum()  # torch.autograd.grad of a vector would import sympy
         again = capturing(self.layers, self.rows, self.examples) if self.layers else nullcontext()
         with again:  # activation checkpointing runs layers again: use the same form
             remaining = iter(torch.autograd.grad(total, edges, allow_unused=True))
@@ -111,8 +111,8 @@ def capturing(
 ) -> Iterator[Capture]:
     """Within this context a forward pass of the model fills the capture; afterwards the model is restored.
 
-    Forwards are replaced rather than hooked. A replaced forward sees exactly the layer's own input and output, whatever
-    hooks the user has registered, and is faster.
+    The context replaces the forward of each layer and uses no hooks: a replaced forward sees exactly the layer's own
+    input and output, whatever hooks the user has registered, and is faster.
     """
     replayed = [layer for layer in layers if layer.form != "rule" or layer.without_batch]
     capture = Capture(rows, examples, replayed, without_output)
@@ -125,10 +125,10 @@ def capturing(
         yield capture
     finally:
         for attributes, before in reversed(replaced):
-            _put_back(attributes, before)
+            _restore_forward(attributes, before)
 
 
-def _remembered(layer: Layer, capture: Capture, original: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Any:
+def _run_by_rule(layer: Layer, capture: Capture, original: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Any:
     """Run a layer that has a rule, and record its input and output."""
     name, activation = ("input", kwargs["input"]) if "input" in kwargs else (None, args[0])
 
@@ -143,7 +143,7 @@ def _remembered(layer: Layer, capture: Capture, original: Callable[..., Tensor],
 def _recorded(layer: Layer, capture: Capture, activation: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
     output = run(activation)
     if output.requires_grad:
-        if output._is_view():  # an in-place change of a view would remove its edge from the graph
+        if output._is_view():  # an in-place change of a view removes its edge from the graph
             output = output.clone()
         assert layer.rule is not None
         read = None if layer.name in capture.without_output else output
@@ -153,7 +153,7 @@ def _recorded(layer: Layer, capture: Capture, activation: Tensor, run: Callable[
 
 
 def _is_without_batch(layer: Layer, capture: Capture, activation: Tensor) -> bool:
-    """Whether this call of the layer, in this or an earlier pass, had another first axis than the batch."""
+    """Whether the first axis of the input is not the batch, in this call or the same call of an earlier pass."""
     position = ("input of call", capture.calls[layer.name])
     capture.calls[layer.name] += 1
     if activation.shape[:1] != (capture.rows,):
@@ -162,8 +162,11 @@ def _is_without_batch(layer: Layer, capture: Capture, activation: Tensor) -> boo
 
 
 def _without_batch(layer: Layer, capture: Capture, activation: Tensor, run: Callable[[Tensor], Tensor]) -> Any:
-    """Run a layer on an input without the batch, such as the positions of tokens: the same in every row, but for what
-    other parameters per row made of it. So is the output."""
+    """Run a layer on an input without a batch axis, such as the positions of tokens.
+
+    Such an input is equal in all rows, unless it was computed from parameters per row (`PerRow`). The output has no
+    batch axis either.
+    """
     reading, rows = Reading(layer, capture.rows), capture.rows
     by_row = activation.by_row if isinstance(activation, PerRow) else activation.expand(rows, *activation.shape)
     if activation.shape[:1] == (1,):
@@ -184,7 +187,7 @@ def _require_rows(layer: Layer, activation: Tensor, rows: int) -> None:
         )
 
 
-def _rewritten(layer: Layer, capture: Capture, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _run_by_rewrite(layer: Layer, capture: Capture, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run a layer without a rule as linear maps if its rewrite covers the call, else row by row."""
     with _patched(layer.module, original):
         if layer.rewrite is not None:
@@ -193,12 +196,12 @@ def _rewritten(layer: Layer, capture: Capture, original: Callable[..., Any], *ar
             if output is not None:
                 return output
             layer.uncovered.add(layer.form)
-        return _expanded(layer, capture, args, kwargs)
+        return _run_per_example(layer, capture, args, kwargs)
 
 
 @dataclass(frozen=True)
 class _Recorder:
-    """Captures what the rewrite of a layer computes."""
+    """`workers.gradients.rules.Recorder` that adds the computations of a layer's rewrite to a capture."""
 
     layer: Layer
     capture: Capture
@@ -220,8 +223,8 @@ class _Recorder:
         self.capture.uses.append(Use(self.layer, edges, differentiate, Input.now(self.layer, activation)))
 
 
-def _expanded(layer: Layer, capture: Capture, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Generic fallback: every example runs with its own copy of the parameters, so its gradients stay separate.
+def _run_per_example(layer: Layer, capture: Capture, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Generic fallback: run every example with its own copy of the parameters, so that gradients stay separate.
 
     Raises: InvalidInput for packed sequences.
     """
@@ -234,14 +237,16 @@ def _expanded(layer: Layer, capture: Capture, args: tuple[Any, ...], kwargs: dic
     return run_per_row(layer, _copies(layer, capture), capture.rows, args, kwargs)
 
 
-def _per_row(layer: Layer, capture: Capture, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run a module on the whole batch, but what reads its own parameters once per row."""
+def _run_reading_per_row(
+    layer: Layer, capture: Capture, original: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """Run a module on the whole batch, but operations that read its own parameters once per row."""
     with reading_per_row(layer, _copies(layer, capture), capture.rows):
         return original(*args, **kwargs)
 
 
 def _copies(layer: Layer, capture: Capture) -> dict[str, Tensor]:
-    """The layer's parameters, with a copy for every example, whose gradients are captured: [rows, *shape]."""
+    """Copies of the layer's parameters, [rows, *shape], one per example; the gradients of the copies are captured."""
     owned = dict(layer.module.named_parameters())
     leaves = {
         local: owned[local].detach().expand(capture.examples, *owned[local].shape).requires_grad_()
@@ -257,10 +262,10 @@ def _copies(layer: Layer, capture: Capture) -> dict[str, Tensor]:
 
 
 _RUN: Final[Mapping[Form, Callable[..., Any]]] = {
-    "rule": _remembered,
-    "rewrite": _rewritten,
-    "parameters per row": _per_row,
-    "per example": _rewritten,
+    "rule": _run_by_rule,
+    "rewrite": _run_by_rewrite,
+    "parameters per row": _run_reading_per_row,
+    "per example": _run_by_rewrite,
 }
 
 
@@ -272,10 +277,10 @@ def _patched(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     try:
         yield
     finally:
-        _put_back(module.__dict__, before)
+        _restore_forward(module.__dict__, before)
 
 
-def _put_back(attributes: dict[str, Any], forward: Callable[..., Any] | None) -> None:
+def _restore_forward(attributes: dict[str, Any], forward: Callable[..., Any] | None) -> None:
     if forward is None:
         del attributes["forward"]
     else:

@@ -26,7 +26,7 @@ from workers.gradients.planning import rates
 from workers.gradients.rules import Differentiate
 
 CACHED_NUMBERS = 600_000
-"""Numbers per chunk of examples; about as many as fit in a core's cache."""
+"""Number of values per chunk of examples; about as many as fit in a core's cache."""
 
 VECTOR = 16
 """Channels per vector register. Grouped convolutions copy inputs whose channels are not a multiple of it."""
@@ -34,7 +34,7 @@ VECTOR = 16
 
 @dataclass(frozen=True)
 class Geometry:
-    """The settings of a convolution on which its weight gradient depends, besides input and output gradient."""
+    """The settings of a convolution that determine its weight gradient from input and output gradient."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -80,7 +80,10 @@ class Geometry:
 
 @dataclass(frozen=True)
 class Correlations(Planned):
-    """g_i = weight gradient of a convolution; inputs [B K, in, *size], grads [B K, out, *positions]; K rows each."""
+    """g_i = weight gradient of a convolution, summed over the K rows of example i.
+
+    inputs: [B K, in, *size]. grads: [B K, out, *positions].
+    """
 
     inputs: Tensor
     grads: Tensor
@@ -109,11 +112,11 @@ class Correlations(Planned):
 
     @property
     def _rows(self) -> int:
-        """K."""
+        """K: rows per example."""
         return len(self.grads) // self.examples
 
     def _chunks(self, numbers: int) -> Iterator[Correlations]:
-        """Parts of the batch that fit in the cache; one example needs ``numbers`` numbers."""
+        """Parts of the batch that fit in the cache. numbers: values that the computation needs per example."""
         size = max(1, CACHED_NUMBERS // numbers) if self.grads.device.type == "cpu" else self.examples
         for start in range(0, self.examples, size):
             rows = slice(start * self._rows, (start + size) * self._rows)
@@ -177,8 +180,8 @@ class Correlations(Planned):
         """Ghost norms without unfolding: inner products of patches are sums of inner products of pixels.
 
         <patch_t, patch_s> = sum_o <x[t + o], x[s + o]> over kernel offsets o, so the Gram matrix of patches is the
-        Gram matrix of pixels summed along its diagonals, one axis after the other. That takes 1 / prod(kernel) of the
-        operations of the product of unfolded patches.
+        Gram matrix of pixels summed along its diagonals, one axis after the other. This takes 1 / prod(kernel) of the
+        operations of a product of unfolded patches.
         """
         norms = []
         for chunk in self._chunks((self._rows * prod(self.inputs.shape[2:])) ** 2):
@@ -198,7 +201,7 @@ class Correlations(Planned):
         return gram
 
     def _summed_over_taps(self, gram: Tensor, axis: int, outputs: int) -> Tensor:
-        """Sum ``gram`` over the kernel offsets of one axis: from inner products of inputs to those of patches."""
+        """Sum ``gram`` over the kernel offsets of one axis, which turns its input positions into output positions."""
         geometry, size = self.geometry, self.inputs.shape[2 + axis]
         row_axis, column_axis = 2 + axis, 2 + axis + self.grads.dim() - 1
         shape = list(gram.shape)
@@ -208,7 +211,7 @@ class Correlations(Planned):
         for offset in range(
             -padding, geometry.kernel[axis] * geometry.dilation[axis] - padding, geometry.dilation[axis]
         ):
-            first = max(0, -(offset // stride))  # outputs that read an input, not the padding
+            first = max(0, -(offset // stride))  # output positions whose tap reads the input, not the padding
             last = min(outputs, (size - 1 - offset) // stride + 1)
             if first < last:
                 read = slice(first * stride + offset, (last - 1) * stride + offset + 1, stride)

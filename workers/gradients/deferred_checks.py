@@ -1,6 +1,7 @@
-"""Looking at values on the device, once per step: a step that waits for the device after every layer leaves it idle.
+"""Deferred checks of values on the device: one check per step instead of one per layer.
 
-What must be looked at is expressed in the sum of the norms, which is not finite if any norm must be computed again.
+A check makes the host wait for the device, and checks after every layer would leave the device idle. All checks are
+therefore expressed by the sum of the norms, which is not finite if any norm must be computed again.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ T = TypeVar("T")
 
 
 class Look(Protocol):
-    """Decides whether sums of norms are finite."""
+    """Checks whether sums of norms are finite."""
 
     def finds_finite(self, total: Tensor) -> bool:
-        """Whether the sum is finite, or is looked at later."""
+        """Whether the sum is finite; also True if the check is deferred."""
         ...
 
 
 class AtOnce:
-    """Looks at every sum, and waits for it."""
+    """Checks every sum immediately, and waits for the device."""
 
     def finds_finite(self, total: Tensor) -> bool:
         return math.isfinite(float(total))
 
 
 class Together:
-    """Looks at all sums in the end."""
+    """Defers the checks of all sums to one call of `all_finite`."""
 
     def __init__(self) -> None:
         self._totals: list[Tensor] = []
@@ -45,21 +46,22 @@ class Together:
         return True
 
     def all_finite(self) -> bool:
-        """Whether all sums are finite; waits for them."""
+        """Whether all sums are finite; waits for the device."""
         return math.isfinite(float(torch.stack(self._totals).sum()))
 
 
 class Looks:
-    """How the norms of the micro-batches of a step are looked at.
+    """Chooses how the norms of the micro-batches of a step are checked.
 
-    Together, until some of them are not finite or must be computed again; from then on each for itself.
+    They are checked together, until in some step any of them is not finite or must be computed again; from then on each
+    micro-batch is checked by itself.
     """
 
     def __init__(self) -> None:
         self._at_each = False
 
     def settled(self, batches: Sequence[MicroBatch], compute: Callable[[Look], T]) -> T:
-        """What ``compute`` makes of the micro-batches; it may be called twice, with the same random numbers."""
+        """The result of ``compute``, which may be called a second time, with the same random numbers."""
         if len(batches) <= 1 or self._at_each:
             return compute(AtOnce())
         before, together = RandomState.of(batches[0].x.device), Together()
@@ -73,17 +75,17 @@ class Looks:
 
 
 class Outputs:
-    """Which rules may read the output of their layer, of those that do.
+    """Tracks, for the layers whose rule reads the output of the layer, whether the output is precise enough.
 
-    That depends on parameters, which change from step to step. A pass relies on what was found last, and is repeated if
-    it finds that this no longer holds: its results depend on the current parameters alone.
+    This depends on parameters, which change from step to step. A pass relies on the last finding, and is repeated if it
+    no longer holds, so that results depend only on the current parameters.
     """
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self._readers = which_read_outputs(layers)
         self._precise: Tensor | None = None
         self.ignored: frozenset[str] = frozenset()
-        """Names of the layers whose output is not read."""
+        """Names of the layers whose output must not be read."""
 
     @property
     def are_read(self) -> bool:
@@ -91,7 +93,7 @@ class Outputs:
         return bool(self._readers)
 
     def confirmed(self, total: Tensor) -> Tensor:
-        """``total`` (a scalar), or NaN if what was found last does not hold."""
+        """``total`` (a scalar), or NaN if the last finding no longer holds."""
         if not self._readers:
             return total
         now = outputs_are_precise(self._readers)
@@ -100,7 +102,7 @@ class Outputs:
         return torch.where((now == self._precise).all(), total, math.nan)
 
     def look_again(self) -> bool:
-        """Find out anew; whether that changes anything. Waits for the device."""
+        """Update the finding, and return whether it changed. Waits for the device."""
         if not self._readers:
             return False
         before, self._precise = self.ignored, outputs_are_precise(self._readers)

@@ -21,7 +21,7 @@ SHARES = (0.25, 0.75)
 """Constants that replace continuous draws; two of them, because a model may branch on whether a draw exceeds 1/2."""
 
 SPREAD = 0.2
-"""Maximum deviation from that constant within one row."""
+"""Maximum deviation from the constant within one row."""
 
 _CONTINUOUS = frozenset(
     {"_sample_dirichlet", "_standard_gamma", "cauchy", "exponential", "log_normal", "normal", "rand", "rand_like"}
@@ -35,7 +35,7 @@ class ConstantDraws(TorchDispatchMode):
     """Within this context torch's random operators return constants that are the same for every row of any batch.
 
     Continuous draws are close to ``share``, integers are the smallest possible, and permutations are reversals.
-    replaced: whether a draw was replaced. missed: whether an operator that cannot be replaced has drawn, such as fused
+    replaced: whether a draw was replaced. missed: whether an operator drew that cannot be replaced, such as fused
     attention with dropout. own_generator: whether an operator was given a torch.Generator of the model's own.
     Higher-order operators raise RuntimeError in this context.
     """
@@ -47,7 +47,7 @@ class ConstantDraws(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """False spares the import of the compiler (torch._dynamo), which takes as long as that of torch."""
+        """False, to avoid the import of the compiler (torch._dynamo), which takes as long as the import of torch."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -80,7 +80,7 @@ class ConstantDraws(TorchDispatchMode):
         return None
 
     def _continuous(self, result: Tensor) -> Tensor:
-        """Values along the last axis (of at least two) differ: their standard deviation is nonzero."""
+        """Constants near ``share``; with two or more axes they differ along the last one, so its std is not 0."""
         if result.dim() < 2 or not result.is_floating_point():
             return result.fill_(self._share)
         places = torch.arange(result.shape[-1], device=result.device, dtype=torch.float64)
@@ -127,7 +127,7 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
 def draws(model: nn.Module, device: torch.device, run: Callable[[], object]) -> bool:
     """Whether ``run``, a forward pass of the model, draws random numbers from torch, numpy or Python.
 
-    If so, no two passes agree. The model, its modes and all random states are restored.
+    If so, results differ from pass to pass. The model, its modes and all random states are restored.
     """
     if any(module.training and rate > 0.0 for module, _, rate in _rates(model)):
         return True
@@ -146,7 +146,7 @@ def draws(model: nn.Module, device: torch.device, run: Callable[[], object]) -> 
 
 
 class Start:
-    """The state from which every compared pass starts: buffers of the model, and Python's and numpy's generators."""
+    """State that is restored before every compared pass: the model's buffers, and Python's and numpy's generators."""
 
     def __init__(self, model: nn.Module) -> None:
         self._names = {id(value): name for name, value in model.named_buffers()}
@@ -181,7 +181,7 @@ class Start:
 
 
 def same(left: Tensor, right: Tensor) -> bool:
-    """Whether two buffers are equal, NaN counting as equal to NaN."""
+    """Whether two buffers are equal; NaN equals NaN."""
     if (left.shape, left.dtype, left.layout) != (right.shape, right.dtype, right.layout):
         return False
     return torch.allclose(_dense(left), _dense(right), rtol=0.0, atol=0.0, equal_nan=True)

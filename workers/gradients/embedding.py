@@ -21,9 +21,9 @@ class Lookups(ExampleGradients):
     vocabulary: int
 
     def norm_sq(self, planner: Planner) -> Tensor:
-        """Gradients of equal tokens are added first, so no tensor of size examples x vocabulary is needed.
+        """Gradients of equal tokens are added first, so that no tensor of size examples x vocabulary is needed.
 
-        The distinct tokens of each example are numbered in ascending order; no shape depends on how many there are.
+        The distinct tokens of each example are numbered in ascending order; no shape depends on their number.
         """
         examples, length, width = self.grads.shape
         ordered, order = self.tokens.sort(1)

@@ -1,7 +1,7 @@
 """Per-example gradient norms and weighted sums of per-example gradients (book-keeping, Bu et al. 2023).
 
 One forward pass captures the input of every layer, and one backward pass computes the gradient of every layer's output.
-Norms and weighted sum are computed from these pairs, without a second backward pass and without instantiating the
+Norms and weighted sums are computed from these pairs, without a second backward pass and without instantiating the
 per-example gradients of the whole model.
 """
 
@@ -58,14 +58,15 @@ WeighRows = Callable[[BatchNorms, slice], Tensor]
 class GradientEngine:
     """Per-example gradients of ``per_example_loss(model(x), y)`` with respect to the trainable parameters.
 
-    micro_batch_size: maximum number of examples in memory at once; None for the whole batch. last_micro_batch: one with
-    fewer examples stays "shorter", or is "padded" with rows of weight 0, so that all have one shape. multiplicity: K
-    consecutive rows of x and y are one example, whose loss is their mean (augmentation multiplicity, De et al. 2022).
-    layerwise: also return norms per layer, and accept weights per layer. planner: chooses among equivalent
-    computations, by default `default_planner`. autocast: dtype of `torch.autocast` in the forward pass, or None.
+    micro_batch_size: maximum number of examples in memory at once; None for the whole batch. last_micro_batch: a last
+    micro-batch with fewer examples stays "shorter", or is "padded" with rows of weight 0, so that all have one shape.
+    multiplicity: K consecutive rows of x and y are one example, whose loss is their mean (augmentation multiplicity, De
+    et al. 2022). layerwise: whether to also return norms per layer, and to accept weights per layer. planner: chooses
+    among equivalent computations; by default `default_planner`. autocast: dtype of `torch.autocast` in the forward
+    pass, or None.
 
     The model must treat the rows of a batch independently. `check_model` refuses layers known not to, and the first
-    batch is verified on a few examples. float32 norms from 1e-12 on have a relative error of at most 1e-5 if
+    batch is verified on a few examples. Float32 norms of at least 1e-12 have a relative error of at most 1e-5 if
     TensorFloat-32 is off.
 
     Raises: InvalidInput for impossible sizes, and for models without per-example gradients.
@@ -128,7 +129,7 @@ class GradientEngine:
 
     @torch.no_grad()
     def norms(self, x: Tensor, y: Tensor) -> BatchNorms:
-        """Norms and losses of every example, computed in the cheapest way; nothing is kept for a weighted sum."""
+        """Norms and losses of every example, by the computation that is cheapest without a later weighted sum."""
         batches = self._micro_batches(x, y)
         passes = self._looks.settled(batches, lambda look: [self._pass(batch, look, keep=False) for batch in batches])
         return self._combination.joined([one.norms for one in passes], x.device)
@@ -137,9 +138,9 @@ class GradientEngine:
     def weighted_sum(self, x: Tensor, y: Tensor, weigh: Weigh) -> WeightedSum:
         """sum_i w_i g_i with w = weigh(norms of the whole batch).
 
-        A single micro-batch takes one pass. Several take a norm pass each and then a second pass for the sum, with the
-        same random numbers and bit-identical results. If each weight depends only on its own example,
-        `weighted_sum_rowwise` saves the second pass. Examples whose gradient is not finite get weight 0 and
+        A single micro-batch takes one pass. Several micro-batches take a norm pass each, and then each a second pass
+        for the sum, which repeats the random numbers and is bit-identical. If each weight depends only on its own
+        example, `weighted_sum_rowwise` saves the second pass. Examples whose gradient is not finite get weight 0 and
         are left out of the sum.
 
         Raises: InvalidInput for weights of a wrong shape, and if the losses differ between the two passes.
@@ -162,7 +163,7 @@ class GradientEngine:
 
     @torch.no_grad()
     def weighted_sum_rowwise(self, x: Tensor, y: Tensor, weigh: WeighRows) -> WeightedSum:
-        """sum_i w_i g_i where each weight depends on its own example only: one pass per micro-batch.
+        """sum_i w_i g_i in one pass per micro-batch; each weight may depend only on its own example.
 
         ``weigh(norms, rows)`` returns the weights of the examples ``rows`` (a slice of the batch), given their norms.
         """
@@ -182,13 +183,13 @@ class GradientEngine:
         return WeightedSum(norms, all_weights, sums.complete(), non_finite)
 
     def draws(self, x: Tensor, y: Tensor) -> bool:
-        """Whether a pass over these rows draws random numbers (as dropout does): then norms differ between passes."""
+        """Whether a pass over these rows draws random numbers, as dropout does, so that norms differ between passes."""
         return draws(self.model, x.device, lambda: self._losses(x, y))
 
     def _sum_again(self, batch: MicroBatch, first: Pass, weights: Tensor, sums: Sums) -> Tensor:
-        """Add the sum of a micro-batch whose weights are known. Its gradients are freed on return.
+        """Add the weighted sum of a micro-batch in a second pass. Its gradients are freed on return.
 
-        Returns whether any loss differs from that of the first pass, on the device.
+        Returns whether any loss differs from the first pass, as a scalar on the device.
         """
         if first.random_state is not None:
             first.random_state.restore()
@@ -225,9 +226,10 @@ class GradientEngine:
         return micro_batches(x, y, size, self._multiplicity, self._last_micro_batch)
 
     def _verify(self, x: Tensor, y: Tensor) -> bool:
-        """Verify a few examples of a micro-batch. Returns whether that is conclusive; a batch of one never is.
+        """Verify a few examples of a micro-batch. Returns whether the result is conclusive; for one example it is not.
 
-        If modules whose own parameters are read per row do not pass, they run per example, and are verified so.
+        If verification fails and some modules read their own parameters per row, these modules are switched to run per
+        example, and the model is verified again.
         """
         per_row = {layer.name for layer in self._layers if layer.form == "parameters per row"}
         try:
@@ -243,7 +245,7 @@ class GradientEngine:
         return in_double_where_rounding_matters(self._compare_forms, self.model, x, y)
 
     def _compare_forms(self, x: Tensor, y: Tensor) -> bool:
-        """Verify the current forms of layers on a few examples."""
+        """Verify the gradients by the current forms of all layers on a few examples."""
         rows, scale = self._multiplicity, 1.0 / self._multiplicity
         examples = len(x) // rows
         compared = min(3, examples)
@@ -273,7 +275,7 @@ class GradientEngine:
         return examples > 0 and verify(self.model, within, alone, examples, tolerance) and examples > 1
 
     def _norm_pass(self, batch: MicroBatch, look: Look) -> Pass:
-        """A pass that can be repeated with the same random numbers."""
+        """A pass that records its initial random state if it draws, so that it can be repeated."""
         before = RandomState.of(batch.x.device)
         done = self._pass(batch, look, keep=False)
         return done if before.is_current() else replace(done, random_state=before)
@@ -326,11 +328,11 @@ class GradientEngine:
 
     @property
     def _has_half_precision(self) -> bool:
-        """Whether frozen parts are in half precision; trainable parameters are in single or double precision."""
+        """Whether any (frozen) parameter is in half precision; trainable ones are in single or double precision."""
         return any(parameter.dtype in HALF_PRECISION for parameter in self.model.parameters())
 
     def _precise_losses(self, x: Tensor, y: Tensor) -> Tensor:
-        """Losses without autocast, which would hide small errors, unless frozen half-precision parts need it."""
+        """Losses without autocast, which would hide small errors; with it if frozen half-precision parts need it."""
         if self._has_half_precision:
             return self._losses(x, y)
         return self._one_per_row(self._loss(self.model(x), y), len(x))
@@ -344,7 +346,7 @@ class GradientEngine:
         return losses
 
     def _checked(self, weights: Tensor, norms: BatchNorms) -> Tensor:
-        """``weights`` with their shape checked, in the dtype and on the device of the norms."""
+        """``weights`` in the dtype and on the device of the norms. Raises: InvalidInput for a wrong shape."""
         layer_norms = norms.layer_norms
         if weights.shape != norms.norms.shape and (layer_norms is None or weights.shape != layer_norms.shape):
             layerwise = "" if layer_norms is None else f" or {list(layer_norms.shape)}"

@@ -4,8 +4,8 @@ The per-example gradients of a layer are functions of its input activation ``a``
 class of `ExampleGradients` is one such function, with cheap norms and weighted sums. B is the number of examples; sums
 and norms are computed in float32 or wider.
 
-Cheap norms may be inaccurate for some examples, where terms cancel. Asking the device after every layer whether there
-are any would make it wait each time, so such norms are NaN until the whole pass is looked at (`mark`).
+Cheap norms may be inaccurate for examples whose terms cancel. Such norms are set to NaN (`mark`) and computed again
+after the whole pass; a check after every layer would leave the device idle.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from workers.gradients.planning import Alternative, Planner
 HALF_PRECISION = (torch.float16, torch.bfloat16)
 
 CANCELLATION = 0.05
-"""Smallest ratio of a squared norm from Gram matrices to the sum of its terms' squared norms that is accurate."""
+"""Smallest accurate ratio of a squared norm from Gram matrices to the sum of the squared norms of its terms."""
 
 COHERENT_CANCELLATION = 0.01
-"""Smallest ratio of such a squared norm to the sum of absolute terms that is accurate."""
+"""Smallest accurate ratio of a squared norm from Gram matrices to the sum of its absolute terms."""
 
 LARGE_SQUARE = 1e10
 """Largest square of one factor for which underflow in the square of the other factor is negligible.
 
-Above it, the product of both squares may err by more than 1e-26 = (1e-5 * 1e-8)^2: the accepted relative error of a
-norm, at the smallest clipping bound.
+Above it, the error of the product of both squares may exceed 1e-26 = (1e-5 * 1e-8)^2, which is the accepted relative
+error of a norm times the smallest clipping bound, squared.
 """
 
 LOST_SHARE = 1e-30
-"""Largest share of a large square that underflow in its factors can lose."""
+"""Largest share of a large square that can be lost by underflow in its factors."""
 
 _INSTANTIATED_AT_ONCE = 16
-"""Number of examples whose norms are computed again at once."""
+"""Number of examples whose gradients are instantiated at once to compute precise norms."""
 
 _BLOCK = 4096
-"""Number of squares that one float32 sum adds accurately."""
+"""Largest number of squares that one float32 sum adds accurately."""
 
 
 class ExampleGradients(ABC):
@@ -52,15 +52,15 @@ class ExampleGradients(ABC):
 
     @abstractmethod
     def norm_sq(self, planner: Planner) -> Tensor:
-        """[B]: squared L2 norm of every g_i, computed in the cheapest way; NaN where that is inaccurate."""
+        """[B]: squared L2 norm of every g_i, computed in the cheapest way; NaN where the result is inaccurate."""
 
     @abstractmethod
     def prepare(self, planner: Planner) -> tuple[Tensor, ExampleGradients]:
-        """norm_sq, and these gradients in a form that makes norm_sq and a later `weighted_sum` cheapest in total."""
+        """norm_sq, and the gradients in the form for which norm_sq and a later `weighted_sum` together are cheapest."""
 
     @abstractmethod
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        """[*S]: sum_i weights[i] g_i; weights [B] and every g_i must be finite."""
+        """[*S]: sum_i weights[i] g_i; weights [B] and all g_i must be finite."""
 
     @abstractmethod
     def instantiate(self) -> Tensor:
@@ -68,7 +68,7 @@ class ExampleGradients(ABC):
 
     @abstractmethod
     def select(self, rows: Tensor) -> ExampleGradients:
-        """The examples given by the index tensor ``rows``."""
+        """The gradients of the examples at the index tensor ``rows``."""
 
     def precise_norm_sq(self, rows: Tensor) -> Tensor:
         """[b]: squared L2 norms of the examples at the index tensor ``rows``, accurate for every finite gradient."""
@@ -104,15 +104,16 @@ def _squared_norms(vectors: Tensor) -> Tensor:
 
 
 def gram_norm_sq(activations: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
-    """sum_{t,s} <a_t, a_s> <g_t, g_s> from both Gram matrices [B, T, T], and a mask [B] of inaccurate results.
+    """Ghost norms: squared norms [B] of sum_t g_t (x) a_t from two Gram matrices, and a mask [B] of inaccurate ones.
 
-    The sum is the squared norm of sum_t g_t (x) a_t (Goodfellow 2015; Li et al. 2022, Sec. 4.1). Each of its T^2 terms
-    has a rounding error of about eps |a_t| |a_s| |g_t| |g_s|. If these errors are independent, the total error is about
-    eps sum_t |a_t|^2 |g_t|^2, which is eps times the squared norm when the T products are orthogonal. If positions
-    repeat, their errors are equal and add up to at most eps times the sum of absolute terms. A result is inaccurate if
-    it is far below either sum, because terms cancelled, or as small as the loss by underflow in the factors.
+    The squared norm is sum_{t,s} <a_t, a_s> <g_t, g_s> (Goodfellow 2015; Li et al. 2022, Sec. 4.1). activations, grads:
+    Gram matrices [B, T, T] of a_t and of g_t; ``activations`` is overwritten.
 
-    ``activations`` is overwritten.
+    Each of the T^2 terms has a rounding error of about eps |a_t| |a_s| |g_t| |g_s|. If these errors are independent,
+    the total error is about eps sum_t |a_t|^2 |g_t|^2, which is eps times the squared norm when the T products are
+    orthogonal. If positions repeat, their errors are equal and add up to at most eps times the sum of absolute terms. A
+    result is inaccurate if it is far below either sum, because terms cancelled, or as small as what underflow in the
+    factors may lose.
     """
     widths = activations.diagonal(dim1=1, dim2=2), grads.diagonal(dim1=1, dim2=2)
     squares = (widths[0] * widths[1]).clamp_min(0.0).sum(1)
@@ -125,7 +126,7 @@ def gram_norm_sq(activations: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mark(norm_sq: Tensor, inaccurate: Tensor) -> Tensor:
-    """norm_sq [B], set to NaN for the examples in the mask ``inaccurate`` [B]: these are computed again."""
+    """norm_sq [B] with NaN for the examples in the mask ``inaccurate`` [B], whose norms are then computed again."""
     return norm_sq.masked_fill_(inaccurate, math.nan)
 
 
@@ -159,12 +160,12 @@ class Instantiated(ExampleGradients):
 
     @property
     def is_small(self) -> bool:
-        """Whether they are rows of so few numbers that it takes longer to start an operation on them than to do it."""
+        """Whether each gradient is a vector so short that starting an operation takes longer than computing it."""
         return self.gradients.dim() == 2 and self.gradients.shape[1] <= _BLOCK
 
 
 def square_together(gradients: Iterable[ExampleGradients]) -> None:
-    """Have the squared norms of small instantiated gradients computed, at once for all that have one size."""
+    """Compute and cache the squared norms of small instantiated gradients, in one operation for each size."""
     by_form = dict[Hashable, list[Instantiated]]()
     for each in gradients:
         if isinstance(each, Instantiated) and each.is_small:
@@ -173,11 +174,11 @@ def square_together(gradients: Iterable[ExampleGradients]) -> None:
         if len(alike) > 1:
             together = _squared_norms(torch.stack([each.gradients for each in alike]))
             for each, squared_norms in zip(alike, together, strict=True):
-                vars(each)["squared_norms"] = squared_norms  # where the cached property looks first
+                vars(each)["squared_norms"] = squared_norms  # sets the cached property
 
 
 def sum_together(gradients: Mapping[str, ExampleGradients], weights: Tensor) -> Mapping[str, Tensor]:
-    """`ExampleGradients.weighted_sum` of each, computed at once for all that are small and instantiated."""
+    """`ExampleGradients.weighted_sum` by name, in one operation for all small instantiated gradients."""
     small = {
         name: each.gradients for name, each in gradients.items() if isinstance(each, Instantiated) and each.is_small
     }
@@ -190,7 +191,7 @@ def sum_together(gradients: Mapping[str, ExampleGradients], weights: Tensor) -> 
 
 @dataclass(frozen=True)
 class Summed(ExampleGradients):
-    """Sum of gradients of one parameter that is used several times (shared, or in a module that is called twice)."""
+    """Sum of the gradients of a parameter that is used several times: shared, or in a module that is called twice."""
 
     parts: Sequence[ExampleGradients]
 
@@ -211,7 +212,7 @@ class Summed(ExampleGradients):
 
 
 Prepared = tuple[Tensor, ExampleGradients]
-"""norm_sq [B], and the gradients in the form that its computation left."""
+"""norm_sq [B], and the gradients in the form that was computed for it."""
 
 
 @dataclass(frozen=True)
@@ -228,7 +229,7 @@ class Planned(ExampleGradients):
 
     @abstractmethod
     def key(self) -> tuple[Hashable, ...]:
-        """Everything on which the methods and their costs depend but the number of examples."""
+        """Everything that determines the methods and their costs, except the number of examples."""
 
     @abstractmethod
     def methods(self) -> Mapping[str, Method]:
@@ -254,6 +255,6 @@ def _both(method: Method) -> Tensor:
 
 
 def keep(gradients: Tensor) -> Prepared:
-    """Squared norms of instantiated gradients [B, *S], and the gradients, kept for the weighted sum."""
+    """Squared norms of instantiated gradients [B, *S], and these gradients for a later weighted sum."""
     kept = Instantiated(gradients)
     return kept.squared_norms, kept

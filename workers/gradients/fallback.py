@@ -17,7 +17,7 @@ from workers.gradients.layers import Layer
 
 
 class _Forward(nn.Module):
-    """The forward of a module without its hooks, which run once around all rows."""
+    """The forward of a module without its hooks; hooks run once for all rows, outside."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -57,14 +57,14 @@ def run_per_row(
         with _without_inference_kernels(), _without_leftovers(layer):
             by_row = vmap(one, randomness="different")(dict(parameters), *tensors)
     except RuntimeError:  # an operator has no vmap rule: run row by row, where genuine errors occur again
-        by_row = _one_after_the_other(layer, one, parameters, tensors)
+        by_row = _run_row_by_row(layer, one, parameters, tensors)
     joined = {index: _joined(layer, index, output) for index, output in by_row.items()} | constants
     return pytree.tree_unflatten([joined[index] for index in range(len(joined))], output_structure)
 
 
 @contextmanager
 def _without_inference_kernels() -> Iterator[None]:
-    """Disable the fused kernels of attention and transformer layers, which cannot be differentiated.
+    """Disable the fused inference kernels of attention and transformer layers, which cannot be differentiated.
 
     Under vmap torch may choose them although gradients are needed.
     """
@@ -78,7 +78,7 @@ def _without_inference_kernels() -> Iterator[None]:
 
 @contextmanager
 def _without_leftovers(layer: Layer) -> Iterator[None]:
-    """Restore attributes of the module in which a forward pass under vmap stored tensors, unusable outside of it.
+    """Restore attributes of the module in which a forward pass stored tensors of vmap, which are invalid outside it.
 
     Raises: InvalidInput when such an attribute is a buffer, which would carry values from row to row.
     """
@@ -88,8 +88,8 @@ def _without_leftovers(layer: Layer) -> Iterator[None]:
         yield
     finally:
         for module, attributes, registered in before:
-            _put_back(vars(module), attributes)
-            buffers += _put_back(module._buffers, registered)
+            _restore(vars(module), attributes)
+            buffers += _restore(module._buffers, registered)
         if buffers:
             raise InvalidInput(
                 f"{layer.described} writes its buffers {', '.join(buffers)} from the rows of a batch: no noise would "
@@ -97,8 +97,8 @@ def _without_leftovers(layer: Layer) -> Iterator[None]:
             )
 
 
-def _put_back(present: dict[str, Any], before: Mapping[str, Any]) -> list[str]:
-    """Restore entries that now hold tensors of a vmap, and return their names."""
+def _restore(present: dict[str, Any], before: Mapping[str, Any]) -> list[str]:
+    """Restore entries that hold tensors of a vmap, and return their names."""
     names = [name for name, value in present.items() if isinstance(value, Tensor) and is_batchedtensor(value)]
     for name in names:
         if name in before:
@@ -109,7 +109,7 @@ def _put_back(present: dict[str, Any], before: Mapping[str, Any]) -> list[str]:
 
 
 def _batched(layer: Layer, leaves: list[Any], structure: pytree.TreeSpec, rows: int) -> list[int]:
-    """Indices of the arguments that hold the batch: its length on the batch axis in this and all earlier calls."""
+    """Indices of the arguments that hold the batch: in this and all earlier calls, the batch axis has its length."""
     found = []
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, Tensor):
@@ -134,7 +134,7 @@ def _batch_axis(layer: Layer, index: int) -> int:
     return 1 if index and isinstance(layer.module, nn.RNNBase) else 0
 
 
-def _one_after_the_other(
+def _run_row_by_row(
     layer: Layer, one: Any, parameters: Mapping[str, Tensor], tensors: list[Tensor]
 ) -> dict[int, Tensor]:
     try:

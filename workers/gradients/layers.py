@@ -43,10 +43,10 @@ RULES: Mapping[type[nn.Module], Rule] = {
 
 
 ON_LAST_AXES: Final = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)
-"""Layers with a rule that take any number of axes before those that they read."""
+"""Layers with a rule that act on the last axes and take any number of axes before these."""
 
 NAMED_RULES: Mapping[str, Rule] = {"transformers.pytorch_utils.Conv1D": linear.transposed_linear}
-"""Rules of classes of libraries that are not loaded for them."""
+"""Rules by class name, for classes of libraries that are not imported here."""
 
 OUTERMOST: Final = "model"
 """Name of the outermost module as a layer."""
@@ -61,10 +61,10 @@ REWRITES: Mapping[type[nn.Module], Rewrite] = {
 Form = Literal["rule", "rewrite", "parameters per row", "per example"]
 """How per-example gradients of a layer are computed.
 
-rule: from its input and the gradient of its output, by the formula of its class. rewrite: its call is expressed in
-linear maps; if the rewrite does not cover the call, as per example. parameters per row: only what reads the module's
-own parameters runs per row, and its children are layers of their own. per example: the module runs once per example,
-with its children.
+rule: from its input and output gradient, by the formula of its class. rewrite: the call is expressed by linear maps; a
+call that the rewrite does not cover runs per example. parameters per row: only operations that read the module's own
+parameters run per row, and its children are separate layers. per example: the module with its children runs once per
+example.
 """
 
 
@@ -72,9 +72,9 @@ with its children.
 class Layer:
     """A module, and how its per-example gradients are computed.
 
-    parameters: trainable ones, local name -> name in the model. rule, rewrite: given for forms that use one.
-    without_batch: positions of arguments that were seen not to hold the batch. uncovered: filled by calls that the
-    rewrite did not cover.
+    parameters: trainable parameters, local name -> name in the model. rule, rewrite: given for the forms that use them.
+    without_batch: positions of arguments that did not hold the batch in some call. uncovered: not empty after a call
+    that the rewrite did not cover.
     """
 
     name: str
@@ -93,13 +93,16 @@ class Layer:
 
 
 def outputs_are_precise(layers: Sequence[Layer]) -> Tensor:
-    """Mask [len(layers)], of layers `which_read_outputs`: whether the output tells gradients to enough digits."""
+    """Mask [len(layers)]: whether gradients computed from the layer's output are precise enough.
+
+    layers: from `which_read_outputs`.
+    """
     modules = [layer.module for layer in layers]
     return standardized.outputs_are_precise([each for each in modules if isinstance(each, WeightStandardizedConv2d)])
 
 
 def which_read_outputs(layers: Sequence[Layer]) -> tuple[Layer, ...]:
-    """The layers whose rule reads the output, unless that has lost digits."""
+    """The layers whose rule reads the output, if it is precise enough."""
     return tuple(layer for layer in layers if layer.rule is standardized.standardized_convolution)
 
 
@@ -120,7 +123,7 @@ def find_rule(module: nn.Module) -> Rule | None:
 def find_layers(model: nn.Module, whole: Collection[str] = ()) -> tuple[Layer, ...]:
     """The modules that own trainable parameters, outermost first. Each trainable parameter is in at least one layer.
 
-    whole: names of modules that run per example.
+    whole: names of modules that must run per example, with their children.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters() if parameter.requires_grad}
     return tuple(_walk(model, "", names, set(), whole))
@@ -157,7 +160,7 @@ def _as_one(name: str, module: nn.Module, parameters: Mapping[str, str], rule: R
 
 
 def _runs_as_one(module: nn.Module) -> bool:
-    """Whether the module reads parameters of its children, or hands its own to a kernel that has no rule of vmap."""
+    """Whether the module reads parameters of its children, or passes its own to a kernel without a vmap rule."""
     return isinstance(module, nn.MultiheadAttention | nn.RNNBase)
 
 

@@ -73,7 +73,7 @@ class OuterProduct(ExampleGradients):
     def norm_sq(self, planner: Planner) -> Tensor:
         """|g (x) a| = |g| |a| (Goodfellow 2015).
 
-        Inaccurate where one factor is so large that underflow in the square of the other matters.
+        NaN where one factor is so large that underflow in the square of the other is not negligible.
         """
         of_activations, of_grads = sum_of_squares(self.activations), self.grads.squared_norms
         large = torch.maximum(of_activations, of_grads) > LARGE_SQUARE
@@ -102,7 +102,7 @@ class OuterProduct(ExampleGradients):
 
 
 def affine(activation: Tensor, examples: int, weight: str = "weight", bias: str = "bias") -> Differentiate:
-    """Gradients of x -> x W' + b for an activation [rows, ..., d]; the rows of an example become positions."""
+    """Per-example gradients of x -> x W' + b for an activation [rows, ..., d]; rows of an example become positions."""
 
     def differentiate(grad: Tensor) -> dict[str, ExampleGradients]:
         activations, grads = widen(activation), widen(grad)

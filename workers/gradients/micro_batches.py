@@ -1,4 +1,4 @@
-"""Micro-batches of a batch, of one shape where the last is padded."""
+"""Splits a batch into micro-batches, whose last one may be padded so that all have one shape."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from accounting.errors import InvalidInput
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Rows of x and y, K for each example. examples: of the batch; what follows them in x and y is padding."""
+    """Rows of x and y, K for each example. examples: number of examples; all rows after them are padding."""
 
     x: Tensor
     y: Tensor
@@ -22,7 +22,7 @@ class MicroBatch:
 
 
 LastMicroBatch = Literal["shorter", "padded"]
-"""What becomes of the last micro-batch, which has fewer examples than the others."""
+"""Treatment of a last micro-batch with fewer examples than the others."""
 
 
 def micro_batches(x: Tensor, y: Tensor, size: int, multiplicity: int, last: LastMicroBatch) -> list[MicroBatch]:
@@ -36,7 +36,7 @@ def micro_batches(x: Tensor, y: Tensor, size: int, multiplicity: int, last: Last
 
 
 def require_known(last: str, micro_batch_size: int | None) -> None:
-    """Raises: InvalidInput for an unknown form of the last micro-batch, and for padding to no given size."""
+    """Raises: InvalidInput for an unknown `LastMicroBatch`, and for "padded" without a micro-batch size."""
     if last not in _LAST:
         raise InvalidInput(f"last_micro_batch is {last!r}, but must be one of {', '.join(_LAST)}")
     if last == "padded" and micro_batch_size is None:
@@ -46,7 +46,7 @@ def require_known(last: str, micro_batch_size: int | None) -> None:
 
 
 def require_rows(x: Tensor, y: Tensor, multiplicity: int) -> None:
-    """Raises: InvalidInput where x and y are not tensors with the same multiple of ``multiplicity`` rows."""
+    """Raises: InvalidInput unless x and y are tensors with the same number of rows, a multiple of ``multiplicity``."""
     for name, value in (("x", x), ("y", y)):
         if not isinstance(value, Tensor):
             raise InvalidInput(f"{name} is a {type(value).__name__}, but must be a tensor with one row per example")
@@ -60,7 +60,7 @@ def _shorter(x: Tensor, y: Tensor, size: int, multiplicity: int) -> MicroBatch:
 
 
 def _padded(x: Tensor, y: Tensor, size: int, multiplicity: int) -> MicroBatch:
-    """Padding is zeros, which are nobody's data."""
+    """The micro-batch, padded with zeros to ``size`` examples."""
     rows = size * multiplicity
     return MicroBatch(with_padding(x, rows), with_padding(y, rows), len(x) // multiplicity)
 

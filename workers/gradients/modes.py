@@ -1,4 +1,4 @@
-"""Saves and restores the mode, training or evaluation, of each module; `nn.Module.train` would set them all alike."""
+"""Saves and restores the mode, training or evaluation, of each module; `nn.Module.train` sets one mode for all."""
 
 from __future__ import annotations
 

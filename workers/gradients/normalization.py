@@ -27,7 +27,7 @@ Statistics = tuple[Tensor, Tensor]
 
 
 def _kept_statistics(output: Tensor | None) -> Statistics | None:
-    """Statistics that autograd saved in the forward pass of a GroupNorm, if any; saves 5 % of a pass over ResNet20."""
+    """Statistics that autograd saved in the forward pass of a GroupNorm, if any; reuse saves 5 % of a ResNet20 pass."""
     node = None if output is None else output.grad_fn
     if node is None or not node.name().startswith("NativeGroupNormBackward"):
         return None
@@ -40,8 +40,8 @@ def _channelwise(
 ) -> Differentiate:
     """Gradients [B, C] for an activation [B K, C, *size]. kept: statistics of the groups, if available.
 
-    The kernel of the ordinary backward pass sums over examples. Here it gets the channels of all rows as channels of a
-    single example, and so returns the sums of each row.
+    The kernel of the ordinary backward pass sums over examples. Here it is given the channels of all rows as channels
+    of a single example, so that it returns a sum for each row.
     """
     rows, channels = activation.shape[:2]
     length = prod(activation.shape[2:])

@@ -1,4 +1,4 @@
-"""Norms of examples, from the squared norms of the gradients of each parameter."""
+"""Norms of per-example gradients, combined from the squared norms of each parameter's gradients."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ from workers.gradients.results import BatchNorms
 
 @dataclass(frozen=True)
 class Combination:
-    """layers: their number L. layer_of: index of each parameter's layer. layerwise: whether norms by layer are kept."""
+    """Combines squared norms by parameter into norms.
+
+    layers: number of layers L. layer_of: index of each parameter's layer. layerwise: whether to keep norms per layer.
+    """
 
     layers: int
     layer_of: Mapping[str, int]
     layerwise: bool
 
     def of_squares(self, squares: Mapping[str, Tensor], losses: Tensor) -> BatchNorms:
-        """Norms [B] from the squared norms [B] of each parameter's gradients, by its name."""
+        """Norms [B] from ``squares``, the squared norms [B] of the gradients of each parameter, by its name."""
         by_layer: list[list[Tensor]] = [[] for _ in range(self.layers)]
         for name, norm_sq in squares.items():
             by_layer[self.layer_of[name]].append(norm_sq)
@@ -34,7 +37,7 @@ class Combination:
     def precise(
         self, squares: Mapping[str, Tensor], gradients: Mapping[str, ExampleGradients], losses: Tensor
     ) -> tuple[BatchNorms, Tensor | None]:
-        """`of_squares`, with those that are NaN computed again, and the mask [B] of finite norms, None if all are."""
+        """`of_squares` after computing NaN squares again, and the mask [B] of finite norms; None if all are finite."""
         for name, norm_sq in squares.items():
             rows = norm_sq.isnan().nonzero().squeeze(1)
             if len(rows):

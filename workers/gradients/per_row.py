@@ -1,8 +1,9 @@
-"""Parameters that a module reads itself, as class tokens and scales are: only what reads them runs per row.
+"""Parameters that a module reads in its own forward, such as class tokens and scales.
 
-During a forward pass such a parameter is replaced by a `PerRow`, which has the parameter's shape but a value of its own
-in every row of the batch. Operations on it alone run per row and give another; operations with a tensor of the batch
-give an ordinary tensor of the batch. The module's children run as ever, each by its own rule.
+During a forward pass such a parameter is replaced by a `PerRow`, which has the parameter's shape but a separate value
+for every row of the batch. An operation on `PerRow` tensors alone runs per row and returns another `PerRow`; an
+operation with a tensor of the batch returns an ordinary tensor of the batch. The module's children run on the whole
+batch as usual, each by its own rule.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from workers.gradients.layers import Layer
 
 
 class NotCovered(Exception):
-    """What a module does with its parameter cannot be told apart by rows; the module runs per example instead."""
+    """An operation on a parameter cannot be computed per row; the module runs per example instead."""
 
 
 @dataclass
 class Reading:
     """One call of a layer that reads its parameters per row.
 
-    Which arguments hold the batch is told by their first axis; a position that once had another length there never
-    does, although it may have as many entries as a later batch has rows.
+    An argument of an operation holds the batch if its first axis has the length of the batch, and never had another
+    length at the same position: a later batch may happen to have as many rows as the argument has entries.
     """
 
     layer: Layer
@@ -38,7 +39,7 @@ class Reading:
     operations: int = 0
 
     def holds_batch(self, argument: int, length: int | None) -> bool:
-        """Whether an argument of the current operation, with that length on its first axis, holds the batch."""
+        """Whether an argument of the current operation holds the batch. length: of its first axis."""
         position = (f"operation {self.operations}", argument)
         if length != self.rows:
             self.layer.without_batch.add(position)
@@ -46,7 +47,7 @@ class Reading:
 
 
 class PerRow(Tensor):
-    """A tensor of ``shape`` with its own value in every row of the batch: ``by_row`` [rows, *shape].
+    """A tensor of ``shape`` with a separate value for every row of the batch: ``by_row`` [rows, *shape].
 
     Raises: NotCovered where an operation mixes rows, needs a value, or leaves no batch on the first axis.
     """
@@ -56,7 +57,7 @@ class PerRow(Tensor):
 
     @staticmethod
     def of(values: Tensor, reading: Reading) -> PerRow:
-        """The tensor with those values."""
+        """The tensor with ``values`` [rows, *shape]."""
         made: PerRow = Tensor._make_wrapper_subclass(
             PerRow, values.shape[1:], dtype=values.dtype, device=values.device, requires_grad=values.requires_grad
         )
@@ -89,21 +90,24 @@ _METADATA: Final = frozenset(
     | {Tensor.is_floating_point, torch.is_floating_point, Tensor.is_complex, torch.is_complex, torch.numel}
     | {Tensor.is_contiguous, Tensor.get_device, Tensor.element_size}
 )
-"""Properties and functions of a tensor that do not depend on its row."""
+"""Properties and functions of a tensor that are equal for all rows."""
 
 _SIZED: Final = frozenset({Tensor.expand, Tensor.repeat, Tensor.tile, torch.broadcast_to, Tensor.broadcast_to})
-"""Operations whose arguments may be the length of the batch."""
+"""Operations whose size arguments may be the length of the batch."""
 
 _BROADCAST: Final = frozenset(
     {torch.add, torch.mul, torch.sub, torch.div, Tensor.add, Tensor.mul, Tensor.sub, Tensor.div}
     | {Tensor.__add__, Tensor.__radd__, Tensor.__mul__, Tensor.__rmul__, Tensor.__sub__, Tensor.__rsub__}
     | {Tensor.__truediv__, Tensor.__iadd__, Tensor.__imul__, Tensor.add_, Tensor.mul_}
 )
-"""Operations on two tensors whose entries do not depend on each other; they need no vmap."""
+"""Elementwise operations on two tensors, which need no vmap."""
 
 
 def plain(value: Any) -> Any:
-    """The tensor of the batch that a `PerRow` with a first axis of length 1 stands for; any other value unchanged."""
+    """A `PerRow` with a first axis of length 1 as the tensor of the batch that it represents; other values unchanged.
+
+    Raises: NotCovered for a `PerRow` of another shape.
+    """
     if not isinstance(value, PerRow):
         return value
     if value.dim() == 0 or value.shape[0] != 1:
@@ -129,7 +133,7 @@ def reading_per_row(layer: Layer, values: Mapping[str, Tensor], rows: int) -> It
 
 
 def _sized(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Expand or repeat a parameter, perhaps to the length of the batch, which for one row is 1."""
+    """Expand or repeat a parameter. A first size equal to the batch length is replaced by 1, as each row runs alone."""
     tensor, *rest = args
     if kwargs or not isinstance(tensor, PerRow):
         raise NotCovered(f"{func.__name__} was called with {sorted(kwargs) or 'another tensor'}")
@@ -172,7 +176,7 @@ def _applied(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[st
 
 
 def _broadcast(func: Callable[..., Any], leaves: list[Any], structure: pytree.TreeSpec) -> Any:
-    """An operation by broadcasting between a parameter, aligned at the last axis, and a tensor of the batch."""
+    """Apply an elementwise operation to a tensor of the batch and a parameter, aligned at the last axis."""
     (axes,) = (leaf.dim() for leaf in leaves if not isinstance(leaf, PerRow))
     aligned = [_aligned(leaf, axes) if isinstance(leaf, PerRow) else leaf for leaf in leaves]
     broadcast_args, broadcast_kwargs = pytree.tree_unflatten(aligned, structure)
@@ -180,7 +184,7 @@ def _broadcast(func: Callable[..., Any], leaves: list[Any], structure: pytree.Tr
 
 
 def _aligned(parameter: PerRow, axes: int) -> Tensor:
-    """The values of a parameter as a tensor of the batch with that many axes."""
+    """The values of a parameter as a tensor of the batch with ``axes`` axes."""
     values = parameter.by_row
     if parameter.dim() == axes and parameter.shape[0] == 1:
         return values.flatten(0, 1)
@@ -198,7 +202,7 @@ def _each_row(one: Callable[..., Any], tensors: list[Tensor]) -> Any:
 
 
 def _of_batch(values: Any, reading: Reading) -> Any:
-    """[rows, 1, ...], computed from a batch of one in every row -> a tensor of the batch."""
+    """[rows, 1, ...], from a batch of one in every row -> [rows, ...]. Raises: NotCovered for another shape."""
     if not isinstance(values, Tensor) or values.dim() < 2 or values.shape[1] != 1:
         raise NotCovered(f"an operation in {reading.layer.described} leaves no batch on the first axis")
     return values.flatten(0, 1)

@@ -1,8 +1,8 @@
 """Planners choose among equivalent computations, by a cost model (a pure function of shapes) or by timing them.
 
 The alternatives of a choice agree up to floating-point error. `ShapePlanner` always makes the same choice for the same
-shapes, so that a resumed run is bit-identical to an uninterrupted one. `TimingPlanner` times each alternative once per
-shape of an example on the current device, and keeps the fastest for any number of examples.
+shapes, so that a resumed run is bit-identical to an uninterrupted one. `TimingPlanner` times all alternatives once for
+each example shape on the current device, and keeps the fastest for any number of examples.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Rates:
     """Approximate throughput of a device per second; only the ratios matter.
 
     gemm: floating-point operations in large matrix products and convolutions. grouped: floating-point operations in
-    convolutions with one group per example. elementwise: numbers in a pass over memory. unfold: numbers copied into
+    convolutions with one group per example. elementwise: values in a pass over memory. unfold: values copied into
     patches.
     """
 
@@ -36,17 +36,20 @@ RATES: Mapping[str, Rates] = {
     "cpu": Rates(gemm=170e9, grouped=130e9, elementwise=4.5e9, unfold=1.5e9),
     "cuda": Rates(gemm=50e12, grouped=2e12, elementwise=300e9, unfold=150e9),
 }
-"""cpu: measured on two cores with AVX-512 (docs/performance.md); cuda: from data sheets of recent GPUs."""
+"""Rates by kind of device. cpu: measured on two cores with AVX-512 (docs/performance.md). cuda: from data sheets."""
 
 
 def rates(device: torch.device) -> Rates:
-    """The rates of the kind of device; those of CUDA for kinds that are not listed."""
+    """The `RATES` of the device; unlisted kinds get those of CUDA."""
     return RATES.get(device.type, RATES["cuda"])
 
 
 @dataclass(frozen=True)
 class Alternative(Generic[T]):
-    """cost: estimated seconds. compute: the computation. trial: what a timing runs instead of ``compute``, if given."""
+    """One of several equivalent computations.
+
+    cost: estimated seconds. compute: runs it. trial: if given, what `TimingPlanner` times instead of ``compute``.
+    """
 
     cost: float
     compute: Callable[[], T]
@@ -57,14 +60,16 @@ class Planner(Protocol):
     """Chooses among equivalent computations."""
 
     def choose(self, key: Hashable, alternatives: Mapping[str, Alternative[T]]) -> T:
-        """The result of one of the alternatives; their costs depend on ``key`` and, all alike,
-        on the number of examples."""
+        """The result of one of the alternatives.
+
+        key: everything that their relative costs depend on; the number of examples affects all costs alike.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class ShapePlanner:
-    """Deterministic: chooses the smallest estimated cost, and the first among equals."""
+    """Deterministic planner: chooses the smallest estimated cost, and the first of equal ones."""
 
     def choose(self, key: Hashable, alternatives: Mapping[str, Alternative[T]]) -> T:
         return min(alternatives.values(), key=lambda alternative: alternative.cost).compute()
@@ -72,7 +77,7 @@ class ShapePlanner:
 
 @dataclass
 class TimingPlanner:
-    """Chooses the fastest, measured on first use; results may differ in the last bits between runs."""
+    """Planner that times alternatives on first use and keeps the fastest; runs may differ in the last bits."""
 
     repetitions: int = 3
     chosen: dict[Hashable, str] = field(default_factory=dict)
@@ -83,7 +88,7 @@ class TimingPlanner:
         return alternatives[self.chosen[key]].compute()
 
     def _seconds(self, alternative: Alternative[T]) -> float:
-        """The shortest of a few runs, after a warm-up run."""
+        """The shortest time of a few runs after a warm-up run."""
         run = alternative.trial or alternative.compute
         seconds = []
         for _ in range(self.repetitions + 1):

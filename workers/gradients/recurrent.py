@@ -1,7 +1,7 @@
 """nn.LSTM and nn.GRU, rewritten as linear maps around a recurrence that is differentiated by hand.
 
-The gradients of the gates before their activations, at all positions at once, give the per-example gradients of every
-weight: those of a linear map of the inputs, and of one of the states before each position.
+The gates before their activations are a linear map of the inputs plus a linear map of the previous states. Their
+gradients at all positions therefore give the per-example gradients of all weights, as for two linear layers.
 """
 
 from __future__ import annotations
@@ -22,20 +22,22 @@ from workers.gradients.linear import affine
 from workers.gradients.rules import Recorder
 
 Run = tuple[Tensor, tuple[Tensor, ...]]
-"""Outputs [b, t, H] of one layer and direction, and its last states [b, H]."""
+"""Outputs [b, t, H] of one layer and direction, and its final states [b, H]."""
 
 
 def lstm(
     module: nn.LSTM, record: Recorder, input: Tensor | PackedSequence, hx: tuple[Tensor, Tensor] | None = None
 ) -> Any:
-    """The output of ``module.forward`` for inputs [b, t, width], packed or not; None for calls that are not covered,
-    such as those of an LSTM with projections."""
+    """The output of ``module.forward`` for inputs [b, t, width], packed or not; None for a call that is not covered.
+
+    An LSTM with projections is not covered.
+    """
     if module.proj_size > 0 or not _covered(input):
         return None
     sequences = _Sequences.of(input)
-    starts = _starts(module, sequences.values, 2) if hx is None else hx
+    starts = _zero_states(module, sequences.values, 2) if hx is None else hx
     output, states = _stacked(module, record, sequences, tuple(starts), _lstm_layer)
-    return _like(input, sequences, output), cast("tuple[Tensor, Tensor]", states)
+    return _packed_like(input, sequences, output), cast("tuple[Tensor, Tensor]", states)
 
 
 def gru(module: nn.GRU, record: Recorder, input: Tensor | PackedSequence, hx: Tensor | None = None) -> Any:
@@ -43,9 +45,9 @@ def gru(module: nn.GRU, record: Recorder, input: Tensor | PackedSequence, hx: Te
     if not _covered(input):
         return None
     sequences = _Sequences.of(input)
-    starts = _starts(module, sequences.values, 1) if hx is None else (hx,)
+    starts = _zero_states(module, sequences.values, 1) if hx is None else (hx,)
     output, (state,) = _stacked(module, record, sequences, starts, _gru_layer)
-    return _like(input, sequences, output), state
+    return _packed_like(input, sequences, output), state
 
 
 def _covered(input: Any) -> bool:
@@ -56,10 +58,10 @@ def _covered(input: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Sequences:
-    """The examples of a batch, in its order: values [b, t, width], and their lengths [b], None if all are t.
+    """The examples of a batch, in its order: values [b, t, width], and their lengths [b], or None if all are t.
 
-    Beyond an example's length outputs have no meaning. No gradient comes from there, so that none goes to its inputs or
-    to the weights.
+    Outputs beyond the length of an example are never used. They receive no gradient, so no gradient flows from there to
+    the inputs or the weights.
     """
 
     values: Tensor
@@ -67,12 +69,12 @@ class _Sequences:
 
     @staticmethod
     def of(input: Tensor | PackedSequence) -> _Sequences:
-        """Padded, if they are packed."""
+        """The sequences of a tensor or, after padding, of a packed sequence."""
         return _Sequences(input) if isinstance(input, Tensor) else _Sequences(*pad_packed_sequence(input, True))
 
     @cached_property
     def last(self) -> Tensor | None:
-        """[b]: the position of the last value of each example; None if that is the last one for all."""
+        """[b]: position of the last value of each example; None if it is the last position for all."""
         return None if self.lengths is None else self.lengths.to(self.values.device) - 1
 
     def reversed(self, values: Tensor) -> Tensor:
@@ -88,7 +90,7 @@ class _Sequences:
         return values[:, -1] if self.last is None else values[torch.arange(len(values)), self.last]
 
 
-def _like(input: Tensor | PackedSequence, sequences: _Sequences, output: Tensor) -> Tensor | PackedSequence:
+def _packed_like(input: Tensor | PackedSequence, sequences: _Sequences, output: Tensor) -> Tensor | PackedSequence:
     """The output [b, t, n], packed as the input was."""
     if isinstance(input, Tensor):
         return output
@@ -99,7 +101,7 @@ def _like(input: Tensor | PackedSequence, sequences: _Sequences, output: Tensor)
     return PackedSequence(data, input.batch_sizes, order, input.unsorted_indices)
 
 
-def _starts(module: nn.RNNBase, input: Tensor, states: int) -> tuple[Tensor, ...]:
+def _zero_states(module: nn.RNNBase, input: Tensor, states: int) -> tuple[Tensor, ...]:
     layers = module.num_layers * (2 if module.bidirectional else 1)
     dtype = next(module.parameters()).dtype
     return (torch.zeros(layers, len(input), module.hidden_size, dtype=dtype, device=input.device),) * states
@@ -108,7 +110,7 @@ def _starts(module: nn.RNNBase, input: Tensor, states: int) -> tuple[Tensor, ...
 def _stacked(
     module: nn.RNNBase, record: Recorder, sequences: _Sequences, starts: tuple[Tensor, ...], run: Callable[..., Run]
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Outputs [b, t, directions H] of the last layer, and the last states [layers directions, b, H]."""
+    """Outputs [b, t, directions H] of the last layer, and the final states [layers directions, b, H]."""
     suffixes = ("", "_reverse") if module.bidirectional else ("",)
     lasts: list[tuple[Tensor, ...]] = []
     input = sequences.values
@@ -133,8 +135,8 @@ def _lstm_layer(
     bias = weights[2] + weights[3] if module.bias else None
     gates = _requiring_grad(widen(functional.linear(inputs, weights[0], bias)))
     outputs, last = _Lstm.apply(gates, *start, widen(weights[1].detach()), sequences.last)
-    before = _before(start[0], outputs)
-    record.record([gates], partial(_of_weights, suffix, inputs, before, record.examples), inputs)
+    before = _previous_states(start[0], outputs)
+    record.record([gates], partial(_weight_gradients, suffix, inputs, before, record.examples), inputs)
     return outputs, (sequences.at_end(outputs), last)
 
 
@@ -146,8 +148,8 @@ def _gru_layer(
     shift = weights[3].detach() if module.bias else gates.new_zeros(gates.shape[2])
     shifts = widen(shift).expand(gates.shape).requires_grad_()
     outputs = _Gru.apply(gates, shifts, start[0], widen(weights[1].detach()))
-    before = _before(start[0], outputs)
-    record.record([gates, shifts], partial(_of_weights, suffix, inputs, before, record.examples), inputs)
+    before = _previous_states(start[0], outputs)
+    record.record([gates, shifts], partial(_weight_gradients, suffix, inputs, before, record.examples), inputs)
     return outputs, (sequences.at_end(outputs),)
 
 
@@ -161,28 +163,31 @@ def _requiring_grad(gates: Tensor) -> Tensor:
     return gates if gates.requires_grad else gates.requires_grad_()
 
 
-def _before(start: Tensor, outputs: Tensor) -> Tensor:
+def _previous_states(start: Tensor, outputs: Tensor) -> Tensor:
     """The state before each position."""
     return torch.cat([start.detach()[:, None], outputs.detach()[:, :-1]], 1)
 
 
-def _of_weights(
+def _weight_gradients(
     suffix: str, inputs: Tensor, before: Tensor, examples: int, of_inputs: Tensor, of_states: Tensor | None = None
 ) -> dict[str, ExampleGradients]:
-    """Per-example gradients from those of the two linear maps before each position, which are equal in an LSTM."""
+    """Per-example gradients of the weights, from the output gradients of the two linear maps at each position.
+
+    of_states: None if both gradients are equal, as in an LSTM.
+    """
     by_inputs = affine(inputs.detach(), examples, f"weight_ih_{suffix}", f"bias_ih_{suffix}")
     by_states = affine(before, examples, f"weight_hh_{suffix}", f"bias_hh_{suffix}")
-    grads = of_inputs.contiguous()  # by position before; products of each example are faster so
+    grads = of_inputs.contiguous()  # stored by position so far; products per example are faster contiguous
     return {**by_inputs(grads), **by_states(grads if of_states is None else of_states.contiguous())}
 
 
 _of_sigmoid: Callable[[Tensor, Tensor], Tensor] = torch.ops.aten.sigmoid_backward
-"""(gradient of the output, output) -> gradient of the input; so has _of_tanh."""
+"""(gradient of the output, output) -> gradient of the input; so does _of_tanh."""
 _of_tanh: Callable[[Tensor, Tensor], Tensor] = torch.ops.aten.tanh_backward
 
 
 def _positions(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Views of tensors [t, ...] at each position, made together, which is faster than one by one."""
+    """Views of tensors [t, ...] at each position, made by one call each, which is faster than indexing."""
     return zip(*(tensor.unbind() for tensor in tensors), strict=True)
 
 
@@ -202,8 +207,10 @@ def _at_ends(values: Tensor, ends: Tensor | None, length: int) -> Tensor:
 
 
 class _Lstm(torch.autograd.Function):
-    """(gates [b, t, 4H] without the part of the state, h_0 [b, H], c_0 [b, H], weight_hh, ends [b]) ->
-    (h [b, t, H], c [b, H] at the end of each example, the last position if ends is None).
+    """(gates [b, t, 4H] of the inputs, h_0 [b, H], c_0 [b, H], weight_hh, ends [b]) -> (h [b, t, H], c [b, H]).
+
+    gates: the linear map of the inputs, without that of the states. ends: last position of each example, or None if it
+    is the last one for all; the returned c is the cell state there.
 
     With sigmoid gates i, f, o and the tanh gate g: c_t = f c_{t-1} + i g and h_t = o tanh(c_t).
     """
@@ -250,7 +257,9 @@ class _Lstm(torch.autograd.Function):
 
 
 class _Gru(torch.autograd.Function):
-    """(gates [b, t, 3H] of the inputs, shifts [b, t, 3H] of those of the state, h_0 [b, H], weight_hh) -> h [b, t, H].
+    """(gates [b, t, 3H] of the inputs, shifts [b, t, 3H], h_0 [b, H], weight_hh) -> h [b, t, H].
+
+    gates: the linear map of the inputs. shifts: the bias of the linear map of the states.
 
     With sigmoid gates r, z, and u the part of the state in the tanh gate: n = tanh(. + r u), h_t = (1-z) n + z h_{t-1}.
     """

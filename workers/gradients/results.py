@@ -72,7 +72,7 @@ class WeightedSum:
 
 
 def require_same(differ: Tensor) -> None:
-    """Refuse a second pass with other losses: the norms of the first would not be those of the summed gradients."""
+    """Raises: InvalidInput if losses differ in the second pass: the norms then belong to other gradients."""
     if bool(differ.any()):
         raise InvalidInput(
             "the model's losses on the same rows differ from one pass to the next: it draws random numbers from "

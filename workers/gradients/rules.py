@@ -1,4 +1,4 @@
-"""Types of the rules that compute per-example gradients of a layer type."""
+"""Types of the functions that compute per-example gradients of a layer type."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ available; a rule that uses it must also work without it.
 
 
 class Recorder(Protocol):
-    """What a rewrite tells about the linear maps that it computes; the batch is on the first axis of tensors."""
+    """Interface by which a rewrite reports its linear maps; the batch is on the first axis of tensors."""
 
     @property
     def examples(self) -> int:
@@ -29,12 +29,14 @@ class Recorder(Protocol):
         ...
 
     def linear(self, activation: Tensor, weight: str, bias: str) -> Tensor:
-        """The output of the linear map with the parameters of those names; its gradients are captured."""
+        """The output of the linear map with the parameters of these names; their gradients are captured."""
         ...
 
     def record(self, outputs: Sequence[Tensor], differentiate: Differentiate, activation: Tensor) -> None:
-        """Capture gradients: ``differentiate`` is given those of ``outputs``, which require them, and may read
-        ``activation``."""
+        """Capture gradients: ``differentiate`` gets the gradients of ``outputs``, and may read ``activation``.
+
+        All ``outputs`` must require gradients.
+        """
         ...
 
 

@@ -29,14 +29,15 @@ from workers.gradients.rules import Differentiate
 from workers.models import WeightStandardizedConv2d
 
 SMALLEST_GAIN = 0.1
-"""Smallest gain, relative to the largest gain or bias, that is divided by; else the convolution is computed again."""
+"""Smallest gain, relative to the largest gain or bias, by which outputs are divided; below it, the unscaled
+convolution is computed again."""
 
 
 @dataclass(frozen=True)
 class Projected(Planned):
     """g_i = kernel_i - mean_i ones / sqrt(n) - along_i unit, row by row, where kernel_i is viewed as [out, n].
 
-    unit [out, n]: rows that sum to 0 and have norm 1, or are 0. mean, along [B, out]: inner products of the rows of
+    unit: [out, n]; each row sums to 0 and has norm 1, or is 0. mean, along: [B, out], inner products of the rows of
     kernel_i with ones / sqrt(n) and with unit. Hence |g_i|^2 = |kernel_i|^2 - |mean_i|^2 - |along_i|^2.
     """
 
@@ -81,13 +82,13 @@ class Projected(Planned):
 def standardized_convolution(
     module: WeightStandardizedConv2d, activation: Tensor, output: Tensor | None, examples: int
 ) -> Differentiate:
-    """Gradients of weight, gain and bias. Per output channel: kernel = gain * unit, unit = centred / divisor, divisor =
-    max(|centred|, sqrt(eps)).
+    """The rule of WeightStandardizedConv2d: gradients of weight, gain and bias.
 
-    Let G be the gradient of one channel's kernel. The gradient of the gain is <G, unit>. The gradient of the weight is
+    Per output channel: kernel = gain * unit, unit = centred / divisor, divisor = max(|centred|, sqrt(eps)). Let G be
+    the gradient of one channel's kernel. The gradient of the gain is <G, unit>. The gradient of the weight is
     gain / divisor * G minus its mean and, unless the divisor is sqrt(eps), minus its component along unit.
 
-    ``output`` is divided by the gains: give None unless `outputs_are_precise`.
+    output: divided by the gains; must be None unless `outputs_are_precise`.
     """
     response = None if output is None or output.dtype in HALF_PRECISION else output.detach()
     version = None if response is None else response._version  # later modules may change the output in place

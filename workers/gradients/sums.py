@@ -16,7 +16,7 @@ class Sums:
         self._sums: dict[str, Tensor] = {}
 
     def add(self, name: str, value: Tensor) -> None:
-        """Add ``value``; the first of a name is kept without a copy and changed in place later."""
+        """Add ``value``. The first value of a name is not copied, and is changed in place by later ones."""
         if name in self._sums:
             self._sums[name] += value
         else:

@@ -18,16 +18,16 @@ from workers.gradients.randomness import RandomState
 T = TypeVar("T")
 
 TOLERANCE = 1e-2
-"""Largest difference relative to a parameter's gradient; loose, because errors of a formula or a model exceed it."""
+"""Tolerated difference relative to a parameter's gradient; loose, because wrong formulas and models exceed it."""
 
 HALF_TOLERANCE = 0.1
-"""The same when frozen parts compute in half precision, where rounding depends on the batch size."""
+"""Tolerance if frozen parts compute in half precision, where rounding depends on the batch size."""
 
 DISPLACEMENT = 0.1
 """Standard deviation by which parameters are perturbed if some gradient is 0, in units of 1 / sqrt(fan in)."""
 
 Gradients = Mapping[str, Tensor | None]
-"""By parameter name; None for a parameter that was not used."""
+"""Gradient by parameter name; None for a parameter that was not used."""
 
 
 def verify(
@@ -43,12 +43,12 @@ def verify(
     example i. examples: size of the batch. tolerance: largest difference, relative to a parameter's gradient.
 
     The two differ if a parameter is also read outside the forward of the module that owns it, which the engine cannot
-    see, or if model or loss mix or reorder the rows of a batch. If some gradient is 0, as behind layers initialised at
-    0, they are compared at perturbed parameters as well. The passes are deterministic (`draws`). A model that draws
-    random numbers nevertheless is compared in evaluation mode instead, and accepted if it draws there too. Parameters,
-    buffers, modes and random states are restored.
+    see, or if model or loss mix or reorder the rows of a batch. If the gradient of some parameter is 0 for all
+    examples, as behind layers initialised at 0, gradients are also compared at perturbed parameters. Random draws are
+    replaced by constants (`ConstantDraws`). A model with draws that cannot be replaced is compared in evaluation mode
+    instead, and accepted if it draws there too. Parameters, buffers, modes and random states are restored.
 
-    Returns whether there was anything to compare: gradients that are 0 or not finite are no evidence.
+    Returns whether the comparison was conclusive: gradients that are 0 or not finite are no evidence.
 
     Raises: Disagreement naming the parameters that disagree, InvalidInput naming buffers that depend on the examples.
     """
@@ -56,9 +56,10 @@ def verify(
     device, start = parameters[0].device, Start(model)
 
     def compare(draws: ConstantDraws | None) -> tuple[bool, list[Gradients]]:
-        """Whether the passes were deterministic, and if so the gradients of each example alone, after comparing them.
+        """Compare, and return whether the passes were deterministic, and the finite gradients of each example alone.
 
-        draws: the constants that replace random draws; None replaces nothing.
+        If the passes were not deterministic, nothing is compared and no gradients are returned. draws: replaces random
+        draws by constants; None replaces nothing.
         """
         before, buffers = RandomState.of(device), list[Mapping[str, Tensor | None]]()
 
@@ -69,15 +70,15 @@ def verify(
             buffers.append(start.buffers())
             return found
 
-        run(within, 1)  # lets the fallback tell the batch axis from another axis of the same length
+        run(within, 1)  # a batch of 1 shows the fallback which axes are not the batch
         pairs = [(ours, run(alone, index)) for index, ours in enumerate(run(within, examples))]
         done = before.is_current() if draws is None else not draws.missed
         if done:
             _require_independent(buffers)
             _require_equal(pairs, tolerance)
-        return done, [theirs for _, theirs in pairs if done and _size(theirs).isfinite()]
+        return done, [theirs for _, theirs in pairs if done and _norm(theirs).isfinite()]
 
-    def compare_without_chance() -> tuple[bool, list[Gradients]]:
+    def compare_deterministically() -> tuple[bool, list[Gradients]]:
         low, high = (ConstantDraws(device, share) for share in SHARES)
         done, found = compare(low)
         _refuse_own_generator(low)
@@ -85,12 +86,12 @@ def verify(
 
     def compare_where_possible() -> tuple[bool, list[Gradients]]:
         with suppress(RuntimeError):  # higher-order operators fail in a dispatch mode; genuine errors occur again
-            done, found = compare_without_chance()
+            done, found = compare_deterministically()
             if found:
                 return done, found
         with _evaluating(model):
             try:
-                return compare_without_chance()
+                return compare_deterministically()
             except RuntimeError:
                 return compare(None)
 
@@ -98,11 +99,11 @@ def verify(
         with RandomState.preserved(device), modes_kept(model), without_dropout(model):
             done, found = compare_where_possible()
             if _is_degenerate(found):
-                with _displaced(parameters):
+                with _perturbed(parameters):
                     found += compare_where_possible()[1]
     finally:
         start.restore()
-    return not done or any(bool(_size(gradients) > 0.0) for gradients in found)
+    return not done or any(bool(_norm(gradients) > 0.0) for gradients in found)
 
 
 class Disagreement(InvalidInput):
@@ -112,13 +113,13 @@ class Disagreement(InvalidInput):
 def in_double_where_rounding_matters(
     compare: Callable[[Tensor, Tensor], bool], model: nn.Module, x: Tensor, y: Tensor
 ) -> bool:
-    """``compare(x, y)``, and again in double precision where gradients disagree.
+    """``compare(x, y)``, repeated in double precision if gradients disagree.
 
-    A unit of a deep ReLU network whose input rounds to another side of zero in a batch than alone has another gradient,
-    which a small difference of rounding thus makes a large one. In double precision that does not happen among a few
-    examples, while rows that are mixed disagree as before.
+    In a deep ReLU network the input of a unit may round to different sides of zero in a batch and alone, and such a
+    small rounding difference changes gradients much. In double precision this does not happen for a few examples, while
+    mixed rows still disagree.
 
-    Raises: Disagreement unless the gradients agree in either precision; as ``compare`` does.
+    Raises: Disagreement if gradients disagree in both precisions, and the other errors of ``compare``.
     """
     try:
         return compare(x, y)
@@ -132,7 +133,7 @@ def in_double_where_rounding_matters(
 
 @contextmanager
 def _double(model: nn.Module) -> Iterator[None]:
-    """Within this context parameters and buffers are in double precision; afterwards they are the same tensors."""
+    """Within this context parameters and buffers are in double precision; then the original tensors are restored."""
     parameters = [(parameter, parameter.data) for parameter in model.parameters()]
     buffers = [
         (module, name, value)
@@ -177,7 +178,7 @@ def _run(function: Callable[[int], T], argument: int) -> T:
 
 
 def _require_independent(passes: Sequence[Mapping[str, Tensor | None]]) -> None:
-    """Refuse buffers that differ between the passes: they depend on the examples."""
+    """Raises: InvalidInput for buffers that differ between passes, because they depend on the examples."""
     first, *others = passes
     taken = [name for name in first if not all(_same(first[name], other[name]) for other in others)]
     if taken:
@@ -192,7 +193,7 @@ def _same(left: Tensor | None, right: Tensor | None) -> bool:
 
 
 def _require_equal(pairs: Sequence[tuple[Gradients, Gradients]], tolerance: float) -> None:
-    wrong = {name: None for ours, theirs in pairs for name in theirs if not _near(ours, theirs, name, tolerance)}
+    wrong = {name: None for ours, theirs in pairs for name in theirs if not _agree(ours, theirs, name, tolerance)}
     if wrong:
         raise Disagreement(
             f"the per-example gradients of {', '.join(wrong)} are not those of each example alone. Model and loss must "
@@ -202,9 +203,9 @@ def _require_equal(pairs: Sequence[tuple[Gradients, Gradients]], tolerance: floa
         )
 
 
-def _near(ours: Gradients, theirs: Gradients, name: str, tolerance: float) -> bool:
-    """Equal up to ``tolerance`` and rounding, which is relative to the gradient of the whole model if terms cancel."""
-    size, found, expected = _size(theirs), ours.get(name), theirs[name]
+def _agree(ours: Gradients, theirs: Gradients, name: str, tolerance: float) -> bool:
+    """Whether gradients are equal up to ``tolerance``, plus rounding relative to the gradient of the whole model."""
+    size, found, expected = _norm(theirs), ours.get(name), theirs[name]
     if expected is None or not size.isfinite():
         return True
     difference = expected if found is None else found - expected
@@ -212,7 +213,7 @@ def _near(ours: Gradients, theirs: Gradients, name: str, tolerance: float) -> bo
     return bool(difference.norm() <= tolerance * expected.norm() + rounding)
 
 
-def _size(gradients: Gradients) -> Tensor:
+def _norm(gradients: Gradients) -> Tensor:
     present = [gradient.norm() for gradient in gradients.values() if gradient is not None]
     return torch.stack(present).norm() if present else torch.zeros(())
 
@@ -228,7 +229,7 @@ def _is_degenerate(examples: Sequence[Gradients]) -> bool:
 
 
 @contextmanager
-def _displaced(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+def _perturbed(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
     before = [parameter.detach().clone() for parameter in parameters]
     for parameter in parameters:
         fan_in = max(1, math.prod(parameter.shape[1:]))
@@ -242,9 +243,9 @@ def _displaced(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, except for recurrent layers: cuDNN differentiates them in training mode only.
+    """Evaluation mode, except for recurrent layers, which cuDNN differentiates in training mode only.
 
-    Their dropout is off anyway.
+    Their dropout rate is already 0 (`without_dropout`).
     """
     with modes_kept(model):
         for module in model.modules():

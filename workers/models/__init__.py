@@ -42,11 +42,11 @@ MODELS: Mapping[str, Callable[..., nn.Module]] = {name: with_checked_types(make)
 
 
 def build_model(component: Component, dataset: Dataset, seed: int, code: UserCode = NO_CODE) -> nn.Module:
-    """The model, on the CPU, mapping prepared features [b, ...] to outputs [b, num_classes].
+    """The model, on the CPU, which maps prepared features [b, ...] to outputs [b, num_classes].
 
-    Of language models the outputs are [b, t, num_classes], of segmentation [b, num_classes, h, w]. What the data's
-    preparation says of its tokens is passed to a model that takes it, unless the user gives it. Initialisation depends
-    only on ``seed``; the global random state is restored. The user's own model is
+    Outputs of language models are [b, t, num_classes], of segmentation models [b, num_classes, h, w]. The parameters
+    `offered` by the data are passed to a model that takes them, unless the user gives other values. Initialisation
+    depends only on ``seed``; the global random state is restored. A model of the user's own is
     ``module:function(feature_shape, num_classes, **params) -> nn.Module`` with a module in ``code``.
 
     Raises:
@@ -57,14 +57,16 @@ def build_model(component: Component, dataset: Dataset, seed: int, code: UserCod
     return build_for_shape(component, dataset.feature_shape, dataset.num_classes, seed, code, known)
 
 
-_OF_TOKENS: Final = ("vocabulary", "padding", "causal")
+_TOKEN_PARAMETERS: Final = ("vocabulary", "padding", "causal")
 
 
 def offered(preparation: Preparation) -> dict[str, Any]:
-    """What the data know that a model may take: ``vocabulary``, ``padding`` and ``causal`` of tokens."""
+    """Model parameters that the data supply: ``vocabulary``, ``padding`` and ``causal`` of token data, if known."""
     if not isinstance(preparation, Tokens):
         return {}
-    return {name: value for name, value in asdict(preparation).items() if name in _OF_TOKENS and value is not None}
+    return {
+        name: value for name, value in asdict(preparation).items() if name in _TOKEN_PARAMETERS and value is not None
+    }
 
 
 def build_for_shape(

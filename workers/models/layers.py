@@ -8,7 +8,7 @@ from torch.nn import functional
 
 
 class WeightStandardizedConv2d(nn.Conv2d):
-    """Convolution whose kernel is standardised per output channel, with a learned gain (Brock et al. 2021).
+    """Convolution whose kernel is standardised per output channel and scaled by a learned gain (Brock et al. 2021).
 
     kernel = gain * (weight - mean) / sqrt(max(fan_in * var, eps)), with mean and var over the weights of an output
     channel. Initial weights are truncated normal with variance 1 / fan_in, gains 1, biases 0 (De et al. 2022).
@@ -45,5 +45,5 @@ class WeightStandardizedConv2d(nn.Conv2d):
 
 def truncated_variance_scaling_(weight: Tensor) -> None:
     """Normal with variance 1 / fan_in, truncated at two standard deviations of the full normal (Haiku's default)."""
-    uncut = weight[0].numel() ** -0.5 / 0.87962566103423978  # std of a normal cut at +-2
+    uncut = weight[0].numel() ** -0.5 / 0.87962566103423978  # std of a standard normal truncated at +-2
     nn.init.trunc_normal_(weight, std=uncut, a=-2.0 * uncut, b=2.0 * uncut)

@@ -12,7 +12,7 @@ from workers.models.pretrained import load_pretrained
 
 
 class BasicBlock(nn.Module):
-    """conv - norm - relu - conv - norm, plus the input (He et al. 2016), by a 1 x 1 convolution if shapes change."""
+    """conv - norm - relu - conv - norm, plus the input, or its 1 x 1 convolution if shapes change (He et al. 2016)."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, groups: int) -> None:
         super().__init__()

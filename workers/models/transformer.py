@@ -1,7 +1,7 @@
 """A small transformer for token sequences, sequences of vectors, and images split into patches.
 
-Of tokens, positions with the padding token are attended to by none and left out of means. Its layers are Linear,
-LayerNorm and Embedding only, which all have fast per-example gradients.
+Positions that hold the padding token are masked in attention and left out of means. All layers are Linear, LayerNorm
+and Embedding, which have fast per-example gradients.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class EncoderBlock(nn.Module):
         )
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """mask: as of `Attention`."""
+        """mask: as in `Attention.forward`."""
         norm, attention = self.attention
         x = x + attention(norm(x), mask)
         out: Tensor = x + self.perceptron(x)
@@ -68,9 +68,10 @@ class Patches(nn.Module):
 
 
 class Trunk(nn.Module):
-    """embed -> + positions -> blocks -> norm: [b, ...] -> [b, t, width].
+    """Embedding plus learned positions, encoder blocks, and a final norm: [b, ...] -> [b, t, width].
 
-    padding: the token that fills short texts, if features are tokens. causal: a position attends to earlier ones only.
+    padding: token that fills short texts, if features are tokens. causal: whether a position attends only to itself and
+    earlier positions.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Trunk(nn.Module):
         return out
 
     def _mask(self, features: Tensor) -> Tensor | None:
-        """Which positions attend to which; each attends to itself, so that a text without tokens is defined."""
+        """Attention mask: each position attends to itself, so that a text of only padding has finite outputs."""
         if self.padding is None and not self.causal:
             return None
         length = features.shape[1]
@@ -107,7 +108,7 @@ class Trunk(nn.Module):
 
 
 class Transformer(Trunk):
-    """The trunk -> mean over the positions of a sequence that hold no padding -> linear."""
+    """`Trunk`, mean over the positions without padding, and a linear head."""
 
     def __init__(
         self,
@@ -129,13 +130,13 @@ class Transformer(Trunk):
 
 
 def _mean(hidden: Tensor, counted: Tensor) -> Tensor:
-    """[b, t, width] -> [b, width]: each row's mean over its own counted positions; 0 for a row without any."""
+    """[b, t, width] -> [b, width]: mean over the positions ``counted`` [b, t] of each row; 0 for a row without any."""
     weights = counted[:, :, None].to(hidden.dtype)
     return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1.0)
 
 
 class LanguageModel(Trunk):
-    """The trunk -> linear at each position: tokens [b, t] -> logits [b, t, tokens]."""
+    """`Trunk` and a linear head at each position: tokens [b, t] -> logits [b, t, vocabulary]."""
 
     def __init__(
         self, embed: nn.Module, length: int, width: int, depth: int, heads: int, padding: int | None, causal: bool
@@ -162,8 +163,8 @@ def transformer(
     """A pre-norm transformer encoder with mean pooling.
 
     Features: tokens (length,) if ``vocabulary`` is given, vectors (length, size), or images (channels, height, width),
-    which are split into square patches. vocabulary, padding: number of tokens, and the one that fills short texts; of
-    the source `text`, they are known.
+    which are split into square patches. vocabulary: number of tokens. padding: token that fills short texts. The data
+    source `text` supplies both.
     """
     _check_heads(width, heads)
     embed, length = _embedding(feature_shape, width, patch_size, vocabulary, padding)
@@ -181,7 +182,8 @@ def language_model(
 ) -> nn.Module:
     """A pre-norm transformer with a logit for each of ``num_classes`` tokens at every position of tokens (length,).
 
-    causal: for next tokens, so that a position does not read what it predicts; of the source `text`, it is known.
+    causal: for next-token prediction, so that a position does not attend to the token it predicts. The data source
+    `text` supplies it.
     """
     _check_heads(width, heads)
     if len(feature_shape) != 1:

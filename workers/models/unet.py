@@ -1,4 +1,4 @@
-"""A small U-Net, for a class at every pixel."""
+"""A small U-Net for segmentation."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ def unet(
     depth: PositiveInt = 2,
     groups: PositiveInt = 4,
 ) -> nn.Module:
-    """``depth`` levels down and up again with skips (Ronneberger et al. 2015), group normalisation, a logit for each
-    class at every pixel. The first level has ``width`` channels, each next one twice as many."""
+    """A U-Net (Ronneberger et al. 2015) with ``depth`` downsampling levels and group normalisation.
+
+    Outputs a logit for each class at every pixel. The first level has ``width`` channels, each next one twice as many.
+    """
     channels, height, side = require_image("unet", feature_shape)
     if height % 2**depth or side % 2**depth:
         raise InvalidInput(

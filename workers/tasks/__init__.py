@@ -1,4 +1,4 @@
-"""What a model learns, by name. A new task is one file and one line of `TASKS`; torch is loaded only by its callers."""
+"""Learning tasks by name. A new task is one file and one line of `TASKS`; importing this does not load torch."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ TASKS: Final[Mapping[str, Task]] = {
 }
 """Tasks by name."""
 MAIN_SCORES: Final = tuple(task.main for task in TASKS.values())
-"""The number of each task by which its models are compared first; names of scores differ between tasks."""
+"""Name of the main score of each task, by which its models are compared first; no two tasks share a score name."""
 
 
 def task_called(name: str) -> Task:
-    """The task of that name. Raises: InvalidInput naming the nearest."""
+    """The task called ``name``. Raises: InvalidInput naming the nearest valid name."""
     return lookup(TASKS, name, "task")
 
 
 def main_score(accuracy: float | None, scores: Mapping[str, float]) -> float | None:
-    """The main number of some examples, of which the accuracy and the scores are known; None if it is not defined.
+    """The main score of some examples, given their accuracy and other scores; None if it is not defined.
 
     >>> main_score(None, {"mse": 4.0, "r2": 0.5})
     0.5

@@ -1,4 +1,4 @@
-"""One class of several for each example. Rates are computed from counts of labels by predictions (`workers.rates`)."""
+"""Classification: one class for each example. Rates are computed from confusion matrices (`workers.rates`)."""
 
 from __future__ import annotations
 

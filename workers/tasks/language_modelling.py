@@ -1,4 +1,4 @@
-"""A token at each counted position of a sequence: masked tokens, or the next one."""
+"""Language modelling: predicts a token at each counted position of a sequence, masked tokens or the next ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LanguageModelling:
-    """Labels: whole numbers [n, t], the token at each of t positions, `IGNORED` where it is not counted.
+    """Labels: integers [n, t], the token at each of t positions, or `IGNORED` if it is not counted.
 
     Outputs: [t, V], at each position a logit for each of V tokens.
     """
@@ -43,7 +43,7 @@ class LanguageModelling:
         return f"at each position one logit for each of {len(names)} tokens"
 
     def kept(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """[b, 3]: over counted positions the sum of -ln p(token) in nats, their number, and how many are right."""
+        """[b, 3]: sum of -ln p(token) in nats over the counted positions, their number, and how many are correct."""
         import torch  # late: sweep files do not need it
         from torch.nn import functional
 

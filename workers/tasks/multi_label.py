@@ -1,4 +1,4 @@
-"""Several labels for each example, each of which it has or has not."""
+"""Multi-label classification: several binary labels for each example."""
 
 from __future__ import annotations
 
@@ -40,8 +40,10 @@ class MultiLabel:
         return f"one logit for each of {len(names)} labels"
 
     def kept(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """[b, 2 + 3 L]: 1, whether all labels are right, and for each whether it is a true or false positive or a
-        false negative. A logit that is not a number predicts no label."""
+        """[b, 2 + 3 L]: 1, whether all labels are correct, then true positives, false positives and false negatives.
+
+        The last three are 0 or 1 for each of L labels. A NaN logit predicts that the example lacks the label.
+        """
         import torch  # late: sweep files do not need it
 
         has, predicted = labels == 1, outputs > 0
@@ -52,7 +54,7 @@ class MultiLabel:
 
     def parts(self, sums: Array, names: tuple[str, ...]) -> Mapping[str, Mapping[str, float]]:
         """Scores of each label; precision, recall and false positive rate are left out where their denominator is 0."""
-        found = {name: of(sums) for name, of in _OF_LABELS.items()}
+        found = {name: of(sums) for name, of in _LABEL_SCORES.items()}
         return {name: known({each: values[at] for each, values in found.items()}) for at, name in enumerate(names)}
 
 
@@ -96,7 +98,7 @@ def _over_all_labels(sums: Array) -> Array:
     return _f1(positives, wrong, missed)
 
 
-_OF_LABELS: Final = {
+_LABEL_SCORES: Final = {
     "accuracy": _accuracies,
     "f1": _f1s,
     "precision": _precisions,

@@ -1,7 +1,7 @@
-"""A task: how labels look, what a model predicts of them, and which numbers are computed of test examples.
+"""The protocol of tasks: the form of labels, the outputs of a model, and the scores computed on test examples.
 
-Numbers are functions of sums over examples, so that those of a group, of everybody and of a resample of the test
-examples are computed by the same function, from what is stored of each example once.
+Scores are functions of sums over examples. The same function therefore computes the score of a group, of all examples
+and of a resample of the test examples, from values that are stored once for each example.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ _ROWS: Final = 1024
 IGNORED: Final = -100
 """Label of a token or pixel that is not counted."""
 Unit = Literal["share", "number", "fit"]
-"""``share``: in [0, 1]. ``number``: at least 0. ``fit``: at most 1, and below 0 where a constant does better."""
+"""Range of a score. ``share``: [0, 1]. ``number``: at least 0. ``fit``: at most 1, negative if a constant is better."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """A number of some examples. of: sums [..., m] of what a task keeps of each -> [...], NaN where it is not defined.
+    """A score of a set of examples.
 
-    name: unique among all tasks. heading: of its column. meaning: its explanation in the report.
+    of: sums [..., m] of `Task.kept` over the examples -> score [...], NaN where it is not defined. name: unique among
+    all tasks. heading: of its column. meaning: explanation for the report.
     """
 
     name: str
@@ -40,28 +41,28 @@ class Score:
 
 
 class Task(Protocol):
-    """One task. Methods take tensors of one batch of b examples; names are those of its outputs."""
+    """One task. names: of the model's outputs (classes, labels, targets or tokens). b: examples of a batch."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def main(self) -> str:
-        """The number by which models are compared first: ``accuracy``, or the name of a score. Higher is better."""
+        """The main score, by which models are compared first: ``accuracy`` or the name of a score. Higher is better."""
         ...
 
     @property
     def scores(self) -> tuple[Score, ...]:
-        """Numbers from sums of `kept`; none for classification, whose rates come from counts (`workers.rates`)."""
+        """Scores computed from sums of `kept`; none for classification, whose rates are in `workers.rates`."""
         ...
 
     @property
     def least_names(self) -> int:
-        """The least number of names of outputs."""
+        """Smallest number of names of outputs."""
         ...
 
     def check_labels(self, what: str, labels: Tensor, names: tuple[str, ...]) -> None:
-        """Raises: InvalidInput, with ``what`` they are labels of, unless the labels [n, ...] are of this task."""
+        """Raises: InvalidInput unless ``labels`` [n, ...] have the form of this task. what: their name in errors."""
         ...
 
     def output_shape(self, labels: Tensor, names: tuple[str, ...]) -> tuple[int, ...]:
@@ -69,20 +70,20 @@ class Task(Protocol):
         ...
 
     def outputs(self, names: tuple[str, ...]) -> str:
-        """In words, what a model returns for each row."""
+        """Description, for errors, of the output that a model must return for each row."""
         ...
 
     def kept(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """What is kept of each example, float64 [b, m]: of scores, the terms of their sums."""
+        """Values to keep of each example, float64 [b, m]; for tasks with scores, the terms of their sums."""
         ...
 
     def parts(self, sums: Array, names: tuple[str, ...]) -> Mapping[str, Mapping[str, float]]:
-        """Numbers of single labels or targets, by their name, from sums [m] of `kept`; empty if there are none."""
+        """Scores of each label or target by its name, from sums [m] of `kept`; empty if the task has none."""
         ...
 
 
 def within(labels: Tensor, count: int) -> bool:
-    """Whether all are `IGNORED` or from 0 to ``count`` - 1; read in blocks, as they may be memory-mapped."""
+    """Whether all labels are `IGNORED` or in 0 .. ``count`` - 1; read in blocks, as they may be memory-mapped."""
     return all(bool(((rows == IGNORED) | ((rows >= 0) & (rows < count))).all()) for rows in labels.split(_ROWS))
 
 

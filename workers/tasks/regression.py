@@ -1,4 +1,4 @@
-"""One or several real numbers for each example."""
+"""Regression: one or several real numbers for each example."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from workers.tasks.protocol import Array, Score, known, mean_of_known, share
 if TYPE_CHECKING:
     from torch import Tensor
 
-_CONSTANT: Final = 1e-12
-"""Share of the variance in the mean square below which targets are constant up to rounding."""
+_CONSTANT_SHARE: Final = 1e-12
+"""Targets whose variance is at most this share of their mean square are treated as constant up to rounding."""
 
 
 @dataclass(frozen=True)
@@ -43,17 +43,17 @@ class Regression:
         return f"one number for each of {len(names)} targets"
 
     def kept(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """[b, 1 + 4 T]: 1, then of each target the squared and the absolute error, the target and its square."""
+        """[b, 1 + 4 T]: 1, then squared errors, absolute errors, targets and squared targets, each for T targets."""
         import torch  # late: sweep files do not need it
 
         targets, errors = labels.double(), outputs.double() - labels.double()
         return torch.cat((torch.ones_like(errors[:, :1]), errors**2, errors.abs(), targets, targets**2), 1)
 
     def parts(self, sums: Array, names: tuple[str, ...]) -> Mapping[str, Mapping[str, float]]:
-        """Scores of each target, where there are several."""
+        """Scores of each target if there are several; empty for one."""
         if len(names) == 1:
             return {}
-        found = {name: of(sums) for name, of in _OF_TARGETS.items()}
+        found = {name: of(sums) for name, of in _TARGET_SCORES.items()}
         return {name: known({each: values[at] for each, values in found.items()}) for at, name in enumerate(names)}
 
 
@@ -75,13 +75,13 @@ def _absolute_error(sums: Array) -> Array:
 
 
 def _explained(sums: Array) -> Array:
-    """1 - squared errors over squared deviations from the mean; NaN for constant targets."""
+    """R^2: 1 - squared errors over squared deviations from the mean; NaN for constant targets."""
     count, squared, _, targets, squares = _blocks(sums)
     deviations = squares - share(targets**2, count)
-    return 1.0 - share(squared, np.where(deviations > _CONSTANT * squares, deviations, 0.0))
+    return 1.0 - share(squared, np.where(deviations > _CONSTANT_SHARE * squares, deviations, 0.0))
 
 
-_OF_TARGETS: Final = {"r2": _explained, "mse": _squared_error, "mae": _absolute_error}
+_TARGET_SCORES: Final = {"r2": _explained, "mse": _squared_error, "mae": _absolute_error}
 REGRESSION: Final = Regression(
     scores=(
         Score(

@@ -1,4 +1,4 @@
-"""A class for each pixel of a picture."""
+"""Segmentation: a class for each pixel of a picture."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Segmentation:
-    """Labels: whole numbers [n, height, width], the class of each pixel, `IGNORED` where it is not counted.
+    """Labels: integers [n, height, width], the class of each pixel, or `IGNORED` if it is not counted.
 
     Outputs: [K, height, width], a logit for each of K classes at every pixel. Volumes have one more axis.
     """
@@ -43,7 +43,7 @@ class Segmentation:
         return f"one logit for each of {len(names)} classes at every pixel"
 
     def kept(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """[b, 3 K]: of each class the pixels that are right, those predicted, and those labelled so, counted ones."""
+        """[b, 3 K]: for each class, numbers of counted pixels that are correct, that are predicted, and labelled so."""
         import torch  # late: sweep files do not need it
 
         ignored = torch.full_like(labels, IGNORED)
@@ -54,13 +54,13 @@ class Segmentation:
         return torch.stack(counts, 1).double()
 
     def parts(self, sums: Array, names: tuple[str, ...]) -> Mapping[str, Mapping[str, float]]:
-        """Scores of each class; undefined ones are left out, as of a class that neither occurs nor is predicted."""
-        found = {name: of(*_blocks(sums)) for name, of in _OF_CLASSES.items()}
+        """Defined scores of each class; those of a class that neither occurs nor is predicted are left out."""
+        found = {name: of(*_blocks(sums)) for name, of in _CLASS_SCORES.items()}
         return {name: known({each: values[at] for each, values in found.items()}) for at, name in enumerate(names)}
 
 
 def _blocks(sums: Array) -> tuple[Array, Array, Array]:
-    """Counts [..., K] of pixels that are right, predicted and labelled."""
+    """Numbers [..., K] of correct, predicted and labelled pixels of each class."""
     right, predicted, labelled = np.split(sums, 3, axis=-1)
     return right, predicted, labelled
 
@@ -78,7 +78,7 @@ def _pixel_accuracy(sums: Array) -> Array:
     return share(right.sum(-1), labelled.sum(-1))
 
 
-_OF_CLASSES: Final[Mapping[str, Callable[[Array, Array, Array], Array]]] = {
+_CLASS_SCORES: Final[Mapping[str, Callable[[Array, Array, Array], Array]]] = {
     "iou": _iou,
     "dice": _dice,
     "precision": lambda right, predicted, labelled: share(right, predicted),
