@@ -16,9 +16,10 @@ import typer
 
 from accounting.errors import DpsweepError, InvalidInput, Unreachable, UnsupportedMechanism
 from orchestration.commands import (
-    calculator,
+    calibrate,
     cluster,
     decryption,
+    epsilon,
     init,
     listing,
     owner,
@@ -52,7 +53,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 init.register(app)
-calculator.register(app)
+epsilon.register(app)
+calibrate.register(app)
 owner.register(app)
 decryption.register(app)
 cluster.register(app)

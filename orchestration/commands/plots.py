@@ -1,4 +1,4 @@
-"""Plots of the calculator: epsilon over epochs and over group sizes, in one self-contained HTML file."""
+"""Plots of `dpsweep epsilon --plot`: epsilon over epochs and over group sizes, in one self-contained HTML file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The flags that describe a run, shared by `dpsweep epsilon` and `dpsweep calibrate`."""
+"""What `dpsweep epsilon` and `dpsweep calibrate` share: the flags that describe a run, and other options."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Literal, ParamSpe
 
 import typer
 
+from accounting.accountants import ACCOUNTANTS
 from accounting.errors import InvalidInput, require_finite
 from accounting.mechanism import GaussianRelease, PureRelease, Release
-from accounting.registry import lookup
+from accounting.registry import lookup, one_of
 from accounting.samplings import SAMPLINGS, Adjacency
-from orchestration.commands.run_shape import RunShape
+from orchestration.commands.run_shape import RunShape, delta_warning
 
 if TYPE_CHECKING:
     SamplingName = str
 else:  # the choices that typer shows and accepts
     SamplingName = Literal[tuple(SAMPLINGS)]
 
+AccountantName = Annotated[str, typer.Option(help=f"{one_of(ACCOUNTANTS)}.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 P = ParamSpec("P")
 
 
@@ -116,6 +119,13 @@ def with_run_flags(command: Callable[Concatenate[RunFlags, P], None]) -> Callabl
     expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads both
     expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return expanded
+
+
+def warn_of_delta(delta: float, dataset_size: int | None) -> None:
+    """Print `delta_warning` to standard error, if there is one."""
+    warning = delta_warning(delta, dataset_size)
+    if warning is not None:
+        typer.echo(f"warning: {warning}", err=True)
 
 
 _RELEASES: Mapping[str, Callable[[str, float], Release]] = {"gaussian": GaussianRelease, "pure": PureRelease}

@@ -13,7 +13,7 @@ from accounting.records import exists, list_files
 from accounting.registry import lookup
 from orchestration.commands import panels
 from orchestration.commands.arguments import AsJson, Folder
-from orchestration.commands.calculator import whole_numbers
+from orchestration.commands.number_lists import whole_numbers
 from orchestration.comparison.formats import number, seconds
 from orchestration.comparison.plain_text import for_terminal
 from orchestration.execution.environment import EMBEDDED, prepare_environment

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 import accounting
 from accounting import ACCOUNTANTS, INDIVIDUAL_ACCOUNTANTS, SAMPLINGS
-from orchestration.commands.calculator import IndividualMethod, epsilon
+from orchestration.commands.epsilon import IndividualMethod, epsilon
 from orchestration.commands.run_flags import SamplingName
 from orchestration.sweeps.schema import AccountingSettings
 

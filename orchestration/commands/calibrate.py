@@ -1,0 +1,183 @@
+"""`dpsweep calibrate`: the noise, decay or length with which a run meets a privacy target.
+
+It raises `InvalidInput`, `UnsupportedMechanism` or `Unreachable`, which `orchestration.commands.main.main` prints as
+one line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import typer
+
+from accounting.budgets import Budget
+from accounting.calibration import (
+    calibrate_decay,
+    decay_parameter,
+    length_within_budget,
+    noise_multiplier_within_budget,
+)
+from accounting.errors import InvalidInput
+from accounting.mechanism import Trace
+from accounting.schedules import (
+    LARGEST_EPOCHS,
+    NoiseSchedule,
+    make_schedule,
+    parse_schedule,
+    split_schedule,
+    with_initial,
+)
+from orchestration.commands import panels
+from orchestration.commands.run_flags import AccountantName, Json, RunFlags, warn_of_delta, with_run_flags
+from orchestration.commands.run_shape import RunShape
+from orchestration.commands.selection import SELECTION, SelectionShape, SelectionTrials, random_trials
+from orchestration.commands.targets import Target
+
+
+@with_run_flags
+def calibrate(
+    flags: RunFlags,
+    solve: Annotated[
+        Literal["noise-multiplier", "decay", "epochs", "steps"], typer.Option(help="The quantity to solve for.")
+    ] = "noise-multiplier",
+    target_epsilon: Annotated[float | None, typer.Option(help="Epsilon to meet (needs --delta).")] = None,
+    budget_rho: Annotated[float | None, typer.Option(help="zCDP budget to meet, instead of an epsilon.")] = None,
+    target_advantage: Annotated[
+        float | None, typer.Option(help="Membership advantage (TPR - FPR) that no attack may exceed.")
+    ] = None,
+    target_tpr: Annotated[
+        float | None, typer.Option(help="True positive rate that no attack may exceed (needs --at-fpr).")
+    ] = None,
+    at_fpr: Annotated[float | None, typer.Option(help="The false positive rate of --target-tpr.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Failure probability of the guarantee.")] = None,
+    accountant: AccountantName = "auto",
+    group_size: Annotated[int, typer.Option(help="Size of the protected group.")] = 1,
+    digits: Annotated[int | None, typer.Option(help="Round a decay up to so many decimals.")] = None,
+    selection_trials: SelectionTrials = None,
+    selection_shape: SelectionShape = None,
+    as_json: Json = False,
+) -> None:
+    """The noise, decay or length with which a run meets a privacy target."""
+    target = Target(target_epsilon, budget_rho, target_advantage, target_tpr, delta, at_fpr)
+    trials = random_trials(selection_trials, selection_shape)
+    budget = target.budget(accountant, group_size, trials)
+    value, trace = _SOLVERS[solve](Question(flags, flags.shape(), budget, digits))
+    if delta is not None:
+        warn_of_delta(delta, flags.dataset_size)
+    solution = Solution(solve, value, trace, budget, budget.cost(trace))
+    if as_json:
+        guarantee = {
+            "delta": delta,
+            "adjacency": trace.adjacency,
+            "group_size": group_size,
+            "accountant": target.accountant or accountant,
+        }
+        run = {"sampling": flags.sampling, "schedule": flags.schedule, "steps": trace.steps}
+        selection = {} if trials is None else {"selection_trials": trials.mean, "selection_shape": trials.shape}
+        typer.echo(json.dumps(solution.as_dict() | guarantee | run | selection))
+        return
+    typer.echo(solution.sentence())
+    if trials is not None:
+        typer.echo(f"note: {SELECTION}")
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The value found, and the run with that value. cost: of this run, in the unit of the budget."""
+
+    solved_for: str
+    value: float
+    trace: Trace
+    budget: Budget
+    cost: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """The value, under two names, with the cost and the budget, as plain values."""
+        return {
+            "solve": self.solved_for,
+            "value": self.value,
+            self.solved_for.replace("-", "_"): self.value,
+            self.budget.unit: self.cost,
+            "target": self.budget.limit,
+        }
+
+    def sentence(self) -> str:
+        """The value and the cost in one line."""
+        cost = f"{self.budget.unit} {self.cost:.6g} of {self.budget.limit:g}"
+        return f"{self.solved_for}: {self.value}  ({cost}, {self.trace.steps} steps)"
+
+
+@dataclass(frozen=True)
+class Question:
+    """The budget to meet, and the flags that describe the rest of the run. digits: decimals of a decay."""
+
+    flags: RunFlags
+    shape: RunShape
+    budget: Budget
+    digits: int | None
+
+
+Solver = Callable[[Question], tuple[float, Trace]]
+"""Solves a question; returns the value found and the trace of the run with that value."""
+
+
+def _solve_noise(question: Question) -> tuple[float, Trace]:
+    if question.flags.noise_multiplier is not None:
+        raise InvalidInput("--noise-multiplier is what is being solved for: drop it, or choose another --solve")
+    schedule = parse_schedule(question.flags.schedule, 1.0)
+
+    def trace_of(noise_multiplier: float) -> Trace:
+        return question.shape.trace(
+            with_initial(schedule, noise_multiplier), epochs=question.flags.epochs, steps=question.flags.steps
+        )
+
+    found = noise_multiplier_within_budget(trace_of, question.budget)
+    return found, trace_of(found)
+
+
+def _solve_decay(question: Question) -> tuple[float, Trace]:
+    if question.flags.epochs is None or question.flags.steps is not None:
+        raise InvalidInput("solving for the decay needs --epochs, the length of the run, and no --steps")
+    name, params = split_schedule(question.flags.schedule)
+
+    def trace_of(schedule: NoiseSchedule, epochs: int) -> Trace:
+        return question.shape.trace(schedule, epochs=epochs)
+
+    sigma = question.flags.required_noise()
+    parameter = decay_parameter(name).name
+    if parameter in params:
+        raise InvalidInput(f"{parameter!r} of schedule {name!r} is what is being solved for: drop it")
+    found = calibrate_decay(name, sigma, question.flags.epochs, question.budget, trace_of, question.digits, **params)
+    return found, trace_of(make_schedule(name, sigma, **params, **{parameter: found}), question.flags.epochs)
+
+
+def _solve_length(unit: Literal["epochs", "steps"], at_most: int) -> Solver:
+    def solve(question: Question) -> tuple[float, Trace]:
+        if question.flags.epochs is not None or question.flags.steps is not None:
+            raise InvalidInput("the length of the run is what is being solved for: drop --epochs and --steps")
+        schedule = parse_schedule(question.flags.schedule, question.flags.required_noise())
+
+        def trace_of(length: int) -> Trace:
+            return question.shape.trace(schedule, **{unit: length})
+
+        found = length_within_budget(trace_of, question.budget, at_most)
+        return found, trace_of(found)
+
+    return solve
+
+
+_SOLVERS: Mapping[str, Solver] = {
+    "noise-multiplier": _solve_noise,
+    "decay": _solve_decay,
+    "epochs": _solve_length("epochs", at_most=LARGEST_EPOCHS),
+    "steps": _solve_length("steps", at_most=100_000_000),
+}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command ``calibrate`` to ``app``."""
+    example = "calibrate --target-epsilon 3 --delta 1e-5 --sample-rate 0.01 --epochs 50"
+    app.command("calibrate", **panels.listed(panels.PRIVACY, example))(calibrate)

@@ -1,0 +1,85 @@
+"""What `dpsweep epsilon` finds out about a run, before any of it is printed or drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from accounting.curves import PrivacyCurve, curve_of_examples, privacy_curve
+from accounting.estimates import PrivacyEstimate
+from orchestration.commands.epsilon_request import AccountedRun, EpsilonRequest
+from orchestration.commands.number_lists import whole_numbers
+from orchestration.commands.risk import curve_deltas, risk_of
+from orchestration.commands.selection import accounted, compared_with_naive
+from orchestration.commands.stored_trial import (
+    EpsilonSpread,
+    GivenExamples,
+    contributions_of,
+    estimate_of_examples,
+    spread_of_epsilons,
+)
+from orchestration.comparison.group_sizes import GroupComparison, compare_groups
+
+
+@dataclass(frozen=True)
+class Findings:
+    """The answers to a request about a run; those that were not asked for are None or empty.
+
+    estimates: one for each group size. compared: reference values by group size. selection: the number of runs, and
+    epsilons without the selection. together: epsilon of the given examples. spread: epsilons of single examples.
+    curves: one for each group size, then that of the given examples. risks: bounds on attacks, one for each curve.
+    """
+
+    run: AccountedRun
+    request: EpsilonRequest
+    estimates: Sequence[PrivacyEstimate]
+    compared: Mapping[int, GroupComparison]
+    selection: dict[str, Any]
+    together: PrivacyEstimate | None
+    spread: EpsilonSpread | None
+    curves: Sequence[PrivacyCurve]
+    risks: Sequence[dict[str, Any]]
+
+
+def find(run: AccountedRun, request: EpsilonRequest) -> Findings:
+    """Account for the run as asked.
+
+    Raises: InvalidInput or UnsupportedMechanism for what cannot be accounted, DataCorruption for damaged norm shards.
+    """
+    trace, delta, trials = run.trace, request.delta, request.trials
+    sizes = whole_numbers("--group-size", request.group_size, 1)
+    estimates = [accounted(trace, delta, request.accountant, size, trials) for size in sizes]
+    compared = compare_groups(trace, delta, sizes) if request.compare else {}
+    curves = _curves_of_groups(run, request, sizes)
+    selection = {} if trials is None else compared_with_naive(trace, delta, trials)
+    group = _given_examples(run, request)
+    together = None if group is None else estimate_of_examples(group, trace, delta)
+    if curves and group is not None:
+        curves.append(curve_of_examples(trace, group.steps, group.contributions, _deltas(request)))
+    spread = _spread(run, request)
+    risks = [risk_of(curve, request.prior) for curve in curves] if request.risk else []
+    return Findings(run, request, estimates, compared, selection, together, spread, curves, risks)
+
+
+def _curves_of_groups(run: AccountedRun, request: EpsilonRequest, sizes: Sequence[int]) -> list[PrivacyCurve]:
+    if not request.risk and request.curve is None:
+        return []
+    return [privacy_curve(run.trace, size, _deltas(request)) for size in sizes]
+
+
+def _deltas(request: EpsilonRequest) -> tuple[float, ...]:
+    """The deltas at which the drawn curves must be tight; empty if none is drawn."""
+    return () if request.curve is None else curve_deltas(request.delta)
+
+
+def _given_examples(run: AccountedRun, request: EpsilonRequest) -> GivenExamples | None:
+    if run.files is None or request.examples is None:
+        return None
+    return contributions_of(run.files, run.trace, whole_numbers("--examples", request.examples, 0))
+
+
+def _spread(run: AccountedRun, request: EpsilonRequest) -> EpsilonSpread | None:
+    if run.files is None or request.individual is None:
+        return None
+    return spread_of_epsilons(run.files, run.trace, request.delta, request.individual)

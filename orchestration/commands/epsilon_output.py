@@ -1,0 +1,137 @@
+"""The output of `dpsweep epsilon`: JSON, or tables with notes, and the files of --plot and --curve."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from accounting.calibration import round_up
+from accounting.estimates import PrivacyEstimate
+from orchestration.commands.epsilon_findings import Findings
+from orchestration.commands.plots import write_epsilon_plot
+from orchestration.commands.risk import RISK, risk_table, write_curve_plot
+from orchestration.commands.selection import SELECTION, naive_note
+from orchestration.commands.stored_trial import PRIVATE, QUANTILES, EpsilonSpread, steps_per_epoch
+from orchestration.comparison.group_sizes import COMPARISON, VADHAN, GroupComparison, linear_heading
+
+
+def write_plots(found: Findings) -> None:
+    """Write the files that --curve and --plot name. Raises: InvalidInput if the file of --curve cannot be written."""
+    request = found.request
+    if request.curve is not None:
+        write_curve_plot(request.curve, found.curves, request.delta)
+    if request.plot is not None:
+        write_epsilon_plot(
+            request.plot,
+            found.run.trace,
+            steps_per_epoch(found.run.trace),
+            request.delta,
+            request.accountant,
+            [estimate.group_size for estimate in found.estimates],
+            found.compared,
+        )
+
+
+def print_json(found: Findings) -> None:
+    """Print one object, or a list of objects for several answers."""
+    objects = _objects(found)
+    typer.echo(json.dumps(objects if len(objects) > 1 else objects[0]))
+
+
+def print_tables(found: Findings) -> None:
+    """Print the tables, the notes below them, and which files were written."""
+    terminal = Console()
+    console = terminal if terminal.is_terminal else Console(width=160)
+    for table in _tables(found):
+        console.print(table)
+    for note in _notes(found):
+        typer.echo(f"note: {note}")
+    if found.request.plot is not None:
+        typer.echo(f"plot: {found.request.plot}")
+    if found.request.curve is not None:
+        typer.echo(f"curve: {found.request.curve}")
+
+
+def _objects(found: Findings) -> list[dict[str, Any]]:
+    """Each answer with its risk and the fields of the run, as plain values."""
+    compared = {size: comparison.as_dict() for size, comparison in found.compared.items()}
+    answers = [estimate.as_dict() | compared.get(estimate.group_size, {}) for estimate in found.estimates]
+    if found.together is not None:
+        answers.append(found.together.as_dict() | {"sensitive": PRIVATE})
+    if found.spread is not None:
+        answers.append(found.spread.as_dict())
+    for answer, risk in zip(answers, found.risks, strict=False):  # the spread has no risk
+        answer["risk"] = risk
+    return [answer | found.run.fields | found.selection for answer in answers]
+
+
+def _tables(found: Findings) -> Iterator[Table]:
+    together = [] if found.together is None else [found.together]
+    yield _estimates_table([*found.estimates, *together], found.compared)
+    if found.spread is not None:
+        yield _spread_table(found.spread)
+    if found.risks:
+        yield risk_table(found.curves, found.request.prior)
+
+
+def _notes(found: Findings) -> Iterator[str]:
+    if found.compared:
+        yield COMPARISON
+    if found.selection:
+        yield SELECTION
+        yield naive_note(found.selection)
+    if found.spread is not None and found.spread.caution:
+        yield found.spread.caution
+    if found.risks:
+        yield RISK
+    if found.together is not None or found.spread is not None:
+        yield PRIVATE
+
+
+def _estimates_table(estimates: Sequence[PrivacyEstimate], compared: Mapping[int, GroupComparison]) -> Table:
+    """One row per estimate; rows of groups also show the comparison for their size, if given."""
+    headings = [VADHAN, linear_heading(all(one.linear_is_bound for one in compared.values()))] if compared else []
+    table = Table("unit", "epsilon", "at least", *headings, "delta", "accountant", "adjacency", "kind")
+    for estimate in estimates:
+        lower = estimate.lower_epsilon
+        beside = compared.get(estimate.group_size) if not estimate.unit.startswith("examples") else None
+        comparison = ["", ""] if beside is None else [_shown(beside.vadhan), _shown_down(beside.linear)]
+        table.add_row(
+            estimate.unit,
+            _shown(estimate.epsilon),
+            f"{lower:.4f}" if lower is not None and estimate.is_private else "",
+            *comparison[: len(headings)],
+            f"{estimate.delta:g}",
+            estimate.accountant,
+            estimate.adjacency,
+            estimate.kind,
+        )
+    return table
+
+
+def _spread_table(spread: EpsilonSpread) -> Table:
+    names = {0.0: "smallest", 0.5: "median", 1.0: "largest"}
+    title = f"{spread.examples} single examples, by individual {spread.method}: {spread.kind}, {spread.adjacency}"
+    table = Table("statistic", "epsilon", title=title, title_justify="left")
+    for level, value in zip(QUANTILES, spread.quantiles, strict=True):
+        table.add_row(names.get(level, f"{level:.0%} quantile"), _shown(value))
+    table.add_row("mean", _shown(spread.mean))
+    return table
+
+
+def _shown_down(epsilon: float) -> str:
+    """Epsilon with four decimals, rounded down."""
+    return f"{math.floor(epsilon * 1e4) / 1e4:.4f}" if math.isfinite(epsilon) else "infinite"
+
+
+def _shown(epsilon: float) -> str:
+    """Epsilon with four decimals, rounded up."""
+    if not epsilon < float("inf"):
+        return "infinite"
+    return f"{round_up(epsilon, 4) if epsilon > 0.0 else 0.0:.4f}"

@@ -1,0 +1,106 @@
+"""What `dpsweep epsilon` is asked, and the run that it is asked about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from accounting.errors import InvalidInput
+from accounting.mechanism import Trace
+from accounting.random_trials import RandomTrials
+from accounting.records import TrialFiles
+from accounting.schedules import parse_schedule
+from orchestration.commands.run_flags import RunFlags
+from orchestration.commands.stored_trial import stored_trace
+
+
+@dataclass(frozen=True)
+class AccountedRun:
+    """A run, planned or stored.
+
+    fields: what the JSON output says of it. dataset_size: None if unknown. files: None unless a trial is named.
+    """
+
+    trace: Trace
+    fields: dict[str, Any]
+    dataset_size: int | None
+    files: TrialFiles | None = None
+
+
+@dataclass(frozen=True)
+class RunSource:
+    """The options that name a stored run, --trial and --trace, and the flags that describe a planned one instead."""
+
+    trial: str | None
+    trace: str | None
+    flags: RunFlags
+
+    def check(self) -> None:
+        """Raises: InvalidInput if more than one run is named or described."""
+        if self.trial is not None and self.trace is not None:
+            raise InvalidInput("give either --trial or --trace, not both")
+        if self._is_stored and self.flags.describe_a_run:
+            raise InvalidInput(
+                "--trial and --trace say what was run: drop the flags that describe noise, batches and length"
+            )
+
+    def run(self) -> AccountedRun:
+        """The run. Raises: InvalidInput for bad flags or a missing file, DataCorruption for a damaged one."""
+        return self._stored() if self._is_stored else self._planned()
+
+    @property
+    def _is_stored(self) -> bool:
+        return self.trial is not None or self.trace is not None
+
+    def _stored(self) -> AccountedRun:
+        files = None if self.trial is None else TrialFiles(self.trial)
+        trace = stored_trace(str(self.trace) if files is None else files.trace)
+        fields = {"trial": self.trial, "trace": self.trace, "steps": trace.steps}
+        return AccountedRun(trace, fields, trace.dataset_size, files)
+
+    def _planned(self) -> AccountedRun:
+        flags = self.flags
+        schedule = parse_schedule(flags.schedule, flags.required_noise())
+        trace = flags.shape().trace(schedule, epochs=flags.epochs, steps=flags.steps)
+        fields = {
+            "sampling": flags.sampling,
+            "schedule": flags.schedule,
+            "noise_multiplier": flags.noise_multiplier,
+            "steps": trace.steps,
+        }
+        return AccountedRun(trace, fields, flags.dataset_size)
+
+
+@dataclass(frozen=True)
+class EpsilonRequest:
+    """What to find out about a run: the options of `dpsweep epsilon` of the same names.
+
+    trials: number of runs of which only the best is released; None if the run itself is.
+    """
+
+    delta: float
+    accountant: str
+    group_size: str
+    compare: bool
+    individual: str | None
+    examples: str | None
+    risk: bool
+    prior: float | None
+    trials: RandomTrials | None
+    plot: Path | None
+    curve: Path | None
+
+    def check(self, source: RunSource) -> None:
+        """Raises: InvalidInput for options that contradict each other or need another one."""
+        of_examples = self.individual or self.examples
+        if self.trials is not None and (self.compare or of_examples or self.risk or self.plot or self.curve):
+            raise InvalidInput(
+                "--selection-trials gives the epsilon of the released run alone: drop --compare, --individual, "
+                "--examples, --risk, --plot and --curve"
+            )
+        if of_examples and source.trial is None:
+            raise InvalidInput("--individual and --examples need --trial: they read its recorded contributions")
+        source.check()
+        if self.prior is not None and not self.risk:
+            raise InvalidInput("--prior needs --risk, which shows the bound on reconstruction")
