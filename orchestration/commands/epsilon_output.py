@@ -22,7 +22,7 @@ from orchestration.comparison.group_sizes import COMPARISON, VADHAN, GroupCompar
 
 
 def write_plots(found: Findings) -> None:
-    """Write the files that --curve and --plot name. Raises: InvalidInput if the file of --curve cannot be written."""
+    """Write the files that --curve and --plot name. Raises: InvalidInput if one cannot be written."""
     request = found.request
     if request.curve is not None:
         write_curve_plot(request.curve, found.curves, request.delta)

@@ -13,6 +13,7 @@ from plotly.subplots import make_subplots
 from accounting.accountants import account
 from accounting.errors import UnsupportedMechanism
 from accounting.mechanism import Trace
+from orchestration.commands.output_files import write_file
 from orchestration.comparison.group_sizes import VADHAN, GroupComparison, linear_heading
 
 _POINTS = 20
@@ -31,6 +32,7 @@ def write_epsilon_plot(
     """Plot epsilon at up to 20 points of the run and, if the accountant covers groups, over the group size.
 
     compared: comparisons by group size, drawn as further lines; infinite values are left out.
+    Raises: InvalidInput if ``path`` cannot be written.
     """
     by_epoch = epsilon_over_epochs(trace, steps_per_epoch, delta, accountant)
     by_size = epsilon_over_group_sizes(trace, delta, accountant, group_sizes)
@@ -50,7 +52,7 @@ def write_epsilon_plot(
     figure.update_layout(
         template="simple_white", showlegend=bool(compared), title=f"Privacy by {accountant}, {trace.adjacency}"
     )
-    figure.write_html(path, include_plotlyjs=True)
+    write_file("--plot", path, figure.to_html(include_plotlyjs=True).encode(), private=False)
 
 
 def _comparison_lines(compared: Mapping[int, GroupComparison]) -> dict[str, dict[int, float]]:

@@ -13,7 +13,8 @@ from plotly.subplots import make_subplots
 from rich.table import Table
 
 from accounting.curves import FALSE_POSITIVE_RATES, Interval, PrivacyCurve, attack_risk
-from accounting.errors import InvalidInput, UnsupportedMechanism
+from accounting.errors import UnsupportedMechanism
+from orchestration.commands.output_files import write_file
 from orchestration.comparison.formats import at_least_share, at_most_share
 
 RISK = (
@@ -82,10 +83,7 @@ def write_curve_plot(path: Path, curves: Sequence[PrivacyCurve], delta: float) -
     claims = ", ".join(dict.fromkeys(f"{curve.kind}, {curve.adjacency}" for curve in curves))
     title = f"What no attack exceeds (solid; {claims}) and what some attack achieves (dashed)"
     figure.update_layout(template="simple_white", title=title)
-    try:
-        figure.write_html(path, include_plotlyjs=True)
-    except OSError as error:
-        raise InvalidInput(f"--curve {path} cannot be written: {error.strerror}; name another file") from error
+    write_file("--curve", path, figure.to_html(include_plotlyjs=True).encode(), private=False)
 
 
 def _lines(

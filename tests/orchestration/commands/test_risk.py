@@ -104,6 +104,7 @@ def test_calibrate_finds_the_longest_run(answer: Answer) -> None:
         (f"{EPSILON} --prior 0.1", "--prior needs --risk"),
         (f"{EPSILON} --risk --prior 0", "prior is 0.0, but must be greater than 0"),
         (f"{EPSILON} --curve /no/such/folder/x.html", "--curve /no/such/folder/x.html cannot be written"),
+        (f"{EPSILON} --plot /no/such/folder/x.html", "--plot /no/such/folder/x.html cannot be written"),
     ],
 )
 def test_mistakes_are_one_line(dpsweep: Command, line: str, message: str) -> None:
