@@ -54,6 +54,11 @@ def _connect(uri: str) -> tuple[fs.FileSystem, str]:
     return filesystem, str(base)
 
 
+def is_local(uri: str) -> bool:
+    """Whether ``uri`` lies in the file system of this machine, or in one that is mounted there."""
+    return _is_local(open_filesystem(uri)[0])
+
+
 def read_bytes(uri: str) -> bytes:
     """The whole content. Raises FileNotFoundError when nothing is there, `StorageError` for other failures."""
     filesystem, path = open_filesystem(uri)

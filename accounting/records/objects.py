@@ -65,10 +65,8 @@ def make_object(uri: str, batches: Sequence[pa.RecordBatch]) -> tuple[ObjectReco
     return ObjectRecord(tuple(len(piece) for piece in stored), digests), b"".join(stored)
 
 
-def read_batch(
-    place: Place, schema: pa.Schema, columns: Sequence[str] | None = None, ids: RepeatedIds | None = None
-) -> pa.Table:
-    """The rows of one batch, verified by bytes and sha256, and decoded as by `parts.decoded`.
+def read_piece(place: Place) -> bytes:
+    """A piece as it is stored, verified by bytes and sha256.
 
     Raises: DataCorruption when the object is missing, cut or altered there.
     """
@@ -80,7 +78,18 @@ def read_batch(
         raise corrupt(place.uri, "its length differs from the manifest")
     if hashlib.sha256(data).digest() != place.digest:
         raise corrupt(f"{place.uri}: {place.name}", "its sha256 differs from the manifest")
-    content = decrypted(place.uri, data)
+    return data
+
+
+def batch_of(
+    place: Place,
+    piece: bytes,
+    schema: pa.Schema,
+    columns: Sequence[str] | None = None,
+    ids: RepeatedIds | None = None,
+) -> pa.Table:
+    """The rows of a piece that was read, decoded as by `parts.decoded`. Raises: DataCorruption."""
+    content = decrypted(place.uri, piece)
     file = content if content.startswith(_MAGIC) else _MAGIC + schema.serialize().to_pybytes() + content
     return decoded(f"{place.uri}: {place.name}", file, schema, columns, ids)
 
