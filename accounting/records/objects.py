@@ -19,7 +19,7 @@ from itertools import pairwise
 
 import pyarrow as pa
 
-from accounting.records.encryption import decrypted, encrypted
+from accounting.records.encryption import decrypted, encrypted, is_encrypting
 from accounting.records.files import read_range
 from accounting.records.parts import RepeatedIds, corrupt, decoded
 
@@ -59,10 +59,19 @@ class Place:
 
 def make_object(uri: str, batches: Sequence[pa.RecordBatch]) -> tuple[ObjectRecord, bytes]:
     """What is stored of these batches of one schema, at least one, in the object ``uri``, and the record of it."""
-    content = _arrow_file(batches)
-    stored = [encrypted(f"{uri}#{number}", piece) for number, piece in enumerate(_pieces(content))]
+    record, pieces = make_pieces(uri, batches)
+    return record, b"".join(pieces)
+
+
+def make_pieces(uri: str, batches: Sequence[pa.RecordBatch]) -> tuple[ObjectRecord, list[memoryview]]:
+    """`make_object`, whose pieces are stored one after the other; they are in memory once."""
+    is_secret = is_encrypting()
+    stored = [
+        memoryview(encrypted(f"{uri}#{number}", piece)) if is_secret else piece
+        for number, piece in enumerate(_pieces(_arrow_file(batches)))
+    ]
     digests = b"".join(hashlib.sha256(piece).digest() for piece in stored)
-    return ObjectRecord(tuple(len(piece) for piece in stored), digests), b"".join(stored)
+    return ObjectRecord(tuple(len(piece) for piece in stored), digests), stored
 
 
 def read_piece(place: Place) -> bytes:
@@ -103,7 +112,7 @@ def _arrow_file(batches: Sequence[pa.RecordBatch]) -> pa.Buffer:
     return sink.getvalue()
 
 
-def _pieces(content: pa.Buffer) -> Iterator[bytes]:
+def _pieces(content: pa.Buffer) -> Iterator[memoryview]:
     """The pieces of an Arrow file: a message for its schema, one for each batch, and its footer."""
     reader, ends = pa.BufferReader(content), list[int]()
     reader.seek(len(_MAGIC))
@@ -111,4 +120,4 @@ def _pieces(content: pa.Buffer) -> Iterator[bytes]:
         while pa.ipc.read_message(reader):
             ends.append(reader.tell())
     for start, end in pairwise((0, *ends[1:-1], content.size)):
-        yield content[start:end].to_pybytes()
+        yield memoryview(content).cast("B")[start:end]
