@@ -52,13 +52,14 @@ class SortedRows:
 class ShareOfRows:
     """The rows of the users of one share, ``part``, in several files.
 
-    extents: int64 [files, 5], of each piece the number of its file, its first byte, its bytes and rows, and the bytes
-    of its file. digests: their sha256.
+    files: int64 [files, 2], the number and the bytes of each. extents: int64 [files, 3], of each piece its first byte,
+    its bytes and its rows. digests: their sha256. All as bytes, of which there are many.
     """
 
     directory: str
     part: int
     snapshots: int
+    files: bytes
     extents: bytes
     digests: bytes
 
@@ -67,14 +68,15 @@ class ShareOfRows:
 
         Raises: DataCorruption when a file is missing, cut or altered.
         """
-        table = np.frombuffer(self.extents, np.int64).reshape(-1, 5)
-        pieces = [number for number, rows in enumerate(table[:, 3].tolist()) if rows > 0]
-        total, start = int(table[:, 3].sum()), 0
-        users, rows = np.empty(total, np.int64), np.empty((total, self.snapshots), np.float32)
-        schema = _schema(self.snapshots)
+        counts = np.frombuffer(self.extents, np.int64)[2::3].tolist()
+        pieces = [number for number, count in enumerate(counts) if count > 0]
+        users, rows = np.empty(sum(counts), np.int64), np.empty((sum(counts), self.snapshots), np.float32)
+        schema, start = _schema(self.snapshots), 0
         for number, stored in zip(pieces, read_in_turn(self.directory, self._stored, pieces), strict=True):
             batch = batch_of(self._place(number), stored, schema)
-            stop = start + batch.num_rows
+            stop = start + counts[number]
+            if batch.num_rows != counts[number]:
+                raise _damaged(self._place(number))
             users[start:stop] = batch.column(_USER).to_numpy()
             flat = batch.column(_CONTRIBUTIONS).combine_chunks().flatten()
             rows[start:stop] = flat.to_numpy().reshape(-1, self.snapshots)
@@ -86,10 +88,11 @@ class ShareOfRows:
         try:
             return read_piece(place)
         except DataCorruption as error:
-            raise DataCorruption(f"{place.uri}: its {place.name} is missing or damaged; {_NEXT}") from error
+            raise _damaged(place) from error
 
     def _place(self, number: int) -> Place:
-        file, start, size, _, whole = np.frombuffer(self.extents, np.int64)[5 * number : 5 * number + 5].tolist()
+        file, whole = np.frombuffer(self.files, np.int64)[2 * number : 2 * number + 2].tolist()
+        start, size, _ = np.frombuffer(self.extents, np.int64)[3 * number : 3 * number + 3].tolist()
         digest = self.digests[DIGEST * number : DIGEST * (number + 1)]
         return Place(_uri(self.directory, file), f"share {self.part}", start, size, whole, digest)
 
@@ -129,12 +132,21 @@ def noted_rows(directory: str, part: int, inputs: str) -> SortedRows | None:
 def shares_of(directory: str, snapshots: int, files: Sequence[SortedRows]) -> list[ShareOfRows]:
     """Where the rows of each share lie."""
     tables = np.stack([file.table for file in files])
-    numbers, shares = np.array([file.part for file in files]), range(tables.shape[1])
-    ends = tables[:, :, 0].cumsum(axis=1)
-    columns = (np.broadcast_to(numbers[:, None], ends.shape), ends - tables[:, :, 0], tables[:, :, 0], tables[:, :, 1])
-    extents = np.stack([*columns, np.broadcast_to(ends[:, -1:], ends.shape)], axis=2).astype(np.int64)
-    digests = [b"".join(file.digests[DIGEST * share : DIGEST * (share + 1)] for file in files) for share in shares]
-    return [ShareOfRows(directory, share, snapshots, extents[:, share].tobytes(), digests[share]) for share in shares]
+    sizes, counts = tables[:, :, 0], tables[:, :, 1]
+    ends = sizes.cumsum(axis=1)
+    whole = np.array([(file.part, end) for file, end in zip(files, ends[:, -1].tolist(), strict=True)], np.int64)
+    extents, numbers = np.stack([ends - sizes, sizes, counts], axis=2), whole.tobytes()
+    return [
+        ShareOfRows(
+            directory=directory,
+            part=share,
+            snapshots=snapshots,
+            files=numbers,
+            extents=extents[:, share].tobytes(),
+            digests=b"".join(file.digests[DIGEST * share : DIGEST * (share + 1)] for file in files),
+        )
+        for share in range(tables.shape[1])
+    ]
 
 
 def _is_intact(stored: memoryview, file: SortedRows) -> bool:
@@ -147,6 +159,10 @@ def _is_intact(stored: memoryview, file: SortedRows) -> bool:
             return False
         start += size
     return True
+
+
+def _damaged(place: Place) -> DataCorruption:
+    return DataCorruption(f"{place.uri}: its {place.name} is missing or damaged; {_NEXT}")
 
 
 def _schema(snapshots: int) -> pa.Schema:

@@ -253,7 +253,12 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "accounting/user_jobs.py",
         ("tests/accounting/test_users.py",),
-        B("owners.ids % len(self.parts) == self.part", "owners.ids % 9 == self.part", "some users are passed over", True),
+        B(
+            "owners.ids % len(self.parts) == self.part",
+            "owners.ids % 9 == self.part",
+            "some users are passed over",
+            True,
+        ),
         B("places[order] = np.arange(len(order))", "places[:] = order", "rows are those of other users", True),
         B("found.update(repr(each.norms.identity).encode())", "pass", "epsilons of other norms are taken up", True),
         B("    delete_folder(files.rows_by_user)\n", "", "sorted rows are left behind"),
