@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -35,7 +36,7 @@ from accounting.records.objects import Place, read_piece
 from accounting.records.part_files import PartInObjects
 from accounting.summaries import Counting
 from accounting.user_jobs import Bounding, Sorting, TakingUp, account_users
-from tests.accounting.stored_trial import job_of, snapshot, write_trial
+from tests.accounting.stored_trial import job_of, snapshot, write_norms, write_trial
 
 DELTA, STEPS = 1e-5, (0, 40, 80)
 USERS = np.random.default_rng(3).integers(0, 20, 50)
@@ -281,6 +282,20 @@ def test_other_users_are_another_question(job: AccountingJob, tmp_path: Path) ->
     other = job_in(str(tmp_path / "other"), USERS[::-1])
     account_users(other, account_in_process)
     assert stored(job) == stored(other)
+
+
+def test_other_norms_are_another_question(job: AccountingJob) -> None:
+    """Neither rows nor epsilons of earlier norms are taken up."""
+    with pytest.raises(Interrupted):
+        account_users(job, Stages(Bounding, 3))
+    norms, stages = TrialFiles(job.root).norms, Stages()
+    shutil.rmtree(norms)
+    write_norms(norms, 8, *(snapshot(step, 50, seed=1) for step in STEPS))
+    account_users(job, stages)
+    assert stages.done == Counter({"TakingUp": 3, "Sorting": 7, "Bounding": 7})
+    again = replace(job, folder=f"{job.folder}-again")
+    account_users(again, account_in_process)
+    assert stored(job) == stored(again)
 
 
 def test_inputs_depend_on_all_that_determines_epsilons(job: AccountingJob) -> None:
