@@ -1,15 +1,16 @@
-"""Accounting the examples of a stored trial, or its users, part by part.
+"""Accounting the examples of a stored trial part by part.
 
-The unit of work is stateless: `account_part` reads one fixed range of examples across all snapshots, stores its
-epsilons and returns their hash and sufficient statistics. One that an interrupted run has stored is not computed
+The unit of work is stateless: `AccountingJob.account` reads one fixed range of examples across all snapshots, stores
+its epsilons and returns their hash and sufficient statistics. One that an interrupted run has stored is not computed
 again. A missing part is an error, never a zero.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from typing import Protocol, TypeVar
 
 from accounting.errors import DataCorruption
 from accounting.individual import individual_epsilons
@@ -19,7 +20,6 @@ from accounting.records import (
     NormShards,
     PartFiles,
     PartRecord,
-    StoredUsers,
     TrialFiles,
     commit_epsilons,
     forget_notes,
@@ -30,7 +30,35 @@ from accounting.records import (
     write_epsilons,
 )
 from accounting.summaries import Counting, EpsilonSummary, summarise
-from accounting.users import epsilons_of_users
+
+
+class Numbered(Protocol):
+    """What a job does at once: a range of examples, or a share of the users, by its number."""
+
+    @property
+    def part(self) -> int: ...
+
+
+Part = TypeVar("Part", bound=Numbered)
+Result = TypeVar("Result", bound=Numbered)
+_Part = TypeVar("_Part", bound=Numbered, contravariant=True)
+_Result = TypeVar("_Result", bound=Numbered, covariant=True)
+
+
+class Job(Protocol[_Part, _Result]):
+    """Work on the parts of the trial at ``root``, each alone and anywhere: what is done twice is done once."""
+
+    @property
+    def root(self) -> str: ...
+
+    def account(self, part: _Part, /) -> _Result:
+        """A pure function of stored files. Its result has the number of the part."""
+
+
+class Scatter(Protocol):
+    """Accounts the given parts and yields their results in the same order."""
+
+    def __call__(self, job: Job[Part, Result], parts: Sequence[Part], /) -> Iterator[Result]: ...
 
 
 @dataclass(frozen=True)
@@ -48,21 +76,17 @@ class AccountingJob:
     counting: Counting
     folder: str
     group_by: str = ""
-    unit: str = "example"
-    """A key of `UNITS`."""
 
+    def account(self, part: PartFiles) -> PartResult:
+        """Store the epsilon of every example in one part, unless it was stored by a run that was interrupted.
 
-@dataclass(frozen=True)
-class Work:
-    """One part of a job: the norms that its epsilons depend on, and how they follow from the trace."""
-
-    job: AccountingJob
-    norms: object
-    epsilons: Callable[[Trace], Epsilons]
-
-    def inputs(self, trace: Trace) -> str:
-        """Digest of what determines the epsilons: trace, norms, delta and method."""
-        return hashlib.sha256(repr((trace, self.job.delta, self.job.method, self.norms)).encode()).hexdigest()
+        A pure function of the trial's verified shards and trace. The claim is that of `accounting.individual.epsilons`.
+        Raises: DataCorruption for missing, cut or altered files, StorageError.
+        """
+        trace = read_trace(TrialFiles(self.root).trace)
+        inputs = inputs_of(self, trace, part.identity)
+        stored = taken_up(self, part.part, inputs)
+        return stored or store_part(self, part.part, epsilons_of_part(self, part, trace), inputs)
 
 
 @dataclass(frozen=True)
@@ -74,26 +98,31 @@ class PartResult:
     summary: EpsilonSummary
 
 
-Scatter = Callable[[AccountingJob, Sequence[PartFiles]], Iterator[PartResult]]
-"""Accounts the given parts and yields their results in the same order."""
+def account_part(job: Job[Part, Result], part: Part) -> Result:
+    """What the job makes of a part; a function, as Ray wants it."""
+    return job.account(part)
 
 
-def account_part(job: AccountingJob, part: PartFiles) -> PartResult:
-    """Store the epsilon of every example in one part, unless it was stored by a run that was interrupted.
+def inputs_of(job: AccountingJob, trace: Trace, norms: object) -> str:
+    """Digest of what determines epsilons: trace, delta, method, and the norms, by their identity."""
+    return hashlib.sha256(repr((trace, job.delta, job.method, norms)).encode()).hexdigest()
 
-    A pure function of the trial's verified shards and trace. The claim is that of `accounting.individual.epsilons`.
-    Raises: DataCorruption for missing, cut or altered files, StorageError.
-    """
-    trace, work = read_trace(TrialFiles(job.root).trace), UNITS[job.unit](job, part)
-    inputs = work.inputs(trace)
-    stored = noted_epsilons(job.folder, part.part, inputs)
-    if stored is None:
-        epsilons = work.epsilons(trace)
-        stored = write_epsilons(job.folder, part.part, epsilons, inputs), epsilons
-    record, epsilons = stored
+
+def taken_up(job: AccountingJob, part: int, inputs: str) -> PartResult | None:
+    """A part that an interrupted run has stored from the same inputs; None if there is none, or it is damaged."""
+    stored = noted_epsilons(job.folder, part, inputs)
+    return None if stored is None else _result(job, part, *stored)
+
+
+def store_part(job: AccountingJob, part: int, epsilons: Epsilons, inputs: str) -> PartResult:
+    """Store the epsilons of a part. inputs: digest of what determines them. Raises: StorageError."""
+    return _result(job, part, write_epsilons(job.folder, part, epsilons, inputs), epsilons)
+
+
+def _result(job: AccountingJob, part: int, record: PartRecord, epsilons: Epsilons) -> PartResult:
     if job.group_by:
         epsilons = replace(epsilons, groups=read_groups(job.group_by).labels_of(epsilons.example_ids))
-    return PartResult(part.part, record, summarise(epsilons, job.counting))
+    return PartResult(part, record, summarise(epsilons, job.counting))
 
 
 def epsilons_of_part(job: AccountingJob, part: PartFiles, trace: Trace) -> Epsilons:
@@ -112,23 +141,7 @@ def epsilons_of_part(job: AccountingJob, part: PartFiles, trace: Trace) -> Epsil
     )
 
 
-def _of_examples(job: AccountingJob, part: PartFiles) -> Work:
-    """The epsilons of the examples of one part."""
-    return Work(job, part.identity, lambda trace: epsilons_of_part(job, part, trace))
-
-
-def _of_users(job: AccountingJob, part: PartFiles) -> Work:
-    """The epsilons of one share of the users. There are as many shares as parts, and each depends on all norms."""
-    shards, users = NormShards(TrialFiles(job.root).norms), StoredUsers(TrialFiles(job.root).users)
-    norms = (tuple(shards.files(each).identity for each in shards.parts), users.digests())
-    return Work(job, norms, lambda trace: epsilons_of_users(shards, users, trace, job.delta, part.part))
-
-
-UNITS: Mapping[str, Callable[[AccountingJob, PartFiles], Work]] = {"example": _of_examples, "user": _of_users}
-"""Whose epsilons a job computes: those of each part's examples, or of users, with a share of the users per part."""
-
-
-def account_in_process(job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[PartResult]:
+def account_in_process(job: Job[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
     """Account the parts one after the other in this process: `AccountingQueue.scatter` without Ray."""
     return (account_part(job, part) for part in parts)
 
@@ -153,7 +166,7 @@ def account_all(job: AccountingJob, scatter: Scatter) -> EpsilonSummary:
     shards = NormShards(files.norms)
     shards.require_complete(read_trace(files.trace).dataset_size)
     parts = [shards.files(part) for part in shards.parts]
-    return gathered(job, (_checked(result, part) for part, result in _in_order(scatter, job, parts)))
+    return gathered(job, in_order(scatter, job, parts))
 
 
 def gathered(job: AccountingJob, results: Iterator[PartResult]) -> EpsilonSummary:
@@ -167,16 +180,13 @@ def gathered(job: AccountingJob, results: Iterator[PartResult]) -> EpsilonSummar
     return summary
 
 
-def _in_order(scatter: Scatter, job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[tuple[int, PartResult]]:
+def in_order(scatter: Scatter, job: Job[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
+    """The results of all parts. Raises: DataCorruption when one is missing, or there is another in its place."""
     results = scatter(job, parts)
     for part in (each.part for each in parts):
         result = next(results, None)
         if result is None:
             raise DataCorruption(f"{job.root}: part {part} was not accounted; run the accounting again")
-        yield part, result
-
-
-def _checked(result: PartResult, part: int) -> PartResult:
-    if result.part != part:
-        raise DataCorruption(f"part {result.part} was returned in place of part {part}; run the accounting again")
-    return result
+        if result.part != part:
+            raise DataCorruption(f"part {result.part} was returned in place of part {part}; run the accounting again")
+        yield result

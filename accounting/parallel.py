@@ -16,8 +16,7 @@ from typing import Any, Self
 import ray
 
 from accounting.errors import DpsweepError
-from accounting.jobs import AccountingJob, PartResult, account_part
-from accounting.records import PartFiles
+from accounting.jobs import Job, Numbered, Part, Result, account_part
 
 ATTEMPTS = 16
 """How often a part is tried before its trial's accounting fails."""
@@ -39,9 +38,9 @@ class AccountingFailed(DpsweepError):
 class _Part:
     """A part in the queue. due: when it may be tried (again), on the monotonic clock. attempts: begun so far."""
 
-    job: AccountingJob
-    files: PartFiles
-    result: Future[PartResult] = field(default_factory=Future)
+    job: Job[Any, Any]
+    files: Numbered
+    result: Future[Any] = field(default_factory=Future)
     attempts: int = 0
     due: float = 0.0
 
@@ -66,7 +65,7 @@ class AccountingQueue:
         """
         reserved = dict(resources or {})
         self.room = _Room({"CPU": cpus, **reserved}, at_most)
-        self._task = ray.remote(account_part).options(
+        self._task: Any = ray.remote(account_part).options(
             num_cpus=cpus, resources=reserved, scheduling_strategy="SPREAD", max_retries=0
         )
         self._news = threading.Condition()
@@ -78,10 +77,10 @@ class AccountingQueue:
         self._thread = threading.Thread(target=self._serve, name="dpsweep-accounting-queue", daemon=True)
         self._thread.start()
 
-    def scatter(self, job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[PartResult]:
+    def scatter(self, job: Job[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
         """Queue the parts behind those of earlier calls, and yield their results in order.
 
-        Errors of `account_part` are raised unchanged. Raises: AccountingFailed when a part was lost too often.
+        Errors of the job are raised unchanged. Raises: AccountingFailed when a part was lost too often.
         """
         added = [_Part(job, part) for part in parts]
         with self._news:
@@ -185,10 +184,10 @@ class _Lost:
         )
 
 
-def _outcome(reference: Any) -> PartResult | Exception | _Lost:
+def _outcome(reference: Any) -> Numbered | Exception | _Lost:
     """The result, error or loss of an attempt that has ended."""
     try:
-        result: PartResult = ray.get(reference)
+        result: Numbered = ray.get(reference)
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, MemoryError):
             return _Lost("lack of memory", memory=True)
@@ -200,13 +199,13 @@ def _outcome(reference: Any) -> PartResult | Exception | _Lost:
     return result
 
 
-def _settle(part: _Part, outcome: PartResult | Exception) -> None:
+def _settle(part: _Part, outcome: Numbered | Exception) -> None:
     if part.result.done():  # cancelled: nobody waits for it
         return
-    if isinstance(outcome, PartResult):
-        part.result.set_result(outcome)
-    else:
+    if isinstance(outcome, Exception):
         part.result.set_exception(outcome)
+    else:
+        part.result.set_result(outcome)
 
 
 class _Room:

@@ -44,7 +44,7 @@ ROOT = str(Path(__file__).resolve().parents[1])
 sys.path[0] = ROOT  # this file's own folder would shadow the package accounting
 
 from accounting import parallel
-from accounting.jobs import AccountingJob, PartResult, account_part, store_epsilons
+from accounting.jobs import AccountingJob, Job, Part, PartResult, Scatter, account_part, store_epsilons
 from accounting.mechanism import Segment, Trace
 from accounting.records import (
     NormShards,
@@ -56,14 +56,17 @@ from accounting.records import (
     list_files,
     read_bytes,
     write_trace,
+    write_users,
 )
 from accounting.samplings import PoissonSampling
 from accounting.summaries import CountedEpsilons, Counting, EpsilonSummary
+from accounting.user_jobs import account_users
 from workers.memory import peak_bytes
 
 DELTA, STEPS_EACH, BOUND = 1e-8, 20, 50.0
 QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
 LEAST_SLEEP = 0.1
+PART = 65_536
 
 
 @dataclass(frozen=True)
@@ -180,15 +183,15 @@ def _warm() -> None:
 class Noted:
     """Accounts parts by ``work``, and stores the cost of each in ``folder``."""
 
-    def __init__(self, work: Callable[..., PartResult], folder: str) -> None:
+    def __init__(self, work: Callable[..., Any], folder: str) -> None:
         self._work, self._folder = work, folder
         Path(folder).mkdir(parents=True, exist_ok=True)
 
-    def __call__(self, job: AccountingJob, part: PartFiles) -> PartResult:
+    def __call__(self, job: Job[Part, Any], part: Part) -> Any:
         begun, cpu = time.monotonic(), time.process_time()
         result = self._work(job, part)
         spent = Spent(time.process_time() - cpu, time.monotonic() - begun, peak_megabytes())
-        name = f"{Path(job.root).name}-{part.part}.json"
+        name = f"{Path(job.root).name}-{type(job).__name__}-{part.part}.json"
         Path(self._folder, name).write_text(json.dumps(asdict(spent)))
         return result
 
@@ -226,21 +229,29 @@ def queue_on(nodes: int, noted: Noted) -> Iterator[parallel.AccountingQueue]:
         yield queue
 
 
-def account(jobs: Sequence[AccountingJob], queue: parallel.AccountingQueue) -> tuple[list[EpsilonSummary], float]:
+Whole = Callable[[AccountingJob, Scatter], EpsilonSummary]
+"""Accounts everybody of a trial."""
+
+
+def account(
+    jobs: Sequence[AccountingJob], queue: parallel.AccountingQueue, whole: Whole = store_epsilons
+) -> tuple[list[EpsilonSummary], float]:
     """Summaries of the jobs, all accounted at once, and the elapsed seconds of all together."""
     begun = time.monotonic()
     with ThreadPoolExecutor(len(jobs)) as threads:
-        running = [threads.submit(store_epsilons, job, queue.scatter) for job in jobs]
+        running = [threads.submit(whole, job, queue.scatter) for job in jobs]
         return [each.result() for each in running], time.monotonic() - begun
 
 
-def computed(roots: Sequence[str], size: Size, task: str, method: str, nodes: int) -> Row:
+def computed(
+    roots: Sequence[str], size: Size, task: str, method: str, nodes: int, whole: Whole = store_epsilons
+) -> Row:
     """Measure the accounting of the trials."""
     noted = Noted(account_part, tempfile.mkdtemp(dir=roots[0], prefix="spent-"))
     jobs = [job_of(root, method) for root in roots]
     with queue_on(nodes, noted) as queue:
         cpu = time.process_time()
-        summaries, wall = account(jobs, queue)
+        summaries, wall = account(jobs, queue, whole)
         for job, summary in zip(jobs, summaries, strict=True):
             CountedEpsilons(summary, StoredEpsilons(job.folder)).quantiles(QUANTILES)
         driver_cpu = time.process_time() - cpu
@@ -303,6 +314,16 @@ def many_trials(folder: Path, quick: bool) -> Iterator[Row]:
     yield apart(asleep, roots, each, f"{MANY} trials asleep", 0.5, 2 if quick else 4)
 
 
+def of_users(folder: Path, quick: bool) -> Iterator[Row]:
+    """As many users as examples, each with one record somewhere: what sorting costs beside `pld`."""
+    size = QUICK_SIZES[1] if quick else SIZES[0]
+    root = stored(folder, f"{size.examples}x{size.snapshots}", size)
+    users = np.random.default_rng(0).permutation(size.examples)
+    write_users(TrialFiles(root).users, np.arange(size.examples), users, PART)
+    for nodes in (1,) if quick else (1, 2):
+        yield apart(computed, [root], size, "users", "pld", nodes, account_users)
+
+
 def stored(folder: Path, name: str, size: Size, seed: int = 0) -> str:
     """The root of the trial ``name``, which is written unless it exists."""
     root = folder / name
@@ -315,6 +336,7 @@ TASKS: Mapping[str, Callable[[Path, bool], Iterator[Row]]] = {
     "rdp": lambda folder, quick: of_method("rdp", folder, quick),
     "pld": lambda folder, quick: of_method("pld", folder, quick),
     "many": many_trials,
+    "users": of_users,
 }
 
 

@@ -44,7 +44,8 @@ from accounting.records.shards import (
 )
 from accounting.records.tables import read_table
 from accounting.records.traces import read_trace, write_trace
-from accounting.records.users import StoredUsers, write_users
+from accounting.records.user_rows import ShareOfRows, SortedRows, noted_rows, shares_of, write_rows
+from accounting.records.users import OwnedPart, StoredUsers, write_users
 
 __all__ = [
     "KEY_VARIABLE",
@@ -54,9 +55,12 @@ __all__ = [
     "NormShardWriter",
     "NormShards",
     "NormSnapshot",
+    "OwnedPart",
     "PartFiles",
     "PartNorms",
     "PartRecord",
+    "ShareOfRows",
+    "SortedRows",
     "StoredEpsilons",
     "StoredUsers",
     "TrialFiles",
@@ -78,6 +82,7 @@ __all__ = [
     "modified",
     "new_key_check",
     "noted_epsilons",
+    "noted_rows",
     "open_filesystem",
     "read_bytes",
     "read_contributions",
@@ -89,11 +94,13 @@ __all__ = [
     "read_table",
     "read_trace",
     "require_key",
+    "shares_of",
     "verify_epsilons",
     "write_bytes_atomically",
     "write_epsilons",
     "write_private",
     "write_private_sealed",
+    "write_rows",
     "write_sealed",
     "write_trace",
     "write_users",

@@ -12,7 +12,7 @@ import functools
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -54,6 +54,11 @@ def _connect(uri: str) -> tuple[fs.FileSystem, str]:
     return filesystem, str(base)
 
 
+def is_local(uri: str) -> bool:
+    """Whether ``uri`` lies in the file system of this machine, or in one that is mounted there."""
+    return _is_local(open_filesystem(uri)[0])
+
+
 def read_bytes(uri: str) -> bytes:
     """The whole content. Raises FileNotFoundError when nothing is there, `StorageError` for other failures."""
     filesystem, path = open_filesystem(uri)
@@ -81,13 +86,18 @@ def write_bytes_atomically(uri: str, data: bytes | memoryview, private: bool = F
     Raises: StorageError (disk full, no permission, a private folder that is a link, ...); the old content is then
     unchanged.
     """
+    write_pieces_atomically(uri, (data,), private)
+
+
+def write_pieces_atomically(uri: str, pieces: Sequence[bytes | memoryview], private: bool = False) -> None:
+    """`write_bytes_atomically` of pieces that follow one another, which need not be in memory twice."""
     filesystem, path = open_filesystem(uri)
     with _named_errors("write", uri):
         if _is_local(filesystem):
             _make_folders(Path(path).parent, private)
-            _replace_local(Path(path), data, private)
+            _replace_local(Path(path), pieces, private)
         else:
-            _put_object(filesystem, path, data)
+            _put_object(filesystem, path, pieces)
 
 
 def append_bytes(uri: str, data: bytes, private: bool = False) -> None:
@@ -191,22 +201,24 @@ def _named_errors(action: str, uri: str) -> Iterator[None]:
         ) from error
 
 
-def _put_object(filesystem: fs.FileSystem, path: str, data: bytes | memoryview) -> None:
+def _put_object(filesystem: fs.FileSystem, path: str, pieces: Sequence[bytes | memoryview]) -> None:
     try:
         stream = filesystem.open_output_stream(path)
     except FileNotFoundError:  # a store with real folders
         filesystem.create_dir(path.rpartition("/")[0], recursive=True)
         stream = filesystem.open_output_stream(path)
     with stream:
-        stream.write(data)
+        for piece in pieces:
+            stream.write(piece)
 
 
-def _replace_local(path: Path, data: bytes | memoryview, private: bool) -> None:
+def _replace_local(path: Path, pieces: Sequence[bytes | memoryview], private: bool) -> None:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_TEMPORARY}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _mode(private))
     try:
         try:
-            _write_all(handle, data)
+            for piece in pieces:
+                _write_all(handle, piece)
             os.fsync(handle)
         finally:
             os.close(handle)

@@ -73,6 +73,11 @@ class TrialFiles:
         return self._below("private", "users")
 
     @property
+    def rows_by_user(self) -> str:
+        """Rows of the norms in the order of their users, while users are accounted."""
+        return self._below("private", "rows-by-user")
+
+    @property
     def private_summary(self) -> str:
         """Exact statistics of the per-example epsilons (JSON)."""
         return self._below("private", "summary.json")

@@ -19,7 +19,7 @@ from itertools import pairwise
 
 import pyarrow as pa
 
-from accounting.records.encryption import decrypted, encrypted
+from accounting.records.encryption import decrypted, encrypted, is_encrypting
 from accounting.records.files import read_range
 from accounting.records.parts import RepeatedIds, corrupt, decoded
 
@@ -59,16 +59,23 @@ class Place:
 
 def make_object(uri: str, batches: Sequence[pa.RecordBatch]) -> tuple[ObjectRecord, bytes]:
     """The record and the bytes of the object ``uri`` with these batches: at least one, all of one schema."""
-    content = _arrow_file(batches)
-    stored = [encrypted(f"{uri}#{number}", piece) for number, piece in enumerate(_pieces(content))]
+    record, pieces = make_pieces(uri, batches)
+    return record, b"".join(pieces)
+
+
+def make_pieces(uri: str, batches: Sequence[pa.RecordBatch]) -> tuple[ObjectRecord, list[memoryview]]:
+    """`make_object`, whose pieces are stored one after the other; they are in memory once."""
+    is_secret = is_encrypting()
+    stored = [
+        memoryview(encrypted(f"{uri}#{number}", piece)) if is_secret else piece
+        for number, piece in enumerate(_pieces(_arrow_file(batches)))
+    ]
     digests = b"".join(hashlib.sha256(piece).digest() for piece in stored)
-    return ObjectRecord(tuple(len(piece) for piece in stored), digests), b"".join(stored)
+    return ObjectRecord(tuple(len(piece) for piece in stored), digests), stored
 
 
-def read_batch(
-    place: Place, schema: pa.Schema, columns: Sequence[str] | None = None, ids: RepeatedIds | None = None
-) -> pa.Table:
-    """The rows of one batch, verified by bytes and sha256, and decoded as by `parts.decoded`.
+def read_piece(place: Place) -> bytes:
+    """A piece as it is stored, verified by bytes and sha256.
 
     Raises: DataCorruption when the object is missing, cut or altered there.
     """
@@ -80,7 +87,18 @@ def read_batch(
         raise corrupt(place.uri, "its length differs from the manifest")
     if hashlib.sha256(data).digest() != place.digest:
         raise corrupt(f"{place.uri}: {place.name}", "its sha256 differs from the manifest")
-    content = decrypted(place.uri, data)
+    return data
+
+
+def batch_of(
+    place: Place,
+    piece: bytes,
+    schema: pa.Schema,
+    columns: Sequence[str] | None = None,
+    ids: RepeatedIds | None = None,
+) -> pa.Table:
+    """The rows of a piece that was read, decoded as by `parts.decoded`. Raises: DataCorruption."""
+    content = decrypted(place.uri, piece)
     file = content if content.startswith(_MAGIC) else _MAGIC + schema.serialize().to_pybytes() + content
     return decoded(f"{place.uri}: {place.name}", file, schema, columns, ids)
 
@@ -94,7 +112,7 @@ def _arrow_file(batches: Sequence[pa.RecordBatch]) -> pa.Buffer:
     return sink.getvalue()
 
 
-def _pieces(content: pa.Buffer) -> Iterator[bytes]:
+def _pieces(content: pa.Buffer) -> Iterator[memoryview]:
     """The pieces of an Arrow file: a message for its schema, one for each batch, and its footer."""
     reader, ends = pa.BufferReader(content), list[int]()
     reader.seek(len(_MAGIC))
@@ -102,4 +120,4 @@ def _pieces(content: pa.Buffer) -> Iterator[bytes]:
         while pa.ipc.read_message(reader):
             ends.append(reader.tell())
     for start, end in pairwise((0, *ends[1:-1], content.size)):
-        yield content[start:end].to_pybytes()
+        yield memoryview(content).cast("B")[start:end]

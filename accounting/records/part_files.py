@@ -7,16 +7,17 @@ added its lines. A trial that began with that layout keeps it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
 from accounting.errors import START_ANEW, DataCorruption
+from accounting.records.ahead import read_in_turn
 from accounting.records.files import list_files
-from accounting.records.objects import DIGEST, Place, read_batch
-from accounting.records.parts import MANIFEST, PartRecord, PartStore, RepeatedIds, corrupt, read_part
+from accounting.records.objects import DIGEST, Place, batch_of, read_piece
+from accounting.records.parts import MANIFEST, PartRecord, PartStore, RepeatedIds, corrupt, read_stored, rows_of
 from accounting.records.snapshots import COMPLETE, Snapshot, object_uri, read_snapshots, uncommitted
 
 NORM_SCHEMA = pa.schema(
@@ -47,11 +48,21 @@ class PartFiles(ABC):
         """A value that determines the stored rows; its repr is the same in every process."""
 
     @abstractmethod
-    def read(self, number: int, columns: Sequence[str] | None = None, ids: RepeatedIds | None = None) -> pa.Table:
-        """The rows at one of the steps, verified. columns, ids: as for `parts.read_part`.
+    def stored(self, number: int) -> bytes:
+        """What is stored of the rows at one of the steps, verified. Raises: DataCorruption, StorageError."""
 
-        Raises: DataCorruption for what is missing, cut or altered.
+    @abstractmethod
+    def rows_at(
+        self, number: int, stored: bytes, columns: Sequence[str] | None = None, ids: RepeatedIds | None = None
+    ) -> pa.Table:
+        """The rows at one of the steps, of which ``stored`` was read. columns, ids: as for `parts.read_part`.
+
+        Raises: DataCorruption for other rows than there should be.
         """
+
+    def all_stored(self) -> Iterator[bytes]:
+        """What is stored of the rows at each of the steps, in their order. Raises: as `stored`."""
+        return read_in_turn(self.directory, self.stored, range(len(self.steps)))
 
 
 @dataclass(frozen=True)
@@ -64,8 +75,13 @@ class PartInFiles(PartFiles):
     def identity(self) -> object:
         return self.records
 
-    def read(self, number: int, columns: Sequence[str] | None = None, ids: RepeatedIds | None = None) -> pa.Table:
-        return read_part(self.directory, NORM_SCHEMA, self.records[number], columns, ids)
+    def stored(self, number: int) -> bytes:
+        return read_stored(self.directory, self.records[number])
+
+    def rows_at(
+        self, number: int, stored: bytes, columns: Sequence[str] | None = None, ids: RepeatedIds | None = None
+    ) -> pa.Table:
+        return rows_of(self.directory, NORM_SCHEMA, self.records[number], stored, columns, ids)
 
 
 @dataclass(frozen=True)
@@ -100,9 +116,14 @@ class PartInObjects(PartFiles):
     def identity(self) -> object:
         return self.steps, self.digests
 
-    def read(self, number: int, columns: Sequence[str] | None = None, ids: RepeatedIds | None = None) -> pa.Table:
+    def stored(self, number: int) -> bytes:
+        return read_piece(self._place(number))
+
+    def rows_at(
+        self, number: int, stored: bytes, columns: Sequence[str] | None = None, ids: RepeatedIds | None = None
+    ) -> pa.Table:
         place = self._place(number)
-        table = read_batch(place, NORM_SCHEMA, columns, ids)
+        table = batch_of(place, stored, NORM_SCHEMA, columns, ids)
         if table.num_rows != self.rows:
             raise corrupt(place.uri, f"part {self.part} has other rows than the manifest says")
         return table

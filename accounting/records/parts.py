@@ -175,6 +175,14 @@ def read_part(
     columns: those to decode, ``example_id`` among them; all by default. ids: cache shared by parts that probably have
     the same ids. Raises: DataCorruption for a part that is missing or differs from its record.
     """
+    return rows_of(directory, schema, record, read_stored(directory, record), columns, ids)
+
+
+def read_stored(directory: str, record: PartRecord) -> bytes:
+    """What is stored of a committed part, verified by length and sha256.
+
+    Raises: DataCorruption for a part that is missing or differs from its record.
+    """
     uri = f"{directory}/{record.path}"
     try:
         data = read_bytes(uri)
@@ -184,7 +192,20 @@ def read_part(
         raise corrupt(uri, "its length differs from the manifest")
     if hashlib.sha256(data).hexdigest() != record.sha256:
         raise corrupt(uri, "its sha256 differs from the manifest")
-    table = decoded(uri, decrypted(uri, data), schema, columns, ids)
+    return data
+
+
+def rows_of(
+    directory: str,
+    schema: pa.Schema,
+    record: PartRecord,
+    stored: bytes,
+    columns: Sequence[str] | None = None,
+    ids: RepeatedIds | None = None,
+) -> pa.Table:
+    """The rows of a committed part of which ``stored`` was read. Raises: DataCorruption when they differ."""
+    uri = f"{directory}/{record.path}"
+    table = decoded(uri, decrypted(uri, stored), schema, columns, ids)
     if (table.num_rows, *_ends(table)) != (record.rows, record.first, record.last):
         raise corrupt(uri, "its rows differ from what the manifest says")
     return table

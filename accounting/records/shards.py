@@ -180,10 +180,10 @@ def read_contributions(files: PartFiles) -> PartContributions:
     """
     last = len(files.steps) - 1
     contributions, repeated = np.empty((len(files.steps), files.rows), np.float32), RepeatedIds()
-    for number, step in enumerate(files.steps):
+    for number, (step, stored) in enumerate(zip(files.steps, files.all_stored(), strict=True)):
         wanted = ["example_id", "contribution", *(["group"] if number == 0 else [])]
         wanted += ["loss"] if number == last else []
-        table = files.read(number, wanted, repeated)
+        table = files.rows_at(number, stored, wanted, repeated)
         found = table.column("example_id").to_numpy()
         if number == 0:
             ids, groups = found, table.column("group").to_numpy()
@@ -230,8 +230,8 @@ class NormShards:
         files = self.files(part)
         norms, contributions, losses = (np.empty((files.rows, len(self.steps)), np.float32) for _ in range(3))
         ids, groups = np.empty(0, np.int64), np.empty(0, np.int32)
-        for number, step in enumerate(files.steps):
-            table = files.read(number)
+        for number, (step, stored) in enumerate(zip(files.steps, files.all_stored(), strict=True)):
+            table = files.rows_at(number, stored)
             found = table.column("example_id").to_numpy()
             if number == 0:
                 ids, groups = found, table.column("group").to_numpy()

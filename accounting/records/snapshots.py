@@ -14,13 +14,13 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from accounting.errors import START_ANEW, DataCorruption
+from accounting.records.ahead import read_in_turn
 from accounting.records.files import write_bytes_atomically
 from accounting.records.objects import DIGEST, ObjectRecord, make_object
 from accounting.records.sealed import read_private_sealed, write_private_sealed
@@ -31,8 +31,6 @@ ROWS_PER_OBJECT = 2**23
 _MANIFEST = re.compile(r"step=(\d{8,18})/manifest\.json")
 _OBJECT = re.compile(r"step=(\d{8,18})/object-\d{5,}\.arrow")
 _NEXT = f"restore it from a backup, or {START_ANEW}"
-_READERS = 8
-"""Manifests read at the same time."""
 
 
 @dataclass(frozen=True)
@@ -194,8 +192,7 @@ def read_snapshots(directory: str, names: Sequence[str]) -> tuple[Snapshot, ...]
         raise DataCorruption(f"{directory} holds no committed norm shards; run or resume the trial first")
     if content is None:
         raise DataCorruption(f"{directory} holds no {COMPLETE}: training was interrupted; resume the trial")
-    with ThreadPoolExecutor(_READERS) as readers:
-        found = tuple(readers.map(lambda step: read_snapshot(directory, step), steps))
+    found = tuple(read_in_turn(directory, lambda step: read_snapshot(directory, step), steps))
     previous = ""
     for number, each in enumerate(found):
         if (each.number, each.previous) != (number, previous):

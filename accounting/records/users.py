@@ -6,7 +6,7 @@ Private, and written once, before training starts.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from accounting.errors import DataCorruption, InvalidInput
-from accounting.records.parts import PartStore
+from accounting.records.part_files import PartFiles
+from accounting.records.parts import PartRecord, PartStore, read_part
 from accounting.records.sealed import read_private_sealed, write_private_sealed
-from accounting.records.shards import PartContributions
+from accounting.records.shards import read_contributions
 
 USER_SCHEMA = pa.schema([("example_id", pa.int64()), ("user", pa.int64())])
 _SUMMARY = "users.json"
@@ -35,8 +36,40 @@ def write_users(directory: str, example_ids: Ids, users: Ids, rows_per_part: int
     write_private_sealed(f"{directory}/{_SUMMARY}", json.dumps(summary).encode())
 
 
+@dataclass(frozen=True)
+class OwnedPart:
+    """A part of the norms, and whose its examples are: the ``record`` of a part in the folder ``directory``."""
+
+    norms: PartFiles
+    directory: str
+    record: PartRecord
+
+    def users(self) -> Owners:
+        """Whose each example is. Raises: DataCorruption for a file that is missing, cut or altered."""
+        table = read_part(self.directory, USER_SCHEMA, self.record)
+        return Owners(table.column("example_id").to_numpy(), table.column("user").to_numpy())
+
+    def contributions(self, owners: Owners) -> NDArray[np.float32]:
+        """What the examples contributed [rows, snapshots], in the order of their users (`users`).
+
+        Raises: DataCorruption when the users are of other examples, and as `read_contributions`.
+        """
+        rows = read_contributions(self.norms)
+        if not np.array_equal(owners.example_ids, rows.example_ids):
+            raise _unfit(self.directory, self.norms.part)
+        return rows.contributions
+
+
+@dataclass(frozen=True)
+class Owners:
+    """The user [rows] of each example of a part."""
+
+    example_ids: Ids
+    ids: Ids
+
+
 class StoredUsers:
-    """The users of a trial's examples, with one part in memory at a time. most_records: largest number of any user."""
+    """The users of a trial's examples. most_records: largest number of records of any user."""
 
     def __init__(self, directory: str) -> None:
         """Raises: InvalidInput for a trial whose users are not stored, DataCorruption for damaged files."""
@@ -49,18 +82,19 @@ class StoredUsers:
         summary: dict[str, Any] = json.loads(content)
         self.most_records = int(summary["most_records"])
         self._store = PartStore(directory, USER_SCHEMA)
+        self._records = {record.part: record for record in self._store.records.values()}
 
     def digests(self) -> tuple[str, ...]:
         """sha256 of the parts, in order."""
         return tuple(record.sha256 for record in sorted(self._store.records.values()))
 
-    def of(self, parts: Iterator[tuple[int, PartContributions]]) -> Iterator[tuple[Ids, PartContributions]]:
-        """The users [rows] of the examples of each part, with the part. Raises: DataCorruption when they do not fit."""
-        records = {record.part: record for record in self._store.records.values()}
-        for part, rows in parts:
-            table = self._store.read(records[part]) if part in records else None
-            if table is None or not np.array_equal(table.column("example_id").to_numpy(), rows.example_ids):
-                raise DataCorruption(
-                    f"{self._store.directory}: part {part} is of other examples than the norms; {_NEXT}"
-                )
-            yield table.column("user").to_numpy(), rows
+    def owned(self, norms: PartFiles) -> OwnedPart:
+        """A part of the norms with its users. Raises: DataCorruption when none are stored of it."""
+        record = self._records.get(norms.part)
+        if record is None:
+            raise _unfit(self._store.directory, norms.part)
+        return OwnedPart(norms, self._store.directory, record)
+
+
+def _unfit(directory: str, part: int) -> DataCorruption:
+    return DataCorruption(f"{directory}: part {part} is of other examples than the norms; {_NEXT}")

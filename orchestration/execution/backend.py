@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from accounting.errors import DpsweepError, StorageError
-from accounting.jobs import AccountingJob, PartResult
+from accounting.jobs import Job, Part, Result
 from accounting.planning import PROCESSES, Solver
-from accounting.records import KeyCheck, PartFiles, exists, new_key_check, require_key
+from accounting.records import KeyCheck, exists, new_key_check, require_key
 from orchestration.execution.environment import EMBEDDED, IN_PROCESS
 from orchestration.records.failures import record_failure
 from orchestration.records.layout import SweepFiles
@@ -91,7 +91,7 @@ class Backend(Protocol):
         name: unique to the sweep, and the same when it is resumed.
         """
 
-    def scatter(self, job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[PartResult]:
+    def scatter(self, job: Job[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
         """The results of the given parts of one trial, in order; see `accounting.jobs.Scatter`."""
 
     def show(self, snapshot: SweepSnapshot) -> None:

@@ -13,9 +13,9 @@ from types import TracebackType
 from typing import Self
 
 from accounting.errors import DataCorruption, InvalidInput, StorageError
-from accounting.jobs import AccountingJob, PartResult, Scatter
+from accounting.jobs import Job, Part, Result, Scatter
 from accounting.mechanism import Trace
-from accounting.records import PartFiles, delete_folder, exists, modified, read_trace
+from accounting.records import delete_folder, exists, modified, read_trace
 from orchestration.comparison import publishing
 from orchestration.comparison.claims import unfounded
 from orchestration.comparison.record import SweepRecord, exact
@@ -276,7 +276,7 @@ class Coordinator:
                 self._attempts.note_statistics(Attempt(key, 0, planned.spec.delta, alone, None, True, alone))
         self._log_cost(key, trace, ended=True, statistics=alone)
 
-    def _until_interrupted(self, job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[PartResult]:
+    def _until_interrupted(self, job: Job[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
         for result in self._scatter(job, parts):
             if self._interrupted.is_set():
                 raise _Interrupted

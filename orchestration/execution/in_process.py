@@ -8,8 +8,7 @@ from functools import partial
 from typing import final
 
 from accounting.errors import InvalidInput
-from accounting.jobs import AccountingJob, PartResult, account_in_process
-from accounting.records import PartFiles
+from accounting.jobs import Job, Part, Result, account_in_process
 from orchestration.execution.backend import TrainingObserver, TrialContext, lighter
 from orchestration.execution.environment import IN_PROCESS
 from orchestration.execution.storage_retries import train_patiently
@@ -62,7 +61,7 @@ class InProcess:
         observer.ended(planned.key)
         return None
 
-    def scatter(self, job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[PartResult]:
+    def scatter(self, job: Job[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
         return account_in_process(job, parts)
 
     def show(self, snapshot: SweepSnapshot) -> None:

@@ -6,9 +6,8 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import final
 
-from accounting.jobs import AccountingJob, PartResult
+from accounting.jobs import Job, Part, Result
 from accounting.parallel import AccountingQueue
-from accounting.records import PartFiles
 from orchestration.execution.backend import TrainingObserver, TrialContext
 from orchestration.execution.cluster import check_keys, check_resources, check_shared_storage, connected
 from orchestration.execution.metrics import Gauges
@@ -40,7 +39,7 @@ class OnRay:
         self._amounts |= {planned.key: self._sweep.reserved(planned.spec).amounts for planned in trials}
         train(trials, observer, self._sweep, self._context, name)
 
-    def scatter(self, job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[PartResult]:
+    def scatter(self, job: Job[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
         return self._queue.scatter(job, parts)
 
     def show(self, snapshot: SweepSnapshot) -> None:

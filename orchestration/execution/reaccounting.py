@@ -12,9 +12,8 @@ from typing import Any
 from accounting.accountants import account
 from accounting.errors import InvalidInput
 from accounting.estimates import PrivacyEstimate
-from accounting.jobs import AccountingJob, PartResult, Scatter, account_all
+from accounting.jobs import AccountingJob, Job, Part, Result, Scatter, account_all
 from accounting.records import (
-    PartFiles,
     StoredEpsilons,
     StoredUsers,
     TrialFiles,
@@ -24,6 +23,7 @@ from accounting.records import (
     read_trace,
 )
 from accounting.summaries import CountedEpsilons, Counting
+from accounting.user_jobs import account_users
 from orchestration.comparison.individuals import exact_statistics
 from orchestration.comparison.record import SweepRecord
 from orchestration.comparison.stored import owned_record
@@ -173,7 +173,7 @@ def _answer(
         group_by=question.group_by,
     )
 
-    def counted(job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[PartResult]:
+    def counted(job: Job[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
         for done, each in enumerate(scatter(job, parts), start=1):
             progress(result.key, done, len(parts))
             yield each
@@ -197,7 +197,7 @@ def _of_users(job: AccountingJob, scatter: Scatter) -> OfUsers:
     if not math.isfinite(bound.epsilon):
         raise InvalidInput(f"{job.root}: no finite epsilon is known for a user of {most} records; raise delta")
     folder = f"{job.folder.removesuffix('/epsilons')}/users"
-    asked = replace(job, method="pld", counting=Counting(bound.epsilon), folder=folder, group_by="", unit="user")
-    summary = account_all(asked, scatter)
+    asked = replace(job, method="pld", counting=Counting(bound.epsilon), folder=folder, group_by="")
+    summary = account_users(asked, scatter)
     statistics = exact_statistics(CountedEpsilons(summary, StoredEpsilons(folder)), (), bound)
     return OfUsers(summary.examples, most, float(summary.everyone.epsilons.high[0]), statistics)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from accounting.records import MANIFEST, TrialFiles, delete_norms, exists, read_trace, verify_epsilons
+from accounting.records import MANIFEST, TrialFiles, delete_folder, delete_norms, exists, read_trace, verify_epsilons
 from orchestration.comparison.claims import unfounded
 from orchestration.comparison.record import SweepRecord
 from orchestration.comparison.stored import owned_record
@@ -55,3 +55,4 @@ def _deleted(trial: TrialFiles) -> Iterator[str]:
         verify_epsilons(trial.epsilons)
     for folder in (trial.norms, trial.exact_norms):
         yield from delete_norms(folder)
+    delete_folder(trial.rows_by_user)  # what an interrupted accounting of users left

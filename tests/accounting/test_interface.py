@@ -36,13 +36,15 @@ EXPORTED = {
         group_epsilons group_law grows_at_least_linearly linear_growth profile_of_rounds rounds_of_examples
         rounds_of_group vadhan_epsilon""",
     "accounting.records": """Epsilons KEY_VARIABLE KeyCheck MANIFEST NormShards NormShardWriter NormSnapshot
-        PartFiles PartNorms PartRecord StoredEpsilons StoredUsers TrialFiles check_contributions
+        OwnedPart PartFiles PartNorms PartRecord ShareOfRows SortedRows StoredEpsilons StoredUsers TrialFiles
+        check_contributions
         closed_to_strangers commit_epsilons delete delete_folder delete_if_empty delete_norms exists forget_notes
         has_norms
         is_encrypting list_files list_folders make_private_file make_private_folder modified new_key_check
-        noted_epsilons open_filesystem read_bytes read_contributions read_epsilons read_groups read_private
-        read_private_sealed read_sealed read_table read_trace require_key verify_epsilons write_bytes_atomically
-        write_epsilons write_private write_private_sealed write_sealed write_trace write_users""",
+        noted_epsilons noted_rows open_filesystem read_bytes read_contributions read_epsilons read_groups read_private
+        read_private_sealed read_sealed read_table read_trace require_key shares_of verify_epsilons
+        write_bytes_atomically write_epsilons write_private write_private_sealed write_rows write_sealed write_trace
+        write_users""",
 }
 
 

@@ -8,7 +8,8 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -19,12 +20,16 @@ import pytest
 
 from accounting.errors import DataCorruption, InvalidInput
 from accounting.individual.epsilons import IndividualEpsilons, individual_epsilons
-from accounting.jobs import AccountingJob, account_in_process, epsilons_of_part
+from accounting.jobs import AccountingJob, Job, Part, Result, account_in_process, epsilons_of_part
 from accounting.parallel import AccountingFailed, AccountingQueue
 from accounting.records.epsilons import read_epsilons
+from accounting.records.files import list_files
 from accounting.records.layout import TrialFiles
 from accounting.records.shards import NormShards, NormShardWriter
 from accounting.records.traces import read_trace, write_trace
+from accounting.records.users import write_users
+from accounting.summaries import Counting
+from accounting.user_jobs import account_users
 from tests.accounting.stored_trial import account_trial, job_of, snapshot, write_trial
 from tests.orchestration.processes import command_line, descendants
 
@@ -160,6 +165,37 @@ def test_killed_processes_neither_lose_nor_change_anything(tmp_path: Path, clust
     for result in results:
         np.testing.assert_array_equal(result.upper, expected.upper)
         np.testing.assert_array_equal(result.lower, expected.lower)
+
+
+def test_users_survive_killed_processes(job: AccountingJob, cluster: None) -> None:
+    """Whatever sorts rows and whatever accounts users is killed, each once; every stored byte is as without."""
+    users = np.random.default_rng(3).integers(0, 20, 50)
+    write_users(TrialFiles(job.root).users, np.asarray(snapshot(0, 50).example_ids), users, 8)
+    asked = replace(job, method="pld", counting=Counting(500.0), folder=f"{job.root}/private/users-alone")
+    account_users(asked, account_in_process)
+    killed, attempts = Counter[str](), Counter[tuple[str, int]]()
+
+    def scatter(job: Job[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
+        stage = type(job).__name__
+
+        def kill_once() -> None:
+            if not killed[stage]:
+                killed[stage] += len(kill_accounting())
+
+        with repeatedly(kill_once, 0.02):
+            for result in queue.scatter(job, parts):
+                attempts[stage, result.part] += 1
+                yield result
+
+    with AccountingQueue(1) as queue:
+        account_users(replace(asked, folder=f"{job.root}/private/users-killed"), scatter)
+    assert set(+killed) == {"Sorting", "Bounding"}
+    assert attempts == {(stage, part): 1 for stage in killed for part in range(7)}
+    names = [name for name in list_files(asked.folder) if name.endswith(".arrow")]
+    assert len(names) == 7
+    for name in (*names, "manifest.jsonl"):
+        assert Path(asked.folder, name).read_bytes() == Path(f"{job.root}/private/users-killed", name).read_bytes()
+    assert not Path(TrialFiles(job.root).rows_by_user).exists()
 
 
 @pytest.mark.long

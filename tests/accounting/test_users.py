@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,41 +13,97 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from accounting import user_jobs
 from accounting.errors import DataCorruption, InvalidInput
 from accounting.individual import individual_epsilons
-from accounting.jobs import UNITS, AccountingJob, account_part, store_epsilons
+from accounting.jobs import AccountingJob, Job, Part, Result, account_in_process, inputs_of, store_epsilons
+from accounting.mechanism import Trace
 from accounting.pld import epsilon_of_examples
-from accounting.records import NormShards, StoredUsers, TrialFiles, read_epsilons, read_private, read_trace, write_users
+from accounting.records import (
+    KEY_VARIABLE,
+    MANIFEST,
+    StoredUsers,
+    TrialFiles,
+    exists,
+    list_files,
+    read_bytes,
+    read_epsilons,
+    read_private,
+    read_trace,
+    write_users,
+)
+from accounting.records.objects import Place, read_piece
+from accounting.records.part_files import PartInObjects
 from accounting.summaries import Counting
-from tests.accounting.stored_trial import job_of, snapshot, write_trial
+from accounting.user_jobs import Bounding, Sorting, TakingUp, account_users
+from tests.accounting.stored_trial import job_of, snapshot, write_norms, write_trial
 
 DELTA, STEPS = 1e-5, (0, 40, 80)
-USERS = np.random.default_rng(3).integers(0, 20, 50) * 7
-"""Of 50 examples: some users have several records, in different parts, and some have one."""
+USERS = np.random.default_rng(3).integers(0, 20, 50)
+"""Of 50 examples in 7 parts: some users have several records, in different parts, and some have one."""
+ANOTHER_USER = 5_000
+"""More records than any other user, in all parts."""
 
 
 def ids() -> NDArray[np.int64]:
     return np.asarray(snapshot(0, 50).example_ids, np.int64)
 
 
+def job_in(root: str, users: NDArray[np.int64] = USERS) -> AccountingJob:
+    write_trial(root)
+    write_users(TrialFiles(root).users, ids(), users, 8)
+    folder = f"{root}/private/accounts/a/users"
+    return replace(job_of(root, DELTA, "pld"), counting=Counting(500.0), folder=folder)
+
+
 @pytest.fixture
 def job(tmp_path: Path) -> AccountingJob:
-    root = str(tmp_path / "trial")
-    write_trial(root)
-    write_users(TrialFiles(root).users, ids(), USERS, 8)
-    folder = f"{root}/private/accounts/a/users"
-    return replace(job_of(root, DELTA, "pld"), counting=Counting(500.0), folder=folder, unit="user")
+    return job_in(str(tmp_path / "trial"))
 
 
-def test_every_user_has_the_epsilon_of_all_own_records(job: AccountingJob) -> None:
-    summary = store_epsilons(job)
+def rows_of(job: AccountingJob) -> str:
+    return TrialFiles(job.root).rows_by_user
+
+
+def stored(job: AccountingJob) -> dict[str, bytes]:
+    """The parts of users, decrypted."""
+    return {name: read_private(f"{job.folder}/{name}") for name in list_files(job.folder) if name.endswith(".arrow")}
+
+
+class Interrupted(Exception):
+    """The run ends here."""
+
+
+class Stages:
+    """A scatter that counts what it does, and ends the run before a part of one kind of job."""
+
+    def __init__(self, kind: type | None = None, after: int = 0) -> None:
+        self.done: Counter[str] = Counter()
+        self._kind, self._after = kind, after
+
+    def __call__(self, job: Job[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
+        for number, part in enumerate(parts):
+            if self._kind is type(job) and number >= self._after:
+                raise Interrupted
+            self.done[type(job).__name__] += 1
+            yield job.account(part)
+
+
+@pytest.mark.parametrize("key", ["", "ab" * 32], ids=["plain", "encrypted"])
+def test_every_user_has_the_epsilon_of_all_own_records(
+    tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, key)
+    users = np.where(np.arange(50) % 5 == 0, ANOTHER_USER, USERS)
+    job = job_in(str(tmp_path / "trial"), users)
+    summary = account_users(job, account_in_process)
     found = read_epsilons(job.folder)
-    assert sorted(found.example_ids.tolist()) == np.unique(USERS).tolist()
-    assert summary.examples == len(np.unique(USERS))
+    assert sorted(found.example_ids.tolist()) == np.unique(users).tolist()
+    assert summary.examples == len(np.unique(users))
     contributions = np.stack([snapshot(step, 50).contributions for step in STEPS], axis=1).astype(np.float32)
     trace, counts = read_trace(TrialFiles(job.root).trace), set[int]()
     for user, upper, lower in zip(found.example_ids, found.upper, found.lower, strict=True):
-        own = contributions[user == USERS]
+        own = contributions[user == users]
         counts.add(min(len(own), 2))
         if len(own) == 1:
             alone = individual_epsilons(STEPS, own, trace, DELTA, "pld")
@@ -55,26 +114,212 @@ def test_every_user_has_the_epsilon_of_all_own_records(job: AccountingJob) -> No
         assert (upper, lower) == pytest.approx(expected, rel=1e-6)
         assert upper >= expected[0] * (1 - 1e-6)
     assert counts == {1, 2}
-    assert StoredUsers(TrialFiles(job.root).users).most_records == np.bincount(USERS).max()
+    assert StoredUsers(TrialFiles(job.root).users).most_records == 10
 
 
-def test_other_users_are_another_question(job: AccountingJob) -> None:
+@pytest.mark.parametrize("root", ["local", "mock://users/trial"])
+def test_the_bits_do_not_depend_on_how_rows_are_sorted(
+    tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each share reads all norms; or rows are sorted by one task, by four, or by one for each part."""
+    job, found = job_in(str(tmp_path / "trial") if root == "local" else root), list[dict[str, bytes]]()
+    for direct, least, tasks in ((7, 1, 0), (2, 1, 1), (2, 4, 4), (2, 64, 7)):
+        monkeypatch.setattr(user_jobs, "DIRECT", direct)
+        monkeypatch.setattr(user_jobs, "LEAST_TASKS", least)
+        again, stages = replace(job, folder=f"{job.folder}-{tasks}"), Stages()
+        account_users(again, stages)
+        assert stages.done == Counter({"Sorting": tasks, "Bounding": 7})
+        found.append({**stored(again), MANIFEST: read_bytes(f"{again.folder}/{MANIFEST}")})
+        assert list_files(rows_of(job)) == ()
+    assert found[1:] == found[:1] * 3
+    assert sorted(found[0]) == [MANIFEST, *(f"part-{share:05d}.arrow" for share in range(7))]
+
+
+def test_what_is_sorted_together_fits_the_memory(job: AccountingJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(user_jobs, "LEAST_TASKS", 1)
+    monkeypatch.setattr(user_jobs, "SORTED_BYTES", 3 * 8 * len(STEPS) * 4)
+    stages = Stages()
+    account_users(job, stages)
+    assert stages.done["Sorting"] == 3, "seven parts, three at a time"
+
+
+def test_every_byte_is_read_once(job: AccountingJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the norms, and of the sorted rows, whose pieces without rows nobody asks for."""
+    norms, pieces = Counter[tuple[int, int]](), list[Place]()
+    read = PartInObjects.stored
+
+    def noted(part: PartInObjects, number: int) -> bytes:
+        norms[part.part, number] += 1
+        return read(part, number)
+
+    def noted_piece(place: Place) -> bytes:
+        pieces.append(place)
+        return read_piece(place)
+
+    monkeypatch.setattr(PartInObjects, "stored", noted)
+    monkeypatch.setattr("accounting.records.user_rows.read_piece", noted_piece)
+    account_users(job, account_in_process)
+    assert norms == Counter({(part, number): 1 for part in range(7) for number in range(len(STEPS))})
+    assert len(pieces) == len(set(pieces))
+    shares, parts = USERS % 7, np.arange(50) // 8
+    assert len(pieces) == len(np.unique(shares * 7 + parts))
+
+
+def test_the_manifests_are_read_by_the_caller_alone(job: AccountingJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have a hash for every part: at 1e8 examples and 300 snapshots, 37 MB."""
+    read: list[str] = []
+
+    def noted(uri: str) -> bytes:
+        read.append(uri)
+        return read_private(uri)
+
+    norms = TrialFiles(job.root).norms
+    monkeypatch.setattr("accounting.records.sealed.read_private", noted)
+    account_users(job, account_in_process)
+    found = sorted(uri.removeprefix(norms) for uri in read if uri.startswith(norms))
+    assert found == ["/complete.json", *(f"/step={step:08d}/manifest.json" for step in STEPS)]
+
+
+@pytest.mark.parametrize("after", [0, 3])
+@pytest.mark.parametrize("kind", [Sorting, Bounding])
+def test_an_interrupted_run_is_continued(job: AccountingJob, kind: type, after: int) -> None:
+    """Killed while rows are sorted, between sorting and accounting, and while shares are accounted."""
+    whole = replace(job, folder=f"{job.folder}-whole")
+    summary = account_users(whole, account_in_process)
+    with pytest.raises(Interrupted):
+        account_users(job, Stages(kind, after))
+    assert exists(f"{rows_of(job)}/part-00002.json") == (after > 0 or kind is Bounding)
+    written = {name: Path(rows_of(job), name).stat().st_ino for name in list_files(rows_of(job))}
+    stages = Stages(Bounding, 1)
+    with pytest.raises(Interrupted):
+        account_users(job, stages)
+    again = {name: Path(rows_of(job), name).stat().st_ino for name in list_files(rows_of(job))}
+    assert written.items() <= again.items(), "what is there is not written again"
+    last = Stages()
+    continued = account_users(job, last)
+    taken = 1 + after if kind is Bounding else 1
+    assert last.done == Counter({"TakingUp": taken, "Sorting": 7, "Bounding": 7 - taken})
+    assert stored(job) == stored(whole)
+    np.testing.assert_array_equal(continued.histogram.counts, summary.histogram.counts)
+    assert continued.everyone.shares == summary.everyone.shares
+    assert list_files(rows_of(job)) == ()
+
+
+def test_what_is_stored_is_taken_up_and_what_is_damaged_is_computed_again(job: AccountingJob) -> None:
+    account_users(job, account_in_process)
+    whole, stages = stored(job), Stages()
+    account_users(job, stages)
+    assert stages.done == Counter({"TakingUp": 7})
+    part = Path(job.folder, "part-00003.arrow")
+    part.write_bytes(part.read_bytes()[:-1] + b"?")
+    stages = Stages()
+    account_users(job, stages)
+    assert stages.done == Counter({"TakingUp": 7, "Bounding": 1})
+    assert stored(job) == whole
+
+
+@pytest.mark.parametrize("key", ["", "ab" * 32], ids=["plain", "encrypted"])
+def test_sorted_rows_are_private(job: AccountingJob, key: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, key)
+    job = job_in(str(tmp_path / "secret"))
+    with pytest.raises(Interrupted):
+        account_users(job, Stages(Bounding))
+    folder = Path(rows_of(job))
+    assert folder.stat().st_mode & 0o777 == 0o700
+    files = sorted(folder.iterdir())
+    assert [path.name for path in files] == [
+        f"part-{part:05d}.{kind}" for part in range(7) for kind in ("arrow", "json")
+    ]
+    for path in files:
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert path.read_bytes().startswith(b"dpsweep-encrypted") == bool(key)
+    account_users(job, account_in_process)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("key", ["", "ab" * 32], ids=["plain", "encrypted"])
+def test_damage_to_sorted_rows_is_named_and_does_not_last(
+    tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flipped byte between sorting and accounting, a file that is cut, and one that is missing."""
+    monkeypatch.setenv(KEY_VARIABLE, key)
+    job = job_in(str(tmp_path / "trial"))
+    whole = replace(job, folder=f"{job.folder}-whole")
+    account_users(whole, account_in_process)
+
+    class Damaging(Stages):
+        def __init__(self, content: bytes | None) -> None:
+            super().__init__()
+            self.content = content
+
+        def __call__(self, job: Job[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
+            if isinstance(job, Bounding):
+                path = Path(rows_of(job.job), "part-00004.arrow")
+                path.unlink() if self.content is None else path.write_bytes(self.content)
+            return super().__call__(job, parts)
+
+    with pytest.raises(Interrupted):
+        account_users(job, Stages(Bounding))
+    intact = Path(rows_of(job), "part-00004.arrow").read_bytes()
+    middle = len(intact) // 2
+    for content in (intact[:middle] + bytes([intact[middle] ^ 1]) + intact[middle + 1 :], intact[:-1], None):
+        with pytest.raises(DataCorruption, match=r"rows-by-user/part-00004\.arrow.*account the trial again"):
+            account_users(replace(job, folder=f"{job.folder}-{len(content or b'')}"), Damaging(content))
+    account_users(job, account_in_process)
+    assert stored(job) == stored(whole)
+    assert list_files(rows_of(job)) == ()
+
+
+def test_other_users_are_another_question(job: AccountingJob, tmp_path: Path) -> None:
     """What an interrupted run stored for other users of the same examples is not taken up."""
-    trace, other = read_trace(TrialFiles(job.root).trace), replace(job, root=f"{job.root}2")
-    write_trial(other.root)
-    write_users(TrialFiles(other.root).users, ids(), USERS[::-1], 8)
-    files = TrialFiles(job.root)
+    with pytest.raises(Interrupted):
+        account_users(job, Stages(Bounding, 3))
+    users = Path(TrialFiles(job.root).users)
+    for path in users.iterdir():
+        path.unlink()
+    write_users(str(users), ids(), USERS[::-1], 8)
+    account_users(job, account_in_process)
+    other = job_in(str(tmp_path / "other"), USERS[::-1])
+    account_users(other, account_in_process)
+    assert stored(job) == stored(other)
 
-    part = NormShards(files.norms).files(0)
-    assert UNITS[job.unit](job, part).inputs(trace) != UNITS[other.unit](other, part).inputs(trace)
-    assert UNITS["user"](job, part).inputs(trace) != UNITS["example"](job, part).inputs(trace)
+
+def test_other_norms_are_another_question(job: AccountingJob) -> None:
+    """Neither rows nor epsilons of earlier norms are taken up."""
+    with pytest.raises(Interrupted):
+        account_users(job, Stages(Bounding, 3))
+    norms, stages = TrialFiles(job.root).norms, Stages()
+    shutil.rmtree(norms)
+    write_norms(norms, 8, *(snapshot(step, 50, seed=1) for step in STEPS))
+    account_users(job, stages)
+    assert stages.done == Counter({"TakingUp": 3, "Sorting": 7, "Bounding": 7})
+    again = replace(job, folder=f"{job.folder}-again")
+    account_users(again, account_in_process)
+    assert stored(job) == stored(again)
+
+
+def test_inputs_depend_on_all_that_determines_epsilons(job: AccountingJob) -> None:
+    trace = read_trace(TrialFiles(job.root).trace)
+    asked = ((job, trace, "a"), (job, trace, "b"), (replace(job, delta=1e-6), trace, "a"), (job, Trace(50), "a"))
+    assert len({inputs_of(*each) for each in asked}) == 4
+    assert TakingUp(job, "a").root == job.root
+
+
+def test_a_small_data_set_sorts_nothing(tmp_path: Path) -> None:
+    root = str(tmp_path / "trial")
+    write_trial(root, examples=50, rows_per_part=25)
+    write_users(TrialFiles(root).users, ids(), USERS, 25)
+    job = replace(job_of(root, DELTA, "pld"), counting=Counting(500.0), folder=f"{root}/private/accounts/a/users")
+    stages = Stages()
+    account_users(job, stages)
+    assert stages.done == Counter({"Bounding": 2})
 
 
 def test_a_trial_without_users_says_what_to_do(tmp_path: Path) -> None:
     root = str(tmp_path / "trial")
     write_trial(root)
     with pytest.raises(InvalidInput, match="name no users, or an earlier version trained it"):
-        store_epsilons(replace(job_of(root, DELTA, "pld"), unit="user"))
+        account_users(job_of(root, DELTA, "pld"), account_in_process)
 
 
 def test_users_of_other_examples_and_damage_are_refused(job: AccountingJob) -> None:
@@ -82,28 +327,20 @@ def test_users_of_other_examples_and_damage_are_refused(job: AccountingJob) -> N
     part = users / "part-00001.arrow"
     part.write_bytes(part.read_bytes()[:-1] + b"?")
     with pytest.raises(DataCorruption, match="sha256 differs"):
-        store_epsilons(job)
-    for path in users.iterdir():
-        path.unlink()
-    write_users(str(users), ids() + 1, USERS, 8)
-    with pytest.raises(DataCorruption, match="is of other examples than the norms"):
-        store_epsilons(job)
+        account_users(job, account_in_process)
+    for changed, rows_per_part in ((ids() + 1, 8), (ids(), 16)):
+        for path in users.iterdir():
+            path.unlink()
+        write_users(str(users), changed, USERS, rows_per_part)
+        with pytest.raises(DataCorruption, match="is of other examples than the norms"):
+            account_users(job, account_in_process)
     summary = users / "users.json"
     summary.write_text(json.dumps({**json.loads(summary.read_text()), "most_records": 1}))
     with pytest.raises(DataCorruption, match="differs from its checksum"):
         StoredUsers(str(users))
 
 
-def test_a_share_reads_each_manifest_once(job: AccountingJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They have a hash for every part: at 1e8 examples and 300 snapshots, 45 MB."""
-    read: list[str] = []
-
-    def noted(uri: str) -> bytes:
-        read.append(uri)
-        return read_private(uri)
-
-    part = NormShards(TrialFiles(job.root).norms).files(0)
-    monkeypatch.setattr("accounting.records.sealed.read_private", noted)
-    account_part(job, part)
-    found = sorted(uri.removeprefix(part.directory) for uri in read if uri.startswith(part.directory))
-    assert found == ["/complete.json", *(f"/step={step:08d}/manifest.json" for step in STEPS)]
+def test_examples_are_accounted_as_before(job: AccountingJob) -> None:
+    """Both questions may be asked of one trial."""
+    account_users(job, account_in_process)
+    assert store_epsilons(job_of(job.root, DELTA)).examples == 50

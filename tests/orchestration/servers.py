@@ -109,6 +109,14 @@ def objects_in(bucket: str, store: Mapping[str, str]) -> dict[str, bytes]:
     return {name: client.get_object(Bucket=bucket, Key=name)["Body"].read() for name in names}
 
 
+def put_object(bucket: str, store: Mapping[str, str], name: str, content: bytes | None) -> None:
+    """Store an object in a bucket of `s3`, or delete it."""
+    if content is None:
+        _client(store).delete_object(Bucket=bucket, Key=name)
+    else:
+        _client(store).put_object(Bucket=bucket, Key=name, Body=content)
+
+
 def sent_in_pieces(bucket: str, store: Mapping[str, str]) -> list[str]:
     """The objects of a bucket of `s3` that took more than one request: S3 shows by their tag of how many pieces."""
     pages = _client(store).get_paginator("list_objects_v2").paginate(Bucket=bucket)

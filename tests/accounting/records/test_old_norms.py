@@ -14,13 +14,15 @@ import numpy as np
 import pytest
 
 from accounting.errors import DataCorruption, StorageError
-from accounting.jobs import store_epsilons
+from accounting.jobs import account_all, account_in_process
 from accounting.records.encryption import KEY_VARIABLE
 from accounting.records.epsilons import read_epsilons
 from accounting.records.files import list_files, read_bytes
 from accounting.records.layout import TrialFiles
 from accounting.records.shards import NormShards, NormShardWriter, NormSnapshot, delete_norms, has_norms
 from accounting.records.users import write_users
+from accounting.summaries import Counting
+from accounting.user_jobs import account_users
 from tests.accounting.old_layout import write_old_norms
 from tests.accounting.stored_trial import account_trial, job_of, snapshot, write_norms, write_trial
 
@@ -60,10 +62,11 @@ def test_rows_and_epsilons_are_those_of_objects(tmp_path: Path, monkeypatch: pyt
         for name, column in vars(before.read(part)).items():
             np.testing.assert_array_equal(column, getattr(after.read(part), name))
     before.verify()
-    for job in (job_of(old, 1e-5), replace(job_of(old, 1e-5, "pld"), folder=f"{old}/users", unit="user")):
+    of_users = replace(job_of(old, 1e-5, "pld"), counting=Counting(500.0), folder=f"{old}/private/of-users")
+    for account, job in ((account_all, job_of(old, 1e-5)), (account_users, of_users)):
         other = replace(job, root=new, folder=job.folder.replace(old, new))
-        store_epsilons(job)
-        store_epsilons(other)
+        account(job, account_in_process)
+        account(other, account_in_process)
         found, expected = read_epsilons(job.folder), read_epsilons(other.folder)
         np.testing.assert_array_equal(found.upper, expected.upper)
         np.testing.assert_array_equal(found.lower, expected.lower)

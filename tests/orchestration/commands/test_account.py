@@ -19,7 +19,7 @@ from accounting.accountants import account
 from accounting.errors import DataCorruption, InvalidInput
 from accounting.individual.epsilons import IndividualEpsilons, individual_epsilons
 from accounting.pld import epsilon_of_examples
-from accounting.records import StoredUsers, read_contributions
+from accounting.records import StoredUsers
 from accounting.records.epsilons import read_epsilons
 from accounting.records.shards import NormShards
 from accounting.records.traces import read_trace
@@ -122,7 +122,7 @@ def test_every_user_is_accounted_by_all_own_records(tmp_path: Path) -> None:
     trial, users = files.trial(answer["key"]), answer["users"]
     trace, norms = read_trace(trial.trace), NormShards(trial.norms).read(0)
     stored, whose = read_epsilons(f"{answer['folder']}/users"), StoredUsers(trial.users)
-    ((owners, _),) = whose.of(iter([(0, read_contributions(NormShards(trial.norms).files(0)))]))
+    owners = whose.owned(NormShards(trial.norms).files(0)).users().ids
     assert (users["users"], users["most_records"]) == (len(np.unique(owners)), np.bincount(owners).max())
     most = int(np.bincount(owners).argmax())
     expected = epsilon_of_examples(trace, norms.steps.tolist(), norms.contributions[owners == most], stored.delta).upper

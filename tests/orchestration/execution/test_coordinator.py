@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from accounting.errors import StorageError
-from accounting.jobs import AccountingJob, PartResult, Scatter, account_in_process
-from accounting.records.part_files import PartFiles
+from accounting.jobs import Job, Part, Result, Scatter, account_in_process
 from orchestration.comparison.findings import Findings
 from orchestration.comparison.record import SweepRecord
 from orchestration.execution.backend import TrialContext
@@ -137,7 +136,7 @@ def test_what_was_trained_but_not_accounted_is_accounted(bench: Bench) -> None:
 def test_accounting_that_fails_ends_that_trial_alone(bench: Bench) -> None:
     trial, kept = bench.files.trial(FIRST), {}
 
-    def damaged(job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[PartResult]:
+    def damaged(job: Job[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
         if job.root == trial.root:
             part = next(Path(trial.norms).glob("*/*.arrow"))
             kept[part] = part.read_bytes()
@@ -159,7 +158,7 @@ def test_a_storage_that_refuses_for_a_while_fails_no_trial(bench: Bench, monkeyp
     monkeypatch.setattr("orchestration.execution.coordinator.PAUSES", (0.01,) * 3)
     refusals = {FIRST: 3, SECOND: 4}
 
-    def refusing(job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[PartResult]:
+    def refusing(job: Job[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
         key = Path(job.root).name
         refusals[key] -= 1
         if refusals[key] >= 0:

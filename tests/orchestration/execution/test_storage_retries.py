@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -50,12 +50,12 @@ def refusing(monkeypatch: pytest.MonkeyPatch, after: int, times: int) -> Callabl
     """Let the store refuse so many writes after so many; returns how often it refused so far."""
     write, counts = storage._put_object, {"writes": 0, "refused": 0}
 
-    def put(filesystem: fs.FileSystem, path: str, data: bytes) -> None:
+    def put(filesystem: fs.FileSystem, path: str, pieces: Sequence[bytes | memoryview]) -> None:
         counts["writes"] += 1
         if counts["writes"] > after and counts["refused"] < times:
             counts["refused"] += 1
             raise OSError("503 Slow Down")
-        write(filesystem, path, data)
+        write(filesystem, path, pieces)
 
     monkeypatch.setattr(storage, "_put_object", put)
     return lambda: counts["refused"]

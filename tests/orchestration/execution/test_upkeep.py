@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from accounting.errors import DataCorruption
 from accounting.records.epsilons import read_epsilons
 from accounting.records.files import list_files
+from accounting.records.private_files import write_private
 from orchestration.commands.main import app
 from orchestration.execution.completion import Times, complete_trial
 from orchestration.records.layout import SweepFiles
@@ -72,11 +73,14 @@ def test_verify_names_every_damaged_file_of_every_trial(files: SweepFiles) -> No
 
 def test_prune_deletes_norms_and_nothing_else(files: SweepFiles) -> None:
     before = {key: read_epsilons(files.trial(key).epsilons) for key in KEYS}
+    for key in KEYS:
+        write_private(f"{files.trial(key).rows_by_user}/part-00000.arrow", b"of an accounting that was killed")
     refused = CliRunner().invoke(app, ["prune", files.root])
     assert "give --norms" in str(refused.exception)
     old = CliRunner().invoke(app, ["prune", files.root, "--norms", "--older-than", "5", "--json"])
     assert json.loads(old.stdout) == {"pruned": KEYS[:1]}
     assert [bool(list_files(files.trial(key).norms)) for key in KEYS] == [False, True]
+    assert [Path(files.trial(key).rows_by_user).exists() for key in KEYS] == [False, True]
     rest = CliRunner().invoke(app, ["prune", files.root, "--norms"])
     assert f"deleted the norms of {KEYS[1]}" in rest.stdout
     assert "can no longer be accounted" in rest.stdout.replace("\n", " ")

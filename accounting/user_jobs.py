@@ -1,0 +1,225 @@
+"""Accounting the users of a stored trial, whose records lie in any part of the norms: sorted by user, then by share.
+
+A user's epsilon needs all records of that user at every snapshot together. Users are divided into as many shares as
+there are parts, by the remainder of their id. Tasks over a few parts each read their norms once and write the rows in
+the order of shares (`accounting.records.user_rows`); then one task for each share reads its rows from these files and
+accounts its users. So every byte is read a fixed number of times, however many parts there are. Where one or two shares
+are to be accounted, each reads the norms themselves.
+
+Both kinds of task are stateless and idempotent, as those of `accounting.jobs`: what an interrupted run has stored, rows
+or epsilons, is not made again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accounting.errors import InvalidInput
+from accounting.jobs import AccountingJob, PartResult, Scatter, gathered, in_order, inputs_of, store_part, taken_up
+from accounting.records import (
+    NormShards,
+    OwnedPart,
+    ShareOfRows,
+    SortedRows,
+    StoredUsers,
+    TrialFiles,
+    delete_folder,
+    list_files,
+    noted_rows,
+    read_trace,
+    shares_of,
+    write_rows,
+)
+from accounting.summaries import EpsilonSummary
+from accounting.users import epsilons_of_users
+
+DIRECT = 2
+"""Up to so many shares read the norms themselves: sorting writes the rows once and reads them once more."""
+SORTED_BYTES = 2**28
+"""Contributions that a task sorts at most, if it has several parts. It holds them twice, and with a key three times."""
+LEAST_TASKS = 64
+"""Tasks that sort, at least, where there are so many parts, so that nodes have something to do."""
+
+Ids = NDArray[np.int64]
+Rows = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Share:
+    """The users whose id leaves the remainder ``part`` when divided by the number of parts."""
+
+    part: int
+
+
+@dataclass(frozen=True)
+class ShareOfNorms:
+    """The rows of one share of the users, among those of all parts of the norms."""
+
+    part: int
+    parts: tuple[OwnedPart, ...]
+
+    def read(self) -> tuple[Ids, Rows]:
+        """As `ShareOfRows.read`. Raises: DataCorruption for what is missing, cut or altered."""
+        kept = []
+        for each in self.parts:
+            owners = each.users()
+            mine = owners.ids % len(self.parts) == self.part
+            kept.append((owners.ids[mine], each.contributions(owners)[mine]))
+        users, rows = (np.concatenate(column) for column in zip(*kept, strict=True))
+        return users, rows
+
+
+@dataclass(frozen=True)
+class SomeParts:
+    """Parts of the norms whose rows one task sorts, of which ``part`` is the first."""
+
+    part: int
+    parts: tuple[OwnedPart, ...]
+
+
+@dataclass(frozen=True)
+class TakenUp:
+    """What an interrupted run has stored of a share; None if nothing, or what is damaged."""
+
+    part: int
+    result: PartResult | None
+
+
+@dataclass(frozen=True)
+class TakingUp:
+    """Take up shares that an interrupted run has stored from ``inputs``."""
+
+    job: AccountingJob
+    inputs: str
+
+    @property
+    def root(self) -> str:
+        return self.job.root
+
+    def account(self, part: Share) -> TakenUp:
+        """What is stored of the share."""
+        return TakenUp(part.part, taken_up(self.job, part.part, self.inputs))
+
+
+@dataclass(frozen=True)
+class Sorting:
+    """Write the rows of the norms into a folder, in the order of ``shares``. inputs: digest of all of the norms."""
+
+    root: str
+    shares: int
+    inputs: str
+
+    def account(self, part: SomeParts) -> SortedRows:
+        """Sort some parts, unless an interrupted run has. Raises: DataCorruption, StorageError."""
+        directory = TrialFiles(self.root).rows_by_user
+        stored = noted_rows(directory, part.part, self.inputs)
+        return stored or write_rows(directory, part.part, *self._sorted(part), self.inputs)
+
+    def _sorted(self, part: SomeParts) -> tuple[Ids, Rows, list[int]]:
+        """Users [rows] and contributions [rows, snapshots] in the order of shares, and where each share ends."""
+        found = [each.users() for each in part.parts]
+        users = np.concatenate([owners.ids for owners in found])
+        order = np.argsort(users % self.shares, kind="stable")
+        places = np.empty_like(order)
+        places[order] = np.arange(len(order))
+        rows = np.empty((len(users), len(part.parts[0].norms.steps)), np.float32)
+        ends = np.cumsum([0, *(len(owners.ids) for owners in found)]).tolist()
+        for each, owners, (start, stop) in zip(part.parts, found, pairwise(ends), strict=True):
+            _fill(rows, places[start:stop], each.contributions(owners))
+        return users[order], rows, np.bincount(users % self.shares, minlength=self.shares).cumsum().tolist()
+
+
+@dataclass(frozen=True)
+class Bounding:
+    """Account the users of a share, at ``steps`` of the run. inputs: digest of what determines the epsilons."""
+
+    job: AccountingJob
+    steps: tuple[int, ...]
+    inputs: str
+
+    @property
+    def root(self) -> str:
+        return self.job.root
+
+    def account(self, part: ShareOfRows | ShareOfNorms) -> PartResult:
+        """Store the epsilon of each user. Raises: DataCorruption for missing, cut or altered files, StorageError."""
+        stored = taken_up(self.job, part.part, self.inputs)
+        if stored is not None:
+            return stored
+        trace = read_trace(TrialFiles(self.root).trace)
+        epsilons = epsilons_of_users(*part.read(), self.steps, trace, self.job.delta)
+        return store_part(self.job, part.part, epsilons, self.inputs)
+
+
+def account_users(job: AccountingJob, scatter: Scatter) -> EpsilonSummary:
+    """Account every user of a trial, store the epsilons privately, and return their summary.
+
+    What an earlier run has stored is not computed again. Where the rows of the norms were sorted by user, they are
+    deleted in the end. The calling process holds a few numbers for each share and each sorted file, never one for each
+    example.
+
+    Raises: InvalidInput for a run that a filter ended, where no user was bounded, and where no users are stored;
+    DataCorruption as `account_all`.
+    """
+    files = TrialFiles(job.root)
+    trace, users, shards = read_trace(files.trace), StoredUsers(files.users), NormShards(files.norms)
+    if trace.filter is not None:
+        raise InvalidInput("a filter limited single examples, not users, so users have no epsilon of their own here")
+    shards.require_complete(trace.dataset_size)
+    parts = [users.owned(shards.files(part)) for part in shards.parts]
+    norms = _digest(parts, users)
+    inputs = inputs_of(job, trace, norms)
+    found = _stored(job, inputs, len(parts), scatter)
+    missing = [share for share in range(len(parts)) if share not in found]
+    asked = _shares(job.root, parts, missing, norms, scatter)
+    computed = in_order(scatter, Bounding(job, tuple(map(int, shards.steps)), inputs), asked)
+    summary = gathered(job, (found[share] if share in found else next(computed) for share in range(len(parts))))
+    delete_folder(files.rows_by_user)
+    return summary
+
+
+def _stored(job: AccountingJob, inputs: str, shares: int, scatter: Scatter) -> dict[int, PartResult]:
+    """The shares that an earlier run has stored, by number; nothing is asked of a folder that has none."""
+    names = set(list_files(job.folder))
+    noted = [Share(share) for share in range(shares) if f"part-{share:05d}.json" in names]
+    found = in_order(scatter, TakingUp(job, inputs), noted) if noted else ()
+    return {each.part: each.result for each in found if each.result is not None}
+
+
+def _shares(
+    root: str, parts: Sequence[OwnedPart], missing: Sequence[int], norms: str, scatter: Scatter
+) -> Sequence[ShareOfRows | ShareOfNorms]:
+    """Where the rows of the missing shares are; many are sorted first."""
+    if len(missing) <= DIRECT:
+        return [ShareOfNorms(share, tuple(parts)) for share in missing]
+    files = list(in_order(scatter, Sorting(root, len(parts), norms), _grouped(parts)))
+    every = shares_of(TrialFiles(root).rows_by_user, len(parts[0].norms.steps), files)
+    return [every[share] for share in missing]
+
+
+def _grouped(parts: Sequence[OwnedPart]) -> list[SomeParts]:
+    """Parts that are sorted together: as many as fit, but of few parts each alone."""
+    largest = max(each.norms.rows * len(each.norms.steps) for each in parts) * np.dtype(np.float32).itemsize
+    together = max(1, min(SORTED_BYTES // max(largest, 1), -(-len(parts) // LEAST_TASKS)))
+    return [SomeParts(start, tuple(parts[start : start + together])) for start in range(0, len(parts), together)]
+
+
+def _digest(parts: Sequence[OwnedPart], users: StoredUsers) -> str:
+    """sha256 of what determines the rows of all users, and how they are divided."""
+    found = hashlib.sha256(repr(users.digests()).encode())
+    for each in parts:
+        found.update(repr(each.norms.identity).encode())
+    return found.hexdigest()
+
+
+def _fill(rows: Rows, places: NDArray[np.intp], contributions: Rows, block: int = 4096) -> None:
+    """Set the rows in these places; in blocks, because contributions are stored by snapshot."""
+    for start in range(0, len(places), block):
+        stop = start + block
+        rows[places[start:stop]] = np.ascontiguousarray(contributions[start:stop])
