@@ -1,4 +1,4 @@
-"""Accounting the users of a stored trial, whose records lie in any part of the norms: sorted by user, then by share.
+"""Accounting of the users of a stored trial, whose records may lie in any part of the norms: a group-by over the parts.
 
 A user's epsilon needs all records of that user at every snapshot together. Users are divided into as many shares as
 there are parts, by the remainder of their id. Tasks over a few parts each read their norms once and write the rows in
@@ -40,11 +40,11 @@ from accounting.summaries import EpsilonSummary
 from accounting.users import epsilons_of_users
 
 DIRECT = 2
-"""Up to so many shares read the norms themselves: sorting writes the rows once and reads them once more."""
+"""Maximum number of shares that read the norms themselves; more are sorted first, which costs a write and a read."""
 SORTED_BYTES = 2**28
-"""Contributions that a task sorts at most, if it has several parts. It holds them twice, and with a key three times."""
+"""Maximum bytes of contributions per sorting task of several parts; held twice, with encryption three times."""
 LEAST_TASKS = 64
-"""Tasks that sort, at least, where there are so many parts, so that nodes have something to do."""
+"""Minimum number of sorting tasks if there are that many parts, so that all nodes have work."""
 
 Ids = NDArray[np.int64]
 Rows = NDArray[np.float32]
@@ -84,16 +84,16 @@ class SomeParts:
 
 
 @dataclass(frozen=True)
-class TakenUp:
-    """What an interrupted run has stored of a share; None if nothing, or what is damaged."""
+class ReusedShare:
+    """The stored result of a share; None if there is none, or a damaged one."""
 
     part: int
     result: PartResult | None
 
 
 @dataclass(frozen=True)
-class TakingUp:
-    """Take up shares that an interrupted run has stored from ``inputs``."""
+class ReuseShares:
+    """Job that looks up shares which an interrupted run has stored. inputs: digest that their result must have."""
 
     job: AccountingJob
     inputs: str
@@ -102,14 +102,14 @@ class TakingUp:
     def root(self) -> str:
         return self.job.root
 
-    def account(self, part: Share) -> TakenUp:
-        """What is stored of the share."""
-        return TakenUp(part.part, taken_up(self.job, part.part, self.inputs))
+    def account(self, part: Share) -> ReusedShare:
+        """The stored result of the share, if there is an intact one."""
+        return ReusedShare(part.part, taken_up(self.job, part.part, self.inputs))
 
 
 @dataclass(frozen=True)
-class Sorting:
-    """Write the rows of the norms into a folder, in the order of ``shares``. inputs: digest of all of the norms."""
+class SortRows:
+    """Job that writes the rows of the norms into a folder, in the order of ``shares``. inputs: digest of the norms."""
 
     root: str
     shares: int
@@ -136,8 +136,11 @@ class Sorting:
 
 
 @dataclass(frozen=True)
-class Bounding:
-    """Account the users of a share, at ``steps`` of the run. inputs: digest of what determines the epsilons."""
+class AccountShares:
+    """Job that accounts the users of a share.
+
+    steps: the steps of the snapshots. inputs: digest of everything that determines the epsilons.
+    """
 
     job: AccountingJob
     steps: tuple[int, ...]
@@ -178,40 +181,40 @@ def account_users(job: AccountingJob, scatter: Scatter) -> EpsilonSummary:
     found = _stored(job, inputs, len(parts), scatter)
     missing = [share for share in range(len(parts)) if share not in found]
     asked = _shares(job.root, parts, missing, norms, scatter)
-    computed = in_order(scatter, Bounding(job, tuple(map(int, shards.steps)), inputs), asked)
+    computed = in_order(scatter, AccountShares(job, tuple(map(int, shards.steps)), inputs), asked)
     summary = gathered(job, (found[share] if share in found else next(computed) for share in range(len(parts))))
     delete_folder(files.rows_by_user)
     return summary
 
 
 def _stored(job: AccountingJob, inputs: str, shares: int, scatter: Scatter) -> dict[int, PartResult]:
-    """The shares that an earlier run has stored, by number; nothing is asked of a folder that has none."""
+    """The shares that an earlier run has stored, by number."""
     names = set(list_files(job.folder))
     noted = [Share(share) for share in range(shares) if f"part-{share:05d}.json" in names]
-    found = in_order(scatter, TakingUp(job, inputs), noted) if noted else ()
+    found = in_order(scatter, ReuseShares(job, inputs), noted) if noted else ()
     return {each.part: each.result for each in found if each.result is not None}
 
 
 def _shares(
     root: str, parts: Sequence[OwnedPart], missing: Sequence[int], norms: str, scatter: Scatter
 ) -> Sequence[ShareOfRows | ShareOfNorms]:
-    """Where the rows of the missing shares are; many are sorted first."""
+    """The rows of the missing shares. More than `DIRECT` shares are sorted first."""
     if len(missing) <= DIRECT:
         return [ShareOfNorms(share, tuple(parts)) for share in missing]
-    files = list(in_order(scatter, Sorting(root, len(parts), norms), _grouped(parts)))
+    files = list(in_order(scatter, SortRows(root, len(parts), norms), _grouped(parts)))
     every = shares_of(TrialFiles(root).rows_by_user, len(parts[0].norms.steps), files)
     return [every[share] for share in missing]
 
 
 def _grouped(parts: Sequence[OwnedPart]) -> list[SomeParts]:
-    """Parts that are sorted together: as many as fit, but of few parts each alone."""
+    """Parts by sorting task: as many per task as `SORTED_BYTES` and `LEAST_TASKS` allow."""
     largest = max(each.norms.rows * len(each.norms.steps) for each in parts) * np.dtype(np.float32).itemsize
     together = max(1, min(SORTED_BYTES // max(largest, 1), -(-len(parts) // LEAST_TASKS)))
     return [SomeParts(start, tuple(parts[start : start + together])) for start in range(0, len(parts), together)]
 
 
 def _digest(parts: Sequence[OwnedPart], users: StoredUsers) -> str:
-    """sha256 of what determines the rows of all users, and how they are divided."""
+    """sha256 of everything that determines the rows of all users, and their division into shares."""
     found = hashlib.sha256(repr(users.digests()).encode())
     for each in parts:
         found.update(repr(each.norms.identity).encode())
@@ -219,7 +222,7 @@ def _digest(parts: Sequence[OwnedPart], users: StoredUsers) -> str:
 
 
 def _fill(rows: Rows, places: NDArray[np.intp], contributions: Rows, block: int = 4096) -> None:
-    """Set the rows in these places; in blocks, because contributions are stored by snapshot."""
+    """Set ``rows[places]``; in blocks of rows, because contributions are stored by snapshot."""
     for start in range(0, len(places), block):
         stop = start + block
         rows[places[start:stop]] = np.ascontiguousarray(contributions[start:stop])

@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from accounting.errors import START_ANEW, DataCorruption
-from accounting.records.ahead import read_in_turn
 from accounting.records.files import list_files
 from accounting.records.objects import DIGEST, Place, batch_of, read_piece
 from accounting.records.parts import MANIFEST, PartRecord, PartStore, RepeatedIds, corrupt, read_stored, rows_of
+from accounting.records.read_ahead import read_in_turn
 from accounting.records.snapshots import COMPLETE, Snapshot, object_uri, read_snapshots, uncommitted
 
 NORM_SCHEMA = pa.schema(

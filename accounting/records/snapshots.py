@@ -20,9 +20,9 @@ from typing import Any
 import pyarrow as pa
 
 from accounting.errors import START_ANEW, DataCorruption
-from accounting.records.ahead import read_in_turn
 from accounting.records.files import write_bytes_atomically
 from accounting.records.objects import DIGEST, ObjectRecord, make_object
+from accounting.records.read_ahead import read_in_turn
 from accounting.records.sealed import read_private_sealed, write_private_sealed
 
 COMPLETE = "complete.json"

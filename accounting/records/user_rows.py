@@ -19,9 +19,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from accounting.errors import DataCorruption
-from accounting.records.ahead import read_in_turn
 from accounting.records.files import read_bytes, write_pieces_atomically
 from accounting.records.objects import DIGEST, Place, batch_of, make_pieces, read_piece
+from accounting.records.read_ahead import read_in_turn
 from accounting.records.sealed import read_private_sealed, write_private_sealed
 
 Ids = NDArray[np.int64]

@@ -189,7 +189,7 @@ def test_users_survive_killed_processes(job: AccountingJob, cluster: None) -> No
 
     with AccountingQueue(1) as queue:
         account_users(replace(asked, folder=f"{job.root}/private/users-killed"), scatter)
-    assert set(+killed) == {"Sorting", "Bounding"}
+    assert set(+killed) == {"SortRows", "AccountShares"}
     assert attempts == {(stage, part): 1 for stage in killed for part in range(7)}
     names = [name for name in list_files(asked.folder) if name.endswith(".arrow")]
     assert len(names) == 7

@@ -35,7 +35,7 @@ from accounting.records import (
 from accounting.records.objects import Place, read_piece
 from accounting.records.part_files import PartInObjects
 from accounting.summaries import Counting
-from accounting.user_jobs import Bounding, Sorting, TakingUp, account_users
+from accounting.user_jobs import AccountShares, ReuseShares, SortRows, account_users
 from tests.accounting.stored_trial import job_of, snapshot, write_norms, write_trial
 
 DELTA, STEPS = 1e-5, (0, 40, 80)
@@ -128,7 +128,7 @@ def test_the_bits_do_not_depend_on_how_rows_are_sorted(
         monkeypatch.setattr(user_jobs, "LEAST_TASKS", least)
         again, stages = replace(job, folder=f"{job.folder}-{tasks}"), Stages()
         account_users(again, stages)
-        assert stages.done == Counter({"Sorting": tasks, "Bounding": 7})
+        assert stages.done == Counter({"SortRows": tasks, "AccountShares": 7})
         found.append({**stored(again), MANIFEST: read_bytes(f"{again.folder}/{MANIFEST}")})
         assert list_files(rows_of(job)) == ()
     assert found[1:] == found[:1] * 3
@@ -140,7 +140,7 @@ def test_what_is_sorted_together_fits_the_memory(job: AccountingJob, monkeypatch
     monkeypatch.setattr(user_jobs, "SORTED_BYTES", 3 * 8 * len(STEPS) * 4)
     stages = Stages()
     account_users(job, stages)
-    assert stages.done["Sorting"] == 3, "seven parts, three at a time"
+    assert stages.done["SortRows"] == 3, "seven parts, three at a time"
 
 
 def test_every_byte_is_read_once(job: AccountingJob, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,24 +181,24 @@ def test_the_manifests_are_read_by_the_caller_alone(job: AccountingJob, monkeypa
 
 
 @pytest.mark.parametrize("after", [0, 3])
-@pytest.mark.parametrize("kind", [Sorting, Bounding])
+@pytest.mark.parametrize("kind", [SortRows, AccountShares])
 def test_an_interrupted_run_is_continued(job: AccountingJob, kind: type, after: int) -> None:
     """Killed while rows are sorted, between sorting and accounting, and while shares are accounted."""
     whole = replace(job, folder=f"{job.folder}-whole")
     summary = account_users(whole, account_in_process)
     with pytest.raises(Interrupted):
         account_users(job, Stages(kind, after))
-    assert exists(f"{rows_of(job)}/part-00002.json") == (after > 0 or kind is Bounding)
+    assert exists(f"{rows_of(job)}/part-00002.json") == (after > 0 or kind is AccountShares)
     written = {name: Path(rows_of(job), name).stat().st_ino for name in list_files(rows_of(job))}
-    stages = Stages(Bounding, 1)
+    stages = Stages(AccountShares, 1)
     with pytest.raises(Interrupted):
         account_users(job, stages)
     again = {name: Path(rows_of(job), name).stat().st_ino for name in list_files(rows_of(job))}
     assert written.items() <= again.items(), "what is there is not written again"
     last = Stages()
     continued = account_users(job, last)
-    taken = 1 + after if kind is Bounding else 1
-    assert last.done == Counter({"TakingUp": taken, "Sorting": 7, "Bounding": 7 - taken})
+    taken = 1 + after if kind is AccountShares else 1
+    assert last.done == Counter({"ReuseShares": taken, "SortRows": 7, "AccountShares": 7 - taken})
     assert stored(job) == stored(whole)
     np.testing.assert_array_equal(continued.histogram.counts, summary.histogram.counts)
     assert continued.everyone.shares == summary.everyone.shares
@@ -209,12 +209,12 @@ def test_what_is_stored_is_taken_up_and_what_is_damaged_is_computed_again(job: A
     account_users(job, account_in_process)
     whole, stages = stored(job), Stages()
     account_users(job, stages)
-    assert stages.done == Counter({"TakingUp": 7})
+    assert stages.done == Counter({"ReuseShares": 7})
     part = Path(job.folder, "part-00003.arrow")
     part.write_bytes(part.read_bytes()[:-1] + b"?")
     stages = Stages()
     account_users(job, stages)
-    assert stages.done == Counter({"TakingUp": 7, "Bounding": 1})
+    assert stages.done == Counter({"ReuseShares": 7, "AccountShares": 1})
     assert stored(job) == whole
 
 
@@ -223,7 +223,7 @@ def test_sorted_rows_are_private(job: AccountingJob, key: str, monkeypatch: pyte
     monkeypatch.setenv(KEY_VARIABLE, key)
     job = job_in(str(tmp_path / "secret"))
     with pytest.raises(Interrupted):
-        account_users(job, Stages(Bounding))
+        account_users(job, Stages(AccountShares))
     folder = Path(rows_of(job))
     assert folder.stat().st_mode & 0o777 == 0o700
     files = sorted(folder.iterdir())
@@ -253,13 +253,13 @@ def test_damage_to_sorted_rows_is_named_and_does_not_last(
             self.content = content
 
         def __call__(self, job: Job[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
-            if isinstance(job, Bounding):
+            if isinstance(job, AccountShares):
                 path = Path(rows_of(job.job), "part-00004.arrow")
                 path.unlink() if self.content is None else path.write_bytes(self.content)
             return super().__call__(job, parts)
 
     with pytest.raises(Interrupted):
-        account_users(job, Stages(Bounding))
+        account_users(job, Stages(AccountShares))
     intact = Path(rows_of(job), "part-00004.arrow").read_bytes()
     middle = len(intact) // 2
     for content in (intact[:middle] + bytes([intact[middle] ^ 1]) + intact[middle + 1 :], intact[:-1], None):
@@ -273,7 +273,7 @@ def test_damage_to_sorted_rows_is_named_and_does_not_last(
 def test_other_users_are_another_question(job: AccountingJob, tmp_path: Path) -> None:
     """What an interrupted run stored for other users of the same examples is not taken up."""
     with pytest.raises(Interrupted):
-        account_users(job, Stages(Bounding, 3))
+        account_users(job, Stages(AccountShares, 3))
     users = Path(TrialFiles(job.root).users)
     for path in users.iterdir():
         path.unlink()
@@ -287,12 +287,12 @@ def test_other_users_are_another_question(job: AccountingJob, tmp_path: Path) ->
 def test_other_norms_are_another_question(job: AccountingJob) -> None:
     """Neither rows nor epsilons of earlier norms are taken up."""
     with pytest.raises(Interrupted):
-        account_users(job, Stages(Bounding, 3))
+        account_users(job, Stages(AccountShares, 3))
     norms, stages = TrialFiles(job.root).norms, Stages()
     shutil.rmtree(norms)
     write_norms(norms, 8, *(snapshot(step, 50, seed=1) for step in STEPS))
     account_users(job, stages)
-    assert stages.done == Counter({"TakingUp": 3, "Sorting": 7, "Bounding": 7})
+    assert stages.done == Counter({"ReuseShares": 3, "SortRows": 7, "AccountShares": 7})
     again = replace(job, folder=f"{job.folder}-again")
     account_users(again, account_in_process)
     assert stored(job) == stored(again)
@@ -302,7 +302,7 @@ def test_inputs_depend_on_all_that_determines_epsilons(job: AccountingJob) -> No
     trace = read_trace(TrialFiles(job.root).trace)
     asked = ((job, trace, "a"), (job, trace, "b"), (replace(job, delta=1e-6), trace, "a"), (job, Trace(50), "a"))
     assert len({inputs_of(*each) for each in asked}) == 4
-    assert TakingUp(job, "a").root == job.root
+    assert ReuseShares(job, "a").root == job.root
 
 
 def test_a_small_data_set_sorts_nothing(tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ def test_a_small_data_set_sorts_nothing(tmp_path: Path) -> None:
     job = replace(job_of(root, DELTA, "pld"), counting=Counting(500.0), folder=f"{root}/private/accounts/a/users")
     stages = Stages()
     account_users(job, stages)
-    assert stages.done == Counter({"Bounding": 2})
+    assert stages.done == Counter({"AccountShares": 2})
 
 
 def test_a_trial_without_users_says_what_to_do(tmp_path: Path) -> None:

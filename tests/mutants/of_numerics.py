@@ -271,8 +271,8 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
         B("found if _is_intact(", "found if True or _is_intact(", "damaged rows stay damaged"),
     ),
     *bugs_in(
-        "accounting/records/ahead.py",
-        ("tests/accounting/records/test_ahead.py",),
+        "accounting/records/read_ahead.py",
+        ("tests/accounting/records/test_read_ahead.py",),
         B("if len(waiting) >= AHEAD:", "if False:", "memory fills with what is read before its turn"),
     ),
     *bugs_in(

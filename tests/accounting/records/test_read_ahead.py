@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from accounting.errors import DataCorruption, StorageError
-from accounting.records.ahead import AHEAD, READERS, read_in_turn
 from accounting.records.files import list_files, read_bytes
+from accounting.records.read_ahead import AHEAD, READERS, read_in_turn
 from accounting.records.shards import NormShards, read_contributions
 from tests.accounting.old_layout import write_old_norms
 from tests.accounting.stored_trial import snapshot, write_norms

@@ -1,6 +1,7 @@
-"""Reading many files or ranges one after the other: from an object store several at once, each of which takes a while.
+"""Read many files or ranges in order, from an object store several at a time.
 
-A local file is there at once, and threads would only cost: it is read when its turn comes.
+A request to an object store takes tens of milliseconds, so several overlap. Local files are read one by one: threads
+would only cost time.
 """
 
 from __future__ import annotations
@@ -13,19 +14,19 @@ from typing import TypeVar
 from accounting.records.files import is_local
 
 READERS = 8
-"""Requests to an object store at the same time, of one reader."""
+"""Concurrent requests to an object store, per call of `read_in_turn`."""
 AHEAD = 16
-"""What is read and not yet taken, or being read: the most that is in memory."""
+"""Maximum number of items in memory: read but not yet taken, or being read."""
 
 Name = TypeVar("Name")
 Content = TypeVar("Content")
 
 
 def read_in_turn(uri: str, read: Callable[[Name], Content], names: Iterable[Name]) -> Iterator[Content]:
-    """What ``read`` returns for each of the names, in their order. uri: of the folder that they are in.
+    """Yield ``read(name)`` for each name, in order. uri: the folder that contains them.
 
-    Where that is not local, ``read`` is called in several threads, for at most `AHEAD` names before their turn. Its
-    error is raised when its turn comes, as it would be if names were read one by one.
+    If the folder is not local, ``read`` runs in several threads, for at most `AHEAD` names before their turn. An error
+    is raised when its name's turn comes, as if the names were read one by one.
     """
     return map(read, names) if is_local(uri) else _ahead(read, names)
 
