@@ -122,7 +122,7 @@ def test_files_stay_small() -> None:
         path.relative_to(ROOT).as_posix(): count
         for package in PACKAGES
         for path in (ROOT / package).rglob("*.py")
-        if (count := len(path.read_text().splitlines())) > 420
+        if (count := len(path.read_text().splitlines())) > 400
     }
     assert long_files == {}
 
@@ -132,19 +132,28 @@ def _words(text: str) -> set[str]:
 
 
 def _used_names(tree: ast.Module) -> set[str]:
-    """Names that a module reads, and its functions that a decorator registers; imports and re-exports are no use."""
+    """Names that a module reads, and functions that it registers as commands; imports and re-exports are no use."""
     nodes = list(ast.walk(tree))
     names = {node.id for node in nodes if isinstance(node, ast.Name)}
     attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-    registered = {node.name for node in nodes if isinstance(node, ast.FunctionDef) and node.decorator_list}
-    return names | attributes | registered
+    commands = {
+        node.name
+        for node in nodes
+        if isinstance(node, ast.FunctionDef)
+        if any(ast.unparse(decorator).startswith("app.command(") for decorator in node.decorator_list)
+    }
+    return names | attributes | commands
 
 
 def test_nothing_public_is_reached_by_tests_alone() -> None:
-    """Every public function and class is used by product code, or named by a document or an example."""
+    """Every public function and class is used by product code, or named by a document or an example.
+
+    Not by docs/reference.md, which lists every export of `accounting`, used or not.
+    """
     trees = {path: _tree(path) for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
     used = set().union(*map(_used_names, trees.values()))
-    documents = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.py")]
+    pages = [page for page in (ROOT / "docs").rglob("*.md") if page.name != "reference.md"]
+    documents = [ROOT / "README.md", *pages, *(ROOT / "examples").rglob("*.py")]
     documented = set().union(*(_words(path.read_text()) for path in documents))
     lost = {
         f"{path.relative_to(ROOT)}: {node.name}"

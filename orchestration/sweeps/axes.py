@@ -17,8 +17,6 @@ from typing import Annotated, Any, Final, Union, get_args, get_origin
 
 from accounting.errors import InvalidInput
 
-EACH: Final = "each"
-"""Key of a mapping that marks its list as several values."""
 MOST_COMBINATIONS: Final = 10_000
 """Maximum number of combinations of the lists inside one component."""
 
