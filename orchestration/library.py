@@ -308,8 +308,12 @@ def _read(sweep: SweepLike, allow_code: Sequence[str]) -> tuple[SweepSpec, str, 
             raise InvalidInput(f"a sweep is written as YAML: {error}; use numbers, text, lists and maps") from error
     elif isinstance(sweep, str) and "\n" in sweep:
         text = sweep
-    else:
+    elif isinstance(sweep, str | Path):
         file = Path(sweep)
         text, folder, origin = read_text(file), file.resolve().parent, str(file)
+    else:
+        raise InvalidInput(
+            f"a sweep was given as {type(sweep).__name__}; give the path of its file, its text, or a mapping"
+        )
     spec = parse_sweep(text, origin)
     return spec, text, permitted(spec, folder, allow_code)

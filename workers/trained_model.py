@@ -85,6 +85,10 @@ class TrainedModel:
             raise InvalidInput(
                 f"the examples hold numbers that {self.example_type} does not; give {expected}, not yet scaled"
             )
+        if not stored.isfinite().all():
+            raise InvalidInput(
+                f"the examples hold NaN, infinity or numbers beyond the range of {self.example_type}; give finite ones"
+            )
         return stored
 
     def _dataset(self, features: Tensor) -> Dataset:

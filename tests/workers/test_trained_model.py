@@ -105,6 +105,11 @@ class TestWithoutTheDataAndTheCode:
             (np.zeros((3, 29)), r"shape \(3, 29\) and type float64, but must be numbers of shape \[n, 30\]"),
             (np.zeros(30), r"shape \(30,\)"),
             (np.full((3, 30), "a"), "type <U1"),
+            (
+                np.full((3, 30), np.nan),
+                r"NaN, infinity or numbers beyond the range of torch\.float32",
+            ),
+            (np.full((3, 30), 1e300), "numbers beyond the range"),
         ],
     )
     def test_other_examples_are_refused(
