@@ -10,7 +10,7 @@ from accounting.jobs import Job, Part, Result
 from accounting.parallel import AccountingQueue
 from orchestration.execution.backend import TrainingObserver, TrialContext
 from orchestration.execution.cluster import check_keys, check_resources, check_shared_storage, connected
-from orchestration.execution.metrics import Gauges
+from orchestration.execution.gauges import Gauges
 from orchestration.execution.nodes import cluster_now
 from orchestration.execution.tune import train
 from orchestration.records.layout import SweepFiles

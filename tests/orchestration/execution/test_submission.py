@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from accounting.records.files import exists
-from orchestration.execution.metrics import METRICS
+from orchestration.execution.gauges import SWEEP_GAUGES
 from orchestration.records.layout import SweepFiles
 from orchestration.records.snapshot import SweepSnapshot, read_snapshot
 from orchestration.sweeps.schema import parse_sweep
@@ -223,7 +223,7 @@ def test_a_job_ends_by_its_limit_and_prometheus_sees_its_numbers(head: Head, swe
     """Every metric that the dashboard in deploy/ names is served by a real head while a sweep runs."""
     dashboard = (ROOT / "deploy" / "grafana-dashboard.json").read_text()
     named = set(re.findall(r"ray_dpsweep_\w+", dashboard))
-    assert named == {f"ray_{metric.name}" for metric in METRICS}
+    assert named == {f"ray_{metric.name}" for metric in SWEEP_GAUGES}
     files = SweepFiles(str(tmp_path / "out"))
     sweep_file.write_text(yaml.safe_dump({**yaml.safe_load(SWEEP), "clipping": "individual", "seeds": [0, 1]}))
     limits = ("--max-trials", 1, "--max-hours", 2)

@@ -1,4 +1,4 @@
-"""The numbers of ``status.json`` as metrics of the Ray cluster, for Prometheus.
+"""The numbers of ``status.json`` as gauges of the Ray cluster, for Prometheus.
 
 Ray serves them on every node, with the prefix ``ray_``, until the driver ends. They show nothing beyond the snapshot.
 """
@@ -19,7 +19,7 @@ Value = tuple[dict[str, str], float]
 
 
 @dataclass(frozen=True)
-class Metric:
+class SweepGauge:
     """A gauge: name, description, its values in a snapshot, and its tags besides ``sweep``."""
 
     name: str
@@ -38,17 +38,17 @@ def _epsilon(snapshot: SweepSnapshot) -> Iterable[Value]:
     return [({}, max(known))] if known else []
 
 
-METRICS: Final = (
-    Metric("dpsweep_trials", "Trials by state.", _trials, ("state",)),
-    Metric("dpsweep_steps", "Steps trained, of all trials.", lambda s: [({}, float(s.steps))]),
-    Metric(
+SWEEP_GAUGES: Final = (
+    SweepGauge("dpsweep_trials", "Trials by state.", _trials, ("state",)),
+    SweepGauge("dpsweep_steps", "Steps trained, of all trials.", lambda s: [({}, float(s.steps))]),
+    SweepGauge(
         "dpsweep_steps_per_second",
         "Steps trained per second, lately.",
         lambda s: [] if s.steps_per_second is None else [({}, s.steps_per_second)],
     ),
-    Metric("dpsweep_parts_accounted", "Parts accounted by this driver.", lambda s: [({}, float(s.parts))]),
-    Metric("dpsweep_epsilon", "Largest upper bound on epsilon of a private trial so far.", _epsilon),
-    Metric(
+    SweepGauge("dpsweep_parts_accounted", "Parts accounted by this driver.", lambda s: [({}, float(s.parts))]),
+    SweepGauge("dpsweep_epsilon", "Largest upper bound on epsilon of a private trial so far.", _epsilon),
+    SweepGauge(
         "dpsweep_shard_bytes",
         "Bytes of the norm shards by now, before compression, as planned.",
         lambda s: [({}, float(s.shard_bytes))],
@@ -61,10 +61,10 @@ class Gauges:
     """The gauges of one sweep; Ray must be initialised."""
 
     def __init__(self) -> None:
-        self._gauges = [(each, Gauge(each.name, each.description, ("sweep", *each.tags))) for each in METRICS]
+        self._gauges = [(each, Gauge(each.name, each.description, ("sweep", *each.tags))) for each in SWEEP_GAUGES]
 
     def show(self, snapshot: SweepSnapshot) -> None:
         """Set every gauge to its value in the snapshot."""
-        for metric, gauge in self._gauges:
-            for tags, value in metric.values(snapshot):
+        for each, gauge in self._gauges:
+            for tags, value in each.values(snapshot):
                 gauge.set(value, {"sweep": snapshot.name, **tags})
