@@ -6,10 +6,11 @@
     1.515
 
 The names exported here are the library's interface. Importing it loads neither torch, ray nor mlflow;
-`accounting.jobs` accounts a stored trial part by part, `accounting.parallel` the parts of many as Ray tasks.
+`accounting.jobs` accounts a stored trial part by part, `accounting.jobs.parallel` the parts of many as Ray tasks.
 """
 
 from accounting.accountants import ACCOUNTANTS, account
+from accounting.attacks import AttackRisk, Interval, PrivacyCurve, attack_risk, curve_of_examples, privacy_curve
 from accounting.budgets import AdvantageBudget, EpsilonBudget, RhoBudget, TruePositiveRateBudget
 from accounting.calibration import (
     calibrate_decay,
@@ -18,7 +19,6 @@ from accounting.calibration import (
     length_within_budget,
     noise_multiplier_within_budget,
 )
-from accounting.curves import AttackRisk, Interval, PrivacyCurve, attack_risk, curve_of_examples, privacy_curve
 from accounting.errors import (
     DataCorruption,
     DpsweepError,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from accounting.accountants import account, total_rho
-from accounting.curves import privacy_curve, rate_name
+from accounting.attacks import privacy_curve, rate_name
 from accounting.errors import keep_finite
 from accounting.mechanism import Trace
 from accounting.random_trials import RandomTrials

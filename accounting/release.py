@@ -19,12 +19,12 @@ from scipy.special import ndtri
 
 from accounting.errors import InvalidInput, keep_whole, require_finite, require_numbers, require_whole
 from accounting.estimates import Kind, PrivacyEstimate
+from accounting.jobs import CountedEpsilons, Counting, summarise
 from accounting.keystream import KeyedStream
 from accounting.mechanism import GaussianRelease
 from accounting.records import Epsilons
 from accounting.rounding import release_grid
 from accounting.samplings import Adjacency
-from accounting.summaries import CountedEpsilons, Counting, summarise
 
 Array = NDArray[np.float64]
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from accounting.accountants import account, total_rdp
-from accounting.curves import privacy_curve
+from accounting.attacks import privacy_curve
 from accounting.errors import InvalidInput, UnsupportedMechanism, require_finite
 from accounting.estimates import PrivacyEstimate
 from accounting.exponential_choice import ExponentialChoice

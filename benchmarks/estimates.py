@@ -26,9 +26,8 @@ from unittest import mock
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this file's own folder would shadow the package accounting
 
 from accounting.accountants import account
-from accounting.jobs import AccountingJob, store_epsilons
+from accounting.jobs import AccountingJob, CountedEpsilons, Counting, store_epsilons
 from accounting.records import StoredEpsilons, TrialFiles, read_trace
-from accounting.summaries import CountedEpsilons, Counting
 from benchmarks.cases import DELTA, DIGITS, KINDS, Case, Refreshes
 from orchestration.execution.estimate_quality import quality_of_estimates
 from workers.recording import NormRecorder

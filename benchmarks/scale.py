@@ -43,8 +43,20 @@ import numpy as np
 ROOT = str(Path(__file__).resolve().parents[1])
 sys.path[0] = ROOT  # this file's own folder would shadow the package accounting
 
-from accounting import parallel
-from accounting.jobs import AccountingJob, Job, Part, PartResult, Scatter, account_part, store_epsilons
+from accounting.jobs import (
+    AccountingJob,
+    CountedEpsilons,
+    Counting,
+    EpsilonSummary,
+    Job,
+    Part,
+    PartResult,
+    Scatter,
+    account_part,
+    account_users,
+    parallel,
+    store_epsilons,
+)
 from accounting.mechanism import Segment, Trace
 from accounting.records import (
     NormShards,
@@ -59,8 +71,6 @@ from accounting.records import (
     write_users,
 )
 from accounting.samplings import PoissonSampling
-from accounting.summaries import CountedEpsilons, Counting, EpsilonSummary
-from accounting.user_jobs import account_users
 from workers.memory import peak_bytes
 
 DELTA, STEPS_EACH, BOUND = 1e-8, 20, 50.0

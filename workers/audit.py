@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
-from accounting.auditing import Guesses, best_audited_epsilon, provable
+from accounting.attacks import Guesses, best_audited_epsilon, provable
 from accounting.errors import InvalidInput
 from workers.data import Dataset
 from workers.evaluation import predict

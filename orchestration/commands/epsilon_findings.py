@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from accounting.curves import PrivacyCurve, curve_of_examples, privacy_curve
+from accounting.attacks import PrivacyCurve, curve_of_examples, privacy_curve
 from accounting.estimates import PrivacyEstimate
 from orchestration.commands.epsilon_request import AccountedRun, EpsilonRequest
 from orchestration.commands.number_lists import whole_numbers

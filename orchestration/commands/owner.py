@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from accounting.curves import AttackRisk, attack_risk, curve_of_examples
+from accounting.attacks import AttackRisk, attack_risk, curve_of_examples
 from accounting.errors import DataCorruption, InvalidInput
 from accounting.records import MANIFEST, TrialFiles, exists, has_norms, read_epsilons, read_trace
 from accounting.release import OwnerReport, owner_report

@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 from rich.table import Table
 
-from accounting.curves import FALSE_POSITIVE_RATES, Interval, PrivacyCurve, attack_risk
+from accounting.attacks import FALSE_POSITIVE_RATES, Interval, PrivacyCurve, attack_risk
 from accounting.errors import UnsupportedMechanism
 from orchestration.commands.output_files import write_file
 from orchestration.comparison.formats import at_least_share, at_most_share

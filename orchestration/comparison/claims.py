@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Iterator
 
 from accounting.accountants import ACCOUNTANTS, account
-from accounting.curves import FALSE_POSITIVE_RATES, AttackRisk, attack_risk, privacy_curve, rate_name
+from accounting.attacks import FALSE_POSITIVE_RATES, AttackRisk, attack_risk, privacy_curve, rate_name
 from accounting.errors import START_ANEW, DataCorruption
 from accounting.estimates import PrivacyEstimate
 from accounting.mechanism import Trace

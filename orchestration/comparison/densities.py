@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from accounting.summaries import CountedEpsilons
+from accounting.jobs import CountedEpsilons
 from orchestration.records.published import Density
 
 Array = NDArray[np.float64]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from accounting.estimates import Claim, Kind, PrivacyEstimate, weakest
+from accounting.jobs import CountedEpsilons, Members, Moments
 from accounting.release import ReleasedStatistics
-from accounting.summaries import CountedEpsilons, Members, Moments
 from orchestration.comparison.densities import loss_density
 from orchestration.records.published import GroupEpsilon, Histogram, IndividualStatistics
 from orchestration.records.release_modes import EXACT, RELEASED

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from accounting.curves import FALSE_POSITIVE_RATES
+from accounting.attacks import FALSE_POSITIVE_RATES
 from orchestration.records.published import Histogram, PublishedGroup, PublishedTrial
 from workers import rates
 from workers.rates import Counts, Rate

@@ -29,7 +29,7 @@ from ray.job_config import JobConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from accounting.errors import InvalidInput, StorageError
-from accounting.parallel import fitting
+from accounting.jobs.parallel import fitting
 from accounting.records import KEY_VARIABLE, KeyCheck, read_bytes, require_key, write_bytes_atomically
 from orchestration.execution.environment import EMBEDDED, reread_environment
 from orchestration.execution.nodes import amounts_of

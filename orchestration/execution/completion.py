@@ -9,11 +9,18 @@ from dataclasses import dataclass, replace
 
 from accounting.accountants import account
 from accounting.estimates import PrivacyEstimate
-from accounting.jobs import AccountingJob, Scatter, account_in_process, store_epsilons
+from accounting.jobs import (
+    AccountingJob,
+    CountedEpsilons,
+    Counting,
+    EpsilonSummary,
+    Scatter,
+    account_in_process,
+    store_epsilons,
+)
 from accounting.mechanism import Segment, Trace
 from accounting.records import StoredEpsilons, TrialFiles, read_trace
 from accounting.release import ReleaseSpec, release_counted
-from accounting.summaries import CountedEpsilons, Counting, EpsilonSummary
 from orchestration.comparison.individuals import exact_statistics, kind_of_capped, released_statistics
 from orchestration.execution.costs import Costs, costs, costs_as_planned
 from orchestration.execution.estimate_quality import quality_of_estimates

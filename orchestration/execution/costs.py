@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass, replace
 
 from accounting.accountants import account
-from accounting.curves import AttackRisk, attack_risk, privacy_curve
+from accounting.attacks import AttackRisk, attack_risk, privacy_curve
 from accounting.estimates import PrivacyEstimate
 from accounting.mechanism import Trace
 from orchestration.sweeps.plan import PlannedTrial, worst_cases

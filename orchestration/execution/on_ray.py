@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import final
 
 from accounting.jobs import Job, Part, Result
-from accounting.parallel import AccountingQueue
+from accounting.jobs.parallel import AccountingQueue
 from orchestration.execution.backend import TrainingObserver, TrialContext
 from orchestration.execution.cluster import check_keys, check_resources, check_shared_storage, connected
 from orchestration.execution.gauges import Gauges

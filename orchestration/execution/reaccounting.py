@@ -12,7 +12,17 @@ from typing import Any
 from accounting.accountants import account
 from accounting.errors import InvalidInput
 from accounting.estimates import PrivacyEstimate
-from accounting.jobs import AccountingJob, Job, Part, Result, Scatter, account_all
+from accounting.jobs import (
+    AccountingJob,
+    CountedEpsilons,
+    Counting,
+    Job,
+    Part,
+    Result,
+    Scatter,
+    account_all,
+    account_users,
+)
 from accounting.records import (
     StoredEpsilons,
     StoredUsers,
@@ -22,8 +32,6 @@ from accounting.records import (
     read_groups,
     read_trace,
 )
-from accounting.summaries import CountedEpsilons, Counting
-from accounting.user_jobs import account_users
 from orchestration.comparison.individuals import exact_statistics
 from orchestration.comparison.record import SweepRecord
 from orchestration.comparison.stored import owned_record

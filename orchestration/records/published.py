@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from accounting.curves import AttackRisk
+from accounting.attacks import AttackRisk
 from accounting.estimates import Kind
 from accounting.samplings import Adjacency
 from orchestration.records.attempts import Attempt

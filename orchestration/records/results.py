@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 
-from accounting.curves import AttackRisk
+from accounting.attacks import AttackRisk
 from accounting.errors import START_ANEW, DataCorruption
 from accounting.estimates import PrivacyEstimate
 from accounting.individual import FILTERED

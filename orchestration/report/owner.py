@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from accounting.attacks import FALSE_POSITIVE_RATES, AttackRisk
 from accounting.calibration import round_up
-from accounting.curves import FALSE_POSITIVE_RATES, AttackRisk
 from accounting.estimates import Kind
 from accounting.release import OwnerReport
 from accounting.samplings import Adjacency

@@ -9,7 +9,7 @@ import pytest
 
 from accounting import pld
 from accounting.accountants import ACCOUNTANTS, account, total_rdp, total_rho
-from accounting.curves import curve_of_examples, privacy_curve
+from accounting.attacks import curve_of_examples, privacy_curve
 from accounting.errors import InvalidInput, UnsupportedMechanism
 from accounting.events import to_event
 from accounting.filters import RenyiFilter

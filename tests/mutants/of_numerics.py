@@ -246,13 +246,13 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
         B("precision**-0.5) if precision", "precision**-0.25) if precision", "noise of a node", True),
     ),
     *bugs_in(
-        "accounting/users.py",
-        ("tests/accounting/test_users.py",),
+        "accounting/jobs/user_epsilons.py",
+        ("tests/accounting/jobs/test_users.py",),
         B("counts == 1", "counts >= 1", "users of several records pay for one", True),
     ),
     *bugs_in(
-        "accounting/user_jobs.py",
-        ("tests/accounting/test_users.py",),
+        "accounting/jobs/users.py",
+        ("tests/accounting/jobs/test_users.py",),
         B(
             "owners.ids % len(self.parts) == self.part",
             "owners.ids % 9 == self.part",
@@ -265,7 +265,7 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
     ),
     *bugs_in(
         "accounting/records/user_rows.py",
-        ("tests/accounting/test_users.py",),
+        ("tests/accounting/jobs/test_users.py",),
         B("pieces, private=True)", "pieces)", "sorted rows are public", True),
         B('if note.get("inputs") != inputs:', "if not note:", "rows of other users are taken up", True),
         B("found if _is_intact(", "found if True or _is_intact(", "damaged rows stay damaged"),
@@ -289,7 +289,7 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
             "if self.examples > examples:",
             "missing examples are not noticed",
             True,
-            ("tests/accounting/test_parallel.py::test_examples_without_shards_are_an_error",),
+            ("tests/accounting/jobs/test_parallel.py::test_examples_without_shards_are_an_error",),
         ),
     ),
     *bugs_in(
@@ -359,33 +359,35 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "accounting/jobs.py",
-        ("tests/accounting/test_parallel.py",),
+        "accounting/jobs/examples.py",
+        ("tests/accounting/jobs/test_parallel.py",),
         B(
             "if result.part != part:",
             "if False:",
             "one part is taken for another",
             False,
-            ("tests/accounting/test_parallel.py::test_a_part_that_is_not_returned_is_an_error",),
+            ("tests/accounting/jobs/test_parallel.py::test_a_part_that_is_not_returned_is_an_error",),
         ),
         B(
             "upper=result.upper,",
             "upper=result.lower,",
             "the lower bounds are stored as the upper",
             True,
-            ("tests/accounting/test_parallel.py::test_a_trial_equals_individual_accounting_of_the_whole_data_set",),
+            (
+                "tests/accounting/jobs/test_parallel.py::test_a_trial_equals_individual_accounting_of_the_whole_data_set",
+            ),
         ),
         B(
             "shards.require_complete(",
             "shards.examples or (",
             "incomplete shards are accounted",
             True,
-            ("tests/accounting/test_parallel.py::test_examples_without_shards_are_an_error",),
+            ("tests/accounting/jobs/test_parallel.py::test_examples_without_shards_are_an_error",),
         ),
     ),
     *bugs_in(
-        "accounting/summaries.py",
-        ("tests/accounting/test_summaries.py",),
+        "accounting/jobs/summaries.py",
+        ("tests/accounting/jobs/test_summaries.py",),
         B("np.minimum(epsilons, self.bound)", "epsilons", "epsilons above the bound are not clipped", True),
         B(
             "values = counting.capped(epsilons.upper)",

@@ -30,7 +30,7 @@ sys.meta_path.insert(0, Absent)
 
 for package in (importlib.import_module("accounting"), importlib.import_module("workers")):
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-        if module.name != "accounting.parallel":
+        if module.name != "accounting.jobs.parallel":
             importlib.import_module(module.name)
 
 from accounting.accountants import account

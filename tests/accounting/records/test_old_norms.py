@@ -14,15 +14,14 @@ import numpy as np
 import pytest
 
 from accounting.errors import DataCorruption, StorageError
-from accounting.jobs import account_all, account_in_process
+from accounting.jobs import Counting, account_all, account_in_process
+from accounting.jobs.users import account_users
 from accounting.records.encryption import KEY_VARIABLE
 from accounting.records.epsilons import read_epsilons
 from accounting.records.files import list_files, read_bytes
 from accounting.records.layout import TrialFiles
 from accounting.records.shards import NormShards, NormShardWriter, NormSnapshot, delete_norms, has_norms
 from accounting.records.users import write_users
-from accounting.summaries import Counting
-from accounting.user_jobs import account_users
 from tests.accounting.old_layout import write_old_norms
 from tests.accounting.stored_trial import account_trial, job_of, snapshot, write_norms, write_trial
 

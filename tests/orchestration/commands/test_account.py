@@ -75,7 +75,7 @@ def test_what_is_stored_is_not_computed_again(files: SweepFiles, monkeypatch: py
         computed.append(1)
         return individual_epsilons(*given)
 
-    monkeypatch.setattr("accounting.jobs.individual_epsilons", observed)
+    monkeypatch.setattr("accounting.jobs.examples.individual_epsilons", observed)
     assert found(files, "--trial", KEYS[0], "--delta", str(DELTA)) == first
     assert computed == []
     damaged = next(Path(first[0]["folder"], "epsilons").glob("*.arrow"))

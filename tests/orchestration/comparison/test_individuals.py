@@ -12,10 +12,10 @@ import pytest
 from numpy.typing import NDArray
 
 from accounting.estimates import PrivacyEstimate
+from accounting.jobs import CountedEpsilons, Counting, Members, summarise
 from accounting.records.epsilons import Epsilons
 from accounting.records.sealed import write_sealed
 from accounting.release import GroupStatistics, ReleasedStatistics
-from accounting.summaries import CountedEpsilons, Counting, Members, summarise
 from orchestration.comparison.densities import density, loss_density
 from orchestration.comparison.individuals import exact_statistics, kind_of_capped, loss_correlation, released_statistics
 from orchestration.comparison.metrics import known

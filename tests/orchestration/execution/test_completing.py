@@ -171,7 +171,7 @@ def test_what_is_released_are_the_upper_bounds_with_the_stated_noise(
         found = individual_epsilons(*given)
         return replace(found, lower=np.zeros_like(found.lower))
 
-    monkeypatch.setattr("accounting.jobs.individual_epsilons", without_lower)
+    monkeypatch.setattr("accounting.jobs.examples.individual_epsilons", without_lower)
     Path(released.files.released).unlink(missing_ok=True)
     individuals, exact = released.completed().individuals, released.exact
     assert individuals is not None

@@ -19,18 +19,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from accounting.errors import InvalidInput
-from accounting.jobs import AccountingJob, PartResult, gathered
+from accounting.jobs import AccountingJob, CountedEpsilons, Counting, EpsilonSummary, Moments, PartResult, summarise
+from accounting.jobs.examples import gathered
+from accounting.jobs.summaries import Histogram, order_statistics
 from accounting.records.epsilons import Epsilons, StoredEpsilons, write_epsilons
 from accounting.release import ReleaseSpec, release_counted
-from accounting.summaries import (
-    CountedEpsilons,
-    Counting,
-    EpsilonSummary,
-    Histogram,
-    Moments,
-    order_statistics,
-    summarise,
-)
 
 LEVELS = (0.1, 0.3, 0.5, 0.7, 0.9)
 BOUND = 4.0
@@ -81,12 +74,12 @@ def digest() -> str:
 
 
 def test_threads_change_no_bit_of_the_moments() -> None:
-    code = "from tests.accounting.test_summaries import digest; print(digest())"
+    code = "from tests.accounting.jobs.test_summaries import digest; print(digest())"
     found = {
         subprocess.run(
             [sys.executable, "-c", code],
             env={**os.environ, "OPENBLAS_NUM_THREADS": threads, "OMP_NUM_THREADS": threads},
-            cwd=Path(__file__).parents[2],
+            cwd=Path(__file__).parents[3],
             capture_output=True,
             check=True,
         ).stdout
@@ -154,7 +147,7 @@ def test_order_statistics_are_exact_however_many_values_share_a_bin(
     values: list[float], pieces: int, at_once: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("accounting.summaries.GATHERED", at_once)
+        patch.setattr("accounting.jobs.summaries.GATHERED", at_once)
         found = order_statistics(
             np.arange(len(values)), Histogram.of(np.array(values)), lambda: np.array_split(np.array(values), pieces)
         )

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from accounting import user_jobs
 from accounting.errors import DataCorruption, InvalidInput
 from accounting.individual import individual_epsilons
-from accounting.jobs import AccountingJob, Job, Part, Result, account_in_process, inputs_of, store_epsilons
+from accounting.jobs import AccountingJob, Counting, Job, Part, Result, account_in_process, inputs_of, store_epsilons
+from accounting.jobs import users as users_module
+from accounting.jobs.users import AccountShares, ReuseShares, SortRows, account_users
 from accounting.mechanism import Trace
 from accounting.pld import epsilon_of_examples
 from accounting.records import (
@@ -34,8 +35,6 @@ from accounting.records import (
 )
 from accounting.records.objects import Place, read_piece
 from accounting.records.part_files import PartInObjects
-from accounting.summaries import Counting
-from accounting.user_jobs import AccountShares, ReuseShares, SortRows, account_users
 from tests.accounting.stored_trial import job_of, snapshot, write_norms, write_trial
 
 DELTA, STEPS = 1e-5, (0, 40, 80)
@@ -124,8 +123,8 @@ def test_the_bits_do_not_depend_on_how_rows_are_sorted(
     """Each share reads all norms; or rows are sorted by one task, by four, or by one for each part."""
     job, found = job_in(str(tmp_path / "trial") if root == "local" else root), list[dict[str, bytes]]()
     for direct, least, tasks in ((7, 1, 0), (2, 1, 1), (2, 4, 4), (2, 64, 7)):
-        monkeypatch.setattr(user_jobs, "DIRECT", direct)
-        monkeypatch.setattr(user_jobs, "LEAST_TASKS", least)
+        monkeypatch.setattr(users_module, "DIRECT", direct)
+        monkeypatch.setattr(users_module, "LEAST_TASKS", least)
         again, stages = replace(job, folder=f"{job.folder}-{tasks}"), Stages()
         account_users(again, stages)
         assert stages.done == Counter({"SortRows": tasks, "AccountShares": 7})
@@ -136,8 +135,8 @@ def test_the_bits_do_not_depend_on_how_rows_are_sorted(
 
 
 def test_what_is_sorted_together_fits_the_memory(job: AccountingJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(user_jobs, "LEAST_TASKS", 1)
-    monkeypatch.setattr(user_jobs, "SORTED_BYTES", 3 * 8 * len(STEPS) * 4)
+    monkeypatch.setattr(users_module, "LEAST_TASKS", 1)
+    monkeypatch.setattr(users_module, "SORTED_BYTES", 3 * 8 * len(STEPS) * 4)
     stages = Stages()
     account_users(job, stages)
     assert stages.done["SortRows"] == 3, "seven parts, three at a time"

@@ -38,7 +38,7 @@ from accounting import (
     planned_trace,
     privacy_curve,
 )
-from accounting.curves import FALSE_POSITIVE_RATES, rate_name
+from accounting.attacks import FALSE_POSITIVE_RATES, rate_name
 from accounting.pld import delta_pld
 
 Array = npt.NDArray[np.float64]

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accounting.parallel import AccountingQueue
+from accounting.jobs.parallel import AccountingQueue
+from tests.accounting.jobs.test_parallel import accounting_processes, disable_authentication
 from tests.accounting.stored_trial import account_trial, job_of, write_trial
-from tests.accounting.test_parallel import accounting_processes, disable_authentication
 
 
 def test_a_lost_node_fails_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accounting.errors import InvalidInput
-from accounting.jobs import AccountingJob, PartResult, Scatter, gathered, in_order, inputs_of, store_part, taken_up
+from accounting.jobs.examples import (
+    AccountingJob,
+    PartResult,
+    Scatter,
+    gathered,
+    in_order,
+    inputs_of,
+    store_part,
+    taken_up,
+)
+from accounting.jobs.summaries import EpsilonSummary
+from accounting.jobs.user_epsilons import epsilons_of_users
 from accounting.records import (
     NormShards,
     OwnedPart,
@@ -36,8 +47,6 @@ from accounting.records import (
     shares_of,
     write_rows,
 )
-from accounting.summaries import EpsilonSummary
-from accounting.users import epsilons_of_users
 
 DIRECT = 2
 """Maximum number of shares that read the norms themselves; more are sorted first, which costs a write and a read."""

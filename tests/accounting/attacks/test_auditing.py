@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from accounting.auditing import Guesses, audited_epsilon, best_audited_epsilon, p_value, provable
+from accounting.attacks import Guesses, audited_epsilon, best_audited_epsilon, p_value, provable
 from accounting.errors import InvalidInput
 from accounting.gaussian import gaussian_epsilon
 from workers.audit import AuditResult, audit_scores

@@ -20,16 +20,15 @@ import pytest
 
 from accounting.errors import DataCorruption, InvalidInput
 from accounting.individual.epsilons import IndividualEpsilons, individual_epsilons
-from accounting.jobs import AccountingJob, Job, Part, Result, account_in_process, epsilons_of_part
-from accounting.parallel import AccountingFailed, AccountingQueue
+from accounting.jobs import AccountingJob, Counting, Job, Part, Result, account_in_process, epsilons_of_part
+from accounting.jobs.parallel import AccountingFailed, AccountingQueue
+from accounting.jobs.users import account_users
 from accounting.records.epsilons import read_epsilons
 from accounting.records.files import list_files
 from accounting.records.layout import TrialFiles
 from accounting.records.shards import NormShards, NormShardWriter
 from accounting.records.traces import read_trace, write_trace
 from accounting.records.users import write_users
-from accounting.summaries import Counting
-from accounting.user_jobs import account_users
 from tests.accounting.stored_trial import account_trial, job_of, snapshot, write_trial
 from tests.orchestration.processes import command_line, descendants
 
@@ -99,7 +98,7 @@ def test_what_an_interrupted_run_has_stored_is_not_computed_again(
         seen.append(len(given[1]))
         return individual_epsilons(*given)
 
-    monkeypatch.setattr("accounting.jobs.individual_epsilons", observed)
+    monkeypatch.setattr("accounting.jobs.examples.individual_epsilons", observed)
     for _ in range(3):
         with pytest.raises(DataCorruption, match="was not accounted"):
             account_trial(job, lambda job, parts: account_in_process(job, parts[:4]))
@@ -226,7 +225,7 @@ def test_errors_of_a_part_arrive_as_they_are(job: AccountingJob, cluster: None) 
 def test_a_part_that_is_always_lost_fails_its_trial_and_no_other(
     job: AccountingJob, cluster: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("accounting.parallel.ATTEMPTS", 2)
+    monkeypatch.setattr("accounting.jobs.parallel.ATTEMPTS", 2)
     shard = next(Path(TrialFiles(job.root).norms).glob("step=00000040/object-00000.arrow"))
     content = shard.read_bytes()
     shard.unlink()
@@ -246,7 +245,7 @@ def test_a_part_that_is_always_lost_fails_its_trial_and_no_other(
 def test_lack_of_memory_is_named_and_halves_what_runs_at_once(
     job: AccountingJob, cluster: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("accounting.parallel.ATTEMPTS", 2)
+    monkeypatch.setattr("accounting.jobs.parallel.ATTEMPTS", 2)
     files = NormShards(TrialFiles(job.root).norms).files(0)
     huge = replace(files, rows=2**44)
     with AccountingQueue(1) as queue:

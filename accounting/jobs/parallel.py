@@ -16,7 +16,7 @@ from typing import Any, Self
 import ray
 
 from accounting.errors import DpsweepError
-from accounting.jobs import Job, Numbered, Part, Result, account_part
+from accounting.jobs.examples import Job, Numbered, Part, Result, account_part
 
 ATTEMPTS = 16
 """How often a part is tried before its trial's accounting fails."""

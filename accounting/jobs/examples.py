@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar
 
 from accounting.errors import DataCorruption
 from accounting.individual import individual_epsilons
+from accounting.jobs.summaries import Counting, EpsilonSummary, summarise
 from accounting.mechanism import Trace
 from accounting.records import (
     Epsilons,
@@ -29,7 +30,6 @@ from accounting.records import (
     read_trace,
     write_epsilons,
 )
-from accounting.summaries import Counting, EpsilonSummary, summarise
 
 
 class Numbered(Protocol):

@@ -23,6 +23,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from accounting.attacks.trade_off import AttackBounds
 from accounting.errors import UnsupportedMechanism, require_finite, require_numbers
 from accounting.estimates import Claim
 from accounting.mechanism import Trace
@@ -35,7 +36,6 @@ from accounting.pld import (
     rounds_of_group,
 )
 from accounting.samplings import Adjacency
-from accounting.trade_off import AttackBounds
 
 Array = npt.NDArray[np.float64]
 

@@ -1,0 +1,29 @@
+"""What epsilon means for attacks: bounds on membership inference, and audits that prove lower bounds on epsilon."""
+
+from accounting.attacks.auditing import Guesses, audited_epsilon, best_audited_epsilon, p_value, provable
+from accounting.attacks.curves import (
+    FALSE_POSITIVE_RATES,
+    AttackRisk,
+    Interval,
+    PrivacyCurve,
+    attack_risk,
+    curve_of_examples,
+    privacy_curve,
+    rate_name,
+)
+
+__all__ = [
+    "FALSE_POSITIVE_RATES",
+    "AttackRisk",
+    "Guesses",
+    "Interval",
+    "PrivacyCurve",
+    "attack_risk",
+    "audited_epsilon",
+    "best_audited_epsilon",
+    "curve_of_examples",
+    "p_value",
+    "privacy_curve",
+    "provable",
+    "rate_name",
+]

@@ -1,0 +1,46 @@
+"""Accounting of stored trials, part by part: of their examples and users, in this process or as Ray tasks.
+
+`accounting.jobs.parallel` is the only module that imports ray; it is not imported here.
+"""
+
+from accounting.jobs.examples import (
+    AccountingJob,
+    Job,
+    Numbered,
+    Part,
+    PartResult,
+    Result,
+    Scatter,
+    account_all,
+    account_in_process,
+    account_part,
+    epsilons_of_part,
+    inputs_of,
+    store_epsilons,
+)
+from accounting.jobs.summaries import CountedEpsilons, Counting, EpsilonSummary, Members, Moments, summarise
+from accounting.jobs.users import account_users
+
+__all__ = [
+    "AccountingJob",
+    "CountedEpsilons",
+    "Counting",
+    "EpsilonSummary",
+    "Job",
+    "Members",
+    "Moments",
+    "Numbered",
+    "Part",
+    "PartResult",
+    "Result",
+    "Scatter",
+    "account_all",
+    "account_in_process",
+    "account_part",
+    "account_users",
+    "epsilons_of_part",
+    "inputs_of",
+    "parallel",
+    "store_epsilons",
+    "summarise",
+]
