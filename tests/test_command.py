@@ -64,3 +64,9 @@ def test_a_single_module_and_a_folder_without_code(tmp_path: Path) -> None:
 
 def test_the_console_script_is_this_command() -> None:
     assert '[project.scripts]\ndpsweep = "dpsweep.command:main"\n' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_the_package_runs_as_the_command(tmp_path: Path) -> None:
+    line = [sys.executable, "-m", "dpsweep", "epsilon", "--help"]
+    ended = subprocess.run(line, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True)
+    assert "Usage: python -m dpsweep epsilon" in " ".join(ended.stdout.split())

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from accounting.accountants import account
 from accounting.errors import InvalidInput
 from accounting.estimates import Kind, PrivacyEstimate
 from accounting.individual import INDIVIDUAL_ACCOUNTANTS, algorithm_2, individual_claim, individual_epsilons
@@ -70,14 +71,17 @@ def stored_trace(path: str) -> Trace:
 def spread_of_epsilons(files: TrialFiles, trace: Trace, delta: float, method: str) -> EpsilonSpread:
     """Distribution of per-example epsilons at ``delta``.
 
-    method: a key of `INDIVIDUAL`. Certified methods give upper bounds; ``rdp-algorithm-2`` gives the values of the
-    published algorithm, which are estimates.
+    method: a key of `INDIVIDUAL`. Certified methods give upper bounds, none above the worst case of the run by the
+    tightest accountant, which bounds every example; ``rdp-algorithm-2`` gives the values of the published algorithm,
+    which are estimates.
     Raises: InvalidInput for an unknown method, DataCorruption for missing or damaged norm shards.
     """
-    account = lookup(INDIVIDUAL, method, "individual accounting method")
+    epsilons_of = lookup(INDIVIDUAL, method, "individual accounting method")
     shards = _complete_shards(files, trace)
-    epsilons = np.concatenate([account(part, trace, delta) for part in map(shards.read, shards.parts)])
+    epsilons = np.concatenate([epsilons_of(part, trace, delta) for part in map(shards.read, shards.parts)])
     published = method not in INDIVIDUAL_ACCOUNTANTS
+    if not published:
+        epsilons = np.minimum(epsilons, account(trace, delta).epsilon)
     return EpsilonSpread(
         method=method,
         kind="estimate" if published else individual_claim(trace),
