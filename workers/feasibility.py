@@ -7,7 +7,8 @@ would refuse is refused before training starts. Nothing is fitted, downloaded or
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from accounting.errors import DpsweepError, InvalidInput, public_text
 from workers.augmentation import augmented, make_augmentation
 from workers.data import Dataset, as_targets
-from workers.gradients import OUTERMOST, GradientEngine
+from workers.gradients import OUTERMOST, GradientEngine, in_its_precision, require_autocast
 from workers.imports import UserCode, blamed_on
 from workers.losses import build_loss
 from workers.models import build_model
@@ -41,6 +42,7 @@ class Combination:
     loss: Component
     preprocessing: Component | None
     augmentation: Component | None
+    autocast: bool
 
 
 def excerpt(dataset: Dataset) -> Dataset:
@@ -65,14 +67,16 @@ def check_feasible(combination: Combination, dataset: Dataset, code: UserCode) -
         x, y, copies = _batch(combination.augmentation, dataset)
         loss = build_loss(combination.loss, code, dataset.task)
         model = build_model(combination.model, dataset, 0, code)
+        autocast = torch.bfloat16 if combination.autocast else None
         with _blamed_on("model", combination.model, x):
+            require_autocast(model, autocast)
             logits = _checked_logits(model.cpu(), x, y, dataset)
         with _blamed_on("loss", combination.loss, logits):
-            losses = loss(logits, y)
+            loss(logits, y)
         with _blamed_on("model", combination.model, x):
-            engine = GradientEngine(model, loss, multiplicity=copies)
+            engine = GradientEngine(model, loss, multiplicity=copies, autocast=autocast)
             engine.norms(x, y)
-            _require_trained(model, losses)
+            _require_trained(model, lambda: loss(model(x), y))
         return tuple(
             f"model {combination.model.name!r} {fact}" for fact in (*_trained_share(model), *_per_example(engine))
         )
@@ -80,13 +84,17 @@ def check_feasible(combination: Combination, dataset: Dataset, code: UserCode) -
 
 _ADAPTERS: Final = ("adapter", "ia3_", "lora_", "prompt_encoder")
 """What names of adapters' parameters contain."""
-_SHOWN: Final = 6
+_SHOWN: Final = 24
 """Maximum number of names in one sentence."""
+_NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)|(?<=\.)\d+$")
+"""A number among the parts of a name."""
 
 
-def _require_trained(model: nn.Module, losses: Tensor) -> None:
+def _require_trained(model: nn.Module, compute: Callable[[], Tensor]) -> None:
     """Refuse parameters that the losses do not depend on, and adapters that are all frozen."""
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    with torch.enable_grad(), in_its_precision(model, torch.device("cpu")):
+        losses = compute()
     gradients = torch.autograd.grad(losses.sum(), list(trained.values()), allow_unused=True)
     unused = [name for name, gradient in zip(trained, gradients, strict=True) if gradient is None]
     if unused:
@@ -113,19 +121,31 @@ def _trained_share(model: nn.Module) -> tuple[str, ...]:
 
 
 def _per_example(engine: GradientEngine) -> tuple[str, ...]:
-    slow = [name for name, form in engine.forms.items() if form == "per example"]
-    kinds = {type(engine.model if name == OUTERMOST else engine.model.get_submodule(name)).__name__ for name in slow}
-    if not slow:
-        return ()
+    """Which layers run once per example, why, and what that costs."""
+    slow: dict[str, list[str]] = {}
+    for name, why in engine.per_example.items():
+        slow.setdefault(why, []).append(name)
+    return tuple(_costing(engine.model, names, why) for why, names in slow.items())
+
+
+def _costing(model: nn.Module, names: list[str], why: str) -> str:
+    layers = [model if name == OUTERMOST else model.get_submodule(name) for name in names]
+    kinds = sorted({type(layer).__name__ for layer in layers})
+    numbers = sum(each.numel() for layer in layers for each in layer.parameters() if each.requires_grad)
     return (
-        f"runs {_listed(slow)} ({', '.join(sorted(kinds))}) once per example, as no rule covers them, which may take "
-        "several times a plain step and memory for a copy of their gradients per example; see docs/performance.md",
+        f"runs {_listed(names)} ({', '.join(kinds)}) once per example, as {why}; that may take several times a plain "
+        f"step, and memory for {numbers:,} gradients of each example in a micro-batch; see docs/performance.md"
     )
 
 
 def _listed(names: list[str]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    """The names; those that differ in numbers only, as layers of one kind do, as one with their count."""
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        alike.setdefault(_NUMBER.sub("*", name), []).append(name)
+    shown = [same[0] if len(same) == 1 else f"{pattern} ({len(same)})" for pattern, same in alike.items()]
+    more = sum(len(same) for same in list(alike.values())[_SHOWN:])
+    return ", ".join(shown[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 @contextlib.contextmanager
@@ -165,7 +185,7 @@ def _batch(augmentation: Component | None, dataset: Dataset) -> tuple[Tensor, Te
 
 def _checked_logits(model: nn.Module, x: Tensor, y: Tensor, dataset: Dataset) -> Tensor:
     """The logits of ``x``, checked first because later failures in the gradients would not name the cause."""
-    with torch.enable_grad():
+    with torch.enable_grad(), in_its_precision(model, x.device):
         logits = model(x)
     if not isinstance(logits, Tensor):
         raise InvalidInput(f"its forward returns a {type(logits).__name__}, but must return a tensor of logits")
