@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -76,36 +76,65 @@ def check_feasible(combination: Combination, dataset: Dataset, code: UserCode) -
         with _blamed_on("model", combination.model, x):
             engine = GradientEngine(model, loss, multiplicity=copies, autocast=autocast)
             engine.norms(x, y)
-            _require_trained(model, lambda: loss(model(x), y))
-        return tuple(
-            f"model {combination.model.name!r} {fact}" for fact in (*_trained_share(model), *_per_example(engine))
-        )
+            facts = (*_trained_share(model), *_per_example(engine), *_unreached(model, lambda: loss(model(x), y)))
+        return tuple(f"model {combination.model.name!r} {fact}" for fact in facts)
 
 
 _ADAPTERS: Final = ("adapter", "ia3_", "lora_", "prompt_encoder")
 """What names of adapters' parameters contain."""
+_MOVES: Final = 3
+_MOVE: Final = 0.1
+"""How often, and how far, parameters move to find those that get no gradient."""
 _SHOWN: Final = 24
 """Maximum number of names in one sentence."""
 _NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)|(?<=\.)\d+$")
 """A number among the parts of a name."""
 
 
-def _require_trained(model: nn.Module, compute: Callable[[], Tensor]) -> None:
-    """Refuse parameters that the losses do not depend on, and adapters that are all frozen."""
+def _gradients(model: nn.Module, compute: Callable[[], Tensor]) -> dict[str, Tensor | None]:
+    """Of the sum of the losses ``compute()``, by trainable parameter; None for one on which they do not depend."""
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     with torch.enable_grad(), in_its_precision(model, torch.device("cpu")):
-        losses = compute()
-    gradients = torch.autograd.grad(losses.sum(), list(trained.values()), allow_unused=True)
-    unused = [name for name, gradient in zip(trained, gradients, strict=True) if gradient is None]
+        total = compute().sum()
+    return dict(zip(trained, torch.autograd.grad(total, list(trained.values()), allow_unused=True), strict=True))
+
+
+@torch.no_grad()
+def _unreached(model: nn.Module, compute: Callable[[], Tensor]) -> tuple[str, ...]:
+    """Refuse parameters that cannot train, and tell which get no gradient. Moves the model.
+
+    A gradient may be 0 until other parameters have moved, as that of one factor of LoRA is: they move a few times.
+    """
+    gradients = _gradients(model, compute)
+    _require_trained(model, gradients)
+    still = set(gradients)
+    for _ in range(_MOVES):
+        for name, gradient in gradients.items():
+            if gradient is not None and gradient.any():
+                still.discard(name)
+                model.get_parameter(name).sub_(gradient / gradient.norm(), alpha=_MOVE)
+        gradients = _gradients(model, compute)
+    if not still:
+        return ()
+    names = _listed([name for name in gradients if name in still])
+    return (
+        f"gives {names} no gradient on {EXAMPLES} examples, also after others have moved: where that stays so, noise "
+        "alone moves them; two factors that both begin at 0 never train",
+    )
+
+
+def _require_trained(model: nn.Module, gradients: Mapping[str, Tensor | None]) -> None:
+    """Refuse parameters that the losses do not depend on, and adapters that are all frozen."""
+    trained, unused = list(gradients), [name for name, gradient in gradients.items() if gradient is None]
     if unused:
         raise InvalidInput(
             f"its parameters {_listed(unused)} do not change the loss: noise alone would move them. Use them, or set "
             "requires_grad_(False) on them"
         )
     adapters = [name for name, _ in model.named_parameters() if any(part in name for part in _ADAPTERS)]
-    if adapters and not trained.keys() & set(adapters):
+    if adapters and not set(trained) & set(adapters):
         raise InvalidInput(
-            f"its adapters {_listed(adapters)} are all frozen, so that only {_listed(list(trained))} would train; set "
+            f"its adapters {_listed(adapters)} are all frozen, so that only {_listed(trained)} would train; set "
             "requires_grad_(True) on them, as peft does with is_trainable=True and without inference_mode"
         )
 

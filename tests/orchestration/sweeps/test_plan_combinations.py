@@ -71,6 +71,12 @@ def test_a_plan_says_which_parameters_train_and_what_runs_once_per_example() -> 
     assert slow.startswith("model 'own_models:Slow' runs cell (RNN) once per example, as no rule covers its class; ")
 
 
+def test_a_plan_says_which_parameters_get_no_gradient() -> None:
+    assert planned(model="own_models:FromZero").warnings == ()
+    (stuck,) = planned(model={"name": "own_models:FromZero", "both": True}).warnings
+    assert stuck.startswith("model 'own_models:FromZero' gives linear.weight, linear.bias, head.weight no gradient")
+
+
 COMBINATIONS = {
     "a loss that mixes rows": (
         {"loss": "own_models:coupled"},
