@@ -18,7 +18,14 @@ from workers.clipping import ClippingMethod, ClippingState, ClipRule, Examples, 
 from workers.data import Dataset, Split, as_targets
 from workers.devices import choose_device, room_for_data
 from workers.evaluation import Predictions, predict
-from workers.gradients import BatchNorms, GradientEngine, ShapePlanner, TimingPlanner, WeightedSum
+from workers.gradients import (
+    BatchNorms,
+    GradientEngine,
+    ShapePlanner,
+    TimingPlanner,
+    WeightedSum,
+    require_autocast,
+)
 from workers.imports import UserCode
 from workers.losses import Loss, build_loss
 from workers.models import build_model
@@ -123,6 +130,8 @@ class LocalGradients:
     def __init__(self, spec: TrialSpec, dataset: Dataset, method: ClippingMethod, code: UserCode) -> None:
         device, execution = choose_device(spec.execution.device), spec.execution
         self.model = build_model(spec.model, dataset, spec.seed, code).to(device)
+        autocast = torch.bfloat16 if execution.autocast else None
+        require_autocast(self.model, autocast)
         self.loss = build_loss(spec.loss, code, dataset.task)
         self.data = TrainingData(dataset, device, room_for_data(device))
         self.augmentation_rng = torch.Generator()
@@ -138,7 +147,7 @@ class LocalGradients:
                 multiplicity=multiplicity,
                 layerwise=method.layerwise,
                 planner=ShapePlanner() if execution.deterministic else TimingPlanner(),
-                autocast=torch.bfloat16 if execution.autocast else None,
+                autocast=autocast,
             )
 
         self.engine = engine(self._augmentation.multiplicity if self._augmentation else 1)

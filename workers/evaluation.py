@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from accounting.errors import InvalidInput
 from workers.data import Dataset, Preparation, Split, as_targets
 from workers.devices import room_for_data
-from workers.gradients import modes_kept
+from workers.gradients import in_its_precision, modes_kept
 from workers.losses import Loss
 from workers.rates import Counts, calibration_error, confusion_counts, gaps, mean_by_group
 from workers.tasks import known, main_score, task_called
@@ -148,7 +148,7 @@ def in_batches(
     The model runs in evaluation mode and without gradients; afterwards its modes are restored.
     """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    with modes_kept(model), torch.no_grad():
+    with modes_kept(model), torch.no_grad(), in_its_precision(model, device):
         model.eval()
         return [read(model(prepare(features[batch].to(device))), batch) for batch in batches]
 

@@ -7,7 +7,8 @@ worker would refuse is refused before training starts. Nothing is fitted, downlo
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from accounting.errors import DpsweepError, InvalidInput, public_text
 from workers.augmentation import augmented, make_augmentation
 from workers.data import Dataset, as_targets
-from workers.gradients import OUTERMOST, GradientEngine
+from workers.gradients import OUTERMOST, GradientEngine, in_its_precision, require_autocast
 from workers.imports import UserCode, blamed_on
 from workers.losses import build_loss
 from workers.models import build_model
@@ -41,6 +42,7 @@ class Combination:
     loss: Component
     preprocessing: Component | None
     augmentation: Component | None
+    autocast: bool
 
 
 def excerpt(dataset: Dataset) -> Dataset:
@@ -65,39 +67,74 @@ def check_feasible(combination: Combination, dataset: Dataset, code: UserCode) -
         x, y, copies = _batch(combination.augmentation, dataset)
         loss = build_loss(combination.loss, code, dataset.task)
         model = build_model(combination.model, dataset, 0, code)
+        autocast = torch.bfloat16 if combination.autocast else None
         with _blamed_on("model", combination.model, x):
+            require_autocast(model, autocast)
             logits = _checked_logits(model.cpu(), x, y, dataset)
         with _blamed_on("loss", combination.loss, logits):
-            losses = loss(logits, y)
+            loss(logits, y)
         with _blamed_on("model", combination.model, x):
-            engine = GradientEngine(model, loss, multiplicity=copies)
+            engine = GradientEngine(model, loss, multiplicity=copies, autocast=autocast)
             engine.norms(x, y)
-            _require_trained(model, losses)
-        return tuple(
-            f"model {combination.model.name!r} {fact}" for fact in (*_trained_share(model), *_per_example(engine))
-        )
+            facts = (*_trained_share(model), *_per_example(engine), *_unreached(model, lambda: loss(model(x), y)))
+        return tuple(f"model {combination.model.name!r} {fact}" for fact in facts)
 
 
 _ADAPTERS: Final = ("adapter", "ia3_", "lora_", "prompt_encoder")
 """Substrings by which parameters of adapters are recognised."""
-_MAX_LISTED: Final = 6
+_MOVES: Final = 3
+_MOVE: Final = 0.1
+"""Number of moves, and the length of each, that a check makes to find parameters without a gradient."""
+_SHOWN: Final = 24
 """Maximum number of names in one sentence."""
+_NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)|(?<=\.)\d+$")
+"""A number among the parts of a name."""
 
 
-def _require_trained(model: nn.Module, losses: Tensor) -> None:
-    """Raises: InvalidInput for parameters that the losses do not depend on, and for adapters that are all frozen."""
+def _gradients(model: nn.Module, compute: Callable[[], Tensor]) -> dict[str, Tensor | None]:
+    """Of the sum of the losses ``compute()``, by trainable parameter; None for one on which they do not depend."""
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    gradients = torch.autograd.grad(losses.sum(), list(trained.values()), allow_unused=True)
-    unused = [name for name, gradient in zip(trained, gradients, strict=True) if gradient is None]
+    with torch.enable_grad(), in_its_precision(model, torch.device("cpu")):
+        total = compute().sum()
+    return dict(zip(trained, torch.autograd.grad(total, list(trained.values()), allow_unused=True), strict=True))
+
+
+@torch.no_grad()
+def _unreached(model: nn.Module, compute: Callable[[], Tensor]) -> tuple[str, ...]:
+    """Refuse parameters that cannot train, and tell which get no gradient. Moves the model.
+
+    A gradient may be 0 until other parameters have moved, as that of one factor of LoRA is: they move a few times.
+    """
+    gradients = _gradients(model, compute)
+    _require_trained(model, gradients)
+    still = set(gradients)
+    for _ in range(_MOVES):
+        for name, gradient in gradients.items():
+            if gradient is not None and gradient.any():
+                still.discard(name)
+                model.get_parameter(name).sub_(gradient / gradient.norm(), alpha=_MOVE)
+        gradients = _gradients(model, compute)
+    if not still:
+        return ()
+    names = _listed([name for name in gradients if name in still])
+    return (
+        f"gives {names} no gradient on {EXAMPLES} examples, also after others have moved: where that stays so, noise "
+        "alone moves them; two factors that both begin at 0 never train",
+    )
+
+
+def _require_trained(model: nn.Module, gradients: Mapping[str, Tensor | None]) -> None:
+    """Refuse parameters that the losses do not depend on, and adapters that are all frozen."""
+    trained, unused = list(gradients), [name for name, gradient in gradients.items() if gradient is None]
     if unused:
         raise InvalidInput(
             f"its parameters {_listed(unused)} do not change the loss: noise alone would move them. Use them, or set "
             "requires_grad_(False) on them"
         )
     adapters = [name for name, _ in model.named_parameters() if any(part in name for part in _ADAPTERS)]
-    if adapters and not trained.keys() & set(adapters):
+    if adapters and not set(trained) & set(adapters):
         raise InvalidInput(
-            f"its adapters {_listed(adapters)} are all frozen, so that only {_listed(list(trained))} would train; set "
+            f"its adapters {_listed(adapters)} are all frozen, so that only {_listed(trained)} would train; set "
             "requires_grad_(True) on them, as peft does with is_trainable=True and without inference_mode"
         )
 
@@ -113,19 +150,31 @@ def _trained_share(model: nn.Module) -> tuple[str, ...]:
 
 
 def _per_example(engine: GradientEngine) -> tuple[str, ...]:
-    slow = [name for name, form in engine.forms.items() if form == "per example"]
-    kinds = {type(engine.model if name == OUTERMOST else engine.model.get_submodule(name)).__name__ for name in slow}
-    if not slow:
-        return ()
+    """Which layers run once per example, why, and what that costs."""
+    slow: dict[str, list[str]] = {}
+    for name, why in engine.per_example.items():
+        slow.setdefault(why, []).append(name)
+    return tuple(_costing(engine.model, names, why) for why, names in slow.items())
+
+
+def _costing(model: nn.Module, names: list[str], why: str) -> str:
+    layers = [model if name == OUTERMOST else model.get_submodule(name) for name in names]
+    kinds = sorted({type(layer).__name__ for layer in layers})
+    numbers = sum(each.numel() for layer in layers for each in layer.parameters() if each.requires_grad)
     return (
-        f"runs {_listed(slow)} ({', '.join(sorted(kinds))}) once per example, as no rule covers them, which may take "
-        "several times a plain step and memory for a copy of their gradients per example; see docs/performance.md",
+        f"runs {_listed(names)} ({', '.join(kinds)}) once per example, as {why}; that may take several times a plain "
+        f"step, and memory for {numbers:,} gradients of each example in a micro-batch; see docs/performance.md"
     )
 
 
 def _listed(names: list[str]) -> str:
-    more = len(names) - _MAX_LISTED
-    return ", ".join(names[:_MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
+    """The names; those that differ in numbers only, as layers of one kind do, as one with their count."""
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        alike.setdefault(_NUMBER.sub("*", name), []).append(name)
+    shown = [same[0] if len(same) == 1 else f"{pattern} ({len(same)})" for pattern, same in alike.items()]
+    more = sum(len(same) for same in list(alike.values())[_SHOWN:])
+    return ", ".join(shown[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 @contextlib.contextmanager
@@ -165,7 +214,7 @@ def _batch(augmentation: Component | None, dataset: Dataset) -> tuple[Tensor, Te
 
 def _checked_logits(model: nn.Module, x: Tensor, y: Tensor, dataset: Dataset) -> Tensor:
     """The logits of ``x``, checked here because a later failure in the gradients would not name the cause."""
-    with torch.enable_grad():
+    with torch.enable_grad(), in_its_precision(model, x.device):
         logits = model(x)
     if not isinstance(logits, Tensor):
         raise InvalidInput(f"its forward returns a {type(logits).__name__}, but must return a tensor of logits")

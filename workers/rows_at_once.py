@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from workers.gradients import RandomState, modes_kept
+from workers.gradients import RandomState, in_its_precision, modes_kept
 
 _MIN_EXAMPLES, _MAX_EXAMPLES, _TARGET_VALUES = 512, 4096, 2**18
 """Smallest and largest norm pass in examples; between them, examples x max(features, parameters) is the third."""
@@ -50,7 +50,13 @@ def widest_layer(model: nn.Module, example: Tensor) -> int:
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     handles = [module.register_forward_hook(note) for module in model.modules()]
     try:
-        with torch.no_grad(), RandomState.preserved(example.device), modes_kept(model), contextlib.suppress(Exception):
+        with (
+            torch.no_grad(),
+            RandomState.preserved(example.device),
+            modes_kept(model),
+            in_its_precision(model, example.device),
+            contextlib.suppress(Exception),
+        ):
             functional_call(model.eval(), buffers, example)
     finally:
         for handle in handles:

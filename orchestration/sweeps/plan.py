@@ -265,7 +265,9 @@ class _Planner:
 
     def _check_combination(self, trial: TrialSpec) -> None:
         """Try data, preprocessing, model, loss and augmentation together."""
-        combination = Combination(trial.model, trial.loss, trial.preprocessing, trial.augmentation)
+        combination = Combination(
+            trial.model, trial.loss, trial.preprocessing, trial.augmentation, trial.execution.autocast
+        )
 
         def attempt() -> DpsweepError | tuple[str, ...]:
             _, rows, _ = self._loaded(trial.data)

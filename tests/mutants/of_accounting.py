@@ -327,4 +327,29 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
             True,
         ),
     ),
+    *bugs_in(
+        "accounting/jobs/users.py",
+        ("tests/accounting/jobs/test_users.py",),
+        B(
+            "owners.ids % len(self.parts) == self.part",
+            "owners.ids % 9 == self.part",
+            "some users are passed over",
+            True,
+        ),
+        B("places[order] = np.arange(len(order))", "places[:] = order", "rows are those of other users", True),
+        B("found.update(repr(each.norms.identity).encode())", "pass", "epsilons of other norms are taken up", True),
+        B("    delete_folder(files.rows_by_user)\n", "", "sorted rows are left behind"),
+    ),
+    *bugs_in(
+        "accounting/records/user_rows.py",
+        ("tests/accounting/jobs/test_users.py",),
+        B("pieces, private=True)", "pieces)", "sorted rows are public", True),
+        B('if note.get("inputs") != inputs:', "if not note:", "rows of other users are taken up", True),
+        B("found if _is_intact(", "found if True or _is_intact(", "damaged rows stay damaged"),
+    ),
+    *bugs_in(
+        "accounting/records/read_ahead.py",
+        ("tests/accounting/records/test_read_ahead.py",),
+        B("if len(waiting) >= AHEAD:", "if False:", "memory fills with what is read before its turn"),
+    ),
 )

@@ -68,8 +68,8 @@ METHODS: Final[tuple[Mutant, ...]] = (
         CLIPPING,
         B("float(bounds.max())", "float(bounds.mean())", "the sensitivity is the mean bound", True),
         B(
-            "return torch.bincount(cells, minlength=2 * setting.num_groups).double()",
-            "return 2 * torch.bincount(cells, minlength=2 * setting.num_groups).double()",
+            "return counts_of(cells, 2 * setting.num_groups)",
+            "return 2 * counts_of(cells, 2 * setting.num_groups)",
             "the query moves by twice what it states",
             True,
         ),

@@ -16,6 +16,7 @@ from torch import nn
 
 from accounting.errors import InvalidInput
 from accounting.records.layout import TrialFiles
+from accounting.records.traces import read_trace
 from tests.workers.devices import DEVICE, NAME
 from tests.workers.own_code import code_of
 from tests.workers.trial_runs import TRAIN_SIZE, norms_of, train
@@ -29,6 +30,7 @@ from workers.mechanism import mechanism_of
 from workers.noise import SeededNoise, make_noise_source
 from workers.outcomes import Outcomes, read_outcomes
 from workers.spec import BudgetSpec, Component, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
+from workers.trained_model import load_trained
 from workers.training import Trainer
 from workers.trial import run_trial
 
@@ -264,6 +266,27 @@ def test_a_trial_leaves_the_process_as_it_was(tmp_path: Path) -> None:
     run_trial(small_trial(), str(tmp_path))
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1:] == (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled())
+
+
+def half_trunk(feature_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """A frozen layer in half precision below one that trains."""
+    trunk = nn.Linear(feature_shape[0], 8).bfloat16().requires_grad_(False)
+    return nn.Sequential(trunk, nn.Tanh(), nn.Linear(8, num_classes))
+
+
+def test_a_frozen_trunk_in_half_precision_runs_under_autocast_wherever_it_runs(tmp_path: Path) -> None:
+    spec = small_trial(model=Component(f"{__file__}:half_trunk"), norms=NormSpec("every_step"))
+    with pytest.raises(InvalidInput, match=r"frozen parameters are torch.bfloat16.*execution.autocast: true"):
+        run_trial(spec, str(tmp_path / "without"), code=code_of(spec))
+    spec = replace(spec, execution=replace(spec.execution, autocast=True))
+    result = run_trial(spec, str(tmp_path), code=code_of(spec))
+    files = TrialFiles(str(tmp_path))
+    assert read_trace(files.trace).contributions == "estimate", "rounding depends on the batch size"
+    stored, test = read_outcomes(files.outcomes), load_dataset(spec.data).test
+    assert isinstance(stored, Outcomes)
+    logits = load_trained(files, spec, code_of(spec)).logits(test.features)
+    assert np.array_equal(logits.argmax(1), stored.predicted)
+    assert result.evaluation.accuracy == (stored.predicted == test.labels.numpy()).mean()
 
 
 def test_averaged_parameters_are_what_is_evaluated_and_stored(tmp_path: Path) -> None:

@@ -18,21 +18,24 @@ from workers.trial import begin
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "waits"),
     [
-        {},
-        {"norms": NormSpec("when_sampled"), "noise_source": "os_entropy"},
-        {"norms": NormSpec("off"), "averaging": Component("ema"), "clipping": Component("automatic")},
+        ({}, 1),
+        ({"norms": NormSpec("when_sampled"), "noise_source": "os_entropy"}, 1),
+        ({"norms": NormSpec("off"), "averaging": Component("ema"), "clipping": Component("automatic")}, 1),
+        *(({"clipping": Component(name)}, 2) for name in ("quantile", "dpsgd_f", "naive", "global_adaptive")),
     ],
-    ids=["refreshed", "when sampled", "off"],
+    ids=["refreshed", "when sampled", "off", "quantile", "dpsgd_f", "naive", "global_adaptive"],
 )
-def test_a_step_waits_once(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_a_step_waits_once_and_once_more_for_the_answer_to_a_query(
+    changes: dict[str, Any], waits: int, tmp_path: Path
+) -> None:
     spec = small_trial(**changes)
     with reproducible(spec.execution, spec.seed):
         trainer = begin(spec, TrialFiles(str(tmp_path)), NO_CODE, ()).trainer
         with closed_afterwards(trainer.recorders):
             trainer.step()  # takes norms, if they are not off
-            waits = Waits()
-            with waits:
+            counted = Waits()
+            with counted:
                 trainer.advance()
-    assert waits.counts.total() == 1, waits.counts
+    assert counted.counts.total() == waits, counted.counts

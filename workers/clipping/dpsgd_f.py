@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from accounting.errors import require_finite
-from workers.clipping.group_counts import GroupCountClipping
+from workers.clipping.group_counts import GroupCountClipping, counts_of
 from workers.clipping.protocol import ClippingState, ClipRule, Examples, Setting, clip_factor
 
 
@@ -35,7 +35,7 @@ class DPSGDFClipping(GroupCountClipping):
     def answer(self, state: ClippingState, batch: Examples, setting: Setting) -> Tensor:
         """[2K]: numbers of norms above C0 by group, then of other norms by group; NaN counts as other."""
         cells = batch.groups + torch.where(batch.norms > state.bound, 0, setting.num_groups)
-        return torch.bincount(cells, minlength=2 * setting.num_groups).double()
+        return counts_of(cells, 2 * setting.num_groups)
 
     def decide(self, state: ClippingState, noisy_answer: Tensor, setting: Setting) -> ClipRule:
         above, within = self.averaged(state, noisy_answer).reshape(2, -1).clamp(min=0.0)

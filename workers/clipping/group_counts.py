@@ -5,10 +5,16 @@ from __future__ import annotations
 from abc import ABC
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from accounting.errors import require_finite
 from workers.clipping.protocol import BatchQuery, ClippingMethod, ClippingState, Setting
+
+
+def counts_of(values: Tensor, size: int) -> Tensor:
+    """How often each of 0 to size - 1 is among the values. `torch.bincount` would wait for a GPU."""
+    return (values[:, None] == torch.arange(size, device=values.device)).sum(0).double()
 
 
 @dataclass(frozen=True)

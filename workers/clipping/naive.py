@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from accounting.errors import require_finite
-from workers.clipping.group_counts import GroupCountClipping
+from workers.clipping.group_counts import GroupCountClipping, counts_of
 from workers.clipping.protocol import ClippingState, ClipRule, Examples, Setting, clip_factor
 
 
@@ -28,7 +27,7 @@ class NaiveReweighting(GroupCountClipping):
         require_finite("max_weight", self.max_weight, above=0.0)
 
     def answer(self, state: ClippingState, batch: Examples, setting: Setting) -> Tensor:
-        return torch.bincount(batch.groups, minlength=setting.num_groups).double()
+        return counts_of(batch.groups, setting.num_groups)
 
     def decide(self, state: ClippingState, noisy_answer: Tensor, setting: Setting) -> ClipRule:
         bound = state.bound

@@ -2,6 +2,7 @@
 
 from workers.gradients.checks import check_model
 from workers.gradients.engine import GradientEngine
+from workers.gradients.half_precision import in_its_precision, require_autocast
 from workers.gradients.layers import OUTERMOST
 from workers.gradients.modes import modes_kept, modes_of, set_modes
 from workers.gradients.planning import Planner, ShapePlanner, TimingPlanner
@@ -18,7 +19,9 @@ __all__ = [
     "TimingPlanner",
     "WeightedSum",
     "check_model",
+    "in_its_precision",
     "modes_kept",
     "modes_of",
+    "require_autocast",
     "set_modes",
 ]

@@ -1,4 +1,4 @@
-"""Gradients of nn.Conv1d, Conv2d and Conv3d with any stride, padding, padding mode, dilation and number of groups."""
+"""Gradients of convolutions, transposed ones too, with any stride, padding, padding mode, dilation and groups."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from math import prod
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from workers.gradients.factors import (
     ExampleGradients,
@@ -249,5 +249,34 @@ def convolution(module: _ConvNd, activation: Tensor, output: Tensor | None, exam
             return {"weight": weight}
         bias = summed_rows(weight.grads.flatten(2).sum(2), examples)
         return {"weight": weight, "bias": Instantiated(bias)}
+
+    return differentiate
+
+
+def transposed_correlations(module: _ConvTransposeNd, activation: Tensor, grad: Tensor, examples: int) -> Correlations:
+    """Per-example gradients of the kernel of a transposed convolution: those of the convolution whose transpose it is,
+    from output to input, with the output gradient in the place of the input."""
+    inputs, grads = widen(grad).contiguous(), widen(activation).contiguous()
+    axes = list(zip(grads.shape[2:], module.stride, module.dilation, module.kernel_size, strict=True))
+    read = [(positions - 1) * stride + dilation * (taps - 1) + 1 for positions, stride, dilation, taps in axes]
+    padding = tuple(int(width) for width in module.padding)
+    if read != [size + 2 * width for size, width in zip(inputs.shape[2:], padding, strict=True)]:
+        ends = [(width, need - size - width) for size, width, need in zip(inputs.shape[2:], padding, read, strict=True)]
+        inputs = functional.pad(inputs, [width for pair in reversed(ends) for width in pair])  # or cut, if negative
+        padding = (0,) * len(padding)
+    geometry = Geometry(tuple(module.weight.shape), module.stride, padding, module.dilation, module.groups)
+    return Correlations(inputs.contiguous(), grads, geometry, examples)
+
+
+def transposed_convolution(
+    module: _ConvTransposeNd, activation: Tensor, output: Tensor | None, examples: int
+) -> Differentiate:
+    """The rule of nn.ConvTranspose1d, ConvTranspose2d and ConvTranspose3d."""
+
+    def differentiate(grad: Tensor) -> dict[str, ExampleGradients]:
+        weight = transposed_correlations(module, activation, grad, examples)
+        if module.bias is None:
+            return {"weight": weight}
+        return {"weight": weight, "bias": Instantiated(summed_rows(widen(grad).flatten(2).sum(2), examples))}
 
     return differentiate

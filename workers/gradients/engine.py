@@ -15,12 +15,13 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from accounting.errors import InvalidInput
+from accounting.errors import InvalidInput, public_text
 from workers.gradients.capture import Capture, capturing
 from workers.gradients.checks import check_model
 from workers.gradients.deferred_checks import Look, Looks, Outputs, Together
 from workers.gradients.deterministic_passes import draws
-from workers.gradients.factors import HALF_PRECISION, ExampleGradients, square_together, sum_together, widen
+from workers.gradients.factors import ExampleGradients, square_together, sum_together, widen
+from workers.gradients.half_precision import has_half_precision
 from workers.gradients.layers import Form, find_layers
 from workers.gradients.micro_batches import (
     LastMicroBatch,
@@ -125,7 +126,12 @@ class GradientEngine:
     @property
     def forms(self) -> Mapping[str, Form]:
         """How the per-example gradients of each layer are computed, by its name; final after the first batch."""
-        return {layer.name: "per example" if layer.uncovered else layer.form for layer in self._layers}
+        return {layer.name: "per example" if layer.forced else layer.form for layer in self._layers}
+
+    @property
+    def per_example(self) -> Mapping[str, str]:
+        """Why layers run once per example, by their name; final after the first batch."""
+        return {layer.name: layer.forced for layer in self._layers if layer.forced}
 
     @torch.no_grad()
     def norms(self, x: Tensor, y: Tensor) -> BatchNorms:
@@ -238,7 +244,9 @@ class GradientEngine:
             per_row |= {layer.name for layer in self._layers if layer.rule is not None and layer.without_batch}
             if not per_row or isinstance(error, torch.OutOfMemoryError):
                 raise
-            self._layers = find_layers(self.model, per_row)
+            place = "" if isinstance(error, InvalidInput) else f" ({public_text(error)})"
+            why = f"what reads its parameters could not be told apart by rows{place}"
+            self._layers = find_layers(self.model, dict.fromkeys(per_row, why))
         return self._compare(x, y)
 
     def _compare(self, x: Tensor, y: Tensor) -> bool:
@@ -271,7 +279,7 @@ class GradientEngine:
             found = torch.autograd.grad(loss, list(self._parameters.values()), allow_unused=True)
             return {name: None if g is None else g.to_dense() for name, g in zip(self._parameters, found, strict=True)}
 
-        tolerance = HALF_TOLERANCE if self._has_half_precision else TOLERANCE
+        tolerance = HALF_TOLERANCE if has_half_precision(self.model) else TOLERANCE
         return examples > 0 and verify(self.model, within, alone, examples, tolerance) and examples > 1
 
     def _norm_pass(self, batch: MicroBatch, look: Look) -> Pass:
@@ -326,14 +334,9 @@ class GradientEngine:
                 losses = self._loss(self.model(x), y)
         return self._one_per_row(losses, x.shape[0])
 
-    @property
-    def _has_half_precision(self) -> bool:
-        """Whether any (frozen) parameter is in half precision; trainable ones are in single or double precision."""
-        return any(parameter.dtype in HALF_PRECISION for parameter in self.model.parameters())
-
     def _precise_losses(self, x: Tensor, y: Tensor) -> Tensor:
         """Losses without autocast, which would hide small errors; with it if frozen half-precision parts need it."""
-        if self._has_half_precision:
+        if has_half_precision(self.model):
             return self._losses(x, y)
         return self._one_per_row(self._loss(self.model(x), y), len(x))
 

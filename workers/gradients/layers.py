@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -27,6 +27,9 @@ RULES: Mapping[type[nn.Module], Rule] = {
     nn.Conv1d: convolution.convolution,
     nn.Conv2d: convolution.convolution,
     nn.Conv3d: convolution.convolution,
+    nn.ConvTranspose1d: convolution.transposed_convolution,
+    nn.ConvTranspose2d: convolution.transposed_convolution,
+    nn.ConvTranspose3d: convolution.transposed_convolution,
     nn.Embedding: embedding.embedding,
     nn.BatchNorm1d: normalization.batch_norm,
     nn.BatchNorm2d: normalization.batch_norm,
@@ -47,6 +50,8 @@ ON_LAST_AXES: Final = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)
 
 NAMED_RULES: Mapping[str, Rule] = {"transformers.pytorch_utils.Conv1D": linear.transposed_linear}
 """Rules by class name, for classes of libraries that are not imported here."""
+
+NONE: Final[Mapping[str, str]] = {}
 
 OUTERMOST: Final = "model"
 """Name of the outermost module as a layer."""
@@ -74,7 +79,7 @@ class Layer:
 
     parameters: trainable parameters, local name -> name in the model. rule, rewrite: given for the forms that use them.
     without_batch: positions of arguments that did not hold the batch in some call. uncovered: not empty after a call
-    that the rewrite did not cover.
+    that the rewrite did not cover. why: if the layer runs per example, the reason as a clause.
     """
 
     name: str
@@ -85,6 +90,14 @@ class Layer:
     rewrite: Rewrite | None = None
     without_batch: set[tuple[str, int]] = field(default_factory=set)
     uncovered: set[Form] = field(default_factory=set)
+    why: str = "no rule covers its class"
+
+    @property
+    def forced(self) -> str | None:
+        """Why the layer runs once per example, final after the first batch; None if it does not."""
+        if self.uncovered:
+            return "its rule does not cover how it is built or called"
+        return self.why if self.form == "per example" else None
 
     @property
     def described(self) -> str:
@@ -120,17 +133,17 @@ def find_rule(module: nn.Module) -> Rule | None:
     return None
 
 
-def find_layers(model: nn.Module, whole: Collection[str] = ()) -> tuple[Layer, ...]:
+def find_layers(model: nn.Module, whole: Mapping[str, str] = NONE) -> tuple[Layer, ...]:
     """The modules that own trainable parameters, outermost first. Each trainable parameter is in at least one layer.
 
-    whole: names of modules that must run per example, with their children.
+    whole: names of modules that must run per example, with their children, and the reason for each.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters() if parameter.requires_grad}
     return tuple(_walk(model, "", names, set(), whole))
 
 
 def _walk(
-    module: nn.Module, name: str, names: Mapping[int, str], seen: set[int], whole: Collection[str]
+    module: nn.Module, name: str, names: Mapping[int, str], seen: set[int], whole: Mapping[str, str]
 ) -> Iterator[Layer]:
     if id(module) in seen:
         return
@@ -141,7 +154,7 @@ def _walk(
     if rule is not None or is_parametrized(module) or called in whole or (own and _runs_as_one(module)):
         parameters = {local: names[id(p)] for local, p in module.named_parameters() if id(p) in names}
         if parameters:
-            yield _as_one(called, module, parameters, rule)
+            yield _as_one(called, module, parameters, rule, whole.get(called))
         return
     if own:
         yield Layer(called, module, own, "parameters per row")
@@ -150,13 +163,16 @@ def _walk(
             yield from _walk(child, f"{name}.{child_name}" if name else child_name, names, seen, whole)
 
 
-def _as_one(name: str, module: nn.Module, parameters: Mapping[str, str], rule: Rule | None) -> Layer:
+def _as_one(name: str, module: nn.Module, parameters: Mapping[str, str], rule: Rule | None, why: str | None) -> Layer:
     """The layer of a module whose parameters are differentiated together with those of its children."""
     if rule is not None:
         return Layer(name, module, parameters, "rule", rule=rule)
     plain = not any(is_parametrized(part) for part in module.modules())
     rewrite = REWRITES.get(type(module)) if plain else None
-    return Layer(name, module, parameters, "per example" if rewrite is None else "rewrite", rewrite=rewrite)
+    if rewrite is not None:
+        return Layer(name, module, parameters, "rewrite", rewrite=rewrite)
+    why = why or ("no rule covers its class" if plain else "its weights are parametrized")
+    return Layer(name, module, parameters, "per example", why=why)
 
 
 def _runs_as_one(module: nn.Module) -> bool:

@@ -48,6 +48,7 @@ def reason(**changes: object) -> str:
         {"data": TOKENS, "model": "own_models:Embedded"},
         {"data": TOKENS, "preprocessing": PCA},
         {"preprocessing": PCA, "model": "pca_mlp"},
+        {"model": "own_models:FromZero"},
         {"loss": "own_models:smoothed"},
         {"loss": {"name": "own_models:smoothed", "smoothing": 0.2}},
         {"model": {"name": "wrn16_4"}, "augmentation": {"name": "flip_and_crop", "multiplicity": 16}},
@@ -67,7 +68,13 @@ def test_a_plan_says_which_parameters_train_and_what_runs_once_per_example() -> 
     (frozen,) = planned(model="own_models:FrozenTrunk").warnings
     assert frozen == ("model 'own_models:FrozenTrunk' trains 90 of its 610 parameters: head.weight, head.bias")
     (slow,) = planned(model="own_models:Slow").warnings
-    assert slow.startswith("model 'own_models:Slow' runs cell (RNN) once per example, as no rule covers them")
+    assert slow.startswith("model 'own_models:Slow' runs cell (RNN) once per example, as no rule covers its class; ")
+
+
+def test_a_plan_says_which_parameters_get_no_gradient() -> None:
+    assert planned(model="own_models:FromZero").warnings == ()
+    (stuck,) = planned(model={"name": "own_models:FromZero", "both": True}).warnings
+    assert stuck.startswith("model 'own_models:FromZero' gives linear.weight, linear.bias, head.weight no gradient")
 
 
 COMBINATIONS = {

@@ -256,6 +256,22 @@ CASES: dict[str, Case] = {
         IMAGE,
     ),
     "transposed conv2d": Case(lambda: image_model(nn.ConvTranspose2d(4, 6, 3, stride=2)), IMAGE),
+    "transposed conv2d grouped": Case(
+        lambda: image_model(nn.ConvTranspose2d(4, 6, (3, 2), stride=2, padding=1, output_padding=1, groups=2)), IMAGE
+    ),
+    "transposed conv2d, longer than its reach": Case(
+        lambda: image_model(nn.ConvTranspose2d(4, 6, 3, padding=2, dilation=3, output_padding=2, bias=False)), IMAGE
+    ),
+    "transposed conv3d": Case(
+        lambda: nn.Sequential(
+            nn.Unflatten(1, (2, 2)),
+            nn.ConvTranspose3d(2, 3, 2),
+            nn.AdaptiveAvgPool3d(2),
+            nn.Flatten(),
+            nn.Linear(24, 3),
+        ),
+        IMAGE,
+    ),
     "embedding": Case(lambda: Embedded(), TOKENS),
     "embedding with padding": Case(lambda: Embedded(padding_idx=2), TOKENS),
     "batch norm of constant statistics": Case(lambda: image_model(public_statistics(nn.BatchNorm2d(4)), 4), IMAGE),

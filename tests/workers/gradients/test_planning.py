@@ -13,7 +13,7 @@ from tests.workers.gradients.test_engine import CASES, TOLERANCE
 from workers.gradients import GradientEngine, TimingPlanner
 from workers.gradients.planning import Alternative, ShapePlanner, T, default_planner
 
-PLANNED = ["linear on sequences", *(name for name in CASES if "conv" in name and "transposed" not in name)]
+PLANNED = ["linear on sequences", *(name for name in CASES if "conv" in name)]
 
 
 @dataclass
