@@ -81,7 +81,7 @@ def run_trial(
         DataCorruption: a stored file is damaged; training does not start anew by itself.
     """
     files = TrialFiles(root)
-    spec = _as_begun(files, spec.checked())
+    spec = as_begun(files, spec.checked())
     if exists(files.training):
         _refuse_other_releases(files, releases)
         forget_checkpoint(files.checkpoint)
@@ -104,7 +104,7 @@ def follow_trial(
     _meet(group)
     if exists(files.training):
         return
-    spec = _as_begun(files, spec.checked())
+    spec = as_begun(files, spec.checked())
     with reproducible(spec.execution, spec.seed), explained(spec.execution):
         owner = fingerprint(spec.to_json(), mechanism_of(spec, len(dataset.train), releases, code), dataset.digest())
         stored = load_checkpoint(files.checkpoint, owner)
@@ -127,7 +127,7 @@ def _ignore(progress: Progress) -> None:
     return None
 
 
-def _as_begun(files: TrialFiles, spec: TrialSpec) -> TrialSpec:
+def as_begun(files: TrialFiles, spec: TrialSpec) -> TrialSpec:
     """The trial at the speed that it began with, as another would round the steps since its checkpoint otherwise.
 
     Noise that is repeated hides no difference of what it is added to, even one of rounding. Raises: InvalidInput where

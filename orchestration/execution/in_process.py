@@ -12,6 +12,7 @@ from accounting.jobs import AccountingJob, PartResult, account_in_process
 from accounting.records import PartFiles
 from orchestration.execution.backend import TrainingObserver, TrialContext, lighter
 from orchestration.execution.environment import IN_PROCESS
+from orchestration.execution.stopping import close_here
 from orchestration.execution.storage_retries import train_patiently
 from orchestration.records.layout import SweepFiles
 from orchestration.records.snapshot import SweepSnapshot
@@ -64,6 +65,9 @@ class InProcess:
 
     def scatter(self, job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[PartResult]:
         return account_in_process(job, parts)
+
+    def close(self, planned: PlannedTrial, step: int) -> None:
+        close_here(planned, step, self._context, self._context.code)
 
     def show(self, snapshot: SweepSnapshot) -> None:
         return

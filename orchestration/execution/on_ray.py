@@ -10,6 +10,7 @@ from accounting.jobs import AccountingJob, PartResult
 from accounting.parallel import AccountingQueue
 from accounting.records import PartFiles
 from orchestration.execution.backend import TrainingObserver, TrialContext
+from orchestration.execution.closing import close_on_node
 from orchestration.execution.cluster import check_keys, check_resources, check_shared_storage, connected
 from orchestration.execution.metrics import Gauges
 from orchestration.execution.nodes import cluster_now
@@ -43,6 +44,9 @@ class OnRay:
     def scatter(self, job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[PartResult]:
         return self._queue.scatter(job, parts)
 
+    def close(self, planned: PlannedTrial, step: int) -> None:
+        close_on_node(planned, step, self._context, self._sweep.reserved(planned.spec))
+
     def show(self, snapshot: SweepSnapshot) -> None:
         self._gauges.show(snapshot)
 
@@ -69,8 +73,8 @@ def on_cluster(address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode
     with connected(address, files.log, code) as shipped:
         part = {"CPU": reserved_cpus(sweep.accounting), **_custom_resource(sweep.accounting)}
         check_resources({**_needs_of_trials(sweep), "accounting a part": part}, _JOIN_TIMEOUT)
-        check_shared_storage(files.probe)
-        context = TrialContext(files, sweep.disclosure, shipped)
+        probe = check_shared_storage(files.probe)
+        context = TrialContext(files, sweep.disclosure, shipped, probe=probe)
         check_keys(context.key_check)
         with _queue(sweep.accounting, part) as queue:
             yield OnRay(sweep, context, queue)

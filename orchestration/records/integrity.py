@@ -32,10 +32,11 @@ _STEP = "/step="
 
 
 def note_digests(files: TrialFiles) -> dict[str, str]:
-    """Store the sha256 of a trained trial's private files in ``private/``; return those of its public files by name.
+    """Store the sha256 of a trial's private files in ``private/``; return those of its public files by name.
 
-    Not included: ``result.json`` and files that `dpsweep account` writes later, which carry their own checksums, and
-    shards and manifests of snapshots, whose checksums are in the manifests of their folders.
+    Not included: ``result.json``, a checkpoint, which is deleted next, files that `dpsweep account` writes later, which
+    carry their own checksums, and shards and manifests of snapshots, whose checksums are in the manifests of their
+    folders.
     """
     later = files.accounted_again("").removeprefix(f"{files.root}/")
     names = [
@@ -43,7 +44,8 @@ def note_digests(files: TrialFiles) -> dict[str, str]:
         for name in list_files(files.root)
         if not name.startswith(later) and not (name.startswith(_PRIVATE) and (name.endswith(".arrow") or _STEP in name))
     ]
-    digests = {name: _digest(uri) for name in names if (uri := f"{files.root}/{name}") != files.result}
+    over = (files.result, files.checkpoint)
+    digests = {name: _digest(uri) for name in names if (uri := f"{files.root}/{name}") not in over}
     return _keep_private(digests, files)
 
 
@@ -69,7 +71,7 @@ def met_other_data(files: TrialFiles, digest: str) -> bool:
     return content is not None and json.loads(content)["data"] != digest
 
 
-def damages(files: TrialFiles, result: TrialResult) -> Iterator[str]:
+def damages(files: TrialFiles, result: StoredResult) -> Iterator[str]:
     """One line for each damaged file: what is wrong with it, and what to do. Reads every file of the trial.
 
     A directory that was deleted entirely, such as the one with all norms, is not reported.
