@@ -303,15 +303,10 @@ def _node_types() -> list[Mapping[str, float]]:
     return [*map(amounts_of, _alive_nodes()), *(dict(group.resources) for group in groups)]
 
 
-def check_shared_storage(uri: str) -> Probe:
-    """Write a probe file here and read it on every node; return it, for nodes that join later to read.
-
-    Raises: InvalidInput naming the nodes that cannot read it.
-    """
-    probe = Probe.written(uri)
+def check_shared_storage(probe: Probe) -> None:
+    """Read the probe on every node. Raises: InvalidInput naming the nodes that cannot."""
     if blind := _nodes_without(Probe.is_read, probe):
-        raise InvalidInput(f"{uri} was written here but cannot be read on {_counted(blind)}; {SHARED}")
-    return probe
+        raise InvalidInput(f"{probe.uri} was written here but cannot be read on {_counted(blind)}; {SHARED}")
 
 
 def check_keys(check: KeyCheck | None) -> None:

@@ -14,6 +14,7 @@ from orchestration.execution.closing import close_on_node
 from orchestration.execution.cluster import check_keys, check_resources, check_shared_storage, connected
 from orchestration.execution.metrics import Gauges
 from orchestration.execution.nodes import cluster_now
+from orchestration.execution.shared_storage import Probe
 from orchestration.execution.tune import train
 from orchestration.records.layout import SweepFiles
 from orchestration.records.snapshot import ClusterSnapshot, SweepSnapshot
@@ -42,7 +43,13 @@ class OnRay:
         train(trials, observer, self._sweep, self._context, name)
 
     def scatter(self, job: AccountingJob, parts: Sequence[PartFiles]) -> Iterator[PartResult]:
-        return self._queue.scatter(job, parts)
+        """As of `Backend`. Raises: InvalidInput for an error of a part while a node, which joined later, is blind."""
+        try:
+            yield from self._queue.scatter(job, parts)
+        except Exception:  # a node that does not find the trial's files raises anything
+            if self._context.probe is not None:
+                check_shared_storage(self._context.probe)
+            raise
 
     def close(self, planned: PlannedTrial, step: int) -> None:
         close_on_node(planned, step, self._context, self._sweep.reserved(planned.spec))
@@ -73,7 +80,8 @@ def on_cluster(address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode
     with connected(address, files.log, code) as shipped:
         part = {"CPU": reserved_cpus(sweep.accounting), **_custom_resource(sweep.accounting)}
         check_resources({**_needs_of_trials(sweep), "accounting a part": part}, _JOIN_TIMEOUT)
-        probe = check_shared_storage(files.probe)
+        probe = Probe.written(files.probe)
+        check_shared_storage(probe)
         context = TrialContext(files, sweep.disclosure, shipped, probe=probe)
         check_keys(context.key_check)
         with _queue(sweep.accounting, part) as queue:
