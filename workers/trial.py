@@ -33,6 +33,7 @@ from workers.clipping import claims, make_clipping
 from workers.data import Dataset, load_dataset
 from workers.data_parallel import DividedGradients, first_random_states, follow, restore_random_state
 from workers.devices import choose_device
+from workers.digests import note_written
 from workers.evaluation import Predictions, counted, evaluate
 from workers.held_out import write_wrong
 from workers.history import Progress, TrainingResult, read_training_result
@@ -332,6 +333,7 @@ def _finish(
         evaluation=counted(trainer.history[-1].test, tested, dataset.test, dataset),
         notes=(*dataset.notes, *claims(spec.clipping), *_of_norms(spec)),
     )
+    note_written(files)
     write_bytes_atomically(files.training, result.to_json())
     return result
 
