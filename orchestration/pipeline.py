@@ -325,6 +325,7 @@ def _run(request: RunRequest, display: Display) -> Outcome:
                 tracker,
                 status,
                 execution.scatter,
+                execution.close,
                 execution.trials_at_once,
                 anew,
                 display.warn,

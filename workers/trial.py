@@ -33,6 +33,7 @@ from workers.clipping import claims, make_clipping
 from workers.data import Dataset, load_dataset
 from workers.data_parallel import DividedGradients, first_random_states, follow, restore_random_state
 from workers.devices import choose_device
+from workers.digests import note_written
 from workers.evaluation import Predictions, counted, evaluate
 from workers.held_out import write_wrong
 from workers.history import Progress, TrainingResult, read_training_result
@@ -81,7 +82,7 @@ def run_trial(
         DataCorruption: a stored file is damaged; training does not start anew by itself.
     """
     files = TrialFiles(root)
-    spec = _as_begun(files, spec.checked())
+    spec = as_begun(files, spec.checked())
     if exists(files.training):
         _refuse_other_releases(files, releases)
         forget_checkpoint(files.checkpoint)
@@ -104,7 +105,7 @@ def follow_trial(
     _meet(group)
     if exists(files.training):
         return
-    spec = _as_begun(files, spec.checked())
+    spec = as_begun(files, spec.checked())
     with reproducible(spec.execution, spec.seed), explained(spec.execution):
         owner = fingerprint(spec.to_json(), mechanism_of(spec, len(dataset.train), releases, code), dataset.digest())
         stored = load_checkpoint(files.checkpoint, owner)
@@ -127,7 +128,7 @@ def _ignore(progress: Progress) -> None:
     return None
 
 
-def _as_begun(files: TrialFiles, spec: TrialSpec) -> TrialSpec:
+def as_begun(files: TrialFiles, spec: TrialSpec) -> TrialSpec:
     """``spec`` with the speed settings (`SPEED`) that the trial began with.
 
     Other settings would round the steps since the checkpoint differently, and as a resumed run repeats its noise, the
@@ -336,6 +337,7 @@ def _finish(
         evaluation=counted(trainer.history[-1].test, tested, dataset.test, dataset),
         notes=(*dataset.notes, *claims(spec.clipping), *_of_norms(spec)),
     )
+    note_written(files)
     write_bytes_atomically(files.training, result.to_json())
     return result
 

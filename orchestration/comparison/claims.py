@@ -66,9 +66,8 @@ def _claims(result: StoredResult, trace: Trace, delta: float, sweep: SweepSpec) 
         yield from _smaller(f"epsilon of groups of {size}", group, trace, delta, "pld", size)
     for risk in result.risks:
         yield from _smaller_risk(risk, trace, {1, *(group.group_size for group in groups)})
-    if isinstance(result, StoppedTrial):
-        return
-    for epoch, shown in zip(result.training.history, result.epsilons, strict=False):
+    epochs = () if isinstance(result, StoppedTrial) else zip(result.training.history, result.epsilons, strict=False)
+    for epoch, shown in epochs:
         least = min(_cost(trace.until(epoch.step), delta, "rdp", 1).epsilon, result.worst_case.epsilon)
         if shown < least * (1.0 - _ROUNDING):
             yield f"it claims epsilon {shown:.6g} after epoch {epoch.epoch}, but its trace had cost {least:.6g}"

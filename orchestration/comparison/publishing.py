@@ -62,7 +62,10 @@ def finished(point: GridPoint, result: TrialResult, baseline: TrialResult | None
 
 
 def stopped(point: GridPoint, result: StoppedTrial) -> PublishedTrial:
-    """A stopped trial. It is not compared with its baseline, which was trained for longer."""
+    """A stopped trial. It is not compared with its baseline, which was trained for longer.
+
+    Shows ``result.individuals`` as they are, as `finished`.
+    """
     measured = "accuracy" if result.evaluation.accuracy is not None else "loss"
     found = f"{measured} and ε are those" if result.spec.is_private else f"{measured} is that"
     return PublishedTrial(
@@ -72,6 +75,7 @@ def stopped(point: GridPoint, result: StoppedTrial) -> PublishedTrial:
         error=f"by the scheduler after epoch {result.epoch} of {result.spec.epochs}; its {found} of that moment",
         privacy=_privacy(result),
         quality=_quality(result.evaluation, None, {}, None),
+        individuals=result.individuals,
         history=result.history,
         started=result.started,
         ended=result.ended,

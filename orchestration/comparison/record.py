@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from orchestration.comparison import publishing
 from orchestration.comparison.ledger import composed
@@ -33,12 +33,18 @@ from workers.run_state import read_counters
 from workers.tasks import task_called
 
 NO_LONGER_ASKED = "kept, though the sweep file no longer asks for it"
-View = Callable[[TrialResult], TrialResult]
-"""A function that replaces ``individuals``, ``attacks``, ``departures`` and ``courses`` of a result by what the reader
-may see."""
+Result = TypeVar("Result", TrialResult, StoppedTrial)
 
 
-def disclosed(result: TrialResult) -> TrialResult:
+class View(Protocol):
+    """Replaces ``individuals`` of a result, and ``attacks``, ``departures`` and ``courses`` of a finished one, by what
+    the reader may see."""
+
+    def __call__(self, result: Result, /) -> Result:
+        """The result as the reader may see it."""
+
+
+def disclosed(result: Result) -> Result:
     """The view under the sweep's release mode, which is the result as stored."""
     return result
 
@@ -49,10 +55,12 @@ def exact(files: SweepFiles) -> View:
     The view raises `DataCorruption` for damaged files.
     """
 
-    def view(result: TrialResult) -> TrialResult:
+    def view(result: Result) -> Result:
         trial = files.trial(result.key)
         next_step = f"delete {trial.result} and resume, which rebuilds both"
         statistics = read_exact_statistics(trial.private_summary, next_step)
+        if isinstance(result, StoppedTrial):
+            return replace(result, individuals=statistics)
         counters = read_counters(trial.private_training)
         return replace(
             result,
@@ -159,7 +167,7 @@ class SweepRecord:
             case TrialResult() as result:
                 return publishing.finished(point, view(result), self.finished(self.baseline(point)))
             case StoppedTrial() as result:
-                return publishing.stopped(point, result)
+                return publishing.stopped(point, view(result))
         return publishing.unfinished(point, status)
 
     def data(self, view: View = disclosed) -> PublishedSweep:

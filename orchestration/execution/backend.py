@@ -12,6 +12,7 @@ from accounting.jobs import Job, Part, Result
 from accounting.planning import PROCESSES, Solver
 from accounting.records import KeyCheck, exists, new_key_check, require_key
 from orchestration.execution.environment import EMBEDDED, IN_PROCESS
+from orchestration.execution.shared_storage import Probe
 from orchestration.records.failures import record_failure
 from orchestration.records.layout import SweepFiles
 from orchestration.records.release_modes import Disclosure
@@ -28,17 +29,24 @@ class TrialContext:
     """What all trials of a sweep share: files, release mode and the user's code.
 
     disclosure: the release mode, which limits what error texts show. key_check: identifies the key that encrypts
-    private files, by default the key of this process; None without encryption.
+    private files, by default the key of this process; None without encryption. probe: proves that storage is shared;
+    None where all processes run on one machine.
     """
 
     files: SweepFiles
     disclosure: Disclosure
     code: UserCode
     key_check: KeyCheck | None = field(default_factory=new_key_check)
+    probe: Probe | None = None
 
-    def require_key(self) -> None:
-        """Raise `InvalidInput` unless this process has the encryption key of the sweep, or neither has a key."""
+    def require_node(self) -> None:
+        """Raise `InvalidInput` unless this process has the sweep's encryption key, or neither has one, and its storage.
+
+        Nodes that joined after the sweep began are checked only here, before a trial starts on them.
+        """
         require_key(self.key_check, f"the sweep in {self.files.root}")
+        if self.probe is not None:
+            self.probe.require()
 
     def failure(self, key: str, error: BaseException) -> str:
         """Return the text that may be shown of a trial's error; the full text goes to the trial's private folder."""
@@ -93,6 +101,12 @@ class Backend(Protocol):
 
     def scatter(self, job: Job[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
         """The results of the given parts of one trial, in order; see `accounting.jobs.Scatter`."""
+
+    def close(self, planned: PlannedTrial, step: int) -> None:
+        """Store norms and trace of a trial that was stopped after ``step`` steps; see `workers.stopping.close_trial`.
+
+        Raises: as that does.
+        """
 
     def show(self, snapshot: SweepSnapshot) -> None:
         """Publish the numbers of a snapshot as metrics of the cluster; without a cluster, do nothing."""

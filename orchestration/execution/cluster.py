@@ -12,7 +12,6 @@ import functools
 import importlib.util
 import logging
 import os
-import secrets
 import signal
 import socket
 import threading
@@ -28,13 +27,14 @@ from ray.exceptions import RayError
 from ray.job_config import JobConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from accounting.errors import InvalidInput, StorageError
+from accounting.errors import InvalidInput
 from accounting.jobs.parallel import fitting
-from accounting.records import KEY_VARIABLE, KeyCheck, read_bytes, require_key, write_bytes_atomically
+from accounting.records import KEY_VARIABLE, KeyCheck, require_key
 from orchestration.execution.environment import EMBEDDED, reread_environment
 from orchestration.execution.nodes import amounts_of
 from orchestration.execution.session import private_session
 from orchestration.execution.shared_connection import kept
+from orchestration.execution.shared_storage import SHARED, Probe
 from orchestration.sweeps.user_code import packed
 from workers.imports import NO_CODE, UserCode
 from workers.memory import ALLOCATOR
@@ -303,18 +303,10 @@ def _node_types() -> list[Mapping[str, float]]:
     return [*map(amounts_of, _alive_nodes()), *(dict(group.resources) for group in groups)]
 
 
-def check_shared_storage(uri: str) -> None:
-    """Write a probe file here and read it on every node. Raises: InvalidInput naming the nodes that cannot read it."""
-    content = secrets.token_bytes(16)
-    try:
-        write_bytes_atomically(uri, content)
-    except StorageError as error:
-        raise InvalidInput(str(error)) from error
-    if blind := _nodes_without(_reads_back, uri, content):
-        raise InvalidInput(
-            f"{uri} was written here but cannot be read on {_counted(blind)}; choose an --output that every node "
-            "shares, such as s3:// or NFS"
-        )
+def check_shared_storage(probe: Probe) -> None:
+    """Read the probe on every node. Raises: InvalidInput naming the nodes that cannot."""
+    if blind := _nodes_without(Probe.is_read, probe):
+        raise InvalidInput(f"{probe.uri} was written here but cannot be read on {_counted(blind)}; {SHARED}")
 
 
 def check_keys(check: KeyCheck | None) -> None:
@@ -351,13 +343,6 @@ def _has_key(check: KeyCheck | None) -> bool:
     except InvalidInput:
         return False
     return True
-
-
-def _reads_back(uri: str, content: bytes) -> bool:
-    try:
-        return read_bytes(uri) == content
-    except (OSError, StorageError):
-        return False
 
 
 def _answers_yes(answer: ray.ObjectRef[bool]) -> bool:

@@ -38,7 +38,6 @@ from orchestration.records.results import (
 from orchestration.sweeps.plan import PlannedTrial
 from orchestration.sweeps.schema import SweepSpec
 from workers.attacks import AttackResults, read_attacks
-from workers.checkpoint import forget_checkpoint
 from workers.history import Progress, TrainingResult, read_training_result
 from workers.run_state import Counters, read_counters
 
@@ -62,12 +61,28 @@ def complete_trial(
     """
     trace = read_trace(files.trace)
     found = _costs(trace, planned, sweep)
-    is_single = trace.is_private and trace.selection is None  # no individual epsilon is known for a selection
-    is_asked = is_single and not planned.spec.norms.are_off and not (sweep.adapted and sweep.adapted.is_tuning)
-    summary = _accounted(planned, files, sweep, found.worst_case, scatter) if is_asked else None
+    is_asked = accounts_examples(trace, planned, sweep)
+    individuals = individual_statistics(planned, files, sweep, found.worst_case, scatter) if is_asked else None
     with _ONE_AT_A_TIME:
-        individuals = _individuals(planned, files, sweep, found.worst_case, summary) if summary else None
         return _completed(planned, files, sweep, times, found, individuals)
+
+
+def accounts_examples(trace: Trace, planned: PlannedTrial, sweep: SweepSpec) -> bool:
+    """Whether the examples of a trial are accounted for: it is private, has norms, and is no candidate or selection."""
+    is_single = trace.is_private and trace.selection is None  # no individual epsilon is known for a selection
+    return is_single and not planned.spec.norms.are_off and not (sweep.adapted and sweep.adapted.is_tuning)
+
+
+def individual_statistics(
+    planned: PlannedTrial, files: TrialFiles, sweep: SweepSpec, worst: PrivacyEstimate, scatter: Scatter
+) -> IndividualStatistics | None:
+    """Account all examples and store their epsilons; return the statistics that the release mode shows, or None.
+
+    worst: the worst case, at which every epsilon is capped. Raises: as `complete_trial`.
+    """
+    summary = _accounted(planned, files, sweep, worst, scatter)
+    with _ONE_AT_A_TIME:
+        return _individuals(planned, files, sweep, worst, summary)
 
 
 _ONE_AT_A_TIME = threading.Lock()
@@ -134,11 +149,9 @@ def complete_stopped(
     progress: Progress,
     history: tuple[PublishedEpoch, ...],
 ) -> StoppedTrial:
-    """Account the steps that a trial had run when the scheduler stopped it, and write its result.
+    """Write the result of a trial that the scheduler stopped, with the worst case of the steps that it had run.
 
-    Individual epsilons are not computed, because the norms of the last steps before the stop were not stored; the
-    worst case bounds each example. The checkpoint is deleted together with the noise key in it.
-    progress: the last report before the stop.
+    `stopping.account_stopped` accounts its examples afterwards. progress: the last report before the stop.
     """
     found = _costs(progress.trace, planned, sweep)
     stopped = StoppedTrial(
@@ -156,7 +169,6 @@ def complete_stopped(
         ended=times.ended,
     )
     write_result(files.result, stopped)
-    forget_checkpoint(files.checkpoint)
     return stopped
 
 

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 
-from accounting.errors import DataCorruption, InvalidInput, StorageError
+from accounting.errors import DataCorruption, DpsweepError, InvalidInput, StorageError
 from accounting.jobs import Job, Part, Result, Scatter
 from accounting.mechanism import Trace
 from accounting.records import delete_folder, exists, modified, read_trace
@@ -21,6 +21,7 @@ from orchestration.comparison.claims import unfounded
 from orchestration.comparison.record import SweepRecord, exact
 from orchestration.comparison.stored import candidate_attempts, kept_trials
 from orchestration.execution.completion import Times, complete_stopped, complete_trial, epsilon_so_far, shown_trace
+from orchestration.execution.stopping import Close, account_stopped
 from orchestration.execution.storage_retries import PAUSES
 from orchestration.records.accounts import read_accounts
 from orchestration.records.attempts import Attempt, AttemptLog
@@ -51,9 +52,9 @@ class Coordinator:
     """A `TrainingObserver` that accounts and records every trained trial. Use it as a context manager.
 
     If the block ends with an exception, the sweep's MLflow runs are closed as killed; nothing on disk is lost, and the
-    sweep can be resumed. scatter: accounts the parts of a trial. trials_at_once: number of trials accounted at the same
-    time. anew: keys of trials that are trained from nothing although they have run before. warn: called with one
-    sentence that the user should read.
+    sweep can be resumed. scatter: accounts the parts of a trial. close: stores the last norms of a stopped one.
+    trials_at_once: number of trials accounted at the same time. anew: keys of trials that are trained from nothing
+    although they have run before. warn: called with one sentence that the user should read.
     """
 
     def __init__(
@@ -65,13 +66,14 @@ class Coordinator:
         tracker: Tracker,
         status: SweepStatus,
         scatter: Scatter,
+        close: Close,
         trials_at_once: int = 1,
         anew: Sequence[str] = (),
         warn: Callable[[str], None] = lambda message: None,
     ) -> None:
         self._sweep, self._manifest, self._files, self._tracker = sweep, manifest, files, tracker
         self._planned: Mapping[str, PlannedTrial] = {planned.key: planned for planned in plan.trials}
-        self._status, self._scatter, self._anew, self._warn = status, scatter, anew, warn
+        self._status, self._scatter, self._close, self._anew, self._warn = status, scatter, close, anew, warn
         self._kept = kept_trials(files, sweep, manifest)
         points = (*(planned.point for planned in plan.trials), *self._kept.points)
         self._points = {point.key: point for point in points}
@@ -102,7 +104,7 @@ class Coordinator:
         self._tracker.open_sweep(tracked(self._record(), self._files), self._anew)
         self._recorder.start()
         for key in self._planned:
-            if self._status[key].result is None and exists(self._files.trial(key).training):
+            if self._is_left_to_account(key):
                 self.ended(key)
         return self
 
@@ -114,6 +116,13 @@ class Coordinator:
         self._accountant.shutdown(wait=True, cancel_futures=kind is not None)
         if kind is not None:
             self._recorder.abandon()
+
+    def _is_left_to_account(self, key: str) -> bool:
+        """Whether an earlier run trained the trial to its end, or to a stop, without accounting it."""
+        result, files = self._status[key].result, self._files.trial(key)
+        if result is None:
+            return exists(files.training)
+        return isinstance(result, StoppedTrial) and exists(files.checkpoint)
 
     def _require_same_data(self) -> None:
         """Raise `InvalidInput` if pending trials use data that have changed since others were trained on them."""
@@ -232,6 +241,8 @@ class Coordinator:
     def _account(self, key: str) -> StoredResult:
         planned, files, status = self._planned[key], self._files.trial(key), self._status[key]
         forget_failure(files)
+        if isinstance(status.result, StoppedTrial):
+            return self._account_stopped(planned, status.result)
         times = self._times(key)
         if exists(files.training):
             self._log_end(key)
@@ -239,7 +250,24 @@ class Coordinator:
         progress = status.progress
         if progress is None or progress.step == progress.total_steps:
             raise DataCorruption(f"the trial ended, but {files.training} is not there; is the storage shared?")
-        return complete_stopped(planned, files, self._sweep, times, progress, status.history)
+        stopped = complete_stopped(planned, files, self._sweep, times, progress, status.history)
+        self._status.change(key, result=stopped)
+        return self._account_stopped(planned, stopped)
+
+    def _account_stopped(self, planned: PlannedTrial, stopped: StoppedTrial) -> StoredResult:
+        """Account the examples of a stopped trial; where that fails, its worst case bounds each, as its result says."""
+        files, scatter = self._files.trial(planned.key), self._until_interrupted
+        try:
+            return account_stopped(planned, files, self._sweep, stopped, scatter, self._close)
+        except StorageError:
+            raise
+        except DpsweepError as error:
+            reason = record_failure(error, files, self._sweep.disclosure)
+            self._warn(
+                f"the examples of {planned.key}, which the scheduler stopped, were not accounted, so that the worst "
+                f"case bounds each; the same command tries again: {reason}"
+            )
+            return stopped
 
     def _times(self, key: str) -> Times:
         """Start and end of training; for a trial of an earlier run, the times of its first and last file."""

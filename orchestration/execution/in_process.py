@@ -11,6 +11,7 @@ from accounting.errors import InvalidInput
 from accounting.jobs import Job, Part, Result, account_in_process
 from orchestration.execution.backend import TrainingObserver, TrialContext, lighter
 from orchestration.execution.environment import IN_PROCESS
+from orchestration.execution.stopping import close_here
 from orchestration.execution.storage_retries import train_patiently
 from orchestration.records.layout import SweepFiles
 from orchestration.records.snapshot import SweepSnapshot
@@ -63,6 +64,9 @@ class InProcess:
 
     def scatter(self, job: Job[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
         return account_in_process(job, parts)
+
+    def close(self, planned: PlannedTrial, step: int) -> None:
+        close_here(planned, step, self._context, self._context.code)
 
     def show(self, snapshot: SweepSnapshot) -> None:
         return

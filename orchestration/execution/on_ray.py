@@ -9,9 +9,11 @@ from typing import final
 from accounting.jobs import Job, Part, Result
 from accounting.jobs.parallel import AccountingQueue
 from orchestration.execution.backend import TrainingObserver, TrialContext
+from orchestration.execution.closing import close_on_node
 from orchestration.execution.cluster import check_keys, check_resources, check_shared_storage, connected
 from orchestration.execution.gauges import Gauges
 from orchestration.execution.nodes import cluster_now
+from orchestration.execution.shared_storage import Probe
 from orchestration.execution.tune import train
 from orchestration.records.layout import SweepFiles
 from orchestration.records.snapshot import ClusterSnapshot, SweepSnapshot
@@ -40,7 +42,16 @@ class OnRay:
         train(trials, observer, self._sweep, self._context, name)
 
     def scatter(self, job: Job[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
-        return self._queue.scatter(job, parts)
+        """As of `Backend`. Raises: InvalidInput for an error of a part while a node, which joined later, is blind."""
+        try:
+            yield from self._queue.scatter(job, parts)
+        except Exception:  # a node that does not find the trial's files raises anything
+            if self._context.probe is not None:
+                check_shared_storage(self._context.probe)
+            raise
+
+    def close(self, planned: PlannedTrial, step: int) -> None:
+        close_on_node(planned, step, self._context, self._sweep.reserved(planned.spec))
 
     def show(self, snapshot: SweepSnapshot) -> None:
         self._gauges.show(snapshot)
@@ -68,8 +79,9 @@ def on_cluster(address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode
     with connected(address, files.log, code) as shipped:
         part = {"CPU": reserved_cpus(sweep.accounting), **_custom_resource(sweep.accounting)}
         check_resources({**_needs_of_trials(sweep), "accounting a part": part}, _JOIN_TIMEOUT)
-        check_shared_storage(files.probe)
-        context = TrialContext(files, sweep.disclosure, shipped)
+        probe = Probe.written(files.probe)
+        check_shared_storage(probe)
+        context = TrialContext(files, sweep.disclosure, shipped, probe=probe)
         check_keys(context.key_check)
         with _queue(sweep.accounting, part) as queue:
             yield OnRay(sweep, context, queue)

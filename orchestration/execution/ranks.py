@@ -148,7 +148,7 @@ class _Rank:
         """Take part in the trial to its end; return its error, with only the text that may be shown, or None."""
         root, spec, releases = context.files.trial(planned.key).root, planned.spec, planned.releases
         try:
-            context.require_key()
+            context.require_node()
             code = unpacked(context.code)
             with connected(number, reserved.processes, place, nccl=reserved.gpus > 0) as group:
                 if number:

@@ -41,7 +41,7 @@ from orchestration.records.accounts import write_account
 from orchestration.records.layout import SweepFiles
 from orchestration.records.ownership import claimed, exclusive
 from orchestration.records.published import IndividualStatistics
-from orchestration.records.results import TrialResult
+from orchestration.records.results import StoredResult
 from orchestration.sweeps.resources import ResourceSettings
 from orchestration.sweeps.schema import SchedulerSettings, SweepSpec
 from workers.imports import NO_CODE
@@ -130,7 +130,7 @@ def account_again(folder: SweepFiles, question: Question, address: str, progress
             yield _answer(folder.trial(result.key), result, record.sweep, question, execution.scatter, progress)
 
 
-def _asked(files: SweepFiles, record: SweepRecord, question: Question) -> list[TrialResult]:
+def _asked(files: SweepFiles, record: SweepRecord, question: Question) -> list[StoredResult]:
     finished = [result for result in trained(record) if result.worst_case.is_private]
     found = [result for result in finished if question.trial in (None, result.key)]
     if not found:
@@ -159,7 +159,7 @@ def _accounting_alone(sweep: SweepSpec) -> SweepSpec:
 
 def _answer(
     files: TrialFiles,
-    result: TrialResult,
+    result: StoredResult,
     sweep: SweepSpec,
     question: Question,
     scatter: Scatter,
@@ -171,7 +171,7 @@ def _answer(
     worst = account(trace, delta, sweep.privacy.accountant)
     groups = tuple(account(trace, delta, "pld", size) for size in question.group_sizes)
     folder = files.accounted_again(f"delta={delta!r},{method}")
-    names = read_groups(question.group_by).names if question.group_by else result.training.group_names
+    names = read_groups(question.group_by).names if question.group_by else result.group_names
     job = AccountingJob(
         files.root,
         delta,

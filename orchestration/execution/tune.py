@@ -59,7 +59,7 @@ def train_trial(
 def _attempt(planned: PlannedTrial, context: TrialContext, resources: ResourceSettings) -> Exception | None:
     """Train; return the error that ended the trial, with only the text that may be shown. Raises: RankLost."""
     try:
-        context.require_key()
+        context.require_node()
         if resources.processes > 1:
             return train_together(planned, context, resources, _report)
         train_patiently(planned, context, unpacked(context.code), _report)

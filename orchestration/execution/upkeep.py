@@ -13,7 +13,7 @@ from orchestration.comparison.stored import owned_record
 from orchestration.records.integrity import damages
 from orchestration.records.layout import SweepFiles
 from orchestration.records.ownership import claimed, exclusive
-from orchestration.records.results import TrialResult
+from orchestration.records.results import StoredResult, TrialResult
 
 _READERS = 8
 """Trials read at the same time, in threads: hashing and reading release Python's global lock."""
@@ -30,9 +30,13 @@ def damaged_files(files: SweepFiles, record: SweepRecord) -> list[str]:
     return damaged or list(unfounded(files, record))
 
 
-def trained(record: SweepRecord) -> list[TrialResult]:
-    """The results of the trials that were trained to their end and accounted, in the order of the grid."""
-    return [result for point in record.points if (result := record.finished(point.key)) is not None]
+def trained(record: SweepRecord) -> list[StoredResult]:
+    """The results of the trials that were trained and accounted, to their end or up to where a scheduler stopped them.
+
+    In the order of the grid.
+    """
+    results = (record.status(point.key).result for point in record.points)
+    return [each for each in results if isinstance(each, TrialResult) or (each is not None and each.is_accounted)]
 
 
 def prune_norms(files: SweepFiles, older_than: float) -> list[str]:

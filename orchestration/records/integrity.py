@@ -7,7 +7,6 @@ those of public files.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -20,30 +19,33 @@ from accounting.records import (
     exists,
     has_norms,
     list_files,
-    read_bytes,
     read_private_sealed,
     verify_epsilons,
     write_private_sealed,
 )
 from orchestration.records.results import StoredResult, TrialResult, read_result, write_result
+from workers.digests import digest, noted_when_written
 
 _PRIVATE = "private/"
 _STEP = "/step="
 
 
 def note_digests(files: TrialFiles) -> dict[str, str]:
-    """Store the sha256 of a trained trial's private files in ``private/``; return those of its public files by name.
+    """Store the sha256 of a trial's private files in ``private/``; return those of its public files by name.
 
-    Not included: ``result.json`` and files that `dpsweep account` writes later, which carry their own checksums, and
-    shards and manifests of snapshots, whose checksums are in the manifests of their folders.
+    Files whose digests the worker noted as it wrote them are not read. Not included: ``result.json``, a checkpoint,
+    which is deleted next, the digests themselves, files that `dpsweep account` writes later, which carry their own
+    checksums, and shards and manifests of snapshots, whose checksums are in the manifests of their folders.
     """
-    later = files.accounted_again("").removeprefix(f"{files.root}/")
-    names = [
-        name
+    later, known = files.accounted_again(""), noted_when_written(files)
+    others = (files.result, files.checkpoint, files.private_digests)
+    digests = {
+        name: known.get(name) or digest(uri)
         for name in list_files(files.root)
-        if not name.startswith(later) and not (name.startswith(_PRIVATE) and (name.endswith(".arrow") or _STEP in name))
-    ]
-    digests = {name: _digest(uri) for name in names if (uri := f"{files.root}/{name}") != files.result}
+        if (uri := f"{files.root}/{name}") not in others
+        and not uri.startswith(later)
+        and not (name.startswith(_PRIVATE) and (name.endswith(".arrow") or _STEP in name))
+    }
     return _keep_private(digests, files)
 
 
@@ -60,16 +62,16 @@ def stored_result(files: TrialFiles) -> StoredResult | None:
     return result
 
 
-def met_other_data(files: TrialFiles, digest: str) -> bool:
+def met_other_data(files: TrialFiles, data_digest: str) -> bool:
     """Whether the trial stored the fingerprint of other data than those with this `Dataset.digest`.
 
     Raises: DataCorruption if the stored fingerprint is damaged.
     """
     content = read_private_sealed(files.data_fingerprint, f"restore it from a backup, or {START_ANEW}")
-    return content is not None and json.loads(content)["data"] != digest
+    return content is not None and json.loads(content)["data"] != data_digest
 
 
-def damages(files: TrialFiles, result: TrialResult) -> Iterator[str]:
+def damages(files: TrialFiles, result: StoredResult) -> Iterator[str]:
     """One line for each damaged file: what is wrong with it, and what to do. Reads every file of the trial.
 
     A directory that was deleted entirely, such as the one with all norms, is not reported.
@@ -79,9 +81,7 @@ def damages(files: TrialFiles, result: TrialResult) -> Iterator[str]:
         private = _private_digests(files)
     except DataCorruption as error:
         yield str(error)
-    altered = [
-        name for name, digest in (result.digests | private).items() if _is_altered(f"{files.root}/{name}", digest)
-    ]
+    altered = [name for name, noted in (result.digests | private).items() if _is_altered(f"{files.root}/{name}", noted)]
     for name in altered:
         yield _altered(f"{files.root}/{name}")
     accounts = [f"{files.root}/{name.removesuffix(f'/{MANIFEST}')}" for name in _accounts(files)]
@@ -100,7 +100,7 @@ def damages(files: TrialFiles, result: TrialResult) -> Iterator[str]:
 def require_unaltered(files: TrialFiles, result: TrialResult, uri: str) -> None:
     """Raises: DataCorruption if the public file ``uri`` of a trained trial is missing or has changed since training."""
     name = uri.removeprefix(f"{files.root}/")
-    if name in result.digests and (not exists(uri) or _digest(uri) != result.digests[name]):
+    if name in result.digests and (not exists(uri) or digest(uri) != result.digests[name]):
         raise DataCorruption(_altered(uri))
 
 
@@ -113,10 +113,9 @@ def _altered(uri: str) -> str:
 
 def _keep_private(digests: Mapping[str, str], files: TrialFiles) -> dict[str, str]:
     """Store the digests of private files in ``private/``; return the others."""
-    own = files.private_digests.removeprefix(f"{files.root}/")
-    private = {name: digest for name, digest in digests.items() if name.startswith(_PRIVATE) and name != own}
+    private = {name: noted for name, noted in digests.items() if name.startswith(_PRIVATE)}
     write_private_sealed(files.private_digests, json.dumps(private).encode())
-    return {name: digest for name, digest in digests.items() if not name.startswith(_PRIVATE)}
+    return {name: noted for name, noted in digests.items() if not name.startswith(_PRIVATE)}
 
 
 def _private_digests(files: TrialFiles) -> dict[str, str]:
@@ -144,9 +143,5 @@ def _verify_norms(directory: str) -> None:
     NormShards(directory).verify()
 
 
-def _is_altered(uri: str, digest: str) -> bool:
-    return exists(uri) and _digest(uri) != digest
-
-
-def _digest(uri: str) -> str:
-    return hashlib.sha256(read_bytes(uri)).hexdigest()
+def _is_altered(uri: str, noted: str) -> bool:
+    return exists(uri) and digest(uri) != noted

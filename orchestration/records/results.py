@@ -72,6 +72,11 @@ class TrialResult:
         return self.training.steps
 
     @property
+    def group_names(self) -> tuple[str, ...]:
+        """Names of the groups of training examples, by number."""
+        return self.training.group_names
+
+    @property
     def evaluation(self) -> Evaluation:
         """Evaluation of the final model on test data."""
         return self.training.evaluation
@@ -83,7 +88,7 @@ class StoppedTrial:
 
     trace: the steps until the stop, plus every release that the finished trial would have made. worst_case, others,
     groups, risks: the cost of that trace. epoch: number of completed epochs. history: the epochs completed in the run
-    of the sweep that stopped the trial.
+    of the sweep that stopped the trial. individuals, digests: as of a `TrialResult`, once its examples are accounted.
     """
 
     key: str
@@ -98,11 +103,19 @@ class StoppedTrial:
     started: float
     ended: float
     risks: tuple[AttackRisk, ...] = ()
+    individuals: StoredStatistics | None = None
+    group_names: tuple[str, ...] = ()
+    digests: dict[str, str] = field(default_factory=dict)
 
     @property
     def steps(self) -> int:
         """Steps trained."""
         return self.trace.steps
+
+    @property
+    def is_accounted(self) -> bool:
+        """Whether its examples were accounted, so that its norms, trace and epsilons are stored."""
+        return bool(self.digests)
 
 
 StoredResult = TrialResult | StoppedTrial
@@ -115,11 +128,10 @@ def write_result(uri: str, result: StoredResult) -> None:
 
     A result with exact statistics or attacks of training examples is private data.
     """
-    exact = isinstance(result, TrialResult) and (
-        result.attacks != AttackResults()
-        or bool(result.courses)
-        or (result.individuals is not None and release_mode(result.individuals.disclosure).is_sensitive)
-    )
+    shown = result.individuals
+    exact = shown is not None and release_mode(shown.disclosure).is_sensitive
+    if isinstance(result, TrialResult):
+        exact = exact or result.attacks != AttackResults() or bool(result.courses)
     write_sealed(uri, _RESULT.dump_json(result), exact)
 
 

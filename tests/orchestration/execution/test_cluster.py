@@ -113,6 +113,44 @@ def test_calibrations_are_searched_on_the_nodes(address: str, tmp_path: Path) ->
     assert answer == "2\n", said.read_text()
 
 
+BLIND = """
+import sys
+from pathlib import Path
+from accounting.errors import InvalidInput
+from accounting.records import NormShards, TrialFiles
+from orchestration.execution.on_ray import on_cluster
+from orchestration.records.layout import SweepFiles
+from orchestration.sweeps.schema import parse_sweep
+from tests.accounting.stored_trial import job_of, write_trial
+from workers.imports import NO_CODE
+
+address, folder, text = sys.argv[1:]
+files = SweepFiles(folder)
+trial = TrialFiles(f"{folder}/trials/one")
+write_trial(trial.root)
+parts = [NormShards(trial.norms).files(part) for part in (0, 1)]
+with on_cluster(address, parse_sweep(text), files, NO_CODE) as backend:
+    assert len(list(backend.scatter(job_of(trial.root, 1e-5), parts))) == 2
+    Path(trial.trace).unlink()
+    Path(files.probe).write_bytes(b"of another folder")
+    try:
+        list(backend.scatter(job_of(trial.root, 1e-6), parts))
+    except InvalidInput as error:
+        print(error)
+"""
+"""Accounts parts, and again as nodes do that have another folder of the same name."""
+
+
+def test_nodes_that_do_not_share_the_storage_are_named_where_a_part_fails(address: str, tmp_path: Path) -> None:
+    """Nodes may join after the storage was proven to be shared, and then take every part."""
+    said = tmp_path / "stderr"
+    with script(
+        BLIND, address, tmp_path / "out", SWEEP.replace("my_models:narrow", "mlp"), errors=said, **CLOSED
+    ) as process:
+        answer, _ = process.communicate(timeout=PATIENCE)
+    assert "storage-probe was written here but cannot be read on 3 of 3 nodes" in answer, said.read_text()
+
+
 @pytest.mark.long
 def test_a_node_that_trains_is_lost(nodes: Nodes, tmp_path: Path) -> None:
     """Its trial goes on elsewhere from its checkpoint: none fails, and all have the bits of an undisturbed run."""

@@ -206,7 +206,7 @@ class Stopped(Exception):
     """By the scheduler."""
 
 
-def test_a_stopped_trial_keeps_no_key(default: Trained, tmp_path: Path) -> None:
+def test_a_stopped_trial_costs_what_it_ran(default: Trained, tmp_path: Path) -> None:
     files, seen = TrialFiles(str(tmp_path)), list[Progress]()
 
     def stop(progress: Progress) -> None:
@@ -217,7 +217,7 @@ def test_a_stopped_trial_keeps_no_key(default: Trained, tmp_path: Path) -> None:
         run_trial(default.planned.spec, files.root, on_progress=stop)
     assert Path(files.checkpoint).is_file()
     result = complete_stopped(default.planned, files, default.sweep, Times(0.0, 1.0), seen[0], ())
-    assert not Path(files.checkpoint).exists()
+    assert Path(files.checkpoint).is_file(), "its last norms are still to be stored"
     assert result.worst_case.epsilon == account(seen[0].trace, DELTA, "rdp").epsilon
     assert result.worst_case.kind == "guarantee"
     dearer = replace(seen[0].trace, segments=tuple(replace(s, noise_multiplier=0.5) for s in seen[0].trace.segments))

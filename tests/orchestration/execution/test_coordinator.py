@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from accounting.errors import StorageError
 from accounting.jobs import Job, Part, Result, Scatter, account_in_process
+from accounting.jobs.parallel import AccountingFailed
+from accounting.records.epsilons import read_epsilons
+from accounting.records.traces import read_trace
+from orchestration.commands.main import app
 from orchestration.comparison.findings import Findings
-from orchestration.comparison.record import SweepRecord
+from orchestration.comparison.record import SweepRecord, exact
 from orchestration.execution.backend import TrialContext
 from orchestration.execution.coordinator import Coordinator, initial_status
 from orchestration.execution.in_process import InProcess
 from orchestration.records.layout import SweepFiles
-from orchestration.records.manifest import open_manifest
+from orchestration.records.manifest import open_manifest, write_manifest
 from orchestration.records.published import PublishedSweep, PublishedTrial
 from orchestration.records.results import StoppedTrial, TrialResult, read_result
 from orchestration.records.states import TrialState
@@ -67,16 +75,27 @@ class Bench:
     def __init__(self, folder: Path, plan: Plan) -> None:
         self.files, self.plan, self.tracker = SweepFiles(str(folder)), plan, KeptTracker()
         self.manifest = open_manifest(self.files, SWEEP.plain(), TEXT)
+        self.execution = InProcess(TrialContext(self.files, SWEEP.disclosure, NO_CODE))
         self.ended: list[str] = []
+        self.warned: list[str] = []
 
     def coordinator(self, scatter: Scatter = account_in_process) -> Coordinator:
         status = SweepStatus(initial_status(self.plan), lambda trial: self.ended.append(trial.key))
-        return Coordinator(SWEEP, self.plan, self.manifest, self.files, self.tracker, status, scatter)
+        return Coordinator(
+            SWEEP,
+            self.plan,
+            self.manifest,
+            self.files,
+            self.tracker,
+            status,
+            scatter,
+            self.execution.close,
+            warn=self.warned.append,
+        )
 
     def run(self, scatter: Scatter = account_in_process) -> SweepRecord:
-        execution = InProcess(TrialContext(self.files, SWEEP.disclosure, NO_CODE))
         with self.coordinator(scatter) as coordinator:
-            execution.train(coordinator.pending(), coordinator, "name")
+            self.execution.train(coordinator.pending(), coordinator, "name")
             return coordinator.finish()
 
 
@@ -181,28 +200,85 @@ def test_a_trial_whose_training_fails_leaves_the_others(bench: Bench) -> None:
     assert "checkpoint.pt" in str(bench.tracker.trials[FIRST].error)
 
 
-def test_a_trial_that_was_stopped_costs_what_it_ran(bench: Bench, plan: Plan) -> None:
+class Stop(Exception):
+    """By the scheduler."""
+
+
+def stop_first(bench: Bench, plan: Plan, coordinator: Coordinator) -> SweepRecord:
+    """Train the first private trial until the scheduler stops it after an epoch, and wait for its accounting."""
     planned = next(trial for trial in plan.trials if trial.key == FIRST)
 
-    class Stop(Exception):
-        pass
+    def report(progress: Progress) -> None:
+        coordinator.progressed(FIRST, progress)
+        raise Stop
 
+    coordinator.started(FIRST)
+    with pytest.raises(Stop):
+        run_trial(planned.spec, bench.files.trial(FIRST).root, on_progress=report)
+    coordinator.ended(FIRST)
+    return coordinator.finish()
+
+
+def test_a_trial_that_was_stopped_costs_what_it_ran(bench: Bench, plan: Plan) -> None:
+    """All of it, and each example up to the stop; its files are checked and used as those of any other."""
+    planned, files = next(trial for trial in plan.trials if trial.key == FIRST), bench.files.trial(FIRST)
+    write_manifest(bench.files, bench.manifest)
     with bench.coordinator() as coordinator:
-
-        def report(progress: Progress) -> None:
-            coordinator.progressed(planned.key, progress)
-            raise Stop
-
-        coordinator.started(planned.key)
-        with pytest.raises(Stop):
-            run_trial(planned.spec, bench.files.trial(planned.key).root, on_progress=report)
-        coordinator.ended(planned.key)
-        record = coordinator.finish()
-    stopped = record.status(planned.key).result
+        record = stop_first(bench, plan, coordinator)
+    stopped = record.status(FIRST).result
     assert isinstance(stopped, StoppedTrial)
     assert stopped.epoch == 1
     assert stopped.worst_case.epsilon < planned.worst_case.epsilon
     assert record.status(SECOND).state is TrialState.PENDING
+    assert not Path(files.checkpoint).exists(), "it holds the key of the noise"
+
+    assert stopped.trace == read_trace(files.trace)
+    epsilons = read_epsilons(files.epsilons).upper
+    shown = record.data(exact(bench.files)).trials
+    (individuals,) = [trial.individuals for trial in shown if trial.key == FIRST]
+    assert individuals is not None
+    assert individuals.mean == pytest.approx(epsilons.clip(max=stopped.worst_case.epsilon).mean())
+    assert read_result(files.result) == stopped
+
+    def dpsweep(*arguments: str) -> dict[str, Any]:
+        done = CliRunner().invoke(app, [*arguments, "--json"])
+        assert done.exit_code == 0, done.output
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    assert dpsweep("verify", bench.files.root) == {"trials": 1, "damaged": []}
+    (again,) = dpsweep("account", bench.files.root, "--delta", "1e-7", "--address", "in-process")["accounts"]
+    assert (again["key"], again["epsilon"] > stopped.worst_case.epsilon) == (FIRST, True)
+    assert len(again["individuals"]["groups"]) == 10
+    assert dpsweep("prune", bench.files.root, "--norms") == {"pruned": [FIRST]}
+
+
+def test_a_stopped_trial_whose_accounting_was_interrupted_is_accounted_by_the_next_run(
+    bench: Bench, plan: Plan
+) -> None:
+    """And never trained further; where its examples cannot be accounted, it is not failed."""
+
+    def lost(job: Job[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
+        raise AccountingFailed("part 0 was lost")
+
+    with bench.coordinator(lost) as coordinator:
+        record = stop_first(bench, plan, coordinator)
+    assert record.status(FIRST).state is TrialState.STOPPED
+    (warning,) = bench.warned
+    assert f"the examples of {FIRST}, which the scheduler stopped, were not accounted" in warning
+    assert "the worst case bounds each; the same command tries again: AccountingFailed" in warning
+    stopped = read_result(bench.files.trial(FIRST).result)
+    assert isinstance(stopped, StoppedTrial)
+    assert not stopped.is_accounted
+    with bench.coordinator() as coordinator:
+        assert FIRST not in {planned.key for planned in coordinator.pending()}
+        again = coordinator.finish().status(FIRST)
+    assert isinstance(again.result, StoppedTrial)
+    assert again.result.is_accounted
+    assert replace(again.result, digests={}, individuals=None, group_names=()) == stopped
+    with bench.coordinator() as coordinator:
+        coordinator.finish()
+    assert bench.ended == [FIRST, FIRST], "the third run has nothing left of it"
 
 
 def test_an_interrupted_run_is_closed_as_killed(bench: Bench) -> None:

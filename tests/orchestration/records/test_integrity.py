@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,8 @@ from orchestration.records.integrity import stored_result
 from orchestration.records.layout import SweepFiles
 from orchestration.records.manifest import open_manifest, write_manifest
 from orchestration.records.results import TrialResult
-from orchestration.sweeps.plan import plan_sweep
-from orchestration.sweeps.schema import parse_sweep
+from orchestration.sweeps.plan import PlannedTrial, plan_sweep
+from orchestration.sweeps.schema import SweepSpec, parse_sweep
 from orchestration.sweeps.user_code import permitted
 from tests.orchestration import own_people
 from tests.orchestration.sample_grids import small
@@ -26,8 +27,27 @@ from workers.trial import run_trial
 
 
 @pytest.fixture
-def trial(tmp_path: Path) -> TrialFiles:
+def trial(trained: Trained) -> TrialFiles:
     """The one trial of a sweep that is complete in ``tmp_path``, but for MLflow."""
+    trained.complete()
+    return trained.files
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trial that has trained and is not accounted."""
+
+    planned: PlannedTrial
+    files: TrialFiles
+    sweep: SweepSpec
+
+    def complete(self) -> None:
+        complete_trial(self.planned, self.files, self.sweep, Times(0.0, 1.0))
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Trained:
+    """The one trial of a sweep in ``tmp_path``."""
     own_people.store(tmp_path / "people.npy", 41_000.0)
     text = small(
         data={"name": f"{own_people.__file__}:people", "path": str(tmp_path / "people.npy")},
@@ -44,8 +64,7 @@ def trial(tmp_path: Path) -> TrialFiles:
     (planned,) = plan_sweep(sweep, code).trials
     found = files.trial(planned.spec.key)
     run_trial(planned.spec, found.root, code=code, releases=planned.releases)
-    complete_trial(planned, found, sweep, Times(0.0, 1.0))
-    return found
+    return Trained(planned, found, sweep)
 
 
 def older(trial: TrialFiles) -> None:
@@ -76,6 +95,24 @@ def test_digests_of_private_files_are_private(trial: TrialFiles, tmp_path: Path)
     }
     assert stat.S_IMODE(Path(trial.private_digests).stat().st_mode) == 0o600
     assert not any(digest in Path(trial.result).read_text() for digest in private.values())
+
+
+def test_damage_between_training_and_accounting_is_noticed(trained: Trained, tmp_path: Path) -> None:
+    """The worker notes the digests of what it writes, and nobody reads a model again to compute them."""
+    files = trained.files
+    intact = {uri: Path(uri).read_bytes() for uri in (files.model, files.outcomes)}
+    for uri, content in intact.items():
+        Path(uri).write_bytes(content[:-1] + b"?")
+    trained.complete()
+    with pytest.raises(DataCorruption, match=rf"{files.model}: its sha256 differs(.|\n)*{files.outcomes}: its sha256"):
+        render_again(str(tmp_path))
+    for uri, content in intact.items():
+        Path(uri).write_bytes(content)
+    render_again(str(tmp_path))
+    Path(files.result).unlink()
+    Path(files.private_digests).write_text("damaged")
+    trained.complete()
+    render_again(str(tmp_path))
 
 
 def test_report_notices_damage_to_private_and_public_files(trial: TrialFiles, tmp_path: Path) -> None:

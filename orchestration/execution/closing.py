@@ -1,0 +1,48 @@
+"""Store the norms and the trace of trials that a scheduler stopped, in Ray tasks with the resources of the trials."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import ray
+
+from accounting.errors import DpsweepError
+from orchestration.execution.backend import TrialContext
+from orchestration.execution.stopping import close_here
+from orchestration.sweeps.plan import PlannedTrial
+from orchestration.sweeps.resources import ResourceSettings
+from orchestration.sweeps.user_code import unpacked
+
+_RETRIES: Final = 8
+"""Most repetitions of a task whose process or node was lost."""
+
+
+def close_on_node(planned: PlannedTrial, step: int, context: TrialContext, reserved: ResourceSettings) -> None:
+    """Close a trial that was stopped after ``step`` steps on a node that fits it, and return when that is done.
+
+    reserved: of the trial; one of its ranks suffices. Raises: StorageError or DpsweepError, with the text that may be
+    shown.
+    """
+    bundle = reserved.bundle
+    task = ray.remote(_close).options(
+        num_cpus=bundle.get("CPU", 0.0),
+        num_gpus=bundle.get("GPU", 0.0),
+        max_retries=_RETRIES,
+        **({"label_selector": dict(reserved.labels)} if reserved.labels else {}),
+    )
+    try:
+        failure = ray.get(task.remote(planned, step, context, reserved.processes))
+    except ray.exceptions.RayError as error:
+        raise DpsweepError(f"its process was lost too often ({type(error).__name__})") from error
+    if failure is not None:
+        raise failure
+
+
+def _close(planned: PlannedTrial, step: int, context: TrialContext, ranks: int) -> DpsweepError | None:
+    """Close the trial in this process; return the error that ended it, with only the text that may be shown."""
+    try:
+        context.require_node()
+        close_here(planned, step, context, unpacked(context.code), ranks)
+    except BaseException as error:  # user code may raise anything, and Ray would store its text
+        return context.shown(planned.key, error)
+    return None

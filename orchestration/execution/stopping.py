@@ -1,0 +1,51 @@
+"""Account the single examples of a trial that a scheduler stopped.
+
+Its cost and evaluation are stored first, so that no later run trains it further. What follows can be repeated: a
+process with the trial's resources stores the norms of its last steps, and parts are accounted as of any trial. The
+checkpoint, with the noise key in it, is kept until then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from accounting.jobs import Scatter
+from accounting.records import TrialFiles, exists
+from orchestration.execution.backend import TrialContext
+from orchestration.execution.completion import accounts_examples, individual_statistics
+from orchestration.records.integrity import note_digests
+from orchestration.records.results import StoppedTrial, write_result
+from orchestration.sweeps.plan import PlannedTrial
+from orchestration.sweeps.schema import SweepSpec
+from workers.checkpoint import forget_checkpoint
+from workers.imports import UserCode
+from workers.stopping import close_trial
+
+Close = Callable[[PlannedTrial, int], None]
+"""Stores the norms and the trace of a planned trial that was stopped after so many steps; see `close_trial`."""
+
+
+def close_here(planned: PlannedTrial, step: int, context: TrialContext, code: UserCode, ranks: int = 1) -> None:
+    """`Close` in this process. code: as this process imports it. Raises: as `close_trial`."""
+    root = context.files.trial(planned.key).root
+    close_trial(planned.spec, root, step, code=code, releases=planned.releases, ranks=ranks)
+
+
+def account_stopped(
+    planned: PlannedTrial, files: TrialFiles, sweep: SweepSpec, stopped: StoppedTrial, scatter: Scatter, close: Close
+) -> StoppedTrial:
+    """Account every example up to the stop, add the statistics to the stored result, and delete the checkpoint.
+
+    A trial whose examples are not accounted, such as one without norms, keeps its result. Raises: as `close` and
+    `individual_statistics`.
+    """
+    if accounts_examples(stopped.trace, planned, sweep):
+        if not exists(files.trace):
+            close(planned, stopped.steps)
+        individuals = individual_statistics(planned, files, sweep, stopped.worst_case, scatter)
+        names = planned.dataset.group_names
+        stopped = replace(stopped, individuals=individuals, group_names=names, digests=note_digests(files))
+        write_result(files.result, stopped)
+    forget_checkpoint(files.checkpoint)
+    return stopped

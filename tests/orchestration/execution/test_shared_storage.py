@@ -1,0 +1,40 @@
+"""A process proves that it shares the sweep's storage before a trial starts in it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from accounting.errors import InvalidInput
+from orchestration.execution.backend import TrialContext
+from orchestration.execution.shared_storage import Probe
+from orchestration.execution.tune import _attempt
+from orchestration.records.layout import SweepFiles
+from orchestration.sweeps.plan import plan_sweep
+from orchestration.sweeps.resources import ResourceSettings
+from orchestration.sweeps.schema import parse_sweep
+from tests.orchestration.sample_grids import small
+from workers.imports import NO_CODE
+
+
+def test_what_was_written_is_read_back(tmp_path: Path) -> None:
+    probe = Probe.written(str(tmp_path / "probe"))
+    assert probe.is_read()
+    probe.require()
+    other = Probe.written(probe.uri)
+    assert (probe.is_read(), other.is_read()) == (False, True), "a folder of the same name with another probe"
+    Path(probe.uri).unlink()
+    with pytest.raises(InvalidInput, match=r"was written by the driver but cannot be read on node .*such as s3://"):
+        other.require()
+
+
+def test_no_trial_starts_on_a_node_that_does_not_share_the_storage(tmp_path: Path) -> None:
+    sweep, files = parse_sweep(small(clipping="flat", noise="constant", seeds=0)), SweepFiles(str(tmp_path))
+    (planned,) = plan_sweep(sweep).trials
+    context = TrialContext(files, sweep.disclosure, NO_CODE, probe=Probe.written(files.probe))
+    blind = replace(context, probe=Probe(files.probe, b"of another folder"))
+    failure = _attempt(planned, blind, ResourceSettings())
+    assert "storage-probe was written by the driver but cannot be read on node" in str(failure)
+    assert not Path(files.trial(planned.key).checkpoint).exists()

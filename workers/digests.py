@@ -1,0 +1,44 @@
+"""sha256 of the files that training writes, computed by the process that writes them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from accounting.errors import DataCorruption
+from accounting.records import TrialFiles, list_files, read_bytes, read_private_sealed, write_private_sealed
+
+
+def note_written(files: TrialFiles) -> None:
+    """Store the digest of each file that training has written and will not write again, all of them in ``private/``.
+
+    `TrialFiles.private_digests` holds them until the trial is accounted, and from then on those of private files alone.
+    """
+    there = set(list_files(files.root))
+    digests = {name: digest(uri) for uri in _written(files) if (name := uri.removeprefix(f"{files.root}/")) in there}
+    write_private_sealed(files.private_digests, json.dumps(digests).encode())
+
+
+def noted_when_written(files: TrialFiles) -> dict[str, str]:
+    """What `note_written` stored, by name.
+
+    Empty once the trial is accounted, for a trial of an earlier version, and where the file is damaged.
+    """
+    try:
+        content = read_private_sealed(files.private_digests, "")
+    except DataCorruption:
+        return {}
+    noted: dict[str, str] = {} if content is None else json.loads(content)
+    return noted if files.model.removeprefix(f"{files.root}/") in noted else {}
+
+
+def digest(uri: str) -> str:
+    """sha256 of a file as it is stored. Raises: as `read_bytes`."""
+    return hashlib.sha256(read_bytes(uri)).hexdigest()
+
+
+def _written(files: TrialFiles) -> tuple[str, ...]:
+    return (
+        *(files.spec, files.model, files.inputs, files.trace),
+        *(files.data_fingerprint, files.private_training, files.attacks, files.held_out, files.outcomes),
+    )

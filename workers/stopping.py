@@ -1,0 +1,56 @@
+"""Store what accounting needs of a trial that a scheduler stopped: the norms and the trace of the steps that it ran."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+from accounting.errors import START_ANEW, DataCorruption, InvalidInput
+from accounting.mechanism import Release
+from accounting.records import TrialFiles, exists, write_private, write_trace
+from workers.imports import NO_CODE, UserCode
+from workers.recording import closed_afterwards
+from workers.reproducible import explained, reproducible
+from workers.spec import TrialSpec
+from workers.trial import as_begun, begin
+
+
+def close_trial(
+    spec: TrialSpec,
+    root: str,
+    step: int,
+    *,
+    code: UserCode = NO_CODE,
+    releases: tuple[Release, ...] = (),
+    ranks: int = 1,
+) -> None:
+    """Store norms and trace of the trial in ``root`` that was stopped after ``step`` steps, as if it had ended there.
+
+    The trial goes on from its checkpoint, which is usually at that step, and shows nothing more. The trace is written
+    last. Safe to repeat.
+    code, releases: as for `run_trial`. ranks: how many processes shared its gradients.
+
+    Raises: InvalidInput if several ranks would have to repeat steps, DataCorruption without the checkpoint, and as
+    `run_trial`.
+    """
+    files = TrialFiles(root)
+    if not exists(files.checkpoint):
+        raise DataCorruption(f"{files.checkpoint} is missing; restore it from a backup, or {START_ANEW}")
+    spec = as_begun(files, spec.checked())
+    with reproducible(spec.execution, spec.seed), explained(spec.execution):
+        trainer = begin(spec, files, code, releases, ranks).trainer
+        if trainer.step_count != step and ranks > 1:
+            raise InvalidInput(
+                f"the checkpoint is at step {trainer.step_count}, but the trial was stopped at step {step}, and one "
+                "process rounds sums otherwise than its ranks; set execution.checkpoint_every_epochs to 1"
+            )
+        with closed_afterwards(trainer.recorders):
+            while trainer.step_count < step:
+                trainer.step()
+                if trainer.at_epoch_end:
+                    trainer.end_epoch()
+            trainer.store_norms()
+            for recorder in trainer.recorders:
+                recorder.complete()
+        write_private(files.private_training, json.dumps(asdict(trainer.counters)).encode())
+        write_trace(files.trace, trainer.trace())
