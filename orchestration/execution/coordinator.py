@@ -257,6 +257,8 @@ class Coordinator:
     def _account_stopped(self, planned: PlannedTrial, stopped: StoppedTrial) -> StoredResult:
         """Account the examples of a stopped trial; where that fails, its worst case bounds each, as its result says."""
         files, scatter = self._files.trial(planned.key), self._until_interrupted
+        released = self._released_statistics(planned.key, stopped.trace)
+        self._log_cost(planned.key, stopped.trace, statistics=released)
         try:
             return account_stopped(planned, files, self._sweep, stopped, scatter, self._close)
         except StorageError:
@@ -296,13 +298,18 @@ class Coordinator:
 
     def _log_end(self, key: str) -> None:
         """Log that the trial has trained to its end and releases its statistics, for the first time or once more."""
+        trace = read_trace(self._files.trial(key).trace)
+        self._log_cost(key, trace, ended=True, statistics=self._released_statistics(key, trace))
+
+    def _released_statistics(self, key: str, trace: Trace) -> Trace | None:
+        """The trace of the release of statistics alone, if any; a second release of them is logged here."""
         planned, files = self._planned[key], self._files.trial(key)
-        trace, alone = read_trace(files.trace), None
-        if planned.releases:
-            alone = Trace(trace.dataset_size, releases=planned.releases, adjacency=trace.adjacency)
-            if self._attempts.has_released_statistics(key) and not exists(files.released):
-                self._attempts.note_statistics(Attempt(key, 0, planned.spec.delta, alone, None, True, alone))
-        self._log_cost(key, trace, ended=True, statistics=alone)
+        if not planned.releases:
+            return None
+        alone = Trace(trace.dataset_size, releases=planned.releases, adjacency=trace.adjacency)
+        if self._attempts.has_released_statistics(key) and not exists(files.released):
+            self._attempts.note_statistics(Attempt(key, 0, planned.spec.delta, alone, None, True, alone))
+        return alone
 
     def _until_interrupted(self, job: Job[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
         for result in self._scatter(job, parts):

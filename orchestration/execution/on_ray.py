@@ -13,7 +13,7 @@ from orchestration.execution.closing import close_on_node
 from orchestration.execution.cluster import check_keys, check_resources, check_shared_storage, connected
 from orchestration.execution.gauges import Gauges
 from orchestration.execution.nodes import cluster_now
-from orchestration.execution.shared_storage import Probe
+from orchestration.execution.shared_storage import OnSharedStorage, Probe
 from orchestration.execution.tune import train
 from orchestration.records.layout import SweepFiles
 from orchestration.records.snapshot import ClusterSnapshot, SweepSnapshot
@@ -42,12 +42,15 @@ class OnRay:
         train(trials, observer, self._sweep, self._context, name)
 
     def scatter(self, job: Job[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
-        """As of `Backend`. Raises: InvalidInput for an error of a part while a node, which joined later, is blind."""
-        try:
+        """As `Backend.scatter`. Raises: InvalidInput, naming the nodes, if some that joined later lack the storage."""
+        probe = self._context.probe
+        if probe is None:
             yield from self._queue.scatter(job, parts)
-        except Exception:  # a node that does not find the trial's files raises anything
-            if self._context.probe is not None:
-                check_shared_storage(self._context.probe)
+            return
+        try:
+            yield from self._queue.scatter(OnSharedStorage(job, probe), parts)
+        except Exception:  # a node that no longer finds the trial's files raises anything
+            check_shared_storage(probe)
             raise
 
     def close(self, planned: PlannedTrial, step: int) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 import socket
 from dataclasses import dataclass
-from typing import Self
+from typing import Generic, Self
 
 from accounting.errors import InvalidInput, StorageError
+from accounting.jobs import Job, Part, Result
 from accounting.records import read_bytes, write_bytes_atomically
 
 SHARED = "choose an --output that every node shares, such as s3:// or NFS"
@@ -45,3 +47,25 @@ class Probe:
                 f"{self.uri} was written by the driver but cannot be read on node {socket.gethostname()}, which joined "
                 f"later; {SHARED}"
             )
+
+
+@dataclass(frozen=True)
+class OnSharedStorage(Generic[Part, Result]):
+    """A job whose parts run only in processes that share the sweep's storage; each process proves it once."""
+
+    job: Job[Part, Result]
+    probe: Probe
+
+    @property
+    def root(self) -> str:
+        return self.job.root
+
+    def account(self, part: Part) -> Result:
+        """As `Job.account`. Raises: InvalidInput, naming this node, if it does not share the storage."""
+        _prove_once(self.probe)
+        return self.job.account(part)
+
+
+@functools.lru_cache(maxsize=16)
+def _prove_once(probe: Probe) -> None:
+    probe.require()  # an error is not cached

@@ -64,6 +64,14 @@ def _write(files: SweepFiles, attempt: Attempt) -> None:
     write_sealed(f"{files.attempts(attempt.key)}/{attempt.number:06d}.json", _ATTEMPT.dump_json(attempt))
 
 
+def _covers(before: Attempt, now: Attempt) -> bool:
+    """Whether the stored record of an attempt holds all that it has shown by ``now``."""
+    if before.ended or before.trace.steps > now.trace.steps:
+        return True
+    releases_more = now.statistics is not None and before.statistics is None
+    return before.trace.steps == now.trace.steps and not (now.ended or releases_more)
+
+
 class AttemptLog:
     """The attempts of a running sweep. Thread-safe. Each record is on disk before the log shows it."""
 
@@ -93,9 +101,7 @@ class AttemptLog:
             now = replace(now, number=self._current.setdefault(now.key, 1))
             earlier = self._attempts[now.key]
             before = next((attempt for attempt in earlier if attempt.number == now.number), None)
-            if before is not None and (
-                before.ended or (before.trace.steps, before.ended) >= (now.trace.steps, now.ended)
-            ):
+            if before is not None and _covers(before, now):
                 return  # a worker that resumed from its checkpoint repeats steps that are already recorded
             _write(self._files, now)
             others = [each for each in earlier if each is not before]

@@ -174,13 +174,6 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
             "the cost shown of a release is that of its histogram",
         ),
         B(
-            "    forget_checkpoint(files.checkpoint)\n    return stopped",
-            "    return stopped",
-            "the key of a stopped trial's noise is kept",
-            True,
-            ("tests/orchestration/execution/test_coordinator.py", *COMPLETING),
-        ),
-        B(
             "step.noise_multiplier >= other.noise_multiplier",
             "step.noise_multiplier > 0.0",
             "any noise counts as no dearer than planned",
@@ -279,10 +272,20 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         B("if not _is_ours(uri, mine):", "if False:", "a replaced driver goes on"),
     ),
     *bugs_in(
+        "orchestration/execution/stopping.py",
+        ("tests/orchestration/execution/test_coordinator.py",),
+        B(
+            "    forget_checkpoint(files.checkpoint)\n    return stopped",
+            "    return stopped",
+            "the key of a stopped trial's noise is kept",
+            True,
+        ),
+    ),
+    *bugs_in(
         "orchestration/records/integrity.py",
         INTEGRITY,
         B(
-            "return {name: digest for name, digest in digests.items() if not name.startswith(_PRIVATE)}",
+            "return {name: noted for name, noted in digests.items() if not name.startswith(_PRIVATE)}",
             "return dict(digests)",
             "digests of private files are public",
             True,
@@ -293,7 +296,7 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
             "digests of private files lie among the public files",
             True,
         ),
-        B("return exists(uri) and _digest(uri) != digest", "return False", "altered files are not noticed"),
+        B("return exists(uri) and digest(uri) != noted", "return False", "altered files are not noticed"),
     ),
     *bugs_in(
         "orchestration/records/results.py",

@@ -98,11 +98,14 @@ OF_THE_MODEL = ("final/", "privacy/", "fairness/", "deviation/", "setting/")
 
 def doubled(files: SweepFiles) -> list[str]:
     """Series that hold two points of one step, and numbers of the trained model, which MLflow keeps for the run and for
-    its logged model, that hold two values."""
+    its logged model, that hold two values. The run of the sweep has the counts and the composed cost of the trials that
+    had ended as each driver left it."""
     client = MlflowClient(f"sqlite:///{files.root}/mlflow.db")
     found = []
-    for run in (run for of_trial in runs(files).values() for run in of_trial):
-        for name in (name for name in run.data.metrics if not name.startswith("trials/")):  # as each run left them
+    for key, run in ((key, run) for key, of_trial in runs(files).items() for run in of_trial):
+        for name in run.data.metrics:
+            if key == "sweep" and name.startswith(("trials/", "privacy/composed_")):
+                continue
             points = client.get_metric_history(run.info.run_id, name)
             steps = {point.step for point in points}
             kept = {point.value for point in points} if name.startswith(OF_THE_MODEL) else points

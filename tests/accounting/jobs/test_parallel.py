@@ -202,7 +202,7 @@ def test_forty_trials_survive_kills_every_four_seconds(tmp_path: Path, cluster: 
     """Trials of one part each, while whatever accounts is killed every 4 s until all are done."""
     jobs = [job_of(str(tmp_path / f"trial{number}"), DELTA) for number in range(40)]
     for job in jobs:
-        write_trial(job.root, examples=1_000, rows_per_part=1_000)
+        write_trial(job.root, examples=150_000, rows_per_part=150_000)  # a quarter of a second each
     expected, killed = account_trial(jobs[0]), list[int]()
     with (
         AccountingQueue(1) as queue,

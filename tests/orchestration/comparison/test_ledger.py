@@ -129,6 +129,8 @@ def test_the_log_only_grows(tmp_path: Path) -> None:
     assert [each.trace.steps for each in read_attempts(files, "a")] == [100], "a replay shows nothing new"
     log.note(replace(attempt(), trace=RUN.until(50), ended=True))
     assert [each.trace.steps for each in read_attempts(files, "a")] == [100], "an end before what was shown is not one"
+    log.note(replace(attempt(), trace=RUN.until(100), ended=False, statistics=RUN.until(1)))
+    assert log.has_released_statistics("a"), "a stopped trial releases statistics after its last step"
     log = AttemptLog(files, ["a"])
     log.take_up("a", continues=True)
     log.note(attempt())

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from accounting.errors import InvalidInput
+from accounting.jobs import account_part
 from orchestration.execution.backend import TrialContext
-from orchestration.execution.shared_storage import Probe
+from orchestration.execution.shared_storage import OnSharedStorage, Probe
 from orchestration.execution.tune import _attempt
 from orchestration.records.layout import SweepFiles
 from orchestration.sweeps.plan import plan_sweep
@@ -28,6 +29,34 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     Path(probe.uri).unlink()
     with pytest.raises(InvalidInput, match=r"was written by the driver but cannot be read on node .*such as s3://"):
         other.require()
+
+
+@dataclass(frozen=True)
+class Number:
+    """A part, and a result."""
+
+    part: int
+
+
+@dataclass(frozen=True)
+class Doubled:
+    """A job on numbers."""
+
+    root: str
+
+    def account(self, part: Number) -> Number:
+        return Number(2 * part.part)
+
+
+def test_no_part_is_accounted_on_a_node_that_does_not_share_the_storage(tmp_path: Path) -> None:
+    """A process proves it once, at its first part."""
+    probe, job = Probe.written(str(tmp_path / "probe")), Doubled("trial")
+    proven = OnSharedStorage(job, probe)
+    assert (proven.root, account_part(proven, Number(21))) == ("trial", Number(42))
+    Path(probe.uri).unlink()
+    assert account_part(proven, Number(1)) == Number(2)
+    with pytest.raises(InvalidInput, match=r"cannot be read on node .*, which joined later; choose an --output"):
+        account_part(OnSharedStorage(job, Probe(probe.uri, b"of another folder")), Number(1))
 
 
 def test_no_trial_starts_on_a_node_that_does_not_share_the_storage(tmp_path: Path) -> None:
