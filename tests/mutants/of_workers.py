@@ -126,7 +126,7 @@ WORKERS: Final[tuple[Mutant, ...]] = (
     ),
     *bugs_in(
         "workers/losses.py",
-        ("tests/workers/test_tasks.py",),
+        ("tests/workers/tasks/test_tasks.py",),
         B(
             "return losses.sum(1) / counted",
             "return losses.sum(1) / counted.float().mean()",
@@ -135,7 +135,7 @@ WORKERS: Final[tuple[Mutant, ...]] = (
     ),
     *bugs_in(
         "workers/tasks/segmentation.py",
-        ("tests/workers/test_tasks.py",),
+        ("tests/workers/tasks/test_tasks.py",),
         B(
             "share(right, predicted + labelled - right)",
             "share(right, predicted + labelled)",
