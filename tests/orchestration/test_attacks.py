@@ -23,6 +23,7 @@ from orchestration.tracking.protocol import group_table
 from tests.orchestration.public_values import is_public
 from tests.orchestration.sample_grids import small, trial_in
 from workers.attacks import AttackResults, read_attacks, write_attacks
+from workers.digests import note_written
 from workers.membership import MembershipAttack
 from workers.run_state import read_counters
 from workers.trial import run_trial
@@ -45,6 +46,7 @@ def with_canary(files: TrialFiles) -> None:
     groups = tuple(replace(group, accuracy=TRAINING) for group in scores.groups)
     trained = replace(scores, accuracy=TRAINING, groups=groups)
     write_attacks(files.attacks, AttackResults(planted, rmia=(ratio,), training_scores=trained))
+    note_written(files)
 
 
 def finished(folder: Path, release: str) -> SweepFiles:

@@ -22,6 +22,7 @@ from orchestration.tracking.protocol import group_table
 from tests.orchestration.public_values import is_public
 from tests.orchestration.sample_grids import keys_of, small
 from workers.attacks import read_attacks, write_attacks
+from workers.digests import note_written
 from workers.trial import run_trial
 
 CANARY, GROUP_CANARY, RIGHT = 7.31, 6.17, 183
@@ -38,6 +39,7 @@ def with_canary(files: TrialFiles) -> None:
     everyone = replace(stored.audit.everyone, epsilon=CANARY, guesses=200, correct=RIGHT)
     groups = tuple(replace(group, epsilon=GROUP_CANARY) for group in stored.audit.groups)
     write_attacks(files.attacks, replace(stored, audit=replace(stored.audit, everyone=everyone, groups=groups)))
+    note_written(files)
 
 
 def finished(folder: Path, release: str) -> SweepFiles:

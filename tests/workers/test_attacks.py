@@ -28,6 +28,7 @@ from workers.attacks import (
 )
 from workers.data import Source, load_dataset, make_split
 from workers.data.cuts import cut
+from workers.digests import noted_when_written
 from workers.evaluation import evaluate, predict
 from workers.losses import build_loss
 from workers.models import build_model
@@ -161,8 +162,10 @@ def test_an_attack_changes_nothing_else(tmp_path: Path) -> None:
     }
     assert named["attacked"].keys() - named["plain"].keys() == {"private/attacks.json"}
     for name, path in named["plain"].items():
-        if path.is_file() and name != "spec.json":
+        if path.is_file() and name not in ("spec.json", "private/digests.json"):
             assert path.read_bytes() == named["attacked"][name].read_bytes(), name
+    noted = [noted_when_written(TrialFiles(str(tmp_path / folder))) for folder in ("attacked", "plain")]
+    assert {name for name, _ in noted[0].items() ^ noted[1].items()} == {"spec.json", "private/attacks.json"}
     assert not Path(TrialFiles(str(tmp_path / "plain")).attacks).exists()
 
 

@@ -17,6 +17,7 @@ from tests.workers.own_code import allowed
 from tests.workers.trial_specs import small_trial
 from workers.attacks import read_attacks
 from workers.data import Source, make_split
+from workers.digests import noted_when_written
 from workers.membership import MembershipAttack, area, balanced, halves, interval, log_ratio
 from workers.spec import AttackSpec, Component, DataSpec, NoiseSpec, NormSpec, RmiaSpec, SamplingSpec, TrialSpec
 from workers.trial import run_trial
@@ -72,8 +73,10 @@ def test_an_attack_changes_nothing_else_and_is_repeated_bit_for_bit(tmp_path: Pa
     attacked(tmp_path / "plain", epochs=1, attacks=AttackSpec())
     for file in sorted((tmp_path / "plain").rglob("*")):
         name = file.relative_to(tmp_path / "plain")
-        if file.is_file() and name.name != "spec.json":
+        if file.is_file() and name.name not in ("spec.json", "digests.json"):
             assert file.read_bytes() == (tmp_path / "a" / name).read_bytes(), name
+    noted = [noted_when_written(TrialFiles(str(tmp_path / folder))) for folder in ("a", "plain")]
+    assert {name for name, _ in noted[0].items() ^ noted[1].items()} == {"spec.json", "private/attacks.json"}
     found = {str(file.relative_to(tmp_path / "a")) for file in (tmp_path / "a").rglob("*") if file.is_file()}
     plain = {str(file.relative_to(tmp_path / "plain")) for file in (tmp_path / "plain").rglob("*") if file.is_file()}
     assert found - plain == {"private/attacks.json"}
