@@ -24,7 +24,15 @@ from accounting.gaussian import gaussian_epsilon
 from accounting.mechanism import GaussianRelease, Trace
 from accounting.reductions import rare_cuts_apart
 from accounting.registry import lookup
-from accounting.renyi import ORDERS, Array, epsilon_classic, epsilon_improved, pure_rdp, sampled_gaussian_rdp
+from accounting.renyi import (
+    ORDERS,
+    Array,
+    epsilon_classic,
+    epsilon_improved,
+    improved_terms,
+    pure_rdp,
+    sampled_gaussian_rdp,
+)
 from accounting.rounds import Round, gaussian_rounds, pure_epsilons, require_group_size
 
 _ROUND_UP = 1.0 + 1e-9
@@ -69,6 +77,11 @@ def total_rho(trace: Trace, group_size: int = 1) -> float:
 def epsilon_rdp(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
     """Renyi DP with the improved conversion."""
     return Bounds(float(epsilon_improved(total_rdp(trace, group_size), delta)))
+
+
+def optimal_order(trace: Trace, delta: float) -> float:
+    """The order of `accounting.renyi.ORDERS` at which `epsilon_rdp` is attained."""
+    return float(ORDERS[np.argmin(total_rdp(trace) + improved_terms(ORDERS, delta))])
 
 
 def epsilon_rdp_classic(trace: Trace, delta: float, group_size: int = 1) -> Bounds:

@@ -2,9 +2,11 @@
 
 Why plain composition suffices (paper A, Section 3.4): epsilon_i is computed from example i and the released iterates
 alone. Given the iterates, whose cost is that of training, removing one example or replacing it by a null record changes
-its own epsilon and no other. So a sum over examples of a function of epsilon_i bounded by b has sensitivity b, and its
-Gaussian release composes with training like one more adaptive step. With ``ReleaseSpec.releases()`` in the planned
-trace, the trial's target covers this cost.
+its own epsilon and no other. Where norms are taken when examples are sampled, epsilon_i depends on the batches of
+example i too. The cost of training holds given the batches of all others, unless an example displaces others
+(`Sampling.displaced`): there such statistics are refused. So a sum over examples of a function of epsilon_i bounded by
+b has sensitivity b, and its Gaussian release composes with training like one more adaptive step. With
+``ReleaseSpec.releases()`` in the planned trace, the trial's target covers this cost.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -54,17 +54,23 @@ CASES: Mapping[str, Case] = {  # bounds near the norms, or all examples would ha
 def measured(case: Case, norms: str) -> dict[str, Any]:
     """One row of the table."""
     taken = 0.0
-    original = NormRecorder.measure
 
-    def measure(self: NormRecorder, first: int | None = None) -> Any:
-        nonlocal taken
-        began = time.process_time()
-        found = original(self, first)
-        if len(self._rows) > case.tracked:  # leaves out the norms measured at every step
-            taken += time.process_time() - began
-        return found
+    def timed(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: NormRecorder, *values: Any) -> Any:
+            nonlocal taken
+            began = time.process_time()
+            found = original(self, *values)
+            if len(self._rows) > case.tracked:  # leaves out the norms measured at every step
+                taken += time.process_time() - began
+            return found
 
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(NormRecorder, "measure", measure):
+        return call
+
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.object(NormRecorder, "measure", timed(NormRecorder.measure)),
+        mock.patch.object(NormRecorder, "renew_as_old_as", timed(NormRecorder.renew_as_old_as)),
+    ):
         spec, files = case.spec(NORMS[norms]), TrialFiles(folder)
         run_trial(spec, folder)
         trace = read_trace(files.trace)

@@ -61,11 +61,12 @@ from torch.utils.data import DataLoader, TensorDataset
 from accounting.errors import InvalidInput
 from benchmarks.cases import DIGITS, KINDS, Case, Refreshes
 from workers import training, trial
+from workers.contributions import SnapshotInterval
 from workers.data import Dataset, load_dataset
 from workers.devices import choose_device
 from workers.imports import NO_CODE, UserCode
 from workers.models import build_model
-from workers.recording import Interval, NormRecorder
+from workers.recording import NormRecorder
 from workers.spec import Component, DataSpec, ExecutionSpec, TrialSpec
 
 SHARES: Mapping[str, tuple[Any, str]] = {
@@ -74,7 +75,8 @@ SHARES: Mapping[str, tuple[Any, str]] = {
     "gradients": (training.Trainer, "_clipped_sum"),
     "noise and update": (training.Trainer, "_update"),
     "norm passes": (NormRecorder, "measure"),
-    "contributions": (Interval, "extend"),
+    "old norms": (NormRecorder, "renew_as_old_as"),
+    "contributions": (SnapshotInterval, "extend"),
     "shards": (NormRecorder, "write"),
 }
 """Functions whose share of a trial's CPU time is measured; none of them calls another."""

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from workers.clipping import ClipRule
+from workers.contributions import Measurement
 from workers.rates import mean_by_group
-from workers.recording import Measurement
 
 
 @dataclass

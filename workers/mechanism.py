@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
+from accounting.accountants import optimal_order
 from accounting.budgets import Budget, EpsilonBudget, RhoBudget
 from accounting.calibration import calibrate_filter, count_within_budget
 from accounting.mechanism import Release, Trace
@@ -15,6 +17,9 @@ from workers.imports import NO_CODE, UserCode
 from workers.preprocessing import planned_releases
 from workers.sampling import planned_sampling
 from workers.spec import BudgetSpec, TrialSpec
+
+LEAST_ORDER: Final = 4.0
+"""Least `moment_order`: mean contributions are made for tails, which low orders neglect."""
 
 
 def mechanism_of(
@@ -48,6 +53,16 @@ def mechanism_of(
         return unfiltered
     limit = calibrate_filter(unfiltered.trace(spec.epochs), budget.epsilon, spec.delta)
     return replace(unfiltered, filter=limit)
+
+
+def moment_order(spec: TrialSpec, mechanism: TrialMechanism) -> float:
+    """The order of moments by which the contributions of several steps are averaged, at least 4.
+
+    It is the order that gives the epsilon of the planned run by Renyi DP: a mean of a higher order would over-estimate
+    the epsilons of single examples more than needed, and one of a lower order under-estimate them.
+    """
+    planned = mechanism.trace(spec.epochs)
+    return max(optimal_order(planned, spec.delta), LEAST_ORDER) if planned.is_private else LEAST_ORDER
 
 
 def affordable_epochs(spec: TrialSpec, mechanism: TrialMechanism, public_accuracies: Sequence[float]) -> int:

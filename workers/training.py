@@ -28,6 +28,7 @@ from workers.clipping import (
     make_clipping,
     released_bound,
 )
+from workers.contributions import generator_rate
 from workers.data import Dataset, Split
 from workers.devices import choose_device, sent
 from workers.evaluation import Evaluation, Predictions, evaluate, with_evaluated_on
@@ -36,10 +37,10 @@ from workers.group_history import new_courses, new_departures, note_departures, 
 from workers.history import EpochRecord
 from workers.imports import NO_CODE, UserCode
 from workers.losses import Loss
-from workers.mechanism import affordable_epochs
+from workers.mechanism import affordable_epochs, moment_order
 from workers.noise import NoiseSource, derive_seed, seed_torch
 from workers.optimizers import make_average, make_learning_rate_schedule, make_optimizer
-from workers.recording import NormRecorder, choose_rows, is_due
+from workers.recording import NormRecorder, choose_rows, is_due, oldest_norm
 from workers.requirements import check_spec
 from workers.run_state import (
     Counters,
@@ -98,6 +99,7 @@ class Trainer:
         self.recorders = tuple(filter(None, (self._everyone, self._exact))) if not spec.norms.are_off else ()
         """What stores norms: wait for it before a checkpoint, complete it after training, and close it in any case."""
         self._setting = local.setting
+        self._order = moment_order(spec, mechanism)
         self._rule = ClipRule(float("inf"), lambda examples: torch.ones_like(examples.norms))
         self._decided_from: ClippingState | None = None
         self._components: Mapping[str, Stateful] = {
@@ -229,9 +231,15 @@ class Trainer:
         self._look_again(before)
 
     def refresh(self) -> None:
-        """Store the last snapshot of all norms, and compute them anew."""
-        self.store_norms()
-        self._open_interval(self.step_count, self.noise_multiplier)
+        """Store the last snapshot of all norms, and compute them anew; with ``when_sampled``, only old ones."""
+        step, rate = self.step_count, generator_rate(self._order, self.noise_multiplier)
+        if self._spec.norms.when_sampled and step > 0:
+            self._everyone.renew_as_old_as(oldest_norm(step, self._planned.steps_per_epoch))
+            self.store_norms()
+            self._everyone.open_again(step, rate)
+        else:
+            self.store_norms()
+            self._run.clipping = self._method.refresh(self._run.clipping, self._everyone.open(step, rate))
 
     def measure(self, first: int) -> None:
         """Compute the norms of the ``first`` examples and discard them, to measure the time."""
@@ -258,18 +266,11 @@ class Trainer:
             self._everyone.renew(rows, clipped.norms)
         self._everyone.extend(self._rule)
         if self._exact is not None:
-            self._exact.open(step, sigma)
+            self._exact.open(step, generator_rate(self._order, sigma))
             self._exact.extend(self._rule)
             self._exact.store()
         self._update(clipped.gradients, sigma)
         self._run.step_count += 1
-
-    def _open_interval(self, step: int, sigma: float) -> None:
-        if self._spec.norms.when_sampled and step > 0:
-            self._everyone.open_again(step, sigma)
-        else:
-            everyone = self._everyone.open(step, sigma)
-            self._run.clipping = self._method.refresh(self._run.clipping, everyone)
 
     def _look_again(self, before: RandomState) -> None:
         """Downgrade contributions if this step drew torch random numbers or changed modes.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from orchestration.tracking.embedded import embedded_tracking_uri
 from orchestration.tracking.mlflow import MlflowTracker
 from workers.imports import UserCode
 from workers.probe import TrialProbe, probe_trial
-from workers.recording import is_due
+from workers.recording import is_due, oldest_norm
 from workers.spec import TrialSpec
 
 _ROWS: Final = 1024
@@ -131,9 +132,13 @@ def snapshots(planned: PlannedTrial) -> list[int]:
     return [step for step in steps if often is None or is_due(step, often, steps_per_epoch(planned))]
 
 
-def norm_passes(planned: PlannedTrial) -> int:
-    """Number of passes that compute the norms of all examples."""
-    return 1 if planned.spec.norms.when_sampled else len(snapshots(planned))
+def norm_passes(planned: PlannedTrial) -> float:
+    """Expected number of passes over all examples that compute norms; parts of a pass count as such."""
+    if not planned.spec.norms.when_sampled:
+        return float(len(snapshots(planned)))
+    per_epoch = steps_per_epoch(planned)
+    sampled = 1.0 / per_epoch
+    return 1.0 + math.fsum((1.0 - sampled) ** oldest_norm(step, per_epoch) for step in snapshots(planned)[1:])
 
 
 def steps_per_epoch(planned: PlannedTrial) -> int:

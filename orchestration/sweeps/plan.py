@@ -22,7 +22,7 @@ from accounting.mechanism import Release, Trace
 from accounting.planning import PROCESSES, Calibration, Solver, TrialMechanism, solve_all
 from orchestration.records.failures import record_refusals, shown
 from orchestration.records.layout import SweepFiles
-from orchestration.records.release_modes import release_spec
+from orchestration.records.release_modes import RELEASED, release_spec
 from orchestration.sweeps.grid import NO_PAST, GridPoint, Past, grid
 from orchestration.sweeps.remarks import of_candidates, of_sweep, of_trials, own_parts
 from orchestration.sweeps.scheduler_groups import unopposed
@@ -240,6 +240,7 @@ class _Planner:
             trial = _with_noise_and_budget(trial, method.example_budget, sigma, point.target_epsilon)
             mechanism = mechanism_of(trial, dataset.train_size, checked.releases, self.code or NO_CODE)
         check_spec(trial, mechanism, method, dataset.public_size)
+        _require_own_entries(trial, mechanism, checked.releases)
         epochs = affordable_epochs(trial, mechanism, ())
         if epochs == 0:
             raise Unreachable("the budget does not pay for one epoch; raise it, or the noise multiplier")
@@ -346,6 +347,19 @@ def _named(axis: str) -> Iterator[None]:
         yield
     except (TypeError, ValueError) as error:
         raise InvalidInput(f"{axis}: {public_text(error)}") from error
+
+
+def _require_own_entries(trial: TrialSpec, mechanism: TrialMechanism, statistics: tuple[Release, ...]) -> None:
+    """Refuse released statistics of epsilons if one example also decides when the norms of others are measured.
+
+    Their noise covers that one example changes its own epsilon only (`accounting.release`).
+    """
+    if statistics and trial.norms.when_sampled and mechanism.sampling.displaced:
+        raise InvalidInput(
+            f"release: {RELEASED} covers what one example changes in its own epsilon, but with "
+            f"{mechanism.sampling.words} and norms.refreshes_per_epoch: when_sampled it also changes which others are "
+            "in a batch, and so their norms; take sampling poisson without max_batch_size, or a number of refreshes"
+        )
 
 
 def _shard_bytes(norms: NormSpec, epochs: int, steps: int, examples: int) -> int:

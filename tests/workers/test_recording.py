@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 
+from accounting.renyi import sampled_gaussian_rdp_at
 from workers.clipping import ClipRule, Examples
+from workers.contributions import Measurement, SnapshotInterval, generator_rate
 from workers.gradients import BatchNorms
-from workers.recording import Interval, Measurement, choose_rows, is_due
+from workers.recording import choose_rows, is_due
 
 NORMS = torch.tensor([0.0, 0.3, 0.8, 5.0, float("inf")])
 
@@ -19,9 +23,11 @@ def rule(sensitivity: float) -> ClipRule:
     return ClipRule(sensitivity, lambda examples: torch.clamp(1.0 / examples.norms, max=1.0))
 
 
-def interval(sensitivities: list[float], sigma: float) -> Interval:
+def interval(sensitivities: list[float], sigma: float) -> SnapshotInterval:
     rows = torch.arange(len(NORMS))
-    made = Interval.from_step(0, Measurement(Examples(NORMS, rows, rows), torch.zeros(len(NORMS))), sigma)
+    made = SnapshotInterval.from_step(
+        0, Measurement(Examples(NORMS, rows, rows), torch.zeros(len(NORMS))), generator_rate(4.0, sigma)
+    )
     for sensitivity in sensitivities:
         made.extend(rule(sensitivity))
     return made
@@ -47,7 +53,7 @@ def test_contributions_under_several_rules_lie_between_root_mean_square_and_maxi
 
 def test_a_restored_interval_repeats_every_bit() -> None:
     made = interval([1.0, 3.0], 1.2)
-    again = Interval.restored(made.state(), torch.device("cpu"))
+    again = SnapshotInterval.restored(made.state(), torch.device("cpu"))
     for each in (made, again):
         each.extend(rule(2.0))
     assert torch.equal(made.contributions, again.contributions)
@@ -77,20 +83,95 @@ def test_several_rules_count_as_the_mean_of_their_fourth_moments() -> None:
     assert expected > 0.93
 
 
-def test_norms_that_are_renewed_count_from_the_next_step_on() -> None:
+def generator(made: SnapshotInterval, rule: ClipRule, norms: torch.Tensor) -> torch.Tensor:
+    everyone = torch.arange(len(norms))
+    return torch.expm1(made.rate * rule.contributions(Examples(norms, everyone, everyone)).double().square())
+
+
+RENEWED = [[0], [1, 4], [], [2], [1, 2], [3]]
+"""Rows whose norms are renewed before each of six steps."""
+
+
+def renewals() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    rng = torch.Generator().manual_seed(0)
+    return [(torch.tensor(rows, dtype=torch.int64), 2.0 * torch.rand(len(rows), generator=rng)) for rows in RENEWED]
+
+
+def test_under_rules_that_change_a_norm_counts_from_its_step_on() -> None:
     """As if each step had been counted with the norms and the rule of its own, to rounding."""
     made, norms = interval([], 1.0), NORMS.clone()
-    first, second = rule(2.0), rule(3.0)
     moments = torch.zeros(len(NORMS), dtype=torch.float64)
-    everyone = torch.arange(len(NORMS))
-    for step, each in enumerate([first, first, second, second, second, first]):
-        rows = torch.tensor([[0], [1, 4], [], [2], [1, 2], [3]][step], dtype=torch.int64)
-        renewed = torch.rand(len(rows), generator=torch.Generator().manual_seed(step)) * 2.0
+    for (rows, renewed), sensitivity in zip(renewals(), [2.0, 3.0, 2.5, 4.0, 2.2, 3.1], strict=True):
         norms[rows] = renewed
         made.renew(rows, BatchNorms(renewed, None, renewed))
+        each = rule(sensitivity)
         made.extend(each)
-        moments += torch.expm1(made.rate * each.contributions(Examples(norms, everyone, everyone)).square())
+        moments += generator(made, each, norms)
     expected = (torch.log1p(moments / 6) / made.rate).sqrt()
-    torch.testing.assert_close(made.contributions, expected, rtol=1e-12, atol=0.0)
+    torch.testing.assert_close(made.contributions, expected, rtol=1e-9, atol=0.0)
     assert torch.equal(made.measured.examples.norms, NORMS), "those of its first step"
     assert torch.equal(made.latest.examples.norms, norms)
+
+
+@pytest.mark.parametrize("lengths", [[6], [3, 3], [1, 4, 1], [1] * 6])
+def test_between_two_norms_under_one_rule_the_moment_changes_linearly(lengths: list[int]) -> None:
+    """The intervals together count what linear interpolation gives, wherever snapshots divide the steps."""
+    one, made = rule(2.0), interval([], 1.0)
+    known = [[(0, norm)] for norm in NORMS.tolist()]
+    for step, (rows, renewed) in enumerate(renewals()):
+        for row, norm in zip(rows.tolist(), renewed.tolist(), strict=True):
+            known[row].append((step, norm))
+    ends, totals = np.cumsum(lengths).tolist(), torch.zeros(len(NORMS), dtype=torch.float64)
+    for step, (rows, renewed) in enumerate(renewals()):
+        if step in ends:
+            after = made.continued(step, made.rate)
+            totals += made._total() - after.moments
+            made = after
+        made.renew(rows, BatchNorms(renewed, None, renewed))
+        made.extend(one)
+    made.take_up_renewals()
+    totals += made._total()
+    for row, points in enumerate(known):
+        steps, norms = (torch.tensor(each) for each in zip(*points, strict=True))
+        values = generator(made, one, norms) / math.expm1(made.rate)
+        assert float(totals[row]) == pytest.approx(float(np.interp(np.arange(6), steps, values).sum()), abs=1e-12)
+
+
+def test_a_mean_of_a_higher_order_is_larger_and_lies_below_the_maximum() -> None:
+    rows = torch.arange(len(NORMS))
+    means = []
+    for order in (4.0, 8.0, 30.0, 1000.0):
+        measured = Measurement(Examples(NORMS, rows, rows), torch.zeros(len(NORMS)))
+        made = SnapshotInterval.from_step(0, measured, generator_rate(order, 1.0))
+        for sensitivity in (1.0, 2.0, 4.0):
+            made.extend(rule(sensitivity))
+        means.append(made.contributions)
+    for lower, higher in pairwise(means):
+        assert (lower <= higher + 1e-12).all()
+    assert (means[-1] <= rule(1.0).contributions(made.measured.examples) + 1e-12).all()
+
+
+@pytest.mark.parametrize("sample_rate", [0.001, 0.1, 1.0])
+@pytest.mark.parametrize(("order", "sigma"), [(4, 1.0), (9, 0.7), (20, 3.0)])
+def test_a_mean_costs_no_less_renyi_privacy_than_its_steps(order: int, sigma: float, sample_rate: float) -> None:
+    """At every whole order up to that of the mean, as `SnapshotInterval` says."""
+    rng = np.random.default_rng(order)
+    sensitivities = (1.0 / rng.uniform(0.05, 1.0, 12)).tolist()
+    rows = torch.arange(1)
+    measured = Measurement(Examples(torch.ones(1, dtype=torch.float64), rows, rows), torch.zeros(1))
+    made = SnapshotInterval.from_step(0, measured, generator_rate(order, sigma))
+    for sensitivity in sensitivities:
+        made.extend(rule(sensitivity))
+    mean = float(made.contributions[0])
+    for each in range(2, order + 1):
+        paid = math.fsum(sampled_gaussian_rdp_at(each, sample_rate, sigma * s) for s in sensitivities)
+        assert paid <= 12 * sampled_gaussian_rdp_at(each, sample_rate, sigma / mean) * (1.0 + 1e-9)
+
+
+def test_norms_of_an_age_are_found() -> None:
+    made = interval([2.0] * 3, 1.0)
+    made.renew(torch.tensor([1, 3]), BatchNorms(torch.ones(2), None, torch.ones(2)))
+    made.extend(rule(2.0))
+    assert made.as_old_as(2.0).tolist() == [0, 2, 4]
+    assert made.continued(4, made.rate).as_old_as(1.0).tolist() == [0, 1, 2, 3, 4]
+    assert made.as_old_as(5.0).tolist() == []

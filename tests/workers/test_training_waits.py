@@ -23,9 +23,13 @@ from workers.trial import begin
         ({}, 1),
         ({"norms": NormSpec("when_sampled"), "noise_source": "os_entropy"}, 1),
         ({"norms": NormSpec("off"), "averaging": Component("ema"), "clipping": Component("automatic")}, 1),
+        ({"norms": NormSpec("when_sampled"), "clipping": Component("quantile")}, 2),
         *(({"clipping": Component(name)}, 2) for name in ("quantile", "dpsgd_f", "naive", "global_adaptive")),
     ],
-    ids=["refreshed", "when sampled", "off", "quantile", "dpsgd_f", "naive", "global_adaptive"],
+    ids=[
+        *("refreshed", "when sampled", "off", "when sampled, bounds change"),
+        *("quantile", "dpsgd_f", "naive", "global_adaptive"),
+    ],
 )
 def test_a_step_waits_once_and_once_more_for_the_answer_to_a_query(
     changes: dict[str, Any], waits: int, tmp_path: Path

@@ -24,7 +24,7 @@ from orchestration.sweeps.user_code import permitted
 from tests.orchestration.sample_grids import small
 from workers.imports import UserCode
 from workers.probe import TrialProbe
-from workers.spec import AttackSpec, RmiaSpec
+from workers.spec import AttackSpec, NormSpec, RmiaSpec
 
 SWEEP = small(clipping=["none", {"name": "flat", "bound": [1.0, 2.0]}], noise="constant", seeds=[0, 1], epochs=10)
 PIECES = TrialProbe(
@@ -85,6 +85,9 @@ def test_a_trial_pays_for_every_piece(plan: Plan) -> None:
     assert norm_passes(planned) == epochs
     expected = 1.0 + 0.1 * steps + 2.0 * epochs + 0.5 * (epochs + 1) + 0.25 * (epochs + 1)
     assert training_seconds(planned, measured(plan)) == pytest.approx(expected)
+    sampled = replace(planned.spec, norms=NormSpec("when_sampled"))
+    passes = norm_passes(replace(planned, point=replace(planned.point, spec=sampled)))
+    assert passes == pytest.approx(3.0, abs=0.5), "the first, and of ten epochs what was in no batch lately"
     attacked = replace(planned.spec, attacks=AttackSpec(rmia=RmiaSpec(4)))
     twice = replace(planned, point=replace(planned.point, spec=attacked))
     more = training_seconds(twice, measured(plan)) - expected

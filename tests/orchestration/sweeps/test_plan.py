@@ -53,6 +53,25 @@ def test_side_queries_and_releases_are_paid_for_inside_the_target() -> None:
     assert noise[0] > noise[1] > noise[2]
 
 
+@pytest.mark.parametrize(
+    ("sampling", "refused"),
+    [
+        ({"method": "poisson", "batch_size": 40}, False),
+        ({"method": "shuffle", "batch_size": 40}, False),
+        ({"method": "fixed", "batch_size": 40}, True),
+        ({"method": "poisson", "batch_size": 40, "max_batch_size": 70}, True),
+    ],
+)
+def test_statistics_are_released_only_where_an_example_changes_no_other_epsilon(
+    sampling: dict[str, Any], refused: bool
+) -> None:
+    common = {"clipping": "flat", "noise": "constant", "sampling": sampling}
+    plan = planned(**common, release="private", norms={"refreshes_per_epoch": "when_sampled"})
+    assert [("one example changes in its own epsilon" in reason) for reason in plan.reasons()] == [True] * refused
+    for others in ({"release": "private"}, {"norms": {"refreshes_per_epoch": "when_sampled"}}):
+        assert not planned(**common, **others).reasons()
+
+
 def test_further_accountants_are_each_accounted_for() -> None:
     (trial,) = planned(clipping="flat", noise="constant", accounting={"also": ["pld", "rdp-classic"]}).trials
     assert [(each.accountant, each.epsilon) for each in trial.others] == [

@@ -1,0 +1,270 @@
+"""The contribution of each training example to the steps from one snapshot of norms up to the next."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from workers.clipping import ClipRule, Examples
+from workers.gradients import BatchNorms
+
+_LARGEST_RATE: Final = 600.0
+"""Largest `generator_rate`, so that exponentials stay finite in double precision."""
+
+
+def generator_rate(order: float, noise_multiplier: float) -> float:
+    """The rate r of the generator exp(r c^2) of mean contributions: order (order - 1) / (2 sigma^2), at most 600.
+
+    exp(r c^2) is the moment of that order of the Gaussian's privacy loss at contribution c.
+    """
+    if noise_multiplier == 0.0:
+        return _LARGEST_RATE
+    return min(order * (order - 1.0) / 2.0 / noise_multiplier**2, _LARGEST_RATE)
+
+
+@dataclass(frozen=True)
+class Renewal:
+    """New norms and losses of the examples at positions ``rows`` [b], each measured after so many ``steps`` [b].
+
+    Steps are those of an interval. An example may occur several times, in the order of its steps.
+    """
+
+    steps: Tensor
+    rows: Tensor
+    norms: BatchNorms
+
+    @staticmethod
+    def at(steps: int, rows: Tensor, norms: BatchNorms) -> Renewal:
+        """All measured after the same number of steps."""
+        return Renewal(torch.full(rows.shape, float(steps), dtype=torch.float64, device=rows.device), rows, norms)
+
+    @staticmethod
+    def joined(parts: Sequence[Renewal]) -> Renewal:
+        """All parts as one."""
+        layers = [each.norms.layer_norms for each in parts if each.norms.layer_norms is not None]
+        norms = BatchNorms(
+            torch.cat([each.norms.norms for each in parts]),
+            torch.cat(layers) if layers else None,
+            torch.cat([each.norms.losses for each in parts]),
+        )
+        return Renewal(torch.cat([each.steps for each in parts]), torch.cat([each.rows for each in parts]), norms)
+
+    def sorted_by_row(self) -> Renewal:
+        """The same entries, those of each row together and in the order of their steps."""
+        order, norms = torch.argsort(self.rows, stable=True), self.norms
+        layers = None if norms.layer_norms is None else norms.layer_norms[order]
+        return Renewal(self.steps[order], self.rows[order], BatchNorms(norms.norms[order], layers, norms.losses[order]))
+
+    def state(self) -> dict[str, Any]:
+        return {"steps": self.steps, "rows": self.rows, "norms": asdict(self.norms)}
+
+    @staticmethod
+    def restored(state: Mapping[str, Any], device: torch.device) -> Renewal:
+        """The renewal of a `state`."""
+        norms: dict[str, Any] = {
+            name: None if column is None else column.to(device) for name, column in state["norms"].items()
+        }
+        return Renewal(state["steps"].to(device), state["rows"].to(device), BatchNorms(**norms))
+
+
+@dataclass(frozen=True)
+class _Newest:
+    """Which entry [n] of several is the newest of each example; -1: none. Found without waiting for the device."""
+
+    entries: Tensor
+
+    @staticmethod
+    def in_order(rows: Tensor, examples: int) -> _Newest:
+        """Of entries at positions ``rows`` [b], where later ones are newer."""
+        none = torch.full((examples,), -1, device=rows.device)
+        return _Newest(none.scatter_reduce(0, rows, torch.arange(len(rows), device=rows.device), "amax"))
+
+    def of(self, entries: Tensor, others: Tensor) -> Tensor:
+        """[n, ...]: the newest of the ``entries`` [b, ...], or else the value of ``others`` [n, ...]."""
+        exists = (self.entries >= 0).reshape(-1, *[1] * (others.dim() - 1))
+        return torch.where(exists, entries[self.entries.clamp(min=0)].to(others.dtype), others)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Norms of some examples, and their losses [n]."""
+
+    examples: Examples
+    losses: Tensor
+
+    def renewed(self, norms: BatchNorms, newest: _Newest) -> Measurement:
+        """With the ``newest`` of the ``norms`` and losses, where there are any."""
+        known = self.examples
+        layers = known.layer_norms
+        if layers is not None and norms.layer_norms is not None:
+            layers = newest.of(norms.layer_norms, layers)
+        examples = replace(known, norms=newest.of(norms.norms, known.norms), layer_norms=layers)
+        return Measurement(examples, newest.of(norms.losses, self.losses))
+
+    def state(self) -> dict[str, Any]:
+        return {"examples": asdict(self.examples), "losses": self.losses}
+
+    @staticmethod
+    def restored(state: Mapping[str, Any], device: torch.device) -> Measurement:
+        """The measurement of a `state`."""
+        columns: dict[str, Any] = {
+            name: None if column is None else column.to(device) for name, column in state["examples"].items()
+        }
+        return Measurement(Examples(**columns), state["losses"].to(device))
+
+
+@dataclass
+class SnapshotInterval:
+    """The steps from one snapshot up to the next, and the contribution c / S of each example to them.
+
+    The clipping rule may change at every step, and a norm when its example is in a batch. One contribution is stored
+    for all steps of the interval: the generalised mean of c / S over the steps, with the generator exp(rate (c / S)^2)
+    of `generator_rate`. At whole orders up to that of the rate, the interval's steps cost at most as much Renyi privacy
+    as equally many steps with this mean: A_alpha - 1 of a sampled Gaussian (`accounting.renyi`) is a sum of terms
+    w (exp(k c^2) - 1) with w >= 0 and k <= rate, which is concave in the generator, and so is its logarithm. A root
+    mean square would under-estimate the cost of most examples, and the maximum would grossly over-estimate it. With
+    one step, or one rule and one norm, the mean is exact.
+
+    Between two measurements of an example under one rule, the generator is taken to change linearly from step to step:
+    norms mostly fall, so the first of both would over-estimate, and the second under-estimate. What the second changes
+    at steps of earlier intervals, which are stored, is counted in the interval in which it is made.
+
+    measured: norms as known at step ``start``. latest: norms as known now, except for ``renewals``, which are applied
+    together when the rule changes and at the end. moments [n] float64: sum over the first ``counted`` [n] of ``steps``
+    steps of exp(rate (c / S)^2) - 1, divided by its value at c = S. added [n] float64: what each step adds to them
+    under ``rule`` and the latest norms; while both are unchanged, a step needs no computation. since [n] float64: the
+    step of the latest norm; ruled_since: the first step under ``rule``. Both count from the interval's first step, and
+    are negative before it.
+    """
+
+    start: int
+    measured: Measurement
+    latest: Measurement
+    rate: float
+    moments: Tensor
+    counted: Tensor
+    added: Tensor
+    since: Tensor
+    ruled_since: int = 0
+    steps: int = 0
+    rule: ClipRule | None = None
+    renewals: list[Renewal] = field(default_factory=list)
+
+    @staticmethod
+    def from_step(start: int, measured: Measurement, rate: float) -> SnapshotInterval:
+        """An interval whose norms are all measured at its first step."""
+        zeros = torch.zeros(4, len(measured.losses), dtype=torch.float64, device=measured.losses.device)
+        return SnapshotInterval(start, measured, measured, rate, *zeros)
+
+    def continued(self, start: int, rate: float) -> SnapshotInterval:
+        """The interval after this one, with the norms that are known."""
+        self.take_up_renewals()
+        after = SnapshotInterval.from_step(start, self.latest, rate)
+        total = self._total()
+        after.moments = total - total.clamp(0.0, self.steps)
+        after.since = self.since - self.steps
+        after.ruled_since = self.ruled_since - self.steps
+        if self.rule is not None:
+            after.keep_rule(self.rule)
+            after.added = after._added(self.rule, self.latest.examples)
+        return after
+
+    def keep_rule(self, rule: ClipRule) -> None:
+        """The last step was taken under ``rule``."""
+        self.rule = rule
+
+    def extend(self, rule: ClipRule) -> None:
+        """Add one step, taken under ``rule``."""
+        if rule is not self.rule:
+            self.take_up_renewals()
+            self.moments = self._total()
+            self.counted = torch.full_like(self.counted, self.steps)
+            self.added = self._added(rule, self.latest.examples)
+            self.rule, self.ruled_since = rule, self.steps
+        self.steps += 1
+
+    def renew(self, rows: Tensor, norms: BatchNorms) -> None:
+        """Replace the norms and losses of the examples at the positions ``rows`` from the next step on."""
+        self.renewals.append(Renewal.at(self.steps, rows, norms))
+
+    def as_old_as(self, steps: float) -> Tensor:
+        """Positions of the examples whose latest norm is at least that many steps old."""
+        self.take_up_renewals()
+        return torch.nonzero(self.steps - self.since >= steps)[:, 0]
+
+    def take_up_renewals(self) -> None:
+        """Apply all renewals to `latest` and `moments`.
+
+        Call it only at steps that are the same in interrupted and uninterrupted runs, so that both round alike.
+        """
+        every, self.renewals = Renewal.joined(self.renewals) if self.renewals else None, []
+        if every is None or len(every.rows) == 0:
+            return
+        every = every.sorted_by_row()
+        rows, steps, added = every.rows, every.steps, self._added_by(every)
+        again = torch.cat([torch.zeros_like(rows[:1], dtype=torch.bool), rows[1:] == rows[:-1]])
+        before = torch.where(again, added.roll(1), self.added[rows])
+        counted = torch.where(again, steps.roll(1), self.counted[rows])
+        since = torch.where(again, steps.roll(1), self.since[rows]).clamp(min=self.ruled_since)
+        held = (steps - counted) * before
+        # the sum over the steps u = since .. steps - 1 of (u - since) / (steps - since) (added - before)
+        changed = (steps - since - 1.0).clamp(min=0.0) / 2.0 * (added - before)
+        self.moments = self.moments.index_put((rows,), held + changed, accumulate=True)
+        newest = _Newest.in_order(rows, len(self.moments))
+        self.counted, self.since = newest.of(steps, self.counted), newest.of(steps, self.since)
+        self.added = newest.of(added, self.added)
+        self.latest = self.latest.renewed(every.norms, newest)
+
+    @property
+    def contributions(self) -> Tensor:
+        """[n] in [0, 1]: the stored contribution of each example; needs at least one step."""
+        self.take_up_renewals()
+        mean = self._total().clamp(0.0, self.steps) / self.steps
+        return (torch.log1p(mean * math.expm1(self.rate)) / self.rate).sqrt().clamp(max=1.0)
+
+    def _total(self) -> Tensor:
+        """[n]: the moments of all steps."""
+        return self.moments + (self.steps - self.counted) * self.added
+
+    def _added_by(self, renewal: Renewal) -> Tensor:
+        """The moments [b] of a step under the rule with these norms; zeros before the first rule."""
+        if self.rule is None:
+            return torch.zeros_like(renewal.steps)
+        known, rows, norms = self.latest.examples, renewal.rows, renewal.norms
+        return self._added(self.rule, Examples(norms.norms, known.groups[rows], known.rows[rows], norms.layer_norms))
+
+    def _added(self, rule: ClipRule, examples: Examples) -> Tensor:
+        return torch.expm1(self.rate * rule.contributions(examples).square()) / math.expm1(self.rate)
+
+    @staticmethod
+    def restored(state: Mapping[str, Any], device: torch.device) -> SnapshotInterval:
+        """The interval of a `state`; its rule is not part of it."""
+        measured = Measurement.restored(state["measured"], device)
+        latest = state["latest"]
+        return SnapshotInterval(
+            measured=measured,
+            latest=measured if latest is None else Measurement.restored(latest, device),
+            renewals=[Renewal.restored(each, device) for each in state["renewals"]],
+            **{name: state[name] for name in ("start", "rate", "ruled_since", "steps")},
+            **{name: state[name].to(device) for name in ("moments", "counted", "added", "since")},
+        )
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "start": self.start,
+            "measured": self.measured.state(),
+            "latest": None if self.latest is self.measured else self.latest.state(),
+            "rate": self.rate,
+            "moments": self.moments,
+            "counted": self.counted,
+            "added": self.added,
+            "since": self.since,
+            "ruled_since": self.ruled_since,
+            "steps": self.steps,
+            "renewals": [renewal.state() for renewal in self.renewals],
+        }
