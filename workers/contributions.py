@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
@@ -61,7 +61,7 @@ class Renewal:
         return Renewal(self.steps[order], self.rows[order], BatchNorms(norms.norms[order], layers, norms.losses[order]))
 
     def state(self) -> dict[str, Any]:
-        return {"steps": self.steps, "rows": self.rows, "norms": asdict(self.norms)}
+        return {"steps": self.steps, "rows": self.rows, "norms": vars(self.norms)}
 
     @staticmethod
     def restored(state: Mapping[str, Any], device: torch.device) -> Renewal:
@@ -107,7 +107,7 @@ class Measurement:
         return Measurement(examples, newest.of(norms.losses, self.losses))
 
     def state(self) -> dict[str, Any]:
-        return {"examples": asdict(self.examples), "losses": self.losses}
+        return {"examples": vars(self.examples), "losses": self.losses}
 
     @staticmethod
     def restored(state: Mapping[str, Any], device: torch.device) -> Measurement:
@@ -266,5 +266,5 @@ class SnapshotInterval:
             "since": self.since,
             "ruled_since": self.ruled_since,
             "steps": self.steps,
-            "renewals": [renewal.state() for renewal in self.renewals],
+            "renewals": [Renewal.joined(self.renewals).state()] if self.renewals else [],
         }

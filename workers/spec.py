@@ -162,8 +162,8 @@ class NormSpec:
 
     refreshes_per_epoch: times per epoch (gamma of paper A); every_step: at every step; when_sampled: all norms once, at
     step 0, then each example's norm whenever it is in a batch, where it is computed anyway, and once an epoch those
-    that have become old; off: never, so that no epsilon of single examples is computed. rows_per_part: examples in one part of the stored norms; each part is
-    accounted on its own.
+    that have become old; off: never, so that no epsilon of single examples is computed. rows_per_part: examples in one
+    part of the stored norms; each part is accounted on its own.
     """
 
     refreshes_per_epoch: Annotated[float, Field(gt=0.0)] | Literal["every_step", "when_sampled", "off"] = 1.0
@@ -186,7 +186,7 @@ class NormSpec:
 
     @property
     def when_sampled(self) -> bool:
-        """Whether norms come from the batches, after a pass over all examples at step 0; old ones are measured again."""
+        """Whether norms come from the batches, after a pass over all at step 0; old ones are measured again."""
         return self.refreshes_per_epoch == "when_sampled"
 
     @property
