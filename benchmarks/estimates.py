@@ -43,6 +43,11 @@ CASES: Mapping[str, Case] = {  # bounds near the norms, or all examples would ha
             "mnist_cnn", DataSpec("mnist"), Component("cnn_dpsgdf"), 256, 5, 0.5, classes=DIGITS, rows=600, few=100,
             tracked=300,
         ),
+        Case("adult_long", DataSpec("adult"), Component("logistic"), 256, 20, 0.5, tracked=1000),
+        Case(
+            "mnist_long", DataSpec("mnist"), Component("cnn_dpsgdf"), 256, 20, 0.5, classes=DIGITS, rows=600, few=100,
+            tracked=300,
+        ),
         Case(
             "cifar_resnet20", DataSpec("cifar10"), Component("resnet20_gn"), 64, 4, 0.02, bound=30.0, classes=KINDS,
             rows=32, few=8, tracked=60,
