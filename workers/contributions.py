@@ -131,8 +131,8 @@ class SnapshotInterval:
     one step, or one rule and one norm, the mean is exact.
 
     Between two measurements of an example under one rule, the generator is taken to change linearly from step to step:
-    norms mostly fall, so the first of both would over-estimate, and the second under-estimate. What the second changes
-    at steps of earlier intervals, which are stored, is counted in the interval in which it is made.
+    norms mostly fall, so the first of both would over-estimate, and the second under-estimate. Therefore the interval
+    ``before`` is stored only when this one ends. What a norm changes at steps of still earlier ones is counted there.
 
     measured: norms as known at step ``start``. latest: norms as known now, except for ``renewals``, which are applied
     together when the rule changes and at the end. moments [n] float64: sum over the first ``counted`` [n] of ``steps``
@@ -154,6 +154,7 @@ class SnapshotInterval:
     steps: int = 0
     rule: ClipRule | None = None
     renewals: list[Renewal] = field(default_factory=list)
+    before: SnapshotInterval | None = None
 
     @staticmethod
     def from_step(start: int, measured: Measurement, rate: float) -> SnapshotInterval:
@@ -162,17 +163,26 @@ class SnapshotInterval:
         return SnapshotInterval(start, measured, measured, rate, *zeros)
 
     def continued(self, start: int, rate: float) -> SnapshotInterval:
-        """The interval after this one, with the norms that are known."""
-        self.take_up_renewals()
+        """The interval after this one, with the norms that are known; the interval ``before`` this one is settled."""
+        *_, ended = self.settled()
         after = SnapshotInterval.from_step(start, self.latest, rate)
-        total = self._total()
-        after.moments = total - total.clamp(0.0, self.steps)
-        after.since = self.since - self.steps
-        after.ruled_since = self.ruled_since - self.steps
+        after.before, after.since, after.ruled_since = ended, self.since - self.steps, self.ruled_since - self.steps
         if self.rule is not None:
             after.keep_rule(self.rule)
             after.added = after._added(self.rule, self.latest.examples)
         return after
+
+    def settled(self) -> Sequence[SnapshotInterval]:
+        """The interval ``before``, if there is one, and this one, as they are stored if no step follows.
+
+        What the moments of the former have beyond 0 and its number of steps is passed on.
+        """
+        self.take_up_renewals()
+        if self.before is None:
+            return (self,)
+        total = self.before._total()
+        beyond = total - total.clamp(0.0, self.before.steps)
+        return self.before, replace(self, moments=self.moments + beyond, before=None)
 
     def keep_rule(self, rule: ClipRule) -> None:
         """The last step was taken under ``rule``."""
@@ -211,10 +221,13 @@ class SnapshotInterval:
         before = torch.where(again, added.roll(1), self.added[rows])
         counted = torch.where(again, steps.roll(1), self.counted[rows])
         since = torch.where(again, steps.roll(1), self.since[rows]).clamp(min=self.ruled_since)
-        held = (steps - counted) * before
-        # the sum over the steps u = since .. steps - 1 of (u - since) / (steps - since) (added - before)
+        # the sum over the steps u = since .. steps - 1 of (u - since) / (steps - since) (added - before), and up to -1
         changed = (steps - since - 1.0).clamp(min=0.0) / 2.0 * (added - before)
-        self.moments = self.moments.index_put((rows,), held + changed, accumulate=True)
+        earlier = changed * _pairs(-since) / _pairs(steps - since).clamp(min=1.0)
+        held = (steps - counted) * before
+        self.moments = self.moments.index_put((rows,), held + changed - earlier, accumulate=True)
+        if self.before is not None:
+            self.before.moments = self.before.moments.index_put((rows,), earlier, accumulate=True)
         newest = _Newest.in_order(rows, len(self.moments))
         self.counted, self.since = newest.of(steps, self.counted), newest.of(steps, self.since)
         self.added = newest.of(added, self.added)
@@ -250,6 +263,7 @@ class SnapshotInterval:
             measured=measured,
             latest=measured if latest is None else Measurement.restored(latest, device),
             renewals=[Renewal.restored(each, device) for each in state["renewals"]],
+            before=None if state["before"] is None else SnapshotInterval.restored(state["before"], device),
             **{name: state[name] for name in ("start", "rate", "ruled_since", "steps")},
             **{name: state[name].to(device) for name in ("moments", "counted", "added", "since")},
         )
@@ -267,4 +281,10 @@ class SnapshotInterval:
             "ruled_since": self.ruled_since,
             "steps": self.steps,
             "renewals": [Renewal.joined(self.renewals).state()] if self.renewals else [],
+            "before": None if self.before is None else self.before.state(),
         }
+
+
+def _pairs(steps: Tensor) -> Tensor:
+    """Number of pairs of that many steps; 0 for fewer than two."""
+    return steps.clamp(min=0.0) * (steps - 1.0).clamp(min=0.0) / 2.0

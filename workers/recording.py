@@ -38,9 +38,12 @@ class NormRecorder:
         self._interval = SnapshotInterval.from_step(step, measured, rate)
         return measured.examples
 
-    def open_again(self, step: int, rate: float) -> None:
-        """Open an interval at ``step`` with the norms that are known; an interval is open already."""
-        self._interval = self._opened.continued(step, rate)
+    def continue_at(self, step: int, rate: float) -> None:
+        """Open an interval at ``step`` with the norms that are known, and store the one before the last."""
+        ended = self._opened
+        self._interval = ended.continued(step, rate)
+        if ended.before is not None:
+            self.write(ended.before)
 
     def renew(self, rows: Tensor, norms: BatchNorms) -> None:
         """Take norms and losses of the examples at the positions ``rows`` from a batch, before its step is added."""
@@ -58,9 +61,9 @@ class NormRecorder:
             self._interval.extend(rule)
 
     def store(self) -> None:
-        """Queue the snapshot of the open interval, if there is one, to be stored."""
-        if self._interval is not None:
-            self.write(self._interval)
+        """Queue the snapshots of all intervals that are not stored yet."""
+        for interval in self._interval.settled() if self._interval is not None else ():
+            self.write(interval)
 
     def wait(self) -> None:
         """Return when every snapshot is stored. Raises: StorageError where one could not be."""

@@ -235,8 +235,7 @@ class Trainer:
         step, rate = self.step_count, generator_rate(self._order, self.noise_multiplier)
         if self._spec.norms.when_sampled and step > 0:
             self._everyone.renew_as_old_as(oldest_norm(step, self._planned.steps_per_epoch))
-            self.store_norms()
-            self._everyone.open_again(step, rate)
+            self._everyone.continue_at(step, rate)
         else:
             self.store_norms()
             self._run.clipping = self._method.refresh(self._run.clipping, self._everyone.open(step, rate))
@@ -282,7 +281,7 @@ class Trainer:
             self._run.contributions = "estimate"
 
     def store_norms(self) -> None:
-        """Have the last snapshot of all norms stored. Call it before the next refresh and at the end of training."""
+        """Have all snapshots stored that are not yet. Call it before the next refresh and at the end of training."""
         self._everyone.store()
 
     def _clipped_sum(self, rows: Tensor) -> WeightedSum:

@@ -121,20 +121,24 @@ def test_between_two_norms_under_one_rule_the_moment_changes_linearly(lengths: l
     for step, (rows, renewed) in enumerate(renewals()):
         for row, norm in zip(rows.tolist(), renewed.tolist(), strict=True):
             known[row].append((step, norm))
-    ends, totals = np.cumsum(lengths).tolist(), torch.zeros(len(NORMS), dtype=torch.float64)
+    ends, stored = np.cumsum(lengths).tolist(), list[SnapshotInterval]()
     for step, (rows, renewed) in enumerate(renewals()):
         if step in ends:
-            after = made.continued(step, made.rate)
-            totals += made._total() - after.moments
-            made = after
+            stored += [made.before] if made.before is not None else []
+            made = made.continued(step, made.rate)
         made.renew(rows, BatchNorms(renewed, None, renewed))
         made.extend(one)
-    made.take_up_renewals()
-    totals += made._total()
+    stored += made.settled()
+    assert [each.steps for each in stored] == lengths
+    found = torch.stack([made.rate * each.contributions.square() for each in stored]).expm1() / math.expm1(made.rate)
+    counted = found * torch.tensor(lengths, dtype=torch.float64)[:, None]
     for row, points in enumerate(known):
         steps, norms = (torch.tensor(each) for each in zip(*points, strict=True))
         values = generator(made, one, norms) / math.expm1(made.rate)
-        assert float(totals[row]) == pytest.approx(float(np.interp(np.arange(6), steps, values).sum()), abs=1e-12)
+        expected = np.interp(np.arange(6), steps, values)
+        assert float(counted[:, row].sum()) == pytest.approx(float(expected.sum()), abs=1e-12)
+        if lengths == [3, 3]:  # no two norms lie further apart than both intervals are long
+            assert counted[:, row].tolist() == pytest.approx(expected.reshape(2, 3).sum(1).tolist(), abs=1e-12)
 
 
 def test_a_mean_of_a_higher_order_is_larger_and_lies_below_the_maximum() -> None:
