@@ -81,7 +81,7 @@ def in_process(address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode
 
     Raises: InvalidInput for a scheduler that compares parallel trials, and for trials on several ranks.
     """
-    if (most := max(each.processes for each in sweep.resources)) > 1:
+    if (most := max((each.processes for each in sweep.resources), default=1)) > 1:
         raise InvalidInput(
             f"resources give a trial {most} ranks, but --address {IN_PROCESS} trains in one process; leave --address "
             "out, or give trials one rank"

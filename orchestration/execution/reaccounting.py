@@ -42,7 +42,6 @@ from orchestration.records.layout import SweepFiles
 from orchestration.records.ownership import claimed, exclusive
 from orchestration.records.published import IndividualStatistics
 from orchestration.records.results import StoredResult
-from orchestration.sweeps.resources import ResourceSettings
 from orchestration.sweeps.schema import SchedulerSettings, SweepSpec
 from workers.imports import NO_CODE
 
@@ -154,7 +153,7 @@ def _asked(files: SweepFiles, record: SweepRecord, question: Question) -> list[S
 
 def _accounting_alone(sweep: SweepSpec) -> SweepSpec:
     """The sweep without the resources and scheduler that only training needs."""
-    return sweep.model_copy(update={"resources": (ResourceSettings(),), "scheduler": SchedulerSettings()})
+    return sweep.model_copy(update={"resources": (), "scheduler": SchedulerSettings()})
 
 
 def _answer(
