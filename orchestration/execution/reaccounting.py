@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from accounting.accountants import account
 from accounting.errors import InvalidInput
 from accounting.estimates import PrivacyEstimate
 from accounting.jobs import (
@@ -42,6 +41,7 @@ from orchestration.records.layout import SweepFiles
 from orchestration.records.ownership import claimed, exclusive
 from orchestration.records.published import IndividualStatistics
 from orchestration.records.results import StoredResult
+from orchestration.records.worst_cases import worst_case
 from orchestration.sweeps.schema import SchedulerSettings, SweepSpec
 from workers.imports import NO_CODE
 
@@ -167,9 +167,9 @@ def _answer(
     begun, trace = time.monotonic(), read_trace(files.trace)
     delta = result.worst_case.delta if question.delta is None else question.delta
     method = question.individual or sweep.accounting.individual
-    worst = account(trace, delta, sweep.privacy.accountant)
-    groups = tuple(account(trace, delta, "pld", size) for size in question.group_sizes)
     folder = files.accounted_again(f"delta={delta!r},{method}")
+    worst = worst_case(folder, trace, delta, sweep.privacy.accountant)
+    groups = tuple(worst_case(folder, trace, delta, "pld", size) for size in question.group_sizes)
     names = read_groups(question.group_by).names if question.group_by else result.group_names
     job = AccountingJob(
         files.root,
@@ -200,11 +200,11 @@ def _of_users(job: AccountingJob, scatter: Scatter) -> OfUsers:
     """
     files = TrialFiles(job.root)
     most = StoredUsers(files.users).most_records
-    bound = account(read_trace(files.trace), job.delta, "pld", max(most, 1))
+    folder = job.folder.removesuffix("/epsilons")
+    bound = worst_case(folder, read_trace(files.trace), job.delta, "pld", max(most, 1))
     if not math.isfinite(bound.epsilon):
         raise InvalidInput(f"{job.root}: no finite epsilon is known for a user of {most} records; raise delta")
-    folder = f"{job.folder.removesuffix('/epsilons')}/users"
-    asked = replace(job, method="pld", counting=Counting(bound.epsilon), folder=folder, group_by="")
+    asked = replace(job, method="pld", counting=Counting(bound.epsilon), folder=f"{folder}/users", group_by="")
     summary = account_users(asked, scatter)
-    statistics = exact_statistics(CountedEpsilons(summary, StoredEpsilons(folder)), (), bound)
+    statistics = exact_statistics(CountedEpsilons(summary, StoredEpsilons(asked.folder)), (), bound)
     return OfUsers(summary.examples, most, float(summary.everyone.epsilons.high[0]), statistics)
