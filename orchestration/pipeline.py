@@ -290,7 +290,7 @@ def _run(request: RunRequest, display: Display) -> Outcome:
         closed_to_strangers(),
         exclusive(files.local_folder),
         claimed(files.claim),
-        _backend(request, plan, files)(request.address, sweep, files, request.code) as execution,
+        _backend(request, plan, files)(request.address, sweep, files, request.code, display.warn) as execution,
     ):
         if release_mode(sweep.disclosure).is_sensitive:
             make_private_folder(files.local_folder)

@@ -130,8 +130,10 @@ def lighter(planned: PlannedTrial, observer: TrainingObserver) -> PlannedTrial |
     return replace(planned, point=replace(planned.point, spec=smaller))
 
 
-Opening = Callable[[str, SweepSpec, SweepFiles, UserCode], AbstractContextManager[Backend]]
-"""Opens a backend for the duration of a ``with`` block, from address, sweep, its files and the user's code.
+Warn = Callable[[str], None]
+"""Called with one sentence that the user should read."""
+Opening = Callable[[str, SweepSpec, SweepFiles, UserCode, Warn], AbstractContextManager[Backend]]
+"""Opens a backend for the duration of a ``with`` block, from address, sweep, its files, the user's code and warnings.
 
 Raises: InvalidInput, before any trial starts, if the backend cannot run the sweep.
 """

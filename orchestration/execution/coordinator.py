@@ -22,7 +22,7 @@ from orchestration.comparison.record import SweepRecord, exact
 from orchestration.comparison.stored import candidate_attempts, kept_trials
 from orchestration.execution.completion import Times, complete_stopped, complete_trial, epsilon_so_far, shown_trace
 from orchestration.execution.stopping import Close, account_stopped
-from orchestration.execution.storage_retries import PAUSES
+from orchestration.execution.storage_retries import PAUSES, patiently
 from orchestration.records.accounts import read_accounts
 from orchestration.records.attempts import Attempt, AttemptLog
 from orchestration.records.failures import forget_failure, record_failure
@@ -153,7 +153,8 @@ class Coordinator:
     def progressed(self, key: str, progress: Progress) -> None:
         """Add the epoch to the trial's history, with the epsilon so far."""
         epsilon = epsilon_so_far(self._planned[key], progress.trace)
-        self._log_cost(key, progress.trace)  # record the cost before showing the epoch
+        # record the cost before showing the epoch, and show nothing while an object store does not take the record
+        patiently(self._files.root, lambda: self._log_cost(key, progress.trace))
         # a trial whose worker was lost repeats epochs
         seen = [epoch for epoch in self._status[key].history if epoch.step < progress.step]
         self._change(

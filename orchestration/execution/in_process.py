@@ -9,7 +9,7 @@ from typing import final
 
 from accounting.errors import InvalidInput
 from accounting.jobs import Job, Part, Result, account_in_process
-from orchestration.execution.backend import TrainingObserver, TrialContext, lighter
+from orchestration.execution.backend import TrainingObserver, TrialContext, Warn, lighter
 from orchestration.execution.environment import IN_PROCESS
 from orchestration.execution.stopping import close_here
 from orchestration.execution.storage_retries import train_patiently
@@ -76,7 +76,7 @@ class InProcess:
 
 
 @contextlib.contextmanager
-def in_process(address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode) -> Iterator[InProcess]:
+def in_process(address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode, warn: Warn) -> Iterator[InProcess]:
     """The backend for ``--address in-process``.
 
     Raises: InvalidInput for a scheduler that compares parallel trials, and for trials on several ranks.
@@ -91,11 +91,11 @@ def in_process(address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode
             f"scheduler {sweep.scheduler.name!r} compares trials that run side by side, but --address {IN_PROCESS} "
             "runs one after the other; use scheduler fifo, or another --address"
         )
-    with nothing_left(address, sweep, files, code) as backend:
+    with nothing_left(address, sweep, files, code, warn) as backend:
         yield backend
 
 
 @contextlib.contextmanager
-def nothing_left(address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode) -> Iterator[InProcess]:
+def nothing_left(address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode, warn: Warn) -> Iterator[InProcess]:
     """The backend for a sweep whose trials all have results: it accepts any scheduler and starts no cluster."""
     yield InProcess(TrialContext(files, sweep.disclosure, code))

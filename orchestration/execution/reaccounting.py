@@ -34,7 +34,7 @@ from accounting.records import (
 from orchestration.comparison.individuals import exact_statistics
 from orchestration.comparison.record import SweepRecord
 from orchestration.comparison.stored import owned_record
-from orchestration.execution.backend import opening
+from orchestration.execution.backend import Warn, opening
 from orchestration.execution.upkeep import trained
 from orchestration.records.accounts import write_account
 from orchestration.records.layout import SweepFiles
@@ -109,7 +109,9 @@ Progress = Callable[[str, int, int], None]
 """Called after each accounted part with the key of the trial, the parts done and all parts."""
 
 
-def account_again(folder: SweepFiles, question: Question, address: str, progress: Progress) -> Iterator[Answer]:
+def account_again(
+    folder: SweepFiles, question: Question, address: str, progress: Progress, warn: Warn
+) -> Iterator[Answer]:
     """Account the trials one after the other, and store each answer privately in a folder named by delta and method.
 
     Parts that are already stored there for the same norms are not computed again. Raises: InvalidInput, before any
@@ -123,7 +125,7 @@ def account_again(folder: SweepFiles, question: Question, address: str, progress
         closed_to_strangers(),
         exclusive(folder.local_folder),
         claimed(folder.claim),
-        opening(address)(address, _accounting_alone(record.sweep), folder, NO_CODE) as execution,
+        opening(address)(address, _accounting_alone(record.sweep), folder, NO_CODE, warn) as execution,
     ):
         for result in results:
             yield _answer(folder.trial(result.key), result, record.sweep, question, execution.scatter, progress)

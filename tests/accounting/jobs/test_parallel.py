@@ -222,6 +222,25 @@ def test_errors_of_a_part_arrive_as_they_are(job: AccountingJob, cluster: None) 
         account_trial(job, queue.scatter)
 
 
+def test_parts_of_failed_trials_leave_room_for_others(job: AccountingJob, cluster: None) -> None:
+    """A trial fails at its first part, again and again as where its storage is away; its other parts are forgotten."""
+    shard = next(Path(TrialFiles(job.root).norms).glob("step=00000040/object-00000.arrow"))
+    content = shard.read_bytes()
+    with AccountingQueue(1) as queue:
+        shard.unlink()
+        for _ in range(8):
+            with pytest.raises(DataCorruption, match="missing"):
+                account_trial(job, queue.scatter)
+        shard.write_bytes(content)
+        with ThreadPoolExecutor(1) as thread:
+            again = thread.submit(account_trial, job, queue.scatter)
+            try:
+                upper = again.result(timeout=60).upper
+            finally:
+                queue.close()
+    np.testing.assert_array_equal(upper, account_trial(job).upper)
+
+
 def test_a_part_that_is_always_lost_fails_its_trial_and_no_other(
     job: AccountingJob, cluster: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
