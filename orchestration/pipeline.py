@@ -30,7 +30,7 @@ from orchestration.execution.backend import Opening, backend, opening, solver
 from orchestration.execution.coordinator import Coordinator, initial_status
 from orchestration.execution.disk_space import require_space
 from orchestration.execution.environment import EMBEDDED, IN_PROCESS, open_cluster
-from orchestration.execution.object_stores import require_client
+from orchestration.execution.object_stores import require_answer, require_client
 from orchestration.execution.removal import start_anew
 from orchestration.execution.reuse import take_finished
 from orchestration.execution.shared_connection import kept_open
@@ -272,6 +272,7 @@ def _require_selected(sweep: SweepSpec, plan: Plan, files: SweepFiles) -> None:
 def _run(request: RunRequest, display: Display) -> Outcome:
     sweep, files = request.sweep, request.files
     request.limits.require_use(max(each.gpus for each in sweep.resources))
+    require_answer(files.root)
     tracking_uri = request.tracking_uri or embedded_tracking_uri(files.local_folder)
     if tracking_uri != NO_TRACKING and not is_server(tracking_uri):
         require_client(files.artifacts)

@@ -65,8 +65,9 @@ class InProcess:
     def scatter(self, job: Job[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
         return account_in_process(job, parts)
 
-    def close(self, planned: PlannedTrial, step: int) -> None:
+    def close(self, planned: PlannedTrial, step: int) -> tuple[()]:
         close_here(planned, step, self._context, self._context.code)
+        return ()
 
     def show(self, snapshot: SweepSnapshot) -> None:
         return

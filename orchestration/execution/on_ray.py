@@ -53,8 +53,8 @@ class OnRay:
             check_shared_storage(probe)
             raise
 
-    def close(self, planned: PlannedTrial, step: int) -> None:
-        close_on_node(planned, step, self._context, self._sweep.reserved(planned.spec))
+    def close(self, planned: PlannedTrial, step: int) -> Iterator[None]:
+        return close_on_node(planned, step, self._context, self._sweep.reserved(planned.spec))
 
     def show(self, snapshot: SweepSnapshot) -> None:
         self._gauges.show(snapshot)
