@@ -306,7 +306,8 @@ class _ObserverCallback(tune.Callback):
         return {}
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self.most_at_once = max(self.most_at_once, sum(each.status == "RUNNING" for each in trials))
+        others = sum(each.status == "RUNNING" and each is not trial for each in trials)  # ``trial`` is so only later
+        self.most_at_once = max(self.most_at_once, 1 + others)
         self.observer.started(_trial_name(trial))
 
     def on_trial_result(
