@@ -166,6 +166,7 @@ def test_a_full_disk_ends_a_sweep_in_words_and_a_resume_completes_it(
     filler = fill(disk)
     assert driver.wait(PATIENCE) != 0
     assert "No space left" in log.read_text()
+    assert "StorageError" not in log.read_text(), "the type of an error in place of its text"
     assert "Traceback" not in log.read_text()
     filler.unlink()
     again = dpsweep(*command)
