@@ -141,7 +141,6 @@ def run_sweep(request: RunRequest, display: Display = NO_DISPLAY) -> Outcome:
     lists it. Raises: InvalidInput, before any trial starts, for a trial that cannot run, a folder that holds a sweep of
     another name, and a cluster, storage or MLflow that cannot be used.
     """
-    require_answer(request.files.root)
     if request.sweep.tune is None or request.sweep.adapted is not None:
         return _run(request, display)
     if request.sweep.tune.is_selection:
@@ -272,6 +271,7 @@ def _require_selected(sweep: SweepSpec, plan: Plan, files: SweepFiles) -> None:
 def _run(request: RunRequest, display: Display) -> Outcome:
     sweep, files = request.sweep, request.files
     request.limits.require_use(max(each.gpus for each in sweep.resources))
+    require_answer(files.root)
     tracking_uri = request.tracking_uri or embedded_tracking_uri(files.local_folder)
     if tracking_uri != NO_TRACKING and not is_server(tracking_uri):
         require_client(files.artifacts)
