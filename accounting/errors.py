@@ -36,6 +36,17 @@ class InvalidInput(DpsweepError, ValueError):
     """A value given by the user is not accepted; the message names the value, the bound and the next step."""
 
 
+class UnfitNode(InvalidInput):
+    """The node that was given some work cannot do it, but another one may. node: its id in Ray."""
+
+    def __init__(self, message: str, node: str) -> None:
+        super().__init__(message, node)
+        self.node = node
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class UnsupportedMechanism(DpsweepError, ValueError):
     """The theorem behind an accountant does not cover what it was asked to account for."""
 
@@ -57,7 +68,7 @@ class PrivateDetail(Exception):
 
 
 _OWN: Final = frozenset({"accounting", "workers", "orchestration"})
-_WRAPPERS: Final = frozenset({"contextlib", "functools", "pydantic"})
+_WRAPPERS: Final = frozenset({"concurrent", "contextlib", "functools", "pydantic"})
 _LIBRARIES: Final = frozenset({"torch", "numpy", "scipy"})
 """Libraries that may call dpsweep's code: its messages then name layers and shapes, but no values of user code."""
 

@@ -30,7 +30,7 @@ from orchestration.execution.backend import Opening, backend, opening, solver
 from orchestration.execution.coordinator import Coordinator, initial_status
 from orchestration.execution.disk_space import require_space
 from orchestration.execution.environment import EMBEDDED, IN_PROCESS, open_cluster
-from orchestration.execution.object_stores import require_client
+from orchestration.execution.object_stores import require_answer, require_client
 from orchestration.execution.removal import start_anew
 from orchestration.execution.reuse import take_finished
 from orchestration.execution.shared_connection import kept_open
@@ -145,8 +145,7 @@ def run_sweep(request: RunRequest, display: Display = NO_DISPLAY) -> Outcome:
         return _run(request, display)
     if request.sweep.tune.is_selection:
         return _run_selected(request, display)
-    winners = _stored_winners(request)
-    if winners is not None:
+    if (winners := _stored_winners(request)) is not None:
         return _run_tuned(request, display, winners)
     with closed_to_strangers(), kept_open():
         tuning = _tuning(request, display)
@@ -272,6 +271,7 @@ def _require_selected(sweep: SweepSpec, plan: Plan, files: SweepFiles) -> None:
 def _run(request: RunRequest, display: Display) -> Outcome:
     sweep, files = request.sweep, request.files
     request.limits.require_use(max(each.gpus for each in sweep.resources))
+    require_answer(files.root)
     tracking_uri = request.tracking_uri or embedded_tracking_uri(files.local_folder)
     if tracking_uri != NO_TRACKING and not is_server(tracking_uri):
         require_client(files.artifacts)
@@ -290,7 +290,7 @@ def _run(request: RunRequest, display: Display) -> Outcome:
         closed_to_strangers(),
         exclusive(files.local_folder),
         claimed(files.claim),
-        _backend(request, plan, files)(request.address, sweep, files, request.code) as execution,
+        _backend(request, plan, files)(request.address, sweep, files, request.code, display.warn) as execution,
     ):
         if release_mode(sweep.disclosure).is_sensitive:
             make_private_folder(files.local_folder)

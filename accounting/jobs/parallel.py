@@ -8,14 +8,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 import ray
 
-from accounting.errors import DpsweepError
+from accounting.errors import DpsweepError, UnfitNode
 from accounting.jobs.examples import Job, Numbered, Part, Result, account_part
 
 ATTEMPTS = 16
@@ -54,19 +54,28 @@ class AccountingQueue:
 
     Tasks are spread over the nodes, pinned to none, and parts are collected as they finish. About twice as many parts
     as the cluster can run at once are outside the queue: running, waiting for another attempt, or finished and not yet
-    taken. A part whose process or node is lost is tried again, up to `ATTEMPTS` times.
+    taken. A part whose process or node is lost is tried again, up to `ATTEMPTS` times. A node on which a part raised
+    `UnfitNode` is given no further ones, as long as there are others.
     """
 
-    def __init__(self, cpus: float, resources: Mapping[str, float] | None = None, at_most: int | None = None) -> None:
+    def __init__(
+        self,
+        cpus: float,
+        resources: Mapping[str, float] | None = None,
+        at_most: int | None = None,
+        warn: Callable[[str], None] = lambda message: None,
+    ) -> None:
         """Start the queue; Ray must be initialised.
 
         cpus, resources: what a part reserves on its node; if nothing, parts share the CPUs of other work, one for each
-        CPU. at_most: parts running at once; by default as many as there is room for.
+        CPU. at_most: parts running at once; by default as many as there is room for. warn: called with one sentence
+        about each node that is given no further parts.
         """
         reserved = dict(resources or {})
         self.room = _Room({"CPU": cpus, **reserved}, at_most)
-        self._task: Any = ray.remote(account_part).options(
-            num_cpus=cpus, resources=reserved, scheduling_strategy="SPREAD", max_retries=0
+        self._warn = warn
+        self._task: Any = ray.remote(num_cpus=cpus, resources=reserved, scheduling_strategy="SPREAD", max_retries=0)(
+            account_part
         )
         self._news = threading.Condition()
         self._queued: deque[_Part] = deque()
@@ -141,16 +150,22 @@ class AccountingQueue:
             due = [part for part in self._resting if part.due <= now]
             self._resting = [part for part in self._resting if part.due > now]
             while self._queued and len(self._outside) < 2 * slots:
-                due.append(self._queued.popleft())
-                self._outside.add(due[-1])
+                part = self._queued.popleft()
+                if not part.result.cancelled():  # else nobody would ever take it out again
+                    due.append(part)
+                    self._outside.add(part)
             free = max(0, limit - len(self._running))
             self._resting += due[free:]
             for part in due[:free]:
                 if not part.result.cancelled():
                     part.attempts += 1
-                    self._running[self._task.remote(part.job, part.files)] = part
+                    self._running[self._begun(part)] = part
             if not self._running and not self._closed:
                 self._news.wait(_POLL)
+
+    def _begun(self, part: _Part) -> Any:
+        """The reference of a new task for the part, on a node that was not found unfit."""
+        return self._task.options(label_selector=self.room.selector).remote(part.job, part.files)
 
     def _collect(self) -> None:
         """Wait shortly for parts that run, and settle those that ended."""
@@ -158,14 +173,34 @@ class AccountingQueue:
         for reference in ended:
             part = self._running.pop(reference)
             outcome = _outcome(reference)
-            with self._news:
-                if isinstance(outcome, _Lost) and part.attempts < ATTEMPTS:
-                    part.rest()
-                    self._resting.append(part)
-                else:
-                    _settle(part, outcome.failure(part) if isinstance(outcome, _Lost) else outcome)
-            if isinstance(outcome, _Lost) and outcome.memory:
-                self.room.shrink()
+            if isinstance(outcome, _Lost):
+                self._lost(part, outcome)
+            elif isinstance(outcome, UnfitNode):
+                self._avoid(part, outcome)
+            else:
+                with self._news:
+                    _settle(part, outcome)
+
+    def _lost(self, part: _Part, loss: _Lost) -> None:
+        with self._news:
+            if part.attempts < ATTEMPTS:
+                part.rest()
+                self._resting.append(part)
+            else:
+                _settle(part, loss.failure(part))
+        if loss.memory:
+            self.room.shrink()
+
+    def _avoid(self, part: _Part, unfit: UnfitNode) -> None:
+        """Give the part to another node, if there is one."""
+        if self.room.without(unfit.node):
+            self._warn(f"{unfit}; meanwhile no further parts go there")
+        with self._news:
+            if self.room.has_nodes():
+                part.attempts -= 1
+                self._resting.append(part)
+            else:
+                _settle(part, unfit)
 
 
 @dataclass(frozen=True)
@@ -214,14 +249,33 @@ class _Room:
     def __init__(self, needs: Mapping[str, float], at_most: int | None) -> None:
         self._needs = {name: amount for name, amount in needs.items() if amount > 0.0}
         self._at_most = at_most
+        self._unfit: dict[str, None] = {}
         self._counted, self._count = -_CENSUS, 1
+
+    @property
+    def selector(self) -> dict[str, str]:
+        """The label selector of tasks, which keeps them off the nodes that were found unfit."""
+        return {"ray.io/node-id": f"!in({','.join(self._unfit)})"} if self._unfit else {}
+
+    def without(self, node: str) -> bool:
+        """Leave a node out from now on; False if it was left out before."""
+        is_new = node not in self._unfit
+        self._unfit[node] = None
+        self._counted = -_CENSUS
+        return is_new
+
+    def has_nodes(self) -> bool:
+        """Whether parts fit onto any node."""
+        self.slots()
+        return self._count > 0
 
     def slots(self) -> int:
         """Parts that fit onto the nodes, at least 1."""
         if time.monotonic() >= self._counted + _CENSUS:
             self._counted = time.monotonic()
             nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-            self._count = sum(fitting(node["Resources"], self._needs) for node in nodes if node["Alive"])
+            fit = [node["Resources"] for node in nodes if node["Alive"] and node["NodeID"] not in self._unfit]
+            self._count = sum(fitting(there, self._needs) for there in fit)
         return max(1, min(self._count, self._at_most or self._count))
 
     def running_limit(self) -> int:

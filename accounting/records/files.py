@@ -27,7 +27,8 @@ def open_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
 
     Connecting is slow, so one file system object per scheme and host is cached for the life of the process.
 
-    Raises: InvalidInput for a scheme that pyarrow does not know, and for what is no address.
+    Raises: InvalidInput for a scheme that pyarrow does not know, and for what is no address; StorageError if the region
+    of a bucket cannot be found.
     """
     if "://" not in uri:
         return fs.LocalFileSystem(), os.path.abspath(uri)
@@ -49,8 +50,12 @@ _OPTIONS = {"s3": "?allow_delayed_open=true"}
 def _connect(uri: str) -> tuple[fs.FileSystem, str]:
     try:
         filesystem, base = fs.FileSystem.from_uri(uri)
-    except (pa.ArrowInvalid, OSError) as error:
+    except pa.ArrowInvalid as error:
         raise InvalidInput(f"cannot open {uri!r}: {error}; use a local path, s3:// or gs://") from error
+    except OSError as error:
+        raise StorageError(
+            f"cannot reach {uri.partition('?')[0]}: {error}; check the bucket's name, the network and the region"
+        ) from error
     return filesystem, str(base)
 
 

@@ -161,7 +161,7 @@ def account(
     question = Question(trial, delta, individual, sizes, absolute(group_by) if group_by else "", by_user)
     shown = _PartsPrinter()
     found = []
-    for answer in account_again(SweepFiles(absolute(folder)), question, address, shown):
+    for answer in account_again(SweepFiles(absolute(folder)), question, address, shown, _warn):
         found.append(answer.as_dict())
         own = answer.individuals
         typer.echo(
@@ -186,6 +186,10 @@ def account(
     show_accounts(folder, tracking_uri)
     if as_json:
         typer.echo(json.dumps({"accounts": found}, allow_nan=False))
+
+
+def _warn(message: str) -> None:
+    typer.echo(for_terminal(f"warning: {message}"), err=True)
 
 
 _LINE_INTERVAL = 5.0

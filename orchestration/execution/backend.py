@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -102,10 +102,10 @@ class Backend(Protocol):
     def scatter(self, job: Job[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
         """The results of the given parts of one trial, in order; see `accounting.jobs.Scatter`."""
 
-    def close(self, planned: PlannedTrial, step: int) -> None:
-        """Store norms and trace of a trial that was stopped after ``step`` steps; see `workers.stopping.close_trial`.
+    def close(self, planned: PlannedTrial, step: int) -> Iterable[None]:
+        """Store norms and trace of a trial that was stopped after ``step`` steps, yielding until that is done.
 
-        Raises: as that does.
+        Raises: as `workers.stopping.close_trial`.
         """
 
     def show(self, snapshot: SweepSnapshot) -> None:
@@ -130,8 +130,10 @@ def lighter(planned: PlannedTrial, observer: TrainingObserver) -> PlannedTrial |
     return replace(planned, point=replace(planned.point, spec=smaller))
 
 
-Opening = Callable[[str, SweepSpec, SweepFiles, UserCode], AbstractContextManager[Backend]]
-"""Opens a backend for the duration of a ``with`` block, from address, sweep, its files and the user's code.
+Warn = Callable[[str], None]
+"""Called with one sentence that the user should read."""
+Opening = Callable[[str, SweepSpec, SweepFiles, UserCode, Warn], AbstractContextManager[Backend]]
+"""Opens a backend for the duration of a ``with`` block, from address, sweep, its files, the user's code and warnings.
 
 Raises: InvalidInput, before any trial starts, if the backend cannot run the sweep.
 """

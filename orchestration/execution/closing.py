@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 import ray
@@ -17,11 +18,17 @@ _RETRIES: Final = 8
 """Most repetitions of a task whose process or node was lost."""
 
 
-def close_on_node(planned: PlannedTrial, step: int, context: TrialContext, reserved: ResourceSettings) -> None:
-    """Close a trial that was stopped after ``step`` steps on a node that fits it, and return when that is done.
+_LOOK = 0.5
+"""Seconds from one look at a task to the next."""
 
-    reserved: of the trial; one of its ranks suffices. Raises: StorageError or DpsweepError, with the text that may be
-    shown.
+
+def close_on_node(
+    planned: PlannedTrial, step: int, context: TrialContext, reserved: ResourceSettings
+) -> Iterator[None]:
+    """Close a trial that was stopped after ``step`` steps on a node that fits it; yield until that is done.
+
+    Left early, the task ends with the driver; closing can be repeated. reserved: of the trial; one of its ranks
+    suffices. Raises: StorageError or DpsweepError, with the text that may be shown.
     """
     bundle = reserved.bundle
     task = ray.remote(_close).options(
@@ -30,8 +37,11 @@ def close_on_node(planned: PlannedTrial, step: int, context: TrialContext, reser
         max_retries=_RETRIES,
         **({"label_selector": dict(reserved.labels)} if reserved.labels else {}),
     )
+    closing = task.remote(planned, step, context, reserved.processes)
     try:
-        failure = ray.get(task.remote(planned, step, context, reserved.processes))
+        while not ray.wait([closing], timeout=_LOOK)[0]:
+            yield
+        failure = ray.get(closing)
     except ray.exceptions.RayError as error:
         raise DpsweepError(f"its process was lost too often ({type(error).__name__})") from error
     if failure is not None:

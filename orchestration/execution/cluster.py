@@ -22,7 +22,6 @@ from typing import Any
 
 import ray
 from ray._private import worker as ray_worker
-from ray._private.state import state as global_state
 from ray.exceptions import RayError
 from ray.job_config import JobConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -31,7 +30,7 @@ from accounting.errors import InvalidInput
 from accounting.jobs.parallel import fitting
 from accounting.records import KEY_VARIABLE, KeyCheck, require_key
 from orchestration.execution.environment import EMBEDDED, reread_environment
-from orchestration.execution.nodes import amounts_of
+from orchestration.execution.nodes import amounts_of, has_autoscaler
 from orchestration.execution.session import private_session
 from orchestration.execution.shared_connection import kept
 from orchestration.execution.shared_storage import SHARED, Probe
@@ -274,20 +273,22 @@ def _log_node_message(data: Mapping[str, Any], ignore_prefix: bool) -> None:
 
 
 def check_resources(needs: Mapping[str, Mapping[str, float]], patience: float = 0.0) -> None:
-    """Refuse a sweep if some piece of its work fits on no node, present or startable by the autoscaler.
+    """Refuse a sweep if some piece of its work fits on no node, and no autoscaler may start another one.
 
     Ray itself would wait forever. needs: the resources that each kind of work reserves on one node. patience: seconds
     to wait for nodes that are still joining. Raises: InvalidInput with the reserved and the available resources.
     """
     deadline = time.monotonic() + patience
-    while misfits := [work for work, each in needs.items() if not any(fitting(node, each) for node in _node_types())]:
+    while misfits := [work for work, each in needs.items() if not any(fitting(node, each) for node in _amounts())]:
+        if has_autoscaler():
+            return
         if time.monotonic() > deadline:
             raise InvalidInput(_misfit(misfits[0], needs[misfits[0]]))
         time.sleep(0.5)
 
 
 def _misfit(work: str, needs: Mapping[str, float]) -> str:
-    most = {name: max((node.get(name, 0.0) for node in _node_types()), default=0.0) for name in needs}
+    most = {name: max((node.get(name, 0.0) for node in _amounts()), default=0.0) for name in needs}
     reserved = " and ".join(f"{amount:g} {name}" for name, amount in needs.items() if amount > 0.0)
     there = " and ".join(f"{most[name]:g} {name}" for name, amount in needs.items() if amount > 0.0)
     return (
@@ -296,11 +297,8 @@ def _misfit(work: str, needs: Mapping[str, float]) -> str:
     )
 
 
-def _node_types() -> list[Mapping[str, float]]:
-    """Resources of each node, and of each node type that the cluster's autoscaler may start."""
-    planned = global_state.get_cluster_config()
-    groups = planned.node_group_configs if planned else ()
-    return [*map(amounts_of, _alive_nodes()), *(dict(group.resources) for group in groups)]
+def _amounts() -> list[dict[str, float]]:
+    return [*map(amounts_of, _alive_nodes())]
 
 
 def check_shared_storage(probe: Probe) -> None:

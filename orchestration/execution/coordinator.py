@@ -21,8 +21,8 @@ from orchestration.comparison.claims import unfounded
 from orchestration.comparison.record import SweepRecord, exact
 from orchestration.comparison.stored import candidate_attempts, kept_trials
 from orchestration.execution.completion import Times, complete_stopped, complete_trial, epsilon_so_far, shown_trace
-from orchestration.execution.stopping import Close, account_stopped
-from orchestration.execution.storage_retries import PAUSES
+from orchestration.execution.stopping import Close, account_stopped, is_left_to_account
+from orchestration.execution.storage_retries import PAUSES, patiently
 from orchestration.records.accounts import read_accounts
 from orchestration.records.attempts import Attempt, AttemptLog
 from orchestration.records.failures import forget_failure, record_failure
@@ -122,7 +122,7 @@ class Coordinator:
         result, files = self._status[key].result, self._files.trial(key)
         if result is None:
             return exists(files.training)
-        return isinstance(result, StoppedTrial) and exists(files.checkpoint)
+        return isinstance(result, StoppedTrial) and is_left_to_account(result, files)
 
     def _require_same_data(self) -> None:
         """Raise `InvalidInput` if pending trials use data that have changed since others were trained on them."""
@@ -153,7 +153,8 @@ class Coordinator:
     def progressed(self, key: str, progress: Progress) -> None:
         """Add the epoch to the trial's history, with the epsilon so far."""
         epsilon = epsilon_so_far(self._planned[key], progress.trace)
-        self._log_cost(key, progress.trace)  # record the cost before showing the epoch
+        # record the cost before showing the epoch, and show nothing while an object store does not take the record
+        patiently(self._files.root, lambda: self._log_cost(key, progress.trace))
         # a trial whose worker was lost repeats epochs
         seen = [epoch for epoch in self._status[key].history if epoch.step < progress.step]
         self._change(
@@ -260,7 +261,7 @@ class Coordinator:
         released = self._released_statistics(planned.key, stopped.trace)
         self._log_cost(planned.key, stopped.trace, statistics=released)
         try:
-            return account_stopped(planned, files, self._sweep, stopped, scatter, self._close)
+            return account_stopped(planned, files, self._sweep, stopped, scatter, self._close_until_interrupted)
         except StorageError:
             raise
         except DpsweepError as error:
@@ -317,6 +318,12 @@ class Coordinator:
                 raise _Interrupted
             self._status.accounted_part()
             yield result
+
+    def _close_until_interrupted(self, planned: PlannedTrial, step: int) -> Iterator[None]:
+        for _ in self._close(planned, step):
+            if self._interrupted.is_set():
+                raise _Interrupted
+            yield
 
     def _shown(self, key: str) -> PublishedTrial:
         return self._record().trial(self._points[key])

@@ -9,7 +9,7 @@ from typing import final
 
 from accounting.errors import InvalidInput
 from accounting.jobs import Job, Part, Result, account_in_process
-from orchestration.execution.backend import TrainingObserver, TrialContext, lighter
+from orchestration.execution.backend import TrainingObserver, TrialContext, Warn, lighter
 from orchestration.execution.environment import IN_PROCESS
 from orchestration.execution.stopping import close_here
 from orchestration.execution.storage_retries import train_patiently
@@ -65,8 +65,9 @@ class InProcess:
     def scatter(self, job: Job[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
         return account_in_process(job, parts)
 
-    def close(self, planned: PlannedTrial, step: int) -> None:
+    def close(self, planned: PlannedTrial, step: int) -> tuple[()]:
         close_here(planned, step, self._context, self._context.code)
+        return ()
 
     def show(self, snapshot: SweepSnapshot) -> None:
         return
@@ -76,12 +77,12 @@ class InProcess:
 
 
 @contextlib.contextmanager
-def in_process(address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode) -> Iterator[InProcess]:
+def in_process(address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode, warn: Warn) -> Iterator[InProcess]:
     """The backend for ``--address in-process``.
 
     Raises: InvalidInput for a scheduler that compares parallel trials, and for trials on several ranks.
     """
-    if (most := max(each.processes for each in sweep.resources)) > 1:
+    if (most := max((each.processes for each in sweep.resources), default=1)) > 1:
         raise InvalidInput(
             f"resources give a trial {most} ranks, but --address {IN_PROCESS} trains in one process; leave --address "
             "out, or give trials one rank"
@@ -91,11 +92,11 @@ def in_process(address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode
             f"scheduler {sweep.scheduler.name!r} compares trials that run side by side, but --address {IN_PROCESS} "
             "runs one after the other; use scheduler fifo, or another --address"
         )
-    with nothing_left(address, sweep, files, code) as backend:
+    with nothing_left(address, sweep, files, code, warn) as backend:
         yield backend
 
 
 @contextlib.contextmanager
-def nothing_left(address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode) -> Iterator[InProcess]:
+def nothing_left(address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode, warn: Warn) -> Iterator[InProcess]:
     """The backend for a sweep whose trials all have results: it accepts any scheduler and starts no cluster."""
     yield InProcess(TrialContext(files, sweep.disclosure, code))

@@ -8,7 +8,7 @@ from typing import final
 
 from accounting.jobs import Job, Part, Result
 from accounting.jobs.parallel import AccountingQueue
-from orchestration.execution.backend import TrainingObserver, TrialContext
+from orchestration.execution.backend import TrainingObserver, TrialContext, Warn
 from orchestration.execution.closing import close_on_node
 from orchestration.execution.cluster import check_keys, check_resources, check_shared_storage, connected
 from orchestration.execution.gauges import Gauges
@@ -53,8 +53,8 @@ class OnRay:
             check_shared_storage(probe)
             raise
 
-    def close(self, planned: PlannedTrial, step: int) -> None:
-        close_on_node(planned, step, self._context, self._sweep.reserved(planned.spec))
+    def close(self, planned: PlannedTrial, step: int) -> Iterator[None]:
+        return close_on_node(planned, step, self._context, self._sweep.reserved(planned.spec))
 
     def show(self, snapshot: SweepSnapshot) -> None:
         self._gauges.show(snapshot)
@@ -64,17 +64,17 @@ class OnRay:
 
 
 @contextlib.contextmanager
-def embedded(address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode) -> Iterator[OnRay]:
+def embedded(address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode, warn: Warn) -> Iterator[OnRay]:
     """The backend on a Ray cluster started for the sweep. Raises: InvalidInput if its resources do not suffice."""
     with connected(address, files.log, code) as shipped:
         part = {"CPU": sweep.accounting.cpus or 0.0}
         check_resources({**_needs_of_trials(sweep), "accounting a part": part})
-        with _queue(sweep.accounting, part) as queue:
+        with _queue(sweep.accounting, part, warn) as queue:
             yield OnRay(sweep, TrialContext(files, sweep.disclosure, shipped), queue)
 
 
 @contextlib.contextmanager
-def on_cluster(address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode) -> Iterator[OnRay]:
+def on_cluster(address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode, warn: Warn) -> Iterator[OnRay]:
     """The backend on a running Ray cluster.
 
     Raises: InvalidInput if its resources do not suffice, or a node cannot read the sweep's files or has another key.
@@ -86,7 +86,7 @@ def on_cluster(address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode
         check_shared_storage(probe)
         context = TrialContext(files, sweep.disclosure, shipped, probe=probe)
         check_keys(context.key_check)
-        with _queue(sweep.accounting, part) as queue:
+        with _queue(sweep.accounting, part, warn) as queue:
             yield OnRay(sweep, context, queue)
 
 
@@ -104,9 +104,9 @@ def _custom_resource(settings: AccountingSettings) -> dict[str, float]:
     return {settings.resource: 1.0} if settings.resource else {}
 
 
-def _queue(settings: AccountingSettings, part: Mapping[str, float]) -> AccountingQueue:
+def _queue(settings: AccountingSettings, part: Mapping[str, float], warn: Warn) -> AccountingQueue:
     custom = {name: amount for name, amount in part.items() if name != "CPU"}
-    return AccountingQueue(part["CPU"], custom, settings.actors)
+    return AccountingQueue(part["CPU"], custom, settings.actors, warn)
 
 
 def reserved_cpus(settings: AccountingSettings) -> float:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from accounting.accountants import account
 from accounting.errors import InvalidInput
 from accounting.estimates import PrivacyEstimate
 from accounting.jobs import (
@@ -35,14 +34,14 @@ from accounting.records import (
 from orchestration.comparison.individuals import exact_statistics
 from orchestration.comparison.record import SweepRecord
 from orchestration.comparison.stored import owned_record
-from orchestration.execution.backend import opening
+from orchestration.execution.backend import Warn, opening
 from orchestration.execution.upkeep import trained
 from orchestration.records.accounts import write_account
 from orchestration.records.layout import SweepFiles
 from orchestration.records.ownership import claimed, exclusive
 from orchestration.records.published import IndividualStatistics
 from orchestration.records.results import StoredResult
-from orchestration.sweeps.resources import ResourceSettings
+from orchestration.records.worst_cases import worst_case
 from orchestration.sweeps.schema import SchedulerSettings, SweepSpec
 from workers.imports import NO_CODE
 
@@ -110,7 +109,9 @@ Progress = Callable[[str, int, int], None]
 """Called after each accounted part with the key of the trial, the parts done and all parts."""
 
 
-def account_again(folder: SweepFiles, question: Question, address: str, progress: Progress) -> Iterator[Answer]:
+def account_again(
+    folder: SweepFiles, question: Question, address: str, progress: Progress, warn: Warn
+) -> Iterator[Answer]:
     """Account the trials one after the other, and store each answer privately in a folder named by delta and method.
 
     Parts that are already stored there for the same norms are not computed again. Raises: InvalidInput, before any
@@ -124,7 +125,7 @@ def account_again(folder: SweepFiles, question: Question, address: str, progress
         closed_to_strangers(),
         exclusive(folder.local_folder),
         claimed(folder.claim),
-        opening(address)(address, _accounting_alone(record.sweep), folder, NO_CODE) as execution,
+        opening(address)(address, _accounting_alone(record.sweep), folder, NO_CODE, warn) as execution,
     ):
         for result in results:
             yield _answer(folder.trial(result.key), result, record.sweep, question, execution.scatter, progress)
@@ -154,7 +155,7 @@ def _asked(files: SweepFiles, record: SweepRecord, question: Question) -> list[S
 
 def _accounting_alone(sweep: SweepSpec) -> SweepSpec:
     """The sweep without the resources and scheduler that only training needs."""
-    return sweep.model_copy(update={"resources": (ResourceSettings(),), "scheduler": SchedulerSettings()})
+    return sweep.model_copy(update={"resources": (), "scheduler": SchedulerSettings()})
 
 
 def _answer(
@@ -168,9 +169,9 @@ def _answer(
     begun, trace = time.monotonic(), read_trace(files.trace)
     delta = result.worst_case.delta if question.delta is None else question.delta
     method = question.individual or sweep.accounting.individual
-    worst = account(trace, delta, sweep.privacy.accountant)
-    groups = tuple(account(trace, delta, "pld", size) for size in question.group_sizes)
     folder = files.accounted_again(f"delta={delta!r},{method}")
+    worst = worst_case(folder, trace, delta, sweep.privacy.accountant)
+    groups = tuple(worst_case(folder, trace, delta, "pld", size) for size in question.group_sizes)
     names = read_groups(question.group_by).names if question.group_by else result.group_names
     job = AccountingJob(
         files.root,
@@ -201,11 +202,11 @@ def _of_users(job: AccountingJob, scatter: Scatter) -> OfUsers:
     """
     files = TrialFiles(job.root)
     most = StoredUsers(files.users).most_records
-    bound = account(read_trace(files.trace), job.delta, "pld", max(most, 1))
+    folder = job.folder.removesuffix("/epsilons")
+    bound = worst_case(folder, read_trace(files.trace), job.delta, "pld", max(most, 1))
     if not math.isfinite(bound.epsilon):
         raise InvalidInput(f"{job.root}: no finite epsilon is known for a user of {most} records; raise delta")
-    folder = f"{job.folder.removesuffix('/epsilons')}/users"
-    asked = replace(job, method="pld", counting=Counting(bound.epsilon), folder=folder, group_by="")
+    asked = replace(job, method="pld", counting=Counting(bound.epsilon), folder=f"{folder}/users", group_by="")
     summary = account_users(asked, scatter)
-    statistics = exact_statistics(CountedEpsilons(summary, StoredEpsilons(folder)), (), bound)
+    statistics = exact_statistics(CountedEpsilons(summary, StoredEpsilons(asked.folder)), (), bound)
     return OfUsers(summary.examples, most, float(summary.everyone.epsilons.high[0]), statistics)

@@ -8,7 +8,7 @@ import socket
 from dataclasses import dataclass
 from typing import Generic, Self
 
-from accounting.errors import InvalidInput, StorageError
+from accounting.errors import InvalidInput, StorageError, UnfitNode
 from accounting.jobs import Job, Part, Result
 from accounting.records import read_bytes, write_bytes_atomically
 
@@ -41,11 +41,12 @@ class Probe:
             return False
 
     def require(self) -> None:
-        """Raise `InvalidInput`, naming this node, unless this process reads the content back."""
+        """Raise `UnfitNode`, naming this node, unless this process reads the content back."""
         if not self.is_read():
-            raise InvalidInput(
+            raise UnfitNode(
                 f"{self.uri} was written by the driver but cannot be read on node {socket.gethostname()}, which joined "
-                f"later; {SHARED}"
+                f"later; {SHARED}",
+                _this_node(),
             )
 
 
@@ -61,7 +62,7 @@ class OnSharedStorage(Generic[Part, Result]):
         return self.job.root
 
     def account(self, part: Part) -> Result:
-        """As `Job.account`. Raises: InvalidInput, naming this node, if it does not share the storage."""
+        """As `Job.account`. Raises: UnfitNode, naming this node, if it does not share the storage."""
         _prove_once(self.probe)
         return self.job.account(part)
 
@@ -69,3 +70,10 @@ class OnSharedStorage(Generic[Part, Result]):
 @functools.lru_cache(maxsize=16)
 def _prove_once(probe: Probe) -> None:
     probe.require()  # an error is not cached
+
+
+def _this_node() -> str:
+    """The id that Ray gives this process's node; "" without Ray."""
+    import ray  # late, because training without Ray does not load it
+
+    return str(ray.get_runtime_context().get_node_id()) if ray.is_initialized() else ""

@@ -1,13 +1,13 @@
 """Account the single examples of a trial that a scheduler stopped.
 
 Its cost and evaluation are stored first, so that no later run trains it further. What follows can be repeated: a
-process with the trial's resources stores the norms of its last steps, and parts are accounted as of any trial. The
-checkpoint, with the noise key in it, is kept until then.
+process with the trial's resources stores the norms of its last steps and its trace, and parts are accounted as of any
+trial. The checkpoint, with the noise key in it, is deleted as soon as the trace is stored: no step is left to train.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from accounting.jobs import Scatter
@@ -22,8 +22,11 @@ from workers.checkpoint import forget_checkpoint
 from workers.imports import UserCode
 from workers.stopping import close_trial
 
-Close = Callable[[PlannedTrial, int], None]
-"""Stores the norms and the trace of a planned trial that was stopped after so many steps; see `close_trial`."""
+Close = Callable[[PlannedTrial, int], Iterable[None]]
+"""Stores the norms and the trace of a planned trial that was stopped after so many steps; see `close_trial`.
+
+The iteration ends when they are stored, and yields now and then until then, so that it can be left.
+"""
 
 
 def close_here(planned: PlannedTrial, step: int, context: TrialContext, code: UserCode, ranks: int = 1) -> None:
@@ -35,17 +38,25 @@ def close_here(planned: PlannedTrial, step: int, context: TrialContext, code: Us
 def account_stopped(
     planned: PlannedTrial, files: TrialFiles, sweep: SweepSpec, stopped: StoppedTrial, scatter: Scatter, close: Close
 ) -> StoppedTrial:
-    """Account every example up to the stop, add the statistics to the stored result, and delete the checkpoint.
+    """Delete the checkpoint, account every example up to the stop, and add the statistics to the stored result.
 
     A trial whose examples are not accounted, such as one without norms, keeps its result. Raises: as `close` and
     `individual_statistics`.
     """
-    if accounts_examples(stopped.trace, planned, sweep):
-        if not exists(files.trace):
-            close(planned, stopped.steps)
-        individuals = individual_statistics(planned, files, sweep, stopped.worst_case, scatter)
-        names = planned.dataset.group_names
-        stopped = replace(stopped, individuals=individuals, group_names=names, digests=note_digests(files))
-        write_result(files.result, stopped)
+    is_asked = accounts_examples(stopped.trace, planned, sweep)
+    if is_asked and not exists(files.trace):
+        for _ in close(planned, stopped.steps):
+            pass
     forget_checkpoint(files.checkpoint)
+    if not is_asked:
+        return stopped
+    individuals = individual_statistics(planned, files, sweep, stopped.worst_case, scatter)
+    names = planned.dataset.group_names
+    stopped = replace(stopped, individuals=individuals, group_names=names, digests=note_digests(files))
+    write_result(files.result, stopped)
     return stopped
+
+
+def is_left_to_account(stopped: StoppedTrial, files: TrialFiles) -> bool:
+    """Whether an interrupted run has left the trial to be closed, or its examples to be accounted."""
+    return exists(files.checkpoint) or (exists(files.trace) and not stopped.is_accounted)

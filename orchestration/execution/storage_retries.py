@@ -1,4 +1,4 @@
-"""Retry training after errors of an object store; the trial continues from its last checkpoint."""
+"""Wait while an object store fails, and try again."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ PAUSES = (2.0, 6.0, 15.0, 25.0, 30.0)
 def train_patiently(
     planned: PlannedTrial, context: TrialContext, code: UserCode, report: Callable[[Progress], None]
 ) -> None:
-    """Train one trial in this process, with retries while an object store fails; see `patiently`."""
+    """Train one trial in this process, with retries while an object store fails; see `patiently`.
+
+    A retry continues from the last checkpoint, and reports the epochs since then again.
+    """
     root = context.files.trial(planned.key).root
     patiently(root, lambda: run_trial(planned.spec, root, code=code, releases=planned.releases, on_progress=report))
 
 
-def patiently(root: str, train: Callable[[], object]) -> None:
-    """Call ``train`` for the trial in ``root``, and again after each of `PAUSES` while an object store fails.
+def patiently(root: str, work: Callable[[], object]) -> None:
+    """Call ``work``, which writes to ``root``, and again after each of `PAUSES` while an object store fails.
 
-    Epochs since the last checkpoint are reported again. A local disk is not retried: an error means that it is full.
-
-    Raises: StorageError if the storage still fails after the last retry, and any other error of ``train``.
+    A local disk is not retried: an error means that it is full. Raises: StorageError if the storage still fails after
+    the last retry, and any other error of ``work``.
     """
     for pause in (*(PAUSES if "://" in root else ()), None):
         try:
-            train()
+            work()
         except StorageError:
             if pause is None:
                 raise

@@ -21,7 +21,7 @@ from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
 from ray.tune.execution import tune_controller
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 
-from accounting.errors import StorageError
+from accounting.errors import DpsweepError, StorageError
 from accounting.records import exists
 from orchestration.execution.backend import TrainingObserver, TrialContext, lighter
 from orchestration.execution.ranks import train_together
@@ -220,6 +220,10 @@ def _fit(tuner: tune.Tuner, tune_folder: str) -> None:
             f"{tune_folder} holds a file that was cut short; is the disk full? Free some space, and the same command "
             "continues"
         ) from error
+    except tune.TuneError as error:  # Tune puts it in place of an error of the observer, such as of a full disk
+        if isinstance(error.__context__, DpsweepError):
+            raise error.__context__ from None
+        raise
 
 
 def _trial_name(trial: Any) -> str:
@@ -302,7 +306,8 @@ class _ObserverCallback(tune.Callback):
         return {}
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self.most_at_once = max(self.most_at_once, sum(each.status == "RUNNING" for each in trials))
+        others = sum(each.status == "RUNNING" and each is not trial for each in trials)  # ``trial`` is so only later
+        self.most_at_once = max(self.most_at_once, 1 + others)
         self.observer.started(_trial_name(trial))
 
     def on_trial_result(

@@ -18,4 +18,5 @@ __all__ = [
     "snapshot",
     "states",
     "status",
+    "worst_cases",
 ]

@@ -69,7 +69,10 @@ class ClusterSnapshot:
     def shortage(self) -> str:
         """A sentence that names the missing resources."""
         wanted = ", ".join(f"{name} {amount:g}" for name, amount in self.missing.items())
-        return f"no node can give a trial {wanted}; add one that can, or lower the sweep's resources"
+        return (
+            f"no node can give a trial {wanted}; wait if an autoscaler starts one that can, else add one, or lower the "
+            "sweep's resources"
+        )
 
 
 @dataclass(frozen=True)

@@ -172,7 +172,9 @@ def test_it_is_verified_reported_and_continued_without_another_selection(selecte
     for compute in (
         lambda: privacy_curve(trace),
         lambda: individual_epsilons([0], [[1.0]], trace, 1e-4),
-        lambda: list(account_again(outcome.files, Question(point.key, None, None, (), "", False), IN_PROCESS, print)),
+        lambda: list(
+            account_again(outcome.files, Question(point.key, None, None, (), "", False), IN_PROCESS, print, print)
+        ),
     ):
         with pytest.raises(UnsupportedMechanism, match="best of a random number of runs"):
             compute()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import threading
@@ -18,9 +19,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accounting.errors import DataCorruption, InvalidInput
+from accounting.errors import DataCorruption, InvalidInput, public_text
 from accounting.individual.epsilons import IndividualEpsilons, individual_epsilons
 from accounting.jobs import AccountingJob, Counting, Job, Part, Result, account_in_process, epsilons_of_part
+from accounting.jobs.examples import account_all
 from accounting.jobs.parallel import AccountingFailed, AccountingQueue
 from accounting.jobs.users import account_users
 from accounting.records.epsilons import read_epsilons
@@ -202,7 +204,7 @@ def test_forty_trials_survive_kills_every_four_seconds(tmp_path: Path, cluster: 
     """Trials of one part each, while whatever accounts is killed every 4 s until all are done."""
     jobs = [job_of(str(tmp_path / f"trial{number}"), DELTA) for number in range(40)]
     for job in jobs:
-        write_trial(job.root, examples=150_000, rows_per_part=150_000)  # a quarter of a second each
+        write_trial(job.root, examples=300_000, rows_per_part=300_000)  # half a second each
     expected, killed = account_trial(jobs[0]), list[int]()
     with (
         AccountingQueue(1) as queue,
@@ -217,9 +219,31 @@ def test_forty_trials_survive_kills_every_four_seconds(tmp_path: Path, cluster: 
 
 
 def test_errors_of_a_part_arrive_as_they_are(job: AccountingJob, cluster: None) -> None:
+    """And are shown whole, as those that this process raises."""
     next(Path(TrialFiles(job.root).norms).glob("step=00000040/object-00000.arrow")).unlink()
-    with AccountingQueue(1) as queue, pytest.raises(DataCorruption, match=r"object-00000\.arrow.*missing"):
-        account_trial(job, queue.scatter)
+    with AccountingQueue(1) as queue, ThreadPoolExecutor(1) as threads:
+        error = threads.submit(account_all, job, queue.scatter).exception(timeout=120)
+    assert isinstance(error, DataCorruption)
+    assert re.search(r"object-00000\.arrow.*missing", public_text(error)), public_text(error)
+
+
+def test_parts_of_failed_trials_leave_room_for_others(job: AccountingJob, cluster: None) -> None:
+    """A trial fails at its first part, again and again as where its storage is away; its other parts are forgotten."""
+    shard = next(Path(TrialFiles(job.root).norms).glob("step=00000040/object-00000.arrow"))
+    content = shard.read_bytes()
+    with AccountingQueue(1) as queue:
+        shard.unlink()
+        for _ in range(8):
+            with pytest.raises(DataCorruption, match="missing"):
+                account_trial(job, queue.scatter)
+        shard.write_bytes(content)
+        with ThreadPoolExecutor(1) as thread:
+            again = thread.submit(account_trial, job, queue.scatter)
+            try:
+                upper = again.result(timeout=60).upper
+            finally:
+                queue.close()
+    np.testing.assert_array_equal(upper, account_trial(job).upper)
 
 
 def test_a_part_that_is_always_lost_fails_its_trial_and_no_other(

@@ -17,6 +17,7 @@ from typer.testing import CliRunner, Result
 
 from accounting.accountants import account
 from accounting.errors import DataCorruption, InvalidInput
+from accounting.estimates import PrivacyEstimate
 from accounting.individual.epsilons import IndividualEpsilons, individual_epsilons
 from accounting.pld import epsilon_of_examples
 from accounting.records import StoredUsers
@@ -24,6 +25,7 @@ from accounting.records.epsilons import read_epsilons
 from accounting.records.shards import NormShards
 from accounting.records.traces import read_trace
 from orchestration.commands.main import app
+from orchestration.records import worst_cases
 from orchestration.records.layout import SweepFiles
 from tests.orchestration.execution.test_upkeep import KEYS, TEXT, files, trained_sweep
 from tests.orchestration.execution.test_upkeep import trained as trained
@@ -85,6 +87,33 @@ def test_what_is_stored_is_not_computed_again(files: SweepFiles, monkeypatch: py
     assert "accounts" in str(verified.exception)
     assert found(files, "--trial", KEYS[0], "--delta", str(DELTA)) == first
     assert computed == [1], "the damaged part, anew"
+
+
+def test_worst_cases_are_not_computed_again(files: SweepFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor trusted where their file is damaged, another size or delta is asked for, or the code has another version."""
+    computed = list[int]()
+
+    def observed(*given: Any) -> PrivacyEstimate:
+        computed.append(given[3])
+        return account(*given)
+
+    monkeypatch.setattr(worst_cases, "account", observed)
+    ask = ("--trial", KEYS[0], "--delta", str(DELTA), "--group-sizes")
+    first = found(files, *ask, "2,3")
+    assert computed == [1, 2, 3]
+    assert found(files, *ask, "2,3") == first
+    assert computed == [1, 2, 3]
+    found(files, *ask, "2..4")
+    assert computed == [1, 2, 3, 4]
+    kept = Path(first[0]["folder"], "worst-cases.json")
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    kept.write_text(kept.read_text().replace(str(first[0]["groups"][0]["epsilon"]), "0.5"))
+    assert found(files, *ask, "2,3") == first
+    assert computed == [1, 2, 3, 4, 1, 2, 3], "a file that was altered"
+    monkeypatch.setattr("importlib.metadata.version", lambda package: "0.0.1")
+    assert found(files, *ask, "2,3") == first
+    assert computed[-3:] == [1, 2, 3]
+    assert len(computed) == 10
 
 
 def test_the_private_report_shows_it_and_no_other_file(files: SweepFiles) -> None:

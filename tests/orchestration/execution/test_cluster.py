@@ -7,17 +7,20 @@ import os
 import shutil
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from accounting.records import NormShards
 from accounting.records.epsilons import read_epsilons
 from accounting.records.files import exists
 from orchestration.records.layout import SweepFiles
 from orchestration.sweeps.schema import parse_sweep
 from orchestration.sweeps.user_code import permitted
+from tests.orchestration.execution.recorded_tasks import nodes_and_tasks
 from tests.orchestration.execution.test_upkeep import TEXT, trained_sweep
 from tests.orchestration.execution.three_nodes import CLOSED, Nodes, three_nodes
 from tests.orchestration.processes import PATIENCE, dpsweep, script, start, wait_until
@@ -32,7 +35,8 @@ SWEEP = small(
     seeds=0,
     epochs=3,
     release="private",
-    accounting={"individual": "rdp"},
+    norms={"rows_per_part": 512},
+    accounting={"individual": "rdp", "resource": "accounting", "cpus": 0},
 )
 MY_MODELS = """
 import math
@@ -64,11 +68,24 @@ def run_on(
     return dpsweep(*arguments, **{**CLOSED, **changes})
 
 
+def parts_by_pool(address: str, folder: Path) -> Counter[str]:
+    """How many parts the nodes of each pool have accounted so far."""
+    counted = Counter[str]()
+    for node, parts in nodes_and_tasks(address, "account_part", folder):
+        counted[node["Labels"].get("pool", "head")] += parts
+    return counted
+
+
 def test_three_nodes_give_the_results_of_one_process(address: str, tmp_path: Path) -> None:
+    """Parts run where the sweep keeps them, beside a trial that reserves the node's only CPU."""
+    before = parts_by_pool(address, tmp_path)
     done, files = run_on(address, tmp_path, SWEEP), SweepFiles(str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr
     trials = json.loads(done.stdout)["trials"]
     assert [trial["status"] for trial in trials] == ["finished"] * 4
+    parts = sum(len(NormShards(files.trial(trial["key"]).norms).parts) for trial in trials if trial["private"])
+    assert parts >= 9, "each of three private trials has several"
+    assert parts_by_pool(address, tmp_path) - before == {"account": parts}
 
     reference = parse_sweep(SWEEP)
     undisturbed = run_undisturbed(reference, tmp_path / "undisturbed", permitted(reference, tmp_path))
@@ -111,44 +128,6 @@ def test_calibrations_are_searched_on_the_nodes(address: str, tmp_path: Path) ->
     with script(SEARCH, address, tmp_path / "ray.log", errors=said, **CLOSED) as process:
         answer, _ = process.communicate(timeout=PATIENCE)
     assert answer == "2\n", said.read_text()
-
-
-BLIND = """
-import sys
-from pathlib import Path
-from accounting.errors import InvalidInput
-from accounting.records import NormShards, TrialFiles
-from orchestration.execution.on_ray import on_cluster
-from orchestration.records.layout import SweepFiles
-from orchestration.sweeps.schema import parse_sweep
-from tests.accounting.stored_trial import job_of, write_trial
-from workers.imports import NO_CODE
-
-address, folder, text = sys.argv[1:]
-files = SweepFiles(folder)
-trial = TrialFiles(f"{folder}/trials/one")
-write_trial(trial.root)
-parts = [NormShards(trial.norms).files(part) for part in (0, 1)]
-with on_cluster(address, parse_sweep(text), files, NO_CODE) as backend:
-    assert len(list(backend.scatter(job_of(trial.root, 1e-5), parts))) == 2
-    Path(trial.trace).unlink()
-    Path(files.probe).write_bytes(b"of another folder")
-    try:
-        list(backend.scatter(job_of(trial.root, 1e-6), parts))
-    except InvalidInput as error:
-        print(error)
-"""
-"""Accounts parts, and again as nodes do that have another folder of the same name."""
-
-
-def test_nodes_that_do_not_share_the_storage_are_named_where_a_part_fails(address: str, tmp_path: Path) -> None:
-    """Nodes may join after the storage was proven to be shared, and then take every part."""
-    said = tmp_path / "stderr"
-    with script(
-        BLIND, address, tmp_path / "out", SWEEP.replace("my_models:narrow", "mlp"), errors=said, **CLOSED
-    ) as process:
-        answer, _ = process.communicate(timeout=PATIENCE)
-    assert "storage-probe was written here but cannot be read on 3 of 3 nodes" in answer, said.read_text()
 
 
 @pytest.mark.long
@@ -240,14 +219,26 @@ def test_another_token_is_refused_in_words(address: str, tmp_path: Path) -> None
     assert not (tmp_path / "out").exists()
 
 
-def test_resources_that_no_node_has_are_refused_in_words(address: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("section", "refusal"),
+    [
+        (
+            {"resources": {"gpus": 2}},
+            "a trial reserves 1 CPU and 2 GPU, but no single node has that (at most 1 CPU and 1 ",
+        ),
+        ({"accounting": {"resource": "slots"}}, "accounting a part reserves 1 CPU and 1 slots, but no single node has"),
+    ],
+)
+def test_resources_that_no_node_has_are_refused_in_words(
+    section: dict[str, object], refusal: str, address: str, tmp_path: Path
+) -> None:
     """Within half a minute; Ray itself waits for ever."""
     started = time.monotonic()
-    done = run_on(address, tmp_path, small(resources={"gpus": 2}))
+    done = run_on(address, tmp_path, small(**section))
     assert time.monotonic() - started < 60.0, "10 s for nodes to join, and the time to start the command"
     assert done.returncode == 2
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert "a trial reserves 1 CPU and 2 GPU, but no single node has that (at most 1 CPU and 1 GPU)" in line
+    assert refusal in line
     assert not (tmp_path / "out" / "sweep.json").exists()
 
 

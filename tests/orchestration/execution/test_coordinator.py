@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 from accounting.errors import StorageError
 from accounting.jobs import Job, Part, Result, Scatter, account_in_process
 from accounting.jobs.parallel import AccountingFailed
+from accounting.records import exists
 from accounting.records.epsilons import read_epsilons
 from accounting.records.traces import read_trace
 from orchestration.commands.main import app
@@ -22,13 +24,14 @@ from orchestration.comparison.record import SweepRecord, exact
 from orchestration.execution.backend import TrialContext
 from orchestration.execution.coordinator import Coordinator, initial_status
 from orchestration.execution.in_process import InProcess
+from orchestration.execution.stopping import Close
 from orchestration.records.layout import SweepFiles
 from orchestration.records.manifest import open_manifest, write_manifest
 from orchestration.records.published import PublishedSweep, PublishedTrial
 from orchestration.records.results import StoppedTrial, TrialResult, read_result
 from orchestration.records.states import TrialState
 from orchestration.records.status import SweepStatus
-from orchestration.sweeps.plan import Plan, plan_sweep
+from orchestration.sweeps.plan import Plan, PlannedTrial, plan_sweep
 from orchestration.sweeps.schema import parse_sweep
 from orchestration.tracking.protocol import RunStatus, TrackedSweep
 from tests.orchestration.sample_grids import keys_of, small
@@ -79,7 +82,7 @@ class Bench:
         self.ended: list[str] = []
         self.warned: list[str] = []
 
-    def coordinator(self, scatter: Scatter = account_in_process) -> Coordinator:
+    def coordinator(self, scatter: Scatter = account_in_process, close: Close | None = None) -> Coordinator:
         status = SweepStatus(initial_status(self.plan), lambda trial: self.ended.append(trial.key))
         return Coordinator(
             SWEEP,
@@ -89,7 +92,7 @@ class Bench:
             self.tracker,
             status,
             scatter,
-            self.execution.close,
+            close or self.execution.close,
             warn=self.warned.append,
         )
 
@@ -204,8 +207,8 @@ class Stop(Exception):
     """By the scheduler."""
 
 
-def stop_first(bench: Bench, plan: Plan, coordinator: Coordinator) -> SweepRecord:
-    """Train the first private trial until the scheduler stops it after an epoch, and wait for its accounting."""
+def stop_first(bench: Bench, plan: Plan, coordinator: Coordinator) -> None:
+    """Train the first private trial until the scheduler stops it after an epoch."""
     planned = next(trial for trial in plan.trials if trial.key == FIRST)
 
     def report(progress: Progress) -> None:
@@ -216,7 +219,6 @@ def stop_first(bench: Bench, plan: Plan, coordinator: Coordinator) -> SweepRecor
     with pytest.raises(Stop):
         run_trial(planned.spec, bench.files.trial(FIRST).root, on_progress=report)
     coordinator.ended(FIRST)
-    return coordinator.finish()
 
 
 def test_a_trial_that_was_stopped_costs_what_it_ran(bench: Bench, plan: Plan) -> None:
@@ -224,7 +226,8 @@ def test_a_trial_that_was_stopped_costs_what_it_ran(bench: Bench, plan: Plan) ->
     planned, files = next(trial for trial in plan.trials if trial.key == FIRST), bench.files.trial(FIRST)
     write_manifest(bench.files, bench.manifest)
     with bench.coordinator() as coordinator:
-        record = stop_first(bench, plan, coordinator)
+        stop_first(bench, plan, coordinator)
+        record = coordinator.finish()
     stopped = record.status(FIRST).result
     assert isinstance(stopped, StoppedTrial)
     assert stopped.epoch == 1
@@ -256,13 +259,14 @@ def test_a_trial_that_was_stopped_costs_what_it_ran(bench: Bench, plan: Plan) ->
 def test_a_stopped_trial_whose_accounting_was_interrupted_is_accounted_by_the_next_run(
     bench: Bench, plan: Plan
 ) -> None:
-    """And never trained further; where its examples cannot be accounted, it is not failed."""
+    """And never trained further; where its examples cannot be accounted, it is not failed, and its key is gone."""
 
     def lost(job: Job[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
         raise AccountingFailed("part 0 was lost")
 
     with bench.coordinator(lost) as coordinator:
-        record = stop_first(bench, plan, coordinator)
+        stop_first(bench, plan, coordinator)
+        record = coordinator.finish()
     assert record.status(FIRST).state is TrialState.STOPPED
     (warning,) = bench.warned
     assert f"the examples of {FIRST}, which the scheduler stopped, were not accounted" in warning
@@ -270,6 +274,7 @@ def test_a_stopped_trial_whose_accounting_was_interrupted_is_accounted_by_the_ne
     stopped = read_result(bench.files.trial(FIRST).result)
     assert isinstance(stopped, StoppedTrial)
     assert not stopped.is_accounted
+    assert not exists(bench.files.trial(FIRST).checkpoint)
     with bench.coordinator() as coordinator:
         assert FIRST not in {planned.key for planned in coordinator.pending()}
         again = coordinator.finish().status(FIRST)
@@ -279,6 +284,31 @@ def test_a_stopped_trial_whose_accounting_was_interrupted_is_accounted_by_the_ne
     with bench.coordinator() as coordinator:
         coordinator.finish()
     assert bench.ended == [FIRST, FIRST], "the third run has nothing left of it"
+
+
+def test_an_interrupt_does_not_wait_for_a_stopped_trial_to_be_closed(bench: Bench, plan: Plan) -> None:
+    """The next run closes it: its checkpoint is kept until then."""
+    begun = threading.Event()
+
+    def for_ever(planned: PlannedTrial, step: int) -> Iterator[None]:
+        while True:
+            begun.set()
+            yield
+
+    def interrupted() -> None:
+        with bench.coordinator(close=for_ever) as coordinator:
+            stop_first(bench, plan, coordinator)
+            assert begun.wait(60.0)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert exists(bench.files.trial(FIRST).checkpoint)
+    with bench.coordinator() as coordinator:
+        result = coordinator.finish().status(FIRST).result
+    assert isinstance(result, StoppedTrial)
+    assert result.is_accounted
+    assert not exists(bench.files.trial(FIRST).checkpoint)
 
 
 def test_an_interrupted_run_is_closed_as_killed(bench: Bench) -> None:

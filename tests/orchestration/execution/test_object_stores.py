@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
 from accounting.errors import InvalidInput
-from orchestration.execution.object_stores import _is_installed, require_client
+from orchestration.execution.object_stores import _is_installed, require_answer, require_client
 from orchestration.pipeline import RunRequest, run_sweep
 from orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.sample_grids import small
+from tests.orchestration.servers import closed_port
 
+NOBODY = {"AWS_ACCESS_KEY_ID": "nobody", "AWS_SECRET_ACCESS_KEY": "nobody", "AWS_DEFAULT_REGION": "us-east-1"}
 TEXT = small(clipping="flat", noise="constant", seeds=0)
 
 
@@ -24,6 +27,22 @@ def test_a_missing_package_is_named_before_anything_is_written(tmp_path: Path, m
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_store_that_cannot_be_reached_is_named_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    address = f"http://127.0.0.1:{closed_port()}"
+    for name, value in {**NOBODY, "AWS_ENDPOINT_URL": address}.items():
+        monkeypatch.setenv(name, value)
+    started = time.monotonic()
+    request = RunRequest(parse_sweep(TEXT), TEXT, "s3://bucket/out", "in-process", tracking_uri="none")
+    with pytest.raises(InvalidInput, match=rf"^s3://bucket/out: no object store answers at {address} \(Failed to conn"):
+        run_sweep(request)
+    assert time.monotonic() - started < 10.0
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_local_folder_needs_nothing(tmp_path: Path) -> None:
+    require_answer(str(tmp_path))
     require_client(str(tmp_path))
     require_client(f"file://{tmp_path}")

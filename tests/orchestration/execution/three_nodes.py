@@ -15,7 +15,7 @@ import sys
 from ray.cluster_utils import Cluster
 from tests.orchestration.processes import descendants, training_workers
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-cluster.add_node(num_cpus=1)
+cluster.add_node(num_cpus=1, resources={"accounting": 2}, labels={"pool": "account"})
 cluster.add_node(num_cpus=1, num_gpus=1, labels={"pool": "train", "ray.io/accelerator-type": "A100"})
 cluster.wait_for_nodes()
 print(cluster.address, flush=True)
@@ -32,7 +32,7 @@ for _ in sys.stdin:
 cluster.shutdown()
 """
 """A head without work and two workers, each with a scheduler and object store of its own, until stdin closes. One of
-them claims to have a GPU, which Ray counts.
+them claims to have a GPU, which Ray counts, the other one has the custom resource of `deploy/`'s accounting nodes.
 
 For every line, a node that trains is killed and another one joins; the answer is how many were killed.
 """

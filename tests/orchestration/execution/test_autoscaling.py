@@ -1,0 +1,79 @@
+"""An autoscaler starts the nodes that a sweep's work needs, and no others; node types are those of `cluster.yaml`."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from accounting.records import read_epsilons
+from orchestration.records.layout import SweepFiles
+from orchestration.sweeps.schema import parse_sweep
+from tests.orchestration.execution.autoscaled import autoscaled_cluster
+from tests.orchestration.execution.recorded_tasks import nodes_and_tasks
+from tests.orchestration.execution.test_upkeep import trained_sweep
+from tests.orchestration.execution.three_nodes import CLOSED
+from tests.orchestration.processes import dpsweep
+from tests.orchestration.reference import assert_same_trial, run_undisturbed
+from tests.orchestration.sample_grids import keys_of, small
+
+TEXT = small(
+    clipping="individual",
+    noise="constant",
+    seeds=[0, 1],
+    epochs=3,
+    norms={"refreshes_per_epoch": 1, "rows_per_part": 64},
+    accounting={"individual": "rdp", "resource": "accounting"},
+    resources={"gpus": 1, "labels": {"dpsweep": "train"}},
+    execution={"device": "cpu"},
+)
+KEYS = list(keys_of(TEXT).values())
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    with autoscaled_cluster() as found:
+        yield found
+
+
+def kinds(address: str, folder: Path) -> Counter[str]:
+    """How many nodes the autoscaler has started, by their label of `cluster.yaml`."""
+    nodes = [node for node, _ in nodes_and_tasks(address, "account_part", folder)]
+    return Counter(node["Labels"]["dpsweep"] for node in nodes if "dpsweep" in node["Labels"])
+
+
+def test_waiting_parts_start_cpu_nodes_and_no_gpu_node(address: str, tmp_path: Path) -> None:
+    """No node but the head is there when a finished sweep is accounted again, to the same bits."""
+    files = trained_sweep(tmp_path / "out", TEXT)
+    done = dpsweep("account", files.root, "--address", address, "--json", **CLOSED)
+    assert done.returncode == 0, done.stderr
+    accounts = json.loads(done.stdout)["accounts"]
+    assert [account["key"] for account in accounts] == KEYS
+    for account in accounts:
+        ours, theirs = (
+            read_epsilons(each) for each in (f"{account['folder']}/epsilons", files.trial(account["key"]).epsilons)
+        )
+        np.testing.assert_array_equal(ours.upper, theirs.upper)
+        np.testing.assert_array_equal(ours.lower, theirs.lower)
+    started = kinds(address, tmp_path)
+    assert (started["account"] >= 1, started["train"]) == (True, 0), started
+
+
+@pytest.mark.long
+def test_trials_with_a_gpu_start_gpu_nodes(address: str, tmp_path: Path) -> None:
+    """They are not refused although no node has a GPU yet; their parts are accounted on CPU nodes."""
+    (tmp_path / "sweep.yaml").write_text(TEXT)
+    files = SweepFiles(str(tmp_path / "out"))
+    done = dpsweep("run", tmp_path / "sweep.yaml", "--output", files.root, "--address", address, "--json", **CLOSED)
+    assert done.returncode == 0, done.stderr
+    undisturbed = run_undisturbed(parse_sweep(TEXT), tmp_path / "undisturbed")
+    for key in KEYS:
+        assert_same_trial(files.trial(key), undisturbed.trial(key), True)
+    assert set(kinds(address, tmp_path)) == {"train", "account"}
+    ran = {node["Labels"].get("dpsweep"): tasks for node, tasks in nodes_and_tasks(address, "account_part", tmp_path)}
+    assert ran.pop("account") > 0
+    assert not any(ran.values()), "parts run only where the resource is"
