@@ -29,8 +29,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from accounting.errors import InvalidInput
 from accounting.jobs.parallel import fitting
 from accounting.records import KEY_VARIABLE, KeyCheck, require_key
+from orchestration.execution.autoscaler import has_autoscaler, is_beyond_autoscaler
 from orchestration.execution.environment import EMBEDDED, reread_environment
-from orchestration.execution.nodes import amounts_of, has_autoscaler
+from orchestration.execution.nodes import amounts_of
 from orchestration.execution.session import private_session
 from orchestration.execution.shared_connection import kept
 from orchestration.execution.shared_storage import SHARED, Probe
@@ -273,7 +274,7 @@ def _log_node_message(data: Mapping[str, Any], ignore_prefix: bool) -> None:
 
 
 def check_resources(needs: Mapping[str, Mapping[str, float]], patience: float = 0.0) -> None:
-    """Refuse a sweep if some piece of its work fits on no node, and no autoscaler may start another one.
+    """Refuse a sweep if some piece of its work fits on no node that is there or that an autoscaler may start.
 
     Ray itself would wait forever. needs: the resources that each kind of work reserves on one node. patience: seconds
     to wait for nodes that are still joining. Raises: InvalidInput with the reserved and the available resources.
@@ -281,7 +282,10 @@ def check_resources(needs: Mapping[str, Mapping[str, float]], patience: float = 
     deadline = time.monotonic() + patience
     while misfits := [work for work, each in needs.items() if not any(fitting(node, each) for node in _amounts())]:
         if has_autoscaler():
-            return
+            refused = next((work for work in misfits if is_beyond_autoscaler(needs[work])), None)
+            if refused is None:
+                return
+            raise InvalidInput(_misfit(refused, needs[refused]))
         if time.monotonic() > deadline:
             raise InvalidInput(_misfit(misfits[0], needs[misfits[0]]))
         time.sleep(0.5)
@@ -292,8 +296,8 @@ def _misfit(work: str, needs: Mapping[str, float]) -> str:
     reserved = " and ".join(f"{amount:g} {name}" for name, amount in needs.items() if amount > 0.0)
     there = " and ".join(f"{most[name]:g} {name}" for name, amount in needs.items() if amount > 0.0)
     return (
-        f"{work} reserves {reserved}, but no single node has that (at most {there}); lower what it reserves, or join a "
-        "cluster with such nodes with --address"
+        f"{work} reserves {reserved}, but no single node has that (at most {there}), and no autoscaler starts one that "
+        "does; lower what it reserves, or join a cluster with such nodes with --address"
     )
 
 

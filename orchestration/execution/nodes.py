@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
-from ray._private.ray_constants import DEBUG_AUTOSCALING_STATUS
-from ray._private.worker import global_worker
-from ray.autoscaler.v2.utils import is_autoscaler_v2
-from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply  # type: ignore[attr-defined]  # generated
 from ray.exceptions import RayError
 
 from orchestration.records.snapshot import ClusterSnapshot, NodeSnapshot
@@ -40,22 +35,6 @@ def amounts_of(node: Mapping[str, Any]) -> dict[str, float]:
     """The resources of a node of `ray.nodes`, with each of its labels as a resource of amount 1."""
     labels: Mapping[str, str] = node.get("Labels", {})
     return {**node["Resources"], **{f"{LABEL}{name}={value}": 1.0 for name, value in labels.items()}}
-
-
-def has_autoscaler() -> bool:
-    """Whether an autoscaler may start further nodes for this process's cluster.
-
-    Ray has no public function for it. Its monitor describes every cluster; only one that starts nodes knows the head by
-    the name of a node type. Which types it may start is known to the monitor alone.
-    """
-    client = global_worker.gcs_client  # type: ignore[attr-defined]  # a property of a compiled class
-    if is_autoscaler_v2(fetch_from_server=True, gcs_client=client):
-        reply = GetClusterStatusReply.FromString(client.get_cluster_status())
-        return any(node.ray_node_type_name for node in reply.cluster_resource_state.node_states)
-    status = json.loads(client.internal_kv_get(DEBUG_AUTOSCALING_STATUS.encode(), None) or b"{}")
-    types = (status.get("autoscaler_report") or {}).get("node_type_mapping") or {}
-    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    return not set(types.values()) <= {f"node_{node['NodeID']}" for node in nodes}
 
 
 def missing_resources(nodes: Sequence[Mapping[str, float]], trial: Mapping[str, float]) -> dict[str, float]:

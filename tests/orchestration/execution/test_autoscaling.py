@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,20 +22,25 @@ from tests.orchestration.processes import dpsweep
 from tests.orchestration.reference import assert_same_trial, run_undisturbed
 from tests.orchestration.sample_grids import keys_of, small
 
-TEXT = small(
-    clipping="individual",
-    noise="constant",
-    seeds=[0, 1],
-    epochs=3,
-    norms={"refreshes_per_epoch": 1, "rows_per_part": 64},
-    accounting={"individual": "rdp", "resource": "accounting"},
-    resources={"gpus": 1, "labels": {"dpsweep": "train"}},
-    execution={"device": "cpu"},
-)
+
+def sweep(resources: dict[str, Any]) -> str:
+    return small(
+        clipping="individual",
+        noise="constant",
+        seeds=[0, 1],
+        epochs=3,
+        norms={"refreshes_per_epoch": 1, "rows_per_part": 64},
+        accounting={"individual": "rdp", "resource": "accounting"},
+        resources=resources,
+        execution={"device": "cpu"},
+    )
+
+
+TEXT = sweep({"gpus": 1, "labels": {"dpsweep": "train"}})
 KEYS = list(keys_of(TEXT).values())
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     with autoscaled_cluster() as found:
         yield found
@@ -44,6 +50,26 @@ def kinds(address: str, folder: Path) -> Counter[str]:
     """How many nodes the autoscaler has started, by their label of `cluster.yaml`."""
     nodes = [node for node, _ in nodes_and_tasks(address, "account_part", folder)]
     return Counter(node["Labels"]["dpsweep"] for node in nodes if "dpsweep" in node["Labels"])
+
+
+@pytest.mark.parametrize(
+    ("resources", "reserved"),
+    [
+        ({"gpus": 8, "labels": {"dpsweep": "train"}}, "1 CPU and 8 GPU and 1 label"),
+        ({"gpus": 1, "labels": {"dpsweep": "account"}}, "1 CPU and 1 GPU and 1 label"),
+    ],
+    ids=["no type has as many", "no type has both"],
+)
+def test_what_the_autoscaler_cannot_start_is_refused(
+    resources: dict[str, Any], reserved: str, address: str, tmp_path: Path
+) -> None:
+    (tmp_path / "sweep.yaml").write_text(sweep(resources))
+    done = dpsweep("run", tmp_path / "sweep.yaml", "--output", tmp_path / "out", "--address", address, **CLOSED)
+    assert done.returncode == 2, done.stderr
+    (line,) = [each for each in done.stderr.splitlines() if each.startswith("error:")]
+    assert f"a trial reserves {reserved}" in line
+    assert "and no autoscaler starts one that does" in line
+    assert not kinds(address, tmp_path), "no node is started for a sweep that is refused"
 
 
 def test_waiting_parts_start_cpu_nodes_and_no_gpu_node(address: str, tmp_path: Path) -> None:
@@ -73,7 +99,8 @@ def test_trials_with_a_gpu_start_gpu_nodes(address: str, tmp_path: Path) -> None
     undisturbed = run_undisturbed(parse_sweep(TEXT), tmp_path / "undisturbed")
     for key in KEYS:
         assert_same_trial(files.trial(key), undisturbed.trial(key), True)
+    ran = Counter[str]()
+    for node, tasks in nodes_and_tasks(address, "account_part", tmp_path):
+        ran[node["Labels"].get("dpsweep", "head")] += tasks
     assert set(kinds(address, tmp_path)) == {"train", "account"}
-    ran = {node["Labels"].get("dpsweep"): tasks for node, tasks in nodes_and_tasks(address, "account_part", tmp_path)}
-    assert ran.pop("account") > 0
-    assert not any(ran.values()), "parts run only where the resource is"
+    assert {kind for kind, tasks in ran.items() if tasks} == {"account"}, "parts run only where the resource is"
