@@ -45,7 +45,7 @@ from accounting.records.shards import (
 from accounting.records.tables import read_table
 from accounting.records.traces import read_trace, write_trace
 from accounting.records.user_rows import ShareOfRows, SortedRows, noted_rows, shares_of, write_rows
-from accounting.records.users import OwnedPart, StoredUsers, write_users
+from accounting.records.users import OwnedPart, StoredUsers, verify_users, write_users
 
 __all__ = [
     "KEY_VARIABLE",
@@ -96,6 +96,7 @@ __all__ = [
     "require_key",
     "shares_of",
     "verify_epsilons",
+    "verify_users",
     "write_bytes_atomically",
     "write_epsilons",
     "write_private",

@@ -96,5 +96,12 @@ class StoredUsers:
         return OwnedPart(norms, self._store.directory, record)
 
 
+def verify_users(directory: str) -> None:
+    """Read every committed part. Raises: DataCorruption when one is missing, cut or altered."""
+    store = PartStore(directory, USER_SCHEMA)
+    for record in store.records.values():
+        store.read(record)
+
+
 def _unfit(directory: str, part: int) -> DataCorruption:
     return DataCorruption(f"{directory}: part {part} is of other examples than the norms; {_NEXT}")

@@ -21,6 +21,9 @@ def init(
     group: Annotated[
         str | None, typer.Option(help="The column whose groups are compared (default: the label).")
     ] = None,
+    user: Annotated[
+        str | None, typer.Option(help="The column that names the owner of each row, if one may have several.")
+    ] = None,
     text: Annotated[str | None, typer.Option(help="A column of texts that models read; needs --tokenizer.")] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="A tokenizer.json of the package tokenizers.")] = None,
     to: Annotated[Path | None, typer.Option(help="The file to write (default: the table's name, .yaml).")] = None,
@@ -38,7 +41,7 @@ def init(
     target = Path(f"{data.stem}.yaml") if to is None else to
     if target.exists():
         raise InvalidInput(f"{target} exists and may hold your changes; name another file with --to")
-    write_file("--to", target, draft_sweep(data, label, group, column).encode(), private=True)
+    write_file("--to", target, draft_sweep(data, label, group, user, column).encode(), private=True)
     typer.echo(for_terminal(f"{target}: confirm what was read off the data, then: dpsweep plan {target}"))
 
 

@@ -93,7 +93,7 @@ def _snapshots(files: SweepFiles) -> Iterator[SweepSnapshot]:
         while True:
             snapshot = _read(files)
             yield snapshot
-            if snapshot.state != "running":
+            if _is_over(snapshot):
                 return
             time.sleep(PERIOD)
 
@@ -108,10 +108,11 @@ def headline(snapshot: SweepSnapshot) -> Text:
     """One line with state, trials by state, time and, for a stale snapshot, its age."""
     counts = snapshot.counts()
     done = sum(count for state, count in counts.items() if state.has_ended)
-    running = sum(count for state, count in counts.items() if state.is_running)
+    begun = sum(count for state, count in counts.items() if state.is_running)
+    word = "interrupted" if begun and _is_over(snapshot) else "running"
     left = f"{clock(snapshot.seconds_left)} to finish" if snapshot.seconds_left is not None else "? to finish"
     trials = (
-        f"{done} of {len(snapshot.trials)} trials done, {running} running, {counts[TrialState.PENDING]} waiting, "
+        f"{done} of {len(snapshot.trials)} trials done, {begun} {word}, {counts[TrialState.PENDING]} waiting, "
         f"{counts[TrialState.FAILED]} failed; {clock(snapshot.elapsed)} elapsed"
     )
     if snapshot.is_stale():
@@ -119,6 +120,11 @@ def headline(snapshot: SweepSnapshot) -> Text:
         return Text(f"{for_terminal(snapshot.name)}: {word}; then {trials}", style="bold yellow")
     ending = f", {left}" if snapshot.state == "running" else f"; {snapshot.reason}" if snapshot.reason else ""
     return Text(f"{for_terminal(snapshot.name)}: {for_terminal(snapshot.state)}, {trials}{ending}", style="bold")
+
+
+def _is_over(snapshot: SweepSnapshot) -> bool:
+    """Whether the driver has ended, so that no trial runs any more, whatever its last state."""
+    return snapshot.state != "running"
 
 
 def picture(snapshot: SweepSnapshot) -> RenderableType:
@@ -162,7 +168,8 @@ def _trials(snapshot: SweepSnapshot) -> Table:
     for column in ("trial", "state", "epoch", "step", "epsilon", "on test data"):
         table.add_column(column, header_style="dim", overflow="fold")
     for trial in snapshot.trials:
-        state = Text(trial.state.value, style=trial.state.style)
+        cut_off = trial.state.is_running and _is_over(snapshot)
+        state = Text("interrupted" if cut_off else trial.state.value, style=trial.state.style)
         epoch = str(trial.epoch) if trial.epoch is not None else ""
         table.add_row(
             for_terminal(trial.key),

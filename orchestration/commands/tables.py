@@ -15,7 +15,7 @@ from rich.text import Text
 
 from orchestration.commands.console import stdout
 from orchestration.comparison.entries import Metric, Place
-from orchestration.comparison.formats import clock, number
+from orchestration.comparison.formats import clock, listed, number
 from orchestration.comparison.ledger import composed
 from orchestration.comparison.metrics import columns
 from orchestration.comparison.plain_text import for_terminal, masked
@@ -27,6 +27,7 @@ from orchestration.records.states import TrialState
 from orchestration.report.prose import together
 from orchestration.sweeps.plan import Plan, PlannedTrial
 from orchestration.tracking.no_tracking import NO_TRACKING
+from workers.data import DatasetDescription
 
 if TYPE_CHECKING:  # these modules load Ray and MLflow
     from orchestration.execution.prediction import Prediction
@@ -78,6 +79,23 @@ def plan_table(plan: Plan, sweep: SweepSpec) -> Table:
     for refusal in plan.refusals:
         shown.add_row(refusal.key, "refused", style="red")
     return shown
+
+
+def plan_lines(plan: Plan) -> list[str]:
+    """What the table of a plan holds for: delta and adjacency of its epsilons, and the sizes of the data."""
+    claims = dict.fromkeys(
+        f"ε at δ = {trial.worst_case.delta:g}, adjacency {trial.worst_case.adjacency}"
+        for trial in plan.trials
+        if trial.worst_case.is_private
+    )
+    return [*claims, *dict.fromkeys(_data_line(trial.dataset) for trial in plan.trials)]
+
+
+def _data_line(data: DatasetDescription) -> str:
+    sizes = {"training": data.train_size, "test": data.test_size, "public": data.public_size}
+    counted = listed([f"{size:,} {part}" for part, size in sizes.items() if size])
+    groups = len(data.group_names)
+    return for_terminal(f"data {data.name}: {counted} examples in {groups} group{'s' * (groups > 1)}")
 
 
 def prediction_lines(found: Prediction) -> list[str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import special
 
 Numbers = Sequence[float] | NDArray[np.float64]
 
@@ -46,6 +47,25 @@ def pearson(one: Numbers, other: Numbers) -> float | None:
     if min(np.ptp(one), np.ptp(other)) == 0.0:
         return None
     return float(np.corrcoef(one, other)[0, 1])
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """Pearson's r of a number of pairs, more than two."""
+
+    r: float
+    pairs: int
+
+    @property
+    def p_value(self) -> float:
+        """Probability of an r as large in absolute value if there is no correlation, by Student's t.
+
+        >>> round(Correlation(-0.25, pairs=10).p_value, 2), round(Correlation(-0.9, pairs=10).p_value, 4)
+        (0.49, 0.0004)
+        """
+        freedom = self.pairs - 2
+        t = abs(self.r) * math.sqrt(freedom / max(1.0 - self.r**2, 1e-300))
+        return float(2.0 * special.stdtr(freedom, -t))
 
 
 def pareto_front(costs: Sequence[tuple[float, ...]]) -> tuple[int, ...]:

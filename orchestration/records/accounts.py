@@ -9,7 +9,8 @@ from accounting.errors import DataCorruption
 from accounting.records import TrialFiles, list_folders, read_private_sealed, write_private_sealed
 from orchestration.records.published import PublishedAccount
 
-_NEXT = "delete its folder, and account the trial again"
+ACCOUNT_AGAIN = "delete its folder, and account the trial again"
+"""The last advice in messages about damaged results of `dpsweep account`."""
 
 
 def account_file(folder: str) -> str:
@@ -28,7 +29,7 @@ def read_accounts(trial: TrialFiles) -> tuple[PublishedAccount, ...]:
     Raises: DataCorruption for a damaged file, InvalidInput for one that is encrypted with another key.
     """
     names = list_folders(trial.accounted_again("").rstrip("/"))
-    folders = {name: read_private_sealed(account_file(trial.accounted_again(name)), _NEXT) for name in names}
+    folders = {name: read_private_sealed(account_file(trial.accounted_again(name)), ACCOUNT_AGAIN) for name in names}
     return tuple(_account(name, trial, json.loads(content)) for name, content in folders.items() if content)
 
 
@@ -49,4 +50,4 @@ def _account(name: str, trial: TrialFiles, values: dict[str, Any]) -> PublishedA
             group_means={group["name"]: group["mean"] for group in individuals["groups"]},
         )
     except (KeyError, TypeError) as error:
-        raise DataCorruption(f"{account_file(trial.accounted_again(name))} lacks values; {_NEXT}") from error
+        raise DataCorruption(f"{account_file(trial.accounted_again(name))} lacks values; {ACCOUNT_AGAIN}") from error

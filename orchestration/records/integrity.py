@@ -21,8 +21,10 @@ from accounting.records import (
     list_files,
     read_private_sealed,
     verify_epsilons,
+    verify_users,
     write_private_sealed,
 )
+from orchestration.records.accounts import ACCOUNT_AGAIN
 from orchestration.records.results import StoredResult, TrialResult, read_result, write_result
 from workers.digests import digest, noted_when_written
 
@@ -72,43 +74,61 @@ def met_other_data(files: TrialFiles, data_digest: str) -> bool:
 
 
 def damages(files: TrialFiles, result: StoredResult) -> Iterator[str]:
-    """One line for each damaged file: what is wrong with it, and what to do. Reads every file of the trial.
+    """One line for each damaged or missing file: what is wrong with it, and what to do. Reads every file of the trial.
 
-    A directory that was deleted entirely, such as the one with all norms, is not reported.
+    Not reported: a directory that was deleted entirely, such as the one with all norms, and attacks and outcomes that
+    were deleted, without which less is shown.
     """
+    optional = (files.attacks, files.outcomes)
     private: dict[str, str] = {}
     try:
         private = _private_digests(files)
     except DataCorruption as error:
         yield str(error)
-    altered = [name for name, noted in (result.digests | private).items() if _is_altered(f"{files.root}/{name}", noted)]
-    for name in altered:
-        yield _altered(f"{files.root}/{name}")
+    noted = {f"{files.root}/{name}": sha256 for name, sha256 in (result.digests | private).items()}
+    there = {uri: sha256 for uri, sha256 in noted.items() if uri not in optional or exists(uri)}
+    changed = [uri for uri, sha256 in there.items() if _is_changed(uri, sha256)]
+    for uri in changed:
+        yield _changed(uri, _accounted_anew(files) if _is_accounted(uri, files) else START_ANEW)
     accounts = [f"{files.root}/{name.removesuffix(f'/{MANIFEST}')}" for name in _accounts(files)]
-    for directory, is_there, verify in (
-        *((norms, has_norms, _verify_norms) for norms in (files.norms, files.exact_norms)),
-        *((epsilons, _has_epsilons, verify_epsilons) for epsilons in (files.epsilons, *accounts)),
+    for directory, is_there, verify, next_step in (
+        *((norms, has_norms, _verify_norms, START_ANEW) for norms in (files.norms, files.exact_norms)),
+        (files.users, _has_parts, verify_users, START_ANEW),
+        (files.epsilons, _has_parts, verify_epsilons, _accounted_anew(files)),
+        *((account, _has_parts, verify_epsilons, ACCOUNT_AGAIN) for account in accounts),
     ):
-        folder = f"{directory}/".removeprefix(f"{files.root}/")
-        if is_there(directory) and not any(name.rpartition("/")[0] + "/" == folder for name in altered):
+        if is_there(directory) and not any(uri.rpartition("/")[0] == directory for uri in changed):
             try:
                 verify(directory)
             except DataCorruption as error:
-                yield str(error)
+                yield str(error).replace(START_ANEW, next_step)
+
+
+def _is_accounted(uri: str, files: TrialFiles) -> bool:
+    """Whether the file holds epsilons of examples, or their summary."""
+    return uri == files.private_summary or uri.startswith(f"{files.epsilons}/")
+
+
+def _accounted_anew(files: TrialFiles) -> str:
+    """What to do about damaged epsilons: with the norms they are computed again, which costs no privacy."""
+    return f"delete {files.result} and resume, which accounts the trial again" if has_norms(files.norms) else START_ANEW
 
 
 def require_unaltered(files: TrialFiles, result: TrialResult, uri: str) -> None:
     """Raises: DataCorruption if the public file ``uri`` of a trained trial is missing or has changed since training."""
     name = uri.removeprefix(f"{files.root}/")
     if name in result.digests and (not exists(uri) or digest(uri) != result.digests[name]):
-        raise DataCorruption(_altered(uri))
+        raise DataCorruption(_changed(uri, START_ANEW))
 
 
-def _altered(uri: str) -> str:
-    return (
-        f"{uri}: its sha256 differs from the one noted when training ended; restore the file from a "
-        f"backup, or {START_ANEW}"
-    )
+def _is_changed(uri: str, noted: str) -> bool:
+    """Whether the file is missing from a directory that is there, or has another sha256 than the ``noted`` one."""
+    return digest(uri) != noted if exists(uri) else bool(list_files(uri.rpartition("/")[0]))
+
+
+def _changed(uri: str, next_step: str) -> str:
+    reason = "its sha256 differs from the one noted when training ended" if exists(uri) else "it is missing"
+    return f"{uri}: {reason}; restore the file from a backup, or {next_step}"
 
 
 def _keep_private(digests: Mapping[str, str], files: TrialFiles) -> dict[str, str]:
@@ -135,13 +155,9 @@ def _accounts(files: TrialFiles) -> list[str]:
     return [f"{inside}{name}" for name in list_files(folder) if name.endswith(MANIFEST)]
 
 
-def _has_epsilons(directory: str) -> bool:
+def _has_parts(directory: str) -> bool:
     return exists(f"{directory}/{MANIFEST}")
 
 
 def _verify_norms(directory: str) -> None:
     NormShards(directory).verify()
-
-
-def _is_altered(uri: str, noted: str) -> bool:
-    return exists(uri) and digest(uri) != noted

@@ -103,7 +103,8 @@ def _distinguished(found: Findings, best: Setting, name: str, where: str) -> lis
     beaten = [each for each in differences if each.verdict == "better"]
     sentences = []
     if alike:
-        sentences.append(f"{listed([best.name, *alike])} cannot be told apart {where}.")
+        cheapest = _cheapest([best, *(other for other in others if other.name in alike)])
+        sentences.append(f"{listed([best.name, *alike])} cannot be told apart {where}{cheapest}.")
     if beaten:
         who = (
             f"Both {best.name} and {alike[0]} beat"
@@ -113,6 +114,18 @@ def _distinguished(found: Findings, best: Setting, name: str, where: str) -> lis
         each = listed([f"{one.other} by {_range([one])}" for one in beaten])
         sentences.append(f"{who} {each}{' points' * (metric(name).format in SHARES)} {where}.")
     return sentences
+
+
+def _cheapest(settings: Sequence[Setting]) -> str:
+    """Which of the settings have the least worst-case epsilon (two significant digits); "" where all cost the same."""
+    costs = {setting.name: cost.mean for setting in settings if (cost := setting.over_seeds(epsilon))}
+    rounded = {name: float(f"{cost:.2g}") for name, cost in costs.items()}
+    adjacencies = {trial.privacy.adjacency for setting in settings for trial in setting.trials if trial.privacy}
+    if len(set(rounded.values())) < 2 or len(adjacencies) > 1:  # epsilons of several adjacencies do not compare
+        return ""
+    least = [name for name, cost in rounded.items() if cost == min(rounded.values())]
+    verb = "cost" if len(least) > 1 else "costs"
+    return f"; of these, {listed(least)} {verb} least, ε = {number(max(costs[name] for name in least))}"
 
 
 def _beats_too(found: Findings, name: str, beaten: Iterable[Difference], by: str) -> bool:

@@ -16,7 +16,7 @@ from orchestration.comparison.ledger import composed
 from orchestration.comparison.metrics import of_task
 from orchestration.comparison.rate_metrics import group_metric, spoken
 from orchestration.comparison.settings import Setting, group_epsilon, group_epsilon_error, group_names, group_value
-from orchestration.comparison.statistics import pearson
+from orchestration.comparison.statistics import Correlation, pearson
 from orchestration.comparison.values import (
     epsilon,
     median_epsilon,
@@ -170,19 +170,28 @@ def _withheld(data: PublishedSweep) -> str:
 
 
 def _correlations(private: Sequence[Setting]) -> list[str]:
-    known = [(value, setting.name) for setting in private if (value := group_correlation(setting)) is not None]
+    """A sentence on the strongest correlation over groups; it is a finding if all settings together rule out chance."""
+    known = [(found, setting.name) for setting in private if (found := group_correlation(setting)) is not None]
     if not known:
         return []
-    strongest, name = max(known, key=lambda pair: abs(pair[0]))
-    who = "worse" if strongest < 0 else "better"
-    r = correlation(strongest)
+    strongest, name = min(known, key=lambda pair: pair[0].p_value)
     task = task_of(trial for setting in private for trial in setting.trials)
-    word = spoken(group_metric(task_called(task).main))
+    word, r = spoken(group_metric(task_called(task).main)), correlation(strongest.r)
+    if strongest.p_value * len(known) > _CHANCE:
+        return [
+            f"Whether groups that are served worse pay more cannot be told: the strongest correlation of {word} and "
+            f"mean εᵢ is r = {r}, over {strongest.pairs} groups ({name})."
+        ]
+    who = "worse" if strongest.r < 0 else "better"
     return [f"Groups served {who} paid more: their {word} and mean εᵢ correlate with r = {r} ({name})."]
 
 
-def group_correlation(setting: Setting) -> float | None:
-    """Pearson's r between accuracy, or main score, and mean epsilon_i over groups; None for fewer than three groups.
+_CHANCE = 0.05
+"""Largest p-value, times the number of settings (Bonferroni), at which a correlation over groups is a finding."""
+
+
+def group_correlation(setting: Setting) -> Correlation | None:
+    """The correlation of accuracy, or main score, and mean epsilon_i over groups; None for fewer than three groups.
 
     Groups whose mean has a standard error above a tenth of the worst case are left out: they are so small that the
     noise of the release dominates.
@@ -196,7 +205,8 @@ def group_correlation(setting: Setting) -> float | None:
         and (paid := setting.over_seeds(group_epsilon(name)))
         and setting.error_over_seeds(group_epsilon_error(name)) <= tolerable
     ]
-    return pearson(*zip(*pairs, strict=True)) if len(pairs) >= 3 else None
+    r = pearson(*zip(*pairs, strict=True)) if len(pairs) >= 3 else None
+    return None if r is None else Correlation(r, len(pairs))
 
 
 def _failures(data: PublishedSweep) -> list[str]:

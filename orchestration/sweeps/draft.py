@@ -44,41 +44,47 @@ class TextColumn:
 
 @dataclass(frozen=True)
 class _Subject:
-    """The table and columns of a draft. task: decided by the labels. groups: values of the group column, if any."""
+    """The table and columns of a draft. task: decided by the labels. groups: values of the group column, if any. user:
+    the column that names the owner of each row, if any."""
 
     path: Path
     labels: tuple[ColumnProfile, ...]
     task: TableTask
     group: str | None
     groups: tuple[str, ...]
+    user: str | None
     text: TextColumn | None
 
     @property
     def command(self) -> str:
-        given = [*(f"--label {each.name}" for each in self.labels), *([f"--group {self.group}"] if self.group else [])]
+        given = [f"--label {each.name}" for each in self.labels]
+        given += [f"--{role} {name}" for role, name in (("group", self.group), ("user", self.user)) if name is not None]
         if self.text is not None:
             given += [f"--text {self.text.name}", f"--tokenizer {self.text.tokenizer.name}"]
         return f"dpsweep init {self.path.name} {' '.join(given)}"
 
 
-def draft_sweep(path: Path, labels: Sequence[str], group: str | None, text: TextColumn | None = None) -> str:
+def draft_sweep(
+    path: Path, labels: Sequence[str], group: str | None, user: str | None = None, text: TextColumn | None = None
+) -> str:
     """The YAML text of a sweep over the table ``path``: its columns with proposed ranges and categories, a model, a
     baseline, two clipping methods, and a privacy target.
 
     labels: one column of classes or numbers, or several columns of numbers or of 0 and 1; they decide the task. group:
-    the column whose values are compared; by default the classes of the label. text: a text column that the model reads
-    in place of features. Comments in the draft mark what was read off the data.
+    the column whose values are compared; by default the classes of the label. user: the column that names the owner of
+    each row. text: a text column that the model reads in place of features. Comments in the draft mark what was read
+    off the data.
     Raises: InvalidInput for an unknown column, labels that fit no task, a group with one value or more than
     `MOST_VALUES`, and a table with fewer than 50 rows or without a usable feature; DataCorruption for a file that
     cannot be read.
     """
-    table, subject = _profiled(path, labels, group, text)
-    roles = {*labels, group, *([text.name] if text else [])}
+    table, subject = _profiled(path, labels, group, user, text)
+    roles = {*labels, group, user, *([text.name] if text else [])}
     features = [column for column in table.columns if column.name not in roles]
     left_out = [(each.name, why) for each in features if (why := _unusable(each, table))]
     used = [column for column in features if column.name not in dict(left_out)]
     if not used and text is None:
-        named = " and ".join(map(repr, filter(None, (*labels, group))))
+        named = " and ".join(map(repr, filter(None, (*labels, group, user))))
         raise InvalidInput(
             f"no column of {path} besides {named} can be a feature of a model; for a column of texts, add --text "
             "COLUMN --tokenizer FILE"
@@ -95,9 +101,9 @@ def draft_sweep(path: Path, labels: Sequence[str], group: str | None, text: Text
 
 
 def _profiled(
-    path: Path, labels: Sequence[str], group: str | None, text: TextColumn | None
+    path: Path, labels: Sequence[str], group: str | None, user: str | None, text: TextColumn | None
 ) -> tuple[TableProfile, _Subject]:
-    """Profile the table, and choose its label, group and text columns. Raises: as `draft_sweep`."""
+    """Profile the table, and choose its label, group, user and text columns. Raises: as `draft_sweep`."""
     named = tuple(dict.fromkeys(labels))
     as_text = () if group is None or group in named else (group,)
     table = profile_table(str(path), as_text, MOST_VALUES)
@@ -105,6 +111,8 @@ def _profiled(
         raise InvalidInput(f"the table {path} has {table.rows} rows; a sweep needs at least {_FEWEST_ROWS}")
     if text is not None:
         table.column(text.name, "text")
+    if user is not None:
+        table.column(user, "user")
     task = _task_of(tuple(table.column(name, "label") for name in named))
     if task == "classification":
         table = profile_table(str(path), tuple(dict.fromkeys((*named, *as_text))), MOST_VALUES)
@@ -112,7 +120,7 @@ def _profiled(
     if task == "classification":
         _named(found[0], "label")
     groups = () if group is None or group in named else _named(table.column(group, "group"), "group")
-    return table, _Subject(path, found, task, group if groups else None, groups, text)
+    return table, _Subject(path, found, task, group if groups else None, groups, user, text)
 
 
 def _task_of(labels: tuple[ColumnProfile, ...]) -> TableTask:
@@ -210,6 +218,9 @@ def _data_section(subject: _Subject) -> Iterator[str]:
     if subject.group is not None:
         yield f"  group: {_text(subject.group)}    # whose quality and privacy are compared; it is not a feature here"
         yield f"  groups: {_listed(subject.groups)}    # CONFIRM"
+    if subject.user is not None:
+        yield f"  user: {_text(subject.user)}    # whose row it is; a user's rows stay together in all splits"
+        yield "  # epsilons are those of one row; for users of up to k rows add accounting: {group_sizes: [1, k]}"
 
 
 def _text_section(text: TextColumn) -> Iterator[str]:

@@ -28,7 +28,14 @@ def of_sweep(sweep: SweepSpec) -> tuple[str, ...]:
 
 def of_trials(trials: Sequence[PlannedTrial], code: UserCode | None) -> tuple[str, ...]:
     """Warnings about trials that can run. code: None if the user's own code was not run."""
-    return (*_large_deltas(trials), *_beyond_budgets(trials), *(_untried(trials) if code is None else ()))
+    untried = _untried(trials) if code is None else ()
+    return (*_of_data(trials), *_large_deltas(trials), *_beyond_budgets(trials), *untried)
+
+
+def _of_data(trials: Sequence[PlannedTrial]) -> tuple[str, ...]:
+    """The notes of each data set, such as rows that are left out and values that were taken from the rows."""
+    notes = {f"data {trial.dataset.name}: {note}": None for trial in trials for note in trial.dataset.notes}
+    return tuple(notes)
 
 
 def _beyond_budgets(trials: Sequence[PlannedTrial]) -> tuple[str, ...]:

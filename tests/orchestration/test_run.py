@@ -269,6 +269,29 @@ def test_report_notices_damage_to_every_file_of_a_trial(sweep: FinishedSweep, tm
     render_again(files.root)
 
 
+def test_report_notices_every_missing_file_of_a_trial(sweep: FinishedSweep, tmp_path: Path) -> None:
+    """Except those that are left out on purpose: all norms, or all that is private; attacks and outcomes."""
+    files = copied(sweep, tmp_path)
+    trial = trial_in(files.root, "individual-seed0")
+    root = Path(trial.root)
+    for path in [path for path in root.rglob("*") if path.is_file() and str(path) != trial.result]:
+        aside = path.rename(tmp_path / "aside")
+        if str(path) in (trial.attacks, trial.outcomes):
+            render_again(files.root)
+        else:
+            with pytest.raises(DataCorruption) as caught:
+                render_again(files.root)
+            (line,) = str(caught.value).splitlines()
+            assert str(path) in line or trial.norms in line or trial.epsilons in line, line
+            assert "missing" in line or "snapshots end" in line, line
+            is_accounted = str(path).startswith((trial.epsilons, trial.private_summary))
+            assert ("accounts the trial again" in line) == is_accounted, line
+        aside.rename(path)
+    for folder in (trial.norms, trial.private):
+        shutil.rmtree(folder)
+        render_again(files.root)
+
+
 def test_resume_notices_damage_to_what_it_uses_and_uses_nothing_else(sweep: FinishedSweep, tmp_path: Path) -> None:
     files = copied(sweep, tmp_path)
     trial = trial_in(files.root, "individual-seed0")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +24,7 @@ CACHE = Path("~/.cache/dpsweep")
 """Folder for files that can be made or downloaded again. Call ``expanduser`` before use."""
 
 UNREADABLE = (
-    *(pa.ArrowException, OSError, EOFError, zlib.error),
+    *(pa.ArrowException, OSError, EOFError, zlib.error, UnicodeDecodeError),
     *(SyntaxError, struct.error, Image.DecompressionBombError),  # damaged or extremely large pictures
 )
 """Errors of libraries when a file cannot be read or decoded."""
@@ -82,10 +83,27 @@ def reading(path: Path, shown: Path | None = None) -> Iterator[None]:
     try:
         yield
     except UNREADABLE as error:
-        number = getattr(error, "errno", None)
-        reason = os.strerror(number) if isinstance(number, int) else type(error).__name__
         error.add_note(f"file: {path}")
-        raise DataCorruption(f"cannot read {shown or path}: {reason}; correct or replace the file") from error
+        raise DataCorruption(f"cannot read {shown or path}: {_reason(error)}; correct or replace the file") from error
+
+
+_REASONS: Mapping[str, str] = {
+    r"Expected (\d+) columns, got (\d+)": r"a row has \2 fields where the first has \1 (is a quote not closed?)",
+    r"Empty CSV file": "it is empty",
+    r"invalid UTF8 data": "it is not UTF-8 text",
+}
+"""What is wrong with a CSV file, by a pattern of Arrow's message, which goes on with the content of the row."""
+
+
+def _reason(error: Exception) -> str:
+    """Why a file cannot be read, without its content."""
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8 text"
+    number = getattr(error, "errno", None)
+    if isinstance(number, int):
+        return os.strerror(number)
+    found = (match.expand(reason) for known, reason in _REASONS.items() if (match := re.search(known, str(error))))
+    return next(found, type(error).__name__)
 
 
 def require_rows(path: Path, rows: int, published: int) -> None:

@@ -211,8 +211,11 @@ def declared_groups(by: Sequence[str], groups: Values | Mapping[str, Values] | N
 
 def _read_csv(path: Path, texts: Collection[str]) -> pa.Table:
     """The table, with the columns ``texts`` read as text: 007 stays 007."""
-    types = dict.fromkeys(texts, pa.string())
-    return csv.read_csv(path, convert_options=csv.ConvertOptions(column_types=types, strings_can_be_null=True))
+    convert = csv.ConvertOptions(column_types=dict.fromkeys(texts, pa.string()), strings_can_be_null=True)
+    rows = csv.read_csv(path, parse_options=csv.ParseOptions(newlines_in_values=True), convert_options=convert)
+    if any(map(pa.types.is_binary, rows.schema.types)):  # what Arrow makes of text that is not UTF-8
+        raise pa.ArrowInvalid("invalid UTF8 data")
+    return rows
 
 
 def _read_parquet(path: Path, texts: Collection[str]) -> pa.Table:
@@ -233,7 +236,8 @@ def read_table(path: str, texts: Collection[str]) -> pa.Table:
     reader = lookup(READERS, found.suffix.lower(), "file type")
     with reading(found):
         rows = reader(found, texts)
-    if repeat := repeated(rows.column_names):
+        columns = rows.column_names
+    if repeat := repeated(columns):
         raise InvalidInput(f"the table {found} has more than one column named {repeat!r}; rename them")
     return rows
 

@@ -160,6 +160,17 @@ def test_every_user_is_accounted_by_all_own_records(tmp_path: Path) -> None:
     text = asked(files, "--trial", answer["key"], "--by-user").stdout
     assert f"{users['users']} users of up to {users['most_records']} records" in text
     assert CliRunner().invoke(app, ["verify", files.root]).exit_code == 0
+    for part, next_step in (
+        (f"{trial.users}/part-00000.arrow", "delete the trial's folder and resume"),
+        (f"{answer['folder']}/users/part-00000.arrow", "delete its folder, and account the trial again"),
+    ):
+        intact = Path(part).read_bytes()
+        Path(part).write_bytes(intact[:-1])
+        refused = CliRunner().invoke(app, ["verify", files.root])
+        assert isinstance(refused.exception, DataCorruption)
+        assert part in str(refused.exception)
+        assert str(refused.exception).count(next_step) == 1
+        Path(part).write_bytes(intact)
 
 
 def test_data_without_users_say_so(files: SweepFiles) -> None:

@@ -58,6 +58,17 @@ def test_a_running_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert lines[-1] == "failed flat-seed2: ValueError in f (a.py:3)"
 
 
+def test_nothing_runs_in_a_sweep_that_was_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_snapshot(f"{tmp_path}/status.json", snapshot(state="interrupted"), private=False)
+    assert status(monkeypatch, tmp_path) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("small: interrupted, 2 of 4 trials done, 1 interrupted, 1 waiting, 1 failed")
+    (row,) = [line for line in lines if line.startswith("flat-seed1")]
+    assert row.split()[1] == "interrupted"
+
+
 def test_a_shortage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     cluster = ClusterSnapshot((NodeSnapshot("a", {"CPU": 4.0}),), {"CPU": 1.0, "GPU": 1.0}, {}, 4, {"GPU": 1.0})
     write_snapshot(f"{tmp_path}/status.json", snapshot(cluster=cluster), private=False)

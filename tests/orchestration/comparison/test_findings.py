@@ -120,6 +120,19 @@ def test_the_headline_says_what_can_be_told_apart(sample: Findings) -> None:
     assert "Warning" not in said
 
 
+def test_of_settings_that_cannot_be_told_apart_the_cheapest_are_named() -> None:
+    trials, outcomes = sweep_of(SHARES)
+    assert "least, ε" not in " ".join(headline(published(trials), found_in(trials, outcomes))), "all cost the same"
+    cheaper = [
+        replace(each, privacy=replace(each.privacy, epsilon=1.0))
+        if each.privacy and each.labels["clipping"] == "flat"
+        else each
+        for each in trials
+    ]
+    said = " ".join(headline(published(cheaper), found_in(cheaper, outcomes)))
+    assert "cannot be told apart in accuracy; of these, flat · constant costs least, ε = 1.00." in said
+
+
 def test_the_front_is_marked_beyond_noise_only_where_nothing_may_equal_it(sample: Findings) -> None:
     assert [each.clipping for each in sample.front] == []
     alone = found_in(*sweep_of({name: SHARES[name] for name in ("flat", "individual")}))

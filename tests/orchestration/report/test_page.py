@@ -74,6 +74,24 @@ def test_the_headline_says_what_was_found() -> None:
     assert "1 trial failed" in said
 
 
+def _with_weak_correlation(trial: PublishedTrial) -> PublishedTrial:
+    """The trial with a mean epsilon_i of its groups that hardly follows their accuracy."""
+    if trial.individuals is None or trial.quality is None:
+        return trial
+    served = sorted(trial.quality.groups, key=lambda group: group.main or 0.0)
+    paid = dict(zip((group.name for group in served), (1.3, 1.1, 1.5, 1.2, 1.4, 1.1, 1.5, 1.2, 1.4, 1.3), strict=True))
+    groups = tuple(replace(group, mean=paid[group.name]) for group in trial.individuals.groups)
+    return replace(trial, individuals=replace(trial.individuals, groups=groups))
+
+
+def test_a_correlation_over_groups_that_chance_explains_is_no_finding() -> None:
+    data = replace(sample_sweep(), trials=tuple(map(_with_weak_correlation, sample_sweep().trials)))
+    said = " ".join(headline(data, findings(data, NO_EVIDENCE)))
+    assert "paid more" not in said
+    assert "Whether groups that are served worse pay more cannot be told: the strongest correlation" in said
+    assert re.search(r"is r = −?0\.[0-4]\d, over 10 groups", said)
+
+
 def test_withheld_statistics_are_nowhere_and_the_page_says_why() -> None:
     html = rendered("none")
     text = Page(html).text.replace("ε i", "εᵢ")

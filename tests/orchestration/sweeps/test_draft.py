@@ -56,7 +56,7 @@ def test_a_draft_plans_cleanly_and_declares_all_that_it_uses(tmp_path: Path, suf
     text = draft_sweep(write(tmp_path, suffix), ["approved"], "sex")
     sweep = parse_sweep(text)
     plan = plan_sweep(sweep)
-    assert (plan.refusals, plan.warnings) == ((), ())
+    assert (plan.refusals, plan.warnings) == ((), ("data peo ple: rows with a missing value are left out",))
     assert len(plan.trials) == 15
     notes = plan.trials[0].dataset.notes
     assert [note for note in notes if "not private" in note] == []
@@ -103,9 +103,22 @@ def test_other_tasks_are_drafted(tmp_path: Path, labels: list[str], task: str, l
     assert not set(labels) & set(sweep.data[0].params["features"])
 
 
+def test_the_owner_of_a_row_is_no_feature(tmp_path: Path) -> None:
+    table, target = write(tmp_path, ".csv"), tmp_path / "mine.yaml"
+    done = dpsweep("init", table, "--label", "approved", "--group", "sex", "--user", "city", "--to", target)
+    assert (done.returncode, done.stderr) == (0, "")
+    data = parse_sweep(target.read_text()).data[0].params
+    assert data["user"] == "city"
+    assert "age" in data["features"]
+    assert "city" not in data["features"]
+    unknown = dpsweep("init", table, "--label", "approved", "--user", "citi", "--to", tmp_path / "other.yaml")
+    assert (unknown.returncode, unknown.stderr.count("\n")) == (2, 1)
+    assert "the user column 'citi' is not in the table; did you mean 'city'?" in unknown.stderr
+
+
 def test_texts_are_drafted_with_a_tokenizer(tmp_path: Path) -> None:
     path, tokenizer = make_texts(tmp_path / "texts.csv"), make_tokenizer(tmp_path / "tokenizer.json")
-    plan = plan_sweep(parse_sweep(draft_sweep(path, ["mood"], "lang", TextColumn("body", tokenizer))))
+    plan = plan_sweep(parse_sweep(draft_sweep(path, ["mood"], "lang", text=TextColumn("body", tokenizer))))
     assert (plan.refusals, plan.warnings) == ((), ())
     assert plan.trials[0].dataset.class_names == ("neg", "pos")
     assert plan.trials[0].dataset.feature_shape == (128,)
@@ -117,7 +130,7 @@ def test_labels_that_are_not_alike_are_refused(tmp_path: Path) -> None:
         with pytest.raises(InvalidInput, match=f"'{labels[0]}', 'red' are neither all of 0 and 1"):
             draft_sweep(numbers, labels, None)
     with pytest.raises(InvalidInput, match="the text column 'bodi' is not in the table; did you mean 'body'"):
-        draft_sweep(make_texts(tmp_path / "texts.csv"), ["mood"], None, TextColumn("bodi", tmp_path))
+        draft_sweep(make_texts(tmp_path / "texts.csv"), ["mood"], None, text=TextColumn("bodi", tmp_path))
     texts = dpsweep("init", tmp_path / "texts.csv", "--label", "mood", "--group", "lang", "--text", "body")
     assert (texts.returncode, "--text and --tokenizer belong together" in texts.stderr) == (2, True)
 

@@ -162,6 +162,19 @@ def test_every_plan_reads_the_data_anew(tmp_path: Path) -> None:
     assert (size(100), size(200)) == (80, 160)
 
 
+def test_notes_of_the_data_are_warnings(tmp_path: Path) -> None:
+    rows = "".join(f"{row / 99},{'ab'[row % 2]}\n" for row in range(99))
+    (tmp_path / "table.csv").write_text(f"x,y\n{rows},a\n")
+    data = {"name": "csv", "path": str(tmp_path / "table.csv"), "label": "y", "ranges": {"x": [0, 1]}}
+    plan = planned(data=data, sampling={"method": "poisson", "batch_size": 8})
+    assert plan.refusals == ()
+    assert plan.warnings == (
+        "data table: not private: the classes (`classes`) were taken from the examples themselves, outside every "
+        "guarantee; declare them",
+        "data table: rows with a missing value are left out",
+    )
+
+
 def test_trials_of_equal_mechanism_are_calibrated_and_accounted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
 

@@ -288,6 +288,30 @@ class TestTable:
         with pytest.raises(DataCorruption, match=f"cannot read {tmp_path / name}"):
             load_source(DataSpec("csv", {"path": str(tmp_path / name), "label": "b"}))
 
+    @pytest.mark.parametrize(
+        ("content", "reason"),
+        [
+            (b"\xef\xbb\xbf", "it is empty"),
+            (b"a,b\n1,x\n2\n", "a row has 1 fields where the first has 2"),
+            (b'a,b\n"1,x\n2,y\n', "a row has 1 fields where the first has 2 .is a quote not closed"),
+            ("a,b\né,x\n2,y\n".encode("latin1"), "it is not UTF-8 text"),
+            ("a,b\n1,é\n2,y\n".encode("latin1"), "it is not UTF-8 text"),
+            ("é,b\n1,x\n2,y\n".encode("latin1"), "it is not UTF-8 text"),
+        ],
+    )
+    def test_what_is_wrong_with_a_csv_file_is_said_without_its_content(
+        self, tmp_path: Path, content: bytes, reason: str
+    ) -> None:
+        (tmp_path / "bad.csv").write_bytes(content)
+        with pytest.raises(DataCorruption, match=f"bad.csv: {reason}.*; correct or replace the file"):
+            load_source(DataSpec("csv", {"path": str(tmp_path / "bad.csv"), "label": "b"}))
+
+    def test_quoted_line_breaks_may_lie_where_blocks_of_the_file_end(self, tmp_path: Path) -> None:
+        rows = "".join(f'"{i % 3}\n,",{i % 2}\n' for i in range(200_000))
+        (tmp_path / "long.csv").write_text("x,y\n" + rows)
+        source = load_source(DataSpec("csv", {"path": str(tmp_path / "long.csv"), "label": "y"}))
+        assert source.train.features.shape == (200_000, 3)
+
     def test_a_missing_file_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(InvalidInput, match=f"^data source 'csv': there is no {tmp_path}/nothing.csv"):
             load_source(DataSpec("csv", {"path": str(tmp_path / "nothing.csv"), "label": "y"}))
