@@ -7,8 +7,7 @@ worker would refuse is refused before training starts. Nothing is fitted, downlo
 from __future__ import annotations
 
 import contextlib
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -21,14 +20,18 @@ from workers.augmentation import augmented, make_augmentation
 from workers.data import Dataset, as_targets
 from workers.gradients import OUTERMOST, GradientEngine, in_its_precision, require_autocast
 from workers.imports import UserCode, blamed_on
-from workers.losses import build_loss
+from workers.losses import Loss, build_loss
 from workers.models import build_model
 from workers.preprocessing import make_preprocessing
+from workers.reached import listed, require_reached
 from workers.spec import Component
 from workers.tasks import task_called
 
 EXAMPLES: Final = 3
 """Examples in the trial step: as many as the check of per-example gradients compares."""
+_LOOKED_AT: Final = 51
+_AT_ONCE: Final = 16
+"""Examples that are searched for a gradient of parameters to which the trial step gives none, and how many at once."""
 _COPIES: Final = 2
 """Augmented copies per example in the trial step."""
 _EMBEDDING_HINT: Final = "; whole numbers need a model that embeds them, such as transformer with `vocabulary`"
@@ -36,18 +39,23 @@ _EMBEDDING_HINT: Final = "; whole numbers need a model that embeds them, such as
 
 @dataclass(frozen=True)
 class Combination:
-    """The fields of a trial that decide whether a step is possible."""
+    """The fields of a trial that decide whether a step is possible.
+
+    without_gradient: patterns of names of trainable parameters that need not get a gradient.
+    """
 
     model: Component
     loss: Component
     preprocessing: Component | None
     augmentation: Component | None
     autocast: bool
+    without_gradient: tuple[str, ...] = ()
 
 
 def excerpt(dataset: Dataset) -> Dataset:
     """A copy of the first few examples of ``dataset``, so that the others can be freed."""
-    train, test = (split.select(np.arange(min(EXAMPLES, len(split)))) for split in (dataset.train, dataset.test))
+    train = dataset.train.select(np.arange(min(_LOOKED_AT, len(dataset.train))))
+    test = dataset.test.select(np.arange(min(EXAMPLES, len(dataset.test))))
     return replace(dataset, train=train, test=test, public=None)
 
 
@@ -64,7 +72,7 @@ def check_feasible(combination: Combination, dataset: Dataset, code: UserCode) -
         if combination.preprocessing is not None:
             with _blamed_on("preprocessing", combination.preprocessing, dataset.train.features):
                 dataset = make_preprocessing(combination.preprocessing).rehearse(dataset)
-        x, y, copies = _batch(combination.augmentation, dataset)
+        x, y, copies = _batch(combination.augmentation, dataset, slice(EXAMPLES))
         loss = build_loss(combination.loss, code, dataset.task)
         model = build_model(combination.model, dataset, 0, code)
         autocast = torch.bfloat16 if combination.autocast else None
@@ -76,67 +84,21 @@ def check_feasible(combination: Combination, dataset: Dataset, code: UserCode) -
         with _blamed_on("model", combination.model, x):
             engine = GradientEngine(model, loss, multiplicity=copies, autocast=autocast)
             engine.norms(x, y)
-            facts = (*_trained_share(model), *_per_example(engine), *_unreached(model, lambda: loss(model(x), y)))
+            reached = _reached(combination, model, loss, dataset)
+            facts = (*_trained_share(model), *_per_example(engine), *reached)
         return tuple(f"model {combination.model.name!r} {fact}" for fact in facts)
 
 
-_ADAPTERS: Final = ("adapter", "ia3_", "lora_", "prompt_encoder")
-"""Substrings by which parameters of adapters are recognised."""
-_MOVES: Final = 3
-_MOVE: Final = 0.1
-"""Number of moves, and the length of each, that a check makes to find parameters without a gradient."""
-_SHOWN: Final = 24
-"""Maximum number of names in one sentence."""
-_NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)|(?<=\.)\d+$")
-"""A number among the parts of a name."""
+def _reached(combination: Combination, model: nn.Module, loss: Loss, dataset: Dataset) -> tuple[str, ...]:
+    """Refuse trainable parameters that get no gradient from ``dataset``; see `require_reached`, also for the result."""
 
+    def losses(place: slice) -> Tensor:
+        x, y, _ = _batch(combination.augmentation, dataset, place)
+        return loss(model(x), y)
 
-def _gradients(model: nn.Module, compute: Callable[[], Tensor]) -> dict[str, Tensor | None]:
-    """Of the sum of the losses ``compute()``, by trainable parameter; None for one on which they do not depend."""
-    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    with torch.enable_grad(), in_its_precision(model, torch.device("cpu")):
-        total = compute().sum()
-    return dict(zip(trained, torch.autograd.grad(total, list(trained.values()), allow_unused=True), strict=True))
-
-
-@torch.no_grad()
-def _unreached(model: nn.Module, compute: Callable[[], Tensor]) -> tuple[str, ...]:
-    """Refuse parameters that cannot train, and tell which get no gradient. Moves the model.
-
-    A gradient may be 0 until other parameters have moved, as that of one factor of LoRA is: they move a few times.
-    """
-    gradients = _gradients(model, compute)
-    _require_trained(model, gradients)
-    still = set(gradients)
-    for _ in range(_MOVES):
-        for name, gradient in gradients.items():
-            if gradient is not None and gradient.any():
-                still.discard(name)
-                model.get_parameter(name).sub_(gradient / gradient.norm(), alpha=_MOVE)
-        gradients = _gradients(model, compute)
-    if not still:
-        return ()
-    names = _listed([name for name in gradients if name in still])
-    return (
-        f"gives {names} no gradient on {EXAMPLES} examples, also after others have moved: where that stays so, noise "
-        "alone moves them; two factors that both begin at 0 never train",
-    )
-
-
-def _require_trained(model: nn.Module, gradients: Mapping[str, Tensor | None]) -> None:
-    """Refuse parameters that the losses do not depend on, and adapters that are all frozen."""
-    trained, unused = list(gradients), [name for name, gradient in gradients.items() if gradient is None]
-    if unused:
-        raise InvalidInput(
-            f"its parameters {_listed(unused)} do not change the loss: noise alone would move them. Use them, or set "
-            "requires_grad_(False) on them"
-        )
-    adapters = [name for name, _ in model.named_parameters() if any(part in name for part in _ADAPTERS)]
-    if adapters and not set(trained) & set(adapters):
-        raise InvalidInput(
-            f"its adapters {_listed(adapters)} are all frozen, so that only {_listed(trained)} would train; set "
-            "requires_grad_(True) on them, as peft does with is_trainable=True and without inference_mode"
-        )
+    later = range(EXAMPLES, len(dataset.train), _AT_ONCE)
+    places = (slice(EXAMPLES), *(slice(start, start + _AT_ONCE) for start in later))
+    return require_reached(model, losses, places, combination.without_gradient)
 
 
 def _trained_share(model: nn.Module) -> tuple[str, ...]:
@@ -146,7 +108,7 @@ def _trained_share(model: nn.Module) -> tuple[str, ...]:
         return ()
     numbers = sum(parameters[name].numel() for name in trained)
     total = sum(parameter.numel() for parameter in parameters.values())
-    return (f"trains {numbers:,} of its {total:,} parameters: {_listed(trained)}",)
+    return (f"trains {numbers:,} of its {total:,} parameters: {listed(trained)}",)
 
 
 def _per_example(engine: GradientEngine) -> tuple[str, ...]:
@@ -162,19 +124,9 @@ def _costing(model: nn.Module, names: list[str], why: str) -> str:
     kinds = sorted({type(layer).__name__ for layer in layers})
     numbers = sum(each.numel() for layer in layers for each in layer.parameters() if each.requires_grad)
     return (
-        f"runs {_listed(names)} ({', '.join(kinds)}) once per example, as {why}; that may take several times a plain "
+        f"runs {listed(names)} ({', '.join(kinds)}) once per example, as {why}; that may take several times a plain "
         f"step, and memory for {numbers:,} gradients of each example in a micro-batch; see docs/performance.md"
     )
-
-
-def _listed(names: list[str]) -> str:
-    """The names; those that differ in numbers only, as layers of one kind do, as one with their count."""
-    alike: dict[str, list[str]] = {}
-    for name in names:
-        alike.setdefault(_NUMBER.sub("*", name), []).append(name)
-    shown = [same[0] if len(same) == 1 else f"{pattern} ({len(same)})" for pattern, same in alike.items()]
-    more = sum(len(same) for same in list(alike.values())[_SHOWN:])
-    return ", ".join(shown[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 @contextlib.contextmanager
@@ -197,10 +149,10 @@ def _blamed_on(what: str, component: Component, features: Tensor) -> Iterator[No
         ) from error
 
 
-def _batch(augmentation: Component | None, dataset: Dataset) -> tuple[Tensor, Tensor, int]:
-    """Prepared rows, their labels, and the number of rows per example."""
+def _batch(augmentation: Component | None, dataset: Dataset, place: slice) -> tuple[Tensor, Tensor, int]:
+    """Prepared rows of the training examples at ``place``, their labels, and the number of rows per example."""
     with blamed_on(dataset.name, "the preparation of"):
-        x, y = dataset.prepare(dataset.train.features), as_targets(dataset.train.labels)
+        x, y = dataset.prepare(dataset.train.features[place]), as_targets(dataset.train.labels[place])
     if augmentation is None:
         return x, y, 1
     augment = make_augmentation(augmentation)

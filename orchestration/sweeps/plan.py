@@ -267,7 +267,12 @@ class _Planner:
     def _check_combination(self, trial: TrialSpec) -> None:
         """Try data, preprocessing, model, loss and augmentation together."""
         combination = Combination(
-            trial.model, trial.loss, trial.preprocessing, trial.augmentation, trial.execution.autocast
+            trial.model,
+            trial.loss,
+            trial.preprocessing,
+            trial.augmentation,
+            trial.execution.autocast,
+            self.sweep.without_gradient,
         )
 
         def attempt() -> DpsweepError | tuple[str, ...]:

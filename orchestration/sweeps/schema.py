@@ -206,6 +206,9 @@ class SweepSpec(SweepSection):
     """Attacks on the trained models. None if the file has no such section, as in versions without attacks."""
     min_group_size: MinGroupSize | None = None
     """Smallest number of test examples for which a group is shown; if the file does not give it, 10."""
+    without_gradient: Several[str] = ()
+    """Patterns of names of trainable parameters, such as ``experts.*``, that need not get a gradient from the examples
+    that a plan tries; without it such parameters are refused."""
     audit: Audit | None = None
     """A lower bound on epsilon, measured in the trial's own training run."""
     noise_source: NoiseSourceName = "seeded"

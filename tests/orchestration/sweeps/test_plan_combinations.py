@@ -74,7 +74,15 @@ def test_a_plan_says_which_parameters_train_and_what_runs_once_per_example() -> 
 def test_a_plan_says_which_parameters_get_no_gradient() -> None:
     assert planned(model="own_models:FromZero").warnings == ()
     (stuck,) = planned(model={"name": "own_models:FromZero", "both": True}).warnings
-    assert stuck.startswith("model 'own_models:FromZero' gives linear.weight, linear.bias, head.weight no gradient")
+    names = "linear.weight, linear.bias, head.weight"
+    assert stuck.startswith(f"model 'own_models:FromZero' gives {names} no gradient until noise has moved parameters")
+
+
+def test_a_sweep_may_name_parameters_that_need_no_gradient() -> None:
+    plan = planned(model="own_models:Unused", without_gradient=["pooler.*"])
+    assert plan.refusals == ()
+    (allowed,) = plan.warnings
+    assert allowed.endswith("gives pooler.weight, pooler.bias no gradient, as without_gradient allows")
 
 
 COMBINATIONS = {
