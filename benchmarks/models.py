@@ -26,34 +26,21 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])  # this file's own folder
 
 import peft
 import torch
-import transformers
 from opacus import GradSampleModule
 from opacus.grad_sample import GradSampleModuleFastGradientClipping
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence
-from torchvision.models import VisionTransformer
 
 from accounting.errors import InvalidInput
+from benchmarks import pretrained
 from benchmarks.architectures import FTTransformer
+from benchmarks.pretrained import VOCABULARY, Logits, Make
 from workers.devices import choose_device
 from workers.gradients import GradientEngine
 from workers.models import MODELS as REGISTERED
 
-VOCABULARY, ROWS, CHECKED, TURNS = 500, 32, 4, 5
-Make = Callable[[], nn.Module]
-
-
-class Logits(nn.Module):
-    """Wraps a Hugging Face model so that it returns its logits."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.model(input_ids=x).logits
-        return logits
+ROWS, CHECKED, TURNS = 32, 4, 5
 
 
 class Recurrent(nn.Module):
@@ -78,6 +65,11 @@ class Packed(Recurrent):
         return outputs
 
 
+def sequences() -> Tensor:
+    """Sequences of 50 vectors."""
+    return torch.randn(ROWS, 50, 64)
+
+
 def of_lengths() -> Tensor:
     """Sequences of random lengths, zero beyond their ends."""
     x = torch.randn(ROWS, 50, 64)
@@ -85,38 +77,9 @@ def of_lengths() -> Tensor:
     return torch.where(torch.arange(50)[:, None] < lengths, x, 0.0)
 
 
-SIZES = {
-    "vocab_size": VOCABULARY, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "intermediate_size": 512, "max_position_embeddings": 64, "pad_token_id": 0, "num_labels": 3,
-}  # fmt: skip
-
-
-def bert() -> nn.Module:
-    """A small BERT classifier without dropout."""
-    options = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    model: nn.Module = transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES, **options))
-    return model
-
-
-def gpt2() -> nn.Module:
-    """A small GPT-2 classifier without dropout."""
-    config = transformers.GPT2Config(
-        vocab_size=VOCABULARY, n_positions=64, n_embd=128, n_layer=2, n_head=4, num_labels=3, pad_token_id=0,
-        bos_token_id=1, eos_token_id=2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
-    )  # fmt: skip
-    model: nn.Module = transformers.GPT2ForSequenceClassification(config)
-    return model
-
-
-def llama() -> nn.Module:
-    """A small Llama classifier."""
-    model: nn.Module = transformers.LlamaForSequenceClassification(transformers.LlamaConfig(**SIZES))
-    return model
-
-
 def adapted(config: Any) -> nn.Module:
     """BERT with the adapter ``config`` of peft, whose trainable parameters are random."""
-    model = peft.get_peft_model(bert(), config)
+    model = peft.get_peft_model(pretrained.bert(), config)
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = torch.randn_like(parameter) * 0.1 + 0.1
@@ -128,11 +91,23 @@ def tokens() -> Tensor:
     return torch.randint(1, VOCABULARY, (ROWS, 32))
 
 
+def pictures() -> Tensor:
+    """A batch of pictures of 32 x 32."""
+    return torch.randn(ROWS, 3, 32, 32)
+
+
 PROJECTIONS = {"task_type": "SEQ_CLS", "target_modules": ["query", "value"]}
 MODELS: dict[str, tuple[Make, Callable[[], Tensor]]] = {
-    "BERT": (lambda: Logits(bert()), tokens),
-    "GPT-2": (lambda: Logits(gpt2()), tokens),
-    "Llama": (lambda: Logits(llama()), tokens),
+    "BERT": (lambda: Logits(pretrained.bert()), tokens),
+    "RoBERTa": (lambda: Logits(pretrained.roberta()), tokens),
+    "DistilBERT": (lambda: Logits(pretrained.distilbert()), tokens),
+    "DeBERTa v3": (lambda: Logits(pretrained.deberta()), tokens),
+    "T5 encoder": (pretrained.t5, tokens),
+    "GPT-2": (lambda: Logits(pretrained.gpt2()), tokens),
+    "OPT": (lambda: Logits(pretrained.opt()), tokens),
+    "Llama": (lambda: Logits(pretrained.llama()), tokens),
+    "Mistral": (lambda: Logits(pretrained.mistral()), tokens),
+    "Qwen2": (lambda: Logits(pretrained.qwen()), tokens),
     "LoRA of BERT": (lambda: adapted(peft.LoraConfig(**PROJECTIONS, r=8)), tokens),
     "DoRA of BERT": (lambda: adapted(peft.LoraConfig(**PROJECTIONS, r=8, use_dora=True)), tokens),
     "IA3 of BERT": (lambda: adapted(peft.IA3Config(**PROJECTIONS, feedforward_modules=[])), tokens),
@@ -140,16 +115,19 @@ MODELS: dict[str, tuple[Make, Callable[[], Tensor]]] = {
         lambda: adapted(peft.PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=8)),
         tokens,
     ),
-    "ViT of torchvision": (
-        lambda: VisionTransformer(32, 4, 2, 4, 128, 256, num_classes=3),
-        lambda: torch.randn(ROWS, 3, 32, 32),
-    ),
-    "LSTM": (lambda: Recurrent(nn.LSTM(64, 64, batch_first=True)), lambda: torch.randn(ROWS, 50, 64)),
-    "GRU": (lambda: Recurrent(nn.GRU(64, 64, batch_first=True)), lambda: torch.randn(ROWS, 50, 64)),
+    "ViT of torchvision": (pretrained.vit, pictures),
+    "Swin": (lambda: Logits(pretrained.swin()), pictures),
+    "ConvNeXt": (pretrained.convnext, pictures),
+    "MobileNetV3": (pretrained.mobilenet, pictures),
+    "RNN": (lambda: Recurrent(nn.RNN(64, 64, batch_first=True)), sequences),
+    "LSTM": (lambda: Recurrent(nn.LSTM(64, 64, batch_first=True)), sequences),
+    "GRU": (lambda: Recurrent(nn.GRU(64, 64, batch_first=True)), sequences),
+    "packed RNN": (lambda: Packed(nn.RNN(64, 64, batch_first=True)), of_lengths),
     "packed LSTM": (lambda: Packed(nn.LSTM(64, 64, batch_first=True)), of_lengths),
     "packed GRU": (lambda: Packed(nn.GRU(64, 64, batch_first=True)), of_lengths),
     "FT-transformer": (lambda: FTTransformer(20), lambda: torch.randn(8 * ROWS, 20)),  # as of a table
-    "U-Net": (lambda: REGISTERED["unet"]((3, 32, 32), 3), lambda: torch.randn(ROWS, 3, 32, 32)),
+    "FT-transformer, 32 rows": (lambda: FTTransformer(20), lambda: torch.randn(ROWS, 20)),
+    "U-Net": (lambda: REGISTERED["unet"]((3, 32, 32), 3), pictures),
     "transposed convolution": (
         lambda: nn.Sequential(nn.ConvTranspose2d(8, 8, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 33 * 33, 3)),
         lambda: torch.randn(ROWS, 8, 16, 16),

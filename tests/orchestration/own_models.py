@@ -164,11 +164,11 @@ class FromZero(Linear):
 
 
 class Slow(nn.Module):
-    """Has a layer without a rule."""
+    """Has a layer that no rule covers."""
 
     def __init__(self, feature_shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__()
-        self.cell = nn.RNN(feature_shape[-1], 4, batch_first=True)
+        self.cell = nn.LSTM(feature_shape[-1], 6, batch_first=True, proj_size=4)
         self.head = nn.Linear(4, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:

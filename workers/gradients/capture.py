@@ -114,7 +114,7 @@ def capturing(
     The context replaces the forward of each layer and uses no hooks: a replaced forward sees exactly the layer's own
     input and output, whatever hooks the user has registered, and is faster.
     """
-    replayed = [layer for layer in layers if layer.form != "rule" or layer.without_batch]
+    replayed = [layer for layer in layers if layer.form != "rule" or layer.axes.without_batch]
     capture = Capture(rows, examples, replayed, without_output)
     replaced: list[tuple[dict[str, Any], Callable[..., Any] | None]] = []
     try:
@@ -135,7 +135,7 @@ def _run_by_rule(layer: Layer, capture: Capture, original: Callable[..., Tensor]
     def run(on: Tensor) -> Tensor:
         return original(on, *args[1:], **kwargs) if name is None else original(*args, **{**kwargs, name: on})
 
-    if isinstance(activation, PerRow) or _is_without_batch(layer, capture, activation):
+    if not _holds_batch(layer, capture, activation) or isinstance(activation, PerRow):
         return _without_batch(layer, capture, activation, run)
     return _recorded(layer, capture, activation, run)
 
@@ -152,13 +152,16 @@ def _recorded(layer: Layer, capture: Capture, activation: Tensor, run: Callable[
     return output
 
 
-def _is_without_batch(layer: Layer, capture: Capture, activation: Tensor) -> bool:
-    """Whether the first axis of the input is not the batch, in this call or the same call of an earlier pass."""
+def _holds_batch(layer: Layer, capture: Capture, activation: Tensor) -> bool:
+    """Whether the first axis of the input is the batch, or stacks the rows of the batch with other axes.
+
+    An argument of a single example whose length is not yet known to hold the batch can be taken as its entries.
+    """
     position = ("input of call", capture.calls[layer.name])
     capture.calls[layer.name] += 1
-    if activation.shape[:1] != (capture.rows,):
-        layer.without_batch.add(position)
-    return position in layer.without_batch
+    length = activation.shape[0] if activation.dim() else -1
+    undecided = layer.axes.stacks and capture.examples == 1 and activation.dim() > 1
+    return bool(layer.axes.per_row(position, length, capture.rows)) or undecided
 
 
 def _without_batch(layer: Layer, capture: Capture, activation: Tensor, run: Callable[[Tensor], Tensor]) -> Any:
@@ -167,7 +170,7 @@ def _without_batch(layer: Layer, capture: Capture, activation: Tensor, run: Call
     Such an input is equal in all rows, unless it was computed from parameters per row (`PerRow`). The output has no
     batch axis either.
     """
-    reading, rows = Reading(layer, capture.rows), capture.rows
+    reading, rows = _reading(layer, capture), capture.rows
     by_row = activation.by_row if isinstance(activation, PerRow) else activation.expand(rows, *activation.shape)
     if activation.shape[:1] == (1,):
         return PerRow.of(_recorded(layer, capture, by_row.flatten(0, 1), run).unsqueeze(1), reading)
@@ -175,7 +178,7 @@ def _without_batch(layer: Layer, capture: Capture, activation: Tensor, run: Call
         return PerRow.of(_recorded(layer, capture, by_row, run), reading)
     if isinstance(activation, PerRow):
         raise NotCovered(f"{layer.described} was given a parameter of shape {list(activation.shape)}")
-    with reading_per_row(layer, _copies(layer, capture), rows):
+    with reading_per_row(reading, _copies(layer, capture)):
         return run(activation)
 
 
@@ -223,6 +226,10 @@ class _Recorder:
         self.capture.uses.append(Use(self.layer, edges, differentiate, Input.now(self.layer, activation)))
 
 
+def _reading(layer: Layer, capture: Capture) -> Reading:
+    return Reading(layer, capture.rows, _Recorder(layer, capture))
+
+
 def _run_per_example(layer: Layer, capture: Capture, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Generic fallback: run every example with its own copy of the parameters, so that gradients stay separate.
 
@@ -241,7 +248,7 @@ def _run_reading_per_row(
     layer: Layer, capture: Capture, original: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
     """Run a module on the whole batch, but operations that read its own parameters once per row."""
-    with reading_per_row(layer, _copies(layer, capture), capture.rows):
+    with reading_per_row(_reading(layer, capture), _copies(layer, capture)):
         return original(*args, **kwargs)
 
 

@@ -53,12 +53,17 @@ class Lookups(ExampleGradients):
 
 def embedding(module: nn.Embedding, activation: Tensor, output: Tensor | None, examples: int) -> Differentiate:
     """The rule of nn.Embedding."""
+    return lookups(activation, examples, "weight", module.num_embeddings, module.padding_idx)
+
+
+def lookups(activation: Tensor, examples: int, weight: str, vocabulary: int, padding: int | None) -> Differentiate:
+    """Per-example gradients of what tokens look up in ``weight``, whose row ``padding`` is never updated."""
     tokens = activation.reshape(examples, -1)
 
     def differentiate(grad: Tensor) -> dict[str, ExampleGradients]:
-        grads = widen(grad).reshape(examples, -1, module.embedding_dim)
-        if module.padding_idx is not None:  # this row is never updated
-            grads = grads.masked_fill((tokens == module.padding_idx)[:, :, None], 0.0)
-        return {"weight": Lookups(tokens, grads, module.num_embeddings)}
+        grads = widen(grad).reshape(examples, -1, grad.shape[-1])
+        if padding is not None:
+            grads = grads.masked_fill((tokens == padding % vocabulary)[:, :, None], 0.0)
+        return {weight: Lookups(tokens, grads, vocabulary)}
 
     return differentiate

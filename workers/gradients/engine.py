@@ -22,7 +22,7 @@ from workers.gradients.deferred_checks import Look, Looks, Outputs, Together
 from workers.gradients.deterministic_passes import draws
 from workers.gradients.factors import ExampleGradients, square_together, sum_together, widen
 from workers.gradients.half_precision import has_half_precision
-from workers.gradients.layers import Form, find_layers
+from workers.gradients.layers import Form, find_layers, keep_axes, without_batch
 from workers.gradients.micro_batches import (
     LastMicroBatch,
     MicroBatch,
@@ -228,25 +228,38 @@ class GradientEngine:
             check_model(self.model)
             if self._verify(x, y):
                 self._verified.add(modes)
+                keep_axes(self._layers)
         size = self._micro_batch_size or max(1, x.shape[0] // self._multiplicity)
         return micro_batches(x, y, size, self._multiplicity, self._last_micro_batch)
 
     def _verify(self, x: Tensor, y: Tensor) -> bool:
         """Verify a few examples of a micro-batch. Returns whether the result is conclusive; for one example it is not.
 
-        If verification fails and some modules read their own parameters per row, these modules are switched to run per
-        example, and the model is verified again.
+        If verification fails, the model is verified again without stacked rows, if any layer had an input whose first
+        axis is not the batch, and then with the modules that read their own parameters run per example, if any do.
         """
-        per_row = {layer.name for layer in self._layers if layer.form == "parameters per row"}
         try:
             return self._compare(x, y)
         except Exception as error:  # code of the model may fail on a parameter per row with any error
-            per_row |= {layer.name for layer in self._layers if layer.rule is not None and layer.without_batch}
-            if not per_row or isinstance(error, torch.OutOfMemoryError):
-                raise
-            place = "" if isinstance(error, InvalidInput) else f" ({public_text(error)})"
-            why = f"what reads its parameters could not be told apart by rows{place}"
-            self._layers = find_layers(self.model, dict.fromkeys(per_row, why))
+            if isinstance(error, torch.OutOfMemoryError) or not without_batch(self._layers):
+                return self._verify_per_example(x, y, error)
+        self._layers = find_layers(self.model)
+        keep_axes(self._layers)
+        try:
+            return self._compare(x, y)
+        except Exception as error:
+            return self._verify_per_example(x, y, error)
+
+    def _verify_per_example(self, x: Tensor, y: Tensor, refused: Exception) -> bool:
+        """Verify with what reads its own parameters run per example. Raises: ``refused`` if nothing does."""
+        per_row = {layer.name for layer in self._layers if layer.form == "parameters per row"} | without_batch(
+            self._layers
+        )
+        if not per_row or isinstance(refused, torch.OutOfMemoryError):
+            raise refused
+        place = "" if isinstance(refused, InvalidInput) else f" ({public_text(refused)})"
+        why = f"what reads its parameters could not be told apart by rows{place}"
+        self._layers = find_layers(self.model, dict.fromkeys(per_row, why))
         return self._compare(x, y)
 
     def _compare(self, x: Tensor, y: Tensor) -> bool:

@@ -115,8 +115,8 @@ def _batched(layer: Layer, leaves: list[Any], structure: pytree.TreeSpec, rows: 
         if isinstance(leaf, Tensor):
             axis, position = _batch_axis(layer, index), (str(structure), index)
             if leaf.shape[axis : axis + 1] != (rows,):
-                layer.without_batch.add(position)
-            elif position not in layer.without_batch:
+                layer.axes.without_batch.add(position)
+            elif position not in layer.axes.without_batch:
                 found.append(index)
     if not found:
         raise InvalidInput(

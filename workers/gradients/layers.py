@@ -59,6 +59,7 @@ OUTERMOST: Final = "model"
 REWRITES: Mapping[type[nn.Module], Rewrite] = {
     nn.GRU: recurrent.gru,
     nn.LSTM: recurrent.lstm,
+    nn.RNN: recurrent.rnn,
     nn.MultiheadAttention: attention.self_attention,
 }
 
@@ -73,13 +74,45 @@ example.
 """
 
 
+Position = tuple[str, int]
+"""Place of an argument: a call of a layer or an operation in it, and the index of the argument."""
+
+
+@dataclass
+class Axes:
+    """What the first axes of the arguments of a layer hold, as found in its first passes, which are verified.
+
+    without_batch: arguments that once had another length than the batch. stacks: whether stacked arguments are looked
+    for, such as the windows or tokens of all rows on one axis: those whose length grew with the number of rows between
+    two passes. stacked: their entries per row, which are consecutive.
+    """
+
+    without_batch: set[Position] = field(default_factory=set)
+    stacks: bool = True
+    stacked: dict[Position, int] = field(default_factory=dict)
+    _first: dict[Position, tuple[int, int]] = field(default_factory=dict)
+
+    def per_row(self, position: Position, length: int, rows: int) -> int:
+        """Number of consecutive entries that each row of the batch has on an axis; 0 if it does not hold the batch."""
+        if self.stacks:
+            before, shorter = self._first.setdefault(position, (rows, length))
+            if before < rows < length and length * before == shorter * rows and length % rows == 0:
+                self.stacked[position] = length // rows
+        entries = self.stacked.get(position)
+        if entries is not None and length == rows * entries:
+            return entries
+        if length != rows:
+            self.without_batch.add(position)
+        return int(length == rows and position not in self.without_batch)
+
+
 @dataclass(frozen=True)
 class Layer:
     """A module, and how its per-example gradients are computed.
 
     parameters: trainable parameters, local name -> name in the model. rule, rewrite: given for the forms that use them.
-    without_batch: positions of arguments that did not hold the batch in some call. uncovered: not empty after a call
-    that the rewrite did not cover. why: if the layer runs per example, the reason as a clause.
+    axes: which arguments hold the batch. uncovered: not empty after a call that the rewrite did not cover. why: if the
+    layer runs per example, the reason as a clause.
     """
 
     name: str
@@ -88,7 +121,7 @@ class Layer:
     form: Form
     rule: Rule | None = None
     rewrite: Rewrite | None = None
-    without_batch: set[tuple[str, int]] = field(default_factory=set)
+    axes: Axes = field(default_factory=Axes)
     uncovered: set[Form] = field(default_factory=set)
     why: str = "no rule covers its class"
 
@@ -117,6 +150,17 @@ def outputs_are_precise(layers: Sequence[Layer]) -> Tensor:
 def which_read_outputs(layers: Sequence[Layer]) -> tuple[Layer, ...]:
     """The layers whose rule reads the output, if it is precise enough."""
     return tuple(layer for layer in layers if layer.rule is standardized.standardized_convolution)
+
+
+def without_batch(layers: Sequence[Layer]) -> set[str]:
+    """Names of the layers with a rule that had an input whose first axis is not the batch."""
+    return {layer.name for layer in layers if layer.rule is not None and layer.axes.without_batch}
+
+
+def keep_axes(layers: Sequence[Layer]) -> None:
+    """Look for no more arguments that stack rows: what is found after a verification would not be verified."""
+    for layer in layers:
+        layer.axes.stacks = False
 
 
 def find_rule(module: nn.Module) -> Rule | None:

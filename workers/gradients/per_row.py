@@ -14,12 +14,16 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
+from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
+from workers.gradients.embedding import lookups
 from workers.gradients.layers import Layer
+from workers.gradients.linear import affine
+from workers.gradients.rules import Differentiate, Recorder
 
 
 class NotCovered(Exception):
@@ -31,37 +35,42 @@ class Reading:
     """One call of a layer that reads its parameters per row.
 
     An argument of an operation holds the batch if its first axis has the length of the batch, and never had another
-    length at the same position: a later batch may happen to have as many rows as the argument has entries.
+    length at the same position: a later batch may happen to have as many rows as the argument has entries. It also does
+    if it stacks the rows of the batch with other axes (`Axes`).
     """
 
     layer: Layer
     rows: int
+    recorder: Recorder
     operations: int = 0
 
-    def holds_batch(self, argument: int, length: int | None) -> bool:
-        """Whether an argument of the current operation holds the batch. length: of its first axis."""
-        position = (f"operation {self.operations}", argument)
-        if length != self.rows:
-            self.layer.without_batch.add(position)
-        return length == self.rows and position not in self.layer.without_batch
+    def per_row(self, argument: int, length: int) -> int:
+        """Number of entries that each row of the batch has on the first axis of an argument of the current operation.
+
+        length: of that axis. 0 if it does not hold the batch.
+        """
+        return self.layer.axes.per_row((f"operation {self.operations}", argument), length, self.rows)
 
 
 class PerRow(Tensor):
     """A tensor of ``shape`` with a separate value for every row of the batch: ``by_row`` [rows, *shape].
+
+    parameter: the parameter that it stands for, with its local name; None if it was computed from parameters.
 
     Raises: NotCovered where an operation mixes rows, needs a value, or leaves no batch on the first axis.
     """
 
     by_row: Tensor
     reading: Reading
+    parameter: tuple[str, nn.Parameter] | None
 
     @staticmethod
-    def of(values: Tensor, reading: Reading) -> PerRow:
+    def of(values: Tensor, reading: Reading, parameter: tuple[str, nn.Parameter] | None = None) -> PerRow:
         """The tensor with ``values`` [rows, *shape]."""
         made: PerRow = Tensor._make_wrapper_subclass(
             PerRow, values.shape[1:], dtype=values.dtype, device=values.device, requires_grad=values.requires_grad
         )
-        made.by_row, made.reading = values, reading
+        made.by_row, made.reading, made.parameter = values, reading, parameter
         return made
 
     @classmethod
@@ -116,16 +125,16 @@ def plain(value: Any) -> Any:
 
 
 @contextmanager
-def reading_per_row(layer: Layer, values: Mapping[str, Tensor], rows: int) -> Iterator[None]:
+def reading_per_row(reading: Reading, values: Mapping[str, Tensor]) -> Iterator[None]:
     """Within this context the parameters of the layer are ``values`` [rows, *shape], by local name."""
-    reading = Reading(layer, rows)
+    layer = reading.layer
     replaced = []
     try:
         for local, value in values.items():
             path, _, name = local.rpartition(".")
             owner = layer.module.get_submodule(path)._parameters
             replaced.append((owner, name, owner[name]))
-            owner[name] = PerRow.of(value, reading)  # type: ignore[assignment]  # no nn.Parameter, but read as one
+            owner[name] = PerRow.of(value, reading, (local, layer.module.get_parameter(local)))  # type: ignore[assignment]  # no nn.Parameter, but read as one
         yield
     finally:
         for owner, name, parameter in replaced:
@@ -140,11 +149,11 @@ def _sized(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
     sizes = list(rest[0]) if len(rest) == 1 and isinstance(rest[0], Sequence) else rest
     reading = tensor.reading
     reading.operations += 1
-    to_batch = len(sizes) >= max(1, tensor.dim()) and reading.holds_batch(0, sizes[0])
-    if to_batch:
-        sizes = [1, *sizes[1:]]
+    entries = reading.per_row(0, sizes[0]) if len(sizes) >= max(1, tensor.dim()) else 0
+    if entries:
+        sizes = [entries, *sizes[1:]]
     values = _each_row(lambda value: func(value, sizes), [tensor.by_row])
-    return _of_batch(values, reading) if to_batch else PerRow.of(values, reading)
+    return values.flatten(0, 1) if entries else PerRow.of(values, reading)
 
 
 def _applied(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -153,13 +162,19 @@ def _applied(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[st
     reading: Reading = next(leaf.reading for leaf in leaves if isinstance(leaf, PerRow))
     reading.operations += 1
     of_rows: dict[int, Tensor] = {}
-    with_batch = False
+    entries = 0
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, PerRow):
             of_rows[index] = leaf.by_row
-        elif isinstance(leaf, Tensor) and reading.holds_batch(index, leaf.shape[0] if leaf.dim() else None):
-            of_rows[index], with_batch = leaf.unsqueeze(1), True
-    if with_batch and func in _BROADCAST and len(leaves) == len(of_rows) == 2:
+        elif isinstance(leaf, Tensor) and leaf.dim():
+            found = reading.per_row(index, leaf.shape[0])
+            if found:
+                of_rows[index], entries = leaf.unflatten(0, (reading.rows, found)), found
+    if func in _WITH_RULES and args and entries and not isinstance(args[0], PerRow) and 0 in of_rows:
+        output = _WITH_RULES[func](reading, *args, **kwargs)
+        if output is not None:
+            return output
+    if entries == 1 and func in _BROADCAST and len(leaves) == len(of_rows) == 2:
         return _broadcast(func, leaves, structure)
 
     def one(*values: Tensor) -> Any:
@@ -170,9 +185,55 @@ def _applied(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[st
         return func(*row_args, **row_kwargs)
 
     joined = _each_row(one, list(of_rows.values()))
-    if with_batch:
-        return pytree.tree_map(lambda values: _of_batch(values, reading), joined)
+    if entries:
+        return pytree.tree_map(lambda values: _of_batch(values, entries, reading), joined)
     return pytree.tree_map(lambda values: PerRow.of(values, reading), joined)
+
+
+def _embedding(
+    reading: Reading,
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor | None:
+    """``functional.embedding``; None if the weight is not a parameter as it is, or gradients depend on other rows."""
+    found = _as_it_is(weight)
+    if found is None or max_norm is not None or scale_grad_by_freq:
+        return None
+    name, table = found
+    differentiate = lookups(input, reading.recorder.examples, name, len(table), padding_idx)
+    return _recorded(reading, functional.embedding(input, table, padding_idx), differentiate, input)
+
+
+def _linear(reading: Reading, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
+    """``functional.linear``; None if weight or bias were computed from parameters."""
+    of_weight, of_bias = _as_it_is(weight), ("", bias) if bias is None else _as_it_is(bias)
+    if of_weight is None or of_bias is None:
+        return None
+    differentiate = affine(input, reading.recorder.examples, of_weight[0], of_bias[0])
+    return _recorded(reading, functional.linear(input, of_weight[1], of_bias[1]), differentiate, input)
+
+
+def _as_it_is(value: Tensor) -> tuple[str, Tensor] | None:
+    """A parameter of the layer with its local name, or a constant with no name; None if computed from parameters."""
+    return value.parameter if isinstance(value, PerRow) else ("", value)
+
+
+_WITH_RULES: Final[Mapping[Callable[..., Any], Callable[..., Any]]] = {
+    functional.embedding: _embedding,
+    functional.linear: _linear,
+}
+"""Operations whose per-example gradients need no separate values: how they run on the batch, or None if not covered."""
+
+
+def _recorded(reading: Reading, output: Tensor, differentiate: Differentiate, activation: Tensor) -> Tensor:
+    output = output.clone() if output._is_view() else output  # an in-place change of a view removes its edge
+    reading.recorder.record([output], differentiate, activation)
+    return output
 
 
 def _broadcast(func: Callable[..., Any], leaves: list[Any], structure: pytree.TreeSpec) -> Any:
@@ -201,8 +262,8 @@ def _each_row(one: Callable[..., Any], tensors: list[Tensor]) -> Any:
         raise NotCovered(str(error)) from error
 
 
-def _of_batch(values: Any, reading: Reading) -> Any:
-    """[rows, 1, ...], from a batch of one in every row -> [rows, ...]. Raises: NotCovered for another shape."""
-    if not isinstance(values, Tensor) or values.dim() < 2 or values.shape[1] != 1:
+def _of_batch(values: Any, entries: int, reading: Reading) -> Any:
+    """[rows, entries, ...] -> [rows entries, ...]. Raises: NotCovered for another shape."""
+    if not isinstance(values, Tensor) or values.dim() < 2 or values.shape[1] != entries:
         raise NotCovered(f"an operation in {reading.layer.described} leaves no batch on the first axis")
     return values.flatten(0, 1)

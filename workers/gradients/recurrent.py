@@ -1,4 +1,4 @@
-"""nn.LSTM and nn.GRU, rewritten as linear maps around a recurrence that is differentiated by hand.
+"""nn.RNN, nn.LSTM and nn.GRU, rewritten as linear maps around a recurrence that is differentiated by hand.
 
 The gates before their activations are a linear map of the inputs plus a linear map of the previous states. Their
 gradients at all positions therefore give the per-example gradients of all weights, as for two linear layers.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +47,16 @@ def gru(module: nn.GRU, record: Recorder, input: Tensor | PackedSequence, hx: Te
     sequences = _Sequences.of(input)
     starts = _zero_states(module, sequences.values, 1) if hx is None else (hx,)
     output, (state,) = _stacked(module, record, sequences, starts, _gru_layer)
+    return _packed_like(input, sequences, output), state
+
+
+def rnn(module: nn.RNN, record: Recorder, input: Tensor | PackedSequence, hx: Tensor | None = None) -> Any:
+    """The output of ``module.forward`` for inputs [b, t, width], packed or not; None for a call that is not covered."""
+    if not _covered(input):
+        return None
+    sequences = _Sequences.of(input)
+    starts = _zero_states(module, sequences.values, 1) if hx is None else (hx,)
+    output, (state,) = _stacked(module, record, sequences, starts, _rnn_layer)
     return _packed_like(input, sequences, output), state
 
 
@@ -153,6 +163,19 @@ def _gru_layer(
     return outputs, (sequences.at_end(outputs),)
 
 
+def _rnn_layer(
+    module: nn.RNN, record: Recorder, suffix: str, inputs: Tensor, start: tuple[Tensor, ...], sequences: _Sequences
+) -> Run:
+    weights = _weights(module, suffix)
+    bias = weights[2] + weights[3] if module.bias else None
+    sums = _requiring_grad(widen(functional.linear(inputs, weights[0], bias)))
+    activation = _ACTIVATIONS[module.nonlinearity]
+    outputs = _Rnn.apply(sums, start[0], widen(weights[1].detach()), activation)
+    before = _previous_states(start[0], outputs)
+    record.record([sums], partial(_weight_gradients, suffix, inputs, before, record.examples), inputs)
+    return outputs, (sequences.at_end(outputs),)
+
+
 def _weights(module: nn.RNNBase, suffix: str) -> tuple[nn.Parameter, ...]:
     """weight_ih, weight_hh and, if there are any, bias_ih and bias_hh."""
     kinds = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")[: 4 if module.bias else 2]
@@ -184,6 +207,20 @@ def _weight_gradients(
 _of_sigmoid: Callable[[Tensor, Tensor], Tensor] = torch.ops.aten.sigmoid_backward
 """(gradient of the output, output) -> gradient of the input; so does _of_tanh."""
 _of_tanh: Callable[[Tensor, Tensor], Tensor] = torch.ops.aten.tanh_backward
+
+
+@dataclass(frozen=True)
+class _Activation:
+    """apply_: in place. backward: (gradient of the output, output) -> gradient of the input."""
+
+    apply_: Callable[[Tensor], Tensor]
+    backward: Callable[[Tensor, Tensor], Tensor]
+
+
+_ACTIVATIONS: Final = {
+    "tanh": _Activation(torch.tanh_, _of_tanh),
+    "relu": _Activation(torch.relu_, lambda grad, output: torch.ops.aten.threshold_backward(grad, output, 0.0)),
+}
 
 
 def _positions(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
@@ -254,6 +291,34 @@ class _Lstm(torch.autograd.Function):
             of_h = torch.addmm(h_before, grad, weight)
             of_c = torch.addcmul(c_before, of_c, f_t)
         return grads.transpose(0, 1), of_h, of_c, None, None
+
+
+class _Rnn(torch.autograd.Function):
+    """(sums [b, t, H] of the inputs, h_0 [b, H], weight_hh, activation) -> h [b, t, H].
+
+    sums: the linear map of the inputs, to which that of the states is added: h_t = activation(. + W h_{t-1}).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, sums: Tensor, h: Tensor, weight: Tensor, activation: _Activation) -> Tensor:
+        states, transposed = sums.transpose(0, 1).clone(memory_format=torch.contiguous_format), weight.mT
+        for (state,) in _positions(states):
+            h = activation.apply_(state.addmm_(h, transposed))
+        ctx.save_for_backward(states, weight)
+        ctx.activation = activation
+        return states.transpose(0, 1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_states: Tensor) -> tuple[Tensor | None, ...]:
+        states, weight = ctx.saved_tensors
+        remaining = of_states.transpose(0, 1)
+        grads = ctx.activation.backward(torch.ones_like(states), states)
+        of_h = remaining[-1]
+        before = _shifted(torch.zeros_like(of_h), remaining)
+        for grad, h_before in reversed(list(_positions(grads, before))):
+            of_h = torch.addmm(h_before, grad.mul_(of_h), weight)
+        return grads.transpose(0, 1), of_h, None, None
 
 
 class _Gru(torch.autograd.Function):

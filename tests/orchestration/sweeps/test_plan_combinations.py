@@ -68,7 +68,7 @@ def test_a_plan_says_which_parameters_train_and_what_runs_once_per_example() -> 
     (frozen,) = planned(model="own_models:FrozenTrunk").warnings
     assert frozen == ("model 'own_models:FrozenTrunk' trains 90 of its 610 parameters: head.weight, head.bias")
     (slow,) = planned(model="own_models:Slow").warnings
-    assert slow.startswith("model 'own_models:Slow' runs cell (RNN) once per example, as no rule covers its class; ")
+    assert slow.startswith("model 'own_models:Slow' runs cell (LSTM) once per example, as its rule does not ")
 
 
 def test_a_plan_says_which_parameters_get_no_gradient() -> None:

@@ -329,12 +329,6 @@ def test_a_layer_without_the_batch_is_told_from_one_with_it_whatever_the_number_
         torch.testing.assert_close(found, norms_of(gradients_one_by_one(model, x, y)), rtol=1e-5, atol=0)
 
 
-def test_rows_and_positions_on_one_axis_are_refused_by_name() -> None:
-    model = nn.Sequential(nn.Flatten(0, 1), nn.Linear(3, 2), nn.Unflatten(0, (-1, 4)))
-    with pytest.raises(InvalidInput, match=r"'1' \(Linear\) was given no tensor with the batch"):
-        GradientEngine(model, per_example_loss).norms(torch.randn(6, 4, 3), torch.zeros(6, dtype=torch.long))
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [({"micro_batch_size": 0}, "micro_batch_size is 0"), ({"multiplicity": 0}, "multiplicity is 0")],

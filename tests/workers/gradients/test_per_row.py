@@ -64,6 +64,18 @@ def attended(x: Tensor, bias: Tensor) -> Tensor:
     return functional.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None], bias[None, None])[:, 0]
 
 
+def repeated_for_heads(x: Tensor, positions: Tensor, scale: Tensor) -> Tensor:
+    """As DeBERTa does with the keys of positions: heads of all rows on one axis."""
+    heads, length, width = positions.shape
+    split = (x * scale).view(len(x), length, heads, width).transpose(1, 2).reshape(-1, length, width)
+    scores = split @ positions.repeat(len(split) // heads, 1, 1).mT
+    return (scores @ split).view(len(x), heads, length, width).transpose(1, 2).reshape(x.shape)
+
+
+def tokens_of(x: Tensor) -> Tensor:
+    return (x[:, :, 0].abs() * 3).long().clamp(max=6)
+
+
 FAST: dict[str, tuple[tuple[tuple[int, ...], ...], Callable[..., Tensor]]] = {
     "class token and positions": (((1, 1, WIDTH), (1, LENGTH + 1, WIDTH)), token_in_front),
     "class token, expanded with all sizes": (
@@ -93,14 +105,22 @@ FAST: dict[str, tuple[tuple[tuple[int, ...], ...], Callable[..., Tensor]]] = {
         lambda x, scale: checkpoint(lambda h: torch.tanh(h * scale) * h, x, use_reentrant=False),
     ),
     "read in two ways": (((WIDTH, WIDTH),), lambda x, weight: functional.linear(x, weight) + x * weight[0]),
+    "repeated for all rows and heads": (((2, LENGTH, 4), (WIDTH,)), repeated_for_heads),
+    "linear by its own parameters": (((WIDTH, WIDTH), (WIDTH,)), functional.linear),
+    "linear by a function of a parameter": (
+        ((WIDTH, WIDTH), (WIDTH,)),
+        lambda x, weight, bias: functional.linear(x, weight, bias.exp()),
+    ),
+    "embedded by its own table": (((7, WIDTH),), lambda x, table: x + functional.embedding(tokens_of(x), table)),
+    "embedded by a scaled table": (((7, WIDTH),), lambda x, table: x + functional.embedding(tokens_of(x), 2 * table)),
+    "embedded with padding": (
+        ((7, WIDTH),),
+        lambda x, table: x + functional.embedding(tokens_of(x), table, padding_idx=-2),
+    ),
     "as many as rows": (((6, WIDTH),), lambda x, table: x + table.mean(0)),
 }
 
 GENERAL: dict[str, tuple[tuple[tuple[int, ...], ...], Callable[..., Tensor]]] = {
-    "rows and positions on one axis": (
-        ((WIDTH, WIDTH),),
-        lambda x, weight: (x.reshape(-1, WIDTH) @ weight).view(x.shape),
-    ),
     "positions first": (((LENGTH, 1, WIDTH),), lambda x, positions: (x.transpose(0, 1) + positions).transpose(0, 1)),
     "its values": (((WIDTH,),), lambda x, scale: x * scale if math.isfinite(float(scale.detach().sum())) else x),
 }
@@ -123,6 +143,17 @@ def test_agrees_with_one_example_at_a_time(name: str, rows: int, multiplicity: i
             torch.testing.assert_close(gradient, expected[parameter].sum(0), rtol=1e-4, atol=1e-5)
     assert engine.forms["model"] == "parameters per row"
     assert engine.forms["first"] == engine.forms["last"] == "rule"
+
+
+@pytest.mark.parametrize("rows", [2, 4, 6, 10])
+def test_a_parameter_may_meet_rows_and_positions_on_one_axis(rows: int) -> None:
+    model = Reads(((WIDTH, WIDTH),), lambda x, weight: (x.reshape(-1, WIDTH) @ weight).view(x.shape))
+    engine = GradientEngine(model, per_example_loss)
+    for count in (6, rows):
+        x, y = torch.randn(count, LENGTH, WIDTH), torch.arange(count) % 3
+        expected = norms_of(gradients_one_by_one(model, x, y))
+        torch.testing.assert_close(engine.norms(x, y).norms, expected, rtol=1e-5, atol=0)
+    assert engine.forms["model"] == "parameters per row"
 
 
 @pytest.mark.parametrize("name", GENERAL)

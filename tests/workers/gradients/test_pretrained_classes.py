@@ -94,12 +94,44 @@ def vit() -> nn.Module:
     return transformers().ViTForImageClassification(config)  # type: ignore[no-any-return]
 
 
+def opt() -> nn.Module:
+    """Flattens rows and positions for its feed-forward layers, and offsets the positions that it looks up."""
+    config = transformers().OPTConfig(
+        vocab_size=VOCABULARY, hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=4, ffn_dim=48,
+        max_position_embeddings=16, word_embed_proj_dim=WIDTH, dropout=0.0, pad_token_id=0, num_labels=3,
+    )  # fmt: skip
+    return transformers().OPTForSequenceClassification(config)  # type: ignore[no-any-return]
+
+
+def deberta() -> nn.Module:
+    """DeBERTa v3 by its options: keys of relative positions are repeated for all rows and heads."""
+    config = transformers().DebertaV2Config(
+        **SIZES, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, relative_attention=True,
+        position_buckets=8, norm_rel_ebd="layer_norm", share_att_key=True, pos_att_type=["c2p", "p2c"],
+    )  # fmt: skip
+    return transformers().DebertaV2ForSequenceClassification(config)  # type: ignore[no-any-return]
+
+
+def swin() -> nn.Module:
+    """Windows of all rows on one axis, and every second time shifted."""
+    config = transformers().SwinConfig(
+        image_size=16, patch_size=2, embed_dim=16, depths=[2, 2], num_heads=[2, 4], window_size=4, num_labels=3,
+        drop_path_rate=0.0,
+    )  # fmt: skip
+    return transformers().SwinForImageClassification(config)  # type: ignore[no-any-return]
+
+
+PICTURES = ("vit", "swin")
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "bert": lambda: Logits(bert()),
     "gpt2": lambda: Logits(gpt2()),
     "llama": lambda: Logits(llama()),
     "t5": lambda: Encoded(t5()),
     "vit": lambda: Logits(vit()),
+    "opt": lambda: Logits(opt()),
+    "deberta": lambda: Logits(deberta()),
+    "swin": lambda: Logits(swin()),
 }
 
 
@@ -132,8 +164,8 @@ def quiet() -> Iterator[None]:
 
 
 def batch(name: str, rows: int = 6) -> tuple[Tensor, Tensor]:
-    x = torch.randn(rows, 3, 16, 16) if name == "vit" else torch.randint(1, VOCABULARY, (rows, LENGTH))
-    if name in ("bert", "gpt2", "llama"):
+    x = torch.randn(rows, 3, 16, 16) if name in PICTURES else torch.randint(1, VOCABULARY, (rows, LENGTH))
+    if name in ("bert", "gpt2", "llama", "opt", "deberta"):
         x[::2, -2:] = 0  # padding
     return x, torch.arange(rows) % 3
 

@@ -1,4 +1,4 @@
-"""LSTM and GRU: outputs as torch's, gradients as of one example at a time, at the lengths of padded examples too."""
+"""RNN, LSTM and GRU: outputs as torch's, gradients as of one example at a time, of padded examples too."""
 
 from __future__ import annotations
 
@@ -42,6 +42,11 @@ KINDS: dict[str, Callable[[], nn.RNNBase]] = {
     "lstm of two layers and directions": lambda: nn.LSTM(WIDTH, HIDDEN, 2, bidirectional=True, batch_first=True),
     "gru of two layers and directions": lambda: nn.GRU(WIDTH, HIDDEN, 2, bidirectional=True, batch_first=True),
     "lstm without bias": lambda: nn.LSTM(WIDTH, HIDDEN, bias=False, batch_first=True),
+    "rnn": lambda: nn.RNN(WIDTH, HIDDEN, batch_first=True),
+    "relu rnn of two layers and directions": lambda: nn.RNN(
+        WIDTH, HIDDEN, 2, "relu", bidirectional=True, batch_first=True
+    ),
+    "rnn without bias": lambda: nn.RNN(WIDTH, HIDDEN, bias=False, batch_first=True),
     "gru without bias": lambda: nn.GRU(WIDTH, HIDDEN, bias=False, batch_first=True),
 }
 
@@ -107,7 +112,7 @@ def test_from_states_of_the_example(kind: str, multiplicity: int) -> None:
 
 
 @pytest.mark.parametrize("frozen", ["weight_ih_l0", "weight_hh_l0", "bias_hh_l0"])
-@pytest.mark.parametrize("kind", ["lstm", "gru"])
+@pytest.mark.parametrize("kind", ["rnn", "lstm", "gru"])
 def test_a_frozen_weight_has_no_gradient(kind: str, frozen: str) -> None:
     model = made(kind, "all outputs", embedded=False)
     model.cell.get_parameter(frozen).requires_grad_(False)
@@ -187,13 +192,8 @@ def test_sequences_in_the_order_of_their_lengths_are_packed_as_they_are(kind: st
     assert engine.forms["cell"] == "rewrite"
 
 
-@pytest.mark.parametrize("kind", ["rnn", "lstm with projections"])
-def test_packed_sequences_of_other_layers_are_refused_with_what_to_do_instead(kind: str) -> None:
-    cells: dict[str, Callable[[], nn.RNNBase]] = {
-        "rnn": lambda: nn.RNN(WIDTH, HIDDEN, batch_first=True),
-        "lstm with projections": lambda: nn.LSTM(WIDTH, HIDDEN, proj_size=2, batch_first=True),
-    }
-    model = Packed(cells[kind](), reads_outputs=True)
+def test_packed_sequences_of_an_lstm_with_projections_are_refused_with_what_to_do_instead() -> None:
+    model = Packed(nn.LSTM(WIDTH, HIDDEN, proj_size=2, batch_first=True), reads_outputs=True)
     model(batch()[0])
     with pytest.raises(
         InvalidInput, match=r"PackedSequence.*padded tensor, and read the output of each example at its"
