@@ -1,4 +1,4 @@
-"""The session folder of an embedded Ray: its sockets, its logs and the output of its workers.
+"""The session folder of an embedded Ray: its sockets, its logs, the output of its workers, and data they share.
 
 By default, Ray keeps the sessions of all users in a world-writable folder ``ray`` below the temporary folder and never
 removes them. Here, each session gets a new folder of mode 0700, which is removed when the session ends.
@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from accounting.errors import InvalidInput
+from workers.node_folder import NODE_FOLDER
 
 _VARIABLE = "RAY_TMPDIR"
 """Environment variable with the folder for all files of Ray and its workers; the default is TMPDIR."""
@@ -42,17 +43,27 @@ def private_session() -> Iterator[None]:
     """
     given = os.environ.get(_VARIABLE)
     folder, lock = _make_in_first([given] if given else _usual_places())
-    os.environ[_VARIABLE] = str(folder)
+    try:
+        with _set(_VARIABLE, folder), _set(NODE_FOLDER, folder / "data"):
+            yield
+    finally:
+        _end_processes(folder)
+        os.close(lock)
+        _remove_abandoned(folder.parent)
+
+
+@contextlib.contextmanager
+def _set(variable: str, folder: Path) -> Iterator[None]:
+    """Set an environment variable for the duration of a ``with`` block, and restore its value."""
+    given = os.environ.get(variable)
+    os.environ[variable] = str(folder)
     try:
         yield
     finally:
         if given is None:
-            del os.environ[_VARIABLE]
+            del os.environ[variable]
         else:
-            os.environ[_VARIABLE] = given
-        _end_processes(folder)
-        os.close(lock)
-        _remove_abandoned(folder.parent)
+            os.environ[variable] = given
 
 
 def _usual_places() -> list[str]:

@@ -17,7 +17,7 @@ from accounting.errors import DataCorruption, PrivateDetail
 from workers.data.base import Preparation, Source, Split, make_split, pixels
 from workers.data.files import UNREADABLE, locate, reading
 from workers.data.images import colours
-from workers.data.mapped import Form, Place, digest_of
+from workers.data.mapped import Blocks, Form, Place, digest_of, once_on_node
 
 _CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _MEAN, _STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
@@ -28,7 +28,8 @@ def cifar10(root: str | None = None, cache: str | None = None) -> Source:
 
     Read from ``cifar-10-batches-py`` (the original) if it exists, else from ``cifar10-jpeg/train.parquet`` and
     ``test.parquet`` with columns image_jpeg and label. Pixels decoded from JPEG differ from the original: see the note.
-    cache: a folder of this node for memory-mapped files of the decoded pictures, which all trials share.
+    cache: a folder of this node for memory-mapped files of the decoded pictures, which all trials share; an embedded
+    run has one of its own.
     """
     folder = locate("cifar10", ("cifar-10-batches-py", "cifar10-jpeg"), root, _download)
     if folder.name == "cifar10-jpeg":
@@ -90,12 +91,21 @@ def _read_jpegs(path: Path, cache: str | None) -> _Part:
     if any(column.null_count for column in table.columns):
         raise DataCorruption(f"{path} has a picture without image_jpeg or label; replace the file")
     labels = table["label"].to_numpy().astype(np.int64)
-    decoded = (_decode(jpeg.as_py(), path, row)[None] for row, jpeg in enumerate(table["image_jpeg"]))
-    if cache is None:
-        return _Part(torch.from_numpy(np.concatenate(list(decoded))), labels)
-    place = Place(Path(cache).expanduser().absolute(), digest_of("cifar10", path.read_bytes()))
-    (pictures,) = place.columns([Form(torch.uint8, (3, 32, 32))], lambda: ([picture] for picture in decoded))
-    return _Part(pictures, labels, place)
+
+    def decoded() -> Blocks:
+        return ([_decode(jpeg.as_py(), path, row)[None]] for row, jpeg in enumerate(table["image_jpeg"]))
+
+    def key() -> str:
+        return digest_of("cifar10", path.read_bytes())
+
+    forms = [Form(torch.uint8, (3, 32, 32))]
+    if cache is not None:
+        place = Place(Path(cache).expanduser().absolute(), key())
+        (pictures,) = place.columns(forms, decoded)
+        return _Part(pictures, labels, place)
+    shared = once_on_node(key, forms, len(labels), decoded)
+    (pictures,) = shared or [torch.from_numpy(np.concatenate([picture for (picture,) in decoded()]))]
+    return _Part(pictures, labels)
 
 
 def _decode(jpeg: bytes, path: Path, row: int) -> npt.NDArray[np.uint8]:

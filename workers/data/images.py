@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import Tensor
 from accounting.errors import InvalidInput, PrivateDetail
 from workers.data.base import Indices, Source, Split, encode, make_split, not_private, numbered, pixels, repeated
 from workers.data.files import reading, require_path
+from workers.data.mapped import Blocks, Form, digest_of, once_on_node
 from workers.data.tabular import attributes, intersected, intersected_indices
 
 IMAGENET_SCALING = pixels((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -188,11 +190,25 @@ def _groups(path: Path, folder: Path, files: list[Path], columns: Sequence[str])
 
 
 def read_images(files: Sequence[Path], size: int) -> Tensor:
-    """uint8 [n, 3, size, size], resized with bilinear interpolation."""
+    """uint8 [n, 3, size, size], resized with bilinear interpolation. The trials of an embedded run share it."""
     if size < 1:
         raise InvalidInput(f"size is {size}, but pictures need at least 1 x 1 pixel")
     refuse_links(files)
-    return torch.stack([_read_image(file, size) for file in files])
+
+    def blocks() -> Blocks:
+        return ([_read_image(file, size)[None].numpy()] for file in files)
+
+    shared = once_on_node(lambda: _key(files, size), [Form(torch.uint8, (3, size, size))], len(files), blocks)
+    return shared[0] if shared else torch.stack([_read_image(file, size) for file in files])
+
+
+def _key(files: Sequence[Path], size: int) -> str:
+    """A hash of all pictures and the size that they are scaled to."""
+    contents = []
+    for file in files:
+        with reading(file, file.with_stem("*")):
+            contents.append(hashlib.sha256(file.read_bytes()).hexdigest())
+    return digest_of("pictures", str(size), *contents)
 
 
 def refuse_links(files: Sequence[Path]) -> None:

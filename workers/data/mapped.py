@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import math
 import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +24,14 @@ from torch import Tensor
 
 from accounting.errors import InvalidInput
 from accounting.records import is_encrypting, make_private_file, make_private_folder
+from workers.node_folder import node_folder
 
 _MAX_ROWS_IN_MEMORY: Final = 1024
 """Largest number of rows of a selection that is held in memory."""
 _BYTES_AT_ONCE: Final = 2**20
 """Approximate number of bytes copied at a time."""
+_ROOM: Final = 3
+"""Free space that a run's own folder must have for columns, as a multiple of their bytes."""
 Blocks = Iterator[Sequence[npt.NDArray[Any]]]
 """Iterator over blocks of rows; each item holds the rows of one block, for every column."""
 
@@ -85,6 +89,26 @@ class Place:
         return place, place.columns(
             forms, lambda: ([column[some].numpy() for column in columns] for some in at.split(rows))
         )
+
+
+def once_on_node(
+    key: Callable[[], str], forms: Sequence[Form], rows: int, blocks: Callable[[], Blocks]
+) -> tuple[Tensor, ...] | None:
+    """The columns, written by the first trial of the run on this node and mapped by all others.
+
+    None where the run has no folder for them (`workers.node_folder`), or one that cannot hold them, and where private
+    files are encrypted. key, forms, blocks: as for `Place`, the key as a function that is called only if needed. rows:
+    how many there are.
+    """
+    folder, size = node_folder(), rows * sum(form.bytes for form in forms)
+    if folder is None or is_encrypting():
+        return None
+    try:
+        if shutil.disk_usage(folder.parent).free < _ROOM * size:
+            return None
+        return Place(folder, key()).columns(forms, blocks)
+    except (InvalidInput, OSError):  # it was removed, or has filled up meanwhile
+        return None
 
 
 def digest_of(*parts: str | bytes | memoryview) -> str:

@@ -23,7 +23,7 @@ from accounting.registry import lookup, nearest
 from workers.data.base import Source, Split, Tokens, repeated
 from workers.data.files import reading, require_path
 from workers.data.labels import TableTask, label_columns
-from workers.data.mapped import Blocks, Form, Place, digest_of
+from workers.data.mapped import Blocks, Form, Place, digest_of, once_on_node
 from workers.data.spelling import Values
 from workers.data.table import (
     Declared,
@@ -330,20 +330,24 @@ class _Learner:
         """The split of the complete rows of a file. first: id of its first row."""
         if len(each.rows) == 0:
             raise InvalidInput("no row has a text and all other values; correct the column `text`, or choose others")
-        complete, place = each.columns.take(each.rows), self._place(each, first)
+        complete = each.columns.take(each.rows)
+        place = None if self.cache is None else Place(self.cache, self._key(each, first))
+        forms = [Form(torch.int32, (self.encoder.length,))] * self.columns
+
+        def blocks() -> Blocks:
+            return each.blocks(self.encoder, self.learn, first)
+
         if place is None:
-            blocks = zip(*each.blocks(self.encoder, self.learn, first), strict=True)
-            found = tuple(torch.from_numpy(np.concatenate(column)) for column in blocks)
+            mapped = once_on_node(lambda: self._key(each, first), forms, len(each.rows), blocks)
         else:
-            forms = [Form(torch.int32, (self.encoder.length,))] * self.columns
-            found = place.columns(forms, lambda: each.blocks(self.encoder, self.learn, first))
+            mapped = place.columns(forms, blocks)
+        found = mapped or tuple(torch.from_numpy(np.concatenate(column)) for column in zip(*blocks(), strict=True))
         labels = found[1].numpy() if self.columns > 1 else encoding.labels.encode(complete)
         return replace(encoding.joined(found[0], complete, each.rows + first, users, labels), place=place)
 
-    def _place(self, each: _File, first: int) -> Place | None:
-        if self.cache is None:
-            return None
+    def _key(self, each: _File, first: int) -> str:
+        """A hash of everything that the tokens are made from."""
         with each.path.open("rb") as table:
             content = hashlib.file_digest(table, "sha256").hexdigest()
         parts = (content, each.text, self.settings, str(first), self.encoder.path.read_bytes(), each.rows.data)
-        return Place(self.cache, digest_of(*parts))
+        return digest_of(*parts)

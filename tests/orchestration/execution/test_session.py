@@ -278,3 +278,30 @@ def refusal(tmp_path: Path, folder: Path) -> str:
     assert "set RAY_TMPDIR to a" in line
     assert not (tmp_path / "out").exists()
     return line
+
+
+def test_workers_share_a_folder_that_ends_with_the_run(tmp_path: Path) -> None:
+    script = """
+import sys
+from pathlib import Path
+from orchestration.execution.environment import EMBEDDED, prepare_environment
+prepare_environment(EMBEDDED)
+import ray
+from orchestration.execution.cluster import connected
+def share():
+    from workers.data.mapped import once_on_node, Form
+    import numpy, torch, workers.node_folder
+    once_on_node(lambda: "key", [Form(torch.uint8, (2,))], 1, lambda: iter([[numpy.zeros((1, 2), numpy.uint8)]]))
+    return str(workers.node_folder.node_folder())
+with connected(EMBEDDED, Path(sys.argv[1])):
+    folder = Path(ray.get(ray.remote(num_cpus=0)(share).remote()))
+    print(folder, oct(folder.stat().st_mode), *sorted(file.name for file in folder.iterdir()))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, tmp_path / "log"], env=environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    folder, mode, *names = done.stdout.split()
+    assert (mode, names) == ("0o40700", ["key.0", "key.lock"])
+    assert Path(folder).parent.name.startswith("dps-")
+    assert not Path(folder).parent.exists()

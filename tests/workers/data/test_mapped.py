@@ -13,12 +13,13 @@ import pytest
 import torch
 
 from accounting.errors import InvalidInput
-from accounting.records import TrialFiles
+from accounting.records import KEY_VARIABLE, TrialFiles
 from tests.warm import FORKS
-from tests.workers.data_folders import make_cifar_jpegs, make_texts, make_tokenizer
+from tests.workers.data_folders import make_cifar_jpegs, make_image_folder, make_texts, make_tokenizer
 from tests.workers.trial_specs import small_trial
 from workers.batch_gradients import TrainingData
-from workers.data import cifar, load_dataset, texts
+from workers.data import cifar, load_dataset, mapped, texts
+from workers.node_folder import NODE_FOLDER
 from workers.spec import Component, DataSpec
 from workers.trial import run_trial
 
@@ -94,6 +95,57 @@ def test_pictures_are_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len({each.digest() for each in found}) == 1
     assert len(decoded) == 2 * 80
     assert found[1].train.place is not None
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that an embedded run has on its node."""
+    monkeypatch.setenv(NODE_FOLDER, str(tmp_path / "run" / "data"))
+    (tmp_path / "run").mkdir(mode=0o700)
+    return tmp_path / "run" / "data"
+
+
+def test_trials_of_a_run_share_what_is_decoded(tmp_path: Path, node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures of CIFAR-10, folders of pictures and texts, each once; the examples are those without sharing."""
+    made = tmp_path / "sources"
+    made.mkdir()
+    make_image_folder(made / "pictures")
+    sources = [
+        DataSpec("cifar10", {"root": str(make_cifar_jpegs(made))}),
+        DataSpec("image_folder", {"path": str(made / "pictures"), "size": 8}),
+        spec_of(made, "causal_lm", None, rows=50, keep={}),
+    ]
+    shared = [load_dataset(source) for source in sources]
+    files = {file: file.stat().st_mtime_ns for file in node.iterdir()}
+    assert len([file for file in files if file.suffix != ".lock"]) >= 4
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files if file.suffix != ".lock"} == {0o600}
+    for decode in (
+        "workers.data.cifar._decode",
+        "workers.data.images._read_image",
+        "workers.data.texts._Encoder.encode",
+    ):
+        monkeypatch.setattr(decode, None)
+    again = [load_dataset(source) for source in sources]
+    assert {file: file.stat().st_mtime_ns for file in node.iterdir()} == files
+    monkeypatch.undo()
+    alone = [load_dataset(source) for source in sources]
+    assert [each.digest() for each in shared] == [each.digest() for each in again] == [each.digest() for each in alone]
+    assert all(each.train.place is None for each in shared), "only what is decoded is mapped, not each selection of it"
+
+
+@pytest.mark.parametrize("why", ["a key", "no room", "no folder"])
+def test_nothing_is_shared_where_it_may_not_or_cannot_be(
+    why: str, tmp_path: Path, node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = DataSpec("cifar10", {"root": str(make_cifar_jpegs(tmp_path))})
+    if why == "a key":
+        monkeypatch.setenv(KEY_VARIABLE, "11" * 32)
+    elif why == "no room":
+        monkeypatch.setattr(mapped, "_ROOM", 1e15)
+    else:
+        node.parent.rmdir()
+    assert len(load_dataset(source).train)
+    assert not node.exists()
 
 
 def test_a_trial_has_the_same_bits(folder: Path, tmp_path: Path) -> None:

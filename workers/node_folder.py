@@ -1,0 +1,16 @@
+"""The folder of a run on this node, in which its trials share what they have decoded."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+NODE_FOLDER: Final = "DPSWEEP_NODE_FOLDER"
+"""Environment variable with the folder. It belongs to one run and one user, and is removed when the run ends."""
+
+
+def node_folder() -> Path | None:
+    """The folder; None where the run has none."""
+    given = os.environ.get(NODE_FOLDER)
+    return Path(given) if given else None
