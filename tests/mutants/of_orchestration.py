@@ -275,8 +275,8 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         "orchestration/execution/stopping.py",
         ("tests/orchestration/execution/test_coordinator.py",),
         B(
-            "    forget_checkpoint(files.checkpoint)\n    return stopped",
-            "    return stopped",
+            "    forget_checkpoint(files.checkpoint)\n    if not is_asked",
+            "    if not is_asked",
             "the key of a stopped trial's noise is kept",
             True,
         ),
@@ -296,7 +296,11 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
             "digests of private files lie among the public files",
             True,
         ),
-        B("return exists(uri) and digest(uri) != noted", "return False", "altered files are not noticed"),
+        B(
+            "return digest(uri) != noted if exists(uri) else",
+            "return False if exists(uri) else",
+            "altered files are not noticed",
+        ),
     ),
     *bugs_in(
         "orchestration/records/results.py",

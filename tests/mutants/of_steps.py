@@ -288,14 +288,28 @@ STEPS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "workers/recording.py",
+        "workers/contributions.py",
         ("tests/workers/test_recording.py",),
-        B("_ORDER * (_ORDER - 1.0) / 2.0 / max", "1e-9 / max", "several rules count as their root mean square", True),
+        B("order * (order - 1.0) / 2.0 / noise", "1e-9 / noise", "several rules count as their root mean square", True),
         B(
-            "self._total() / self.steps) / self.rate",
-            "self._total() / (self.steps + 1)) / self.rate",
+            "clamp(0.0, self.steps) / self.steps",
+            "clamp(0.0, self.steps) / (self.steps + 1)",
             "an interval counts one step too many",
             True,
+        ),
+        B("(steps - since - 1.0)", "(steps - since)", "exact norms of consecutive steps are averaged", True),
+        B("held + changed - earlier", "held + changed", "what a norm changes at earlier steps is counted twice", True),
+        B("clamp(min=self.ruled_since)", "clamp(min=-1e18)", "norms are interpolated across rules", True),
+    ),
+    *bugs_in(
+        "workers/recording.py",
+        ("tests/workers/test_recording.py",),
+        B(
+            "max(0.5 * steps_per_epoch, 0.5 * step), 2.0 * steps_per_epoch",
+            "10.0 * steps_per_epoch, 1e9",
+            "old norms of examples in no batch are kept",
+            False,
+            NORMS,
         ),
         B(
             "return step == 0 or math.floor",
