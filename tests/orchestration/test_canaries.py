@@ -105,7 +105,7 @@ def secrets(root: Path) -> Iterator[tuple[str, bytes]]:
     yield "feature, 64 bits", struct.pack("<d", float(np.float32(FEATURE)))
     for trial in root.glob("trials/*"):
         files = TrialFiles(str(trial))
-        if not (trial / "private" / "norms").exists():
+        if not (trial / "private" / "norms" / "complete.json").exists():  # it failed, perhaps after a first snapshot
             continue
         shards = NormShards(files.norms)
         columns = [column for part in map(shards.read, shards.parts) for column in (part.norms, part.losses)]
