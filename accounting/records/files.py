@@ -8,7 +8,6 @@ has modes.
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import os
 import secrets
@@ -195,19 +194,12 @@ def _is_local(filesystem: fs.FileSystem) -> bool:
 
 @contextlib.contextmanager
 def _named_errors(action: str, uri: str) -> Iterator[None]:
-    """Turn an error of the operating system into a `StorageError` that names the file and the next step.
-
-    Raises: InvalidInput for a path that leads through a file.
-    """
+    """Turn an error of the operating system into a `StorageError` that names the file and the next step."""
     try:
         yield
     except FileNotFoundError:
         raise
     except OSError as error:
-        if error.errno == errno.ENOTDIR:
-            raise InvalidInput(
-                f"cannot {action} {uri}: a part of this path is a file, not a folder; name another folder"
-            ) from error
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise StorageError(
             f"cannot {action} {uri}: {reason}; nothing was committed. Free space or fix access, then resume"

@@ -101,16 +101,6 @@ def test_a_mistake_starts_nothing(tmp_path: Path, changes: dict[str, object] | N
     assert not output.exists()
 
 
-@pytest.mark.parametrize("below", ["", "/deeper"])
-def test_an_output_that_is_a_file_is_refused_and_stays(below: str, tmp_path: Path) -> None:
-    (tmp_path / "notes").write_text("mine")
-    done = dpsweep("run", write(tmp_path), "--output", f"{tmp_path}/notes{below}", "--address", "in-process")
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert line.endswith("a part of this path is a file, not a folder; name another folder")
-    assert (tmp_path / "notes").read_text() == "mine"
-
-
 def test_resources_that_this_machine_lacks_are_a_mistake(tmp_path: Path) -> None:
     """Ray would wait for them without end."""
     done = dpsweep("run", write(tmp_path, resources={"cpus": 4096}), "--output", tmp_path / "out")
