@@ -30,7 +30,7 @@ from workers.imports import UserCode
 from workers.losses import Loss, build_loss
 from workers.models import build_model
 from workers.noise import start_generator
-from workers.rows_at_once import rows_at_once, widest_layer
+from workers.rows_at_once import rows_at_once
 from workers.spec import TrialSpec
 
 Weigh = Callable[[BatchNorms], Tensor]
@@ -160,9 +160,7 @@ class LocalGradients:
     def _rows_at_once(self) -> int:
         """Number of examples in one pass of `norms`."""
         example, _ = self.data.inputs(torch.zeros(1, dtype=torch.int64, device=self.data.device))
-        parameters = sum(each.numel() for each in self.model.parameters())
-        widest = widest_layer(self.model, example) if example.device.type == "cpu" else 0
-        return rows_at_once(example.numel(), parameters, widest)
+        return rows_at_once(self.model, example)
 
     def decision(self, state: ClippingState) -> Decision:
         """The decision of a clipping method without a query in this state."""

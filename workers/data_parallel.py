@@ -95,7 +95,7 @@ class DividedGradients:
         if model is not self._local.model:
             self._send_model(model)
         self._order(_Order.PREDICT, _places(dataset).index(id(split)))
-        parts = _shares(split, dataset, self._group.size)
+        parts = _shares(model, split, dataset, self._group.size)
         own = _predicted(predict(model, split, dataset, loss, parts[0]))
         self._group.broadcast(torch.tensor(own.shape[1]))
         whole = self._group.gathered(own, [_rows(part) for part in parts]).numpy()
@@ -187,7 +187,7 @@ class _Follower:
     def _predict(self, place: int) -> None:
         split = _splits(self._dataset)[place]
         assert split is not None, "rank 0 evaluates what is there"
-        parts = _shares(split, self._dataset, self._group.size)
+        parts = _shares(self._local.model, split, self._dataset, self._group.size)
         mine = parts[self._group.rank]
         own = _predicted(predict(self._local.model, split, self._dataset, self._local.loss, mine)) if mine else None
         width = int(self._group.broadcast(torch.tensor(0)))
@@ -236,9 +236,9 @@ def _places(dataset: Dataset) -> list[int]:
     return [id(split) for split in _splits(dataset)]
 
 
-def _shares(split: Split, dataset: Dataset, size: int) -> list[list[slice]]:
+def _shares(model: nn.Module, split: Split, dataset: Dataset, size: int) -> list[list[slice]]:
     """The batches that each rank evaluates, in the order of ranks; their numbers differ by at most one."""
-    batches = batches_of(split, dataset)
+    batches = batches_of(model, split, dataset)
     ends = [-(-len(batches) * rank // size) for rank in range(size + 1)]
     return [batches[start:end] for start, end in itertools.pairwise(ends)]
 

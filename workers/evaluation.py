@@ -21,9 +21,11 @@ from workers.devices import room_for_data
 from workers.gradients import in_its_precision, modes_kept
 from workers.losses import Loss
 from workers.rates import Counts, calibration_error, confusion_counts, gaps, mean_by_group
+from workers.rows_at_once import rows_at_once
 from workers.tasks import known, main_score, task_called
 
 BATCH_SIZE = 1024
+"""Largest number of examples that a model is evaluated on at once."""
 _OUTPUTS_AT_ONCE: Final = 2**25
 """Largest number of output values of a model for one batch. Language models return one per position and token."""
 MIN_GROUP_SIZE = 10
@@ -117,18 +119,30 @@ def predict(
         labels = as_targets(split.labels[batch]).to(outputs.device)
         return loss(outputs, labels).double().cpu(), task.kept(outputs, labels).cpu()
 
-    chosen = batches_of(split, dataset) if batches is None else batches
+    chosen = batches_of(model, split, dataset) if batches is None else batches
     losses, kept = zip(*in_batches(model, split.features, dataset.prepare, read, chosen), strict=True)
     return Predictions(torch.cat(losses).numpy(), torch.cat(kept).numpy())
 
 
-def batches_of(split: Split, dataset: Dataset) -> list[slice]:
-    """The batches in which a split is evaluated: `BATCH_SIZE` examples, or fewer if outputs would take hundreds of MB.
+def batches_of(model: nn.Module, split: Split, dataset: Dataset) -> list[slice]:
+    """The batches in which a split is evaluated, each as large as is fast and outputs take less than hundreds of MB.
 
     Processes that share an evaluation take whole batches, so that results are bit-identical to those of one process.
     """
     outputs = math.prod(task_called(dataset.task).output_shape(split.labels, dataset.class_names))
-    return slices(len(split), max(1, min(BATCH_SIZE, _OUTPUTS_AT_ONCE // outputs)))
+    size = batch_size(model, split.features, dataset.prepare)
+    return slices(len(split), max(1, min(size, _OUTPUTS_AT_ONCE // outputs)))
+
+
+def batch_size(model: nn.Module, features: Tensor, prepare: Preparation) -> int:
+    """The number of examples to evaluate at once: at most `BATCH_SIZE`, and on a CPU fewer where layers are wide."""
+    if len(features) == 0:
+        return BATCH_SIZE
+    return min(rows_at_once(model, prepare(features[:1].to(_device_of(model)))), BATCH_SIZE)
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    return next((each.device for each in model.parameters()), torch.device("cpu"))
 
 
 def slices(count: int, size: int = BATCH_SIZE) -> list[slice]:
@@ -147,7 +161,7 @@ def in_batches(
 
     The model runs in evaluation mode and without gradients; afterwards its modes are restored.
     """
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    device = _device_of(model)
     with modes_kept(model), torch.no_grad(), in_its_precision(model, device):
         model.eval()
         return [read(model(prepare(features[batch].to(device))), batch) for batch in batches]

@@ -1,4 +1,4 @@
-"""Number of examples in one norm pass, chosen for speed; a resumed run uses the same number."""
+"""Number of examples in one pass that measures norms or evaluates, chosen for speed; a resumed run uses the same."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.func import functional_call
 from workers.gradients import RandomState, in_its_precision, modes_kept
 
 _MIN_EXAMPLES, _MAX_EXAMPLES, _TARGET_VALUES = 512, 4096, 2**18
-"""Smallest and largest norm pass in examples; between them, examples x max(features, parameters) is the third."""
+"""Smallest and largest pass in examples; between them, examples x max(features, parameters) is the third."""
 _MIN_WIDE_EXAMPLES, _MAX_WIDE_VALUES = 16, 2**20
 """On a CPU with wide layers: minimum of examples, and maximum of examples x size of the widest layer's output.
 
@@ -20,15 +20,22 @@ Times 9 for a convolution's 3 x 3 kernel, this is about 32 MiB of float32; glibc
 """
 
 
-def rows_at_once(features: int, parameters: int, widest: int = 0) -> int:
-    """Examples per norm pass. Depends on sizes only, so that a resumed run is bit-identical.
+def rows_at_once(model: nn.Module, example: Tensor) -> int:
+    """Examples per pass of a model on examples like this one [1, ...], on their device."""
+    parameters = sum(each.numel() for each in model.parameters())
+    widest = widest_layer(model, example) if example.device.type == "cpu" else 0
+    return rows_of_size(example.numel(), parameters, widest)
+
+
+def rows_of_size(features: int, parameters: int, widest: int = 0) -> int:
+    """Examples per pass. Depends on sizes only, so that a resumed run is bit-identical.
 
     Larger if examples have few features and the model few parameters, because starting a pass then takes as long as its
     computation. Smaller if layers are wide. widest: from `widest_layer`, or 0 on a GPU, where more examples are faster.
 
-    >>> rows_at_once(features=40, parameters=82), rows_at_once(features=784, parameters=500_000)
+    >>> rows_of_size(features=40, parameters=82), rows_of_size(features=784, parameters=500_000)
     (3196, 512)
-    >>> rows_at_once(features=3072, parameters=270_000, widest=16_384)
+    >>> rows_of_size(features=3072, parameters=270_000, widest=16_384)
     64
     """
     most = min(max(_MIN_EXAMPLES, _TARGET_VALUES // max(features, parameters)), _MAX_EXAMPLES)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from accounting.errors import START_ANEW, DataCorruption, InvalidInput
 from accounting.records import TrialFiles, read_bytes
 from workers.data import Dataset, Preparation, Scaling, Split, Tokens, load_source
-from workers.evaluation import in_batches, slices
+from workers.evaluation import batch_size, in_batches, slices
 from workers.imports import NO_CODE, UserCode, is_import_path
 from workers.models import build_for_shape, offered
 from workers.preprocessing import State, make_preprocessing
@@ -51,8 +51,8 @@ class TrainedModel:
         """Outputs of the model for examples [n, ...]: logits [n, classes], or the outputs of another task.
 
         features: as the data source stores them. Preprocessing and preparation are applied as in the trial's
-        evaluation. The model runs on batches of `workers.evaluation.BATCH_SIZE`; memory holds the preprocessed features
-        of all examples and their logits.
+        evaluation. The model runs on at most `workers.evaluation.BATCH_SIZE` examples at once; memory holds
+        the preprocessed features of all examples and their logits.
 
         Raises: InvalidInput for another shape, or for values that the stored type cannot represent.
         """
@@ -64,7 +64,7 @@ class TrainedModel:
             dataset.train.features,
             dataset.prepare,
             lambda logits, _: logits.float().cpu(),
-            slices(len(dataset.train)),
+            slices(len(dataset.train), batch_size(self.model, dataset.train.features, dataset.prepare)),
         )
         found: npt.NDArray[np.float32] = (
             torch.cat(batches).numpy() if batches else np.empty((0, self.num_classes), "f4")

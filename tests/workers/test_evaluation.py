@@ -15,6 +15,7 @@ from workers.data.cuts import cut
 from workers.evaluation import (
     Evaluation,
     GroupEvaluation,
+    batches_of,
     cost_of_privacy,
     evaluate,
     fairness,
@@ -68,6 +69,17 @@ def test_batches_do_not_matter_and_the_model_is_left_as_it_was(digits: Dataset, 
     assert np.allclose(one.losses, other.losses, atol=1e-6)
     assert model.training
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(("width", "rows"), [(8, 1024), (2**13, 128), (2**17, 16)])
+def test_fewer_examples_at_once_where_layers_are_wide(digits: Dataset, width: int, rows: int) -> None:
+    class Wide(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.flatten(1).mean(1, keepdim=True).expand(-1, width).contiguous()
+
+    batches = batches_of(nn.Sequential(Wide(), Wide()), digits.test, digits)
+    assert [batch.stop - batch.start for batch in batches][:-1] == [rows] * (len(batches) - 1)
+    assert (batches[0].start, batches[-1].stop) == (0, len(digits.test))
 
 
 def test_a_model_with_dropout_is_evaluated_without(digits: Dataset, model: nn.Module) -> None:

@@ -137,9 +137,9 @@ class Noting(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_an_evaluation_is_divided_and_has_the_bits_of_one_process(size: int, tmp_path: Path) -> None:
-    """1,438 test examples are two batches: of three ranks one has none. Averages are evaluated, and training goes on
+@pytest.mark.parametrize(("size", "shares"), [(2, [1024, 414]), (4, [512, 512, 414])])
+def test_an_evaluation_is_divided_and_has_the_bits_of_one_process(size: int, shares: list[int], tmp_path: Path) -> None:
+    """1,438 test examples are three batches: of four ranks one has none. Averages are evaluated, and training goes on
     from the model; the public part has one batch."""
     notes = tmp_path / "notes"
     notes.mkdir()
@@ -153,9 +153,10 @@ def test_an_evaluation_is_divided_and_has_the_bits_of_one_process(size: int, tmp
     assert ended(started({"trial": spec}, tmp_path, size)) == [0] * size
     noted = {each.name: [int(line) for line in each.read_text().split()] for each in notes.iterdir()}
     assert [sizes[0] for sizes in noted.values()] == [1] * size, "each looks at one example, for its widest layer"
-    seen = {name: sizes[1:] for name, sizes in noted.items() if len(sizes) > 1}
-    first, second = 1024, 414
-    assert sorted(map(sum, seen.values())) == [2 * second, 2 * first + 2 * 36], "once in each of two epochs"
+    evaluated = {name: [rows for rows in sizes if rows > 1] for name, sizes in noted.items()}
+    seen = {name: sizes for name, sizes in evaluated.items() if sizes}
+    first, *others = shares
+    assert sorted(map(sum, seen.values())) == sorted([2 * first + 2 * 36, *(2 * rows for rows in others)]), "per epoch"
     _, result, files = outcome(tmp_path / "trial")
     dataset, model = load_dataset(spec.data), load_model(files, spec, code_of(spec))
     loss = build_loss(spec.loss)

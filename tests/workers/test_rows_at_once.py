@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from workers.gradients import modes_of
-from workers.rows_at_once import rows_at_once, widest_layer
+from workers.rows_at_once import rows_of_size, widest_layer
 
 
 class Counting(nn.Module):
@@ -45,6 +45,6 @@ def test_of_a_model_that_does_not_run_on_one_example_nothing_is_known() -> None:
 
 @pytest.mark.parametrize("widest", [1, 784, 16_384, 10**9])
 def test_fewer_examples_where_layers_are_wide(widest: int) -> None:
-    rows = rows_at_once(3072, 270_000, widest)
-    assert 16 <= rows <= rows_at_once(3072, 270_000) == 512
+    rows = rows_of_size(3072, 270_000, widest)
+    assert 16 <= rows <= rows_of_size(3072, 270_000) == 512
     assert rows * widest <= 2**20 or rows == 16
