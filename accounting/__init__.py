@@ -10,7 +10,14 @@ The names exported here are the library's interface. Importing it loads neither 
 """
 
 from accounting.accountants import ACCOUNTANTS, account
-from accounting.attacks import AttackRisk, Interval, PrivacyCurve, attack_risk, curve_of_examples, privacy_curve
+from accounting.attacks import (
+    AttackRisk,
+    CertifiedInterval,
+    PrivacyCurve,
+    attack_risk,
+    curve_of_examples,
+    privacy_curve,
+)
 from accounting.budgets import AdvantageBudget, EpsilonBudget, RhoBudget, TruePositiveRateBudget
 from accounting.calibration import (
     calibrate_decay,
@@ -54,6 +61,7 @@ __all__ = [
     "AdvantageBudget",
     "AttackRisk",
     "CertifiedEpsilon",
+    "CertifiedInterval",
     "DataCorruption",
     "DpsweepError",
     "EpsilonBudget",
@@ -61,7 +69,6 @@ __all__ = [
     "FixedBatchSampling",
     "GaussianRelease",
     "IndividualEpsilons",
-    "Interval",
     "InvalidInput",
     "NoiseSchedule",
     "PoissonSampling",

@@ -48,9 +48,9 @@ from accounting.jobs import (
     CountedEpsilons,
     Counting,
     EpsilonSummary,
-    Job,
     Part,
     PartResult,
+    PartwiseJob,
     Scatter,
     account_part,
     account_users,
@@ -197,7 +197,7 @@ class Noted:
         self._work, self._folder = work, folder
         Path(folder).mkdir(parents=True, exist_ok=True)
 
-    def __call__(self, job: Job[Part, Any], part: Part) -> Any:
+    def __call__(self, job: PartwiseJob[Part, Any], part: Part) -> Any:
         begun, cpu = time.monotonic(), time.process_time()
         result = self._work(job, part)
         spent = Spent(time.process_time() - cpu, time.monotonic() - begun, peak_megabytes())

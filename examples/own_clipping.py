@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor, sqrt
 
 from accounting.errors import require_finite
-from workers.clipping import ClippingMethod, ClippingState, ClipRule, Examples, Setting
+from workers.clipping import ClippingMethod, ClippingState, ClipRule, Examples, PublicFacts
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Smooth(ClippingMethod):
         super().__post_init__()
         require_finite("steepness of smooth clipping", self.steepness, above=0.0)
 
-    def decide(self, state: ClippingState, noisy_answer: Tensor, setting: Setting) -> ClipRule:
+    def decide(self, state: ClippingState, noisy_answer: Tensor, facts: PublicFacts) -> ClipRule:
         bound, steepness = state.bound, self.steepness
 
         def weigh(examples: Examples) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from workers.augmentation import augmented, make_augmentation
-from workers.clipping import ClippingMethod, ClippingState, ClipRule, Examples, Setting
+from workers.clipping import ClippingMethod, ClippingState, ClipRule, Examples, PublicFacts
 from workers.data import Dataset, Split, as_targets
 from workers.devices import choose_device, room_for_data
 from workers.evaluation import Predictions, predict
@@ -154,7 +154,7 @@ class LocalGradients:
         self._plain = self.engine if self._augmentation is None else engine(1)
         self._method = method
         size = len(dataset.train)
-        self.setting = Setting(dataset.group_names, self.engine.layer_names, size, spec.sampling.expected_size(size))
+        self.facts = PublicFacts(dataset.group_names, self.engine.layer_names, size, spec.sampling.expected_size(size))
 
     @cached_property
     def _rows_at_once(self) -> int:
@@ -164,7 +164,7 @@ class LocalGradients:
 
     def decision(self, state: ClippingState) -> Decision:
         """The decision of a clipping method without a query in this state."""
-        return Decision(self._method.decide(state, NO_ANSWER, self.setting), state)
+        return Decision(self._method.decide(state, NO_ANSWER, self.facts), state)
 
     def norms(self, rows: Tensor) -> BatchNorms:
         chunks = [self._plain.norms(*self.data.inputs(some)) for some in torch.split(rows, self._rows_at_once)]

@@ -20,7 +20,7 @@ from workers.data import Dataset, Preparation, Split, as_targets
 from workers.devices import room_for_data
 from workers.gradients import in_its_precision, modes_kept
 from workers.losses import Loss
-from workers.rates import Counts, calibration_error, confusion_counts, gaps, mean_by_group
+from workers.rates import ConfusionCounts, calibration_error, confusion_counts, gaps, mean_by_group
 from workers.rows_at_once import rows_at_once
 from workers.tasks import known, main_score, task_called
 
@@ -46,7 +46,7 @@ class GroupEvaluation:
     examples: int
     accuracy: float | None
     loss: float
-    counts: Counts | None = None
+    counts: ConfusionCounts | None = None
     scores: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -68,7 +68,7 @@ class Evaluation:
     loss: float
     groups: tuple[GroupEvaluation, ...]
     fairness: dict[str, float]
-    counts: Counts | None = None
+    counts: ConfusionCounts | None = None
     scores: dict[str, float] = field(default_factory=dict)
     task: str = "classification"
     parts: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -291,9 +291,9 @@ def _confusion(predictions: Predictions, split: Split, dataset: Dataset) -> npt.
     return confusion_counts(split.labels.numpy(), predictions.classes, split.groups.numpy(), shape)
 
 
-def _counts(confusion: npt.NDArray[np.int64], log_loss: float, calibration: float) -> Counts:
+def _counts(confusion: npt.NDArray[np.int64], log_loss: float, calibration: float) -> ConfusionCounts:
     rows = tuple(tuple(row) if any(row) else () for row in confusion.tolist())
-    return Counts(rows, float(log_loss), float(calibration))
+    return ConfusionCounts(rows, float(log_loss), float(calibration))
 
 
 def shown_groups(sizes: npt.NDArray[np.int64], least: int) -> npt.NDArray[np.int64]:

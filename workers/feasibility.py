@@ -38,7 +38,7 @@ _EMBEDDING_HINT: Final = "; whole numbers need a model that embeds them, such as
 
 
 @dataclass(frozen=True)
-class Combination:
+class StepSpec:
     """The fields of a trial that decide whether a step is possible.
 
     without_gradient: patterns of names of trainable parameters that need not get a gradient.
@@ -59,7 +59,7 @@ def excerpt(dataset: Dataset) -> Dataset:
     return replace(dataset, train=train, test=test, public=None)
 
 
-def check_feasible(combination: Combination, dataset: Dataset, code: UserCode) -> tuple[str, ...]:
+def check_feasible(combination: StepSpec, dataset: Dataset, code: UserCode) -> tuple[str, ...]:
     """Compute per-example gradients of ``dataset`` (an `excerpt`) on the CPU, as a training step does.
 
     Returns sentences about the model: which parameters train, if not all do, and which layers run once per example.
@@ -89,7 +89,7 @@ def check_feasible(combination: Combination, dataset: Dataset, code: UserCode) -
         return tuple(f"model {combination.model.name!r} {fact}" for fact in facts)
 
 
-def _reached(combination: Combination, model: nn.Module, loss: Loss, dataset: Dataset) -> tuple[str, ...]:
+def _reached(combination: StepSpec, model: nn.Module, loss: Loss, dataset: Dataset) -> tuple[str, ...]:
     """Refuse trainable parameters that get no gradient from ``dataset``; see `require_reached`, also for the result."""
 
     def losses(place: slice) -> Tensor:

@@ -141,7 +141,7 @@ def _leading_eigenvectors(symmetric: Tensor, count: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Trunk:
+class VisionTrunk:
     """A torchvision network without its classifier: ``cut`` maps it to pictures -> [b, width].
 
     smallest: smallest side of a picture, in pixels, that the network accepts.
@@ -161,10 +161,10 @@ def _resnet_trunk(network: nn.Module) -> nn.Module:
     return nn.Sequential(*list(network.children())[:-1], nn.Flatten())
 
 
-TRUNKS: Final[Mapping[str, Trunk]] = {
-    "resnet18": Trunk(512, 1, _resnet_trunk),
-    "resnet50": Trunk(2048, 1, _resnet_trunk),
-    "vgg16": Trunk(512, 32, _vgg_trunk),
+TRUNKS: Final[Mapping[str, VisionTrunk]] = {
+    "resnet18": VisionTrunk(512, 1, _resnet_trunk),
+    "resnet50": VisionTrunk(2048, 1, _resnet_trunk),
+    "vgg16": VisionTrunk(512, 32, _vgg_trunk),
 }
 
 

@@ -21,7 +21,7 @@ CALIBRATION_BINS: Final = 15
 
 
 @dataclass(frozen=True)
-class Counts:
+class ConfusionCounts:
     """Aggregates of some test examples from which rates are computed; holds no value of a single example.
 
     confusion: for each label the number of examples by predicted class; () for a label without examples. log_loss:

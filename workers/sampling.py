@@ -86,7 +86,7 @@ class SeededRows:
         self._draws_at_once = state.get("draws_at_once", False)
 
 
-class Bits(Protocol):
+class KeyedBits(Protocol):
     """Uniform bits from a secret key, reproducible from `state`. cipher: name in `CIPHERS`."""
 
     @property
@@ -105,11 +105,11 @@ class Bits(Protocol):
     def restore(self, state: Mapping[str, Any]) -> None: ...
 
 
-CIPHERS: Final[Mapping[str, Callable[[], Bits]]] = {
+CIPHERS: Final[Mapping[str, Callable[[], KeyedBits]]] = {
     "chacha20": ChaChaBits.from_os,
     "shake256": KeyedStream.from_os,
 }
-"""Factories of `Bits` with a fresh key from the operating system, by the names that checkpoints store."""
+"""Factories of `KeyedBits` with a fresh key from the operating system, by the names that checkpoints store."""
 
 
 class KeyedRows:
@@ -119,7 +119,7 @@ class KeyedRows:
     keeps drawing a number for each row, and keeps SHAKE-256, so that a resumed run repeats its batches.
     """
 
-    def __init__(self, stream: Bits) -> None:
+    def __init__(self, stream: KeyedBits) -> None:
         self._stream, self._draws_gaps = stream, True
 
     def each(self, n: int, expected: int) -> Rows:

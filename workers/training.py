@@ -98,7 +98,7 @@ class Trainer:
         self._everyone, self._exact = self._make_recorders(files)
         self.recorders = tuple(filter(None, (self._everyone, self._exact))) if not spec.norms.are_off else ()
         """What stores norms: wait for it before a checkpoint, complete it after training, and close it in any case."""
-        self._setting = local.setting
+        self._facts = local.facts
         self._order = moment_order(spec, mechanism)
         self._rule = ClipRule(float("inf"), lambda examples: torch.ones_like(examples.norms))
         self._decided_from: ClippingState | None = None
@@ -157,7 +157,7 @@ class Trainer:
             lambda std: float(self._noise.normal((1,), std)),
         )
         self._run.initial_bound = bound if self._spec.clipping.name != "none" else None
-        self._run.clipping = self._method.start(bound, self._setting)
+        self._run.clipping = self._method.start(bound, self._facts)
 
     @property
     def mechanism(self) -> TrialMechanism:
@@ -299,7 +299,7 @@ class Trainer:
         """Weights by the rule that the method chooses from the noisy answer to its query."""
         query = self._method.query
         assert query is not None, "methods without a query decide before the batch"
-        answer = self._method.answer(self._run.clipping, batch, self._setting)
+        answer = self._method.answer(self._run.clipping, batch, self._facts)
         self._decide(self._noise.added(answer, query.noise_std).cpu())
         return self._rule.weights(batch)
 
@@ -307,14 +307,14 @@ class Trainer:
         """Set the rule of this step; without a query, the last rule is reused while the clipping state is unchanged."""
         clipping = self._run.clipping
         if self._method.query is not None or clipping is not self._decided_from:
-            self._rule = self._method.decide(clipping, noisy_answer, self._setting)
+            self._rule = self._method.decide(clipping, noisy_answer, self._facts)
             self._decided_from = clipping
-        self._run.clipping = self._method.advance(clipping, noisy_answer, self._setting)
+        self._run.clipping = self._method.advance(clipping, noisy_answer, self._facts)
 
     def _update(self, gradients: Mapping[str, Tensor], sigma: float) -> None:
         """Add noise of std sigma S (1 + NORM_ERROR), which covers the rounding error of clipped norms, and update."""
         std = sigma * self._rule.sensitivity * (1.0 + NORM_ERROR) if sigma > 0.0 else 0.0
-        batch_size = self._setting.batch_size
+        batch_size = self._facts.batch_size
         sums = self._noise.added_to_each(gradients, std)
         noisy = dict(zip(sums, torch._foreach_div(list(sums.values()), batch_size), strict=True))
         self._optimizer.step(noisy, self._learning_rate(self.step_count), std / batch_size)
@@ -394,5 +394,5 @@ class Trainer:
             component.restore(state[name])
         if state["rule_stands"]:
             self._decided_from = self._run.clipping
-            self._rule = self._method.decide(self._run.clipping, NO_ANSWER, self._setting)
+            self._rule = self._method.decide(self._run.clipping, NO_ANSWER, self._facts)
             self._everyone.keep_rule(self._rule)

@@ -4,7 +4,7 @@ from accounting.attacks.auditing import Guesses, audited_epsilon, best_audited_e
 from accounting.attacks.curves import (
     FALSE_POSITIVE_RATES,
     AttackRisk,
-    Interval,
+    CertifiedInterval,
     PrivacyCurve,
     attack_risk,
     curve_of_examples,
@@ -15,8 +15,8 @@ from accounting.attacks.curves import (
 __all__ = [
     "FALSE_POSITIVE_RATES",
     "AttackRisk",
+    "CertifiedInterval",
     "Guesses",
-    "Interval",
     "PrivacyCurve",
     "attack_risk",
     "audited_epsilon",

@@ -45,7 +45,7 @@ FALSE_POSITIVE_RATES = (0.001, 0.01, 0.1)
 _ROUNDING = 1e-12  # far above the rounding error of an interpolation
 
 
-class Interval(NamedTuple):
+class CertifiedInterval(NamedTuple):
     """lower <= exact value <= upper."""
 
     lower: float
@@ -69,18 +69,18 @@ class PrivacyCurve:
     kind: Claim
     whose: Literal["any", "given"]
 
-    def delta(self, epsilon: float) -> Interval:
+    def delta(self, epsilon: float) -> CertifiedInterval:
         """delta at ``epsilon`` >= 0. Between the curve's points upper is linear in e^epsilon, where delta is convex."""
         epsilon = require_finite("epsilon", epsilon, at_least=0.0)
         points, upper, lower = self.profile.epsilons, self.profile.upper, self.profile.lower.max(axis=0)
         right = int(np.searchsorted(points, epsilon, side="left"))
         if right == len(points):
-            return Interval(0.0, float(upper[-1]))
+            return CertifiedInterval(0.0, float(upper[-1]))
         highest, end = float(upper[right]), float(points[right])
         if epsilon < end:
             share = math.expm1(epsilon - end) / math.expm1(float(points[right - 1]) - end)
             highest += (float(upper[right - 1]) - highest) * share * (1.0 + _ROUNDING)
-        return Interval(float(lower[right]), min(highest, float(upper[max(right - 1, 0)])))
+        return CertifiedInterval(float(lower[right]), min(highest, float(upper[max(right - 1, 0)])))
 
     def trade_off(self, false_positive_rates: npt.ArrayLike) -> tuple[Array, Array]:
         """(lower, upper) false negative rate of the best attack at each of the rates [points], all in [0, 1].
@@ -94,15 +94,15 @@ class PrivacyCurve:
         achieved = np.array([self._attacks.achieved(rate) for rate in rates.tolist()])
         return 1.0 - self._attacks.limit(rates), 1.0 - achieved
 
-    def true_positive_rate(self, false_positive_rate: float) -> Interval:
+    def true_positive_rate(self, false_positive_rate: float) -> CertifiedInterval:
         """The largest true positive rate of any attack at ``false_positive_rate`` in [0, 1]: 1 - trade-off function."""
         lower, upper = self.trade_off([false_positive_rate])
-        return Interval(1.0 - float(upper[0]), 1.0 - float(lower[0]))
+        return CertifiedInterval(1.0 - float(upper[0]), 1.0 - float(lower[0]))
 
     @property
-    def advantage(self) -> Interval:
+    def advantage(self) -> CertifiedInterval:
         """Membership advantage: the largest true minus false positive rate of any attack, which is delta(0)."""
-        return Interval(float(self.profile.lower[:, 0].max()), float(self.profile.upper[0]))
+        return CertifiedInterval(float(self.profile.lower[:, 0].max()), float(self.profile.upper[0]))
 
     def reconstruction(self, prior: float) -> float:
         """An upper bound on the probability that any attack reconstructs the record (the group's records, jointly).
@@ -175,8 +175,8 @@ class AttackRisk:
     group_size: int
     adjacency: Adjacency
     kind: Claim
-    advantage: Interval
-    true_positive_rates: tuple[Interval, ...]
+    advantage: CertifiedInterval
+    true_positive_rates: tuple[CertifiedInterval, ...]
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON: each upper bound by its name, each certified lower one by the name + ``_at_least``."""

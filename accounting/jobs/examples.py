@@ -45,7 +45,7 @@ _Part = TypeVar("_Part", bound=Numbered, contravariant=True)
 _Result = TypeVar("_Result", bound=Numbered, covariant=True)
 
 
-class Job(Protocol[_Part, _Result]):
+class PartwiseJob(Protocol[_Part, _Result]):
     """Work on the parts of the trial at ``root``, each alone and anywhere: what is done twice is done once."""
 
     @property
@@ -58,7 +58,7 @@ class Job(Protocol[_Part, _Result]):
 class Scatter(Protocol):
     """Accounts the given parts and yields their results in the same order."""
 
-    def __call__(self, job: Job[Part, Result], parts: Sequence[Part], /) -> Iterator[Result]: ...
+    def __call__(self, job: PartwiseJob[Part, Result], parts: Sequence[Part], /) -> Iterator[Result]: ...
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class PartResult:
     summary: EpsilonSummary
 
 
-def account_part(job: Job[Part, Result], part: Part) -> Result:
+def account_part(job: PartwiseJob[Part, Result], part: Part) -> Result:
     """What the job makes of a part; a function, as Ray wants it."""
     return job.account(part)
 
@@ -141,7 +141,7 @@ def epsilons_of_part(job: AccountingJob, part: PartFiles, trace: Trace) -> Epsil
     )
 
 
-def account_in_process(job: Job[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
+def account_in_process(job: PartwiseJob[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
     """Account the parts one after the other in this process: `AccountingQueue.scatter` without Ray."""
     return (account_part(job, part) for part in parts)
 
@@ -180,7 +180,7 @@ def gathered(job: AccountingJob, results: Iterator[PartResult]) -> EpsilonSummar
     return summary
 
 
-def in_order(scatter: Scatter, job: Job[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
+def in_order(scatter: Scatter, job: PartwiseJob[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
     """The results of all parts. Raises: DataCorruption when one is missing, or there is another in its place."""
     results = scatter(job, parts)
     for part in (each.part for each in parts):

@@ -16,7 +16,7 @@ from typing import Any, Self
 import ray
 
 from accounting.errors import DpsweepError, UnfitNode
-from accounting.jobs.examples import Job, Numbered, Part, Result, account_part
+from accounting.jobs.examples import Numbered, Part, PartwiseJob, Result, account_part
 
 ATTEMPTS = 16
 """How often a part is tried before its trial's accounting fails."""
@@ -38,7 +38,7 @@ class AccountingFailed(DpsweepError):
 class _Part:
     """A part in the queue. due: when it may be tried (again), on the monotonic clock. attempts: begun so far."""
 
-    job: Job[Any, Any]
+    job: PartwiseJob[Any, Any]
     files: Numbered
     result: Future[Any] = field(default_factory=Future)
     attempts: int = 0
@@ -86,7 +86,7 @@ class AccountingQueue:
         self._thread = threading.Thread(target=self._serve, name="dpsweep-accounting-queue", daemon=True)
         self._thread.start()
 
-    def scatter(self, job: Job[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
+    def scatter(self, job: PartwiseJob[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
         """Queue the parts behind those of earlier calls, and yield their results in order.
 
         Errors of the job are raised unchanged. Raises: AccountingFailed when a part was lost too often.

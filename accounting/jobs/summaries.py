@@ -145,7 +145,7 @@ class Members:
 
 
 @dataclass(frozen=True, eq=False)
-class Histogram:
+class BitHistogram:
     """How many values lie in each bin that is not empty: counts [bins], keys [bins] ascending.
 
     The key of a value is its bit pattern without the last ``shift`` bits; for values >= 0 patterns have the same order.
@@ -156,28 +156,28 @@ class Histogram:
     shift: int
 
     @staticmethod
-    def of(values: Array, shift: int = _FRACTION - _KEY_BITS) -> Histogram:
+    def of(values: Array, shift: int = _FRACTION - _KEY_BITS) -> BitHistogram:
         """The histogram of values [examples], none negative; few bins are counted without sorting, which is faster."""
         found = _patterns(values) >> np.uint64(shift)
         if shift >= _FRACTION - _KEY_BITS:
             first = found.min(initial=np.iinfo(np.uint64).max)
             counts = np.bincount((found - first).view(np.int64))
             keys = np.flatnonzero(counts)
-            return Histogram(keys.astype(np.uint64) + first, counts[keys].astype(np.int64), shift)
+            return BitHistogram(keys.astype(np.uint64) + first, counts[keys].astype(np.int64), shift)
         keys, counts = np.unique(found, return_counts=True)
-        return Histogram(keys, counts.astype(np.int64), shift)
+        return BitHistogram(keys, counts.astype(np.int64), shift)
 
-    def merged(self, other: Histogram) -> Histogram:
+    def merged(self, other: BitHistogram) -> BitHistogram:
         """The histogram of both sets of values, which have the same shift."""
         keys, places = np.unique(np.concatenate([self.keys, other.keys]), return_inverse=True)
         counts = np.zeros(len(keys), np.int64)
         np.add.at(counts, places, np.concatenate([self.counts, other.counts]))
-        return Histogram(keys, counts, self.shift)
+        return BitHistogram(keys, counts, self.shift)
 
-    def holding(self, ranks: Counts) -> Histogram:
+    def holding(self, ranks: Counts) -> BitHistogram:
         """The bins that hold the values at the given ranks, from 0."""
         at = np.unique(self.places(ranks))
-        return Histogram(self.keys[at], self.counts[at], self.shift)
+        return BitHistogram(self.keys[at], self.counts[at], self.shift)
 
     def above(self, ranks: Counts) -> Counts:
         """The given ranks, counted only among the values in the bins of `holding`."""
@@ -207,7 +207,7 @@ class EpsilonSummary:
     groups: Mapping[int, Members]
     shown: Counts
     released: Counts
-    histogram: Histogram
+    histogram: BitHistogram
 
     @property
     def examples(self) -> int:
@@ -250,7 +250,7 @@ def summarise(epsilons: Epsilons, counting: Counting) -> EpsilonSummary:
         {label: Members.of(*own) for label, own in _by_label(epsilons.groups, columns)},
         np.histogram(values, bins=counting.bins, range=(0.0, counting.bound))[0].astype(np.int64),
         np.bincount(bins, minlength=counting.released_bins).astype(np.int64),
-        Histogram.of(values),
+        BitHistogram.of(values),
     )
 
 
@@ -291,7 +291,7 @@ class CountedEpsilons:
         return count
 
 
-def order_statistics(ranks: Counts, histogram: Histogram, values: Callable[[], Iterable[Array]]) -> Array:
+def order_statistics(ranks: Counts, histogram: BitHistogram, values: Callable[[], Iterable[Array]]) -> Array:
     """The exact values at ``ranks`` (from 0, in ascending order) among those that ``histogram`` counted.
 
     values: yields them all again, in pieces. Each pass gathers the values that share a bin with a wanted one or, if
@@ -300,9 +300,9 @@ def order_statistics(ranks: Counts, histogram: Histogram, values: Callable[[], I
     wanted, ranks = histogram.holding(ranks), histogram.above(ranks)
     while wanted.shift > 0 and wanted.counts.sum() > GATHERED:
         shift = max(0, wanted.shift - _REFINED_BITS)
-        finer = Histogram(np.zeros(0, np.uint64), np.zeros(0, np.int64), shift)
+        finer = BitHistogram(np.zeros(0, np.uint64), np.zeros(0, np.int64), shift)
         for piece in values():
-            finer = finer.merged(Histogram.of(_within(piece, wanted), shift))
+            finer = finer.merged(BitHistogram.of(_within(piece, wanted), shift))
         wanted, ranks = finer.holding(ranks), finer.above(ranks)
     if wanted.shift == 0:
         return wanted.keys.view(np.float64)[wanted.places(ranks)]
@@ -310,7 +310,7 @@ def order_statistics(ranks: Counts, histogram: Histogram, values: Callable[[], I
     return gathered[ranks]
 
 
-def _within(values: Array, wanted: Histogram) -> Array:
+def _within(values: Array, wanted: BitHistogram) -> Array:
     """The values that lie in the bins of ``wanted``."""
     return values[np.isin(_patterns(values) >> np.uint64(wanted.shift), wanted.keys)]
 

@@ -46,7 +46,7 @@ class ObjectRecord:
 
 
 @dataclass(frozen=True)
-class Place:
+class Piece:
     """A piece of an object: its place, its name in messages, its sha256. whole: size of the object in bytes."""
 
     uri: str
@@ -74,7 +74,7 @@ def make_pieces(uri: str, batches: Sequence[pa.RecordBatch]) -> tuple[ObjectReco
     return ObjectRecord(tuple(len(piece) for piece in stored), digests), stored
 
 
-def read_piece(place: Place) -> bytes:
+def read_piece(place: Piece) -> bytes:
     """A piece as it is stored, verified by bytes and sha256.
 
     Raises: DataCorruption when the object is missing, cut or altered there.
@@ -91,7 +91,7 @@ def read_piece(place: Place) -> bytes:
 
 
 def batch_of(
-    place: Place,
+    place: Piece,
     piece: bytes,
     schema: pa.Schema,
     columns: Sequence[str] | None = None,

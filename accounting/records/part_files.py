@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from accounting.errors import START_ANEW, DataCorruption
 from accounting.records.files import list_files
-from accounting.records.objects import DIGEST, Place, batch_of, read_piece
+from accounting.records.objects import DIGEST, Piece, batch_of, read_piece
 from accounting.records.parts import MANIFEST, PartRecord, PartStore, RepeatedIds, corrupt, read_stored, rows_of
 from accounting.records.read_ahead import read_in_turn
 from accounting.records.snapshots import COMPLETE, Snapshot, object_uri, read_snapshots, uncommitted
@@ -128,9 +128,9 @@ class PartInObjects(PartFiles):
             raise corrupt(place.uri, f"part {self.part} has other rows than the manifest says")
         return table
 
-    def _place(self, number: int) -> Place:
+    def _place(self, number: int) -> Piece:
         start, size, whole = np.frombuffer(self.extents, np.int64)[3 * number : 3 * number + 3].tolist()
-        return Place(
+        return Piece(
             uri=object_uri(self.directory, self.steps[number], self.object_number),
             name=f"part {self.part}",
             start=start,

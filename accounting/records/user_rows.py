@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from accounting.errors import DataCorruption
 from accounting.records.files import read_bytes, write_pieces_atomically
-from accounting.records.objects import DIGEST, Place, batch_of, make_pieces, read_piece
+from accounting.records.objects import DIGEST, Piece, batch_of, make_pieces, read_piece
 from accounting.records.read_ahead import read_in_turn
 from accounting.records.sealed import read_private_sealed, write_private_sealed
 
@@ -90,11 +90,11 @@ class ShareOfRows:
         except DataCorruption as error:
             raise _damaged(place) from error
 
-    def _place(self, number: int) -> Place:
+    def _place(self, number: int) -> Piece:
         file, whole = np.frombuffer(self.files, np.int64)[2 * number : 2 * number + 2].tolist()
         start, size, _ = np.frombuffer(self.extents, np.int64)[3 * number : 3 * number + 3].tolist()
         digest = self.digests[DIGEST * number : DIGEST * (number + 1)]
-        return Place(_uri(self.directory, file), f"share {self.part}", start, size, whole, digest)
+        return Piece(_uri(self.directory, file), f"share {self.part}", start, size, whole, digest)
 
 
 def write_rows(directory: str, part: int, users: Ids, rows: Rows, ends: Sequence[int], inputs: str) -> SortedRows:
@@ -161,7 +161,7 @@ def _is_intact(stored: memoryview, file: SortedRows) -> bool:
     return True
 
 
-def _damaged(place: Place) -> DataCorruption:
+def _damaged(place: Piece) -> DataCorruption:
     return DataCorruption(f"{place.uri}: its {place.name} is missing or damaged; {_NEXT}")
 
 

@@ -64,7 +64,7 @@ def calibrate(
     target = Target(target_epsilon, budget_rho, target_advantage, target_tpr, delta, at_fpr)
     trials = random_trials(selection_trials, selection_shape)
     budget = target.budget(accountant, group_size, trials)
-    value, trace = _SOLVERS[solve](Question(flags, flags.shape(), budget, digits))
+    value, trace = _SOLVERS[solve](CalibrationRequest(flags, flags.shape(), budget, digits))
     if delta is not None:
         warn_of_delta(delta, flags.dataset_size)
     solution = Solution(solve, value, trace, budget, budget.cost(trace))
@@ -111,7 +111,7 @@ class Solution:
 
 
 @dataclass(frozen=True)
-class Question:
+class CalibrationRequest:
     """The budget to meet, and the flags that describe the rest of the run. digits: decimals of a decay."""
 
     flags: RunFlags
@@ -120,50 +120,50 @@ class Question:
     digits: int | None
 
 
-Solver = Callable[[Question], tuple[float, Trace]]
-"""Solves a question; returns the value found and the trace of the run with that value."""
+Solver = Callable[[CalibrationRequest], tuple[float, Trace]]
+"""Solves a request; returns the value found and the trace of the run with that value."""
 
 
-def _solve_noise(question: Question) -> tuple[float, Trace]:
-    if question.flags.noise_multiplier is not None:
+def _solve_noise(request: CalibrationRequest) -> tuple[float, Trace]:
+    if request.flags.noise_multiplier is not None:
         raise InvalidInput("--noise-multiplier is what is being solved for: drop it, or choose another --solve")
-    schedule = parse_schedule(question.flags.schedule, 1.0)
+    schedule = parse_schedule(request.flags.schedule, 1.0)
 
     def trace_of(noise_multiplier: float) -> Trace:
-        return question.shape.trace(
-            with_initial(schedule, noise_multiplier), epochs=question.flags.epochs, steps=question.flags.steps
+        return request.shape.trace(
+            with_initial(schedule, noise_multiplier), epochs=request.flags.epochs, steps=request.flags.steps
         )
 
-    found = noise_multiplier_within_budget(trace_of, question.budget)
+    found = noise_multiplier_within_budget(trace_of, request.budget)
     return found, trace_of(found)
 
 
-def _solve_decay(question: Question) -> tuple[float, Trace]:
-    if question.flags.epochs is None or question.flags.steps is not None:
+def _solve_decay(request: CalibrationRequest) -> tuple[float, Trace]:
+    if request.flags.epochs is None or request.flags.steps is not None:
         raise InvalidInput("solving for the decay needs --epochs, the length of the run, and no --steps")
-    name, params = split_schedule(question.flags.schedule)
+    name, params = split_schedule(request.flags.schedule)
 
     def trace_of(schedule: NoiseSchedule, epochs: int) -> Trace:
-        return question.shape.trace(schedule, epochs=epochs)
+        return request.shape.trace(schedule, epochs=epochs)
 
-    sigma = question.flags.required_noise()
+    sigma = request.flags.required_noise()
     parameter = decay_parameter(name).name
     if parameter in params:
         raise InvalidInput(f"{parameter!r} of schedule {name!r} is what is being solved for: drop it")
-    found = calibrate_decay(name, sigma, question.flags.epochs, question.budget, trace_of, question.digits, **params)
-    return found, trace_of(make_schedule(name, sigma, **params, **{parameter: found}), question.flags.epochs)
+    found = calibrate_decay(name, sigma, request.flags.epochs, request.budget, trace_of, request.digits, **params)
+    return found, trace_of(make_schedule(name, sigma, **params, **{parameter: found}), request.flags.epochs)
 
 
 def _solve_length(unit: Literal["epochs", "steps"], at_most: int) -> Solver:
-    def solve(question: Question) -> tuple[float, Trace]:
-        if question.flags.epochs is not None or question.flags.steps is not None:
+    def solve(request: CalibrationRequest) -> tuple[float, Trace]:
+        if request.flags.epochs is not None or request.flags.steps is not None:
             raise InvalidInput("the length of the run is what is being solved for: drop --epochs and --steps")
-        schedule = parse_schedule(question.flags.schedule, question.flags.required_noise())
+        schedule = parse_schedule(request.flags.schedule, request.flags.required_noise())
 
         def trace_of(length: int) -> Trace:
-            return question.shape.trace(schedule, **{unit: length})
+            return request.shape.trace(schedule, **{unit: length})
 
-        found = length_within_budget(trace_of, question.budget, at_most)
+        found = length_within_budget(trace_of, request.budget, at_most)
         return found, trace_of(found)
 
     return solve

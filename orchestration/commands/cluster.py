@@ -18,7 +18,7 @@ from orchestration.execution.environment import prepare_environment
 
 if TYPE_CHECKING:
     from orchestration.execution.job_package import Package
-    from orchestration.execution.submission import Job, Jobs
+    from orchestration.execution.submission import SubmittedSweep, SubmittedSweeps
     from orchestration.sweeps.schema import SweepSpec
     from workers.imports import UserCode
 
@@ -130,15 +130,15 @@ def drive() -> None:
     run_to_the_end(request, as_json=False)
 
 
-def jobs_at(address: str) -> Jobs:
+def jobs_at(address: str) -> SubmittedSweeps:
     """The jobs of the cluster at ``address``. Raises: InvalidInput if it does not answer or requires another token."""
     prepare_environment(address)
-    from orchestration.execution.submission import Jobs
+    from orchestration.execution.submission import SubmittedSweeps
 
-    return Jobs(address)
+    return SubmittedSweeps(address)
 
 
-def _follow(jobs: Jobs, job: Job) -> NoReturn:
+def _follow(jobs: SubmittedSweeps, job: SubmittedSweep) -> NoReturn:
     """Print the job's output until it ends; exit with 0 if it succeeded, else 1. Ctrl-C does not stop the job."""
     try:
         for lines in jobs.follow(job):

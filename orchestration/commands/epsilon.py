@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from orchestration.commands import panels
-from orchestration.commands.epsilon_findings import find
+from orchestration.commands.epsilon_answers import answer
 from orchestration.commands.epsilon_output import print_json, print_tables, write_plots
 from orchestration.commands.epsilon_request import EpsilonRequest, RunSource
 from orchestration.commands.run_flags import AccountantName, Json, RunFlags, warn_of_delta, with_run_flags
@@ -64,7 +64,7 @@ def epsilon(
     request.check(source)
     run = source.run()
     warn_of_delta(delta, run.dataset_size)
-    found = find(run, request)
+    found = answer(run, request)
     write_plots(found)
     if as_json:
         print_json(found)

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from accounting.calibration import round_up
 from accounting.estimates import PrivacyEstimate
-from orchestration.commands.epsilon_findings import Findings
+from orchestration.commands.epsilon_answers import EpsilonAnswers
 from orchestration.commands.plots import write_epsilon_plot
 from orchestration.commands.risk import RISK, risk_table, write_curve_plot
 from orchestration.commands.selection import SELECTION, naive_note
@@ -21,7 +21,7 @@ from orchestration.commands.stored_trial import PRIVATE, QUANTILES, EpsilonSprea
 from orchestration.comparison.group_sizes import COMPARISON, VADHAN, GroupComparison, linear_heading
 
 
-def write_plots(found: Findings) -> None:
+def write_plots(found: EpsilonAnswers) -> None:
     """Write the files that --curve and --plot name. Raises: InvalidInput if one cannot be written."""
     request = found.request
     if request.curve is not None:
@@ -38,13 +38,13 @@ def write_plots(found: Findings) -> None:
         )
 
 
-def print_json(found: Findings) -> None:
+def print_json(found: EpsilonAnswers) -> None:
     """Print one object, or a list of objects for several answers."""
     objects = _objects(found)
     typer.echo(json.dumps(objects if len(objects) > 1 else objects[0]))
 
 
-def print_tables(found: Findings) -> None:
+def print_tables(found: EpsilonAnswers) -> None:
     """Print the tables, the notes below them, and which files were written."""
     terminal = Console()
     console = terminal if terminal.is_terminal else Console(width=160)
@@ -58,7 +58,7 @@ def print_tables(found: Findings) -> None:
         typer.echo(f"curve: {found.request.curve}")
 
 
-def _objects(found: Findings) -> list[dict[str, Any]]:
+def _objects(found: EpsilonAnswers) -> list[dict[str, Any]]:
     """Each answer with its risk and the fields of the run, as plain values."""
     compared = {size: comparison.as_dict() for size, comparison in found.compared.items()}
     answers = [estimate.as_dict() | compared.get(estimate.group_size, {}) for estimate in found.estimates]
@@ -71,7 +71,7 @@ def _objects(found: Findings) -> list[dict[str, Any]]:
     return [answer | found.run.fields | found.selection for answer in answers]
 
 
-def _tables(found: Findings) -> Iterator[Table]:
+def _tables(found: EpsilonAnswers) -> Iterator[Table]:
     together = [] if found.together is None else [found.together]
     yield _estimates_table([*found.estimates, *together], found.compared)
     if found.spread is not None:
@@ -80,7 +80,7 @@ def _tables(found: Findings) -> Iterator[Table]:
         yield risk_table(found.curves, found.request.prior)
 
 
-def _notes(found: Findings) -> Iterator[str]:
+def _notes(found: EpsilonAnswers) -> Iterator[str]:
     if found.compared:
         yield COMPARISON
     if found.selection:

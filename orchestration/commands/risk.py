@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 from rich.table import Table
 
-from accounting.attacks import FALSE_POSITIVE_RATES, Interval, PrivacyCurve, attack_risk
+from accounting.attacks import FALSE_POSITIVE_RATES, CertifiedInterval, PrivacyCurve, attack_risk
 from accounting.errors import UnsupportedMechanism
 from orchestration.commands.output_files import write_file
 from orchestration.comparison.formats import at_least_share, at_most_share
@@ -101,5 +101,5 @@ def _reconstruction(curve: PrivacyCurve, prior: float) -> float | None:
         return None
 
 
-def _interval(found: Interval) -> str:
+def _interval(found: CertifiedInterval) -> str:
     return f"{at_most_share(found.upper)} ({at_least_share(found.lower)})"

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestration.commands.console import stdout
-from orchestration.comparison.entries import Metric, Place
+from orchestration.comparison.entries import Metric, MetricTable
 from orchestration.comparison.formats import clock, listed, number
 from orchestration.comparison.ledger import composed
 from orchestration.comparison.metrics import columns
@@ -168,7 +168,7 @@ def _mlflow_lines(command: str, uri: str, address: str) -> list[str]:
 
 def _outcome_table(outcome: Outcome) -> Table:
     worst = WORST_GROUP_METRICS[outcome.record.worst_group]
-    metrics = columns(Place.TERMINAL, worst.name, outcome.record.data().task)
+    metrics = columns(MetricTable.TERMINAL, worst.name, outcome.record.data().task)
     trials = outcome.record.data().trials
     heading, differences = _differences([(trial.key, trial.labels) for trial in trials])
     shown = _table("trial", *heading, *(metric.heading.lower() for metric in metrics))

@@ -155,13 +155,13 @@ def account(
         require_finite("delta", delta, above=0.0, below=1.0)
     sizes = tuple(whole_numbers("--group-sizes", group_sizes, 1)) if group_sizes else ()
     prepare_environment(address)
-    from orchestration.execution.reaccounting import Question, account_again
+    from orchestration.execution.reaccounting import ReaccountingRequest, account_again
     from orchestration.pipeline import show_accounts
 
-    question = Question(trial, delta, individual, sizes, absolute(group_by) if group_by else "", by_user)
+    request = ReaccountingRequest(trial, delta, individual, sizes, absolute(group_by) if group_by else "", by_user)
     shown = _PartsPrinter()
     found = []
-    for answer in account_again(SweepFiles(absolute(folder)), question, address, shown, _warn):
+    for answer in account_again(SweepFiles(absolute(folder)), request, address, shown, _warn):
         found.append(answer.as_dict())
         own = answer.individuals
         typer.echo(

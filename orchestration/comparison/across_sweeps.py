@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from accounting.errors import InvalidInput
-from orchestration.comparison.entries import Metric, Place
+from orchestration.comparison.entries import Metric, MetricTable
 from orchestration.comparison.ledger import composed
 from orchestration.comparison.metrics import columns
 from orchestration.comparison.parameters import asked, varying
@@ -203,7 +203,7 @@ def _adjacency(record: SweepRecord) -> str:
 def _shown(trials: Iterable[PublishedTrial]) -> tuple[Metric, ...]:
     """Metrics of settings, with the main score as worst-group metric, whichever metric each sweep uses."""
     task = task_of(trials)
-    return columns(Place.SETTINGS, f"worst_group_{task_called(task).main}", task)
+    return columns(MetricTable.SETTINGS, f"worst_group_{task_called(task).main}", task)
 
 
 def shown_metrics(found: Comparison) -> tuple[Metric, ...]:

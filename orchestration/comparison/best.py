@@ -10,7 +10,7 @@ from typing import Any, Final
 from accounting.errors import InvalidInput
 from accounting.registry import nearest
 from orchestration.comparison.findings import Difference, Findings, warnings
-from orchestration.comparison.intervals import Interval
+from orchestration.comparison.intervals import ConfidenceInterval
 from orchestration.comparison.metrics import METRICS, metric
 from orchestration.comparison.settings import Setting, first_seed
 from orchestration.comparison.values import epsilon
@@ -31,7 +31,7 @@ class Best:
     setting: Setting
     by: str
     value: float
-    interval: Interval | None
+    interval: ConfidenceInterval | None
     alike: tuple[Difference, ...]
     warnings: tuple[str, ...]
 

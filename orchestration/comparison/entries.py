@@ -15,7 +15,7 @@ from orchestration.records.published import PublishedGroup, PublishedTrial
 Better = Literal["higher", "lower", ""]
 
 
-class Place(Enum):
+class MetricTable(Enum):
     """A table in which a metric can have a column; results.json holds every metric, MLflow every tracked one."""
 
     SETTINGS = auto()
@@ -48,7 +48,7 @@ class Metric:
     value: Value
     format: Format
     meaning: str = ""
-    places: frozenset[Place] = frozenset()
+    places: frozenset[MetricTable] = frozenset()
     of_model: bool = False
     exact: bool = False
     whose: Callable[[PublishedTrial], str | None] = lambda trial: None

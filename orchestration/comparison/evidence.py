@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from orchestration.comparison.formats import CHANGE, FIT, NUMBER, Format, possible
-from orchestration.comparison.intervals import LEVEL, Array, Interval, Runs, interval, unpaired
+from orchestration.comparison.intervals import LEVEL, Array, ConfidenceInterval, RunValues, interval, unpaired
 from orchestration.comparison.metrics import METRICS, metric
 from orchestration.comparison.rate_metrics import GROUP_METRICS, group_metric
 from orchestration.comparison.settings import Setting
-from orchestration.comparison.tested import Seen, Sums, Tally, Tested
+from orchestration.comparison.tested import ScoreSums, Seen, Tally, Tested
 from orchestration.records.published import RUNS, PublishedTrial
 from workers import rates
 from workers.outcomes import AnyOutcomes, Outcomes, ScoredOutcomes
@@ -64,10 +64,10 @@ class Evidence:
 
     def __init__(self, numbers: Mapping[str, _Numbers]) -> None:
         self._numbers = numbers
-        self._intervals: dict[tuple[tuple[str, ...], Name], Interval | None] = {}
+        self._intervals: dict[tuple[tuple[str, ...], Name], ConfidenceInterval | None] = {}
         """Cache of the intervals, because several tables and pages show the same ones."""
 
-    def interval(self, setting: Setting, name: str, group: str = "") -> Interval | None:
+    def interval(self, setting: Setting, name: str, group: str = "") -> ConfidenceInterval | None:
         """Mean of a metric over the seeds and splits of a setting, with its 95% interval; None if unknown.
 
         group: name of a group, or "" for all test examples.
@@ -77,7 +77,7 @@ class Evidence:
             self._intervals[asked] = self._interval(setting.trials, (group, name))
         return self._intervals[asked]
 
-    def _interval(self, trials: Sequence[PublishedTrial], name: Name) -> Interval | None:
+    def _interval(self, trials: Sequence[PublishedTrial], name: Name) -> ConfidenceInterval | None:
         runs = self._runs(trials, name)
         if runs is None:
             return None
@@ -88,7 +88,7 @@ class Evidence:
 
     def difference(
         self, one: Setting, other: Setting, name: str, group: str = "", comparisons: int = 1
-    ) -> Interval | None:
+    ) -> ConfidenceInterval | None:
         """A metric of ``one`` minus the metric of ``other``, paired by seed and split, with an interval.
 
         comparisons: number of differences that are looked at; all their intervals hold simultaneously with 95%
@@ -99,7 +99,7 @@ class Evidence:
         least, most = possible(_format((group, name)))
         return found and found.within(least - most, most - least)
 
-    def _difference(self, one: Setting, other: Setting, name: Name, level: float) -> Interval | None:
+    def _difference(self, one: Setting, other: Setting, name: Name, level: float) -> ConfidenceInterval | None:
         of_one, of_other = ({_run(trial): trial for trial in setting.trials} for setting in (one, other))
         common = [run for run in of_one if run in of_other and self._same_test(of_one[run], of_other[run])]
         if common:
@@ -122,7 +122,7 @@ class Evidence:
         numbers = self._numbers[trial.key]
         return numbers.sizes[group] if group else min(numbers.sizes.values(), default=numbers.examples)
 
-    def _runs(self, trials: Sequence[PublishedTrial], name: Name) -> Runs | None:
+    def _runs(self, trials: Sequence[PublishedTrial], name: Name) -> RunValues | None:
         if not trials or any(trial.key not in self._numbers for trial in trials):
             return None
         found = [self._numbers[trial.key] for trial in trials]
@@ -131,7 +131,7 @@ class Evidence:
         values = np.stack([each.values[name] for each in found])
         sets = {test_set: place for place, test_set in enumerate(dict.fromkeys(each.test_set for each in found))}
         splits = np.array([sets[each.test_set] for each in found])
-        return Runs(values[:, 0], values[:, 1:], splits, max(each.overlap for each in found))
+        return RunValues(values[:, 0], values[:, 1:], splits, max(each.overlap for each in found))
 
 
 def _run(trial: PublishedTrial) -> tuple[object, ...]:
@@ -236,7 +236,7 @@ def _summed(found: ScoredOutcomes, weights: npt.NDArray[np.int32], shown: Sequen
         with np.errstate(invalid="ignore", over="ignore"):  # a model that diverged
             sums[:, group] = weights[:, rows].astype(np.float64) @ found.kept[rows]
     places = [found.group_names.index(name) for name in shown]
-    return Sums(sums.sum(1), found.task), Sums(sums[:, places], found.task)
+    return ScoreSums(sums.sum(1), found.task), ScoreSums(sums[:, places], found.task)
 
 
 def _tally(counts: Array, losses: Array, errors: Array) -> Tally:

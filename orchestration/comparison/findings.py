@@ -13,7 +13,7 @@ import numpy as np
 from orchestration.comparison.entries import Metric
 from orchestration.comparison.evidence import Evidence
 from orchestration.comparison.formats import SHARES, listed
-from orchestration.comparison.intervals import Interval
+from orchestration.comparison.intervals import ConfidenceInterval
 from orchestration.comparison.metrics import METRICS, main_metric, metric
 from orchestration.comparison.rate_metrics import GROUP_METRICS, WORST_GROUP_METRICS
 from orchestration.comparison.settings import Setting, finished_settings, group_names
@@ -33,7 +33,7 @@ class Difference:
     one: str
     other: str
     metric: str
-    interval: Interval | None
+    interval: ConfidenceInterval | None
 
     @property
     def verdict(self) -> Verdict:
@@ -102,7 +102,7 @@ class Findings:
         count = len(self.private)
         return max(1, len(self.headline) * count * (count - 1) // 2)
 
-    def interval(self, setting: Setting, name: str) -> Interval | None:
+    def interval(self, setting: Setting, name: str) -> ConfidenceInterval | None:
         """A metric of a setting with its own 95% interval."""
         return self.evidence.interval(setting, name)
 
@@ -183,7 +183,7 @@ def of_trials(stored: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Read the output of `as_dict`: by the key of each trial, its setting with the intervals of its means.
 
     In the result, ``runs`` is the number of averaged runs, and ``covers`` names the sources of variation that the
-    intervals account for (`intervals.Interval`).
+    intervals account for (`intervals.ConfidenceInterval`).
     """
     return {key: _setting_entry(setting) for setting in stored["settings"] for key in setting["trials"]}
 

@@ -6,7 +6,7 @@ from accounting.estimates import Claim, Kind, PrivacyEstimate, weakest
 from accounting.jobs import CountedEpsilons, Members, Moments
 from accounting.release import ReleasedStatistics
 from orchestration.comparison.densities import loss_density
-from orchestration.records.published import GroupEpsilon, Histogram, IndividualStatistics
+from orchestration.records.published import EpsilonHistogram, GroupEpsilon, IndividualStatistics
 from orchestration.records.release_modes import EXACT, RELEASED
 
 _QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -45,7 +45,7 @@ def exact_statistics(
             for group, name in enumerate(group_names)
             if group in summary.groups
         ),
-        histogram=Histogram(tuple(summary.counting.edges.tolist()), tuple(summary.shown.astype(float).tolist())),
+        histogram=EpsilonHistogram(tuple(summary.counting.edges.tolist()), tuple(summary.shown.astype(float).tolist())),
         loss_correlation=loss_correlation(summary.everyone.with_loss),
         loss_density=loss_density(counted),
     )
@@ -78,7 +78,7 @@ def released_statistics(
             GroupEpsilon(group_names[group.group], group.mean_epsilon, group.mean_standard_error, group.examples)
             for group in released.groups
         ),
-        histogram=Histogram(released.edges, released.histogram),
+        histogram=EpsilonHistogram(released.edges, released.histogram),
         release_epsilon=cost,
     )
 

@@ -24,7 +24,7 @@ _FEW: Final = 3
 
 
 @dataclass(frozen=True)
-class Interval:
+class ConfidenceInterval:
     """A mean over ``runs`` runs with its interval. covers: sources of variation that the interval accounts for."""
 
     value: float
@@ -33,14 +33,14 @@ class Interval:
     runs: int
     covers: Covers
 
-    def within(self, least: float, most: float) -> Interval:
+    def within(self, least: float, most: float) -> ConfidenceInterval:
         """The interval cut to the possible values [least, most]; it still contains ``value``."""
         low, high = max(self.low, min(least, self.value)), min(self.high, max(most, self.value))
-        return Interval(self.value, low, high, self.runs, self.covers)
+        return ConfidenceInterval(self.value, low, high, self.runs, self.covers)
 
 
 @dataclass(frozen=True)
-class Runs:
+class RunValues:
     """One number of several runs.
 
     values: [R], on the original test examples. resampled: [R, B]; runs of one split have the same resample of the test
@@ -53,12 +53,12 @@ class Runs:
     splits: npt.NDArray[np.int64]
     overlap: float = 0.0
 
-    def minus(self, other: Runs) -> Runs:
+    def minus(self, other: RunValues) -> RunValues:
         """The differences to ``other``, whose runs are paired with these one to one."""
-        return Runs(self.values - other.values, self.resampled - other.resampled, self.splits, self.overlap)
+        return RunValues(self.values - other.values, self.resampled - other.resampled, self.splits, self.overlap)
 
 
-def interval(runs: Runs, level: float = LEVEL, examples: int = 0) -> Interval | None:
+def interval(runs: RunValues, level: float = LEVEL, examples: int = 0) -> ConfidenceInterval | None:
     """The mean over runs with its interval; None if the mean is not finite, or fewer than two resamples are.
 
     examples: number of examples behind a share, or 0 for other numbers. If a share is 0 or 1 in all resamples, its
@@ -74,13 +74,15 @@ def interval(runs: Runs, level: float = LEVEL, examples: int = 0) -> Interval | 
     if variance == 0.0 and value in (0.0, 1.0) and examples:
         reach = 1.0 - ((1.0 - level) / 2.0) ** (1.0 / examples)
         low, high = (0.0, reach) if value == 0.0 else (1.0 - reach, 1.0)
-        return Interval(value, low, high, len(runs.values), _covers(runs))
+        return ConfidenceInterval(value, low, high, len(runs.values), _covers(runs))
     centre = value - (float(means.mean()) - value)
     half = _half_width(variance, freedom, level)
-    return Interval(value, min(centre - half, value), max(centre + half, value), len(runs.values), _covers(runs))
+    return ConfidenceInterval(
+        value, min(centre - half, value), max(centre + half, value), len(runs.values), _covers(runs)
+    )
 
 
-def unpaired(one: Runs, other: Runs, level: float = LEVEL) -> Interval | None:
+def unpaired(one: RunValues, other: RunValues, level: float = LEVEL) -> ConfidenceInterval | None:
     """The difference of two means with its interval, for runs with the same test examples but without common seeds."""
     value = float(one.values.mean() - other.values.mean())
     means = one.resampled.mean(0) - other.resampled.mean(0)
@@ -93,7 +95,7 @@ def unpaired(one: Runs, other: Runs, level: float = LEVEL) -> Interval | None:
     half = _half_width(variance, _degrees(variance, spent, len(one.values) - 1), level)
     centre = 2.0 * value - float(means.mean())
     count = min(len(one.values), len(other.values))
-    return Interval(value, min(centre - half, value), max(centre + half, value), count, _covers(one))
+    return ConfidenceInterval(value, min(centre - half, value), max(centre + half, value), count, _covers(one))
 
 
 def _half_width(variance: float, degrees: float, level: float) -> float:
@@ -101,13 +103,13 @@ def _half_width(variance: float, degrees: float, level: float) -> float:
     return float(special.stdtrit(degrees, 0.5 + level / 2.0)) * math.sqrt(variance)
 
 
-def _covers(runs: Runs) -> Covers:
+def _covers(runs: RunValues) -> Covers:
     if len(np.unique(runs.splits)) > 1:
         return "splits, seeds and test examples"
     return "seeds and test examples" if len(runs.values) > 1 else "test examples"
 
 
-def _variance(runs: Runs, resampled: Array, of_examples: float) -> tuple[float, float]:
+def _variance(runs: RunValues, resampled: Array, of_examples: float) -> tuple[float, float]:
     """Variance of the mean over runs, and its degrees of freedom."""
     names = np.unique(runs.splits)
     freedom = len(runs.values) - len(names)
@@ -133,7 +135,7 @@ def _degrees(variance: float, spent: float, least: int) -> float:
     return max(float(least), variance**2 / spent) if spent else math.inf
 
 
-def _of_seeds(runs: Runs, resampled: Array) -> tuple[float, float, float]:
+def _of_seeds(runs: RunValues, resampled: Array) -> tuple[float, float, float]:
     """Parts of the variance of the mean that come from the seeds; all 0 if every split has one run.
 
     Returns ``treated``: the part from runs that treat single examples differently, which the bootstrap variance already

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 
 from accounting.registry import lookup
-from orchestration.comparison.entries import Family, Metric, Place
+from orchestration.comparison.entries import Family, Metric, MetricTable
 from orchestration.comparison.formats import (
     AT_MOST,
     CORRELATION,
@@ -65,7 +65,7 @@ METRICS = (
         "With δ, bounds what the published model can reveal about any one training record, whoever it belongs to and "
         "whatever an attacker knows. A guarantee, unless its row says estimate. It covers one trial: all trials train "
         "on the same records, so publishing several costs more, as the composed ε says.",
-        frozenset(Place),
+        frozenset(MetricTable),
         better="lower",
     ),
     Metric(
@@ -76,7 +76,7 @@ METRICS = (
         NUMBER,
         "Of the trial, of every earlier start of it whose folder was deleted, and of the candidates of an unaccounted "
         "tuning: what these had shown stays part of the cost.",
-        frozenset({Place.TRIALS}),
+        frozenset({MetricTable.TRIALS}),
     ),
     Metric("delta", "privacy/delta", "δ", delta, NUMBER),
     Metric(
@@ -88,7 +88,7 @@ METRICS = (
         "The largest true minus false positive rate with which any attack can tell whether one given record was "
         "trained on, even if it sees every step and knows all other data. It needs no δ, and is a guarantee unless its "
         "row says estimate.",
-        frozenset({Place.SETTINGS}),
+        frozenset({MetricTable.SETTINGS}),
     ),
     Metric(
         "tpr_at_fpr_1pct",
@@ -98,7 +98,7 @@ METRICS = (
         AT_MOST,
         "The share of members that any such attack can recognise while it accuses at most 1% of non-members; guessing "
         "reaches 1%.",
-        frozenset({Place.SETTINGS}),
+        frozenset({MetricTable.SETTINGS}),
     ),
     Metric(
         "initial_noise_multiplier",
@@ -106,7 +106,7 @@ METRICS = (
         "Initial σ",
         initial_noise_multiplier,
         PRECISE,
-        places=frozenset({Place.TRIALS}),
+        places=frozenset({MetricTable.TRIALS}),
     ),
     Metric("release_epsilon", "privacy/release_epsilon", "ε of the release", release_epsilon, NUMBER),
     Metric("mean_example_epsilon", "privacy/mean_epsilon_i", "Mean εᵢ", mean_epsilon, NUMBER),
@@ -120,7 +120,7 @@ METRICS = (
         "case. Output-specific, so conditional on the models of this run, where contributions were known at every step "
         "(or clipped individually); an estimate where norms were refreshed less often; a guarantee where a filter "
         "enforced a budget, the same for all. It is private: tell it only to the owner of record i.",
-        frozenset({Place.SETTINGS, Place.TERMINAL}),
+        frozenset({MetricTable.SETTINGS, MetricTable.TERMINAL}),
     ),
     Metric(
         "loss_correlation",
@@ -140,13 +140,22 @@ METRICS = (
         PERCENT,
         "Accuracy, loss and groups are computed on held-out test data, which the guarantee does not cover: the models "
         "do not depend on it, this page does.",
-        frozenset(Place),
+        frozenset(MetricTable),
         of_model=True,
         better="higher",
         measure=overall(of_counts(rates.accuracy)),
         task="classification",
     ),
-    Metric("loss", "final/loss", "Loss", loss, NUMBER, places=frozenset({Place.TRIALS}), of_model=True, better="lower"),
+    Metric(
+        "loss",
+        "final/loss",
+        "Loss",
+        loss,
+        NUMBER,
+        places=frozenset({MetricTable.TRIALS}),
+        of_model=True,
+        better="lower",
+    ),
     Metric(
         "accuracy_change",
         "fairness/accuracy_change",
@@ -155,7 +164,7 @@ METRICS = (
         POINTS,
         "Private minus non-private accuracy, same data, model and seed, in percentage points. No guarantee covers the "
         "non-private baseline, and therefore none covers this change.",
-        frozenset({Place.SETTINGS, Place.TERMINAL}),
+        frozenset({MetricTable.SETTINGS, MetricTable.TERMINAL}),
         of_model=True,
         better="higher",
         measure=change,
@@ -171,7 +180,7 @@ METRICS = (
         GAP,
         "The largest minus the smallest change of a group's accuracy against the baseline. Privacy is fair, in the "
         "sense of equal cost, when all groups change alike.",
-        frozenset({Place.SETTINGS}),
+        frozenset({MetricTable.SETTINGS}),
         of_model=True,
         better="lower",
         measure=unequal_change,
@@ -220,7 +229,7 @@ METRICS = (
         "Time",
         wall_seconds,
         SECONDS,
-        places=frozenset({Place.TRIALS, Place.TERMINAL}),
+        places=frozenset({MetricTable.TRIALS, MetricTable.TERMINAL}),
     ),
 )
 FAMILIES = (
@@ -247,12 +256,12 @@ def main_metric(task: str) -> Metric:
     return metric(task_called(task).main)
 
 
-def columns(place: Place, worst_group: str, task: str = "classification") -> tuple[Metric, ...]:
+def columns(place: MetricTable, worst_group: str, task: str = "classification") -> tuple[Metric, ...]:
     """The metrics of a task with a column in ``place``, in the order of `METRICS`.
 
     worst_group: the worst-group metric that compares settings; it is in every table.
 
-    >>> [metric.name for metric in columns(Place.TERMINAL, "worst_group_accuracy")][:2]
+    >>> [metric.name for metric in columns(MetricTable.TERMINAL, "worst_group_accuracy")][:2]
     ['epsilon', 'median_example_epsilon']
     """
     return tuple(metric for metric in of_task(task) if place in metric.places or metric.name == worst_group)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from accounting.registry import lookup
-from orchestration.comparison.entries import Better, GroupMetric, Metric, Place
+from orchestration.comparison.entries import Better, GroupMetric, Metric, MetricTable
 from orchestration.comparison.formats import CORRELATION, COUNT, GAP, NUMBER, PERCENT, POINTS, Format
 from orchestration.comparison.score_metrics import (
     SCORE_GROUP_METRICS,
@@ -100,7 +100,7 @@ RATE_METRICS = (
             fairness(name),
             shown,
             meaning,
-            frozenset({Place.FAIRNESS}),
+            frozenset({MetricTable.FAIRNESS}),
             of_model=True,
             better=better,
             measure=between_groups(name),
@@ -116,7 +116,7 @@ RATE_METRICS = (
         PERCENT,
         "The mean over classes of the share of their test examples that is predicted right; a constant prediction of K "
         "classes has 1/K.",
-        frozenset({Place.FAIRNESS}),
+        frozenset({MetricTable.FAIRNESS}),
         of_model=True,
         better="higher",
         measure=overall(rate_of(rates.balanced_accuracy)),
@@ -129,7 +129,7 @@ RATE_METRICS = (
             heading,
             of_two_classes(name),
             PERCENT,
-            places=frozenset({Place.FAIRNESS}),
+            places=frozenset({MetricTable.FAIRNESS}),
             of_model=True,
             better=better,
             measure=overall(of_two(name)),
@@ -144,7 +144,7 @@ RATE_METRICS = (
         of_counts(majority_rate),
         PERCENT,
         "The share of the most frequent class: the accuracy of a model that always predicts it.",
-        frozenset({Place.FAIRNESS}),
+        frozenset({MetricTable.FAIRNESS}),
         of_model=True,
         measure=overall(rate_of(majority_rate)),
         task="classification",
@@ -156,7 +156,7 @@ RATE_METRICS = (
         "Log loss",
         score("log_loss"),
         NUMBER,
-        places=frozenset({Place.FAIRNESS}),
+        places=frozenset({MetricTable.FAIRNESS}),
         of_model=True,
         better="lower",
         measure=overall(log_loss),
@@ -170,7 +170,7 @@ RATE_METRICS = (
         PERCENT,
         "The difference between the probability of the predicted class and how often it is right, in 15 equal bins of "
         "that probability, averaged over test examples (Guo et al. 2017).",
-        frozenset({Place.FAIRNESS}),
+        frozenset({MetricTable.FAIRNESS}),
         of_model=True,
         better="lower",
         measure=overall(calibration_error),
@@ -273,7 +273,7 @@ def _worst(of: GroupMetric) -> Metric:
         f"The group of the test data with the lowest {spoken(of)}, and that {spoken(of)}."
         if of.name in MAIN_SCORES
         else "",
-        frozenset({Place.FAIRNESS}),
+        frozenset({MetricTable.FAIRNESS}),
         of_model=True,
         whose=whose,
         better=of.better,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from orchestration.comparison.entries import GroupMetric, Metric, Place
+from orchestration.comparison.entries import GroupMetric, Metric, MetricTable
 from orchestration.comparison.formats import CHANGE, FIT, GAP, NUMBER, PERCENT, POINTS, Format
 from orchestration.comparison.tested import by_group, change_by_group_of, change_of, gap_of, of_sums, overall
 from orchestration.comparison.values import on_training, score_called, score_gap
@@ -28,7 +28,7 @@ def _metrics(task: Task) -> Iterator[Metric]:
             score_called(score.name),
             _FORMATS[score.unit],
             score.meaning + (_TESTED if is_main else ""),
-            frozenset(Place) if is_main else frozenset({Place.SETTINGS, Place.FAIRNESS}),
+            frozenset(MetricTable) if is_main else frozenset({MetricTable.SETTINGS, MetricTable.FAIRNESS}),
             of_model=True,
             better=score.better,
             measure=overall(of_sums(task.name, score.of)),
@@ -77,7 +77,7 @@ def _compared(task: Task, score: Score) -> Iterator[Metric]:
         POINTS if is_share else CHANGE,
         f"Private minus non-private {score.heading}, same data, model and seed. No guarantee covers the non-private "
         "baseline, and therefore none covers this change.",
-        frozenset({Place.SETTINGS, Place.TERMINAL}),
+        frozenset({MetricTable.SETTINGS, MetricTable.TERMINAL}),
         of_model=True,
         better=score.better,
         measure=change_of(of),
@@ -90,7 +90,7 @@ def _compared(task: Task, score: Score) -> Iterator[Metric]:
         score_gap(score.name),
         GAP if is_share else NUMBER,
         "The best minus the worst of a group.",
-        frozenset({Place.FAIRNESS}),
+        frozenset({MetricTable.FAIRNESS}),
         of_model=True,
         better="lower",
         measure=gap_of(of),

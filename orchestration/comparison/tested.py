@@ -22,14 +22,14 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Sums:
+class ScoreSums:
     """Totals over some test examples of a task besides classification: sums [..., m] of `Task.kept`."""
 
     values: Array
     task: str
 
 
-Seen = Tally | Sums
+Seen = Tally | ScoreSums
 Score = Callable[[Seen], Array | None]
 """A function from totals over test examples to a metric [...]; None if it is not defined."""
 
@@ -75,7 +75,7 @@ def calibration_error(seen: Seen) -> Array | None:
 
 def of_sums(task: str, score: Callable[[Array], Array]) -> Score:
     """A score of a task (`workers.tasks.Score.of`); None for other tasks."""
-    return lambda seen: score(seen.values) if isinstance(seen, Sums) and seen.task == task else None
+    return lambda seen: score(seen.values) if isinstance(seen, ScoreSums) and seen.task == task else None
 
 
 def overall(score: Score) -> Measure:

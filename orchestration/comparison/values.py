@@ -9,9 +9,9 @@ from functools import lru_cache
 import numpy as np
 
 from accounting.attacks import FALSE_POSITIVE_RATES
-from orchestration.records.published import Histogram, PublishedGroup, PublishedTrial
+from orchestration.records.published import EpsilonHistogram, PublishedGroup, PublishedTrial
 from workers import rates
-from workers.rates import Counts, Rate
+from workers.rates import ConfusionCounts, Rate
 
 Value = Callable[[PublishedTrial], float | None]
 """A function from a trial to a number; None if it is unknown, infinite if there is no bound."""
@@ -94,7 +94,7 @@ def median_epsilon(trial: PublishedTrial) -> float | None:
     return _histogram_median(individuals.histogram) if individuals.histogram else None
 
 
-def _histogram_median(histogram: Histogram) -> float | None:
+def _histogram_median(histogram: EpsilonHistogram) -> float | None:
     counts = [max(count, 0.0) for count in histogram.counts]
     half, before = sum(counts) / 2.0, 0.0
     for low, high, count in zip(histogram.edges, histogram.edges[1:], counts, strict=False):
@@ -201,14 +201,14 @@ def of_two_classes(name: str) -> Value:
     return of_trial
 
 
-def two_classes(name: str) -> Callable[[Counts | None], float | None]:
+def two_classes(name: str) -> Callable[[ConfusionCounts | None], float | None]:
     """A function from counts to the rate ``name``; None if there are not exactly two classes."""
     rate = rates.OF_TWO_CLASSES[name]
     return lambda found: counted(found, rate) if found and len(found.confusion) == 2 else None
 
 
 @lru_cache(maxsize=2**14)
-def counted(found: Counts | None, rate: Rate) -> float | None:
+def counted(found: ConfusionCounts | None, rate: Rate) -> float | None:
     """A rate of counts; None if it is not defined. Cached, because every table and figure asks for the same rates."""
     value = float(rate(found.matrix)) if found else math.nan
     return None if math.isnan(value) else value

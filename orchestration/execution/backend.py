@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from accounting.errors import DpsweepError, StorageError
-from accounting.jobs import Job, Part, Result
+from accounting.jobs import Part, PartwiseJob, Result
 from accounting.planning import PROCESSES, Solver
 from accounting.records import KeyCheck, exists, new_key_check, require_key
 from orchestration.execution.environment import EMBEDDED, IN_PROCESS
@@ -99,7 +99,7 @@ class Backend(Protocol):
         name: unique to the sweep, and the same when it is resumed.
         """
 
-    def scatter(self, job: Job[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
+    def scatter(self, job: PartwiseJob[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
         """The results of the given parts of one trial, in order; see `accounting.jobs.Scatter`."""
 
     def close(self, planned: PlannedTrial, step: int) -> Iterable[None]:

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from accounting.errors import DataCorruption, DpsweepError, InvalidInput, StorageError
-from accounting.jobs import Job, Part, Result, Scatter
+from accounting.jobs import Part, PartwiseJob, Result, Scatter
 from accounting.mechanism import Trace
 from accounting.records import delete_folder, exists, modified, read_trace
 from orchestration.comparison import publishing
@@ -39,7 +39,7 @@ from orchestration.report.writing import write_reports
 from orchestration.sweeps.plan import Plan, PlannedTrial
 from orchestration.sweeps.schema import SweepSpec
 from orchestration.tracking.protocol import Tracker, tracked
-from orchestration.tracking.recorder import Recorder
+from orchestration.tracking.recorder import TrackingRecorder
 from workers.noise import noise_source_kind
 from workers.trial import Progress
 
@@ -80,7 +80,7 @@ class Coordinator:
         self._attempts = AttemptLog(files, self._planned)
         self._candidates = candidate_attempts(files, sweep)
         self._accounts: dict[str, tuple[PublishedAccount, ...]] = {}
-        self._recorder = Recorder(tracker, self._shown)
+        self._recorder = TrackingRecorder(tracker, self._shown)
         self._accountant = ThreadPoolExecutor(trials_at_once, thread_name_prefix="dpsweep-accounting")
         self._interrupted = threading.Event()
         self._completions: list[Future[None]] = []
@@ -312,7 +312,7 @@ class Coordinator:
             self._attempts.note_statistics(Attempt(key, 0, planned.spec.delta, alone, None, True, alone))
         return alone
 
-    def _until_interrupted(self, job: Job[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
+    def _until_interrupted(self, job: PartwiseJob[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
         for result in self._scatter(job, parts):
             if self._interrupted.is_set():
                 raise _Interrupted

@@ -8,7 +8,7 @@ from functools import partial
 from typing import final
 
 from accounting.errors import InvalidInput
-from accounting.jobs import Job, Part, Result, account_in_process
+from accounting.jobs import Part, PartwiseJob, Result, account_in_process
 from orchestration.execution.backend import TrainingObserver, TrialContext, Warn, lighter
 from orchestration.execution.environment import IN_PROCESS
 from orchestration.execution.stopping import close_here
@@ -62,7 +62,7 @@ class InProcess:
         observer.ended(planned.key)
         return None
 
-    def scatter(self, job: Job[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
+    def scatter(self, job: PartwiseJob[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
         return account_in_process(job, parts)
 
     def close(self, planned: PlannedTrial, step: int) -> tuple[()]:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import final
 
-from accounting.jobs import Job, Part, Result
+from accounting.jobs import Part, PartwiseJob, Result
 from accounting.jobs.parallel import AccountingQueue
 from orchestration.execution.backend import TrainingObserver, TrialContext, Warn
 from orchestration.execution.closing import close_on_node
@@ -41,7 +41,7 @@ class OnRay:
         self._amounts |= {planned.key: self._sweep.reserved(planned.spec).amounts for planned in trials}
         train(trials, observer, self._sweep, self._context, name)
 
-    def scatter(self, job: Job[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
+    def scatter(self, job: PartwiseJob[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
         """As `Backend.scatter`. Raises: InvalidInput, naming the nodes, if some that joined later lack the storage."""
         probe = self._context.probe
         if probe is None:

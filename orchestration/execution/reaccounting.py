@@ -15,8 +15,8 @@ from accounting.jobs import (
     AccountingJob,
     CountedEpsilons,
     Counting,
-    Job,
     Part,
+    PartwiseJob,
     Result,
     Scatter,
     account_all,
@@ -47,7 +47,7 @@ from workers.imports import NO_CODE
 
 
 @dataclass(frozen=True)
-class Question:
+class ReaccountingRequest:
     """Which finished trials to account again, and how.
 
     trial: key of one trial; by default, all private ones. delta, individual: by default, those of the sweep.
@@ -105,12 +105,12 @@ class Answer:
         }
 
 
-Progress = Callable[[str, int, int], None]
+OnPart = Callable[[str, int, int], None]
 """Called after each accounted part with the key of the trial, the parts done and all parts."""
 
 
 def account_again(
-    folder: SweepFiles, question: Question, address: str, progress: Progress, warn: Warn
+    folder: SweepFiles, request: ReaccountingRequest, address: str, on_part: OnPart, warn: Warn
 ) -> Iterator[Answer]:
     """Account the trials one after the other, and store each answer privately in a folder named by delta and method.
 
@@ -118,9 +118,9 @@ def account_again(
     accounting, for a trial that cannot be accounted; DataCorruption for damaged files.
     """
     record = owned_record(folder)
-    results = _asked(folder, record, question)
-    if question.group_by:
-        read_groups(question.group_by)
+    results = _asked(folder, record, request)
+    if request.group_by:
+        read_groups(request.group_by)
     with (
         closed_to_strangers(),
         exclusive(folder.local_folder),
@@ -128,15 +128,15 @@ def account_again(
         opening(address)(address, _accounting_alone(record.sweep), folder, NO_CODE, warn) as execution,
     ):
         for result in results:
-            yield _answer(folder.trial(result.key), result, record.sweep, question, execution.scatter, progress)
+            yield _answer(folder.trial(result.key), result, record.sweep, request, execution.scatter, on_part)
 
 
-def _asked(files: SweepFiles, record: SweepRecord, question: Question) -> list[StoredResult]:
+def _asked(files: SweepFiles, record: SweepRecord, request: ReaccountingRequest) -> list[StoredResult]:
     finished = [result for result in trained(record) if result.worst_case.is_private]
-    found = [result for result in finished if question.trial in (None, result.key)]
+    found = [result for result in finished if request.trial in (None, result.key)]
     if not found:
         keys = ", ".join(result.key for result in finished[:5]) or "none"
-        wanted = f"no finished private trial {question.trial!r}" if question.trial else "no finished private trial"
+        wanted = f"no finished private trial {request.trial!r}" if request.trial else "no finished private trial"
         raise InvalidInput(f"{files.root} has {wanted}; it has: {keys}")
     never = [result.key for result in found if result.spec.norms.are_off]
     if never:
@@ -162,32 +162,32 @@ def _answer(
     files: TrialFiles,
     result: StoredResult,
     sweep: SweepSpec,
-    question: Question,
+    request: ReaccountingRequest,
     scatter: Scatter,
-    progress: Progress,
+    on_part: OnPart,
 ) -> Answer:
     begun, trace = time.monotonic(), read_trace(files.trace)
-    delta = result.worst_case.delta if question.delta is None else question.delta
-    method = question.individual or sweep.accounting.individual
+    delta = result.worst_case.delta if request.delta is None else request.delta
+    method = request.individual or sweep.accounting.individual
     folder = files.accounted_again(f"delta={delta!r},{method}")
     worst = worst_case(folder, trace, delta, sweep.privacy.accountant)
-    groups = tuple(worst_case(folder, trace, delta, "pld", size) for size in question.group_sizes)
-    names = read_groups(question.group_by).names if question.group_by else result.group_names
+    groups = tuple(worst_case(folder, trace, delta, "pld", size) for size in request.group_sizes)
+    names = read_groups(request.group_by).names if request.group_by else result.group_names
     job = AccountingJob(
         files.root,
         delta,
         method,
         counting=Counting(worst.epsilon),
         folder=f"{folder}/epsilons",
-        group_by=question.group_by,
+        group_by=request.group_by,
     )
 
-    def counted(job: Job[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
+    def counted(job: PartwiseJob[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
         for done, each in enumerate(scatter(job, parts), start=1):
-            progress(result.key, done, len(parts))
+            on_part(result.key, done, len(parts))
             yield each
 
-    users = _of_users(job, counted) if question.users else None
+    users = _of_users(job, counted) if request.users else None
     summary = account_all(job, counted)
     individuals = exact_statistics(CountedEpsilons(summary, StoredEpsilons(job.folder)), names, worst)
     answer = Answer(result.key, worst, groups, individuals, summary.examples, time.monotonic() - begun, folder, users)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Generic, Self
 
 from accounting.errors import InvalidInput, StorageError, UnfitNode
-from accounting.jobs import Job, Part, Result
+from accounting.jobs import Part, PartwiseJob, Result
 from accounting.records import read_bytes, write_bytes_atomically
 
 SHARED = "choose an --output that every node shares, such as s3:// or NFS"
@@ -54,7 +54,7 @@ class Probe:
 class OnSharedStorage(Generic[Part, Result]):
     """A job whose parts run only in processes that share the sweep's storage; each process proves it once."""
 
-    job: Job[Part, Result]
+    job: PartwiseJob[Part, Result]
     probe: Probe
 
     @property
@@ -62,7 +62,7 @@ class OnSharedStorage(Generic[Part, Result]):
         return self.job.root
 
     def account(self, part: Part) -> Result:
-        """As `Job.account`. Raises: UnfitNode, naming this node, if it does not share the storage."""
+        """As `PartwiseJob.account`. Raises: UnfitNode, naming this node, if it does not share the storage."""
         _prove_once(self.probe)
         return self.job.account(part)
 

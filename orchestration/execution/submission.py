@@ -45,7 +45,7 @@ _SWEEP_ID = "dpsweep.id"
 
 
 @dataclass(frozen=True)
-class Job:
+class SubmittedSweep:
     """A submitted sweep.
 
     id: Ray's submission id. sweep_id: the same without the number of the attempt. output: the sweep's folder or URI, as
@@ -74,7 +74,7 @@ def submission_id(name: str, sweep: Mapping[str, Any]) -> str:
     return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}-{digest[:10]}"
 
 
-class Jobs:
+class SubmittedSweeps:
     """The submitted sweeps of the cluster whose dashboard is at ``address``, such as ``http://HEAD:8265``.
 
     Every method raises InvalidInput, with one line of text, if the dashboard does not answer or requires another token.
@@ -89,13 +89,13 @@ class Jobs:
         for logger in _VERBOSE_LOGGERS:
             logging.getLogger(logger).setLevel(logging.WARNING)
 
-    def all(self) -> tuple[Job, ...]:
+    def all(self) -> tuple[SubmittedSweep, ...]:
         """Every submitted sweep, the newest last."""
         with self._errors_as_invalid_input():
             found = self._client.list_jobs()
         described = ((each, each.metadata or {}) for each in found)
         jobs = (
-            Job(
+            SubmittedSweep(
                 each.submission_id,
                 metadata[_SWEEP_ID],
                 metadata["dpsweep.output"],
@@ -107,7 +107,7 @@ class Jobs:
         )
         return tuple(sorted(jobs, key=lambda job: job.submitted))
 
-    def find(self, name: str) -> Job:
+    def find(self, name: str) -> SubmittedSweep:
         """The job with this id, sweep id or output: the newest that has not ended, if any, else the newest.
 
         Raises: InvalidInput, listing the existing ids, if there is none.
@@ -119,7 +119,7 @@ class Jobs:
             raise InvalidInput(f"no sweep at {self._address} has the id or output {name!r}; there are: {there}")
         return next((job for job in reversed(found) if not job.has_ended), found[-1])
 
-    def submit(self, sweep_id: str, output: str, package: Package, environment: Mapping[str, str]) -> Job:
+    def submit(self, sweep_id: str, output: str, package: Package, environment: Mapping[str, str]) -> SubmittedSweep:
         """Start a job that runs the packaged sweep, or return the job that already runs it.
 
         environment: variables of driver and workers. Raises: InvalidInput if the sweep already runs with another
@@ -157,17 +157,17 @@ class Jobs:
                         raise
                 time.sleep(1.0)
 
-    def stop(self, job: Job) -> None:
+    def stop(self, job: SubmittedSweep) -> None:
         """Tell the job's driver to stop, as Ctrl-C does; return without waiting for it."""
         with self._errors_as_invalid_input():
             self._client.stop_job(job.id)
 
-    def logs(self, job: Job) -> str:
+    def logs(self, job: SubmittedSweep) -> str:
         """The output of the job so far."""
         with self._errors_as_invalid_input():
             return str(self._client.get_job_logs(job.id))
 
-    def follow(self, job: Job) -> Iterator[str]:
+    def follow(self, job: SubmittedSweep) -> Iterator[str]:
         """The output of the job from its start to its end, as it is printed."""
         loop = asyncio.new_event_loop()
         lines: AsyncIterator[str] = self._client.tail_job_logs(job.id)

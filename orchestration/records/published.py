@@ -21,7 +21,7 @@ from accounting.samplings import Adjacency
 from orchestration.records.attempts import Attempt
 from orchestration.records.release_modes import Disclosure
 from orchestration.records.states import TrialState
-from workers.rates import Counts
+from workers.rates import ConfusionCounts
 from workers.tasks import main_score
 
 Label = str | int | float | bool
@@ -85,7 +85,7 @@ class PublishedGroup:
     accuracy: float | None
     loss: float | None = None
     accuracy_change: float | None = None
-    counts: Counts | None = None
+    counts: ConfusionCounts | None = None
     training: PublishedCourse | None = None
     scores: Mapping[str, float] = field(default_factory=dict)
     on_training: float | None = None
@@ -111,7 +111,7 @@ class PublishedQuality:
     accuracy_change: float | None = None
     groups: tuple[PublishedGroup, ...] = ()
     fairness: Mapping[str, float] = field(default_factory=dict)
-    counts: Counts | None = None
+    counts: ConfusionCounts | None = None
     task: str = "classification"
     scores: Mapping[str, float] = field(default_factory=dict)
     parts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -139,7 +139,7 @@ class GroupEpsilon:
 
 
 @dataclass(frozen=True)
-class Histogram:
+class EpsilonHistogram:
     """``counts[j]`` examples have epsilon_i in [edges[j], edges[j + 1]); noisy counts may be negative or fractional."""
 
     edges: tuple[float, ...]
@@ -190,7 +190,7 @@ class IndividualStatistics:
     median: float | None = None
     quantiles: Mapping[float, float] = field(default_factory=dict)
     groups: tuple[GroupEpsilon, ...] = ()
-    histogram: Histogram | None = None
+    histogram: EpsilonHistogram | None = None
     release_epsilon: float | None = None
     estimates: EstimateQuality | None = None
     loss_correlation: float | None = None

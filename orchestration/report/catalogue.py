@@ -126,7 +126,7 @@ def titled(kind: Figure, task: str) -> str:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnFigure:
     """A figure that has data, with its complete name and title."""
 
     kind: Figure
@@ -135,7 +135,7 @@ class Drawn:
     figure: Plot
 
 
-def drawn_figures(data: PublishedSweep) -> tuple[Drawn, ...]:
+def drawn_figures(data: PublishedSweep) -> tuple[DrawnFigure, ...]:
     """Every figure for which there is data, in the order of `FIGURES`."""
     return _drawn(data, FIGURES)
 
@@ -145,12 +145,12 @@ def figures_for_mlflow(data: PublishedSweep) -> dict[str, str]:
     return {drawn.name: drawn.figure.page() for drawn in _drawn(data, [kind for kind in FIGURES if kind.in_mlflow])}
 
 
-def _drawn(data: PublishedSweep, kinds: Sequence[Figure]) -> tuple[Drawn, ...]:
+def _drawn(data: PublishedSweep, kinds: Sequence[Figure]) -> tuple[DrawnFigure, ...]:
     settings = finished_settings(data.trials)
     worst = WORST_GROUP_METRICS[data.worst_group]
     scene = Scene(settings, style_of(settings), group_names(data.trials), worst, data.task)
     return tuple(
-        Drawn(kind, kind.name + which, titled(kind, data.task) + which, figure)
+        DrawnFigure(kind, kind.name + which, titled(kind, data.task) + which, figure)
         for kind in kinds
         for which, figure in kind.draw(scene).items()
         if figure is not None and figure.data

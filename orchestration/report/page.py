@@ -32,7 +32,7 @@ from orchestration.records.release_modes import release_mode
 from orchestration.records.states import TrialState
 from orchestration.report.catalogue import (
     FIGURES,
-    Drawn,
+    DrawnFigure,
     Section,
     drawn_figures,
     norms_are_off,
@@ -140,7 +140,7 @@ def _embedded(name: str, value: Any) -> str:
     return f'<script id="{name}" type="application/json">{text}</script>'
 
 
-def _panels(data: PublishedSweep, drawn: Sequence[Drawn]) -> dict[Section, str]:
+def _panels(data: PublishedSweep, drawn: Sequence[DrawnFigure]) -> dict[Section, str]:
     """The HTML of each section's figures, with the reasons why others are missing."""
     panels: dict[Section, str] = {}
     for kind in FIGURES:

@@ -7,10 +7,10 @@ import math
 from collections.abc import Callable, Sequence
 from html import escape
 
-from orchestration.comparison.entries import GroupMetric, Metric, Place
+from orchestration.comparison.entries import GroupMetric, Metric, MetricTable
 from orchestration.comparison.findings import Difference, Findings
 from orchestration.comparison.formats import CORRELATION, MISSING, PERCENT, SHARES, at_most_share, difference, number
-from orchestration.comparison.intervals import Interval
+from orchestration.comparison.intervals import ConfidenceInterval
 from orchestration.comparison.metrics import columns, metric
 from orchestration.comparison.rate_metrics import GROUP_METRICS
 from orchestration.comparison.settings import (
@@ -36,9 +36,9 @@ _MOST_CLASSES = 20
 
 
 def settings_table(found: Findings, style: Style) -> str:
-    """One row per setting: every metric of `Place.SETTINGS`, averaged over its seeds, with intervals where known."""
+    """One row per setting: every metric of `MetricTable.SETTINGS`, averaged over its seeds, with known intervals."""
     settings, front = found.settings, best_trade_offs(found.settings, found.worst_group)
-    shown = columns(Place.SETTINGS, found.worst_group.name, found.task)
+    shown = columns(MetricTable.SETTINGS, found.worst_group.name, found.task)
     heads = (("Setting", ""), ("Seeds", "n"), ("Composed ε", "n"), *((metric.heading, "n") for metric in shown))
     rows: list[list[Cell]] = []
     for setting in settings:
@@ -61,7 +61,7 @@ def _interval(found: Findings, setting: Setting, metric: Metric) -> str:
     return _range(interval, metric.format.one)
 
 
-def _range(interval: Interval | None, shown: Callable[[float | None], str]) -> str:
+def _range(interval: ConfidenceInterval | None, shown: Callable[[float | None], str]) -> str:
     return f"<br><small>{shown(interval.low)} to {shown(interval.high)}</small>" if interval else ""
 
 
@@ -87,10 +87,10 @@ def _verdict(found: Difference) -> str:
 
 
 def fairness_table(found: Findings, style: Style) -> str:
-    """One row per setting: every metric of `Place.FAIRNESS` that any setting has, with intervals; "" without any."""
+    """One row per setting: every metric of `MetricTable.FAIRNESS` that any setting has; "" without any."""
     shown = [
         metric
-        for metric in columns(Place.FAIRNESS, found.worst_group.name, found.task)
+        for metric in columns(MetricTable.FAIRNESS, found.worst_group.name, found.task)
         if any(setting.over_seeds(metric.value) is not None for setting in found.settings)
     ]
     rows = [
@@ -218,11 +218,11 @@ def _with_risk(shown: str, setting: Setting, size: int) -> str:
 
 
 def trials_table(trials: Sequence[PublishedTrial], worst_group: str, task: str = "classification") -> str:
-    """One row per trial: status, claim, every metric of `metrics.Place.TRIALS`, error and notes.
+    """One row per trial: status, claim, every metric of `metrics.MetricTable.TRIALS`, error and notes.
 
     worst_group, task: as in `metrics.columns`.
     """
-    shown = columns(Place.TRIALS, worst_group, task)
+    shown = columns(MetricTable.TRIALS, worst_group, task)
     words, numbers = ("Trial", "Status", "Accountant"), (metric.heading for metric in shown)
     heads = (*((text, "") for text in words), *((text, "n") for text in numbers), ("Remarks", ""))
     rows = [_trial_row(trial, shown) for trial in trials]

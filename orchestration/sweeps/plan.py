@@ -34,7 +34,7 @@ from orchestration.sweeps.tune import while_tuning
 from workers import clipping
 from workers.checkpoint import fingerprint
 from workers.data import Dataset, DatasetDescription, describe, load_dataset
-from workers.feasibility import Combination, check_feasible, excerpt
+from workers.feasibility import StepSpec, check_feasible, excerpt
 from workers.imports import NO_CODE, UserCode, is_import_path
 from workers.mechanism import affordable_epochs, mechanism_of
 from workers.optimizers import make_average, make_learning_rate_schedule, make_optimizer
@@ -186,7 +186,7 @@ class _Planner:
     """Calibrated noise multipliers of an earlier plan, by the keys of `multipliers`."""
     datasets: dict[DataSpec, tuple[DatasetDescription, Dataset, str]] = field(default_factory=dict)
     """Description of each data set, a few of its rows, and its digest."""
-    tried: dict[tuple[DataSpec, Combination], DpsweepError | tuple[str, ...]] = field(default_factory=dict)
+    tried: dict[tuple[DataSpec, StepSpec], DpsweepError | tuple[str, ...]] = field(default_factory=dict)
     """By data and combination: the error if it cannot train, otherwise notes about its model."""
     multipliers: dict[str, float] = field(default_factory=dict)
     """Calibrated noise multipliers, by digest of mechanism, epochs, target epsilon, delta and accountant."""
@@ -266,7 +266,7 @@ class _Planner:
 
     def _check_combination(self, trial: TrialSpec) -> None:
         """Try data, preprocessing, model, loss and augmentation together."""
-        combination = Combination(
+        combination = StepSpec(
             trial.model,
             trial.loss,
             trial.preprocessing,
@@ -338,7 +338,7 @@ def _check_components(trial: TrialSpec, dataset: DatasetDescription, code: UserC
     if is_import_path(trial.clipping.name):
         layers = ("first layer", "last layer")
         batch_size = trial.sampling.expected_size(dataset.train_size)
-        clipping.rehearse(method, clipping.Setting(dataset.group_names, layers, dataset.train_size, batch_size))
+        clipping.rehearse(method, clipping.PublicFacts(dataset.group_names, layers, dataset.train_size, batch_size))
     make_optimizer(trial.optimizer, parameters)
     make_learning_rate_schedule(trial.learning_rate_schedule, total_steps=1, steps_per_epoch=1)
     if trial.averaging is not None:

@@ -18,7 +18,7 @@ from accounting.mechanism import Selection, Trace
 from accounting.random_trials import RandomTrials
 from orchestration.records.release_modes import release_mode
 from orchestration.sweeps.text import parse_text
-from orchestration.sweeps.tune import Adapted, Drawn, TuneSettings, candidates_of
+from orchestration.sweeps.tune import Adapted, DrawnRun, TuneSettings, candidates_of
 from workers.spec import AttackSpec
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def unlike(trials: Iterable[PlannedTrial]) -> str | None:
     return None
 
 
-def draw_runs(settings: Iterable[str], selection: Selection, candidates: int) -> dict[str, tuple[Drawn, ...]]:
+def draw_runs(settings: Iterable[str], selection: Selection, candidates: int) -> dict[str, tuple[DrawnRun, ...]]:
     """Draw the runs of every setting, all with different seeds, from the operating system's randomness.
 
     `RandomTrials`: a secret random number of runs, each of a uniformly drawn candidate. `ExponentialChoice`: each
@@ -122,11 +122,12 @@ def draw_runs(settings: Iterable[str], selection: Selection, candidates: int) ->
     drawn = {setting: places() for setting in settings}
     seeds = iter(source.sample(range(_SEEDS), sum(map(len, drawn.values()))))
     return {
-        setting: tuple(Drawn(candidate=place, seed=next(seeds)) for place in found) for setting, found in drawn.items()
+        setting: tuple(DrawnRun(candidate=place, seed=next(seeds)) for place in found)
+        for setting, found in drawn.items()
     }
 
 
-def selection_stage(sweep: SweepSpec, text: str, drawn: Mapping[str, tuple[Drawn, ...]]) -> str:
+def selection_stage(sweep: SweepSpec, text: str, drawn: Mapping[str, tuple[DrawnRun, ...]]) -> str:
     """Text of the sweep file of the runs that were drawn for ``sweep``; it is private data.
 
     text: the file of ``sweep`` itself.

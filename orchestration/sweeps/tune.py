@@ -175,7 +175,7 @@ class Winner(SweepSection):
     tried: Several[Tried] = ()
 
 
-class Drawn(SweepSection):
+class DrawnRun(SweepSection):
     """One run of a private selection. candidate: index of its candidate. seed: training seed, which identifies it."""
 
     candidate: Annotated[int, Field(ge=0, lt=_MOST_CANDIDATES)]
@@ -192,7 +192,7 @@ class Adapted(SweepSection):
 
     candidates: Several[dict[str, Any]] = ()
     winners: dict[str, Winner] = Field(default_factory=dict)
-    drawn: dict[str, Several[Drawn]] = Field(default_factory=dict)
+    drawn: dict[str, Several[DrawnRun]] = Field(default_factory=dict)
     proposed: dict[str, Several[Annotated[int, Field(ge=0)]]] = Field(default_factory=dict)
 
     @model_validator(mode="after")

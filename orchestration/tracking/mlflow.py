@@ -45,7 +45,7 @@ from orchestration.tracking.protocol import (
     epoch_metrics,
     group_table,
 )
-from orchestration.tracking.runs import Point, Runs
+from orchestration.tracking.runs import MlflowRuns, Point
 
 Tags = Mapping[str, str]
 _NO_TAGS: Tags = MappingProxyType({})
@@ -81,7 +81,7 @@ class MlflowTracker:
             self._client = client_of(tracking_uri)
             location = None if is_server(tracking_uri) else artifact_root
             self._experiment = _experiment_id(self._client, experiment, location)
-        self._written = Runs(self._client, self._experiment, tracking_uri)
+        self._written = MlflowRuns(self._client, self._experiment, tracking_uri)
         self._sweep_id = self._parent = ""
         self._runs: dict[tuple[str, str], str] = {}
         self._trials: dict[str, PublishedTrial] = {}

@@ -15,7 +15,7 @@ LAST_PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0)
 """Seconds to wait before each attempt to record the remaining changes after the sweep has ended."""
 
 
-class Recorder:
+class TrackingRecorder:
     """Updates the runs of changed trials every few seconds. Between `start` and `finish` only its thread writes.
 
     Each update is the whole current state of a trial, with all its epochs, not a single event. A slow tracker therefore

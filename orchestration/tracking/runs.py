@@ -53,7 +53,7 @@ class Held:
     points: set[tuple[str, int]] | None = None
 
 
-class Runs:
+class MlflowRuns:
     """Creates and writes runs of one experiment."""
 
     def __init__(self, client: MlflowClient, experiment: str, tracking_uri: str) -> None:

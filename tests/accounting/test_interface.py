@@ -19,9 +19,9 @@ from orchestration.sweeps.schema import AccountingSettings
 
 EXPORTED = {
     "accounting": """ACCOUNTANTS INDIVIDUAL_ACCOUNTANTS SAMPLINGS SCHEDULES AdvantageBudget AttackRisk
-        CertifiedEpsilon DataCorruption DpsweepError EpsilonBudget ExponentialChoice FixedBatchSampling GaussianRelease
-        IndividualEpsilons
-        Interval InvalidInput NoiseSchedule PoissonSampling PrivacyCurve PrivacyEstimate PureRelease RandomTrials
+        CertifiedEpsilon CertifiedInterval DataCorruption DpsweepError EpsilonBudget ExponentialChoice
+        FixedBatchSampling GaussianRelease IndividualEpsilons
+        InvalidInput NoiseSchedule PoissonSampling PrivacyCurve PrivacyEstimate PureRelease RandomTrials
         Release RhoBudget Sampling Segment ShuffledSampling SideQuery StorageError Trace TruePositiveRateBudget
         TruncatedPoissonSampling Unreachable
         UnsupportedMechanism account account_choice account_selection account_together attack_risk

@@ -12,7 +12,7 @@ from orchestration.records.published import Label, PublishedGroup, PublishedPriv
 from orchestration.records.states import TrialState
 from workers.evaluation import fairness
 from workers.outcomes import Outcomes
-from workers.rates import Counts, calibration_error, confusion_counts, mean_by_group
+from workers.rates import ConfusionCounts, calibration_error, confusion_counts, mean_by_group
 
 NAMES = ("many", "few")
 SIZES = (3000, 1000)
@@ -74,8 +74,8 @@ def trial(found: Outcomes, clipping: str, seed: int = 0, epsilon: float = 3.0, *
     )
 
 
-def _counts(counts: npt.NDArray[np.int64], log_loss: float, error: float) -> Counts:
-    return Counts(tuple(map(tuple, counts.tolist())), float(log_loss), float(error))
+def _counts(counts: npt.NDArray[np.int64], log_loss: float, error: float) -> ConfusionCounts:
+    return ConfusionCounts(tuple(map(tuple, counts.tolist())), float(log_loss), float(error))
 
 
 def sweep_of(shares: Mapping[str, Sequence[float]], seeds: int = 5) -> tuple[list[PublishedTrial], dict[str, Outcomes]]:

@@ -13,7 +13,7 @@ from accounting.samplings import PoissonSampling
 from orchestration.comparison.record import SweepRecord, rows
 from orchestration.records.layout import SweepFiles
 from orchestration.records.manifest import open_manifest, write_manifest
-from orchestration.records.published import GroupEpsilon, Histogram, IndividualStatistics
+from orchestration.records.published import EpsilonHistogram, GroupEpsilon, IndividualStatistics
 from orchestration.records.results import StoppedTrial, TrialResult, write_exact_statistics, write_result
 from orchestration.records.states import TrialState
 from orchestration.records.status import TrialStatus, status_of
@@ -31,7 +31,7 @@ EXACT = IndividualStatistics(
     mean=1.23456789,
     median=1.1,
     groups=(GroupEpsilon("a", 1.2, 0.1, 60.0), GroupEpsilon("b", 1.4, 0.2, 40.0)),
-    histogram=Histogram((0.0, 1.5, 3.0), (60.0, 40.0)),
+    histogram=EpsilonHistogram((0.0, 1.5, 3.0), (60.0, 40.0)),
 )
 """What the owner of the data may see of every private trial."""
 

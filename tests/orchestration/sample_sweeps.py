@@ -11,9 +11,9 @@ from dataclasses import replace
 from accounting import AttackRisk, PoissonSampling, attack_risk, parse_schedule, planned_trace, privacy_curve
 from orchestration.records.published import (
     Density,
+    EpsilonHistogram,
     EstimateQuality,
     GroupEpsilon,
-    Histogram,
     IndividualStatistics,
     Label,
     PublishedAttack,
@@ -80,7 +80,7 @@ def _individuals(
         mean=statistics.fmean(samples),
         median=None if noisy else statistics.median(samples),
         groups=groups,
-        histogram=Histogram(
+        histogram=EpsilonHistogram(
             tuple(width * j for j in range(21)), tuple(c + noise.gauss(0.0, 4.0) * noisy for c in counts)
         ),
         release_epsilon=0.1 if noisy else None,

@@ -21,7 +21,7 @@ from orchestration.commands.progress import ConsoleDisplay
 from orchestration.commands.tables import outcome_object, print_outcome
 from orchestration.execution.environment import IN_PROCESS
 from orchestration.execution.removal import forget_keys
-from orchestration.execution.submission import Job
+from orchestration.execution.submission import SubmittedSweep
 from orchestration.pipeline import Outcome, RunRequest, render_again, run_sweep
 from orchestration.records.published import PublishedTrial
 from orchestration.records.states import TrialState
@@ -91,24 +91,26 @@ class HostileJobs:
     """Jobs of a cluster whose ids, outputs, states and logs others chose."""
 
     def __init__(self, ended: bool) -> None:
-        self._job = Job(f"small-{HOSTILE}", HOSTILE, f"/out/{HOSTILE}", "SUCCEEDED" if ended else "RUNNING", 0.0)
+        self._job = SubmittedSweep(
+            f"small-{HOSTILE}", HOSTILE, f"/out/{HOSTILE}", "SUCCEEDED" if ended else "RUNNING", 0.0
+        )
 
-    def all(self) -> tuple[Job, ...]:
+    def all(self) -> tuple[SubmittedSweep, ...]:
         return (self._job,)
 
-    def find(self, name: str) -> Job:
+    def find(self, name: str) -> SubmittedSweep:
         return self._job
 
-    def submit(self, *asked: object) -> Job:
+    def submit(self, *asked: object) -> SubmittedSweep:
         return self._job
 
-    def stop(self, job: Job) -> None:
+    def stop(self, job: SubmittedSweep) -> None:
         pass
 
-    def logs(self, job: Job) -> str:
+    def logs(self, job: SubmittedSweep) -> str:
         return f"{HOSTILE}\n"
 
-    def follow(self, job: Job) -> Iterator[str]:
+    def follow(self, job: SubmittedSweep) -> Iterator[str]:
         yield f"{HOSTILE}\n"
 
 

@@ -21,7 +21,7 @@ from orchestration.comparison.claims import unfounded
 from orchestration.comparison.stored import stored_record
 from orchestration.execution import storage_retries
 from orchestration.execution.environment import IN_PROCESS
-from orchestration.execution.reaccounting import Question, account_again
+from orchestration.execution.reaccounting import ReaccountingRequest, account_again
 from orchestration.execution.upkeep import damaged_files, prune_norms
 from orchestration.pipeline import Outcome, RunRequest, render_again, run_sweep
 from orchestration.records.layout import SweepFiles
@@ -173,7 +173,9 @@ def test_it_is_verified_reported_and_continued_without_another_selection(selecte
         lambda: privacy_curve(trace),
         lambda: individual_epsilons([0], [[1.0]], trace, 1e-4),
         lambda: list(
-            account_again(outcome.files, Question(point.key, None, None, (), "", False), IN_PROCESS, print, print)
+            account_again(
+                outcome.files, ReaccountingRequest(point.key, None, None, (), "", False), IN_PROCESS, print, print
+            )
         ),
     ):
         with pytest.raises(UnsupportedMechanism, match="best of a random number of runs"):

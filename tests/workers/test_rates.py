@@ -119,7 +119,7 @@ def test_the_calibration_error_is_that_of_its_definition() -> None:
 
 
 def test_counts_keep_no_row_for_a_label_without_examples() -> None:
-    stored = rates.Counts(((), (1, 2)), 0.5, 0.1)
+    stored = rates.ConfusionCounts(((), (1, 2)), 0.5, 0.1)
     np.testing.assert_array_equal(stored.matrix, [[0.0, 0.0], [1.0, 2.0]])
 
 

@@ -17,7 +17,7 @@ from accounting.records.shards import NormShards
 from tests.workers.trial_runs import TRAIN_SIZE, norms_of, train
 from tests.workers.trial_specs import DROPOUT_NET, TUMOURS, clipping_by, small_trial
 from workers import clipping
-from workers.clipping import ClippingState, ClipRule, Examples, Setting
+from workers.clipping import ClippingState, ClipRule, Examples, PublicFacts
 from workers.clipping.per_layer import PerLayerClipping
 from workers.clipping.protocol import clip_factor
 from workers.contributions import Measurement
@@ -221,7 +221,7 @@ def test_clipping_by_layer_takes_off_the_norm_over_all_layers() -> None:
     layers = torch.tensor([[3.0, 4.0]])
     examples = Examples(layers.norm(dim=1), torch.zeros(1, dtype=torch.int64), torch.arange(1), layers)
     rule = PerLayerClipping(2.0**0.5).decide(
-        ClippingState(2.0**0.5), torch.zeros(0), Setting(("all",), ("a", "b"), 1, 1)
+        ClippingState(2.0**0.5), torch.zeros(0), PublicFacts(("all",), ("a", "b"), 1, 1)
     )
     assert rule.removed(examples).tolist() == [pytest.approx(13.0**0.5)]
 

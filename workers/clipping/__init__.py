@@ -26,7 +26,7 @@ from workers.clipping.protocol import (
     ClipRule,
     ExampleBudget,
     Examples,
-    Setting,
+    PublicFacts,
 )
 from workers.clipping.quantile import QuantileClipping
 from workers.imports import NO_CODE, UserCode, import_function, is_import_path
@@ -42,7 +42,7 @@ __all__ = [
     "ExampleBudget",
     "Examples",
     "PrivateMedian",
-    "Setting",
+    "PublicFacts",
     "claims",
     "make_clipping",
     "rehearse",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from accounting.errors import require_finite
-from workers.clipping.protocol import ClippingMethod, ClippingState, ClipRule, Examples, Setting
+from workers.clipping.protocol import ClippingMethod, ClippingState, ClipRule, Examples, PublicFacts
 
 _SMALLEST = 1e-12
 """Smallest accurate norm; below it, underflow in the float32 squares of up to 1e9 entries may err by more than 1e-5."""
@@ -28,7 +28,7 @@ class AutomaticClipping(ClippingMethod):
         super().__post_init__()
         require_finite("stability of automatic clipping", self.stability, at_least=0.0)
 
-    def decide(self, state: ClippingState, noisy_answer: Tensor, setting: Setting) -> ClipRule:
+    def decide(self, state: ClippingState, noisy_answer: Tensor, facts: PublicFacts) -> ClipRule:
         bound, stability = state.bound, self.stability
 
         def weigh(examples: Examples) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from accounting.errors import require_finite
 from workers.clipping.group_counts import GroupCountClipping, counts_of
-from workers.clipping.protocol import ClippingState, ClipRule, Examples, Setting, clip_factor
+from workers.clipping.protocol import ClippingState, ClipRule, Examples, PublicFacts, clip_factor
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class DPSGDFClipping(GroupCountClipping):
         super().__post_init__()
         require_finite("max_ratio", self.max_ratio, above=0.0)
 
-    def answer(self, state: ClippingState, batch: Examples, setting: Setting) -> Tensor:
+    def answer(self, state: ClippingState, batch: Examples, facts: PublicFacts) -> Tensor:
         """[2K]: numbers of norms above C0 by group, then of other norms by group; NaN counts as other."""
-        cells = batch.groups + torch.where(batch.norms > state.bound, 0, setting.num_groups)
-        return counts_of(cells, 2 * setting.num_groups)
+        cells = batch.groups + torch.where(batch.norms > state.bound, 0, facts.num_groups)
+        return counts_of(cells, 2 * facts.num_groups)
 
-    def decide(self, state: ClippingState, noisy_answer: Tensor, setting: Setting) -> ClipRule:
+    def decide(self, state: ClippingState, noisy_answer: Tensor, facts: PublicFacts) -> ClipRule:
         above, within = self.averaged(state, noisy_answer).reshape(2, -1).clamp(min=0.0)
         members = (above + within).clamp(min=1.0)
         overall = above.sum() / members.sum()
@@ -46,5 +46,5 @@ class DPSGDFClipping(GroupCountClipping):
         return ClipRule(
             float(bounds.max()),
             lambda examples: clip_factor(examples.norms, bounds.to(examples.norms)[examples.groups]),
-            dict(zip(setting.group_names, bounds.tolist(), strict=True)),
+            dict(zip(facts.group_names, bounds.tolist(), strict=True)),
         )

@@ -16,7 +16,7 @@ from workers.clipping.protocol import (
     ClipRule,
     ExampleBudget,
     Examples,
-    Setting,
+    PublicFacts,
     clip_factor,
 )
 
@@ -49,9 +49,9 @@ class FilterClipping(ClippingMethod):
     def example_budget(self) -> ExampleBudget:
         return ExampleBudget(self.epsilon, self.noise_factor)
 
-    def start(self, bound: float, setting: Setting) -> ClippingState:
+    def start(self, bound: float, facts: PublicFacts) -> ClippingState:
         """The initial state: no example has been granted a bound or charged."""
-        count = setting.dataset_size
+        count = facts.dataset_size
         return ClippingState(
             bound,
             thresholds=torch.full((count,), bound),
@@ -82,7 +82,7 @@ class FilterClipping(ClippingMethod):
         assert state.spent is not None, "the state of a filter comes from its start()"
         return state.spent >= prices.budget
 
-    def decide(self, state: ClippingState, noisy_answer: Tensor, setting: Setting) -> ClipRule:
+    def decide(self, state: ClippingState, noisy_answer: Tensor, facts: PublicFacts) -> ClipRule:
         granted = state.granted
         assert granted is not None, "the state of a filter comes from its start()"
 

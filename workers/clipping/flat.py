@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from workers.clipping.protocol import ClippingMethod, ClippingState, ClipRule, Setting, clip_factor
+from workers.clipping.protocol import ClippingMethod, ClippingState, ClipRule, PublicFacts, clip_factor
 
 
 @dataclass(frozen=True)
 class FlatClipping(ClippingMethod):
     """Each gradient g becomes g * min(1, C / ||g||). Sensitivity C."""
 
-    def decide(self, state: ClippingState, noisy_answer: Tensor, setting: Setting) -> ClipRule:
+    def decide(self, state: ClippingState, noisy_answer: Tensor, facts: PublicFacts) -> ClipRule:
         bound = state.bound
         return ClipRule(bound, lambda examples: clip_factor(examples.norms, bound), {"all": bound})

@@ -14,7 +14,7 @@ from workers.clipping.protocol import (
     ClippingState,
     ClipRule,
     Examples,
-    Setting,
+    PublicFacts,
     adapted,
     clip_factor,
 )
@@ -33,7 +33,7 @@ class GlobalClipping(ClippingMethod):
         super().__post_init__()
         require_finite("threshold_ratio", self.threshold_ratio, at_least=_SMALLEST_RATIO)
 
-    def decide(self, state: ClippingState, noisy_answer: Tensor, setting: Setting) -> ClipRule:
+    def decide(self, state: ClippingState, noisy_answer: Tensor, facts: PublicFacts) -> ClipRule:
         threshold = self.threshold_ratio * state.bound
         scale = 1.0 / self.threshold_ratio
         return ClipRule(
@@ -69,13 +69,13 @@ class GlobalAdaptiveClipping(ClippingMethod):
     def query(self) -> BatchQuery:
         return BatchQuery("norms above the threshold", 1.0, self.count_noise_multiplier)
 
-    def start(self, bound: float, setting: Setting) -> ClippingState:
+    def start(self, bound: float, facts: PublicFacts) -> ClippingState:
         return ClippingState(bound, ratio=self.threshold_ratio)
 
-    def answer(self, state: ClippingState, batch: Examples, setting: Setting) -> Tensor:
+    def answer(self, state: ClippingState, batch: Examples, facts: PublicFacts) -> Tensor:
         return (batch.norms > self.tolerance * state.ratio * state.bound).double().sum().reshape(1)
 
-    def decide(self, state: ClippingState, noisy_answer: Tensor, setting: Setting) -> ClipRule:
+    def decide(self, state: ClippingState, noisy_answer: Tensor, facts: PublicFacts) -> ClipRule:
         bound, threshold = state.bound, state.ratio * state.bound
 
         def weigh(examples: Examples) -> Tensor:
@@ -83,6 +83,6 @@ class GlobalAdaptiveClipping(ClippingMethod):
 
         return ClipRule(bound, weigh, {"all": bound, "threshold": threshold})
 
-    def advance(self, state: ClippingState, noisy_answer: Tensor, setting: Setting) -> ClippingState:
-        fraction = min(max(float(noisy_answer[0]) / setting.batch_size, 0.0), 1.0)
+    def advance(self, state: ClippingState, noisy_answer: Tensor, facts: PublicFacts) -> ClippingState:
+        fraction = min(max(float(noisy_answer[0]) / facts.batch_size, 0.0), 1.0)
         return replace(state, ratio=adapted(state.ratio, fraction - self.learning_rate, _SMALLEST_RATIO))

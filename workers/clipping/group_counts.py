@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from accounting.errors import require_finite
-from workers.clipping.protocol import BatchQuery, ClippingMethod, ClippingState, Setting
+from workers.clipping.protocol import BatchQuery, ClippingMethod, ClippingState, PublicFacts
 
 
 def counts_of(values: Tensor, size: int) -> Tensor:
@@ -44,5 +44,5 @@ class GroupCountClipping(ClippingMethod, ABC):
             return noisy_answer
         return self.count_memory * state.counts + (1.0 - self.count_memory) * noisy_answer
 
-    def advance(self, state: ClippingState, noisy_answer: Tensor, setting: Setting) -> ClippingState:
+    def advance(self, state: ClippingState, noisy_answer: Tensor, facts: PublicFacts) -> ClippingState:
         return replace(state, counts=self.averaged(state, noisy_answer))

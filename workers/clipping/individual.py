@@ -12,7 +12,7 @@ from workers.clipping.protocol import (
     ClippingState,
     ClipRule,
     Examples,
-    Setting,
+    PublicFacts,
     clip_factor,
 )
 
@@ -31,14 +31,14 @@ class IndividualClipping(ClippingMethod):
     def keeps_to_contributions(self) -> bool:
         return True
 
-    def start(self, bound: float, setting: Setting) -> ClippingState:
-        return ClippingState(bound, thresholds=torch.full((setting.dataset_size,), bound))
+    def start(self, bound: float, facts: PublicFacts) -> ClippingState:
+        return ClippingState(bound, thresholds=torch.full((facts.dataset_size,), bound))
 
     def refresh(self, state: ClippingState, everyone: Examples) -> ClippingState:
         thresholds = everyone.norms.nan_to_num(nan=state.bound, posinf=state.bound).clamp(max=state.bound)
         return replace(state, thresholds=thresholds)
 
-    def decide(self, state: ClippingState, noisy_answer: Tensor, setting: Setting) -> ClipRule:
+    def decide(self, state: ClippingState, noisy_answer: Tensor, facts: PublicFacts) -> ClipRule:
         thresholds = state.thresholds
         assert thresholds is not None, "the state of individual clipping comes from its own start()"
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from accounting.errors import require_finite
 from workers.clipping.group_counts import GroupCountClipping, counts_of
-from workers.clipping.protocol import ClippingState, ClipRule, Examples, Setting, clip_factor
+from workers.clipping.protocol import ClippingState, ClipRule, Examples, PublicFacts, clip_factor
 
 
 @dataclass(frozen=True)
@@ -26,15 +26,15 @@ class NaiveReweighting(GroupCountClipping):
         super().__post_init__()
         require_finite("max_weight", self.max_weight, above=0.0)
 
-    def answer(self, state: ClippingState, batch: Examples, setting: Setting) -> Tensor:
-        return counts_of(batch.groups, setting.num_groups)
+    def answer(self, state: ClippingState, batch: Examples, facts: PublicFacts) -> Tensor:
+        return counts_of(batch.groups, facts.num_groups)
 
-    def decide(self, state: ClippingState, noisy_answer: Tensor, setting: Setting) -> ClipRule:
+    def decide(self, state: ClippingState, noisy_answer: Tensor, facts: PublicFacts) -> ClipRule:
         bound = state.bound
         members = self.averaged(state, noisy_answer).clamp(min=1.0)
-        theta = (members.sum() / setting.num_groups / members).clamp(max=self.max_weight)
+        theta = (members.sum() / facts.num_groups / members).clamp(max=self.max_weight)
         return ClipRule(
             bound * float(theta.max()),
             lambda examples: theta.to(examples.norms)[examples.groups] * clip_factor(examples.norms, bound),
-            dict(zip(setting.group_names, (bound * theta).tolist(), strict=True)),
+            dict(zip(facts.group_names, (bound * theta).tolist(), strict=True)),
         )

@@ -16,7 +16,7 @@ from workers.clipping.protocol import (
     ClippingState,
     ClipRule,
     Examples,
-    Setting,
+    PublicFacts,
     require_layer_norms,
 )
 
@@ -53,8 +53,8 @@ class OwnClipping(ClippingMethod):
     def query(self) -> BatchQuery | None:
         return self.method.query
 
-    def start(self, bound: float, setting: Setting) -> ClippingState:
-        return self.method.start(bound, setting)
+    def start(self, bound: float, facts: PublicFacts) -> ClippingState:
+        return self.method.start(bound, facts)
 
     def refresh(self, state: ClippingState, everyone: Examples) -> ClippingState:
         after = self.method.refresh(state, everyone)
@@ -66,30 +66,30 @@ class OwnClipping(ClippingMethod):
                 )
         return after
 
-    def answer(self, state: ClippingState, batch: Examples, setting: Setting) -> Tensor:
-        answer, query = self.method.answer(state, batch, setting), self.query
+    def answer(self, state: ClippingState, batch: Examples, facts: PublicFacts) -> Tensor:
+        answer, query = self.method.answer(state, batch, facts), self.query
         if not isinstance(answer, Tensor) or not answer.isfinite().all():
             raise self._wrong("answer() must return a tensor of finite numbers")
         for left_out in _left_out_on_trial(batch) if query is not None else ():
-            others = self.method.answer(state, _without(batch, left_out), setting)
+            others = self.method.answer(state, _without(batch, left_out), facts)
             if query and not _distance(answer, others) <= query.sensitivity * (1.0 + _ROUNDING) + _ROUNDING:
                 raise self._wrong(
                     f"an example moves the answer by more than the query's sensitivity {query.sensitivity}"
                 )
         return answer
 
-    def decide(self, state: ClippingState, noisy_answer: Tensor, setting: Setting) -> ClipRule:
-        rule = self.method.decide(state, noisy_answer, setting)
+    def decide(self, state: ClippingState, noisy_answer: Tensor, facts: PublicFacts) -> ClipRule:
+        rule = self.method.decide(state, noisy_answer, facts)
         require_finite(f"clipping method {self.name!r}: its sensitivity", rule.sensitivity, above=0.0)
         if state.thresholds is not None:
             halved = replace(state, thresholds=state.thresholds / 2.0)
-            other = self.method.decide(halved, noisy_answer, setting)
+            other = self.method.decide(halved, noisy_answer, facts)
             if (other.sensitivity, dict(other.bounds)) != (rule.sensitivity, dict(rule.bounds)):
                 raise self._wrong("sensitivity or bounds depend on thresholds, which belong to single examples")
         return replace(rule, weigh=lambda examples: self._weights(rule, examples))
 
-    def advance(self, state: ClippingState, noisy_answer: Tensor, setting: Setting) -> ClippingState:
-        return self.method.advance(state, noisy_answer, setting)
+    def advance(self, state: ClippingState, noisy_answer: Tensor, facts: PublicFacts) -> ClippingState:
+        return self.method.advance(state, noisy_answer, facts)
 
     def _weights(self, rule: ClipRule, examples: Examples) -> Tensor:
         """The weights of ``rule``, checked for examples with finite norms; all others get weight 0 later."""
@@ -135,20 +135,20 @@ def own_clipping(name: str, method: object) -> OwnClipping:
     return OwnClipping(method.bound, name=name, method=method)
 
 
-def rehearse(method: ClippingMethod, setting: Setting) -> None:
+def rehearse(method: ClippingMethod, facts: PublicFacts) -> None:
     """Run one step on synthetic norms from 1e-6 to 1e6, so that planning already finds methods that fail the checks."""
-    order = torch.randperm(setting.dataset_size, generator=torch.Generator().manual_seed(0))
-    norms = torch.logspace(-6.0, 6.0, setting.dataset_size)[order]
-    layers = norms[:, None].expand(-1, len(setting.layer_names)) / len(setting.layer_names) ** 0.5
-    rows = torch.arange(setting.dataset_size)
-    everyone = Examples(norms, rows % setting.num_groups, rows, layers if method.layerwise else None)
+    order = torch.randperm(facts.dataset_size, generator=torch.Generator().manual_seed(0))
+    norms = torch.logspace(-6.0, 6.0, facts.dataset_size)[order]
+    layers = norms[:, None].expand(-1, len(facts.layer_names)) / len(facts.layer_names) ** 0.5
+    rows = torch.arange(facts.dataset_size)
+    everyone = Examples(norms, rows % facts.num_groups, rows, layers if method.layerwise else None)
     bound = initial_bound(method.bound)
-    state = method.start(1.0 if isinstance(bound, PrivateMedian) else bound, setting)
+    state = method.start(1.0 if isinstance(bound, PrivateMedian) else bound, facts)
     state = method.refresh(state, everyone)
-    batch = _rows(everyone, slice(None, setting.batch_size))
-    answer = method.answer(state, batch, setting) if method.query is not None else torch.zeros(0, dtype=torch.float64)
-    method.decide(state, answer, setting).weights(everyone)
-    method.advance(state, answer, setting)
+    batch = _rows(everyone, slice(None, facts.batch_size))
+    answer = method.answer(state, batch, facts) if method.query is not None else torch.zeros(0, dtype=torch.float64)
+    method.decide(state, answer, facts).weights(everyone)
+    method.advance(state, answer, facts)
 
 
 def _left_out_on_trial(batch: Examples) -> set[int]:

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from workers.clipping.protocol import ClippingMethod, ClippingState, ClipRule, Setting, clip_factor, require_layer_norms
+from workers.clipping.protocol import (
+    ClippingMethod,
+    ClippingState,
+    ClipRule,
+    PublicFacts,
+    clip_factor,
+    require_layer_norms,
+)
 
 
 @dataclass(frozen=True)
@@ -18,11 +25,11 @@ class PerLayerClipping(ClippingMethod):
     def layerwise(self) -> bool:
         return True
 
-    def decide(self, state: ClippingState, noisy_answer: Tensor, setting: Setting) -> ClipRule:
-        layers = len(setting.layer_names)
+    def decide(self, state: ClippingState, noisy_answer: Tensor, facts: PublicFacts) -> ClipRule:
+        layers = len(facts.layer_names)
         bound = state.bound / math.sqrt(layers)
         return ClipRule(
             state.bound,
             lambda examples: clip_factor(require_layer_norms(examples), bound),
-            dict.fromkeys(setting.layer_names, bound),
+            dict.fromkeys(facts.layer_names, bound),
         )

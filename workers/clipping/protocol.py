@@ -56,7 +56,7 @@ class Examples:
 
 
 @dataclass(frozen=True)
-class Setting:
+class PublicFacts:
     """Public facts about a run. None of them may be computed from the training data."""
 
     group_names: tuple[str, ...]
@@ -208,7 +208,7 @@ class ClippingMethod(ABC):
         """The query that the method makes on each batch, or None; must not depend on data."""
         return None
 
-    def start(self, bound: float, setting: Setting) -> ClippingState:
+    def start(self, bound: float, facts: PublicFacts) -> ClippingState:
         """The state before the first step. bound: a number; for a private median, its released value."""
         return ClippingState(bound)
 
@@ -224,15 +224,15 @@ class ClippingMethod(ABC):
         """[n] bool: which examples have spent their whole budget and no longer contribute; empty without a filter."""
         return torch.zeros(0, dtype=torch.bool)
 
-    def answer(self, state: ClippingState, batch: Examples, setting: Setting) -> Tensor:
+    def answer(self, state: ClippingState, batch: Examples, facts: PublicFacts) -> Tensor:
         """The exact answer to `query` on this batch; the trainer adds noise before it passes the answer to `decide`."""
         return torch.zeros(0, dtype=torch.float64)
 
     @abstractmethod
-    def decide(self, state: ClippingState, noisy_answer: Tensor, setting: Setting) -> ClipRule:
+    def decide(self, state: ClippingState, noisy_answer: Tensor, facts: PublicFacts) -> ClipRule:
         """The rule of this step, from public values (and, in individual clipping, each example's own threshold)."""
 
-    def advance(self, state: ClippingState, noisy_answer: Tensor, setting: Setting) -> ClippingState:
+    def advance(self, state: ClippingState, noisy_answer: Tensor, facts: PublicFacts) -> ClippingState:
         """The state of the next step."""
         return state
 

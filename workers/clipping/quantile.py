@@ -14,7 +14,7 @@ from workers.clipping.protocol import (
     ClippingState,
     ClipRule,
     Examples,
-    Setting,
+    PublicFacts,
     adapted,
     clip_factor,
 )
@@ -43,14 +43,14 @@ class QuantileClipping(ClippingMethod):
     def query(self) -> BatchQuery:
         return BatchQuery("norms within the bound", 0.5, self.count_noise_multiplier)
 
-    def answer(self, state: ClippingState, batch: Examples, setting: Setting) -> Tensor:
+    def answer(self, state: ClippingState, batch: Examples, facts: PublicFacts) -> Tensor:
         return ((batch.norms <= state.bound).double() - 0.5).sum().reshape(1)
 
-    def decide(self, state: ClippingState, noisy_answer: Tensor, setting: Setting) -> ClipRule:
+    def decide(self, state: ClippingState, noisy_answer: Tensor, facts: PublicFacts) -> ClipRule:
         bound = state.bound
         return ClipRule(bound, lambda examples: clip_factor(examples.norms, bound), {"all": bound})
 
-    def advance(self, state: ClippingState, noisy_answer: Tensor, setting: Setting) -> ClippingState:
-        fraction = min(max(float(noisy_answer[0]) / setting.batch_size + 0.5, 0.0), 1.0)
+    def advance(self, state: ClippingState, noisy_answer: Tensor, facts: PublicFacts) -> ClippingState:
+        fraction = min(max(float(noisy_answer[0]) / facts.batch_size + 0.5, 0.0), 1.0)
         exponent = -self.learning_rate * (fraction - self.quantile)
         return replace(state, bound=adapted(state.bound, exponent, SMALLEST_BOUND))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from accounting.errors import InvalidInput, PrivateDetail
-from workers.data.mapped import Place
+from workers.data.mapped import ColumnFiles
 from workers.data.preparation import require_one_by_one
 from workers.tasks import task_called
 
@@ -42,7 +42,7 @@ class Split:
     groups: Tensor
     example_ids: Tensor
     user_ids: Tensor | None = None
-    place: Place | None = None
+    place: ColumnFiles | None = None
 
     def __post_init__(self) -> None:
         if len(self.labels) != len(self.features) or self.labels.dtype not in _LABEL_TYPES:

@@ -17,7 +17,7 @@ from accounting.errors import DataCorruption, PrivateDetail
 from workers.data.base import Preparation, Source, Split, make_split, pixels
 from workers.data.files import UNREADABLE, locate, reading
 from workers.data.images import colours
-from workers.data.mapped import Blocks, Form, Place, digest_of, once_on_node
+from workers.data.mapped import Blocks, ColumnFiles, Form, digest_of, once_on_node
 
 _CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _MEAN, _STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
@@ -47,7 +47,7 @@ class _Part:
 
     pictures: Tensor
     labels: npt.NDArray[np.int64]
-    place: Place | None = None
+    place: ColumnFiles | None = None
 
     def split(self, first_id: int = 0) -> Split:
         return replace(make_split(self.pictures, self.labels, first_id=first_id), place=self.place)
@@ -100,7 +100,7 @@ def _read_jpegs(path: Path, cache: str | None) -> _Part:
 
     forms = [Form(torch.uint8, (3, 32, 32))]
     if cache is not None:
-        place = Place(Path(cache).expanduser().absolute(), key())
+        place = ColumnFiles(Path(cache).expanduser().absolute(), key())
         (pictures,) = place.columns(forms, decoded)
         return _Part(pictures, labels, place)
     shared = once_on_node(key, forms, len(labels), decoded)

@@ -50,7 +50,7 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Place:
+class ColumnFiles:
     """Location of the memory-mapped columns of a set of rows. key: base name of their files."""
 
     folder: Path
@@ -79,11 +79,11 @@ class Place:
             ) from error
         return tuple(_mapped(file, form) for file, form in zip(files, forms, strict=True))
 
-    def select(self, columns: Sequence[Tensor], at: Tensor) -> tuple[Place | None, tuple[Tensor, ...]]:
+    def select(self, columns: Sequence[Tensor], at: Tensor) -> tuple[ColumnFiles | None, tuple[Tensor, ...]]:
         """Location and values of the rows ``at`` of columns at this place; None if so few that they stay in memory."""
         if len(at) <= _MAX_ROWS_IN_MEMORY:
             return None, tuple(column[at] for column in columns)
-        place = Place(self.folder, digest_of(self.key, at.numpy().data))
+        place = ColumnFiles(self.folder, digest_of(self.key, at.numpy().data))
         forms = [Form(column.dtype, tuple(column.shape[1:])) for column in columns]
         rows = max(1, _BYTES_AT_ONCE // sum(form.bytes for form in forms))
         return place, place.columns(
@@ -97,8 +97,8 @@ def once_on_node(
     """The columns, written by the first trial of the run on this node and mapped by all others.
 
     None where the run has no folder for them (`workers.node_folder`), or one that cannot hold them, and where private
-    files are encrypted. key, forms, blocks: as for `Place`, the key as a function that is called only if needed. rows:
-    how many there are.
+    files are encrypted. key, forms, blocks: as for `ColumnFiles`, the key as a function that is called only if
+    needed. rows: how many there are.
     """
     folder, size = node_folder(), rows * sum(form.bytes for form in forms)
     if folder is None or is_encrypting():
@@ -106,7 +106,7 @@ def once_on_node(
     try:
         if shutil.disk_usage(folder.parent).free < _ROOM * size:
             return None
-        return Place(folder, key()).columns(forms, blocks)
+        return ColumnFiles(folder, key()).columns(forms, blocks)
     except (InvalidInput, OSError):  # it was removed, or has filled up meanwhile
         return None
 

@@ -23,7 +23,7 @@ from accounting.registry import lookup, nearest
 from workers.data.base import Source, Split, Tokens, repeated
 from workers.data.files import reading, require_path
 from workers.data.labels import TableTask, label_columns
-from workers.data.mapped import Blocks, Form, Place, digest_of, once_on_node
+from workers.data.mapped import Blocks, ColumnFiles, Form, digest_of, once_on_node
 from workers.data.spelling import Values
 from workers.data.table import (
     Declared,
@@ -331,7 +331,7 @@ class _Learner:
         if len(each.rows) == 0:
             raise InvalidInput("no row has a text and all other values; correct the column `text`, or choose others")
         complete = each.columns.take(each.rows)
-        place = None if self.cache is None else Place(self.cache, self._key(each, first))
+        place = None if self.cache is None else ColumnFiles(self.cache, self._key(each, first))
         forms = [Form(torch.int32, (self.encoder.length,))] * self.columns
 
         def blocks() -> Blocks:

@@ -37,16 +37,16 @@ class Face:
 
 
 @dataclass(frozen=True)
-class Task:
+class FaceTask:
     """A classification task: its class names, and the label of a face."""
 
     class_names: tuple[str, str]
     label: Callable[[Face], int]
 
 
-TASKS: Mapping[str, Task] = {
-    "age": Task(("30 or older", "under 30"), lambda face: int(face.age < 30)),
-    "gender": Task(("male", "female"), lambda face: face.gender),
+FACE_TASKS: Mapping[str, FaceTask] = {
+    "age": FaceTask(("30 or older", "under 30"), lambda face: int(face.age < 30)),
+    "gender": FaceTask(("male", "female"), lambda face: face.gender),
 }
 
 
@@ -54,7 +54,7 @@ def _attribute(face: Face, name: str) -> str:
     """The value of the attribute race, age or gender, as a group name."""
     if name == "race":
         return RACES[face.race]
-    task = TASKS[name]
+    task = FACE_TASKS[name]
     return task.class_names[task.label(face)]
 
 
@@ -75,10 +75,10 @@ def utkface(
 
     Raises: InvalidInput for unknown tasks or races, and when no faces are found or some are there twice.
     """
-    chosen = lookup(TASKS, task, "UTKFace task")
+    chosen = lookup(FACE_TASKS, task, "UTKFace task")
     if not races:
         raise InvalidInput(f"races is empty, but must name at least one of {', '.join(RACES)}")
-    known = {"race": tuple(races), **{name: each.class_names for name, each in TASKS.items()}}
+    known = {"race": tuple(races), **{name: each.class_names for name, each in FACE_TASKS.items()}}
     values = {each: choose_group("utkface", each, known) for each in attributes("utkface", group)}
     folder = locate("utkface", ("UTKFace", "utkface"), root)
     pictures = (file for file in folder.rglob("*") if file.suffix.lower() in (".jpg", ".jpeg"))

@@ -21,7 +21,7 @@ import pytest
 
 from accounting.errors import DataCorruption, InvalidInput, public_text
 from accounting.individual.epsilons import IndividualEpsilons, individual_epsilons
-from accounting.jobs import AccountingJob, Counting, Job, Part, Result, account_in_process, epsilons_of_part
+from accounting.jobs import AccountingJob, Counting, Part, PartwiseJob, Result, account_in_process, epsilons_of_part
 from accounting.jobs.examples import account_all
 from accounting.jobs.parallel import AccountingFailed, AccountingQueue
 from accounting.jobs.users import account_users
@@ -176,7 +176,7 @@ def test_users_survive_killed_processes(job: AccountingJob, cluster: None) -> No
     account_users(asked, account_in_process)
     killed, attempts = Counter[str](), Counter[tuple[str, int]]()
 
-    def scatter(job: Job[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
+    def scatter(job: PartwiseJob[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
         stage = type(job).__name__
 
         def kill_once() -> None:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from accounting.errors import InvalidInput
 from accounting.jobs import AccountingJob, CountedEpsilons, Counting, EpsilonSummary, Moments, PartResult, summarise
 from accounting.jobs.examples import gathered
-from accounting.jobs.summaries import Histogram, order_statistics
+from accounting.jobs.summaries import BitHistogram, order_statistics
 from accounting.records.epsilons import Epsilons, StoredEpsilons, write_epsilons
 from accounting.release import ReleaseSpec, release_counted
 
@@ -149,14 +149,14 @@ def test_order_statistics_are_exact_however_many_values_share_a_bin(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("accounting.jobs.summaries.GATHERED", at_once)
         found = order_statistics(
-            np.arange(len(values)), Histogram.of(np.array(values)), lambda: np.array_split(np.array(values), pieces)
+            np.arange(len(values)), BitHistogram.of(np.array(values)), lambda: np.array_split(np.array(values), pieces)
         )
     assert found.tolist() == sorted(values)
 
 
 def test_values_in_one_bin_differ_by_less_than_the_stated_share() -> None:
     values = np.sort(np.random.default_rng(0).lognormal(0.0, 3.0, 5000))
-    histogram = Histogram.of(values)
+    histogram = BitHistogram.of(values)
     starts = np.cumsum(histogram.counts) - histogram.counts
     for start, count in zip(starts.tolist(), histogram.counts.tolist(), strict=True):
         assert values[start + count - 1] <= values[start] * (1.0 + 2.0**-7)

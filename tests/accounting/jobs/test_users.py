@@ -15,7 +15,16 @@ from numpy.typing import NDArray
 
 from accounting.errors import DataCorruption, InvalidInput
 from accounting.individual import individual_epsilons
-from accounting.jobs import AccountingJob, Counting, Job, Part, Result, account_in_process, inputs_of, store_epsilons
+from accounting.jobs import (
+    AccountingJob,
+    Counting,
+    Part,
+    PartwiseJob,
+    Result,
+    account_in_process,
+    inputs_of,
+    store_epsilons,
+)
 from accounting.jobs import users as users_module
 from accounting.jobs.users import AccountShares, ReuseShares, SortRows, account_users
 from accounting.mechanism import Trace
@@ -33,7 +42,7 @@ from accounting.records import (
     read_trace,
     write_users,
 )
-from accounting.records.objects import Place, read_piece
+from accounting.records.objects import Piece, read_piece
 from accounting.records.part_files import PartInObjects
 from tests.accounting.stored_trial import job_of, snapshot, write_norms, write_trial
 
@@ -80,7 +89,7 @@ class Stages:
         self.done: Counter[str] = Counter()
         self._kind, self._after = kind, after
 
-    def __call__(self, job: Job[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
+    def __call__(self, job: PartwiseJob[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
         for number, part in enumerate(parts):
             if self._kind is type(job) and number >= self._after:
                 raise Interrupted
@@ -144,14 +153,14 @@ def test_what_is_sorted_together_fits_the_memory(job: AccountingJob, monkeypatch
 
 def test_every_byte_is_read_once(job: AccountingJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the norms, and of the sorted rows, whose pieces without rows nobody asks for."""
-    norms, pieces = Counter[tuple[int, int]](), list[Place]()
+    norms, pieces = Counter[tuple[int, int]](), list[Piece]()
     read = PartInObjects.stored
 
     def noted(part: PartInObjects, number: int) -> bytes:
         norms[part.part, number] += 1
         return read(part, number)
 
-    def noted_piece(place: Place) -> bytes:
+    def noted_piece(place: Piece) -> bytes:
         pieces.append(place)
         return read_piece(place)
 
@@ -251,7 +260,7 @@ def test_damage_to_sorted_rows_is_named_and_does_not_last(
             super().__init__()
             self.content = content
 
-        def __call__(self, job: Job[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
+        def __call__(self, job: PartwiseJob[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
             if isinstance(job, AccountShares):
                 path = Path(rows_of(job.job), "part-00004.arrow")
                 path.unlink() if self.content is None else path.write_bytes(self.content)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from accounting.errors import InvalidInput
 from orchestration.commands.main import app
-from orchestration.comparison.entries import Place
+from orchestration.comparison.entries import MetricTable
 from orchestration.comparison.metrics import columns
 from orchestration.comparison.stored import stored_record
 from orchestration.records.layout import SweepFiles
@@ -72,7 +72,7 @@ def test_the_same_label_with_other_parameters_is_another_setting(one: Path, tmp_
 def test_numbers_are_those_of_the_reports(one: Path, other: Path) -> None:
     (line, _) = as_json(one, other)["settings"][1]["sweeps"]
     assert line["seeds"] == [0]
-    assert line["metrics"].keys() == {metric.name for metric in columns(Place.SETTINGS, "worst_group_accuracy")}
+    assert line["metrics"].keys() == {metric.name for metric in columns(MetricTable.SETTINGS, "worst_group_accuracy")}
     assert (line["metrics"]["accuracy"]["mean"], line["metrics"]["accuracy"]["count"]) == (0.7, 1)
     page = render(stored_record(SweepFiles(str(one))).data())
     for name in ("epsilon", "accuracy", "accuracy_change"):

@@ -20,7 +20,7 @@ from orchestration.comparison.densities import density, loss_density
 from orchestration.comparison.individuals import exact_statistics, kind_of_capped, loss_correlation, released_statistics
 from orchestration.comparison.metrics import known
 from orchestration.comparison.statistics import pearson
-from orchestration.records.published import GroupEpsilon, Histogram
+from orchestration.records.published import EpsilonHistogram, GroupEpsilon
 from orchestration.records.results import read_exact_statistics, write_exact_statistics
 from tests.orchestration.sample_sweeps import sample_trial
 
@@ -157,7 +157,7 @@ def test_released_numbers_stay_what_they_are() -> None:
     assert (found.disclosure, found.kind, found.release_epsilon) == ("private", "estimate", 0.0625)
     assert (found.mean, found.median, found.quantiles) == (0.5, 0.375, {0.5: 0.375, 0.9: 1.5})
     assert found.groups == (GroupEpsilon("b", 0.75, 0.125, 41.0),)
-    assert found.histogram == Histogram((0.0, 1.0, 2.0), (31.0, 9.0))
+    assert found.histogram == EpsilonHistogram((0.0, 1.0, 2.0), (31.0, 9.0))
 
 
 def test_a_density_counts_every_example_with_a_usable_loss_once() -> None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 from scipy import stats
 
-from orchestration.comparison.intervals import Array, Runs, interval, unpaired
+from orchestration.comparison.intervals import Array, RunValues, interval, unpaired
 
 SIZES, LOGITS, SEEDS, RESAMPLES, SWEEPS = (400, 150), (1.5, 0.3), 5, 150, 600
 GROUPS = np.repeat(np.arange(len(SIZES)), SIZES)
@@ -31,7 +31,7 @@ def expected(shift: float) -> tuple[float, float, float]:
     return float(whole), float(worst), float(gap)
 
 
-def one_sweep(draw: np.random.Generator) -> list[dict[str, Runs]]:
+def one_sweep(draw: np.random.Generator) -> list[dict[str, RunValues]]:
     """Accuracy, worst group and gap of two settings whose runs share seeds and test examples."""
     difficulty, common = draw.normal(0.0, OF_EXAMPLE, len(GROUPS)), draw.normal(0.0, OF_SEED, SEEDS)
     drawn = draw.multinomial(len(GROUPS), np.full(len(GROUPS), 1.0 / len(GROUPS)), RESAMPLES)
@@ -44,14 +44,14 @@ def one_sweep(draw: np.random.Generator) -> list[dict[str, Runs]]:
     return settings
 
 
-def numbers(correct: npt.NDArray[np.bool_], weights: Array) -> dict[str, Runs]:
+def numbers(correct: npt.NDArray[np.bool_], weights: Array) -> dict[str, RunValues]:
     by_group = np.stack(
         [weights[:, g == GROUPS] @ correct[:, g == GROUPS].T / weights[:, g == GROUPS].sum(1)[:, None] for g in (0, 1)]
     )
     found = {"accuracy": weights @ correct.T / len(GROUPS), "worst": by_group.min(0)}
     found["gap"] = by_group.max(0) - by_group.min(0)
     splits = np.zeros(SEEDS, dtype=np.int64)
-    return {name: Runs(values[0], values[1:].T, splits) for name, values in found.items()}
+    return {name: RunValues(values[0], values[1:].T, splits) for name, values in found.items()}
 
 
 def test_intervals_cover_93_to_97_percent() -> None:
@@ -68,16 +68,16 @@ def test_intervals_cover_93_to_97_percent() -> None:
     assert all(0.93 <= share <= 0.97 for share in shares.values()), shares
 
 
-def contains(runs: Runs, value: float) -> bool:
+def contains(runs: RunValues, value: float) -> bool:
     found = interval(runs)
     return found is not None and found.low <= value <= found.high
 
 
-def of_seeds(*values: float, **changes: Any) -> Runs:
+def of_seeds(*values: float, **changes: Any) -> RunValues:
     """Runs whose test examples leave nothing to chance."""
     array = np.array(values)
     splits = np.array(changes.pop("splits", [0] * len(values)))
-    return Runs(array, np.repeat(array[:, None], 50, 1), splits, **changes)
+    return RunValues(array, np.repeat(array[:, None], 50, 1), splits, **changes)
 
 
 def test_seeds_alone_have_the_interval_of_student() -> None:
@@ -101,7 +101,7 @@ def test_differences_of_pairs_lose_what_pairs_share() -> None:
 def test_test_examples_that_two_settings_share_are_paired_without_common_seeds() -> None:
     draw = np.random.default_rng(0)
     luck = draw.normal(0.0, 0.05, 400)
-    one, other = (Runs(np.array([mean]), mean + luck[None], np.zeros(1, dtype=np.int64)) for mean in (0.8, 0.7))
+    one, other = (RunValues(np.array([mean]), mean + luck[None], np.zeros(1, dtype=np.int64)) for mean in (0.8, 0.7))
     found = unpaired(one, other)
     assert found is not None
     assert found.high - found.low < 1e-9
@@ -109,7 +109,9 @@ def test_test_examples_that_two_settings_share_are_paired_without_common_seeds()
 
 
 def test_one_seed_says_that_its_interval_is_of_test_examples() -> None:
-    runs = Runs(np.array([0.8]), np.random.default_rng(0).normal(0.8, 0.02, (1, 4000)), np.zeros(1, dtype=np.int64))
+    runs = RunValues(
+        np.array([0.8]), np.random.default_rng(0).normal(0.8, 0.02, (1, 4000)), np.zeros(1, dtype=np.int64)
+    )
     found = interval(runs)
     assert found is not None
     assert found.covers == "test examples"
@@ -118,10 +120,10 @@ def test_one_seed_says_that_its_interval_is_of_test_examples() -> None:
 
 def test_a_share_of_nobody_is_not_known_to_be_zero() -> None:
     """0 of 80: Clopper and Pearson's upper bound, where every resample says 0."""
-    runs = Runs(np.zeros(2), np.zeros((2, 50)), np.zeros(2, dtype=np.int64))
+    runs = RunValues(np.zeros(2), np.zeros((2, 50)), np.zeros(2, dtype=np.int64))
     none, all_right = (
         interval(runs, examples=80),
-        interval(Runs(runs.values + 1, runs.resampled + 1, runs.splits), examples=80),
+        interval(RunValues(runs.values + 1, runs.resampled + 1, runs.splits), examples=80),
     )
     assert none is not None
     assert all_right is not None
@@ -150,11 +152,11 @@ def test_two_seeds_that_agree_by_chance_are_no_certainty() -> None:
     differently that what seeds explain is more than the bootstrap's variance."""
     draws = np.random.default_rng(0).normal(size=(2, 1000))
     draws[1] -= (draws[0] @ draws[1] / (draws[0] @ draws[0]) + 0.1) * draws[0]
-    runs = Runs(np.array([0.003, 0.003]), 0.003 + 0.01 * draws, np.zeros(2, dtype=np.int64))
+    runs = RunValues(np.array([0.003, 0.003]), 0.003 + 0.01 * draws, np.zeros(2, dtype=np.int64))
     found = interval(runs)
     assert found is not None
     assert found.low < -0.005 < 0.003 < 0.011 < found.high
-    other = Runs(np.zeros(2), 0.01 * np.random.default_rng(1).normal(size=(2, 1000)), np.zeros(2, dtype=np.int64))
+    other = RunValues(np.zeros(2), 0.01 * np.random.default_rng(1).normal(size=(2, 1000)), np.zeros(2, dtype=np.int64))
     apart = unpaired(runs, other)
     assert apart is not None
     assert apart.low < 0.0 < apart.high

@@ -12,7 +12,7 @@ from orchestration.comparison.rate_metrics import RATE_METRICS, WORST_GROUP_METR
 from orchestration.comparison.statistics import Spread, spread
 from orchestration.comparison.values import worst_over_median
 from orchestration.records.published import (
-    Histogram,
+    EpsilonHistogram,
     IndividualStatistics,
     PublishedCourse,
     PublishedEpoch,
@@ -22,7 +22,7 @@ from orchestration.records.published import (
     PublishedTrial,
 )
 from orchestration.records.states import TrialState
-from workers.rates import Counts
+from workers.rates import ConfusionCounts
 
 TRIAL = PublishedTrial(
     key="flat-0",
@@ -59,7 +59,7 @@ OF_COUNTS = {
 
 def test_rates_follow_from_counts() -> None:
     assert TRIAL.quality is not None
-    counts = Counts(((40, 10), (20, 30)), 0.7, 0.2)
+    counts = ConfusionCounts(((40, 10), (20, 30)), 0.7, 0.2)
     groups = (PublishedGroup("a", 100, 0.7, 0.3, -0.02, counts), *TRIAL.quality.groups[1:])
     trial = replace(TRIAL, quality=replace(TRIAL.quality, groups=groups, counts=counts))
     expected = {
@@ -161,7 +161,7 @@ def test_an_infinite_epsilon_is_no_number() -> None:
 
 def test_a_median_is_published_released_or_read_off_the_histogram() -> None:
     assert TRIAL.individuals is not None
-    histogram = Histogram((0.0, 1.0, 2.0, 4.0), (10.0, -3.0, 30.0))
+    histogram = EpsilonHistogram((0.0, 1.0, 2.0, 4.0), (10.0, -3.0, 30.0))
     found = [
         known(replace(TRIAL, individuals=individuals))["median_example_epsilon"]
         for individuals in (

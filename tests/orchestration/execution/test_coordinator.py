@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from accounting.errors import StorageError
-from accounting.jobs import Job, Part, Result, Scatter, account_in_process
+from accounting.jobs import Part, PartwiseJob, Result, Scatter, account_in_process
 from accounting.jobs.parallel import AccountingFailed
 from accounting.records import exists
 from accounting.records.epsilons import read_epsilons
@@ -158,7 +158,7 @@ def test_what_was_trained_but_not_accounted_is_accounted(bench: Bench) -> None:
 def test_accounting_that_fails_ends_that_trial_alone(bench: Bench) -> None:
     trial, kept = bench.files.trial(FIRST), {}
 
-    def damaged(job: Job[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
+    def damaged(job: PartwiseJob[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
         if job.root == trial.root:
             part = next(Path(trial.norms).glob("*/*.arrow"))
             kept[part] = part.read_bytes()
@@ -180,7 +180,7 @@ def test_a_storage_that_refuses_for_a_while_fails_no_trial(bench: Bench, monkeyp
     monkeypatch.setattr("orchestration.execution.coordinator.PAUSES", (0.01,) * 3)
     refusals = {FIRST: 3, SECOND: 4}
 
-    def refusing(job: Job[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
+    def refusing(job: PartwiseJob[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
         key = Path(job.root).name
         refusals[key] -= 1
         if refusals[key] >= 0:
@@ -261,7 +261,7 @@ def test_a_stopped_trial_whose_accounting_was_interrupted_is_accounted_by_the_ne
 ) -> None:
     """And never trained further; where its examples cannot be accounted, it is not failed, and its key is gone."""
 
-    def lost(job: Job[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
+    def lost(job: PartwiseJob[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
         raise AccountingFailed("part 0 was lost")
 
     with bench.coordinator(lost) as coordinator:

@@ -20,7 +20,7 @@ from orchestration.comparison.settings import Setting, best_trade_offs, finished
 from orchestration.comparison.statistics import pareto_front
 from orchestration.comparison.values import accuracy, median_epsilon, unequal_cost, worst_over_median
 from orchestration.records.published import (
-    Histogram,
+    EpsilonHistogram,
     PublishedPrivacy,
     PublishedQuality,
     PublishedSweep,
@@ -136,7 +136,7 @@ def _broken(data: PublishedSweep) -> PublishedSweep:
     assert trial.individuals is not None
     groups = tuple(replace(group, accuracy=math.nan, accuracy_change=math.nan) for group in trial.quality.groups)
     quality = PublishedQuality(math.nan, math.nan, math.nan, groups)
-    individuals = replace(trial.individuals, histogram=Histogram((0.0, 1.0), (math.nan,)), median=math.nan)
+    individuals = replace(trial.individuals, histogram=EpsilonHistogram((0.0, 1.0), (math.nan,)), median=math.nan)
     return replace(data, trials=(replace(trial, quality=quality, individuals=individuals), *data.trials[3:]))
 
 

@@ -15,7 +15,7 @@ from orchestration.records.states import TrialState
 from orchestration.tracking import recorder
 from orchestration.tracking.embedded import embedded_tracking_uri
 from orchestration.tracking.mlflow import MlflowTracker
-from orchestration.tracking.recorder import Recorder
+from orchestration.tracking.recorder import TrackingRecorder
 from tests.orchestration.processes import wait_until
 from tests.orchestration.sample_sweeps import EPOCHS, sample_trial
 from tests.orchestration.tracking.recordings import SWEEP, client_of, content, one, opened, runs_of, tracked
@@ -52,7 +52,7 @@ def recorded_steps(folder: Path) -> list[int]:
 
 
 def test_a_trial_is_seen_while_it_trains(folder: Path) -> None:
-    trial, following = GrowingTrial(), Recorder(opened(folder), lambda key: trial(key))
+    trial, following = GrowingTrial(), TrackingRecorder(opened(folder), lambda key: trial(key))
     following.start()
     for epochs in (0, 3, EPOCHS - 1):
         trial.epochs = epochs
@@ -83,7 +83,7 @@ def test_a_trial_that_is_over_at_once_is_recorded_as_it_ended_alone(
     trial.whole = replace(trial.whole, started=time.time())
     tracker = Noting(embedded_tracking_uri(folder), artifact_root=str(folder / "artifacts"))
     tracker.open_sweep(SWEEP)
-    following = Recorder(tracker, trial)
+    following = TrackingRecorder(tracker, trial)
     monkeypatch.setattr(recorder, "INTERVAL", 60.0)
     following.changed(trial.key)
     assert following._attempt()
@@ -110,7 +110,7 @@ class SlowTracker(MlflowTracker):
 def test_a_slow_tracker_holds_nothing_up_and_gets_fewer_updates(folder: Path) -> None:
     tracker, trial = SlowTracker(folder), GrowingTrial()
     tracker.open_sweep(SWEEP)
-    following = Recorder(tracker, trial)
+    following = TrackingRecorder(tracker, trial)
     following.start()
     for epochs in range(1, EPOCHS + 1):
         trial.epochs = epochs
@@ -123,7 +123,7 @@ def test_a_slow_tracker_holds_nothing_up_and_gets_fewer_updates(folder: Path) ->
 
 def test_a_tracker_that_was_gone_for_a_while_has_everything_in_the_end(folder: Path) -> None:
     store, aside = folder / "mlflow.db", folder / "aside.db"
-    trial, following = GrowingTrial(), Recorder(opened(folder), lambda key: trial(key))
+    trial, following = GrowingTrial(), TrackingRecorder(opened(folder), lambda key: trial(key))
     following.start()
     trial.epochs = 3
     following.changed(trial.key)
@@ -141,14 +141,14 @@ def test_a_tracker_that_was_gone_for_a_while_has_everything_in_the_end(folder: P
     assert following.failure is None
     assert recorded_steps(folder) == [epoch.step for epoch in trial.whole.history]
     before = content(client_of(folder))
-    again = Recorder(opened(folder), trial)
+    again = TrackingRecorder(opened(folder), trial)
     again.start()
     again.finish([trial.key], lambda tracker: tracker.close())
     assert content(client_of(folder)) == before
 
 
 def test_a_tracker_that_stays_away_is_named_and_loses_what_disk_still_has(folder: Path) -> None:
-    trial, following = GrowingTrial(), Recorder(opened(folder), lambda key: trial(key))
+    trial, following = GrowingTrial(), TrackingRecorder(opened(folder), lambda key: trial(key))
     following.start()
     (folder / "mlflow.db").unlink()
     (folder / "mlflow.db").mkdir()
@@ -157,7 +157,7 @@ def test_a_tracker_that_stays_away_is_named_and_loses_what_disk_still_has(folder
 
 
 def test_an_abandoned_sweep_keeps_what_is_known_and_nothing_running(folder: Path) -> None:
-    trial, following = GrowingTrial(), Recorder(opened(folder), lambda key: trial(key))
+    trial, following = GrowingTrial(), TrackingRecorder(opened(folder), lambda key: trial(key))
     following.start()
     trial.epochs = 5
     following.changed(trial.key)

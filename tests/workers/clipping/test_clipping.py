@@ -18,7 +18,7 @@ from workers.clipping import (
     ClippingState,
     ClipRule,
     Examples,
-    Setting,
+    PublicFacts,
     make_clipping,
     side_queries,
 )
@@ -70,8 +70,8 @@ class Batch:
         return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(self.model.parameters()))]).double()
 
     @property
-    def setting(self) -> Setting:
-        return Setting(GROUPS, self.layer_names, dataset_size=BATCH, batch_size=32)
+    def facts(self) -> PublicFacts:
+        return PublicFacts(GROUPS, self.layer_names, dataset_size=BATCH, batch_size=32)
 
     def examples(self, rows: Tensor) -> Examples:
         layer_norms = self.norms.layer_norms
@@ -95,7 +95,7 @@ def batch() -> Batch:
 
 def started(method: ClippingMethod, batch: Batch) -> ClippingState:
     assert isinstance(method.bound, float)
-    state = method.start(method.bound, batch.setting)
+    state = method.start(method.bound, batch.facts)
     return method.pay(method.refresh(state, batch.examples(torch.arange(BATCH))), PRICES)
 
 
@@ -116,27 +116,27 @@ def test_sum_of_neighbours_differs_by_at_most_the_sensitivity(component: Compone
     state = started(method, batch)
     everyone = torch.arange(BATCH)
     for seed in range(5):
-        answer = noisy(component, method.answer(state, batch.examples(everyone), batch.setting), seed)
-        rule = method.decide(state, answer, batch.setting)
+        answer = noisy(component, method.answer(state, batch.examples(everyone), batch.facts), seed)
+        rule = method.decide(state, answer, batch.facts)
         total = batch.added(rule, everyone).sum(0)
         for left_out in everyone.tolist():
             neighbour = everyone[everyone != left_out]
             moved = (total - batch.added(rule, neighbour).sum(0)).norm()
             assert moved <= rule.sensitivity * (1.0 + 1e-5)
-        state = method.advance(state, answer, batch.setting)
+        state = method.advance(state, answer, batch.facts)
 
 
 @all_methods
 def test_answers_of_neighbours_differ_by_at_most_the_stated_sensitivity(component: Component, batch: Batch) -> None:
     method = make_clipping(component)
     state, everyone = started(method, batch), torch.arange(BATCH)
-    total = method.answer(state, batch.examples(everyone), batch.setting)
+    total = method.answer(state, batch.examples(everyone), batch.facts)
     stated = SENSITIVITIES.get(component.name, 0.0)
     assert (method.query.sensitivity if method.query else 0.0) == stated
     moves = []
     for row in everyone.tolist():
         neighbour = batch.examples(everyone[everyone != row])
-        moves.append(float((total - method.answer(state, neighbour, batch.setting)).norm()))
+        moves.append(float((total - method.answer(state, neighbour, batch.facts)).norm()))
     assert max(moves) <= stated
     assert side_queries(component) == (() if method.query is None else (method.query.as_side_query(),))
 
@@ -145,8 +145,8 @@ def test_answers_of_neighbours_differ_by_at_most_the_stated_sensitivity(componen
 def test_contributions_are_what_examples_add_over_the_sensitivity(component: Component, batch: Batch) -> None:
     method = make_clipping(component)
     state, everyone = started(method, batch), torch.arange(BATCH)
-    answer = noisy(component, method.answer(state, batch.examples(everyone), batch.setting), seed=1)
-    rule = method.decide(state, answer, batch.setting)
+    answer = noisy(component, method.answer(state, batch.examples(everyone), batch.facts), seed=1)
+    rule = method.decide(state, answer, batch.facts)
     contributions = rule.contributions(batch.examples(everyone))
     truth = batch.added(rule, everyone).norm(dim=1) / rule.sensitivity
     torch.testing.assert_close(contributions, truth, rtol=3e-5, atol=1e-6)
@@ -168,13 +168,13 @@ def test_no_norm_and_no_noisy_answer_breaks_the_bound(component: Component, data
     norms = layer_norms.norm(dim=1)
     count = len(norms)
     examples = Examples(norms, torch.arange(count) % 10, torch.arange(count), layer_norms)
-    setting = Setting(GROUPS, ("a", "b"), dataset_size=max(count, 1), batch_size=8)
+    facts = PublicFacts(GROUPS, ("a", "b"), dataset_size=max(count, 1), batch_size=8)
     assert isinstance(method.bound, float)
-    state = method.pay(method.refresh(method.start(method.bound, setting), examples), PRICES)
-    size = len(method.answer(state, examples, setting))
+    state = method.pay(method.refresh(method.start(method.bound, facts), examples), PRICES)
+    size = len(method.answer(state, examples, facts))
     reals = st.lists(st.floats(-1e6, 1e6), min_size=size, max_size=size)
     answer = torch.tensor(data.draw(reals), dtype=torch.float64)
-    rule = method.decide(state, answer, setting)
+    rule = method.decide(state, answer, facts)
     assert 0.0 < rule.sensitivity < math.inf
     weights = rule.weights(examples)
     assert weights.isfinite().all()
@@ -186,14 +186,14 @@ def test_no_norm_and_no_noisy_answer_breaks_the_bound(component: Component, data
     contributions = rule.contributions(examples)
     assert ((contributions >= 0.0) & (contributions <= 1.0)).all()
     assert (contributions[~finite] == 1.0).all()
-    later = method.advance(state, answer, setting)
+    later = method.advance(state, answer, facts)
     assert 0.0 < later.bound < math.inf
 
 
 def test_no_clipping_keeps_every_gradient_and_has_no_finite_sensitivity() -> None:
     method = make_clipping(Component("none"))
     examples = Examples(torch.tensor([0.0, 5.0, math.inf]), torch.zeros(3, dtype=torch.int64), torch.arange(3))
-    rule = method.decide(ClippingState(1.0), torch.zeros(0), Setting(("a",), ("w",), 3, 1))
+    rule = method.decide(ClippingState(1.0), torch.zeros(0), PublicFacts(("a",), ("w",), 3, 1))
     assert rule.sensitivity == math.inf
     assert rule.weights(examples).tolist() == [1.0, 1.0, 0.0]
     assert rule.contributions(examples).tolist() == [1.0, 1.0, 1.0]
@@ -213,8 +213,8 @@ JUMPS = [
 @pytest.mark.parametrize(("component", "jump"), JUMPS, ids=[component.name for component, _ in JUMPS])
 def test_contributions_cover_all_that_another_pass_may_add_next_to_a_jump(component: Component, jump: float) -> None:
     """The pass that measures and the one that is summed may see norms on different sides of it."""
-    method, setting = make_clipping(component), Setting(("all",), ("w",), dataset_size=9, batch_size=8)
-    rule = method.decide(method.start(2.0, setting), torch.zeros(1, dtype=torch.float64), setting)
+    method, facts = make_clipping(component), PublicFacts(("all",), ("w",), dataset_size=9, batch_size=8)
+    rule = method.decide(method.start(2.0, facts), torch.zeros(1, dtype=torch.float64), facts)
     norms = jump * (1.0 + torch.linspace(-2e-5, 2e-5, 41, dtype=torch.float64)).float()
     rows = torch.arange(len(norms))
     examples = Examples(norms, torch.zeros_like(rows), rows)
@@ -243,9 +243,9 @@ def test_no_method_is_misled_by_norms_that_underflow(component: Component) -> No
     x = torch.full((1, 100_000), 2.6e-23)
     x[0, 0] = 4e-23
     engine = GradientEngine(model, lambda output, y: output[:, 0] * y, layerwise=True)
-    method, setting = make_clipping(component), Setting(("all",), engine.layer_names, 1, 1)
+    method, facts = make_clipping(component), PublicFacts(("all",), engine.layer_names, 1, 1)
     assert isinstance(method.bound, float)
-    rule = method.decide(method.start(method.bound, setting), torch.zeros(1, dtype=torch.float64), setting)
+    rule = method.decide(method.start(method.bound, facts), torch.zeros(1, dtype=torch.float64), facts)
     row = torch.zeros(1, dtype=torch.int64)
 
     def weigh(norms: BatchNorms) -> Tensor:

@@ -18,7 +18,7 @@ from accounting.calibration import calibrate_filter
 from accounting.filters import GaussianFilter, IndividualFilter, RenyiFilter
 from accounting.mechanism import Segment, Trace
 from accounting.samplings import PoissonSampling
-from workers.clipping import ClippingMethod, Examples, Setting, make_clipping
+from workers.clipping import ClippingMethod, Examples, PublicFacts, make_clipping
 from workers.spec import Component
 
 Array = NDArray[np.float64]
@@ -44,15 +44,15 @@ def filtered_contributions(
     """[steps, examples]: what the method lets examples with these norms [steps, examples] add, over the sensitivity."""
     count = norms.shape[1]
     rows = torch.arange(count)
-    setting = Setting(("all",), ("w",), dataset_size=count, batch_size=count)
+    facts = PublicFacts(("all",), ("w",), dataset_size=count, batch_size=count)
     method: ClippingMethod = make_clipping(Component("filter", {"bound": bound, "epsilon": 1.0}))
-    state, added = method.start(bound, setting), []
+    state, added = method.start(bound, facts), []
     for current, sigma in zip(norms, sigmas, strict=True):
         everyone = Examples(torch.from_numpy(current).float(), torch.zeros_like(rows), rows)
         prices = limit.prices(sample_rate, float(sigma))
         before = method.used_up(state, prices)
         state = method.pay(method.refresh(state, everyone), prices)
-        rule = method.decide(state, torch.zeros(0, dtype=torch.float64), setting)
+        rule = method.decide(state, torch.zeros(0, dtype=torch.float64), facts)
         huge = replace(everyone, norms=torch.full_like(everyone.norms, 1e6))
         added.append((rule.weights(huge).double() * 1e6 / rule.sensitivity).numpy())
         assert not added[-1][before.numpy()].any(), "who has left stays away"

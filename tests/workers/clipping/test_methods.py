@@ -15,14 +15,14 @@ from workers.clipping import (
     ClippingState,
     Examples,
     PrivateMedian,
-    Setting,
+    PublicFacts,
     make_clipping,
     releases,
     side_queries,
 )
 from workers.spec import Component
 
-GROUP_SETTING = Setting(("common", "rare", "absent"), ("w",), dataset_size=100, batch_size=50)
+GROUP_SETTING = PublicFacts(("common", "rare", "absent"), ("w",), dataset_size=100, batch_size=50)
 
 
 def test_dpsgd_f_gives_clipped_groups_the_larger_bound() -> None:
@@ -56,9 +56,9 @@ def test_naive_reweighting_is_inverse_to_group_size() -> None:
 def test_individual_clipping_holds_examples_to_their_last_measured_norm() -> None:
     method = make_clipping(Component("individual", {"bound": 2.0}))
     rows, groups = torch.arange(3), torch.zeros(3, dtype=torch.int64)
-    setting = Setting(("all",), ("w",), dataset_size=3, batch_size=2)
-    state = method.refresh(method.start(2.0, setting), Examples(torch.tensor([0.5, 1.0, 9.0]), groups, rows))
-    rule = method.decide(state, torch.zeros(0), setting)
+    facts = PublicFacts(("all",), ("w",), dataset_size=3, batch_size=2)
+    state = method.refresh(method.start(2.0, facts), Examples(torch.tensor([0.5, 1.0, 9.0]), groups, rows))
+    rule = method.decide(state, torch.zeros(0), facts)
     grown = Examples(torch.tensor([5.0, 0.1, 9.0]), groups, rows)
     assert (rule.weights(grown) * grown.norms).tolist() == pytest.approx([0.5, 0.1, 2.0])
     assert method.keeps_to_contributions
@@ -70,14 +70,14 @@ def test_individual_clipping_holds_examples_to_their_last_measured_norm() -> Non
 
 def adapt(component: Component, steps: int, norms_at: Tensor) -> ClippingState:
     """Run only the adaptation of a method on fresh draws from the given norms."""
-    method, setting = make_clipping(component), Setting(("all",), ("w",), dataset_size=4000, batch_size=400)
+    method, facts = make_clipping(component), PublicFacts(("all",), ("w",), dataset_size=4000, batch_size=400)
     assert isinstance(method.bound, float)
-    state = method.start(method.bound, setting)
+    state = method.start(method.bound, facts)
     rng = np.random.default_rng(0)
     for step in range(steps):
         rows = torch.from_numpy(rng.choice(len(norms_at), 400, replace=False))
-        answer = method.answer(state, Examples(norms_at[rows], torch.zeros_like(rows), rows), setting)
-        state = method.advance(state, noisy(component, answer, step), setting)
+        answer = method.answer(state, Examples(norms_at[rows], torch.zeros_like(rows), rows), facts)
+        state = method.advance(state, noisy(component, answer, step), facts)
     return state
 
 
@@ -179,8 +179,8 @@ def test_impossible_settings_are_refused_in_words(component: Component, message:
 
 
 def test_counts_are_remembered_with_the_weight_of_the_past() -> None:
-    method, setting = make_clipping(Component("naive", {"count_memory": 0.9})), Setting(("a", "b"), ("w",), 10, 5)
-    state = method.advance(method.start(1.0, setting), torch.tensor([10.0, 2.0]), setting)
-    later = method.advance(state, torch.tensor([20.0, 2.0]), setting).counts
+    method, facts = make_clipping(Component("naive", {"count_memory": 0.9})), PublicFacts(("a", "b"), ("w",), 10, 5)
+    state = method.advance(method.start(1.0, facts), torch.tensor([10.0, 2.0]), facts)
+    later = method.advance(state, torch.tensor([20.0, 2.0]), facts).counts
     assert later is not None
     assert later.tolist() == pytest.approx([11.0, 2.0])

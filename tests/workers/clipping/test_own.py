@@ -21,7 +21,7 @@ from workers.clipping import (
     ClippingState,
     ClipRule,
     Examples,
-    Setting,
+    PublicFacts,
     make_clipping,
     rehearse,
     releases,
@@ -35,7 +35,7 @@ from workers.clipping.quantile import QuantileClipping
 from workers.spec import Component
 
 HERE = allowed(__file__)
-SETTING = Setting(("a", "b"), ("first", "last"), dataset_size=40, batch_size=10)
+SETTING = PublicFacts(("a", "b"), ("first", "last"), dataset_size=40, batch_size=10)
 Weigh = Callable[[Examples], Tensor]
 
 
@@ -46,7 +46,7 @@ class Weighted(ClippingMethod):
     weigh: Weigh = lambda examples: clip_factor(examples.norms, 1.0)
     sensitivity: float = 1.0
 
-    def decide(self, state: ClippingState, noisy_answer: Tensor, setting: Setting) -> ClipRule:
+    def decide(self, state: ClippingState, noisy_answer: Tensor, facts: PublicFacts) -> ClipRule:
         return ClipRule(self.sensitivity, self.weigh)
 
 
@@ -62,9 +62,9 @@ class Peeking(FlatClipping):
 class Largest(IndividualClipping):
     """Scales the noise to the largest threshold of the training examples."""
 
-    def decide(self, state: ClippingState, noisy_answer: Tensor, setting: Setting) -> ClipRule:
+    def decide(self, state: ClippingState, noisy_answer: Tensor, facts: PublicFacts) -> ClipRule:
         assert state.thresholds is not None
-        return replace(super().decide(state, noisy_answer, setting), sensitivity=float(state.thresholds.max()) + 1e-9)
+        return replace(super().decide(state, noisy_answer, facts), sensitivity=float(state.thresholds.max()) + 1e-9)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Counting(FlatClipping):
     def query(self) -> BatchQuery:
         return BatchQuery("sum of norms", sensitivity=1.0, noise_multiplier=5.0)
 
-    def answer(self, state: ClippingState, batch: Examples, setting: Setting) -> Tensor:
+    def answer(self, state: ClippingState, batch: Examples, facts: PublicFacts) -> Tensor:
         return batch.norms.sum(dtype=torch.float64)[None]
 
 

@@ -23,7 +23,7 @@ from orchestration.comparison.group_sizes import GroupComparison, compare_groups
 
 
 @dataclass(frozen=True)
-class Findings:
+class EpsilonAnswers:
     """The answers to a request about a run; those that were not asked for are None or empty.
 
     estimates: one for each group size. compared: reference values by group size. selection: the number of runs, and
@@ -42,7 +42,7 @@ class Findings:
     risks: Sequence[dict[str, Any]]
 
 
-def find(run: AccountedRun, request: EpsilonRequest) -> Findings:
+def answer(run: AccountedRun, request: EpsilonRequest) -> EpsilonAnswers:
     """Account for the run as asked.
 
     Raises: InvalidInput or UnsupportedMechanism for what cannot be accounted, DataCorruption for damaged norm shards.
@@ -59,7 +59,7 @@ def find(run: AccountedRun, request: EpsilonRequest) -> Findings:
         curves.append(curve_of_examples(trace, group.steps, group.contributions, _deltas(request)))
     spread = _spread(run, request)
     risks = [risk_of(curve, request.prior) for curve in curves] if request.risk else []
-    return Findings(run, request, estimates, compared, selection, together, spread, curves, risks)
+    return EpsilonAnswers(run, request, estimates, compared, selection, together, spread, curves, risks)
 
 
 def _curves_of_groups(run: AccountedRun, request: EpsilonRequest, sizes: Sequence[int]) -> list[PrivacyCurve]:
