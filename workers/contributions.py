@@ -118,6 +118,35 @@ class Measurement:
         return Measurement(Examples(**columns), state["losses"].to(device))
 
 
+@dataclass(frozen=True)
+class EndedInterval:
+    """An interval without further steps, as a snapshot stores it.
+
+    start, measured, rate, steps: as of `SnapshotInterval`. moments [n] float64: of all steps.
+    """
+
+    start: int
+    measured: Measurement
+    rate: float
+    steps: int
+    moments: Tensor
+
+    @property
+    def contributions(self) -> Tensor:
+        """[n] in [0, 1]: the stored contribution of each example; needs at least one step."""
+        mean = self.moments.clamp(0.0, self.steps) / self.steps
+        return (torch.log1p(mean * math.expm1(self.rate)) / self.rate).sqrt().clamp(max=1.0)
+
+    def state(self) -> dict[str, Any]:
+        return {**vars(self), "measured": self.measured.state()}
+
+    @staticmethod
+    def restored(state: Mapping[str, Any], device: torch.device) -> EndedInterval:
+        """The interval of a `state`."""
+        measured, moments = Measurement.restored(state["measured"], device), state["moments"].to(device)
+        return EndedInterval(state["start"], measured, state["rate"], state["steps"], moments)
+
+
 @dataclass
 class SnapshotInterval:
     """The steps from one snapshot up to the next, and the contribution c / S of each example to them.
@@ -154,7 +183,7 @@ class SnapshotInterval:
     steps: int = 0
     rule: ClipRule | None = None
     renewals: list[Renewal] = field(default_factory=list)
-    before: SnapshotInterval | None = None
+    before: EndedInterval | None = None
 
     @staticmethod
     def from_step(start: int, measured: Measurement, rate: float) -> SnapshotInterval:
@@ -172,17 +201,21 @@ class SnapshotInterval:
             after.added = after._added(self.rule, self.latest.examples)
         return after
 
-    def settled(self) -> Sequence[SnapshotInterval]:
+    def ended(self) -> EndedInterval:
+        """The steps so far, with all that is measured."""
+        self.take_up_renewals()
+        return EndedInterval(self.start, self.measured, self.rate, self.steps, self._total())
+
+    def settled(self) -> Sequence[EndedInterval]:
         """The interval ``before``, if there is one, and this one, as they are stored if no step follows.
 
         What the moments of the former have beyond 0 and its number of steps is passed on.
         """
-        self.take_up_renewals()
+        ended = self.ended()
         if self.before is None:
-            return (self,)
-        total = self.before._total()
-        beyond = total - total.clamp(0.0, self.before.steps)
-        return self.before, replace(self, moments=self.moments + beyond, before=None)
+            return (ended,)
+        beyond = self.before.moments - self.before.moments.clamp(0.0, self.before.steps)
+        return self.before, replace(ended, moments=ended.moments + beyond)
 
     def keep_rule(self, rule: ClipRule) -> None:
         """The last step was taken under ``rule``."""
@@ -227,18 +260,12 @@ class SnapshotInterval:
         held = (steps - counted) * before
         self.moments = self.moments.index_put((rows,), held + changed - earlier, accumulate=True)
         if self.before is not None:
-            self.before.moments = self.before.moments.index_put((rows,), earlier, accumulate=True)
+            moments = self.before.moments.index_put((rows,), earlier, accumulate=True)
+            self.before = replace(self.before, moments=moments)
         newest = _Newest.in_order(rows, len(self.moments))
         self.counted, self.since = newest.of(steps, self.counted), newest.of(steps, self.since)
         self.added = newest.of(added, self.added)
         self.latest = self.latest.renewed(every.norms, newest)
-
-    @property
-    def contributions(self) -> Tensor:
-        """[n] in [0, 1]: the stored contribution of each example; needs at least one step."""
-        self.take_up_renewals()
-        mean = self._total().clamp(0.0, self.steps) / self.steps
-        return (torch.log1p(mean * math.expm1(self.rate)) / self.rate).sqrt().clamp(max=1.0)
 
     def _total(self) -> Tensor:
         """[n]: the moments of all steps."""
@@ -263,7 +290,7 @@ class SnapshotInterval:
             measured=measured,
             latest=measured if latest is None else Measurement.restored(latest, device),
             renewals=[Renewal.restored(each, device) for each in state["renewals"]],
-            before=None if state["before"] is None else SnapshotInterval.restored(state["before"], device),
+            before=None if state["before"] is None else EndedInterval.restored(state["before"], device),
             **{name: state[name] for name in ("start", "rate", "ruled_since", "steps")},
             **{name: state[name].to(device) for name in ("moments", "counted", "added", "since")},
         )

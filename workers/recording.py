@@ -14,7 +14,7 @@ from torch import Tensor
 from accounting.records import NormShardWriter, NormSnapshot
 from workers.batch_gradients import BatchGradients, TrainingData
 from workers.clipping import ClipRule, Examples
-from workers.contributions import Measurement, SnapshotInterval
+from workers.contributions import EndedInterval, Measurement, SnapshotInterval
 from workers.gradients import BatchNorms
 
 
@@ -104,7 +104,7 @@ class NormRecorder:
         norms = self.gradients.norms(rows)
         return Measurement(self._data.examples(rows, norms), norms.losses)
 
-    def write(self, interval: SnapshotInterval) -> None:
+    def write(self, interval: EndedInterval) -> None:
         """Have the snapshot of ``interval`` stored. A resumed run may store it again, but only with equal bytes."""
         examples = interval.measured.examples
         self._writer.write(

@@ -60,7 +60,7 @@ METHODS: Final[tuple[Mutant, ...]] = (
             "the stated sensitivity of the query",
             True,
         ),
-        B("setting.batch_size + 0.5, 0.0)", "setting.batch_size, 0.0)", "the fraction is one half short"),
+        B("facts.batch_size + 0.5, 0.0)", "facts.batch_size, 0.0)", "the fraction is one half short"),
         B("exponent = -self.learning_rate", "exponent = self.learning_rate", "the bound moves away from the quantile"),
     ),
     *bugs_in(
@@ -68,8 +68,8 @@ METHODS: Final[tuple[Mutant, ...]] = (
         CLIPPING,
         B("float(bounds.max())", "float(bounds.mean())", "the sensitivity is the mean bound", True),
         B(
-            "return counts_of(cells, 2 * setting.num_groups)",
-            "return 2 * counts_of(cells, 2 * setting.num_groups)",
+            "return counts_of(cells, 2 * facts.num_groups)",
+            "return 2 * counts_of(cells, 2 * facts.num_groups)",
             "the query moves by twice what it states",
             True,
         ),

@@ -42,7 +42,7 @@ STEPS: Final[tuple[Mutant, ...]] = (
         ),
         B("self._noise.added_to_each(gradients, std)", "gradients", "the model gets no noise", True),
         B(
-            "batch_size = self._setting.batch_size",
+            "batch_size = self._facts.batch_size",
             "batch_size = max(self.counters.empty_batches, 1)",
             "the sum is divided by something private",
             True,

@@ -11,7 +11,7 @@ import torch
 
 from accounting.renyi import sampled_gaussian_rdp_at
 from workers.clipping import ClipRule, Examples
-from workers.contributions import Measurement, SnapshotInterval, generator_rate
+from workers.contributions import EndedInterval, Measurement, SnapshotInterval, generator_rate
 from workers.gradients import BatchNorms
 from workers.recording import choose_rows, is_due
 
@@ -38,7 +38,7 @@ def interval(sensitivities: list[float], sigma: float) -> SnapshotInterval:
 def test_contributions_under_one_rule_are_those_of_each_step(sigma: float, steps: int) -> None:
     made = interval([2.0] * steps, sigma)
     torch.testing.assert_close(
-        made.contributions, rule(2.0).contributions(made.measured.examples), rtol=1e-9, atol=1e-9
+        made.ended().contributions, rule(2.0).contributions(made.measured.examples), rtol=1e-9, atol=1e-9
     )
 
 
@@ -46,9 +46,9 @@ def test_contributions_under_one_rule_are_those_of_each_step(sigma: float, steps
 def test_contributions_under_several_rules_lie_between_root_mean_square_and_maximum(sigma: float) -> None:
     made = interval([1.0, 2.0, 4.0], sigma)
     each = torch.stack([rule(s).contributions(made.measured.examples) for s in (1.0, 2.0, 4.0)])
-    assert (made.contributions >= each.square().mean(0).sqrt() - 1e-9).all()
-    assert (made.contributions <= each.max(0).values + 1e-9).all()
-    assert made.contributions[-1] == 1.0
+    assert (made.ended().contributions >= each.square().mean(0).sqrt() - 1e-9).all()
+    assert (made.ended().contributions <= each.max(0).values + 1e-9).all()
+    assert made.ended().contributions[-1] == 1.0
 
 
 def test_a_restored_interval_repeats_every_bit() -> None:
@@ -56,7 +56,7 @@ def test_a_restored_interval_repeats_every_bit() -> None:
     again = SnapshotInterval.restored(made.state(), torch.device("cpu"))
     for each in (made, again):
         each.extend(rule(2.0))
-    assert torch.equal(made.contributions, again.contributions)
+    assert torch.equal(made.ended().contributions, again.ended().contributions)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_several_rules_count_as_the_mean_of_their_fourth_moments() -> None:
     """Of contributions 1 and 0.1 at sigma 1: far above their root mean square of 0.71."""
     made = interval([1.0, 10.0], 1.0)
     expected = math.sqrt(math.log((math.exp(6.0 * 1.0) + math.exp(6.0 * 0.01)) / 2.0) / 6.0)
-    assert float(made.contributions[3]) == pytest.approx(expected, rel=1e-4)
+    assert float(made.ended().contributions[3]) == pytest.approx(expected, rel=1e-4)
     assert expected > 0.93
 
 
@@ -108,7 +108,7 @@ def test_under_rules_that_change_a_norm_counts_from_its_step_on() -> None:
         made.extend(each)
         moments += generator(made, each, norms)
     expected = (torch.log1p(moments / 6) / made.rate).sqrt()
-    torch.testing.assert_close(made.contributions, expected, rtol=1e-9, atol=0.0)
+    torch.testing.assert_close(made.ended().contributions, expected, rtol=1e-9, atol=0.0)
     assert torch.equal(made.measured.examples.norms, NORMS), "those of its first step"
     assert torch.equal(made.latest.examples.norms, norms)
 
@@ -121,11 +121,11 @@ def test_between_two_norms_under_one_rule_the_moment_changes_linearly(lengths: l
     for step, (rows, renewed) in enumerate(renewals()):
         for row, norm in zip(rows.tolist(), renewed.tolist(), strict=True):
             known[row].append((step, norm))
-    ends, stored = np.cumsum(lengths).tolist(), list[SnapshotInterval]()
+    ends, stored = np.cumsum(lengths).tolist(), list[EndedInterval]()
     for step, (rows, renewed) in enumerate(renewals()):
         if step in ends:
-            stored += [made.before] if made.before is not None else []
-            made = made.continued(step, made.rate)
+            last, made = made, made.continued(step, made.rate)
+            stored += [last.before] if last.before is not None else []
         made.renew(rows, BatchNorms(renewed, None, renewed))
         made.extend(one)
     stored += made.settled()
@@ -149,7 +149,7 @@ def test_a_mean_of_a_higher_order_is_larger_and_lies_below_the_maximum() -> None
         made = SnapshotInterval.from_step(0, measured, generator_rate(order, 1.0))
         for sensitivity in (1.0, 2.0, 4.0):
             made.extend(rule(sensitivity))
-        means.append(made.contributions)
+        means.append(made.ended().contributions)
     for lower, higher in pairwise(means):
         assert (lower <= higher + 1e-12).all()
     assert (means[-1] <= rule(1.0).contributions(made.measured.examples) + 1e-12).all()
@@ -166,7 +166,7 @@ def test_a_mean_costs_no_less_renyi_privacy_than_its_steps(order: int, sigma: fl
     made = SnapshotInterval.from_step(0, measured, generator_rate(order, sigma))
     for sensitivity in sensitivities:
         made.extend(rule(sensitivity))
-    mean = float(made.contributions[0])
+    mean = float(made.ended().contributions[0])
     for each in range(2, order + 1):
         paid = math.fsum(sampled_gaussian_rdp_at(each, sample_rate, sigma * s) for s in sensitivities)
         assert paid <= 12 * sampled_gaussian_rdp_at(each, sample_rate, sigma / mean) * (1.0 + 1e-9)
