@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.metadata
 import json
 from dataclasses import asdict
+from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+import accounting
 from accounting.accountants import account
 from accounting.errors import DataCorruption
 from accounting.estimates import PrivacyEstimate
@@ -16,7 +19,7 @@ from accounting.mechanism import Trace
 from accounting.records import read_private_sealed, write_private_sealed
 
 _STORED = TypeAdapter(dict[str, PrivacyEstimate])
-_CODE = ("dpsweep", "dp-accounting", "numpy", "scipy")
+_PACKAGES = ("dpsweep", "dp-accounting", "numpy", "scipy")
 """Packages that compute worst cases; with another version of one, what was stored is computed anew."""
 
 
@@ -47,5 +50,13 @@ def _file(folder: str) -> str:
 
 def _digest(trace: Trace, delta: float, accountant: str, group_size: int) -> str:
     """Identifies all that determines a worst case: the run, the question and the code."""
-    versions = [importlib.metadata.version(package) for package in _CODE]
-    return hashlib.sha256(repr((versions, trace, delta, accountant, group_size)).encode()).hexdigest()
+    return hashlib.sha256(repr((_code(), trace, delta, accountant, group_size)).encode()).hexdigest()
+
+
+@functools.cache
+def _code() -> tuple[str, ...]:
+    """Versions of the packages, and a sha256 of all source files of `accounting`, which may change within a version."""
+    root, sources = Path(accounting.__file__).parent, hashlib.sha256()
+    for file in sorted(root.rglob("*.py")):
+        sources.update(f"{file.relative_to(root).as_posix()}\n".encode() + file.read_bytes())
+    return (*map(importlib.metadata.version, _PACKAGES), sources.hexdigest())

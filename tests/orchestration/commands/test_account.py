@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import yaml
 from pyarrow import parquet
 from typer.testing import CliRunner, Result
 
+import accounting
 from accounting.accountants import account
 from accounting.errors import DataCorruption, InvalidInput
 from accounting.estimates import PrivacyEstimate
@@ -89,8 +92,15 @@ def test_what_is_stored_is_not_computed_again(files: SweepFiles, monkeypatch: py
     assert computed == [1], "the damaged part, anew"
 
 
-def test_worst_cases_are_not_computed_again(files: SweepFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor trusted where their file is damaged, another size or delta is asked for, or the code has another version."""
+@pytest.fixture
+def code_is_read_again() -> Iterator[None]:
+    yield
+    worst_cases._code.cache_clear()
+
+
+@pytest.mark.usefixtures("code_is_read_again")
+def test_worst_cases_are_not_computed_again(files: SweepFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor trusted where their file is damaged, another size or delta is asked for, or the code has changed."""
     computed = list[int]()
 
     def observed(*given: Any) -> PrivacyEstimate:
@@ -110,10 +120,17 @@ def test_worst_cases_are_not_computed_again(files: SweepFiles, monkeypatch: pyte
     kept.write_text(kept.read_text().replace(str(first[0]["groups"][0]["epsilon"]), "0.5"))
     assert found(files, *ask, "2,3") == first
     assert computed == [1, 2, 3, 4, 1, 2, 3], "a file that was altered"
+    changed = Path(shutil.copytree(Path(accounting.__file__).parent, tmp_path / "accounting"))
+    with changed.joinpath("pld", "loss.py").open("a") as source:
+        source.write("# another bound\n")
+    worst_cases._code.cache_clear()
+    monkeypatch.setattr(accounting, "__file__", str(changed / "__init__.py"))
+    assert found(files, *ask, "2,3") == first
+    assert computed[7:] == [1, 2, 3], "another source file"
+    worst_cases._code.cache_clear()
     monkeypatch.setattr("importlib.metadata.version", lambda package: "0.0.1")
     assert found(files, *ask, "2,3") == first
-    assert computed[-3:] == [1, 2, 3]
-    assert len(computed) == 10
+    assert computed[10:] == [1, 2, 3], "another version"
 
 
 def test_the_private_report_shows_it_and_no_other_file(files: SweepFiles) -> None:
