@@ -28,10 +28,10 @@ from workers.devices import choose_device
 from workers.evaluation import predict
 from workers.imports import UserCode
 from workers.losses import Loss
-from workers.mechanism import mechanism_of
 from workers.noise import derive_seed, make_noise_source
 from workers.spec import AttackSpec, NormSpec, TrialSpec
 from workers.training import Trainer
+from workers.trial_mechanism import mechanism_of
 
 Floats = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64]
@@ -81,7 +81,7 @@ def likelihood_ratio_attack(
         of_group = pool.groups.numpy() == group
         rows = balanced(of_group & is_member, of_group & ~is_member, np.random.default_rng((spec.seed, group)))
         if len(rows) >= 4:
-            results.append(measured(name, scores[rows], losses[rows], is_member[rows]))
+            results.append(attack_result(name, scores[rows], losses[rows], is_member[rows]))
     return tuple(results)
 
 
@@ -91,10 +91,10 @@ def log_ratio(losses: Floats, references: Floats) -> Floats:
     return np.asarray(-own - logsumexp(-others, axis=0) + math.log(len(others)))
 
 
-def measured(name: str, scores: Floats, losses: Floats, is_member: npt.NDArray[np.bool_]) -> MembershipAttack:
+def attack_result(name: str, scores: Floats, losses: Floats, is_member: npt.NDArray[np.bool_]) -> MembershipAttack:
     """The result for one group, from scores and losses [n] of equally many members and non-members."""
     auc, alone = area(scores, is_member), area(-np.nan_to_num(losses, nan=math.inf), is_member)
-    return MembershipAttack(name, len(scores), auc, *interval(auc, len(scores) // 2), alone)
+    return MembershipAttack(name, len(scores), auc, *auc_interval(auc, len(scores) // 2), alone)
 
 
 def area(scores: Floats, is_member: npt.NDArray[np.bool_]) -> float:
@@ -110,13 +110,13 @@ def area(scores: Floats, is_member: npt.NDArray[np.bool_]) -> float:
     return float(above / (count * (len(scores) - count)))
 
 
-def interval(auc: float, per_side: int) -> tuple[float, float]:
+def auc_interval(auc: float, per_side: int) -> tuple[float, float]:
     """A 95% interval of an AUC measured on ``per_side`` members and equally many non-members.
 
     For all distributions of scores the variance is at most auc (1 - auc) / per_side (van Dantzig 1951), the variance of
     a binomial proportion, so this is Wilson's interval for a proportion. It has positive width even at auc 1.
 
-    >>> [round(end, 3) for end in interval(1.0, 50)]
+    >>> [round(end, 3) for end in auc_interval(1.0, 50)]
     [0.929, 1.0]
     """
     square = _QUANTILE**2 / per_side

@@ -11,7 +11,7 @@ import torch
 
 from accounting.errors import InvalidInput
 from workers.devices import choose_device
-from workers.micro_batches import LackOfMemory
+from workers.less_memory import LackOfMemory
 from workers.spec import ExecutionSpec
 
 

@@ -23,7 +23,7 @@ from accounting.errors import InvalidInput
 from accounting.mechanism import Selection
 from accounting.samplings import SAMPLINGS, Adjacency
 from accounting.schedules import LARGEST_EPOCHS
-from workers.bounds import check_bounds, place_of
+from workers.field_bounds import check_bounds, place_of
 
 Params = dict[str, Any]
 

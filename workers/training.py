@@ -37,7 +37,6 @@ from workers.group_history import new_courses, new_departures, note_departures, 
 from workers.history import EpochRecord
 from workers.imports import NO_CODE, UserCode
 from workers.losses import Loss
-from workers.mechanism import affordable_epochs, moment_order
 from workers.noise import NoiseSource, derive_seed, seed_torch
 from workers.optimizers import make_average, make_learning_rate_schedule, make_optimizer
 from workers.recording import NormRecorder, choose_rows, is_due, oldest_norm
@@ -53,6 +52,7 @@ from workers.run_state import (
 )
 from workers.sampling import make_row_draws, make_sampler
 from workers.spec import TrialSpec
+from workers.trial_mechanism import affordable_epochs, moment_order
 
 
 class Trainer:

@@ -39,7 +39,6 @@ from workers.held_out import write_wrong
 from workers.history import Progress, TrainingResult, read_training_result
 from workers.imports import NO_CODE, UserCode
 from workers.losses import build_loss
-from workers.mechanism import mechanism_of
 from workers.membership import likelihood_ratio_attack
 from workers.models import build_model
 from workers.noise import make_noise_source, noise_source_kind
@@ -52,6 +51,7 @@ from workers.run_state import ModelModes, ModelValues
 from workers.spec import AttackSpec, TrialSpec, at_speed_of
 from workers.trained_model import describe_inputs
 from workers.training import Trainer
+from workers.trial_mechanism import mechanism_of
 
 __all__ = ["Begun", "Progress", "TrainingResult", "begin", "follow_trial", "run_trial"]
 

@@ -14,9 +14,9 @@ from numpy.typing import ArrayLike
 from accounting.errors import UnsupportedMechanism, require_finite
 from accounting.individual.contributions import Array
 from accounting.mechanism import Trace, require_one_run
+from accounting.recorded_contributions import checked_snapshots
 from accounting.renyi import ORDERS, classic_terms, sampled_gaussian_rdp
 from accounting.samplings import PoissonSampling
-from accounting.snapshots import checked_snapshots
 
 
 def algorithm_2(

@@ -39,9 +39,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from accounting.mechanism import GaussianRelease, PureRelease, Trace
+from accounting.recorded_contributions import checked_snapshots
 from accounting.reductions import with_displacement
 from accounting.samplings import Sampling
-from accounting.snapshots import checked_snapshots
 
 Array = NDArray[np.float64]
 

@@ -17,10 +17,10 @@ import numpy.typing as npt
 from accounting.errors import InvalidInput
 from accounting.mechanism import GaussianRelease, PureRelease, Trace
 from accounting.pld.sensitivity import SensitivityMixture, examples_law, group_law
+from accounting.recorded_contributions import checked_snapshots
 from accounting.reductions import with_displacement
 from accounting.rounds import require_group_size
 from accounting.samplings import Sampling
-from accounting.snapshots import checked_snapshots
 
 _GRID_POINTS = 512  # amplitudes of given examples are rounded up to multiples of the largest one / _GRID_POINTS
 

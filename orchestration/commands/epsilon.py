@@ -12,7 +12,7 @@ import typer
 
 from orchestration.commands import panels
 from orchestration.commands.epsilon_answers import answer
-from orchestration.commands.epsilon_output import print_json, print_tables, write_plots
+from orchestration.commands.epsilon_output import print_answers_as_json, print_tables, write_plots
 from orchestration.commands.epsilon_request import EpsilonRequest, RunSource
 from orchestration.commands.run_flags import AccountantName, Json, RunFlags, warn_of_delta, with_run_flags
 from orchestration.commands.selection import SelectionShape, SelectionTrials, random_trials
@@ -67,7 +67,7 @@ def epsilon(
     found = answer(run, request)
     write_plots(found)
     if as_json:
-        print_json(found)
+        print_answers_as_json(found)
     else:
         print_tables(found)
 

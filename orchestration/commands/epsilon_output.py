@@ -38,7 +38,7 @@ def write_plots(found: EpsilonAnswers) -> None:
         )
 
 
-def print_json(found: EpsilonAnswers) -> None:
+def print_answers_as_json(found: EpsilonAnswers) -> None:
     """Print one object, or a list of objects for several answers."""
     objects = _objects(found)
     typer.echo(json.dumps(objects if len(objects) > 1 else objects[0]))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +19,10 @@ from orchestration.comparison.formats import number, seconds
 from orchestration.comparison.plain_text import for_terminal
 from orchestration.execution.environment import EMBEDDED, prepare_environment
 from orchestration.records.layout import SweepFiles, absolute
+
+if TYPE_CHECKING:
+    from orchestration.execution.reaccounting import Answer
+    from orchestration.records.published import GroupEpsilon
 
 
 def verify(folder: Folder, as_json: AsJson = False) -> None:
@@ -163,29 +168,35 @@ def account(
     found = []
     for answer in account_again(SweepFiles(absolute(folder)), request, address, shown, _warn):
         found.append(answer.as_dict())
-        own = answer.individuals
-        typer.echo(
-            f"{answer.key}: {answer.examples:,} examples in {seconds(answer.seconds)} "
-            f"({answer.examples / max(answer.seconds, 1e-9):,.0f} a second); at δ {answer.worst_case.delta:g} "
-            f"worst case ε {number(answer.worst_case.epsilon)}, individual ε median {number(own.median)}, "
-            f"mean {number(own.mean)}",
-            err=as_json,
-        )
+        typer.echo(_summary(answer), err=as_json)
         if not as_json:
-            for group in own.groups if group_by else ():
-                typer.echo(f"  {for_terminal(group.name)}: {group.examples:,.0f} examples, mean ε {number(group.mean)}")
-            for estimate in answer.groups:
-                typer.echo(f"  any {estimate.group_size} records: ε {number(estimate.epsilon)}")
-            if answer.users is not None:
-                of_users = answer.users
-                typer.echo(
-                    f"  {of_users.users:,} users of up to {of_users.most_records:,} records: median ε "
-                    f"{number(of_users.statistics.median)}, largest ε {number(of_users.largest)}"
-                )
-            typer.echo(for_terminal(f"  private, in {answer.folder}"))
+            _print_details(answer, answer.individuals.groups if group_by else ())
     show_accounts(folder, tracking_uri)
     if as_json:
         typer.echo(json.dumps({"accounts": found}, allow_nan=False))
+
+
+def _summary(answer: Answer) -> str:
+    own = answer.individuals
+    return (
+        f"{answer.key}: {answer.examples:,} examples in {seconds(answer.seconds)} "
+        f"({answer.examples / max(answer.seconds, 1e-9):,.0f} a second); at δ {answer.worst_case.delta:g} "
+        f"worst case ε {number(answer.worst_case.epsilon)}, individual ε median {number(own.median)}, "
+        f"mean {number(own.mean)}"
+    )
+
+
+def _print_details(answer: Answer, groups: Sequence[GroupEpsilon]) -> None:
+    for group in groups:
+        typer.echo(f"  {for_terminal(group.name)}: {group.examples:,.0f} examples, mean ε {number(group.mean)}")
+    for estimate in answer.groups:
+        typer.echo(f"  any {estimate.group_size} records: ε {number(estimate.epsilon)}")
+    if answer.users is not None:
+        typer.echo(
+            f"  {answer.users.users:,} users of up to {answer.users.most_records:,} records: median ε "
+            f"{number(answer.users.statistics.median)}, largest ε {number(answer.users.largest)}"
+        )
+    typer.echo(for_terminal(f"  private, in {answer.folder}"))
 
 
 def _warn(message: str) -> None:

@@ -20,7 +20,7 @@ from orchestration.records.snapshot import ClusterSnapshot, SweepSnapshot
 from orchestration.sweeps.plan import Plan, PlannedTrial
 from orchestration.sweeps.schema import SweepSpec
 from workers.imports import UserCode
-from workers.micro_batches import LackOfMemory, in_smaller_pieces
+from workers.less_memory import LackOfMemory, in_smaller_pieces
 from workers.trial import Progress
 
 

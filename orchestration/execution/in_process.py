@@ -18,7 +18,7 @@ from orchestration.records.snapshot import SweepSnapshot
 from orchestration.sweeps.plan import PlannedTrial
 from orchestration.sweeps.schema import SweepSpec
 from workers.imports import UserCode
-from workers.micro_batches import LackOfMemory
+from workers.less_memory import LackOfMemory
 from workers.trial import Progress
 
 

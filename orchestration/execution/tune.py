@@ -31,7 +31,7 @@ from orchestration.sweeps.resources import ResourceSettings
 from orchestration.sweeps.scheduler_groups import rivals
 from orchestration.sweeps.schema import SchedulerSettings, SweepSpec
 from orchestration.sweeps.user_code import unpacked
-from workers.micro_batches import LackOfMemory
+from workers.less_memory import LackOfMemory
 from workers.ranks import RankLost
 from workers.trial import Progress
 

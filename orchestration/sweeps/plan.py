@@ -36,10 +36,10 @@ from workers.checkpoint import fingerprint
 from workers.data import Dataset, DatasetDescription, describe, load_dataset
 from workers.feasibility import StepSpec, check_feasible, excerpt
 from workers.imports import NO_CODE, UserCode, is_import_path
-from workers.mechanism import affordable_epochs, mechanism_of
 from workers.optimizers import make_average, make_learning_rate_schedule, make_optimizer
 from workers.requirements import check_spec
 from workers.spec import Component, DataSpec, NormSpec, TrialSpec
+from workers.trial_mechanism import affordable_epochs, mechanism_of
 
 _BYTES_PER_ROW = 8 + 4 + 4 + 4 + 4
 """example_id int64; group int32; norm, contribution and loss float32."""

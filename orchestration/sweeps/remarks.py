@@ -13,8 +13,8 @@ from accounting.random_trials import RandomTrials
 from orchestration.sweeps.combinations import repeated
 from orchestration.sweeps.schema import SweepSpec
 from workers.imports import UserCode, is_import_path
-from workers.mechanism import make_budget, paid_by
 from workers.spec import TrialSpec
+from workers.trial_mechanism import make_budget, paid_by
 
 if TYPE_CHECKING:
     from orchestration.sweeps.plan import PlannedTrial

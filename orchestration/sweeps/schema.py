@@ -34,7 +34,7 @@ from orchestration.sweeps.resources import ResourceSettings, check_sections, res
 from orchestration.sweeps.selection import check_selection
 from orchestration.sweeps.text import parse_text, shortly
 from orchestration.sweeps.tune import Adapted, TuneSettings, check_places, check_tuning
-from workers.bounds import place_of
+from workers.field_bounds import place_of
 from workers.imports import is_import_path
 from workers.spec import (
     Component,

@@ -256,7 +256,7 @@ STEPS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "workers/mechanism.py",
+        "workers/trial_mechanism.py",
         NORMS,
         B(
             "repeatable = spec.augmentation is None and not spec.execution.autocast",

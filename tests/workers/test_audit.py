@@ -29,11 +29,11 @@ from accounting.records.layout import TrialFiles
 from tests.workers.devices import DEVICE, NAME
 from tests.workers.own_code import code_of
 from workers.data.base import Dataset, make_split
-from workers.mechanism import mechanism_of
 from workers.noise import SeededNoise
 from workers.sampling import PoissonSampler, Rows, SeededRows
 from workers.spec import Component, DataSpec, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
 from workers.training import Trainer
+from workers.trial_mechanism import mechanism_of
 
 EPSILON = 0.5
 ROWS, STEPS = 400, 100

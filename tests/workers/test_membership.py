@@ -18,7 +18,7 @@ from tests.workers.trial_specs import small_trial
 from workers.attacks import read_attacks
 from workers.data import Source, make_split
 from workers.digests import noted_when_written
-from workers.membership import MembershipAttack, area, balanced, halves, interval, log_ratio
+from workers.membership import MembershipAttack, area, auc_interval, balanced, halves, log_ratio
 from workers.spec import AttackSpec, Component, DataSpec, NoiseSpec, NormSpec, RmiaSpec, SamplingSpec, TrialSpec
 from workers.trial import run_trial
 
@@ -88,11 +88,11 @@ def test_the_area_and_its_interval_are_right_for_known_distributions() -> None:
     is_member = np.arange(200) < 100
     areas = [area(draw.normal(np.where(is_member, 1.0, 0.0)), is_member) for _ in range(400)]
     assert np.mean(areas) == pytest.approx(truth, abs=0.01)
-    held = [low <= truth <= high for low, high in (interval(found, 100) for found in areas)]
+    held = [low <= truth <= high for low, high in (auc_interval(found, 100) for found in areas)]
     assert np.mean(held) >= 0.95
-    assert interval(0.5, 100)[1] - interval(0.5, 100)[0] < 0.2
+    assert auc_interval(0.5, 100)[1] - auc_interval(0.5, 100)[0] < 0.2
     for right in (0, 3, 60, 100):
-        assert interval(right / 100, 100) == pytest.approx(binomtest(right, 100).proportion_ci(method="wilson"))
+        assert auc_interval(right / 100, 100) == pytest.approx(binomtest(right, 100).proportion_ci(method="wilson"))
 
 
 def test_the_ratio_is_of_the_mean_probability_of_the_references() -> None:

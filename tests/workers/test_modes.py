@@ -24,10 +24,10 @@ from workers.evaluation import evaluate
 from workers.gradients import GradientEngine
 from workers.gradients.modes import modes_of
 from workers.losses import build_loss
-from workers.mechanism import mechanism_of
 from workers.noise import make_noise_source
 from workers.spec import Component, NormSpec
 from workers.training import Trainer
+from workers.trial_mechanism import mechanism_of
 
 
 def resting_trunk(feature_shape: tuple[int, ...], num_classes: int) -> nn.Module:

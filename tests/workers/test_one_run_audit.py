@@ -26,7 +26,6 @@ from workers.clipping import ClipRule
 from workers.clipping.flat import FlatClipping
 from workers.data.base import Dataset, make_split
 from workers.losses import build_loss
-from workers.mechanism import mechanism_of
 from workers.models import build_model
 from workers.noise import SeededNoise
 from workers.sampling import PartialSampler, PoissonSampler, SeededRows, make_sampler
@@ -41,6 +40,7 @@ from workers.spec import (
     TrialSpec,
 )
 from workers.training import Trainer
+from workers.trial_mechanism import mechanism_of
 
 ROWS = 400
 

@@ -21,11 +21,11 @@ from tests.workers.devices import DEVICE
 from tests.workers.trial_specs import small_trial
 from workers.checkpoint import load_checkpoint, save_checkpoint
 from workers.data import load_dataset
-from workers.mechanism import mechanism_of
 from workers.noise import make_noise_source
 from workers.run_state import ModelValues, RunState
 from workers.spec import Component, NormSpec, SamplingSpec, TrialSpec
 from workers.training import Trainer
+from workers.trial_mechanism import mechanism_of
 
 SPECS = {
     "plain": small_trial(),

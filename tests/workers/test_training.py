@@ -26,13 +26,13 @@ from workers.data import Dataset, Split, load_dataset
 from workers.evaluation import Predictions
 from workers.history import Progress, read_training_result
 from workers.losses import Loss
-from workers.mechanism import mechanism_of
 from workers.noise import SeededNoise, make_noise_source
 from workers.outcomes import Outcomes, read_outcomes
 from workers.spec import BudgetSpec, Component, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
 from workers.trained_model import load_trained
 from workers.training import Trainer
 from workers.trial import run_trial
+from workers.trial_mechanism import mechanism_of
 
 
 def new_trainer(spec: TrialSpec, root: Path) -> Trainer:

@@ -19,10 +19,10 @@ from tests.workers.own_code import code_of
 from tests.workers.trial_runs import train
 from tests.workers.trial_specs import DROPOUT_NET, TUMOURS, small_trial
 from workers.data import load_dataset
-from workers.mechanism import mechanism_of
 from workers.noise import make_noise_source
 from workers.spec import Component, DataSpec, NormSpec, TrialSpec
 from workers.training import Trainer
+from workers.trial_mechanism import mechanism_of
 
 AUGMENTED = small_trial(
     data=DataSpec("digits", keep={str(digit): 4 for digit in range(10)}),

@@ -22,9 +22,9 @@ from workers.clipping.per_layer import PerLayerClipping
 from workers.clipping.protocol import clip_factor
 from workers.contributions import Measurement
 from workers.group_history import new_courses, note_epoch
-from workers.mechanism import mechanism_of
 from workers.run_state import read_counters
 from workers.spec import Component, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec
+from workers.trial_mechanism import mechanism_of
 
 
 @pytest.mark.parametrize(

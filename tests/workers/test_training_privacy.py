@@ -19,9 +19,9 @@ from tests.workers.devices import NAME
 from tests.workers.trial_runs import TRAIN_SIZE, norms_of, train
 from tests.workers.trial_specs import TUMOURS, small_trial
 from workers import clipping
-from workers.mechanism import affordable_epochs, mechanism_of
 from workers.sampling import planned_sampling
 from workers.spec import BudgetSpec, Component, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec
+from workers.trial_mechanism import affordable_epochs, mechanism_of
 
 
 @pytest.mark.parametrize("method", ["poisson", "fixed", "shuffle"])
