@@ -1,4 +1,4 @@
-"""Writes docs/reproduction.md and its figures from what is stored: ``python docs/reproduction.py``."""
+"""Writes docs/reproduction.md and its figures from what is stored: ``python -m docs.reproduction``."""
 
 from __future__ import annotations
 

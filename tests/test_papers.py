@@ -108,7 +108,7 @@ class TestStored:
         assert stored ^ set(PLANNED_ONLY) == set(EXPERIMENTS), "run: python -m benchmarks.reproduce NAME"
 
     def test_the_page_is_what_is_stored(self) -> None:
-        """Else run: python docs/reproduction.py"""
+        """Else run: python -m docs.reproduction"""
         stored = SCRIPT["stored_results"]()
         assert SCRIPT["page"](SCRIPT["TEXT"].read_text(), stored) == (ROOT / "docs" / "reproduction.md").read_text()
         for name, svg in SCRIPT["figures"](stored).items():

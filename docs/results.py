@@ -1,0 +1,144 @@
+"""Writes docs/results.md from the layouts of folders and the tables of metrics: ``python docs/results.py``."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from accounting.records import TrialFiles
+from orchestration.comparison.entries import GroupMetric, Metric
+from orchestration.comparison.metrics import GROUP_METRICS, METRICS
+from orchestration.records.layout import SweepFiles
+
+_HEAD = """# Results: every file, every name
+
+Written by `python docs/results.py` from the layouts of folders and the tables of metrics. Which ε to quote, and for
+whom: [accounting.md](accounting.md#which-epsilon-to-quote). Who may read which file:
+[SECURITY.md](../SECURITY.md#every-output-and-who-may-read-it).
+
+Start with `report.html`. For programs there are `results.json` (all trials, with every metric below that the release
+mode shows), `comparison.json` (settings over their seeds, with intervals and verdicts) and `dpsweep export` (the trials
+as a flat table, with the same names). From Python: [python.md](python.md).
+"""
+
+_NOT_LISTED = {"local_folder", "earlier_tune"}
+"""Names of a layout for a folder that another name stands for."""
+
+_FURTHER_FILES = (
+    (
+        "`SWEEP/attempts/KEY`",
+        "What each start of a trial has released (JSON); deleting the trial or the sweep leaves it.",
+    ),
+    ("`TRIAL/private/accounts`", "Results of `dpsweep account`, a folder for each δ and method."),
+)
+"""Folders whose names depend on more than the layout."""
+
+_FILES = """
+## Files
+
+`SWEEP` is the output folder, `TRIAL` the folder `SWEEP/trials/KEY` of a trial. Files that a sweep does not need do not
+exist. Everything below a folder `private` is private data of the training examples.
+"""
+
+_METRICS = """
+## Metrics of a trial
+
+A metric without a name in MLflow is there as a parameter of the run. A metric with a [task](training.md#tasks) exists
+for trials of that task only. **Exact** metrics are computed from training examples without noise: private reports show
+them, and with `release: raw` all outputs. Accuracy, losses, scores, rates and their gaps are measured on test data,
+which no ε covers.
+"""
+
+_GROUPS = """
+## Metrics of a group
+
+In `results.json` under `by_group`, in MLflow in the table `groups.json` of a trial's run.
+"""
+
+_FURTHER = """
+## Further names in MLflow
+
+A sweep has one parent run; below it a run for each trial, and for each setting with several seeds a run with the means
+over its seeds. The tag `dpsweep.kind` says which one a run is: `sweep`, `trial` or `average`.
+
+| metric | value |
+|---|---|
+| `fairness/NAME` | each gap between groups that can be computed |
+| `final/recall_of_class_N` | recall of class number N on test data |
+| `final/SCORE_of_NAME` | a score of one label, target or class, for tasks besides classification |
+| `privacy/epsilon_group_of_K` | worst-case ε of K records together |
+| `privacy/advantage_group_of_K`, `privacy/tpr_at_fpr_1pct_group_of_K` | bounds on attacks on K records together |
+| `privacy/epsilon_i_quantile_P` | the P quantile of the εᵢ |
+| `privacy/audited_epsilon`, `privacy/audit_confidence` | lower bound on ε by an audit, and its confidence |
+| `privacy/account/NAME/...` | what `dpsweep account` computed under `release: raw` |
+| `privacy/composed_release_epsilon` | of averages and sweeps: the composed ε of the releases besides the steps |
+| `deviation/METRIC` | of averages: standard deviation of METRIC over the seeds |
+| `trials/STATE` | of sweeps: number of trials that ended in this state |
+
+Series over the epochs: `test_accuracy`, `test_loss`, `test_SCORE`, `public_accuracy`, `public_SCORE`, `epsilon` (of the
+steps so far), `clipping_bound` or `clipping_bound/GROUP`, `noise_multiplier`, `epoch`.
+
+| tag | value |
+|---|---|
+| `dpsweep.sweep`, `dpsweep.trial_key`, `dpsweep.setting` | which sweep, trial and setting a run belongs to |
+| `dpsweep.outcome` | running, finished, stopped (by a scheduler), failed or interrupted |
+| `baseline` | key of the non-private trial that this one is compared with |
+| `private` | false if ε is infinite |
+| `research_mode` | true if the noise has a known seed |
+| `tuning` | how the tuning of the sweep is paid for, if it has one |
+| `accountant`, `adjacency`, `epsilon_kind` | how `privacy/epsilon` was computed, and what it claims |
+| `epsilon_i_kind` | what the εᵢ claim |
+| `disclosure`, `sensitive` | the release mode; `sensitive=true` with `release: raw` |
+| `composed_epsilon_kind`, `composed_reason` | of averages and sweeps: what `privacy/composed_epsilon` claims, and why |
+| `seeds` | of averages: number of seeds |
+| `dpsweep.groups_digest` | sha256 of the table of groups, by which it is written once |
+| `best_setting` | of sweeps: the setting with the best main score |
+"""
+
+
+def results() -> str:
+    """The page: tables of files, of metrics of trials and groups, and of further names in MLflow."""
+    files = [*_files(SweepFiles("SWEEP")), *_FURTHER_FILES, *_files(TrialFiles("TRIAL"))]
+    return "".join(
+        (
+            _HEAD,
+            _FILES,
+            _table(("file", "content"), files),
+            _METRICS,
+            _table(("`results.json`", "MLflow", "heading", "task", "meaning"), map(_metric, METRICS)),
+            _GROUPS,
+            _table(("`results.json`", "heading", "task"), map(_group_metric, GROUP_METRICS)),
+            _FURTHER,
+        )
+    )
+
+
+def _files(files: SweepFiles | TrialFiles) -> Iterator[Sequence[str]]:
+    """Path and description of each file and folder, in the order of the class."""
+    layout = {name: each for name, each in vars(type(files)).items() if isinstance(each, property)}
+    for name in filter(lambda name: name not in _NOT_LISTED, layout):
+        yield f"`{getattr(files, name)}`", inspect.cleandoc(layout[name].__doc__ or "").replace("``", "`")
+
+
+def _metric(metric: Metric) -> Sequence[str]:
+    tracked = f"`{metric.tracked}`" if metric.tracked else "–"
+    meaning = f"**Exact.** {metric.meaning}".strip() if metric.exact else metric.meaning
+    return f"`{metric.name}`", tracked, metric.heading, _task(metric.task), meaning
+
+
+def _group_metric(metric: GroupMetric) -> Sequence[str]:
+    return f"`{metric.name}`", metric.heading, _task(metric.task)
+
+
+def _task(task: str | None) -> str:
+    return f"`{task}`" if task else ""
+
+
+def _table(heads: Sequence[str], rows: Iterator[Sequence[str]] | Sequence[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+if __name__ == "__main__":
+    Path(__file__).with_suffix(".md").write_text(results())
