@@ -20,8 +20,6 @@ class KeyedStream:
     uniform ones, if SHAKE-256 with a secret prefix is a pseudo-random function.
     """
 
-    cipher: Final = "shake256"
-
     def __init__(self, key: bytes) -> None:
         self._key, self._counter = key, 0
 

@@ -5,7 +5,7 @@
 DIR, by default runs/NAME, is the folder of the sweep: an interrupted run is continued there. Trials train one after the
 other in this process; with --address local, on an embedded Ray. --collect trains nothing and stores the results in DIR;
 --from reuses trials that another sweep has trained. The results go to benchmarks/reproduction/NAME.json, and
-`python docs/reproduction.py` writes the page from them. The data are read from $DPSWEEP_DATA.
+`python -m docs.reproduction` writes the page from them. The data are read from $DPSWEEP_DATA.
 """
 
 # ruff: noqa: E402
@@ -225,7 +225,7 @@ def main() -> int:
     path = write_stored(found)
     print(
         f"{path.name}: {found.finished} of {found.asked} trials, {found.cpu_seconds:.0f} CPU s in all, "
-        f"{time.monotonic() - start:.0f} s now; next: python docs/reproduction.py"
+        f"{time.monotonic() - start:.0f} s now; next: python -m docs.reproduction"
     )
     return 0
 

@@ -86,8 +86,6 @@ class Series:
 class ChaChaBits:
     """Uniform bits of a `ChaChaStream` on the CPU as numpy arrays; every call draws from a new series."""
 
-    cipher: Final = "chacha20"
-
     def __init__(self, key: bytes) -> None:
         self._stream = ChaChaStream(key, torch.device("cpu"))
 

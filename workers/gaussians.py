@@ -7,14 +7,12 @@ exceeds it with probability 5e-18.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, Protocol
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from accounting.keystream import KeyedStream
 from workers.chacha import ChaChaStream, Series
 
 BLOCK: Final = 65_536
@@ -27,61 +25,19 @@ _DEVICE_BLOCK: Final = 2**22
 """Number of draws made at once on other devices; with fewer, launching kernels would take as long as running them."""
 
 
-class Gaussians(Protocol):
-    """A source of independent float64 values from N(0, 1).
-
-    Guarantee: no two values share bits of the key's stream, also after `restore` of a later `state`.
-    """
-
-    device: torch.device
-    """Device on which values are drawn."""
-    together_below: float
-    """Tensors with fewer values than this get their noise together, by one call."""
-
-    def pieces(self, count: int, draws: int) -> Iterator[Tensor]:
-        """``count`` values in consecutive pieces; each is the sum of ``draws`` (1, 2 or 4) values from N(0, 1)."""
-        ...
-
-    def state(self) -> dict[str, Any]: ...
-
-    def restore(self, state: Mapping[str, Any]) -> None: ...
-
-
-class ShakeGaussians:
-    """Normal values from SHAKE-256, on the CPU; only for trials that earlier versions began with it."""
-
-    together_below: float = 16_384
-
-    def __init__(self, device: torch.device) -> None:
-        self._stream, self.device = KeyedStream.from_os(), torch.device("cpu")
-
-    def pieces(self, count: int, draws: int) -> Iterator[Tensor]:
-        most = BLOCK // draws
-        for start in range(0, max(1, count), most):  # 0 values also take a call of the stream, as in earlier versions
-            needed = draws * min(most, count - start)
-            words = torch.from_numpy(self._stream.words(needed + needed % 2).view(np.int64).copy())
-            yield torch.cat(_normal(*_uniform(words).chunk(2)))[:needed].view(draws, -1).sum(0)
-
-    def state(self) -> dict[str, Any]:
-        return self._stream.state()
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._stream.restore(state)
-
-
 class ChaChaGaussians:
-    """Normal values from ChaCha20, drawn on the given device.
+    """Independent float64 values from N(0, 1), drawn on ``device`` by ChaCha20 with a key of the operating system.
 
-    The uniform bits are the same on all kinds of device; values differ only by the last bits of the float64 logarithm,
-    square root, sine and cosine.
+    Guarantee: no two values share bits of the key's stream, also after `restore` of a later `state`. The uniform bits
+    are the same on all kinds of device; values differ only by the last bits of the float64 logarithm, square root, sine
+    and cosine.
     """
-
-    together_below: float = math.inf
 
     def __init__(self, device: torch.device) -> None:
         self._stream, self.device = ChaChaStream.from_os(device), device
 
     def pieces(self, count: int, draws: int) -> Iterator[Tensor]:
+        """``count`` values in consecutive pieces; each is the sum of ``draws`` (1, 2 or 4) values from N(0, 1)."""
         return self._drawn_from(self._stream.series(), count, draws)
 
     def _drawn_from(self, words: Series, count: int, draws: int) -> Iterator[Tensor]:
@@ -138,14 +94,6 @@ class SharedChaChaGaussians(ChaChaGaussians):
         self._shared, self._ahead, self._used = None, self._ahead[:0], 0
         if state["shared"] is not None:
             self._share(self._stream.again(state["shared"]), state["used"])
-
-
-CIPHERS: Final[Mapping[str, Callable[[torch.device], Gaussians]]] = {
-    "chacha20_shared": SharedChaChaGaussians,
-    "chacha20": ChaChaGaussians,
-    "shake256": ShakeGaussians,
-}
-"""Factories with a fresh key from the operating system, by the names that checkpoints store."""
 
 
 def _uniform(words: Tensor) -> Tensor:

@@ -8,7 +8,7 @@
 ========================  ==========================================================================================
 
 Sums of values and keyed noise are rounded to a public grid, so that their last bits do not reveal the exact value.
-The key is stored only in the private checkpoint. Trials begun with SHAKE-256 by earlier versions continue with it.
+The key is stored only in the private checkpoint.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from accounting.errors import require_finite
 from accounting.keystream import KeyedStream
 from accounting.registry import lookup
 from accounting.rounding import release_grid
-from workers.gaussians import CIPHERS
+from workers.gaussians import SharedChaChaGaussians
 
 
 class NoiseSource(Protocol):
@@ -84,16 +84,15 @@ class SeededNoise:
 
 
 class KeyedNoise:
-    """Noise from a secret key, expanded to standard normal values by a cipher (`workers.gaussians`).
+    """Noise from a secret key, expanded to standard normal values by ChaCha20 (`workers.gaussians`).
 
     draws: number of independent draws that are summed and divided by the square root of their number, which keeps the
-    distribution; with four, recovering a draw from its rounding is infeasible. cipher: the cipher of a new run;
-    `restore` replaces it by the stored one.
+    distribution; with four, recovering a draw from its rounding is infeasible.
     """
 
-    def __init__(self, device: torch.device, draws: int = 1, cipher: str = "chacha20_shared") -> None:
-        self._device, self._draws, self._cipher = device, draws, cipher
-        self._gaussians = CIPHERS[cipher](device)
+    def __init__(self, device: torch.device, draws: int = 1) -> None:
+        self._device, self._draws = device, draws
+        self._gaussians = SharedChaChaGaussians(device)
 
     def normal(self, shape: tuple[int, ...], std: float) -> Tensor:
         require_finite("noise std", std, at_least=0.0)
@@ -115,19 +114,12 @@ class KeyedNoise:
         return noisy.view(values.shape)
 
     def added_to_each(self, values: Mapping[str, Tensor], std: float) -> dict[str, Tensor]:
-        """`added` applied to each of ``values``; small tensors are concatenated and get their noise in one call.
-
-        A call takes longer than the draws of a small tensor. Small means below `Gaussians.together_below`; with
-        ChaCha20 and on a GPU, where the host would wait for each tensor, all are concatenated.
-        """
-        below = self._gaussians.together_below
-        together = [name for name, each in values.items() if each.numel() < below or each.is_cuda]
-        joined = self.added(torch.cat([values[n].flatten() for n in together]), std) if together else torch.zeros(0)
-        parts = dict(zip(together, joined.split([values[name].numel() for name in together]), strict=True))
-        return {
-            name: parts[name].view(each.shape).to(each) if name in parts else self.added(each, std)
-            for name, each in values.items()
-        }
+        """`added` applied to each of ``values``; all share one call, as its start costs more than a few draws."""
+        if not values:
+            return {}
+        joined = self.added(torch.cat([each.flatten() for each in values.values()]), std)
+        parts = joined.split([each.numel() for each in values.values()])
+        return {name: part.view(each.shape).to(each) for part, (name, each) in zip(parts, values.items(), strict=True)}
 
     def _scaled(self, values: Tensor, std: float) -> Iterator[tuple[Tensor, Tensor]]:
         """Consecutive parts of ``values`` [n], each with as many draws of noise, float64 on the device that draws."""
@@ -137,13 +129,10 @@ class KeyedNoise:
             start += len(draws)
 
     def state(self) -> dict[str, Any]:
-        return {"cipher": self._cipher, "stream": self._gaussians.state()}
+        return self._gaussians.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue with the cipher of the state; a state without one is from a version that had only SHAKE-256."""
-        self._cipher = state.get("cipher", "shake256")
-        self._gaussians = lookup(CIPHERS, self._cipher, "cipher")(self._device)
-        self._gaussians.restore(state.get("stream", state))
+        self._gaussians.restore(state)
 
 
 @contextmanager

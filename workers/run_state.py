@@ -134,15 +134,12 @@ class ModelValues:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Set the values of a `state`. Raises: InvalidInput if the model was built with other parameters."""
-        if not isinstance(state.get("built"), str):  # state of an earlier version, which stored the whole model
-            self._model.load_state_dict(state)
-        elif state["built"] == self._digest:
-            self._model.load_state_dict(state["values"], strict=False)
-        else:
+        if state["built"] != self._digest:
             raise InvalidInput(
                 "the model is built with other names, shapes or frozen values of parameters than when the trial began; "
                 f"build it from the same weights, or {START_ANEW}"
             )
+        self._model.load_state_dict(state["values"], strict=False)
 
 
 def _digest_of_frozen(model: nn.Module) -> str:

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from accounting.errors import InvalidInput, require_finite
-from accounting.keystream import KeyedStream
 from accounting.registry import lookup
 from accounting.samplings import Sampling, sampling_of_sizes
 from workers.chacha import ChaChaBits
@@ -60,15 +59,14 @@ class RowDraws(Protocol):
 class SeededRows:
     """Random choices of research mode: numpy's PCG64, seeded by the trial.
 
-    For large data sets a Poisson batch is drawn as a binomial size and a random subset of that size. A trial begun with
-    an earlier version keeps drawing a number for each row, so that a resumed run repeats its batches.
+    For large data sets a Poisson batch is drawn as a binomial size and a random subset of that size.
     """
 
     def __init__(self, seed: int) -> None:
-        self._rng, self._draws_at_once = np.random.Generator(np.random.PCG64(seed)), True
+        self._rng = np.random.Generator(np.random.PCG64(seed))
 
     def each(self, n: int, expected: int) -> Rows:
-        if self._draws_at_once and are_worth_it(n, expected):
+        if are_worth_it(n, expected):
             return self.subset(n, int(self._rng.binomial(n, expected / n)))
         return np.flatnonzero(self._rng.random(n) < expected / n)
 
@@ -79,18 +77,14 @@ class SeededRows:
         return self._rng.permutation(n)
 
     def state(self) -> dict[str, Any]:
-        return {"generator": self._rng.bit_generator.state, "draws_at_once": self._draws_at_once}
+        return {"generator": self._rng.bit_generator.state}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._rng.bit_generator.state = state["generator"]
-        self._draws_at_once = state.get("draws_at_once", False)
 
 
 class KeyedBits(Protocol):
-    """Uniform bits from a secret key, reproducible from `state`. cipher: name in `CIPHERS`."""
-
-    @property
-    def cipher(self) -> str: ...
+    """Uniform bits from a secret key, reproducible from `state`."""
 
     def octets(self, count: int) -> npt.NDArray[np.uint8]:
         """``count`` uniform bytes."""
@@ -105,22 +99,14 @@ class KeyedBits(Protocol):
     def restore(self, state: Mapping[str, Any]) -> None: ...
 
 
-CIPHERS: Final[Mapping[str, Callable[[], KeyedBits]]] = {
-    "chacha20": ChaChaBits.from_os,
-    "shake256": KeyedStream.from_os,
-}
-"""Factories of `KeyedBits` with a fresh key from the operating system, by the names that checkpoints store."""
-
-
 class KeyedRows:
     """Random choices from a secret key, with the stated distribution if the bits of the stream are uniform.
 
-    For large data sets the gaps between the rows of a Poisson batch are drawn. A trial begun with an earlier version
-    keeps drawing a number for each row, and keeps SHAKE-256, so that a resumed run repeats its batches.
+    For large data sets the gaps between the rows of a Poisson batch are drawn.
     """
 
     def __init__(self, stream: KeyedBits) -> None:
-        self._stream, self._draws_gaps = stream, True
+        self._stream = stream
 
     def each(self, n: int, expected: int) -> Rows:
         """Rows of a Poisson batch, by gaps for large data sets (`rows_by_gaps`), otherwise by 72 bits for each row.
@@ -128,7 +114,7 @@ class KeyedRows:
         The probability is rounded down to a multiple of 2^-72, which never weakens the guarantee. A row's first byte
         decides unless it equals the threshold (one row in 256); only then are the other 64 bits drawn.
         """
-        if self._draws_gaps and are_worth_it(n, expected):
+        if are_worth_it(n, expected):
             return rows_by_gaps(self._stream, n, expected)
         threshold, rest = divmod((expected << 72) // n, 1 << 64)
         first = self._stream.octets(n)
@@ -156,12 +142,10 @@ class KeyedRows:
         return rows if (np.diff(words[rows]) > 0).all() else self.order(n)
 
     def state(self) -> dict[str, Any]:
-        return {**self._stream.state(), "cipher": self._stream.cipher, "draws_gaps": self._draws_gaps}
+        return self._stream.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._stream = lookup(CIPHERS, state.get("cipher", KeyedStream.cipher), "cipher")()
         self._stream.restore(state)
-        self._draws_gaps = state.get("draws_gaps", False)
 
 
 def make_row_draws(noise_source: str, seed: int, purpose: str = "sampling") -> RowDraws:

@@ -170,7 +170,6 @@ STEPS: Final[tuple[Mutant, ...]] = (
         NOISE,
         B(".mul_(-2.0).sqrt_()", ".mul_(-1.0).sqrt_()", "noise is too small by sqrt 2", True),
         B("words.bitwise_right_shift(11)", "words.bitwise_right_shift(31)", "noise has 33 bits", True, CHACHA_VALUES),
-        B("max(1, count)", "count", "trials that began with SHAKE-256 go on with other noise", True),
         B(
             "        self._used += needed\n        return self._ahead[self._used - needed : self._used]",
             "        return self._ahead[:needed]",

@@ -167,7 +167,7 @@ def test_no_two_draws_of_a_trial_are_the_same(
     again.restore(trainer.state())
     for _ in range(3):
         again.step()
-    of_noise = trainer.state()["noise"]["stream"]["key"]
+    of_noise = trainer.state()["noise"]["key"]
     of_batches = trainer.state()["sampler"]["key"]
     batches = [block for block in used if block[0] == of_batches]
     assert len(batches) == len(set(batches)) >= 6

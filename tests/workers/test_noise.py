@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,37 +31,23 @@ from workers.noise import (
 )
 
 CPU = DEVICE
-EARLIER = {
-    "os_entropy by SHAKE-256": "os_entropy",
-    "os_entropy_secure by SHAKE-256": "os_entropy_secure",
-    "os_entropy, a series for each call": "os_entropy",
-    "os_entropy_secure, a series for each call": "os_entropy_secure",
-}
-"""Trials that earlier versions began go on as they began."""
-every_source = pytest.mark.parametrize("name", [*NOISE_SOURCES, *EARLIER])
+every_source = pytest.mark.parametrize("name", NOISE_SOURCES)
 
 
-def beginning(name: str, key: bytes) -> dict[str, Any]:
-    """The state of a source that has made no noise."""
-    if "SHAKE-256" in name:
-        return {"key": key, "counter": 0}
-    if name in EARLIER:
-        return {"cipher": "chacha20", "stream": {"key": key, "series": 0}}
-    return {"cipher": "chacha20_shared", "stream": {"key": key, "series": 0, "shared": None, "used": 0}}
+def beginning(key: bytes) -> dict[str, Any]:
+    """The state of a keyed source that has made no noise."""
+    return {"key": key, "series": 0, "shared": None, "used": 0}
 
 
 def source(name: str, seed: int = 0) -> NoiseSource:
-    noise = make_noise_source(EARLIER.get(name, name), seed, CPU)
-    if name in EARLIER:
-        noise.restore(beginning(name, os.urandom(KEY_BYTES)))
-    return noise
+    return make_noise_source(name, seed, CPU)
 
 
 def repeatable(name: str, key: int) -> NoiseSource:
     """The same draws in every run of the tests, also where the key comes from the operating system."""
     noise = source(name, seed=key)
     if name != "seeded":
-        noise.restore(beginning(name, key.to_bytes(KEY_BYTES, "little")))
+        noise.restore(beginning(key.to_bytes(KEY_BYTES, "little")))
     return noise
 
 
@@ -210,32 +194,6 @@ def test_only_seeded_noise_follows_the_seed() -> None:
         assert not torch.equal(source(name, 1).normal((4,), 1.0), source(name, 1).normal((4,), 1.0))
 
 
-@pytest.mark.parametrize(
-    ("name", "digest"),
-    [
-        ("os_entropy", "544574d7cabbb3d761c74abb1e3dd4f91fa7c9eca7d90efbad4a779c47f3c5eb"),
-        ("os_entropy_secure", "2fff4fe8e060231126fe92a62a30c67361ff7e4f6e54387dc80d24a73499fb0a"),
-    ],
-)
-def test_trials_that_began_with_shake_go_on_with_the_same_bits(name: str, digest: str) -> None:
-    """The digests are those of the version that had no other cipher: one call, an empty one, many tensors, a count."""
-    noise = make_noise_source(name, 0, torch.device("cpu"))
-    noise.restore({"key": bytes(range(KEY_BYTES)), "counter": 7})
-    shapes = {"a": (40, 101), "large": (300, 1000), "b": (7,), "other": (20001,), "empty": (0, 3)}
-    values = {
-        each: torch.arange(math.prod(shape), dtype=torch.float32).view(shape).div(1000)
-        for each, shape in shapes.items()
-    }
-    made = [noise.normal((70001,), 1.5), noise.normal((0,), 1.5)]
-    made += noise.added_to_each(values, 2.0).values()
-    again = make_noise_source(name, 0, torch.device("cpu"))
-    again.restore(noise.state())
-    made += again.added_to_each(values, 2.0).values()
-    made.append(again.added(torch.ones(5, dtype=torch.float64), 3.0))
-    found = hashlib.sha256(b"".join(each.numpy().tobytes() for each in made)).hexdigest()
-    assert found == digest
-
-
 def computed(words: Sequence[int], draws: int) -> torch.Tensor:
     """The transform of Box and Muller of uniform words, by mpmath, on the public grid of noise of std 1."""
     uniform = [(word // 2**11 + mpmath.mpf(0.5)) / 2**53 for word in words]
@@ -259,7 +217,7 @@ def test_draws_are_those_of_box_and_muller_from_the_bits_of_openssl(draws: int) 
     """Computed again with mpmath from the stream that OpenSSL makes: the second series of a key."""
     count, key = 600, bytes(range(KEY_BYTES))
     noise = KeyedNoise(CPU, draws)
-    noise.restore({"cipher": "chacha20", "stream": {"key": key, "series": 1}})
+    noise.restore({**beginning(key), "series": 1})
     drawn = noise.added(torch.zeros(count, dtype=torch.float64), 1.0)
     assert torch.equal(drawn.cpu(), computed(words_of_openssl(key, 1, count * draws), draws))
 
@@ -269,7 +227,7 @@ def test_small_calls_share_a_series_and_large_ones_have_their_own(draws: int) ->
     """A call takes what follows in the shared series: the fourth, as the large call in between has the fifth."""
     key = bytes(range(KEY_BYTES))
     noise = KeyedNoise(CPU, draws)
-    noise.restore({"cipher": "chacha20_shared", "stream": {"key": key, "series": 4, "shared": None, "used": 0}})
+    noise.restore({**beginning(key), "series": 4})
     found = [noise.added(torch.zeros(count, dtype=torch.float64), 1.0) for count in (101, 50, BLOCK, 149)]
     shared, own = words_of_openssl(key, 4, 300 * draws), words_of_openssl(key, 5, 600)
     assert torch.equal(torch.cat([found[0], found[1], found[3]]).cpu(), computed(shared, draws))
@@ -301,11 +259,6 @@ def test_a_device_draws_what_a_cpu_draws() -> None:
     expected = here.added_to_each(values, 2.0)
     found = there.added_to_each({name: value.to(DEVICE) for name, value in values.items()}, 2.0)
     assert all(torch.equal(found[name].cpu(), expected[name]) for name in values)
-
-
-def test_an_unknown_cipher_in_a_checkpoint_is_named() -> None:
-    with pytest.raises(InvalidInput, match="unknown cipher 'aes'; valid: chacha20, chacha20_shared, shake256"):
-        source("os_entropy").restore({"cipher": "aes", "stream": {}})
 
 
 def test_secure_draws_lie_on_no_grid_of_single_draws() -> None:

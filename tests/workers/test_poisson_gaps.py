@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Mapping
 
@@ -13,7 +12,7 @@ from scipy.stats import binom, binomtest, chisquare, kstest
 
 from accounting.keystream import KEY_BYTES, KeyedStream
 from workers.poisson_gaps import FEWEST_ROWS, _below, _occur, are_worth_it, geometric, rate_below, rows_by_gaps
-from workers.sampling import KeyedRows, RowDraws, Rows, SeededRows
+from workers.sampling import KeyedRows, RowDraws, SeededRows
 
 N = 1_200_000
 
@@ -122,19 +121,3 @@ def test_gaps_are_for_large_data_and_small_rates() -> None:
     assert are_worth_it(FEWEST_ROWS, FEWEST_ROWS // 256)
     assert not are_worth_it(FEWEST_ROWS, FEWEST_ROWS // 256 + 1)
     assert not are_worth_it(FEWEST_ROWS - 1, 1)
-
-
-OLD = {"seeded": "4c086634f2e09543", "keyed": "d68f0cd1c333838c"}
-
-
-@pytest.mark.parametrize("draws", DRAWS)
-def test_trials_of_earlier_versions_go_on_with_their_batches(draws: str) -> None:
-    """Their states do not say how rows are drawn; the digests are those of the version that looked at every row."""
-    made = DRAWS[draws](8)
-    earlier = {name: value for name, value in made.state().items() if not name.startswith("draws_")}
-    made.restore(earlier)
-    batches: list[Rows] = []
-    for _ in range(2):
-        batches.append(made.each(N, 500))
-        made.restore(made.state())
-    assert hashlib.sha256(np.concatenate(batches).tobytes()).hexdigest()[:16] == OLD[draws]

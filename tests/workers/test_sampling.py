@@ -3,7 +3,6 @@ repeats itself when restored."""
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -268,7 +267,7 @@ def test_secret_batches_come_from_the_cryptographic_stream(noise_source: str) ->
         assert isinstance(draws, SeededRows)
         return
     state = draws.state()
-    assert state.keys() == {"key", "series", "cipher", "draws_gaps"}
+    assert state.keys() == {"key", "series"}
     assert len(state["key"]) == KEY_BYTES
     assert state["key"] != make_row_draws(noise_source, seed=3).state()["key"]
     for call in (0, 2):  # ties take the calls between
@@ -276,12 +275,3 @@ def test_secret_batches_come_from_the_cryptographic_stream(noise_source: str) ->
         cipher = Cipher(ChaCha20(state["key"], counter_and_nonce), mode=None).encryptor()
         expected = {row for row, byte in enumerate(cipher.update(bytes(1024))) if byte < 64}
         assert set(draws.each(1024, 256).tolist()) == expected
-
-
-def test_trials_that_began_with_shake_go_on_with_it() -> None:
-    """An earlier version kept key and counter, and no cipher."""
-    key, draws = bytes(range(KEY_BYTES)), KeyedRows(ChaChaBits.from_os())
-    draws.restore({"key": key, "counter": 7})
-    first = hashlib.shake_256(key + (7).to_bytes(8, "little")).digest(1024)
-    assert set(draws.each(1024, 256).tolist()) == {row for row, byte in enumerate(first) if byte < 64}
-    assert draws.state() == {"key": key, "counter": 9, "cipher": "shake256", "draws_gaps": False}
