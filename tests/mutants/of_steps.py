@@ -304,7 +304,7 @@ STEPS: Final[tuple[Mutant, ...]] = (
         "workers/recording.py",
         ("tests/workers/test_recording.py",),
         B(
-            "max(0.5 * steps_per_epoch, 0.5 * step), 2.0 * steps_per_epoch",
+            "0.75 * step, 2.0 * steps_per_epoch",
             "10.0 * steps_per_epoch, 1e9",
             "old norms of examples in no batch are kept",
             False,
