@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -122,19 +123,27 @@ def best(
 
 
 def _print(found: Comparison) -> None:
-    from orchestration.comparison.across_sweeps import cells, heads
+    from orchestration.comparison.across_sweeps import between_heads, cells, heads, sweep_names
     from orchestration.report.prose import together
 
-    table = Table(box=None, pad_edge=False)
-    for head in heads(found):
-        table.add_column(head, header_style="dim", overflow="fold")
-    for setting in found.settings:
-        for line in setting.lines:
-            row = (setting.name, found.sweeps[line.folder], *cells(line, found))
-            table.add_row(*(Text(for_terminal(text)) for text in row))
-    stdout().print(table)
+    names = sweep_names(found)
+    rows = [
+        (each.short_name, names[line.folder], *cells(line, found)) for each in found.settings for line in each.lines
+    ]
+    if found.between:
+        stdout().print(_table(between_heads(found), [each.cells() for each in found.between]), "")
+    stdout().print(_table(heads(found), rows))
     for sentence in (*found.differences, *together(found.trials)):
         stdout().print(Text(for_terminal(sentence)), soft_wrap=True)
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for head in heads:
+        table.add_column(for_terminal(head), header_style="dim", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(for_terminal(text)) for text in row))
+    return table
 
 
 def register(app: typer.Typer) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from orchestration.comparison.across_sweeps import Comparison, cells, heads, shown_metrics
+from orchestration.comparison.across_sweeps import Comparison, between_heads, cells, heads, shown_metrics
 from orchestration.report.html import Cell, note, table
 from orchestration.report.prose import SENSITIVE, together
 
@@ -25,7 +25,7 @@ def comparison_page(found: Comparison) -> str:
         for line in setting.lines:
             sweep = f"{escape(found.sweeps[line.folder])}<br><small>{escape(line.folder)}</small>"
             numbers = ((escape(text), "n") for text in cells(line, found))
-            rows.append([(escape(setting.name), ""), (sweep, ""), *numbers])
+            rows.append([(escape(setting.short_name), ""), (sweep, ""), *numbers])
     columns = heads(found)
     looks = ("", "", *("n" for _ in columns[2:]))
     words = "".join(
@@ -34,9 +34,16 @@ def comparison_page(found: Comparison) -> str:
     body = (
         *([note(SENSITIVE, "sensitive")] if found.is_sensitive else []),
         *(note(sentence, "sensitive") for sentence in found.differences),
+        *([_between(found)] if found.between else []),
         table(zip(columns, looks, strict=True), rows),
         *(f"<p>{escape(sentence)}</p>" for sentence in together(found.trials)),
         f"<h2>What the numbers mean</h2><dl>{words}</dl>",
     )
     title = escape(f"Comparison of {', '.join(dict.fromkeys(found.sweeps.values()))}")
     return _PAGE.format(title=title, body="".join(body))
+
+
+def _between(found: Comparison) -> str:
+    """The table of parameters in which whole sweeps differ."""
+    rows = [[(escape(text), "") for text in each.cells()] for each in found.between]
+    return table([(head, "") for head in between_heads(found)], rows)
