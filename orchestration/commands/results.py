@@ -103,22 +103,25 @@ def best(
     from orchestration.comparison.best import parse_conditions
     from orchestration.comparison.findings import findings
     from orchestration.comparison.stored import stored_evidence, stored_record
+    from orchestration.records.integrity import require_unaltered_model
 
     conditions = parse_conditions(at_least or ())
     files = SweepFiles(absolute(folder))
     record = stored_record(files)
     data = record.data()
     found = chosen(findings(data, stored_evidence(files, data)), by, max_epsilon, conditions)
-    model, registered = files.trial(found.trial.key).model, ""
+    trial, result, registered = files.trial(found.trial.key), record.status(found.trial.key).result, ""
+    if result is not None:
+        require_unaltered_model(trial, result)
     if register is not None:
         from orchestration.tracking.registry import register_best
 
         made = register_best(found, record.manifest.sweep_id, files, register, alias, tracking_uri)
         registered = made.address
     if as_json:
-        print_json({**found.as_dict(), "model": model, **({"registered": registered} if registered else {})})
+        print_json({**found.as_dict(), "model": trial.model, **({"registered": registered} if registered else {})})
         return
-    for line in (*best_lines(found, model), *([f"registered: {registered}"] if registered else [])):
+    for line in (*best_lines(found, trial.model), *([f"registered: {registered}"] if registered else [])):
         stdout().print(Text(for_terminal(line)), soft_wrap=True)
 
 
