@@ -27,7 +27,7 @@ from orchestration.records.snapshot import PERIOD, ClusterSnapshot, SweepSnapsho
 from orchestration.records.states import TrialState
 
 if TYPE_CHECKING:
-    from orchestration.execution.submission import Job
+    from orchestration.execution.submission import SubmittedSweep
 
 Address = Annotated[
     str | None,
@@ -68,7 +68,7 @@ def register(app: typer.Typer) -> None:
     app.command(**panels.listed(panels.CLUSTER, "status runs/quickstart --watch"))(status)
 
 
-def _found(sweep: str, address: str | None) -> tuple[SweepFiles, Job | None]:
+def _found(sweep: str, address: str | None) -> tuple[SweepFiles, SubmittedSweep | None]:
     """The folder or URI ``sweep``, or the output of the job with that id at ``address`` and the job."""
     files = SweepFiles(absolute(sweep))
     if address is None or "/" in sweep or read_snapshot(files.status) is not None:
@@ -77,7 +77,7 @@ def _found(sweep: str, address: str | None) -> tuple[SweepFiles, Job | None]:
     return SweepFiles(job.output), job
 
 
-def warn_of_another(asked: Job, found: SweepSnapshot | None) -> None:
+def warn_of_another(asked: SubmittedSweep, found: SweepSnapshot | None) -> None:
     """Warn if the job has ended and another driver wrote the status, as where its output holds another sweep.
 
     Raises: InvalidInput if it has ended before there was a status.

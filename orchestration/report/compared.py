@@ -11,8 +11,9 @@ from orchestration.report.prose import SENSITIVE, together
 _PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <style>body{{font:16px/1.5 sans-serif;margin:3rem auto;max-width:90rem;padding:0 1rem;color:#1d1f23}}
-table{{border-collapse:collapse;font-size:.875rem}}th,td{{text-align:left;padding:.3rem .8rem .3rem 0;
-vertical-align:top;border-bottom:1px solid #dcdcd6}}.n{{text-align:right;font-variant-numeric:tabular-nums}}
+table{{border-collapse:collapse;font-size:.875rem;margin-bottom:1.5rem}}
+th,td{{text-align:left;padding:.3rem .8rem .3rem 0;vertical-align:top;border-bottom:1px solid #dcdcd6}}
+.n{{text-align:right;font-variant-numeric:tabular-nums}}
 .scroll{{overflow-x:auto}}.sensitive{{border-left:4px solid #D55E00;padding-left:1rem}}dt{{font-weight:600}}</style>
 </head><body><h1>{title}</h1>{body}</body></html>
 """

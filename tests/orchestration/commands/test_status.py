@@ -13,7 +13,7 @@ import pytest
 from accounting.errors import InvalidInput
 from orchestration.commands.main import main
 from orchestration.commands.status import warn_of_another
-from orchestration.execution.submission import Job
+from orchestration.execution.submission import SubmittedSweep
 from orchestration.records.snapshot import (
     ClusterSnapshot,
     NodeSnapshot,
@@ -116,8 +116,8 @@ def test_a_folder_without_one(
     assert "is no status of this version of dpsweep" in line
 
 
-def job(state: str, name: str = "other-0123456789") -> Job:
-    return Job(name, name, "/shared", state, 0.0)
+def job(state: str, name: str = "other-0123456789") -> SubmittedSweep:
+    return SubmittedSweep(name, name, "/shared", state, 0.0)
 
 
 def test_a_job_that_failed_before_its_sweep_began_is_not_shown_the_status_of_another(
