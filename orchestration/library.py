@@ -123,14 +123,13 @@ class Trial:
         return load_trained(self._files, self.spec, self._code).logits(examples)
 
     def _require_weights(self) -> None:
-        from orchestration.records.integrity import require_unaltered
+        from orchestration.records.integrity import require_unaltered_model
         from orchestration.records.results import TrialResult
 
         result = self.result
         if not isinstance(result, TrialResult):
             raise self._unfinished()
-        for uri in (self._files.model, self._files.inputs):
-            require_unaltered(self._files, result, uri)
+        require_unaltered_model(self._files, result)
 
     def _unfinished(self) -> InvalidInput:
         return InvalidInput(f"trial {self.key} is {self.state.word}, not finished; resume the sweep and open it again")

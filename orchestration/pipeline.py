@@ -36,7 +36,7 @@ from orchestration.execution.reuse import take_finished
 from orchestration.execution.shared_connection import kept_open
 from orchestration.execution.status_file import StatusFile, earlier_driver
 from orchestration.execution.upkeep import damaged_files
-from orchestration.records.layout import SweepFiles, absolute, default_output
+from orchestration.records.layout import SweepFiles, absolute, output_files
 from orchestration.records.limits import NO_LIMITS, NOTHING_SPENT, Limits
 from orchestration.records.manifest import open_manifest, read_manifest, write_manifest
 from orchestration.records.ownership import claimed, exclusive
@@ -100,7 +100,7 @@ class RunRequest:
     @property
     def files(self) -> SweepFiles:
         """Paths of the files of the sweep."""
-        return SweepFiles(absolute(self.output or default_output(self.sweep.name)))
+        return output_files(self.output, self.sweep.name)
 
 
 class Display(Protocol):

@@ -93,7 +93,10 @@ def import_function(name: str, what: str, code: UserCode) -> Callable[..., Any]:
     location, function = split_import_path(name, what)
     allowed = next((module for module in code.modules if module.location == location), None)
     if allowed is None:
-        raise InvalidInput(f"{what} {name!r}: {location!r} is not among the code that may be run; allow it first")
+        raise InvalidInput(
+            f"{what} {name!r}: {location!r} is not among the code that may be run; if you trust it, name its module or "
+            "file: --allow-code FILE.py, or allow_code=['FILE.py'] in Python"
+        )
     with blamed_on(name, what):
         module = _load(allowed, name, what)
     found = getattr(module, function, None)

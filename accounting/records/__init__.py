@@ -30,8 +30,14 @@ from accounting.records.group_files import read_groups
 from accounting.records.layout import TrialFiles
 from accounting.records.part_files import PartFiles
 from accounting.records.parts import MANIFEST, PartRecord
-from accounting.records.private_files import read_private, write_private
-from accounting.records.sealed import read_private_sealed, read_sealed, write_private_sealed, write_sealed
+from accounting.records.private_files import read_encrypted, read_private, write_private
+from accounting.records.sealed import (
+    read_once_unsealed,
+    read_private_sealed,
+    read_sealed,
+    write_private_sealed,
+    write_sealed,
+)
 from accounting.records.shards import (
     NormShards,
     NormShardWriter,
@@ -86,8 +92,10 @@ __all__ = [
     "open_filesystem",
     "read_bytes",
     "read_contributions",
+    "read_encrypted",
     "read_epsilons",
     "read_groups",
+    "read_once_unsealed",
     "read_private",
     "read_private_sealed",
     "read_sealed",

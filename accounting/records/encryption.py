@@ -127,6 +127,12 @@ def decrypted(uri: str, stored: bytes) -> bytes:
     return content.getvalue()
 
 
+def require_encrypted(uri: str, stored: bytes) -> None:
+    """Raise `InvalidInput` if the bytes ``stored`` at ``uri`` are not encrypted."""
+    if not stored.startswith(_MAGIC):
+        raise InvalidInput(f"{uri} is not encrypted, so there is nothing to decrypt; read it as it is")
+
+
 def is_encrypting() -> bool:
     """Whether there is a key. Raises: InvalidInput for a malformed one."""
     return _key() is not None

@@ -23,6 +23,7 @@ from accounting.records.parts import PartRecord, PartStore, commit_parts, read_p
 from accounting.records.sealed import read_private_sealed, write_private_sealed
 
 _NOTE = ".json"
+_NOTE_AGAIN = "delete it: the trial's next accounting writes it anew"
 _CLAIM = "individual_kind"
 _OLD_CLAIM = "kind"
 """Earlier name of `_CLAIM`, from before output-specific claims existed; ``guarantee`` then meant these, too."""
@@ -115,18 +116,18 @@ def forget_notes(directory: str) -> None:
 
 
 class StoredEpsilons:
-    """The committed epsilons of a trial, with one part in memory at a time."""
+    """The committed epsilons of a trial, with one part in memory at a time. records: of its parts, in order."""
 
     def __init__(self, directory: str) -> None:
         """Read the manifest. Raises `DataCorruption` when it is damaged or a part is missing."""
         self._store = PartStore(directory, EPSILON_SCHEMA)
-        self._records = sorted(self._store.records.values(), key=lambda record: record.part)
-        if not self._records or [record.part for record in self._records] != list(range(len(self._records))):
+        self.records = sorted(self._store.records.values(), key=lambda record: record.part)
+        if not self.records or [record.part for record in self.records] != list(range(len(self.records))):
             raise DataCorruption(f"{directory}: a part of the epsilons is missing; account the trial again")
 
     def __iter__(self) -> Iterator[Epsilons]:
         """The parts in order, each verified. Raises `DataCorruption` when one is damaged."""
-        return (_from_table(self._store.read(record)) for record in self._records)
+        return (_from_table(self._store.read(record)) for record in self.records)
 
 
 def read_epsilons(directory: str) -> Epsilons:
@@ -135,9 +136,15 @@ def read_epsilons(directory: str) -> Epsilons:
 
 
 def verify_epsilons(directory: str) -> None:
-    """Read every committed part. Raises `DataCorruption` when one is missing or damaged."""
-    for _ in StoredEpsilons(directory):
+    """Read every committed part and its note. Raises `DataCorruption` for a missing or damaged part or damaged note."""
+    stored = StoredEpsilons(directory)
+    for _ in stored:
         pass
+    for record in stored.records:
+        uri = _note(directory, record.part)
+        content = read_private_sealed(uri, _NOTE_AGAIN)
+        if content is not None and json.loads(content).get("record") != asdict(record):
+            raise DataCorruption(f"{uri} does not belong to the part beside it; {_NOTE_AGAIN}")
 
 
 def _note(directory: str, part: int) -> str:

@@ -201,9 +201,12 @@ def _named_errors(action: str, uri: str) -> Iterator[None]:
         raise
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
-        raise StorageError(
-            f"cannot {action} {uri}: {reason}; nothing was committed. Free space or fix access, then resume"
-        ) from error
+        raise StorageError(f"cannot {action} {uri}: {reason}; {_ADVICE.get(action, _FREE_SPACE)}") from error
+
+
+_FREE_SPACE = "nothing was committed. Free space or fix access, then resume"
+_ADVICE = dict.fromkeys(("read", "list"), "check the path, who may read it, and the network of a store")
+"""What to do about an error, by the action that was refused, if it is not `_FREE_SPACE`."""
 
 
 def _put_object(filesystem: fs.FileSystem, path: str, pieces: Sequence[bytes | memoryview]) -> None:

@@ -6,7 +6,7 @@ These use `accounting.records.encryption` directly, because manifests hold hashe
 
 from __future__ import annotations
 
-from accounting.records.encryption import decrypted, encrypted, is_encrypting
+from accounting.records.encryption import decrypted, encrypted, is_encrypting, require_encrypted
 from accounting.records.files import append_bytes, exists, read_bytes, write_bytes_atomically
 
 
@@ -16,6 +16,13 @@ def read_private(uri: str) -> bytes:
     Raises: FileNotFoundError, StorageError as `read_bytes`; InvalidInput and DataCorruption as `decrypted`.
     """
     return decrypted(uri, read_bytes(uri))
+
+
+def read_encrypted(uri: str) -> bytes:
+    """`read_private` of a file that is encrypted. Raises: also InvalidInput if it is not."""
+    stored = read_bytes(uri)
+    require_encrypted(uri, stored)
+    return decrypted(uri, stored)
 
 
 def write_private(uri: str, content: bytes | memoryview) -> None:

@@ -40,6 +40,19 @@ def read_private_sealed(uri: str, next_step: str) -> bytes | None:
     return _opened(read_private, uri, next_step)
 
 
+def read_once_unsealed(uri: str, next_step: str) -> bytes | None:
+    """`read_sealed` for a kind of file that earlier versions stored without a checksum, which is accepted."""
+    try:
+        values = json.loads(read_bytes(uri))
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        values = None
+    if isinstance(values, dict) and _SEAL not in values:
+        return json.dumps(values).encode()
+    return read_sealed(uri, next_step)
+
+
 def _sealed(content: bytes) -> bytes:
     values = json.loads(content)
     return json.dumps({**values, _SEAL: _checksum(values)}, indent=2).encode()

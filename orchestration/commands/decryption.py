@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from accounting.errors import InvalidInput
-from accounting.records import read_private
+from accounting.records import read_encrypted
 from orchestration.commands import panels
 from orchestration.commands.output_files import write_file
 from orchestration.comparison.plain_text import for_terminal
@@ -22,7 +22,7 @@ def decrypt(
     """Decrypt a private file with the key in DPSWEEP_KEY, such as private/report.html or a trial's error.txt."""
     uri = absolute(file)
     try:
-        content = read_private(uri)
+        content = read_encrypted(uri)
     except FileNotFoundError:
         raise InvalidInput(f"there is no {uri}; name a file below a folder private/ of a sweep") from None
     write_file("--to", to, content, private=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -102,39 +103,50 @@ def best(
     from orchestration.comparison.best import parse_conditions
     from orchestration.comparison.findings import findings
     from orchestration.comparison.stored import stored_evidence, stored_record
+    from orchestration.records.integrity import require_unaltered_model
 
     conditions = parse_conditions(at_least or ())
     files = SweepFiles(absolute(folder))
     record = stored_record(files)
     data = record.data()
     found = chosen(findings(data, stored_evidence(files, data)), by, max_epsilon, conditions)
-    model, registered = files.trial(found.trial.key).model, ""
+    trial, result, registered = files.trial(found.trial.key), record.status(found.trial.key).result, ""
+    if result is not None:
+        require_unaltered_model(trial, result)
     if register is not None:
         from orchestration.tracking.registry import register_best
 
         made = register_best(found, record.manifest.sweep_id, files, register, alias, tracking_uri)
         registered = made.address
     if as_json:
-        print_json({**found.as_dict(), "model": model, **({"registered": registered} if registered else {})})
+        print_json({**found.as_dict(), "model": trial.model, **({"registered": registered} if registered else {})})
         return
-    for line in (*best_lines(found, model), *([f"registered: {registered}"] if registered else [])):
+    for line in (*best_lines(found, trial.model), *([f"registered: {registered}"] if registered else [])):
         stdout().print(Text(for_terminal(line)), soft_wrap=True)
 
 
 def _print(found: Comparison) -> None:
-    from orchestration.comparison.across_sweeps import cells, heads
+    from orchestration.comparison.across_sweeps import between_heads, cells, heads, sweep_names
     from orchestration.report.prose import together
 
-    table = Table(box=None, pad_edge=False)
-    for head in heads(found):
-        table.add_column(head, header_style="dim", overflow="fold")
-    for setting in found.settings:
-        for line in setting.lines:
-            row = (setting.name, found.sweeps[line.folder], *cells(line, found))
-            table.add_row(*(Text(for_terminal(text)) for text in row))
-    stdout().print(table)
+    names = sweep_names(found)
+    rows = [
+        (each.short_name, names[line.folder], *cells(line, found)) for each in found.settings for line in each.lines
+    ]
+    if found.between:
+        stdout().print(_table(between_heads(found), [each.cells() for each in found.between]), "")
+    stdout().print(_table(heads(found), rows))
     for sentence in (*found.differences, *together(found.trials)):
         stdout().print(Text(for_terminal(sentence)), soft_wrap=True)
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for head in heads:
+        table.add_column(for_terminal(head), header_style="dim", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(for_terminal(text)) for text in row))
+    return table
 
 
 def register(app: typer.Typer) -> None:

@@ -17,7 +17,7 @@ from accounting.samplings import (
     ShuffledSampling,
     sampling_of_sizes,
 )
-from accounting.schedules import NoiseSchedule, planned_trace
+from accounting.schedules import LARGEST_EPOCHS, NoiseSchedule, planned_trace
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,8 @@ class RunShape:
             raise InvalidInput("give the length of the run as exactly one of --steps and --epochs")
         sampling = self.mechanism()
         if epochs is None:
-            steps = require_whole("--steps", steps or 0, at_least=1)
+            longest = LARGEST_EPOCHS * sampling.steps_per_epoch
+            steps = require_whole("--steps", steps or 0, at_least=1, at_most=longest)
             if sampling.draws == "epoch" and self.batch_size is None:
                 raise InvalidInput(
                     f"--steps of {sampling.words} needs --dataset-size and --batch-size; or give --epochs"
@@ -64,7 +65,7 @@ class RunShape:
         trace = planned_trace(
             schedule,
             sampling,
-            require_whole("--epochs", epochs, at_least=1),
+            require_whole("--epochs", epochs, at_least=1, at_most=LARGEST_EPOCHS),
             sampling.steps_per_epoch,
             1 if self.dataset_size is None else self.dataset_size,
             tuple(SideQuery(f"side query {i}", sigma) for i, sigma in enumerate(self.side_noise_multipliers, 1)),
@@ -104,9 +105,12 @@ _WITH_OWN_FLAGS: Mapping[str, Callable[[RunShape], Sampling]] = {"poisson": _poi
 def delta_warning(delta: float, dataset_size: int | None) -> str | None:
     """A warning if delta >= 1/n, which would allow publishing a whole record; None otherwise or if n is unknown.
 
+    Raises: InvalidInput for a delta that is no probability below 1.
+
     >>> delta_warning(1e-5, 1000) is None
     True
     """
+    require_finite("delta", delta, at_least=0.0, below=1.0)
     if dataset_size is None or delta < 1.0 / dataset_size:
         return None
     return (

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, Group, RenderableType
@@ -26,6 +26,9 @@ from orchestration.records.layout import SweepFiles, absolute
 from orchestration.records.snapshot import PERIOD, ClusterSnapshot, SweepSnapshot, TrialSnapshot, read_snapshot
 from orchestration.records.states import TrialState
 
+if TYPE_CHECKING:
+    from orchestration.execution.submission import SubmittedSweep
+
 Address = Annotated[
     str | None,
     typer.Option(
@@ -41,7 +44,9 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON; with --watch one object per line.")] = False,
 ) -> None:
     """How far a sweep has come, and whether its driver is still alive; works from any machine that sees the folder."""
-    files = SweepFiles(folder_of(sweep, address))
+    files, asked = _found(sweep, address)
+    if asked is not None:
+        warn_of_another(asked, read_snapshot(files.status))
     if as_json:
         for snapshot in _snapshots(files) if watch else [_read(files)]:
             print(json.dumps(as_object(snapshot), allow_nan=False), flush=True)
@@ -63,12 +68,28 @@ def register(app: typer.Typer) -> None:
     app.command(**panels.listed(panels.CLUSTER, "status runs/quickstart --watch"))(status)
 
 
-def folder_of(sweep: str, address: str | None) -> str:
-    """The folder or URI of a sweep: ``sweep`` itself, or the output of the job with that id at ``address``."""
-    folder = absolute(sweep)
-    if address is None or "/" in sweep or read_snapshot(SweepFiles(folder).status) is not None:
-        return folder
-    return jobs_at(address).find(sweep).output
+def _found(sweep: str, address: str | None) -> tuple[SweepFiles, SubmittedSweep | None]:
+    """The folder or URI ``sweep``, or the output of the job with that id at ``address`` and the job."""
+    files = SweepFiles(absolute(sweep))
+    if address is None or "/" in sweep or read_snapshot(files.status) is not None:
+        return files, None
+    job = jobs_at(address).find(sweep)
+    return SweepFiles(job.output), job
+
+
+def warn_of_another(asked: SubmittedSweep, found: SweepSnapshot | None) -> None:
+    """Warn if the job has ended and another driver wrote the status, as where its output holds another sweep.
+
+    Raises: InvalidInput if it has ended before there was a status.
+    """
+    if not asked.has_ended or (found is not None and found.job == asked.id):
+        return
+    ended = f"{asked.id} has {asked.state.lower()}"
+    if found is None:
+        raise InvalidInput(f"{ended} before its sweep had a status; `dpsweep logs {asked.id}` says why")
+    writer = found.job or "a run without a job"
+    text = f"warning: {ended}; what follows is not its status, but what {writer} wrote to the same output"
+    print(for_terminal(f"{text}; `dpsweep logs {asked.id}` shows how it ended"), file=sys.stderr)
 
 
 def _read(files: SweepFiles) -> SweepSnapshot:

@@ -150,8 +150,13 @@ def print_outcome(outcome: Outcome) -> None:
     for sentence in together(outcome.record.data().trials):
         console.print(Text(sentence), soft_wrap=True)
     python, uri = _this_python(), masked(outcome.tracking_uri, outcome.tracking_uri)
-    console.print("Open the report:", style="bold")
-    console.print(Text(f"  {python} -m webbrowser {_as_uri(outcome.files.report)}"), soft_wrap=True)
+    report = outcome.files.report
+    if "://" in report:  # no browser reads an object store
+        console.print("The report, to copy from the store and open in a browser:", style="bold")
+        console.print(Text(f"  {report}"), soft_wrap=True)
+    else:
+        console.print("Open the report:", style="bold")
+        console.print(Text(f"  {python} -m webbrowser file://{report}"), soft_wrap=True)
     if uri == NO_TRACKING:
         return
     console.print("Open MLflow:", style="bold")
@@ -224,10 +229,6 @@ def _this_python() -> str:
     """Path of the running interpreter, so that printed commands work without an activated environment."""
     executable, here = Path(sys.executable), Path.cwd()
     return shlex.quote(str(executable.relative_to(here) if executable.is_relative_to(here) else executable))
-
-
-def _as_uri(location: str) -> str:
-    return location if "://" in location else f"file://{location}"
 
 
 def _size(size: int) -> str:

@@ -26,13 +26,16 @@ if TYPE_CHECKING:
 
 
 def verify(folder: Folder, as_json: AsJson = False) -> None:
-    """Check every stored file of the trained trials against its sha256, length and counts, and every ε by its trace."""
+    """Check every stored file of the trained trials against its sha256, length and counts, and every ε by its trace.
+
+    Also the report, comparison.json, results.json and status.json.
+    """
     from orchestration.comparison.stored import owned_record
-    from orchestration.execution.upkeep import damaged_files, trained
+    from orchestration.execution.upkeep import damaged_files, damaged_reports, trained
 
     files = SweepFiles(absolute(folder))
     record = owned_record(files)
-    damaged, count = damaged_files(files, record), len(trained(record))
+    damaged, count = [*damaged_files(files, record), *damaged_reports(files)], len(trained(record))
     if as_json:
         typer.echo(json.dumps({"trials": count, "damaged": damaged}))
     if damaged:

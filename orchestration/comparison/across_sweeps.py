@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from accounting.errors import InvalidInput
+from orchestration.comparison.between_sweeps import BetweenSweeps, between_sweeps, phrase
 from orchestration.comparison.entries import Metric, MetricTable
 from orchestration.comparison.ledger import composed
 from orchestration.comparison.metrics import columns
-from orchestration.comparison.parameters import asked, varying
+from orchestration.comparison.parameters import asked, flattened, varying
 from orchestration.comparison.record import SweepRecord
 from orchestration.comparison.settings import Setting, setting_name, shown_over_seeds
 from orchestration.records.published import NON_PRIVATE, Label, PublishedTrial, task_of
@@ -19,27 +20,40 @@ from orchestration.records.release_modes import release_mode
 from orchestration.records.states import TrialState
 from orchestration.sweeps.combinations import BASELINE
 from orchestration.sweeps.grid import GridPoint
-from workers.spec import SPEED
+from workers.spec import SPEED, DataSpec
 from workers.tasks import task_called
 
 _NO_SETTING = ("seed", *(f"execution.{name}" for name in SPEED))
 _Identity = tuple[tuple[str, Label], ...]
+_CLIPPING = "clipping.name"
 _BySweep = Mapping[str, list[PublishedTrial]]
 """Trials of one setting, by the folder of their sweep."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A setting as one sweep ran it. folder: folder of the sweep."""
+    """A setting as one sweep ran it. folder: folder of the sweep. worst_group: the metric of groups by which the sweep
+    compares its settings."""
 
     folder: str
     setting: Setting
+    worst_group: str
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """Metrics of settings: of the worst group by the main score, as in every sweep, and by this sweep's metric."""
+        task = task_of(self.setting.trials)
+        groups = (task_called(task).main, self.worst_group)
+        return tuple(
+            dict.fromkeys(
+                each for name in groups for each in columns(MetricTable.SETTINGS, f"worst_group_{name}", task)
+            )
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON, with every metric that the report shows for settings."""
-        columns = _shown(self.setting.trials)
-        found = {metric.name: self.setting.over_seeds(metric.value) for metric in columns}
-        shown = {metric.name: shown_over_seeds(metric, self.setting) for metric in columns}
+        found = {metric.name: self.setting.over_seeds(metric.value) for metric in self.metrics}
+        shown = {metric.name: shown_over_seeds(metric, self.setting) for metric in self.metrics}
         cost = self.setting.composition
         return {
             "sweep": self.folder,
@@ -56,11 +70,13 @@ class Compared:
 class MatchedSetting:
     """Finished trials of all sweeps with the same parameters.
 
-    parameters: the parameters that vary between the private settings, or between the baselines. lines: the setting as
-    each sweep ran it.
+    parameters: the parameters that vary between the private settings, or between the baselines. name: all of them in
+    words. short_name: without those in which only whole sweeps differ (`BetweenSweeps`). lines: the setting as each
+    sweep ran it.
     """
 
     name: str
+    short_name: str
     parameters: Mapping[str, Label]
     lines: tuple[Compared, ...]
 
@@ -70,12 +86,14 @@ class Comparison:
     """The output of `dpsweep compare`.
 
     sweeps: names by folder. differences: reasons why numbers of these sweeps do not compare, and trials that are left
-    out. trials: all trials of all sweeps, whose composed cost is the cost of publishing everything; empty if the sweeps
-    have different data. is_sensitive: whether a sweep shows exact statistics of its training examples.
+    out. between: parameters in which whole sweeps differ. trials: all trials of all sweeps, whose composed cost is the
+    cost of publishing everything; empty if the sweeps have different data. is_sensitive: whether a sweep shows exact
+    statistics of its training examples.
     """
 
     sweeps: Mapping[str, str]
     differences: tuple[str, ...]
+    between: tuple[BetweenSweeps, ...]
     settings: tuple[MatchedSetting, ...]
     trials: tuple[PublishedTrial, ...]
     is_sensitive: bool
@@ -90,6 +108,9 @@ class Comparison:
         return {
             "sweeps": dict(self.sweeps),
             "differences": list(self.differences),
+            "between_sweeps": {
+                each.name: {folder: list(values) for folder, values in each.values.items()} for each in self.between
+            },
             "composed": whole and whole.as_dict(),
             "settings": settings,
         }
@@ -107,6 +128,9 @@ def compare(records: Mapping[str, SweepRecord]) -> Comparison:
             if trial.state is TrialState.FINISHED:
                 found.setdefault(_identity(point, record), {}).setdefault(folder, []).append(trial)
     data = list(_differences(records, "data", _data))
+    private, baselines = ({key: of for key, of in found.items() if _is_private(key) == kind} for kind in (True, False))
+    worst_groups = {folder: record.worst_group for folder, record in records.items()}
+    between = between_sweeps([_by_sweep(private), _by_sweep(baselines)])
     return Comparison(
         sweeps={folder: record.sweep.name for folder, record in records.items()},
         differences=(
@@ -115,7 +139,11 @@ def compare(records: Mapping[str, SweepRecord]) -> Comparison:
             *_differences(records, "adjacency", _adjacency),
             *_stopped(records),
         ),
-        settings=(*_matched(found, is_private=False), *_matched(found, is_private=True)),
+        between=between,
+        settings=(
+            *_matched(baselines, NON_PRIVATE, between, worst_groups),
+            *_matched(private, "", between, worst_groups),
+        ),
         trials=() if data else tuple(trial for record in records.values() for trial in record.data().trials),
         is_sensitive=any(release_mode(record.disclosure).is_sensitive for record in records.values()),
     )
@@ -131,34 +159,51 @@ def _require_different(records: Mapping[str, SweepRecord]) -> None:
 
 def _identity(point: GridPoint, record: SweepRecord) -> _Identity:
     """All parameters of a trial except its seed and execution speed options; equal identities are one setting."""
-    flat = {name: value for name, value in asked(point).items() if name not in _NO_SETTING}
+    found = {name: value for name, value in asked(point).items() if name not in _NO_SETTING}
     if point.is_private:
         release = record.sweep.release
-        flat |= {"accountant": record.sweep.privacy.accountant, "release": release.name}
-        flat |= {f"release.{name}": str(value) for name, value in release.params.items()}
-    return tuple(sorted(flat.items()))
+        found |= {"accountant": record.sweep.privacy.accountant, "release": release.name}
+        found |= {f"release.{name}": str(value) for name, value in release.params.items()}
+    return tuple(sorted(found.items()))
 
 
-def _matched(found: Mapping[_Identity, _BySweep], is_private: bool) -> Iterator[MatchedSetting]:
-    """The private settings or the baselines, each named by what distinguishes it from the others."""
-    chosen = [identity for identity in found if (dict(identity)["clipping.name"] != BASELINE) == is_private]
-    for identity, parameters in zip(chosen, varying([dict(identity) for identity in chosen]), strict=True):
+def _is_private(identity: _Identity) -> bool:
+    return dict(identity)["clipping.name"] != BASELINE
+
+
+def _by_sweep(found: Mapping[_Identity, _BySweep]) -> dict[str, list[dict[str, Label]]]:
+    """Parameters of the settings of each sweep, without the clipping method, after which every setting is called."""
+    sweeps: dict[str, list[dict[str, Label]]] = {}
+    for identity, trials in found.items():
+        named = {name: value for name, value in identity if name != _CLIPPING}
+        for folder in trials:
+            sweeps.setdefault(folder, []).append(named)
+    return sweeps
+
+
+def _matched(
+    found: Mapping[_Identity, _BySweep], called: str, between: Sequence[BetweenSweeps], worst_groups: Mapping[str, str]
+) -> Iterator[MatchedSetting]:
+    """The settings, each named by what distinguishes it from the others.
+
+    called: their first word; "" for that of the clipping method. worst_groups: `Compared.worst_group` by folder.
+    """
+    of_sweeps = {each.name for each in between}
+    for (identity, trials), parameters in zip(found.items(), varying([dict(key) for key in found]), strict=True):
         lines = tuple(
-            Compared(folder, Setting(setting_name(trials[0]), trials[0].setting, tuple(trials)))
-            for folder, trials in found[identity].items()
+            Compared(
+                folder, Setting(setting_name(of_sweep[0]), of_sweep[0].setting, tuple(of_sweep)), worst_groups[folder]
+            )
+            for folder, of_sweep in trials.items()
         )
-        first = str(dict(identity)["clipping.name"]) if is_private else NON_PRIVATE
-        others = {name: value for name, value in parameters.items() if name != "clipping.name"}
-        yield MatchedSetting(", ".join([first, *itertools.starmap(_phrase, others.items())]), parameters, lines)
+        first = called or str(dict(identity)[_CLIPPING])
+        others = {name: value for name, value in parameters.items() if name != _CLIPPING}
+        within = {name: value for name, value in others.items() if name not in of_sweeps}
+        yield MatchedSetting(_named(first, others), _named(first, within), parameters, lines)
 
 
-def _phrase(name: str, value: Label) -> str:
-    spoken = _spoken(name)
-    return f"{spoken} {value:g}" if isinstance(value, float) else f"{spoken} {value}"
-
-
-def _spoken(name: str) -> str:
-    return name.removesuffix(".name").replace(".params.", " ").replace("_", " ")
+def _named(first: str, parameters: Mapping[str, Label]) -> str:
+    return ", ".join([first, *itertools.starmap(phrase, parameters.items())])
 
 
 def _differences(records: Mapping[str, SweepRecord], what: str, of: Callable[[SweepRecord], str]) -> Iterator[str]:
@@ -178,7 +223,7 @@ def _stopped(records: Mapping[str, SweepRecord]) -> Iterator[str]:
 
 def _data(record: SweepRecord) -> str:
     """Specifications of all data sets, and their training set sizes as found by finished trials."""
-    specs = dict.fromkeys(_spelt(asdict(data)) for data in record.sweep.data)
+    specs = dict.fromkeys(map(_spelt, record.sweep.data))
     sizes = sorted({
         f"{trial.dataset.name} of {trial.dataset.profile['train_size']}"
         for trial in record.data().trials if trial.dataset is not None
@@ -186,9 +231,9 @@ def _data(record: SweepRecord) -> str:
     return ", ".join([*sorted(specs), *(f"{size} training examples" for size in sizes)])
 
 
-def _spelt(data: Mapping[str, Any]) -> str:
-    chosen = (f"{name} {value}" for name, value in data.items() if name != "name" and value not in ({}, 0.0))
-    return f"{data['name']} ({', '.join(chosen)})"
+def _spelt(data: DataSpec) -> str:
+    given = {name.removeprefix("params."): value for name, value in flattened(asdict(data)).items() if value != 0}
+    return f"{given.pop('name')} ({', '.join(itertools.starmap(phrase, given.items()))})"
 
 
 def _delta(record: SweepRecord) -> str:
@@ -200,16 +245,10 @@ def _adjacency(record: SweepRecord) -> str:
     return ", ".join(sorted(found)) or "none"
 
 
-def _shown(trials: Iterable[PublishedTrial]) -> tuple[Metric, ...]:
-    """Metrics of settings, with the main score as worst-group metric, whichever metric each sweep uses."""
-    task = task_of(trials)
-    return columns(MetricTable.SETTINGS, f"worst_group_{task_called(task).main}", task)
-
-
 def shown_metrics(found: Comparison) -> tuple[Metric, ...]:
     """The metrics of all compared settings. Sweeps with different tasks have different data, which is reported."""
-    settings = (line.setting for each in found.settings for line in each.lines)
-    return tuple(dict.fromkeys(metric for setting in settings for metric in _shown(setting.trials)))
+    lines = (line for each in found.settings for line in each.lines)
+    return tuple(dict.fromkeys(metric for line in lines for metric in line.metrics))
 
 
 def cells(line: Compared, found: Comparison) -> Sequence[str]:
@@ -224,3 +263,14 @@ def cells(line: Compared, found: Comparison) -> Sequence[str]:
 def heads(found: Comparison) -> tuple[str, ...]:
     """Headings of the table: setting, sweep, and the columns that `cells` fills."""
     return ("Setting", "Sweep", "Seeds", "Composed ε", *(metric.heading for metric in shown_metrics(found)))
+
+
+def sweep_names(found: Comparison) -> dict[str, str]:
+    """What to call each sweep in a table, by its folder: its name, or the folder where several have that name."""
+    names = list(found.sweeps.values())
+    return {folder: name if names.count(name) == 1 else folder for folder, name in found.sweeps.items()}
+
+
+def between_heads(found: Comparison) -> tuple[str, ...]:
+    """Headings of the table of parameters in which whole sweeps differ (`BetweenSweeps.cells`)."""
+    return ("What differs between the sweeps", *sweep_names(found).values())

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from accounting.errors import InvalidInput
+from accounting.errors import InvalidInput, require_finite
 from accounting.registry import nearest
 from orchestration.comparison.findings import Difference, Findings, warnings
 from orchestration.comparison.intervals import ConfidenceInterval
@@ -72,15 +72,15 @@ def best(
     Choosing by results on private data costs privacy beyond the epsilon of the chosen model; choosing by test data does
     not.
 
-    Raises: InvalidInput for an unknown metric, a metric without a direction, a max_epsilon that is not above 0, and if
-    no setting fulfils the conditions.
+    Raises: InvalidInput for an unknown metric, a metric without a direction, a max_epsilon that is no number above 0,
+    a condition that is no finite number, and if no setting fulfils the conditions.
     """
-    name, least = (
-        _name(found, by or found.main.name),
-        {_name(found, each): value for each, value in (at_least or {}).items()},
-    )
-    if not max_epsilon > 0.0:
-        raise InvalidInput(f"max_epsilon is {max_epsilon}, but must be above 0")
+    name = _name(found, by or found.main.name)
+    least = {
+        _name(found, each): require_finite(f"at_least[{each!r}]", value) for each, value in (at_least or {}).items()
+    }
+    if max_epsilon != math.inf:
+        require_finite("max_epsilon", max_epsilon, above=0.0)
     allowed = [setting for setting in found.private if _fulfils(setting, max_epsilon, least)]
     winner = found.best(name, allowed)
     if winner is None:
@@ -95,7 +95,7 @@ def _name(found: Findings, name: str) -> str:
     known = [each.name for each in METRICS if each.better and each.task in (None, found.task)]
     full = found.worst_group.name if name == WORST_GROUP else name
     if full not in known:
-        raise InvalidInput(f"unknown metric {name!r} to choose by; {nearest(name, [*known, WORST_GROUP])}")
+        raise InvalidInput(f"unknown metric {name!r} to choose by; {nearest(str(name), [*known, WORST_GROUP])}")
     return full
 
 

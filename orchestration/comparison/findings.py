@@ -18,7 +18,7 @@ from orchestration.comparison.metrics import METRICS, main_metric, metric
 from orchestration.comparison.rate_metrics import GROUP_METRICS, WORST_GROUP_METRICS
 from orchestration.comparison.settings import Setting, finished_settings, group_names
 from orchestration.comparison.values import epsilon, loss, main
-from orchestration.records.published import PublishedSweep, PublishedTrial, task_of
+from orchestration.records.published import NON_PRIVATE, PublishedSweep, PublishedTrial, task_of
 
 Verdict = Literal["better", "worse", "not distinguishable", "unknown"]
 COMPARED: Final = ("epsilon", "sigma", "data", "model", "sampling", "epochs")
@@ -279,7 +279,7 @@ def tuned_values(found: Findings) -> dict[str, int]:
 
 def warnings(found: Findings) -> list[str]:
     """Warnings to read before trusting a difference, one sentence or more each."""
-    return [*_diverged(found), *_above_baseline(found), *_constant(found), *_unequally_tuned(found)]
+    return [*_diverged(found), *_above_baseline(found), *_constant(found), *_unequally_tuned(found), *_untuned(found)]
 
 
 def _diverged(found: Findings) -> list[str]:
@@ -336,3 +336,20 @@ def _unequally_tuned(found: Findings) -> list[str]:
         f"Warning: settings were not tuned alike. Tried were {each} choices of their other values (clipping bound, "
         "learning rate, ...), so a difference may be one of tuning, not of method."
     ]
+
+
+def _untuned(found: Findings) -> list[str]:
+    counts = {method: count for method, count in tuned_values(found).items() if method != NON_PRIVATE}
+    if len(counts) < 2 or max(counts.values()) > 1 or any(map(_is_tuned, found.private)):
+        return []
+    return [
+        f"Warning: no clipping method was tuned: {listed(list(counts))} were tried with one choice each of their other "
+        "values (clipping bound, learning rate, ...), and others may turn a difference around. Lists of values, "
+        "or the section tune, compare methods at their best."
+    ]
+
+
+def _is_tuned(setting: Setting) -> bool:
+    """Whether values of the setting were chosen among candidates, which a private selection does not show."""
+    trials = setting.trials
+    return any(trial.tuning or any(attempt.trace.selection for attempt in trial.attempts) for trial in trials)

@@ -80,7 +80,7 @@ def points(value: float | None) -> str:
     >>> points(-0.0213)
     '−2.1'
     """
-    return MISSING if value is None or not math.isfinite(value) else f"{100 * value:+.1f}".replace("-", "−")
+    return MISSING if value is None or not math.isfinite(value) else f"{100 * value:+z.1f}".replace("-", "−")
 
 
 def gap(value: float | None) -> str:

@@ -20,7 +20,7 @@ def parameters(spec: TrialSpec, labels: Mapping[str, Label]) -> dict[str, Label]
     MLflow's comparison page preselects the first three parameters that differ, in alphabetical order; the prefix
     ``spec.`` makes it pick labels.
     """
-    flat = _flat(asdict(spec))
+    flat = flattened(asdict(spec))
     names = {f"{_FIELDS.get(axis, axis)}.name": label for axis, label in labels.items()}
     said = {"key", *labels, *(name for name, label in names.items() if flat.get(name) == label)}
     return {
@@ -44,7 +44,7 @@ def asked(point: GridPoint) -> dict[str, Label]:
 
     ``target_epsilon`` replaces a calibrated noise multiplier; a baseline has neither.
     """
-    flat = _flat(asdict(point.spec))
+    flat = flattened(asdict(point.spec))
     del flat["key"]
     if point.target_epsilon is not None:
         flat["target_epsilon"] = point.target_epsilon
@@ -77,12 +77,12 @@ def dataset_of(data: DataSpec, training: TrainingResult) -> PublishedDataset:
     return PublishedDataset(data.name, digest, data.name, sizes)
 
 
-def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Label]:
+def flattened(value: Mapping[str, Any], prefix: str = "") -> dict[str, Label]:
     """Flatten nested parameters to dotted names; None values are left out."""
     flat: dict[str, Label] = {}
     for key, item in value.items():
         if isinstance(item, Mapping):
-            flat |= _flat(item, f"{prefix}{key}.")
+            flat |= flattened(item, f"{prefix}{key}.")
         elif isinstance(item, str | int | float):
             flat[f"{prefix}{key}"] = item
         elif item is not None:

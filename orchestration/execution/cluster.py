@@ -8,6 +8,7 @@ runs the same version, and checks that storage is shared before any trial starts
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import importlib.util
 import logging
@@ -80,18 +81,22 @@ def connection(address: str, code: UserCode) -> Iterator[UserCode]:
 
 @contextlib.contextmanager
 def _sigterm_handler_restored() -> Iterator[None]:
-    """Restore the SIGTERM handler that Ray replaces; Ray's own handler aborts with a native stack trace.
+    """Restore the SIGTERM handlers that Ray replaces, in any thread: its own print a native stack trace, or abort.
 
-    Outside the main thread Ray cannot replace it and warns so; that warning is suppressed.
+    Ray replaces the handler of the process, which calls that of Python, and in the main thread that of Python too.
+    Outside the main thread it warns that it cannot; that warning is suppressed.
     """
-    handler, logger = signal.getsignal(signal.SIGTERM), logging.getLogger(ray_worker.__name__)
+    of_process, of_python = ctypes.pythonapi.PyOS_getsig, signal.getsignal(signal.SIGTERM)
+    of_process.restype = ctypes.c_void_p
+    handler, logger = of_process(int(signal.SIGTERM)), logging.getLogger(ray_worker.__name__)
     logger.addFilter(_is_not_about_sigterm)
     try:
         yield
     finally:
         logger.removeFilter(_is_not_about_sigterm)
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, handler)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, of_python)
+        ctypes.pythonapi.PyOS_setsig(int(signal.SIGTERM), ctypes.c_void_p(handler))
 
 
 @contextlib.contextmanager

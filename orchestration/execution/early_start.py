@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from accounting.records import exists
 from orchestration.execution.environment import EMBEDDED
 from orchestration.execution.shared_connection import opened_ahead
-from orchestration.records.layout import SweepFiles, absolute, default_output
+from orchestration.records.layout import output_files
 from orchestration.sweeps.schema import SweepSpec
 from workers.imports import UserCode
 
@@ -20,7 +20,7 @@ def ray_ahead(sweep: SweepSpec, output: str | None, address: str, code: UserCode
     output: folder or URI of the sweep. If it already holds a sweep, Ray is not started here: the plan may leave
     nothing to train.
     """
-    if address != EMBEDDED or exists(SweepFiles(absolute(output or default_output(sweep.name))).manifest):
+    if address != EMBEDDED or exists(output_files(output, sweep.name).manifest):
         yield
         return
     with opened_ahead(lambda: _started(code)):

@@ -37,6 +37,7 @@ from orchestration.comparison.stored import owned_record
 from orchestration.execution.backend import Warn, opening
 from orchestration.execution.upkeep import trained
 from orchestration.records.accounts import write_account
+from orchestration.records.integrity import require_unaltered
 from orchestration.records.layout import SweepFiles
 from orchestration.records.ownership import claimed, exclusive
 from orchestration.records.published import IndividualStatistics
@@ -166,6 +167,7 @@ def _answer(
     scatter: Scatter,
     on_part: OnPart,
 ) -> Answer:
+    require_unaltered(files, result, files.trace)
     begun, trace = time.monotonic(), read_trace(files.trace)
     delta = result.worst_case.delta if request.delta is None else request.delta
     method = request.individual or sweep.accounting.individual

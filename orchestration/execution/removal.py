@@ -116,4 +116,5 @@ def _files(files: SweepFiles) -> tuple[str, ...]:
     """The files of a sweep outside its folders, except its manifest."""
     journals = (f"{files.database}{suffix}" for suffix in ("", "-journal", "-wal", "-shm"))
     reports = (files.report, files.private_report, files.comparison, files.results, files.status, files.error)
-    return (*reports, str(files.log), files.probe, *journals)
+    digests = (files.report_digests, files.private_report_digests)
+    return (*reports, *digests, str(files.log), files.probe, *journals)

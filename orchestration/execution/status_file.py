@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from accounting.errors import StorageError
+from accounting.errors import DataCorruption, StorageError
 from orchestration.records.release_modes import Disclosure, release_mode
 from orchestration.records.snapshot import (
     PERIOD,
@@ -128,9 +128,10 @@ class StatusFile:
 
 
 def earlier_driver(uri: str) -> SweepSnapshot | None:
-    """The last snapshot at ``uri`` if an earlier driver of this process's Ray job wrote it, else None."""
-    job = os.environ.get(JOB_VARIABLE)
-    found = read_snapshot(uri) if job else None
+    """The last snapshot at ``uri`` if it is whole and an earlier driver of this Ray job wrote it, else None."""
+    job, found = os.environ.get(JOB_VARIABLE), None
+    with contextlib.suppress(DataCorruption):
+        found = read_snapshot(uri) if job else None
     return found if found is not None and found.job == job else None
 
 

@@ -6,14 +6,17 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+from accounting.errors import DataCorruption
 from accounting.records import MANIFEST, TrialFiles, delete_folder, delete_norms, exists, read_trace, verify_epsilons
 from orchestration.comparison.claims import unfounded
 from orchestration.comparison.record import SweepRecord
 from orchestration.comparison.stored import owned_record
+from orchestration.records import report_digests
 from orchestration.records.integrity import damages
 from orchestration.records.layout import SweepFiles
 from orchestration.records.ownership import claimed, exclusive
 from orchestration.records.results import StoredResult, TrialResult
+from orchestration.records.snapshot import read_snapshot
 
 _READERS = 8
 """Trials read at the same time, in threads: hashing and reading release Python's global lock."""
@@ -28,6 +31,16 @@ def damaged_files(files: SweepFiles, record: SweepRecord) -> list[str]:
         found = readers.map(lambda result: list(damages(files.trial(result.key), result)), trained(record))
         damaged = [line for lines in found for line in lines]
     return damaged or list(unfounded(files, record))
+
+
+def damaged_reports(files: SweepFiles) -> list[str]:
+    """One line for each damaged file of the report, and one for a damaged status, of a sweep that does not run."""
+    found = list(report_digests.damaged_reports(files))
+    try:
+        read_snapshot(files.status)
+    except DataCorruption as error:
+        found.append(str(error))
+    return found
 
 
 def trained(record: SweepRecord) -> list[StoredResult]:

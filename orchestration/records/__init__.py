@@ -14,6 +14,7 @@ __all__ = [
     "ownership",
     "published",
     "release_modes",
+    "report_digests",
     "results",
     "snapshot",
     "states",

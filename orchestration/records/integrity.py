@@ -26,6 +26,7 @@ from accounting.records import (
 )
 from orchestration.records.accounts import ACCOUNT_AGAIN
 from orchestration.records.results import StoredResult, TrialResult, read_result, write_result
+from orchestration.records.worst_cases import damaged_worst_cases
 from workers.digests import digest, noted_when_written
 
 _PRIVATE = "private/"
@@ -91,6 +92,7 @@ def damages(files: TrialFiles, result: StoredResult) -> Iterator[str]:
     for uri in changed:
         yield _changed(uri, _accounted_anew(files) if _is_accounted(uri, files) else START_ANEW)
     accounts = [f"{files.root}/{name.removesuffix(f'/{MANIFEST}')}" for name in _accounts(files)]
+    yield from damaged_worst_cases(files)
     for directory, is_there, verify, next_step in (
         *((norms, has_norms, _verify_norms, START_ANEW) for norms in (files.norms, files.exact_norms)),
         (files.users, _has_parts, verify_users, START_ANEW),
@@ -114,11 +116,17 @@ def _accounted_anew(files: TrialFiles) -> str:
     return f"delete {files.result} and resume, which accounts the trial again" if has_norms(files.norms) else START_ANEW
 
 
-def require_unaltered(files: TrialFiles, result: TrialResult, uri: str) -> None:
+def require_unaltered(files: TrialFiles, result: StoredResult, uri: str) -> None:
     """Raises: DataCorruption if the public file ``uri`` of a trained trial is missing or has changed since training."""
     name = uri.removeprefix(f"{files.root}/")
     if name in result.digests and (not exists(uri) or digest(uri) != result.digests[name]):
         raise DataCorruption(_changed(uri, START_ANEW))
+
+
+def require_unaltered_model(files: TrialFiles, result: StoredResult) -> None:
+    """Raises: DataCorruption if the model, or what turns examples into its input, is missing or has changed."""
+    for uri in (files.model, files.inputs):
+        require_unaltered(files, result, uri)
 
 
 def _is_changed(uri: str, noted: str) -> bool:

@@ -32,6 +32,19 @@ def default_output(name: str) -> str:
     return f"runs/{name}"
 
 
+def output_files(output: str | None, name: str) -> SweepFiles:
+    """The files of a sweep called ``name`` that is written to ``output``, or to its default folder.
+
+    Raises: InvalidInput as `absolute`, and for a local path that is a file or leads through one.
+    """
+    root = absolute(output or default_output(name))
+    if "://" not in root:
+        file = next((level for level in (Path(root), *Path(root).parents) if level.is_file()), None)
+        if file is not None:
+            raise InvalidInput(f"--output {root}: {file} is a file, not a folder; name another folder with --output")
+    return SweepFiles(root)
+
+
 DATABASE: Final = "mlflow.db"
 """Name of the embedded MLflow store."""
 
@@ -91,6 +104,16 @@ class SweepFiles:
     def private_report(self) -> str:
         """The report with exact statistics of the training examples: for the owner of the data only."""
         return self._below("private", "report.html")
+
+    @property
+    def report_digests(self) -> str:
+        """sha256 of the report, `comparison` and `results` (JSON), as private as these are."""
+        return self._below("digests.json")
+
+    @property
+    def private_report_digests(self) -> str:
+        """sha256 of `private_report` (JSON, private)."""
+        return self._below("private", "digests.json")
 
     @property
     def error(self) -> str:

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pydantic import TypeAdapter, ValidationError
 
 from accounting.errors import DataCorruption
-from accounting.records import read_bytes, write_bytes_atomically
+from accounting.records import read_once_unsealed, write_sealed
 from orchestration.records.limits import NOTHING_SPENT, Spent
 from orchestration.records.states import TrialState
 
@@ -128,16 +128,19 @@ def write_snapshot(uri: str, snapshot: SweepSnapshot, private: bool) -> None:
     private: make the file readable by its owner only, because error texts in it may quote the data.
     Raises: StorageError.
     """
-    write_bytes_atomically(uri, json.dumps(asdict(snapshot), allow_nan=False).encode(), private)
+    write_sealed(uri, json.dumps(asdict(snapshot), allow_nan=False).encode(), private)
 
 
 def read_snapshot(uri: str) -> SweepSnapshot | None:
-    """The snapshot, or None if there is none. Raises: DataCorruption if it cannot be parsed, StorageError."""
+    """The snapshot, or None if there is none; earlier versions stored no checksum.
+
+    Raises: DataCorruption if it is damaged or cannot be parsed, StorageError.
+    """
+    content = read_once_unsealed(uri, _AGAIN)
     try:
-        return _SNAPSHOT.validate_json(read_bytes(uri))
-    except FileNotFoundError:
-        return None
+        return None if content is None else _SNAPSHOT.validate_json(content)
     except ValidationError as error:
-        raise DataCorruption(
-            f"{uri} is no status of this version of dpsweep; its driver will write it again"
-        ) from error
+        raise DataCorruption(f"{uri} is no status of this version of dpsweep; {_AGAIN}") from error
+
+
+_AGAIN = "a driver writes it every few seconds; of a sweep that has ended, the same dpsweep run writes it again"

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import importlib.metadata
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from accounting.accountants import account
 from accounting.errors import DataCorruption
 from accounting.estimates import PrivacyEstimate
 from accounting.mechanism import Trace
-from accounting.records import read_private_sealed, write_private_sealed
+from accounting.records import TrialFiles, list_folders, read_private_sealed, write_private_sealed
 
 _STORED = TypeAdapter(dict[str, PrivacyEstimate])
 _PACKAGES = ("dpsweep", "dp-accounting", "numpy", "scipy")
@@ -35,6 +36,16 @@ def worst_case(folder: str, trace: Trace, delta: float, accountant: str, group_s
             values = {each: asdict(estimate) for each, estimate in stored.items()}
             write_private_sealed(_file(folder), json.dumps(values).encode())
     return stored[claim]
+
+
+def damaged_worst_cases(trial: TrialFiles) -> Iterator[str]:
+    """One line for each damaged file of worst cases beside the accountings of a trial; what is damaged is not used."""
+    accounts = trial.accounted_again("").rstrip("/")
+    for name in list_folders(accounts):
+        try:
+            read_private_sealed(_file(trial.accounted_again(name)), "delete it; what is missing is computed again")
+        except DataCorruption as error:
+            yield str(error)
 
 
 def _read(folder: str) -> dict[str, PrivacyEstimate]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from html import escape
 
-from orchestration.comparison.across_sweeps import Comparison, cells, heads, shown_metrics
+from orchestration.comparison.across_sweeps import Comparison, between_heads, cells, heads, shown_metrics
 from orchestration.report.html import Cell, note, table
 from orchestration.report.prose import SENSITIVE, together
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <style>body{{font:16px/1.5 sans-serif;margin:3rem auto;max-width:90rem;padding:0 1rem;color:#1d1f23}}
-table{{border-collapse:collapse;font-size:.875rem}}th,td{{text-align:left;padding:.3rem .8rem .3rem 0;
-vertical-align:top;border-bottom:1px solid #dcdcd6}}.n{{text-align:right;font-variant-numeric:tabular-nums}}
+table{{border-collapse:collapse;font-size:.875rem;margin-bottom:1.5rem}}
+th,td{{text-align:left;padding:.3rem .8rem .3rem 0;vertical-align:top;border-bottom:1px solid #dcdcd6}}
+.n{{text-align:right;font-variant-numeric:tabular-nums}}
 .scroll{{overflow-x:auto}}.sensitive{{border-left:4px solid #D55E00;padding-left:1rem}}dt{{font-weight:600}}</style>
 </head><body><h1>{title}</h1>{body}</body></html>
 """
@@ -25,7 +26,7 @@ def comparison_page(found: Comparison) -> str:
         for line in setting.lines:
             sweep = f"{escape(found.sweeps[line.folder])}<br><small>{escape(line.folder)}</small>"
             numbers = ((escape(text), "n") for text in cells(line, found))
-            rows.append([(escape(setting.name), ""), (sweep, ""), *numbers])
+            rows.append([(escape(setting.short_name), ""), (sweep, ""), *numbers])
     columns = heads(found)
     looks = ("", "", *("n" for _ in columns[2:]))
     words = "".join(
@@ -34,9 +35,16 @@ def comparison_page(found: Comparison) -> str:
     body = (
         *([note(SENSITIVE, "sensitive")] if found.is_sensitive else []),
         *(note(sentence, "sensitive") for sentence in found.differences),
+        *([_between(found)] if found.between else []),
         table(zip(columns, looks, strict=True), rows),
         *(f"<p>{escape(sentence)}</p>" for sentence in together(found.trials)),
         f"<h2>What the numbers mean</h2><dl>{words}</dl>",
     )
     title = escape(f"Comparison of {', '.join(dict.fromkeys(found.sweeps.values()))}")
     return _PAGE.format(title=title, body="".join(body))
+
+
+def _between(found: Comparison) -> str:
+    """The table of parameters in which whole sweeps differ."""
+    rows = [[(escape(text), "") for text in each.cells()] for each in found.between]
+    return table([(head, "") for head in between_heads(found)], rows)

@@ -24,7 +24,7 @@ def decisions(found: Findings, delta: float) -> list[str]:
     if fairest is not None:
         sentences += [_fairest(found, fairest, best)]
         by = spoken_worst(found.worst_group)
-        where = "for its worst-served group" if by == _main_name(found) else f"in the {by} of its worst-served group"
+        where = "for the worst-served group" if by == _main_name(found) else f"in the {by} of the worst-served group"
         sentences += _distinguished(found, fairest, worst, where)
     return [*sentences, *_caveats(found, best)]
 

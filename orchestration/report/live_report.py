@@ -11,6 +11,7 @@ from orchestration.comparison.record import SweepRecord
 from orchestration.comparison.stored import owned_record, stored_evidence
 from orchestration.records.layout import SweepFiles
 from orchestration.records.release_modes import release_mode
+from orchestration.records.report_digests import note_reports
 from orchestration.records.snapshot import PERIOD, read_snapshot
 from orchestration.report.page import render, renewed
 
@@ -18,8 +19,8 @@ from orchestration.report.page import render, renewed
 def growing_report(files: SweepFiles, period: float = PERIOD) -> Iterator[int]:
     """Write the report of a sweep again whenever a trial has ended, until the sweep has ended or its driver is gone.
 
-    Only report.html is written; the other files are left to the driver. A browser reloads the page every ``period``
-    seconds. Yields: the number of trials that the report shows.
+    Only report.html and digests are written; the other files are left to the driver. A browser reloads the page every
+    ``period`` seconds. Yields: the number of trials that the report shows.
 
     Raises: InvalidInput if no sweep runs or has run there, DataCorruption for damaged files, StorageError.
     """
@@ -39,4 +40,6 @@ def growing_report(files: SweepFiles, period: float = PERIOD) -> Iterator[int]:
 def _write(files: SweepFiles, record: SweepRecord, period: float) -> None:
     data = record.data()
     page = renewed(render(data, stored_evidence(files, data)), period)
-    write_bytes_atomically(files.report, page.encode(), release_mode(record.disclosure).is_sensitive)
+    sensitive = release_mode(record.disclosure).is_sensitive
+    write_bytes_atomically(files.report, page.encode(), sensitive)
+    note_reports(files, sensitive)

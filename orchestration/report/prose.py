@@ -140,12 +140,16 @@ def _individuals(data: PublishedSweep, settings: Sequence[Setting]) -> list[str]
     median, cost = setting.over_seeds(median_epsilon), setting.over_seeds(epsilon)
     low = min(ratio for ratio, _ in ratios)
     paid = f"εᵢ = {number(median.mean if median else None)} of {number(cost.mean if cost else None)}"
+    median_paid = f"under {setting.name} the median example paid {paid}"
+    if ratio < _OVERSTATED:
+        return [f"The median example paid about as much as the worst case: {median_paid}.", *_correlations(private)]
     span = f" ({low:.1f} to {ratio:.1f} times over all settings)" if len(ratios) > 1 else ""
-    sentence = (
-        f"The worst case overstates what most examples paid: under {setting.name} the median example paid {paid}, "
-        f"{ratio:.1f} times less{span}."
-    )
+    sentence = f"The worst case overstates what most examples paid: {median_paid}, {ratio:.1f} times less{span}."
     return [sentence, *_correlations(private)]
+
+
+_OVERSTATED = 1.1
+"""Least ratio of the worst case to the median epsilon_i at which the worst case is said to overstate it."""
 
 
 def _withheld(data: PublishedSweep) -> str:
@@ -177,13 +181,16 @@ def _correlations(private: Sequence[Setting]) -> list[str]:
     strongest, name = min(known, key=lambda pair: pair[0].p_value)
     task = task_of(trial for setting in private for trial in setting.trials)
     word, r = spoken(group_metric(task_called(task).main)), correlation(strongest.r)
+    groups = len(group_names(trial for setting in private for trial in setting.trials))
+    small = f" of {groups} groups: the others are too small" if strongest.pairs < groups else " groups"
+    over = f"over {strongest.pairs}{small}"
     if strongest.p_value * len(known) > _CHANCE:
         return [
             f"Whether groups that are served worse pay more cannot be told: the strongest correlation of {word} and "
-            f"mean εᵢ is r = {r}, over {strongest.pairs} groups ({name})."
+            f"mean εᵢ is r = {r}, {over} ({name})."
         ]
     who = "worse" if strongest.r < 0 else "better"
-    return [f"Groups served {who} paid more: their {word} and mean εᵢ correlate with r = {r} ({name})."]
+    return [f"Groups served {who} paid more under {name}: their {word} and mean εᵢ correlate with r = {r}, {over}."]
 
 
 _CHANCE = 0.05

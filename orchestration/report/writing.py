@@ -10,6 +10,7 @@ from orchestration.comparison.record import SweepRecord, exact, rows
 from orchestration.comparison.stored import stored_evidence
 from orchestration.records.layout import SweepFiles
 from orchestration.records.release_modes import release_mode
+from orchestration.records.report_digests import note_reports
 from orchestration.report.page import render
 
 
@@ -33,4 +34,5 @@ def write_reports(files: SweepFiles, record: SweepRecord) -> tuple[str, Findings
     table = rows(record, of_trials(compared))
     write_bytes_atomically(files.comparison, json.dumps(compared, indent=2, allow_nan=False).encode(), sensitive)
     write_bytes_atomically(files.results, json.dumps(table, indent=2, allow_nan=False).encode(), sensitive)
+    note_reports(files, sensitive)
     return page, found

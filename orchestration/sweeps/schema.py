@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self, get_type_hints
 
 from pydantic import Field, ValidationError, model_validator
@@ -30,11 +30,11 @@ from orchestration.sweeps.fields import (
     Several,
     SweepSection,
 )
+from orchestration.sweeps.mistakes import mistakes
 from orchestration.sweeps.resources import ResourceSettings, check_sections, reserved
 from orchestration.sweeps.selection import check_selection
-from orchestration.sweeps.text import parse_text, shortly
+from orchestration.sweeps.text import parse_text
 from orchestration.sweeps.tune import Adapted, TuneSettings, check_places, check_tuning
-from workers.field_bounds import place_of
 from workers.imports import is_import_path
 from workers.spec import (
     Component,
@@ -361,18 +361,4 @@ def parse_sweep(text: str, origin: str = "sweep") -> SweepSpec:
     try:
         return SweepSpec.model_validate_json(json.dumps(content), strict=True)
     except ValidationError as error:
-        raise InvalidInput("\n".join(f"{origin}: {line}" for line in _error_lines(error, content))) from error
-
-
-def _error_lines(error: ValidationError, content: Mapping[str, Any]) -> Iterator[str]:
-    """One line per mistake: its place in the sweep, what is expected there, and what was found."""
-    wrong: dict[str, list[str]] = {}
-    for item in error.errors(include_url=False, include_context=False):
-        message = item["msg"].removeprefix("Value error, ")
-        if item["type"] not in ("value_error", "missing"):
-            message = f"{message}, but got {shortly(item['input'])}"
-        missing = [str(item["loc"][-1])] if item["type"] == "missing" else []
-        wrong.setdefault(".".join([*place_of(item["loc"], content), *missing]), []).append(message)
-    for place, messages in wrong.items():
-        line = "; or ".join(dict.fromkeys(messages))
-        yield f"{place}: {line}" if place else line
+        raise InvalidInput("\n".join(f"{origin}: {line}" for line in mistakes(error, content))) from error

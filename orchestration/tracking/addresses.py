@@ -1,14 +1,18 @@
-"""MLflow tracking URIs: whether they name a server or a database, and whether it can be reached."""
+"""MLflow tracking URIs: whether they name a server or a database, whether it can be reached, and its errors."""
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 from urllib.parse import urlsplit
 
 import sqlalchemy
 
+from accounting.errors import DpsweepError
 from orchestration.comparison.plain_text import masked
 from orchestration.tracking.protocol import TrackingUnavailable
 
@@ -41,3 +45,21 @@ def probe(tracking_uri: str) -> None:
 def is_server(tracking_uri: str) -> bool:
     """Whether the URI names an MLflow server, which stores artifacts itself, and not a database."""
     return tracking_uri.partition(":")[0].split("+")[0] not in ("sqlite", "postgresql", "mysql", "mssql")
+
+
+@contextlib.contextmanager
+def reported(doing: str, uri: str) -> Iterator[None]:
+    """Turn errors of stores and artifact repositories, which raise types of their own, into `TrackingUnavailable`."""
+    try:
+        yield
+    except DpsweepError:
+        raise
+    except Exception as error:
+        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        advice = _RECORD_ANEW if "sqlite3.DatabaseError" in reason else ""
+        raise TrackingUnavailable(masked(f"{doing} MLflow at {uri}: {reason}{advice}", uri)) from error
+
+
+_RECORD_ANEW: Final = (
+    "; the file is damaged: delete it, and the next `dpsweep run` of the sweep records all but registered models anew"
+)

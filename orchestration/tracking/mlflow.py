@@ -23,24 +23,22 @@ from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, Run
 from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS
 
-from accounting.errors import DpsweepError
 from orchestration.comparison.findings import Findings
 from orchestration.comparison.metrics import final_metrics
-from orchestration.comparison.plain_text import for_markdown, masked
+from orchestration.comparison.plain_text import for_markdown
 from orchestration.comparison.settings import Setting, finished_settings, setting_name
 from orchestration.comparison.statistics import Spread, spread
 from orchestration.records.layout import SweepFiles
 from orchestration.records.published import PublishedDataset, PublishedSweep, PublishedTrial
 from orchestration.records.release_modes import release_mode
 from orchestration.records.states import TrialState
-from orchestration.tracking.addresses import is_server, probe
+from orchestration.tracking.addresses import is_server, probe, reported
 from orchestration.tracking.models import SETTING, SWEEP, TRIAL, ModelLog, shared_view, valid_name
 from orchestration.tracking.protocol import (
     COMPOSED,
     EXPERIMENT,
     RunStatus,
     TrackedSweep,
-    TrackingUnavailable,
     composition_entries,
     epoch_metrics,
     group_table,
@@ -76,7 +74,7 @@ class MlflowTracker:
 
     def __init__(self, tracking_uri: str, *, experiment: str = EXPERIMENT, artifact_root: str | None = None) -> None:
         self._uri = tracking_uri
-        with _reported("cannot use", tracking_uri):
+        with reported("cannot use", tracking_uri):
             probe(tracking_uri)
             self._client = client_of(tracking_uri)
             location = None if is_server(tracking_uri) else artifact_root
@@ -252,26 +250,14 @@ class MlflowTracker:
 
     @contextmanager
     def _reported(self, doing: str) -> Iterator[None]:
-        """`_reported` for this store; after an error, the state of runs and models is read again."""
+        """`reported` for this store; after an error, the state of runs and models is read again."""
         try:
-            with _reported(doing, self._uri):
+            with reported(doing, self._uri):
                 yield
         except BaseException:
             self._written.forget()
             self._models.forget()
             raise
-
-
-@contextmanager
-def _reported(doing: str, uri: str) -> Iterator[None]:
-    """Turn errors of stores and artifact repositories, which raise types of their own, into `TrackingUnavailable`."""
-    try:
-        yield
-    except DpsweepError:
-        raise
-    except Exception as error:
-        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise TrackingUnavailable(masked(f"{doing} MLflow at {uri}: {reason}", uri)) from error
 
 
 def _experiment_id(client: MlflowClient, name: str, artifact_location: str | None) -> str:

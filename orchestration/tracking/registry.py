@@ -17,11 +17,11 @@ from orchestration.comparison.formats import number
 from orchestration.comparison.plain_text import masked
 from orchestration.comparison.values import delta, epsilon
 from orchestration.records.layout import SweepFiles
-from orchestration.tracking.addresses import probe
+from orchestration.tracking.addresses import probe, reported
 from orchestration.tracking.embedded import embedded_tracking_uri
 from orchestration.tracking.models import SETTING, SWEEP, TRIAL
 from orchestration.tracking.no_tracking import NO_TRACKING
-from orchestration.tracking.protocol import EXPERIMENT, TrackingUnavailable
+from orchestration.tracking.protocol import EXPERIMENT
 
 _MODEL: Final = "dpsweep.logged_model"
 ALIAS: Final = "champion"
@@ -54,23 +54,22 @@ def register_best(
     uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or embedded_tracking_uri(files.local_folder)
     if uri == NO_TRACKING:
         raise InvalidInput("a model is registered in MLflow; give the --tracking-uri of one in place of 'none'")
-    probe(uri)
-    client = MlflowClient(tracking_uri=uri, registry_uri=uri)
-    try:
+    with reported("cannot register a model in", uri):
+        probe(uri)
+        client = MlflowClient(tracking_uri=uri, registry_uri=uri)
         model = _logged(client, sweep_id, found.trial.key)
         if model is None:
             raise InvalidInput(
                 f"MLflow at {masked(uri, uri)} keeps no weights of the model of {found.trial.key}; give the "
                 "--tracking-uri that the sweep was run with, or register its model.pt by hand"
             )
-        version = _version(client, model, name, _facts(found))
-        client.set_registered_model_alias(name, alias, version)
-    except MlflowException as error:
-        if error.error_code == "INVALID_PARAMETER_VALUE":
+        try:
+            version = _version(client, model, name, _facts(found))
+            client.set_registered_model_alias(name, alias, version)
+        except MlflowException as error:
+            if error.error_code != "INVALID_PARAMETER_VALUE":
+                raise
             raise InvalidInput(f"MLflow refuses the name {name!r} or the alias {alias!r}: {error.message}") from error
-        raise TrackingUnavailable(
-            masked(f"cannot register a model in MLflow at {uri}: {error.message}", uri)
-        ) from error
     return Registered(name, version, alias)
 
 

@@ -118,6 +118,17 @@ def test_every_command_works_with_the_key(files: SweepFiles, tmp_path: Path) -> 
     assert swept(Path(files.root)).root == files.root, "a finished sweep is continued"
 
 
+@pytest.mark.parametrize("key", [KEY, ""])
+def test_what_is_not_encrypted_is_not_copied(
+    files: SweepFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, key)
+    refused = invoke("decrypt", files.report, "--to", tmp_path / "page.html").exception
+    assert isinstance(refused, InvalidInput)
+    assert str(refused) == f"{files.report} is not encrypted, so there is nothing to decrypt; read it as it is"
+    assert not (tmp_path / "page.html").exists()
+
+
 def test_results_are_those_without_a_key(files: SweepFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = read_epsilons(trial_of(files).epsilons)
     monkeypatch.delenv(KEY_VARIABLE)

@@ -77,7 +77,7 @@ def test_results_are_those_of_results_json(folder: Path) -> None:
 def test_predictions_reproduce_the_evaluation_and_own_code_must_be_allowed(folder: Path) -> None:
     closed = dpsweep.open(folder)
     own, named = closed.trials.values()
-    with pytest.raises(dpsweep.InvalidInput, match="'library_models' is not among the code that may be run; allow it"):
+    with pytest.raises(dpsweep.InvalidInput, match="'library_models' is not among the code that may be run"):
         own.model()
     opened = dpsweep.open(folder, allow_code=[str(folder / "code" / "library_models.py")])
     for trial in (named, opened.trials[own.key]):

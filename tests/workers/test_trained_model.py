@@ -96,7 +96,7 @@ class TestWithoutTheDataAndTheCode:
     def test_own_code_needs_permission(self, tmp_path: Path) -> None:
         spec = small_trial(epochs=1, model=DROPOUT_NET)
         run_trial(spec, str(tmp_path), code=CASES["own model"][1])
-        with pytest.raises(InvalidInput, match="not among the code that may be run; allow it first"):
+        with pytest.raises(InvalidInput, match="not among the code that may be run; if you trust it, name its"):
             load_model(TrialFiles(str(tmp_path)), spec)
 
     @pytest.mark.parametrize(

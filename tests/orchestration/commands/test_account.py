@@ -259,3 +259,33 @@ def test_what_cannot_be_accounted_is_one_clear_line(files: SweepFiles) -> None:
     damaged = asked(files, "--delta", str(DELTA), "--trial", KEYS[1])
     assert isinstance(damaged.exception, DataCorruption)
     assert "sha256 differs" in str(damaged.exception)
+
+
+def test_a_flipped_byte_of_the_trace_is_noticed_by_account_and_by_verify(files: SweepFiles) -> None:
+    """Wherever it lies in the file."""
+    trace = Path(files.trial(KEYS[0]).trace)
+    intact = trace.read_bytes()
+    for place in range(0, len(intact), len(intact) // 7):
+        changed = bytearray(intact)
+        changed[place] ^= 1
+        trace.write_bytes(changed)
+        for done in (asked(files, "--delta", "1e-6"), CliRunner().invoke(app, ["verify", files.root])):
+            assert isinstance(done.exception, DataCorruption)
+            assert str(trace) in str(done.exception)
+    trace.write_bytes(intact)
+    assert asked(files, "--delta", "1e-6").exit_code == 0
+
+
+def test_verify_reads_what_lies_beside_an_account(files: SweepFiles) -> None:
+    (account_of_trial, *_) = found(files, "--delta", "1e-6")
+    for name in ("epsilons/part-00000.json", "worst-cases.json", "account.json", "epsilons/part-00000.arrow"):
+        file = Path(account_of_trial["folder"], name)
+        intact = file.read_bytes()
+        file.write_bytes(intact[: len(intact) // 2] + b"?" + intact[len(intact) // 2 + 1 :])
+        damaged = CliRunner().invoke(app, ["verify", files.root]).exception
+        assert isinstance(damaged, DataCorruption)
+        assert str(file) in str(damaged)
+        file.write_bytes(intact)
+    note = Path(account_of_trial["folder"], "epsilons", "part-00000.json")
+    note.unlink()
+    assert CliRunner().invoke(app, ["verify", files.root]).exit_code == 0, "a note is needed only by another accounting"

@@ -10,8 +10,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import dpsweep
-from accounting.errors import InvalidInput
+from accounting.errors import DataCorruption, InvalidInput
 from orchestration.commands.main import app
+from orchestration.records.layout import SweepFiles
+from tests.orchestration.execution.test_upkeep import files as files
+from tests.orchestration.execution.test_upkeep import trained as trained
 from tests.orchestration.sample_grids import keys_of, small
 from tests.orchestration.sample_outcomes import outcomes
 from tests.orchestration.sample_results import stored_sample
@@ -62,3 +65,26 @@ def test_impossible_conditions_say_what_is_possible(folder: Path) -> None:
     refused = chosen(folder, "--at-least", "worst_group=0.99").exception
     assert isinstance(refused, InvalidInput)
     assert "the most of worst_group_accuracy is 0.6" in str(refused)
+
+
+def test_numbers_of_another_type_are_one_line(folder: Path) -> None:
+    stored = dpsweep.open(folder)
+    with pytest.raises(InvalidInput, match="max_epsilon is '8', but must be a number"):
+        stored.best(max_epsilon="8")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match=r"at_least\['accuracy'\] is None, but must be a number"):
+        stored.best(at_least={"accuracy": None})  # type: ignore[dict-item]
+    assert stored.best(max_epsilon=8).value == stored.best().value
+
+
+@pytest.mark.parametrize("name", ["model", "inputs"])
+def test_a_damaged_model_is_not_named(files: SweepFiles, name: str) -> None:
+    assert chosen(files.root).exit_code == 0
+    damaged = Path(getattr(files.trial(chosen_key(files)), name))
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    refused = chosen(files.root).exception
+    assert isinstance(refused, DataCorruption)
+    assert str(refused).startswith(f"{damaged}: its sha256 differs")
+
+
+def chosen_key(files: SweepFiles) -> str:
+    return str(json.loads(chosen(files.root, "--json").stdout)["trial"])

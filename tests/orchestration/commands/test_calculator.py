@@ -371,3 +371,22 @@ class TestRunShape:
         trace = shape.trace(self.schedule, epochs=1)
         assert trace.segments[0].side_queries == (SideQuery("side query 1", 5.0),)
         assert trace.releases == (release,)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--sample-rate 0.01 --steps 10000000000", "--steps is 10000000000, but must be at most 1000000000"),
+        ("--sample-rate 0.01 --epochs 10000001", "--epochs is 10000001, but must be at most 10000000"),
+    ],
+)
+def test_too_long_a_run_is_said_in_the_unit_that_was_given(dpsweep: Command, line: str, said: str) -> None:
+    assert dpsweep(f"epsilon --noise-multiplier 1 {line} --delta 1e-6") == (2, "", f"error: {said}\n")
+
+
+@pytest.mark.parametrize("delta", ["2", "-0.5", "nan"])
+def test_a_delta_that_is_no_probability_is_refused_without_a_warning_before(dpsweep: Command, delta: str) -> None:
+    run = "--noise-multiplier 1 --dataset-size 100 --batch-size 10 --steps 10"
+    code, out, err = dpsweep(f"epsilon {run} --delta {delta}")
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert err.startswith("error: delta is ")

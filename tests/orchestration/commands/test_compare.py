@@ -126,3 +126,49 @@ def test_one_sweep_alone_and_copies_of_one_are_refused(one: Path, tmp_path: Path
         raise compared(one, tmp_path / "copy").exception or AssertionError
     with pytest.raises(InvalidInput, match="holds no sweep"):
         raise compared(one, tmp_path).exception or AssertionError
+
+
+@pytest.fixture
+def unlike(tmp_path: Path) -> Path:
+    """A sweep whose settings all differ from those of `one` in data, length and sampling; it has another metric."""
+    changes: dict[str, Any] = {
+        "data": {"name": "digits", "keep": {"8": 20}},
+        "epochs": 7,
+        "sampling": {"method": "poisson", "batch_size": 32},
+        "compare": {"worst_group": "balanced_accuracy"},
+        "name": "unlike",
+    }
+    return Path(stored_sample(tmp_path / "unlike", **changes).root)
+
+
+def test_in_what_whole_sweeps_differ_is_a_table_and_in_no_name(one: Path, unlike: Path, tmp_path: Path) -> None:
+    found = as_json(one, unlike)
+    assert found["between_sweeps"]["epochs"][str(unlike)] == [7]
+    assert found["between_sweeps"]["data.keep.8"] == {str(one): [0.1], str(unlike): [20]}
+    assert all("epochs 7" in each["name"] for each in found["settings"] if str(unlike) in str(each["sweeps"]))
+    lines = compared(one, unlike, "--html", tmp_path / "a.html").stdout.splitlines()
+    assert [next(line for line in lines if line.startswith("epochs")).split()[part] for part in (0, 2)] == [
+        "epochs",
+        "7",
+    ]
+    flat = [line for line in lines if line.startswith("flat")]
+    assert [line.split()[:2] for line in flat] == [["flat", "small"], ["flat", "unlike"]]
+    page = (tmp_path / "a.html").read_text()
+    assert "What differs between the sweeps" in page
+    assert '<td class="">flat</td>' in page
+
+
+def test_the_metric_of_groups_that_a_sweep_chose_is_shown_beside_the_common_one(one: Path, unlike: Path) -> None:
+    metrics = {
+        line["sweep"]: line["metrics"].keys() for each in as_json(one, unlike)["settings"] for line in each["sweeps"]
+    }
+    assert "worst_group_accuracy" in metrics[str(one)] & metrics[str(unlike)]
+    assert "worst_group_balanced_accuracy" in metrics[str(unlike)] - metrics[str(one)]
+    assert "Worst balanced accuracy" in compared(one, unlike).stdout
+
+
+def test_sweeps_of_one_name_are_told_apart_by_their_folders(one: Path, tmp_path: Path) -> None:
+    again = Path(stored_sample(tmp_path / "again", epochs=7).root)
+    shown = " ".join(compared(one, again).stdout.split())
+    assert str(one) in shown
+    assert str(again) in shown

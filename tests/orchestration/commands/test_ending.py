@@ -74,3 +74,14 @@ def test_under_nohup_a_run_outlives_its_terminal(tmp_path: Path) -> None:
     wait_until(lambda: exists(files.manifest) or process.poll() is not None, "the run to start")
     process.send_signal(signal.SIGHUP)
     assert process.wait(PATIENCE) == 0, (tmp_path / "log").read_text()
+
+
+def test_an_embedded_cluster_adds_no_lines_of_its_own_when_its_driver_is_told_to_end(
+    files: SweepFiles, tmp_path: Path
+) -> None:
+    """Ray starts in a thread, and has a handler of SIGTERM that prints a native stack trace."""
+    process = start("run", tmp_path / "sweep.yaml", "--output", files.root, log=tmp_path / "log")
+    wait_for_training(process, files)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE) == 130
+    assert (tmp_path / "log").read_text().splitlines() == ["interrupted; the same command continues where it stopped"]

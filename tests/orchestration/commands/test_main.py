@@ -101,6 +101,18 @@ def test_a_mistake_starts_nothing(tmp_path: Path, changes: dict[str, object] | N
     assert not output.exists()
 
 
+@pytest.mark.parametrize("address", ["local", "in-process"])
+@pytest.mark.parametrize("below", ["", "/deeper/still"])
+def test_an_output_that_is_a_file_is_refused_and_stays(address: str, below: str, tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("mine")
+    output = f"{tmp_path}/notes{below}"
+    done = dpsweep("run", write(tmp_path), "--output", output, "--address", address)
+    (line,) = done.stderr.splitlines()
+    said = f"error: --output {output}: {tmp_path}/notes is a file, not a folder; name another folder with --output"
+    assert (done.returncode, line) == (2, said)
+    assert (tmp_path / "notes").read_text() == "mine"
+
+
 def test_resources_that_this_machine_lacks_are_a_mistake(tmp_path: Path) -> None:
     """Ray would wait for them without end."""
     done = dpsweep("run", write(tmp_path, resources={"cpus": 4096}), "--output", tmp_path / "out")

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from accounting.errors import InvalidInput
 from orchestration.commands.main import main
+from orchestration.commands.status import warn_of_another
+from orchestration.execution.submission import SubmittedSweep
 from orchestration.records.snapshot import (
     ClusterSnapshot,
     NodeSnapshot,
@@ -110,3 +114,37 @@ def test_a_folder_without_one(
     assert status(monkeypatch, tmp_path) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert "is no status of this version of dpsweep" in line
+
+
+def job(state: str, name: str = "other-0123456789") -> SubmittedSweep:
+    return SubmittedSweep(name, name, "/shared", state, 0.0)
+
+
+def test_a_job_that_failed_before_its_sweep_began_is_not_shown_the_status_of_another(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its output holds another sweep."""
+    warn_of_another(job("FAILED"), snapshot(state="finished"))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(
+        "warning: other-0123456789 has failed; what follows is not its status, but what small-012345"
+    )
+    with pytest.raises(InvalidInput, match=r"has stopped before its sweep had a status; `dpsweep logs other-01"):
+        warn_of_another(job("STOPPED"), None)
+    for state, found in (("RUNNING", None), ("PENDING", snapshot()), ("FAILED", replace(snapshot(), job=job("").id))):
+        warn_of_another(job(state), found)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_flipped_digit_is_noticed_and_a_status_of_an_earlier_version_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "status.json"
+    write_snapshot(str(file), snapshot(state="finished"), private=False)
+    written = file.read_text()
+    file.write_text(written.replace("0.91", "0.97"))
+    assert status(monkeypatch, tmp_path) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {file} is damaged: its content differs from its checksum")
+    file.write_text(json.dumps({name: value for name, value in json.loads(written).items() if name != "sha256"}))
+    assert status(monkeypatch, tmp_path) == 0

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
 
 from accounting.errors import DataCorruption
 from accounting.records.layout import TrialFiles
 from accounting.records.sealed import read_sealed, write_sealed
+from orchestration.commands.main import app
 from orchestration.execution.completion import Times, complete_trial
 from orchestration.pipeline import render_again
 from orchestration.records.integrity import stored_result
@@ -147,3 +149,34 @@ def test_report_notices_damage_to_private_files_of_earlier_versions(trial: Trial
     Path(trial.private_training).write_text("{}")
     with pytest.raises(DataCorruption, match=f"{trial.private_training}: its sha256 differs"):
         render_again(str(tmp_path))
+
+
+def verified(folder: Path) -> Result:
+    return CliRunner().invoke(app, ["verify", str(folder)])
+
+
+def test_verify_notices_damage_to_the_report_and_its_tables(trial: TrialFiles, tmp_path: Path) -> None:
+    render_again(str(tmp_path))
+    files = SweepFiles(str(tmp_path))
+    assert verified(tmp_path).exit_code == 0
+    for uri in (files.report, files.results, files.comparison, files.private_report):
+        written = Path(uri).read_bytes()
+        for changed in (written.replace(b"a", b"e", 1), None):
+            Path(uri).unlink() if changed is None else Path(uri).write_bytes(changed)
+            damaged = verified(tmp_path).exception
+            assert isinstance(damaged, DataCorruption)
+            assert str(damaged).startswith(f"{uri}: it")
+            assert str(damaged).endswith(f"`dpsweep report {tmp_path}` writes it again")
+        Path(uri).write_bytes(written)
+    Path(files.report).write_text("")
+    Path(files.report_digests).write_text("damaged")
+    assert str(verified(tmp_path).exception).startswith(f"{files.report_digests} is damaged")
+    render_again(str(tmp_path))
+    assert verified(tmp_path).exit_code == 0
+
+
+def test_verify_accepts_a_report_of_an_earlier_version(trial: TrialFiles, tmp_path: Path) -> None:
+    render_again(str(tmp_path))
+    for uri in (SweepFiles(str(tmp_path)).report_digests, SweepFiles(str(tmp_path)).private_report_digests):
+        Path(uri).unlink()
+    assert verified(tmp_path).exit_code == 0

@@ -70,8 +70,19 @@ def test_the_headline_says_what_was_found() -> None:
     assert best.name in said
     ratios = [_mean(setting, worst_over_median) for setting in private]
     assert f"{max(ratios):.1f} times less" in said
-    assert "Groups served worse paid more" in said
+    assert "Groups served worse paid more under " in said
     assert "1 trial failed" in said
+
+
+def test_a_worst_case_that_the_median_example_paid_is_not_called_overstated() -> None:
+    def all_paid(trial: PublishedTrial) -> PublishedTrial:
+        paid = trial.privacy.epsilon if trial.privacy else 0.0
+        return replace(trial, individuals=trial.individuals and replace(trial.individuals, median=paid / 1.03))
+
+    data = replace(sample_sweep(), trials=tuple(map(all_paid, sample_sweep().trials)))
+    said = " ".join(headline(data, findings(data, NO_EVIDENCE)))
+    assert "overstates" not in said
+    assert "The median example paid about as much as the worst case: under " in said
 
 
 def _with_weak_correlation(trial: PublishedTrial) -> PublishedTrial:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
+import yaml
 
 from accounting.errors import InvalidInput
 from orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
 from orchestration.sweeps.compare import CompareSettings
 from orchestration.sweeps.grid import grid
 from orchestration.sweeps.identity import LONGEST_KEY
+from orchestration.sweeps.mistakes import EXAMPLES
 from orchestration.sweeps.schema import parse_sweep
 from orchestration.sweeps.text import read_text
 from tests.orchestration.sample_grids import SMALL, keys_of, small
@@ -274,3 +276,32 @@ def test_the_metric_of_the_worst_group_may_be_short_and_changes_no_trial() -> No
     assert {*get_args(names)} == {*WORST_GROUP_METRICS}
     with pytest.raises(InvalidInput, match=r"compare\.worst_group: .*'accuracy'.* but got 'tprs'"):
         parse_sweep(small(compare={"worst_group": "tprs"}))
+
+
+@pytest.mark.parametrize("place", EXAMPLES)
+def test_a_missing_key_is_named_with_a_value_that_it_takes(place: str) -> None:
+    key, whole = place.rpartition(".")[2], with_sections_of(place)
+    parse_sweep(yaml.safe_dump(whole))
+    *sections, _ = place.split(".")
+    without = whole
+    for name in sections:
+        without = without[name]
+    del without[key]
+    with pytest.raises(InvalidInput) as refused:
+        parse_sweep(yaml.safe_dump(whole))
+    assert str(refused.value) == f"sweep: {place}: this key is missing; add it, such as `{key}: {EXAMPLES[place]}`"
+
+
+def with_sections_of(place: str) -> dict[str, Any]:
+    """A sweep of the keys that have no default, and of those in the section of ``place``, each with its example."""
+    whole: dict[str, Any] = {}
+    for each, example in EXAMPLES.items():
+        *sections, key = each.split(".")
+        if not sections or sections[0] in EXAMPLES or each.split(".")[0] == place.split(".")[0]:
+            section = whole
+            for name in sections:
+                section = section.setdefault(name, {})
+            section[key] = yaml.safe_load(example.replace("1e-5", "0.00001"))
+    if "tune" in whole:
+        whole["data"] = {"name": whole["data"], "public_fraction": 0.1}
+    return whole

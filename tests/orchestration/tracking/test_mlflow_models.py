@@ -18,6 +18,7 @@ from orchestration.records.layout import SweepFiles
 from orchestration.tracking.embedded import embedded_tracking_uri
 from orchestration.tracking.mlflow import MlflowTracker
 from orchestration.tracking.models import shared_view
+from orchestration.tracking.protocol import TrackingUnavailable
 from orchestration.tracking.registry import register_best
 from tests.orchestration.sample_outcomes import sweep_of
 from tests.orchestration.tracking.recordings import (
@@ -173,3 +174,16 @@ def test_the_sweeps_own_run_has_the_headline_and_its_address_opens_the_compariso
     assert tracker.address == (
         f"#/experiments/{experiment.experiment_id}/runs?viewStateShareKey={SWEEP.sweep_id}&compareRunsMode=TABLE"
     )
+
+
+def test_a_damaged_store_is_one_line_with_the_way_out(folder: Path, tmp_path: Path) -> None:
+    tracker, found, files = compared(folder)
+    tracker.log_comparison(found, [])
+    whole, damaged = (folder / "mlflow.db").read_bytes(), tmp_path / "damaged"
+    damaged.mkdir()
+    (damaged / "mlflow.db").write_bytes(whole[:100] + b"\xff" * (len(whole) - 100))
+    uri = embedded_tracking_uri(damaged)
+    with pytest.raises(TrackingUnavailable, match=r"cannot register a model in MLflow at .*; the file is damaged: del"):
+        register_best(best(found), SWEEP.sweep_id, files, "people", tracking_uri=uri)
+    with pytest.raises(TrackingUnavailable, match=r"cannot use MLflow at .*; the file is damaged: delete it, and"):
+        MlflowTracker(uri, artifact_root=str(damaged / "artifacts"))
