@@ -184,7 +184,7 @@ class Trace:
     noise_follows_results: the noise was chosen from earlier results (a validation-driven schedule that reacted). The
     cost of the noise that was used is then not a proven bound, and accountants report an estimate.
     ended_by_results: the run would have gone on had its results been others (a scheduler stopped it). The cost of the
-    steps that ran is then an estimate, too: of several ends that a run may have, one that has leaked much can be chosen.
+    steps that ran is then an estimate, too: of several possible ends, one that has leaked much can be chosen.
     filter: the filter that limited the total cost of every example. Its budget is a guarantee even if noise or end
     followed results.
     selection: how the run, the only one released, was chosen among several (private selection, docs/accounting.md).

@@ -102,8 +102,9 @@ class StoppedTrial:
     """Cost and evaluation of a trial at the time the scheduler stopped it. A resume does not continue it.
 
     trace: the steps until the stop, plus every release that the finished trial would have made. worst_case, others,
-    groups, risks: the cost of that trace, an estimate (`Trace.ended_by_results`) unless a filter enforced it. epoch: number of completed epochs. history: the epochs completed in the run
-    of the sweep that stopped the trial. individuals, digests: as of a `TrialResult`, once its examples are accounted.
+    groups, risks: the cost of that trace, an estimate (`Trace.ended_by_results`) unless a filter enforced it. epoch:
+    number of completed epochs. history: the epochs completed in the run of the sweep that stopped the trial.
+    individuals, digests: as of a `TrialResult`, once its examples are accounted.
     """
 
     key: str

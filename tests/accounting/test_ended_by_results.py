@@ -32,7 +32,7 @@ def ran(steps: int, ended_by_results: bool = False) -> Trace:
 
 
 def _law(steps: int) -> Array:
-    """The privacy loss of so many steps, N(steps / (2 sigma^2), steps / sigma^2), on `REACH` points to either side of 0."""
+    """The privacy loss of so many steps, N(steps / (2 sigma^2), steps / sigma^2), on lattice points around 0."""
     offsets = np.arange(-REACH, REACH + 1) * np.float64(SPACING)
     density = np.exp(-0.5 * (offsets - 0.5 * steps / SIGMA**2) ** 2 / (steps / SIGMA**2))
     return np.asarray(density / density.sum())

@@ -18,8 +18,8 @@ from accounting.errors import DataCorruption, InvalidInput
 from accounting.individual import individual_epsilons
 from accounting.jobs import AccountingJob, Counting, Job, Part, Result, account_in_process, inputs_of, store_epsilons
 from accounting.jobs import users as users_module
-from accounting.jobs.users import AccountShares, ReuseShares, SortRows, account_users
 from accounting.jobs.user_epsilons import epsilons_of_users
+from accounting.jobs.users import AccountShares, ReuseShares, SortRows, account_users
 from accounting.mechanism import Segment, Trace
 from accounting.pld import epsilon_of_examples
 from accounting.records import (
