@@ -183,7 +183,9 @@ class Trace:
     true ones at every step of it (norms taken at every step, or individual clipping); else ``estimate``.
     noise_follows_results: the noise was chosen from earlier results (a validation-driven schedule that reacted). The
     cost of the noise that was used is then not a proven bound, and accountants report an estimate.
-    filter: the filter that limited the total cost of every example. Its budget is a guarantee even if the noise
+    ended_by_results: the run would have gone on had its results been others (a scheduler stopped it). The cost of the
+    steps that ran is then an estimate, too: of several possible ends, one that has leaked much can be chosen.
+    filter: the filter that limited the total cost of every example. Its budget is a guarantee even if noise or end
     followed results.
     selection: how the run, the only one released, was chosen among several (private selection, docs/accounting.md).
     All other fields then describe each of these runs, and epsilons are those after the selection.
@@ -200,6 +202,7 @@ class Trace:
     adjacency: Adjacency = "add_remove"
     contributions: Claim = "estimate"
     noise_follows_results: bool = False
+    ended_by_results: bool = False
     filter: IndividualFilter | None = None
     selection: Selection | None = None
 
@@ -210,6 +213,7 @@ class Trace:
         require_choice("adjacency", self.adjacency, get_args(Adjacency))
         require_choice("contributions", self.contributions, get_args(Claim))
         require_choice("noise_follows_results", self.noise_follows_results, (False, True))
+        require_choice("ended_by_results", self.ended_by_results, (False, True))
         self._require_contiguous()
         for segment in self.segments:
             require_adjacency(segment.sampling, self.adjacency)
@@ -243,7 +247,7 @@ class Trace:
     @property
     def kind(self) -> Claim:
         """Strength of an upper bound on the cost of this trace by any accountant whose theorem is proven."""
-        return "estimate" if self.noise_follows_results else "guarantee"
+        return "estimate" if self.noise_follows_results or self.ended_by_results else "guarantee"
 
     @property
     def individual_kind(self) -> Claim:

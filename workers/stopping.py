@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from accounting.errors import START_ANEW, DataCorruption, InvalidInput
 from accounting.mechanism import Release
@@ -26,8 +26,8 @@ def close_trial(
 ) -> None:
     """Store norms and trace of the trial in ``root`` that was stopped after ``step`` steps, as if it had ended there.
 
-    The trial goes on from its checkpoint, which is usually at that step, and shows nothing more. The trace is written
-    last. Safe to repeat.
+    The trial goes on from its checkpoint, which is usually at that step, and shows nothing more. The trace, which says
+    that results ended the run, is written last. Safe to repeat.
     code, releases: as for `run_trial`. ranks: how many processes shared its gradients.
 
     Raises: InvalidInput if several ranks would have to repeat steps, DataCorruption without the checkpoint, and as
@@ -53,4 +53,4 @@ def close_trial(
             for recorder in trainer.recorders:
                 recorder.complete()
         write_private(files.private_training, json.dumps(asdict(trainer.counters)).encode())
-        write_trace(files.trace, trainer.trace())
+        write_trace(files.trace, replace(trainer.trace(), ended_by_results=True))

@@ -1,7 +1,8 @@
 """Epsilon of every user: of all records of one user together, from what each of them contributed.
 
-The claim is that of `accounting.pld.epsilon_of_examples` for users of several records, whose ids are fixed and known
-before the run, and that of `accounting.individual` for users of one. Adjacency: all records of one user differ.
+The claim is that of `accounting.pld.epsilon_of_examples` (`Trace.individual_kind`), also where a filter guarantees more
+of users of one record: it limits each record, not a user's records together. Who owns which record is fixed and known
+before the run. Adjacency: all records of one user differ.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from accounting.individual import individual_claim, individual_epsilons
+from accounting.individual import individual_epsilons
 from accounting.mechanism import Trace
 from accounting.pld import epsilon_of_examples
 from accounting.records import Epsilons
@@ -43,5 +44,5 @@ def epsilons_of_users(
         losses=np.full(len(ids), np.nan, np.float32),
         delta=delta,
         method="pld",
-        kind=individual_claim(trace),
+        kind=trace.individual_kind,
     )

@@ -60,6 +60,7 @@ def write_trace(path: str, trace: Trace) -> None:
         "adjacency": trace.adjacency,
         _CLAIM: trace.contributions,
         "noise_follows_results": trace.noise_follows_results,
+        **({"ended_by_results": True} if trace.ended_by_results else {}),
         **({"filter": _plain_filter(trace.filter)} if trace.filter else {}),
         **({"selection": asdict(trace.selection)} if trace.selection else {}),
         "releases": [{"release": _RELEASE_NAMES[type(release)], **asdict(release)} for release in trace.releases],

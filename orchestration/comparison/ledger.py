@@ -68,9 +68,9 @@ def composed(trials: Iterable[PublishedTrial]) -> Composition | None:
     found = Composition(len(private), repeated, None, _release_epsilon(own, delta), candidates=len(candidates))
     if len(attempts) == 1 and (privacy := private[0].privacy) is not None:
         alone = PrivacyEstimate(privacy.epsilon, privacy.delta, privacy.adjacency, privacy.accountant, privacy.kind)
-        tuned = _tuned(private)
-        kind = "estimate" if tuned and alone.kind == "guarantee" else alone.kind
-        return replace(found, estimate=replace(alone, kind=kind), reason=tuned)
+        reason = _tuned(private) or ("" if alone.kind == "guarantee" else _weakness(attempts))
+        kind = "estimate" if reason and alone.kind == "guarantee" else alone.kind
+        return replace(found, estimate=replace(alone, kind=kind), reason=reason)
     try:
         together = _together(_counted(attempt.trace for attempt in attempts), delta)
     except UnsupportedMechanism as refusal:

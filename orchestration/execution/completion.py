@@ -151,13 +151,15 @@ def complete_stopped(
 ) -> StoppedTrial:
     """Write the result of a trial that the scheduler stopped, with the worst case of the steps that it had run.
 
+    The worst case is an estimate, because results decided how many steps there are; the plan's is a guarantee.
     `stopping.account_stopped` accounts its examples afterwards. progress: the last report before the stop.
     """
-    found = _costs(progress.trace, planned, sweep)
+    bound = bounding_trace(progress.trace, planned.trace) or progress.trace
+    found = costs(replace(bound, ended_by_results=True), planned.spec.delta, sweep)
     stopped = StoppedTrial(
         key=planned.key,
         spec=planned.spec,
-        trace=progress.trace,
+        trace=replace(progress.trace, ended_by_results=True),
         worst_case=found.worst_case,
         others=found.others,
         groups=found.groups,

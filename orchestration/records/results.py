@@ -35,6 +35,21 @@ StoredStatistics = Annotated[IndividualStatistics, AfterValidator(_as_proven)]
 """Statistics inside a JSON file."""
 
 
+def _cost_as_proven(cost: PrivacyEstimate) -> PrivacyEstimate:
+    """Correct the kind of a stopped trial's cost, which an older version stored as a guarantee."""
+    proven = cost.kind != "guarantee" or cost.accountant == FILTERED
+    return cost if proven else replace(cost, kind="estimate")
+
+
+def _risk_as_proven(risk: AttackRisk) -> AttackRisk:
+    return replace(risk, kind="estimate")
+
+
+CostUntilStop = Annotated[PrivacyEstimate, AfterValidator(_cost_as_proven)]
+RiskUntilStop = Annotated[AttackRisk, AfterValidator(_risk_as_proven)]
+"""Costs of a stopped trial inside a JSON file."""
+
+
 @dataclass(frozen=True)
 class TrialResult:
     """Everything about a finished trial that may be shown. A trial is complete once its result is on disk.
@@ -87,22 +102,23 @@ class StoppedTrial:
     """Cost and evaluation of a trial at the time the scheduler stopped it. A resume does not continue it.
 
     trace: the steps until the stop, plus every release that the finished trial would have made. worst_case, others,
-    groups, risks: the cost of that trace. epoch: number of completed epochs. history: the epochs completed in the run
-    of the sweep that stopped the trial. individuals, digests: as of a `TrialResult`, once its examples are accounted.
+    groups, risks: the cost of that trace, an estimate (`Trace.ended_by_results`) unless a filter enforced it. epoch:
+    number of completed epochs. history: the epochs completed in the run of the sweep that stopped the trial.
+    individuals, digests: as of a `TrialResult`, once its examples are accounted.
     """
 
     key: str
     spec: TrialSpec
     trace: StoredTrace
-    worst_case: PrivacyEstimate
-    others: tuple[PrivacyEstimate, ...]
-    groups: tuple[PrivacyEstimate, ...]
+    worst_case: CostUntilStop
+    others: tuple[CostUntilStop, ...]
+    groups: tuple[CostUntilStop, ...]
     epoch: int
     evaluation: Evaluation
     history: tuple[PublishedEpoch, ...]
     started: float
     ended: float
-    risks: tuple[AttackRisk, ...] = ()
+    risks: tuple[RiskUntilStop, ...] = ()
     individuals: StoredStatistics | None = None
     group_names: tuple[str, ...] = ()
     digests: dict[str, str] = field(default_factory=dict)

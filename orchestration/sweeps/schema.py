@@ -104,7 +104,8 @@ class AccountingSettings(SweepSection):
 class SchedulerSettings(SweepSection):
     """Scheduling of trials. ``fifo`` trains each trial to its end. ``asha`` compares trials of one setting and seed,
     which differ in optimizer, learning rate, bound, batch size or epochs, and stops those with a low metric; it never
-    stops a baseline. On private data, this selection costs privacy."""
+    stops a baseline. On private data, this selection costs privacy. The epsilon of a stopped trial is an estimate,
+    because results decided how long it trained; that of its plan is a guarantee."""
 
     name: Literal["fifo", "asha"] = "fifo"
     """``asha`` stops trials early."""

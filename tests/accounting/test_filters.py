@@ -78,7 +78,7 @@ def test_a_filter_is_a_guarantee_for_everyone_and_groups_are_as_without_it() -> 
     assert account(filtered, DELTA, "pld", 2).epsilon == account(plain, DELTA, "pld", 2).epsilon
     assert account(filtered, DELTA, "pld", 2).lower_epsilon is None
     assert epsilon_pld(filtered, DELTA).lower == delta_pld(filtered, 1.0).lower == 0.0
-    followed = replace(filtered, noise_follows_results=True)
+    followed = replace(filtered, noise_follows_results=True, ended_by_results=True)
     assert account(replace(followed, filter=None), DELTA).kind == "estimate"
     assert account(followed, DELTA).kind == individual_epsilons([0], [[1.0]], followed, DELTA).kind == "guarantee"
 

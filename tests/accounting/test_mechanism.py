@@ -33,6 +33,7 @@ STEPS = Segment(0, 10, POISSON, 1.0)
         (lambda: Trace(100, (STEPS,), adjacency="foo"), "adjacency is 'foo'.*'add_remove', 'zero_out'"),
         (lambda: Trace(100, (STEPS,), contributions="certain"), "contributions is 'certain'.*'guarantee'"),
         (lambda: Trace(100, (STEPS,), noise_follows_results="no"), "noise_follows_results is 'no'"),
+        (lambda: Trace(100, (STEPS,), ended_by_results=1), "ended_by_results is 1"),
         (lambda: Trace(99.5), "99.5.*whole"),
         (lambda: Trace(True), "dataset_size of a trace is True"),
         (lambda: Trace(100, STEPS), "segments is Segment.*sequence of Segment"),

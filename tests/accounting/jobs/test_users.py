@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from accounting.calibration import calibrate_filter
 from accounting.errors import DataCorruption, InvalidInput
 from accounting.individual import individual_epsilons
 from accounting.jobs import (
@@ -26,8 +27,9 @@ from accounting.jobs import (
     store_epsilons,
 )
 from accounting.jobs import users as users_module
+from accounting.jobs.user_epsilons import epsilons_of_users
 from accounting.jobs.users import AccountShares, ReuseShares, SortRows, account_users
-from accounting.mechanism import Trace
+from accounting.mechanism import Segment, Trace
 from accounting.pld import epsilon_of_examples
 from accounting.records import (
     KEY_VARIABLE,
@@ -44,6 +46,7 @@ from accounting.records import (
 )
 from accounting.records.objects import Piece, read_piece
 from accounting.records.part_files import PartInObjects
+from accounting.samplings import PoissonSampling
 from tests.accounting.stored_trial import job_of, snapshot, write_norms, write_trial
 
 DELTA, STEPS = 1e-5, (0, 40, 80)
@@ -123,6 +126,20 @@ def test_every_user_has_the_epsilon_of_all_own_records(
         assert upper >= expected[0] * (1 - 1e-6)
     assert counts == {1, 2}
     assert StoredUsers(TrialFiles(job.root).users).most_records == 10
+
+
+def test_a_filter_guarantees_nothing_about_all_records_of_a_user() -> None:
+    """Each record stays within its budget, but what several of a user contributed is read off the run."""
+    steps = (Segment(0, 80, PoissonSampling(0.1), 2.0),)
+    plain = Trace(50, steps, contributions="output_specific")
+    filtered = replace(plain, filter=calibrate_filter(plain, 1.0, DELTA))
+    rows = np.full((3, 1), 0.5, np.float32)
+    found = epsilons_of_users(np.array([7, 7, 8]), rows, [0], filtered, DELTA)
+    assert found.kind == "output_specific"
+    assert found.upper.tolist() == [
+        epsilon_of_examples(filtered, [0], rows[:2], DELTA).upper,
+        individual_epsilons([0], rows[2:], filtered, DELTA, "pld").upper[0],
+    ]
 
 
 @pytest.mark.parametrize("root", ["local", "mock://users/trial"])

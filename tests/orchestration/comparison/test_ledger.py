@@ -57,6 +57,16 @@ def test_one_trial_costs_what_it_says() -> None:
     assert composed([PublishedTrial("none", {}, TrialState.FINISHED)]) is None
 
 
+def test_one_trial_that_was_stopped_says_why_it_is_an_estimate() -> None:
+    privacy = PublishedPrivacy(EPSILON, 1e-5, "pld", "estimate")
+    stopped = PublishedTrial("a", {}, TrialState.STOPPED, privacy=privacy, attempts=(replace(attempt(), ended=False),))
+    found = composed([stopped])
+    assert found is not None
+    assert found.estimate is not None
+    assert found.estimate.kind == "estimate"
+    assert "before its planned end" in found.reason
+
+
 def test_an_earlier_attempt_is_added() -> None:
     anew = trial("a", replace(attempt(), trace=RUN.until(100)), attempt(number=2))
     expected = account(Trace(1000, (replace(RUN.segments[0], steps=300),)), 1e-5).epsilon

@@ -219,7 +219,9 @@ def test_a_stopped_trial_costs_what_it_ran(default: Trained, tmp_path: Path) -> 
     result = complete_stopped(default.planned, files, default.sweep, Times(0.0, 1.0), seen[0], ())
     assert Path(files.checkpoint).is_file(), "its last norms are still to be stored"
     assert result.worst_case.epsilon == account(seen[0].trace, DELTA, "rdp").epsilon
-    assert result.worst_case.kind == "guarantee"
+    assert result.worst_case.kind == "estimate", "results decided how many steps there are"
+    assert {each.kind for each in (*result.others, *result.groups)} == {"estimate"}
+    assert {risk.kind for risk in result.risks} == {"estimate"}
     dearer = replace(seen[0].trace, segments=tuple(replace(s, noise_multiplier=0.5) for s in seen[0].trace.segments))
     found = complete_stopped(default.planned, files, default.sweep, Times(0.0, 1.0), replace(seen[0], trace=dearer), ())
     assert found.worst_case.kind == "estimate", "less noise than planned, which no plan bounds"
