@@ -16,7 +16,7 @@ from accounting.renyi import ORDERS, sampled_gaussian_rdp
 from accounting.samplings import FixedBatchSampling, PoissonSampling, Sampling
 from workers.clipping import ClipRule, Examples
 from workers.contributions import Measurement, SnapshotInterval, generator_rate
-from workers.mechanism import LEAST_ORDER
+from workers.trial_mechanism import LEAST_ORDER
 
 DELTA, SIZE = 1e-5, 10_000
 POISSON, FIXED = PoissonSampling(0.01), FixedBatchSampling(SIZE, 100)
@@ -47,7 +47,7 @@ class Run:
         interval = SnapshotInterval.from_step(0, known, generator_rate(self.order, self.noise[0]))
         for contribution in self.contributions.tolist():
             interval.extend(_rule(contribution))
-        return float(interval.contributions[0])
+        return float(interval.ended().contributions[0])
 
     def epsilon(self, method: str, *, by_mean: bool) -> float:
         steps = [0] if by_mean else np.arange(len(self.noise))
