@@ -168,11 +168,18 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
         ),
         B("at_least=0.0) + displaced", "at_least=0.0)", "a displaced record contributes nothing", True, GROUPS),
         B(
-            '"estimate" if self.noise_follows_results else "guarantee"',
-            '"guarantee"',
+            "if self.noise_follows_results or self.ended_by_results",
+            "if self.ended_by_results",
             "noise that followed results is a guarantee",
             True,
             ACCOUNTANTS,
+        ),
+        B(
+            "if self.noise_follows_results or self.ended_by_results",
+            "if self.noise_follows_results",
+            "an end that followed results is a guarantee",
+            True,
+            ("tests/accounting/test_ended_by_results.py",),
         ),
         B(
             "return weakest(self.kind, self.contributions)",
