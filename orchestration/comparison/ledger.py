@@ -54,8 +54,8 @@ def composed(trials: Iterable[PublishedTrial]) -> Composition | None:
 
     Guarantee: adaptive composition (`accounting.joint_cost`), at the delta of the trials and the adjacency of
     ``estimate``. The result is only an estimate if a run ended before its planned end, because that may depend on what
-    it showed; if runs drew the same noise; if noise followed results; or if an unaccounted tuning chose what was
-    trained: its candidates count too, but what they showed decided which mechanism followed.
+    it showed; if runs drew the same noise, or noise from known seeds; if noise followed results; or if an unaccounted
+    tuning chose what was trained: its candidates count too, but what they showed decided which mechanism followed.
     """
     private = [trial for trial in trials if trial.attempts]
     own = [attempt for trial in private for attempt in trial.attempts]
@@ -68,7 +68,8 @@ def composed(trials: Iterable[PublishedTrial]) -> Composition | None:
     found = Composition(len(private), repeated, None, _release_epsilon(own, delta), candidates=len(candidates))
     if len(attempts) == 1 and (privacy := private[0].privacy) is not None:
         alone = PrivacyEstimate(privacy.epsilon, privacy.delta, privacy.adjacency, privacy.accountant, privacy.kind)
-        reason = _tuned(private) or ("" if alone.kind == "guarantee" else _weakness(attempts))
+        weakness = _known_seeds(attempts) if alone.kind == "guarantee" else _weakness(attempts)
+        reason = _tuned(private) or weakness
         kind = "estimate" if reason and alone.kind == "guarantee" else alone.kind
         return replace(found, estimate=replace(alone, kind=kind), reason=reason)
     try:
@@ -110,6 +111,12 @@ def _weakness(attempts: list[Attempt]) -> str:
         return "a run ended before its planned end, which may depend on what it showed"
     if any(attempt.trace.kind != "guarantee" for attempt in attempts):
         return "noise followed results"
+    return _known_seeds(attempts)
+
+
+def _known_seeds(attempts: list[Attempt]) -> str:
+    if any(attempt.seed is not None for attempt in attempts):
+        return "the noise is drawn from known seeds (research mode), and whoever knows a seed can subtract it"
     return ""
 
 

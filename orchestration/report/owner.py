@@ -23,7 +23,7 @@ _KINDS: Mapping[Kind, str] = {
     "output_specific": "This is output-specific: it was read off this run and holds given the models that were "
     "released. It is not a guarantee made before the run; the worst case is.",
     "estimate": "This is an estimate, not a guarantee: it rests on quantities that were not measured or bounded at "
-    "every step of training.",
+    "every step of training, or on a run whose noise or end followed its results.",
 }
 _GIVEN: Mapping[Kind, str] = {"output_specific": ", given that training goes through the models of this run"}
 """By kind: the condition under which the stated odds hold, if there is one."""

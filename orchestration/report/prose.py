@@ -107,7 +107,19 @@ def headline(data: PublishedSweep, found: Findings) -> list[str]:
     """Sentences on the findings: warnings, comparisons of settings, composed and individual epsilons, failures."""
     settings = found.settings
     decided = decisions(found, data.delta) if data.trials else []
-    return [*warnings(found), *decided, *together(data.trials), *_individuals(data, settings), *_failures(data)]
+    paid = [*together(data.trials), *_individuals(data, settings)]
+    return [*_research(data.trials), *warnings(found), *decided, *paid, *_failures(data)]
+
+
+def _research(trials: Sequence[PublishedTrial]) -> list[str]:
+    """A warning if the noise of private trials can be computed from their seeds, which the page shows."""
+    if not any(trial.tags.get("research_mode") == "True" for trial in trials if not trial.is_baseline):
+        return []
+    return [
+        "Research mode: the noise is drawn from the seeds of the trials, which this page shows. Whoever knows them can "
+        "subtract it, so every ε says what the same runs would cost with secret noise; for models that are released, "
+        "set noise_source: os_entropy."
+    ]
 
 
 def together(trials: Sequence[PublishedTrial]) -> list[str]:

@@ -57,6 +57,15 @@ def test_one_trial_costs_what_it_says() -> None:
     assert composed([PublishedTrial("none", {}, TrialState.FINISHED)]) is None
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_noise_from_known_seeds_guarantees_nothing(number: int) -> None:
+    found = composed(trial(key, attempt(key, seed=seed)) for seed, key in enumerate("ab"[:number]))
+    assert found is not None
+    assert found.estimate is not None
+    assert found.estimate.kind == "estimate"
+    assert "known seeds" in found.reason
+
+
 def test_one_trial_that_was_stopped_says_why_it_is_an_estimate() -> None:
     privacy = PublishedPrivacy(EPSILON, 1e-5, "pld", "estimate")
     stopped = PublishedTrial("a", {}, TrialState.STOPPED, privacy=privacy, attempts=(replace(attempt(), ended=False),))

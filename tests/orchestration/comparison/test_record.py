@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from orchestration.comparison.evidence import NO_EVIDENCE
+from orchestration.comparison.findings import findings
 from orchestration.comparison.record import SweepRecord, exact, parse_failures, rows
 from orchestration.records.published import PublishedTrial
 from orchestration.records.states import TrialState
 from orchestration.records.status import status_of
 from orchestration.report.page import render
-from orchestration.report.prose import SENSITIVE
+from orchestration.report.prose import SENSITIVE, headline
 from tests.orchestration.sample_grids import keys_of, small
 from tests.orchestration.sample_results import EXACT, result_of, sample_record, stopped_of
 
@@ -49,6 +51,9 @@ def test_only_exact_results_are_tagged_as_sensitive(tmp_path: Path, release: str
 def test_noise_from_a_known_seed_is_tagged_as_research(tmp_path: Path, source: str, research: str) -> None:
     record, _ = sample_record(tmp_path, noise_source=source)
     assert first_private(record).tags["research_mode"] == research
+    data = record.data()
+    warned = "subtract it" in " ".join(headline(data, findings(data, NO_EVIDENCE)))
+    assert warned == (research == "True"), "the page says first whether its ε hold against those who know the seeds"
 
 
 def test_a_finished_trial_is_compared_with_its_baseline(tmp_path: Path) -> None:
@@ -93,6 +98,7 @@ def test_a_stopped_trial_shows_what_it_had_reached_and_cost(tmp_path: Path) -> N
     assert shown.privacy is not None
     assert shown.privacy.epsilon == 1.5
     assert "after epoch 1 of 2" in str(shown.error)
+    assert shown.notes == ("trained with noise from a known seed: for experiments, not for release",)
     assert shown.quality is not None
     assert shown.quality.accuracy_change is None
 
