@@ -73,6 +73,23 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "tracked": {"norms": {"exact_examples": 10, "refreshes_per_epoch": 2}, "epochs": 2},
     "attacked": {"attacks": {"loss_threshold": True}, "epochs": 2},
     "shuffled": {"sampling": {"method": "shuffle", "batch_size": 20}},
+    "filter": {"clipping": {"name": "filter", "bound": 1.0}},
+    "naive": {"clipping": {"name": "naive", "bound": 1.0}},
+    "global_adaptive": {"clipping": {"name": "global_adaptive", "bound": 1.0}},
+    "sampled": {
+        "norms": {"refreshes_per_epoch": "when_sampled"},
+        "release": {"name": "private", "quantiles": [0.5, 0.9]},
+        "epochs": 2,
+    },
+    "truncated": {"sampling": {"method": "poisson", "batch_size": 20, "max_batch_size": 30}, "release": "private"},
+    "fixed": {"sampling": {"method": "fixed", "batch_size": 20}, "release": "private"},
+    "audited": {"audit": {"canaries": 20}, "epochs": 2},
+    "without norms": {"norms": "off", "accounting": {"group_sizes": [1, 2]}},
+    "every step": {
+        "clipping": {"name": "dpsgd_f", "bound": 1.0},
+        "norms": {"refreshes_per_epoch": "every_step"},
+        "release": "private",
+    },
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,9 @@ def test_a_stopped_trial_costs_what_it_ran(files: SweepFiles, trials: dict[str, 
     stopped = read_result(files.trial(STOPPED).result)
     assert isinstance(stopped, StoppedTrial)
     planned = next(planned for planned in plan_sweep(parse_sweep(SWEEP)).trials if planned.spec.key == STOPPED)
-    assert stopped.trace == planned.trace.until(2 * planned.trace.steps // EPOCHS)
+    ran = planned.trace.until(2 * planned.trace.steps // EPOCHS)
+    assert stopped.trace == replace(ran, ended_by_results=True)
+    assert stopped.worst_case.kind == "estimate"
     assert stopped.worst_case == account(stopped.trace, 1e-5, stopped.worst_case.accountant)
     assert trials[STOPPED]["epsilon"] == stopped.worst_case.epsilon < trials[GOOD]["epsilon"]
     assert [epoch.metrics["epsilon"] for epoch in stopped.history][-1] >= stopped.worst_case.epsilon
