@@ -43,14 +43,18 @@ def read_private_sealed(uri: str, next_step: str) -> bytes | None:
 def read_once_unsealed(uri: str, next_step: str) -> bytes | None:
     """`read_sealed` for a kind of file that earlier versions stored without a checksum, which is accepted."""
     try:
-        values = json.loads(read_bytes(uri))
+        content = read_bytes(uri)
     except FileNotFoundError:
         return None
+    return content if _lacks_seal(content) else _checked(content, uri, next_step)
+
+
+def _lacks_seal(content: bytes) -> bool:
+    try:
+        values = json.loads(content)
     except ValueError:
-        values = None
-    if isinstance(values, dict) and _SEAL not in values:
-        return json.dumps(values).encode()
-    return read_sealed(uri, next_step)
+        return False
+    return isinstance(values, dict) and _SEAL not in values
 
 
 def _sealed(content: bytes) -> bytes:
@@ -63,6 +67,11 @@ def _opened(read: Callable[[str], bytes], uri: str, next_step: str) -> bytes | N
         content = read(uri)
     except FileNotFoundError:
         return None
+    return _checked(content, uri, next_step)
+
+
+def _checked(content: bytes, uri: str, next_step: str) -> bytes:
+    """The object without its checksum, which has been verified."""
     try:
         values: dict[str, Any] = json.loads(content)
         seal = values.pop(_SEAL)
