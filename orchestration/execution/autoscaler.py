@@ -36,18 +36,16 @@ def is_beyond_autoscaler(needs: Mapping[str, float]) -> bool:
     """Whether the autoscaler says that none of its node types has the resources and labels of ``needs``.
 
     It is asked by an empty task that waits for them, until that runs or the autoscaler had time to say so. False for an
-    autoscaler of the first version, which does not say it.
+    autoscaler of the first version, which does not say it. The task is not cancelled, since `ray.cancel` ends this
+    process where the task ends at the same time; one that still waits ends with the connection to the cluster.
     """
     if not _is_current():
         return False
     waiting = ray.remote(max_retries=0, **_options(needs))(_nothing).remote()
     deadline = time.monotonic() + _PATIENCE
-    try:
-        while time.monotonic() < deadline and not ray.wait([waiting], timeout=0.5)[0]:
-            if any(_is(needs, request) for request in _status().autoscaling_state.infeasible_resource_requests):
-                return True
-    finally:
-        ray.cancel(waiting, force=True)
+    while time.monotonic() < deadline and not ray.wait([waiting], timeout=0.5)[0]:
+        if any(_is(needs, request) for request in _status().autoscaling_state.infeasible_resource_requests):
+            return True
     return False
 
 

@@ -18,7 +18,7 @@ from tests.orchestration.execution.autoscaled import autoscaled_cluster
 from tests.orchestration.execution.recorded_tasks import nodes_and_tasks
 from tests.orchestration.execution.test_upkeep import trained_sweep
 from tests.orchestration.execution.three_nodes import CLOSED
-from tests.orchestration.processes import dpsweep
+from tests.orchestration.processes import PATIENCE, dpsweep, script
 from tests.orchestration.reference import assert_same_trial, run_undisturbed
 from tests.orchestration.sample_grids import keys_of, small
 
@@ -87,6 +87,24 @@ def test_waiting_parts_start_cpu_nodes_and_no_gpu_node(address: str, tmp_path: P
         np.testing.assert_array_equal(ours.lower, theirs.lower)
     started = kinds(address, tmp_path)
     assert (started["account"] >= 1, started["train"]) == (True, 0), started
+
+
+ASKED = """
+import sys
+import ray
+from orchestration.execution.autoscaler import is_beyond_autoscaler
+
+ray.init(sys.argv[1], log_to_driver=False, configure_logging=False)
+print(sum(is_beyond_autoscaler({"CPU": 1.0}) for _ in range(300)))
+"""
+
+
+def test_asking_for_what_there_is_leaves_the_process_alive(address: str, tmp_path: Path) -> None:
+    """A task that is cancelled while it ends would end the process that asks, within some tens of calls."""
+    said = tmp_path / "said"
+    with script(ASKED, address, errors=said, **CLOSED) as process:
+        answer, _ = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, answer) == (0, "0\n"), said.read_text()
 
 
 @pytest.mark.long
