@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
@@ -173,10 +174,45 @@ class _RowSampler:
 
 
 class PoissonSampler(_RowSampler):
-    """Each row joins each batch independently with probability batch_size / dataset_size."""
+    """Each row joins each batch independently with probability batch_size / dataset_size.
+
+    Of small data sets several batches are drawn at once, as one batch from as many copies of the rows: the start of a
+    draw takes longer than the draw. The state holds that of the random choices before the last draw, which `restore`
+    repeats.
+    """
+
+    def __init__(self, dataset_size: int, batch_size: int, draws: RowDraws) -> None:
+        super().__init__(dataset_size, batch_size, draws)
+        self._at_once = max(1, min(_MOST_BATCHES, _MOST_ROWS // dataset_size))
+        self._before, self._ahead = draws.state(), deque[Rows]()
 
     def next_batch(self) -> Rows:
-        return self._draws.each(self._dataset_size, self._batch_size)
+        if not self._ahead:
+            self._draw()
+        return self._ahead.popleft()
+
+    def _draw(self) -> None:
+        self._before = self._draws.state()
+        size, count = self._dataset_size, self._at_once
+        rows = self._draws.each(count * size, count * self._batch_size)
+        starts = size * np.arange(count)
+        parts = np.split(rows, np.searchsorted(rows, starts[1:]))
+        self._ahead = deque(part - start for part, start in zip(parts, starts, strict=True))
+
+    def state(self) -> dict[str, Any]:
+        return {"draws": super().state(), "before": self._before, "ahead": len(self._ahead)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        super().restore(state["before"])
+        self._draw()
+        while len(self._ahead) > state["ahead"]:
+            self._ahead.popleft()
+        super().restore(state["draws"])
+
+
+_MOST_BATCHES: Final = 64
+_MOST_ROWS: Final = 2**19
+"""Largest number of batches that are drawn at once, and of rows to choose from."""
 
 
 class FixedBatchSampler(_RowSampler):

@@ -3,6 +3,7 @@ repeats itself when restored."""
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -80,6 +81,24 @@ def test_rows_are_distinct_ascending_and_in_range(method: str, draws: str) -> No
         assert rows.dtype == np.int64
         assert (np.diff(rows) > 0).all()
         assert len(rows) == 0 or (rows[0] >= 0 and rows[-1] < SIZE)
+
+
+@every_draws
+@pytest.mark.parametrize("max_batch_size", [None, 14], ids=["whole", "cut"])
+def test_poisson_batches_drawn_together_are_repeated_from_any_of_them(max_batch_size: int | None, draws: str) -> None:
+    """Of these rows 64 batches are drawn at once; cutting a batch makes random choices between two such draws."""
+    spec = SamplingSpec("poisson", BATCH, max_batch_size=max_batch_size)
+    drawn = make_sampler(spec, SIZE, DRAWS[draws](0))
+    states, batches = [], []
+    for _ in range(140):
+        states.append(copy.deepcopy(drawn.state()))
+        batches.append(drawn.next_batch())
+    assert len({tuple(rows) for rows in batches}) == len(batches)
+    other = make_sampler(spec, SIZE, DRAWS[draws](99))
+    for step in (0, 1, 63, 64, 65, 127, 128, 135):
+        other.restore(states[step])
+        for rows in batches[step : step + 70]:
+            np.testing.assert_array_equal(other.next_batch(), rows)
 
 
 @every_draws
