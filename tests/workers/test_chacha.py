@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from tests.workers.trial_specs import small_trial
 from workers import chacha
 from workers.chacha import ChaChaStream, by_integer_operations, keystream, require_standard
 from workers.gaussians import SharedChaChaGaussians
+from workers.sampling import PoissonSampler, Rows
 from workers.spec import Component
 
 CPU = torch.device("cpu")
@@ -140,10 +142,11 @@ def test_no_two_draws_of_a_trial_are_the_same(
 ) -> None:
     """The initial bound, the queries of a step and its gradients, also after the trial was continued.
 
-    A series that is shared is made again when a trial goes on, but what was drawn from it is not given again.
+    Series that several draws or batches share are made again when a trial goes on, but what was taken from them is not
+    given again.
     """
-    used, given = list[tuple[bytes, bytes, int]](), list[torch.Tensor]()
-    of_stream, of_calls = chacha.keystream, SharedChaChaGaussians.pieces
+    used, given, batches = list[tuple[bytes, bytes, int]](), list[torch.Tensor](), list[tuple[int, ...]]()
+    of_stream, of_calls, of_sampler = chacha.keystream, SharedChaChaGaussians.pieces, PoissonSampler.next_batch
 
     def recorded(key: bytes, nonce: bytes, first: int, blocks: int, device: torch.device) -> torch.Tensor:
         used.extend((key, nonce, first + index) for index in range(blocks))
@@ -154,8 +157,14 @@ def test_no_two_draws_of_a_trial_are_the_same(
             given.append(piece.clone())
             yield piece
 
+    def next_batch(self: PoissonSampler) -> Rows:
+        rows = of_sampler(self)
+        batches.append(tuple(rows.tolist()))
+        return rows
+
     monkeypatch.setattr(chacha, "keystream", recorded)
     monkeypatch.setattr(SharedChaChaGaussians, "pieces", handed_out)
+    monkeypatch.setattr(PoissonSampler, "next_batch", next_batch)
     bound = {"median_multiple": 1.0, "noise_multiplier": 20.0, "rounds": 12}
     spec = small_trial(noise_source=noise_source, clipping=Component("quantile", {"bound": bound}))
     trainer = new_trainer(spec, tmp_path / "begun")
@@ -168,9 +177,10 @@ def test_no_two_draws_of_a_trial_are_the_same(
     for _ in range(3):
         again.step()
     of_noise = trainer.state()["noise"]["key"]
-    of_batches = trainer.state()["sampler"]["key"]
-    batches = [block for block in used if block[0] == of_batches]
-    assert len(batches) == len(set(batches)) >= 6
+    of_batches = trainer.state()["sampler"]["draws"]["key"]
+    made = Counter(block for block in used if block[0] == of_batches)
+    assert set(made.values()) == {2}, "before the trial was continued, and after"
+    assert len(batches) == len(set(batches)) == 6
     assert len({nonce for key, nonce, _ in used if key == of_noise}) == 1  # of few draws
     assert len(given) == 12 + 6 * 2
     values = torch.cat(given).tolist()

@@ -70,7 +70,7 @@ def test_batches_come_from_a_cryptographic_stream(noise_source: str, tmp_path: P
     """An independent ChaCha20 of key and nonce says who joins."""
     trainer = trainer_of(replace(AUGMENTED, noise_source=noise_source), tmp_path)
     state, n = trainer.state()["sampler"], len(trainer._data)
-    first = Cipher(ChaCha20(state["key"], bytes(16)), mode=None).encryptor().update(bytes(n))
+    first = Cipher(ChaCha20(state["draws"]["key"], bytes(16)), mode=None).encryptor().update(bytes(n))
     threshold = 256 * AUGMENTED.sampling.expected_size(n) / n
     batch = trainer._sampler.next_batch().tolist()
     undecided = {row for row in range(n) if first[row] == int(threshold)}
