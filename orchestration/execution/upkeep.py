@@ -35,7 +35,7 @@ def damaged_files(files: SweepFiles, record: SweepRecord) -> list[str]:
 
 def damaged_reports(files: SweepFiles) -> list[str]:
     """One line for each damaged file of the report, and one for a damaged status, of a sweep that does not run."""
-    found = list(report_digests.damaged_reports(files))
+    found = list(report_digests.changed_report_files(files))
     try:
         read_snapshot(files.status)
     except DataCorruption as error:
