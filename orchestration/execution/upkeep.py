@@ -16,7 +16,7 @@ from orchestration.records.integrity import damages
 from orchestration.records.layout import SweepFiles
 from orchestration.records.ownership import claimed, exclusive
 from orchestration.records.results import StoredResult, TrialResult
-from orchestration.records.snapshot import read_snapshot
+from orchestration.records.status_snapshot import read_snapshot
 
 _READERS = 8
 """Trials read at the same time, in threads: hashing and reading release Python's global lock."""

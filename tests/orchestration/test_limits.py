@@ -23,9 +23,9 @@ from orchestration.records.attempts import read_attempts
 from orchestration.records.layout import SweepFiles
 from orchestration.records.limits import NO_LIMITS, Limits, Spent
 from orchestration.records.results import TrialResult
-from orchestration.records.snapshot import read_snapshot
 from orchestration.records.states import TrialState
 from orchestration.records.status import SweepStatus, TrialStatus
+from orchestration.records.status_snapshot import read_snapshot
 from orchestration.sweeps.grid import grid
 from orchestration.sweeps.schema import parse_sweep
 from orchestration.sweeps.user_code import permitted

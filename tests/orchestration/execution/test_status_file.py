@@ -12,9 +12,9 @@ from orchestration.execution.environment import IN_PROCESS
 from orchestration.execution.status_file import StatusFile
 from orchestration.pipeline import RunRequest, run_sweep
 from orchestration.records.layout import SweepFiles
-from orchestration.records.snapshot import ClusterSnapshot, NodeSnapshot, SweepSnapshot, read_snapshot
 from orchestration.records.states import TrialState
 from orchestration.records.status import SweepStatus, TrialStatus
+from orchestration.records.status_snapshot import ClusterSnapshot, NodeSnapshot, SweepSnapshot, read_snapshot
 from orchestration.sweeps.schema import parse_sweep
 from orchestration.sweeps.user_code import permitted
 from orchestration.tracking.no_tracking import NO_TRACKING
