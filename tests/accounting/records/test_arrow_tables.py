@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from accounting.errors import DataCorruption
+from accounting.records.arrow_tables import Oversized, read_table, stored_column
 from accounting.records.parts import PartStore, RepeatedIds
-from accounting.records.tables import Oversized, read_table, stored_column
 from accounting.records.traces import read_trace
 
 SCHEMA = pa.schema([("example_id", pa.int64()), ("norm", pa.float32())])
