@@ -18,7 +18,7 @@ from accounting.errors import DataCorruption, InvalidInput
 from orchestration.commands.main import app
 from orchestration.comparison.metrics import of_task
 from orchestration.comparison.stored import stored_record, stored_settings
-from orchestration.comparison.table import FORMULA, as_csv, as_parquet
+from orchestration.comparison.trials_table import FORMULA, as_csv, as_parquet
 from orchestration.report.writing import write_reports
 from tests.orchestration.sample_grids import keys_of, small
 from tests.orchestration.sample_outcomes import outcomes
