@@ -219,7 +219,7 @@ class _File:
             given.append(_strings(rows, text, found).is_valid().to_numpy(zero_copy_only=False))
             kept.append(rows.select(list(roles.used)))
         if not given:
-            raise InvalidInput(f"the table {found} has no rows")
+            raise InvalidInput(f"the table {found} has no rows; give a file with at least one")
         has_text = np.concatenate(given)
         columns = _empty(len(has_text))
         if roles.used:
