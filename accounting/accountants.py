@@ -89,7 +89,7 @@ def epsilon_rdp_classic(trace: Trace, delta: float, group_size: int = 1) -> Boun
     return Bounds(epsilon_classic(total_rdp(trace, group_size), delta))
 
 
-def epsilon_pld(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
+def bounds_pld(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
     """Privacy loss distributions, composed with certified error, for every trace and group size.
 
     Where Renyi DP or one dominating Gaussian gives a lower upper bound, that bound is returned under its own name.
@@ -250,7 +250,7 @@ class Accountant:
 _METHODS = (
     Accountant("rdp", epsilon_rdp),
     Accountant("rdp-classic", epsilon_rdp_classic),
-    Accountant("pld", epsilon_pld),
+    Accountant("pld", bounds_pld),
     Accountant("gdp", epsilon_gdp),
     Accountant("zcdp", epsilon_zcdp),
     Accountant("zcdp-sampled", epsilon_zcdp_sampled, kind="estimate"),

@@ -178,7 +178,7 @@ class Sweep:
         import pandas as pd
 
         from orchestration.comparison.stored import stored_settings
-        from orchestration.comparison.table import trial_table
+        from orchestration.comparison.trials_table import trial_table
 
         return pd.DataFrame(trial_table(self._record, stored_settings(self._files)))
 

@@ -17,6 +17,7 @@ from orchestration.sweeps.schema import parse_sweep
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), ROOT / "examples" / "README.md"]
 CONSOLE = [shlex.split(line)[2:] for line in README.splitlines() if line.startswith("$ dpsweep ")]
 ANSWERS = {"1.0": 2.9553, "6": 21.55, "3": 1.21, "time": 0.018855}
 
@@ -39,10 +40,26 @@ def test_documented_calculations_print_the_known_answer(arguments: list[str]) ->
     assert first.get("value", first.get("epsilon")) == pytest.approx(answers[0], rel=2e-3)
 
 
-def test_links_lead_to_files() -> None:
-    targets = re.findall(r"\]\(([^)#:]+)\)", README)
-    assert targets
-    assert [target for target in targets if not (ROOT / target).exists()] == []
+def _anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", page.read_text())
+    files = [((page.parent / path).resolve() if path else page, anchor) for path, anchor in links]
+    assert [str(file) for file, _ in files if not file.exists()] == []
+    assert [(file.name, anchor) for file, anchor in files if anchor and anchor not in _anchors(file)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_modules_and_tests_that_a_page_names_exist(page: Path) -> None:
+    """Named from the root of the repository or from a package, such as `execution/autoscaler.py`."""
+    named = set(re.findall(r"`((?:\w+/)+\w+\.py)`", page.read_text()))
+    roots = [ROOT, *(ROOT / package for package in ("accounting", "workers", "orchestration"))]
+    assert [path for path in sorted(named) if not any((root / path).exists() for root in roots)] == []
 
 
 def test_every_command_is_documented() -> None:

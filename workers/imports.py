@@ -101,7 +101,7 @@ def import_function(name: str, what: str, code: UserCode) -> Callable[..., Any]:
         module = _load(allowed, name, what)
     found = getattr(module, function, None)
     if not callable(found):
-        raise InvalidInput(f"{what} {name!r}: {location!r} has no function {function!r}")
+        raise InvalidInput(f"{what} {name!r}: {location!r} has no function {function!r}; name one that it defines")
     home = str(getattr(found, "__module__", None))
     if home != module.__name__ and not home.startswith(f"{module.__name__}."):
         raise InvalidInput(
@@ -171,7 +171,7 @@ def _load_module(location: str, name: str, what: str) -> ModuleType:
 
 def _load_file(path: Path, name: str, what: str) -> ModuleType:
     if not path.is_file():
-        raise InvalidInput(f"{what} {name!r}: there is no file {path.absolute()}")
+        raise InvalidInput(f"{what} {name!r}: there is no file {path.absolute()}; correct the path")
     resolved = path.resolve()
     module_name = f"dpsweep_user_{resolved.stem}_{hashlib.sha256(str(resolved).encode()).hexdigest()[:8]}"
     if module_name in sys.modules:

@@ -192,7 +192,9 @@ class FrozenFeatures:
                 raise InvalidInput(f"{name} of frozen_features is {value!r}, but must be text; put it in quotes")
         lookup(TRUNKS, self.network, "network")
         if self.weights != "imagenet" and not Path(self.weights).is_file():
-            raise InvalidInput(f"weights of frozen_features: there is no file {Path(self.weights).absolute()}")
+            raise InvalidInput(
+                f"weights of frozen_features: there is no file {Path(self.weights).absolute()}; correct the path"
+            )
         if self.size is not None:
             keep_whole(self, "size", "size of frozen_features", at_least=1)
 

@@ -20,14 +20,7 @@ from accounting.planning import TrialMechanism
 from accounting.records import NormShardWriter, TrialFiles
 from workers.audit import Canaries
 from workers.batch_gradients import NO_ANSWER, BatchGradients, Decision, LocalGradients
-from workers.clipping import (
-    NORM_ERROR,
-    ClippingState,
-    ClipRule,
-    Examples,
-    make_clipping,
-    released_bound,
-)
+from workers.clipping import NORM_ERROR, ClippingState, ClipRule, Examples, make_clipping, released_bound
 from workers.contributions import generator_rate
 from workers.data import Dataset, Split
 from workers.devices import choose_device, sent
@@ -41,15 +34,7 @@ from workers.noise import NoiseSource, derive_seed, seed_torch
 from workers.optimizers import make_average, make_learning_rate_schedule, make_optimizer
 from workers.recording import NormRecorder, choose_rows, is_due, oldest_norm
 from workers.requirements import check_spec
-from workers.run_state import (
-    Counters,
-    CpuGenerator,
-    CudaGenerator,
-    ModelModes,
-    ModelValues,
-    RunState,
-    Stateful,
-)
+from workers.run_state import Counters, CpuGenerator, CudaGenerator, ModelModes, ModelValues, RunState, Stateful
 from workers.sampling import make_row_draws, make_sampler
 from workers.spec import TrialSpec
 from workers.trial_mechanism import affordable_epochs, moment_order
@@ -102,7 +87,11 @@ class Trainer:
         self._order = moment_order(spec, mechanism)
         self._rule = ClipRule(float("inf"), lambda examples: torch.ones_like(examples.norms))
         self._decided_from: ClippingState | None = None
-        self._components: Mapping[str, Stateful] = {
+        self._components = self._make_components(device)
+
+    def _make_components(self, device: torch.device) -> Mapping[str, Stateful]:
+        """Everything that changes from step to step, besides `RunState`, by its name in the checkpoint."""
+        return {
             "model": ModelValues(self._model),
             "modes": ModelModes(self._model),
             "optimizer": self._optimizer,
@@ -110,12 +99,11 @@ class Trainer:
             **({"canaries": self.canaries} if self.canaries else {}),
             "sampler": self._sampler,
             "noise": self._noise,
-            "augmentation": CpuGenerator(local.augmentation_rng),
+            "augmentation": CpuGenerator(self.local.augmentation_rng),
             "torch": CpuGenerator(torch.default_generator),
             "cuda": CudaGenerator(device),
             "interval": self._everyone,
         }
-        """Everything that changes from step to step, besides `RunState`, by its name in the checkpoint."""
 
     def _make_canaries(self) -> Canaries | None:
         spec = self._spec

@@ -180,6 +180,70 @@ def sums(
         _sums(weights[at], nodes[at], precision[rows[i]], table, plain, 0, found[i])
 
 
+@helper
+def _least_upper(
+    weights: Array,
+    nodes: NDArray[np.int32],
+    precision: float,
+    table: Array,
+    plain: Array,
+    terms: Array,
+    best: float,
+    place: int,
+    total: Array,
+) -> tuple[float, int, int, int]:
+    """The least upper sum + term of one row, sought around the order ``place``, whose value is ``best``.
+
+    The window of orders grows until the least lies inside it or at the first or last order. Returns the least value,
+    its order, and the window [left, right) of orders whose sums are in ``total``.
+    """
+    orders = len(terms)
+    left = right = min(max(place - _WINDOW // 2 + 1, 0), orders - _WINDOW)
+    while left == right or (place == left and left > 0) or (place == right - 1 and right < orders):
+        falls_to_left = place == left and left < right
+        start = max(left - _WINDOW, 0) if falls_to_left else right
+        stop = left if falls_to_left else min(right + _WINDOW, orders)
+        _sums(weights, nodes, precision, table, plain, 2 * start, total[2 * start : 2 * stop])
+        left, right = min(left, start), max(right, stop)
+        for k in range(start, stop):
+            value = total[2 * k] + terms[k]
+            if value < best:
+                best, place = value, k
+    return best, place, left, right
+
+
+@helper
+def _least_lower(
+    weights: Array,
+    nodes: NDArray[np.int32],
+    precision: float,
+    table: Array,
+    plain: Array,
+    terms: Array,
+    highest: float,
+    place: int,
+    window: tuple[int, int],
+    total: Array,
+) -> float:
+    """The least lower sum + term of one row, from the order ``place`` to the first on either side above ``highest``.
+
+    window: the orders whose sums are in ``total``; further ones are written there.
+    """
+    left, right = window
+    least, orders = np.inf, len(terms)
+    for step in (1, -1):
+        k, above = place if step > 0 else place - 1, False
+        while 0 <= k < orders and not above:
+            if k < left or k >= right:
+                start, stop = (k, min(k + _WINDOW, orders)) if step > 0 else (max(k + 1 - _WINDOW, 0), k + 1)
+                _sums(weights, nodes, precision, table, plain, 2 * start, total[2 * start : 2 * stop])
+                left, right = min(left, start), max(right, stop)
+            value = total[2 * k + 1] + terms[k]
+            least, above = min(least, value), value > highest
+            k += step
+    return least
+
+
 @kernel(GIVEN, NODES, PLACES, GIVEN, TABLE, TABLE, PLACES, TABLE, TABLE, GIVEN, float64, FOUND_TABLE)
 def best_orders(
     weights: Array,
@@ -217,27 +281,10 @@ def best_orders(
             value = several[k] + at_few[k]
             if value < best:
                 best, place = value, places[k]
-        left = right = min(max(place - _WINDOW // 2 + 1, 0), orders - _WINDOW)
-        while left == right or (place == left and left > 0) or (place == right - 1 and right < orders):
-            falls_to_left = place == left and left < right
-            start = max(left - _WINDOW, 0) if falls_to_left else right
-            stop = left if falls_to_left else min(right + _WINDOW, orders)
-            _sums(own, own_nodes, own_precision, table, plain, 2 * start, sums_of[2 * start : 2 * stop])
-            left, right = min(left, start), max(right, stop)
-            for k in range(start, stop):
-                value = sums_of[2 * k] + terms[k]
-                if value < best:
-                    best, place = value, k
-        least = np.inf
-        for step in (1, -1):
-            k, above = place if step > 0 else place - 1, False
-            while 0 <= k < orders and not above:
-                if k < left or k >= right:
-                    start, stop = (k, min(k + _WINDOW, orders)) if step > 0 else (max(k + 1 - _WINDOW, 0), k + 1)
-                    _sums(own, own_nodes, own_precision, table, plain, 2 * start, sums_of[2 * start : 2 * stop])
-                    left, right = min(left, start), max(right, stop)
-                value = sums_of[2 * k + 1] + terms[k]
-                least, above = min(least, value), value > best + slack
-                k += step
+        best, place, left, right = _least_upper(
+            own, own_nodes, own_precision, table, plain, terms, best, place, sums_of
+        )
+        found[4, row] = _least_lower(
+            own, own_nodes, own_precision, table, plain, terms, best + slack, place, (left, right), sums_of
+        )
         found[0, row], found[1, row], found[2, row], found[3, row] = best, place, several[0], several[few]
-        found[4, row] = least

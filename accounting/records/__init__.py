@@ -1,5 +1,6 @@
 """Stored data: atomic files, traces, norm shards, per-example epsilons, and the names of a trial's files."""
 
+from accounting.records.arrow_tables import read_table
 from accounting.records.encryption import KEY_VARIABLE, KeyCheck, is_encrypting, new_key_check, require_key
 from accounting.records.epsilons import (
     Epsilons,
@@ -48,7 +49,6 @@ from accounting.records.shards import (
     has_norms,
     read_contributions,
 )
-from accounting.records.tables import read_table
 from accounting.records.traces import read_trace, write_trace
 from accounting.records.user_rows import ShareOfRows, SortedRows, noted_rows, shares_of, write_rows
 from accounting.records.users import OwnedPart, StoredUsers, verify_users, write_users

@@ -18,7 +18,7 @@ from accounting.records.files import list_files
 from accounting.records.objects import DIGEST, Piece, batch_of, read_piece
 from accounting.records.parts import MANIFEST, PartRecord, PartStore, RepeatedIds, corrupt, read_stored, rows_of
 from accounting.records.read_ahead import read_in_turn
-from accounting.records.snapshots import COMPLETE, Snapshot, object_uri, read_snapshots, uncommitted
+from accounting.records.snapshots import COMPLETE, Snapshot, committed_snapshots, object_uri, uncommitted
 
 NORM_SCHEMA = pa.schema(
     [
@@ -186,8 +186,8 @@ class NormsInObjects(StoredNorms):
     """Norms stored as a few objects and a manifest for each snapshot."""
 
     def __init__(self, directory: str, names: Sequence[str]) -> None:
-        """names: the files in the folder. Raises: DataCorruption as `read_snapshots`, or for different parts."""
-        self._snapshots = read_snapshots(directory, names)
+        """names: the files in the folder. Raises: DataCorruption as `committed_snapshots`, or for different parts."""
+        self._snapshots = committed_snapshots(directory, names)
         self.directory, self.uncommitted = directory, uncommitted(names)
         self.steps = tuple(snapshot.step for snapshot in self._snapshots)
         self.parts = tuple(range(self._snapshots[0].parts)) if self._snapshots else ()

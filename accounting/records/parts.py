@@ -20,10 +20,10 @@ import numpy as np
 import pyarrow as pa
 
 from accounting.errors import START_ANEW, DataCorruption, PrivateDetail
+from accounting.records.arrow_tables import Oversized, read_table, stored_column
 from accounting.records.encryption import decrypted, encrypted
 from accounting.records.files import exists, list_files, read_bytes, write_bytes_atomically
 from accounting.records.private_files import append_private, read_private, write_private
-from accounting.records.tables import Oversized, read_table, stored_column
 
 MANIFEST = "manifest.jsonl"
 _IDS = "example_id"
@@ -151,7 +151,7 @@ class RepeatedIds:
         self._ids: pa.ChunkedArray | None = None
 
     def read_table(self, content: bytes, schema: pa.Schema, columns: Sequence[str]) -> pa.Table:
-        """Some columns of a file whose schema starts with ``example_id``. Raises: as `tables.read_table`."""
+        """Some columns of a file whose schema starts with ``example_id``. Raises: as `arrow_tables.read_table`."""
         place = schema.get_field_index(_IDS)
         stored = stored_column(content, place)
         if self._ids is None or stored != self._stored:

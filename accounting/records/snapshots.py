@@ -136,7 +136,7 @@ class SnapshotWriter:
         if not committed:
             write_private_sealed(_manifest(self.directory, step), snapshot.to_json())
             self._committed.add(step)
-        elif read_snapshot(self.directory, step) != snapshot:
+        elif committed_snapshot(self.directory, step) != snapshot:
             raise _unrepeated(_manifest(self.directory, step))
         self._last = snapshot
 
@@ -147,7 +147,7 @@ class SnapshotWriter:
         """
         if not self._committed:
             return
-        last = self._last or read_snapshot(self.directory, max(self._committed))
+        last = self._last or committed_snapshot(self.directory, max(self._committed))
         uri = f"{self.directory}/{COMPLETE}"
         content = json.dumps({"snapshots": last.number + 1, "last": last.digest}).encode()
         stored = read_private_sealed(uri, _NEXT)
@@ -161,7 +161,7 @@ class SnapshotWriter:
         if self._last is not None and self._last.step < step:
             return self._last
         earlier = max((each for each in self._committed if each < step), default=None)
-        return None if earlier is None else read_snapshot(self.directory, earlier)
+        return None if earlier is None else committed_snapshot(self.directory, earlier)
 
     def _objects(self, step: int, batch: pa.RecordBatch) -> Iterator[tuple[str, list[pa.RecordBatch]]]:
         """The name of each object, and its parts."""
@@ -172,7 +172,7 @@ class SnapshotWriter:
             yield object_uri(self.directory, step, number), parts[start : start + together]
 
 
-def read_snapshot(directory: str, step: int) -> Snapshot:
+def committed_snapshot(directory: str, step: int) -> Snapshot:
     """A committed snapshot. Raises: DataCorruption when its manifest is missing or damaged."""
     uri = _manifest(directory, step)
     content = read_private_sealed(uri, _NEXT)
@@ -181,7 +181,7 @@ def read_snapshot(directory: str, step: int) -> Snapshot:
     return Snapshot.from_json(content, step, uri)
 
 
-def read_snapshots(directory: str, names: Sequence[str]) -> tuple[Snapshot, ...]:
+def committed_snapshots(directory: str, names: Sequence[str]) -> tuple[Snapshot, ...]:
     """All snapshots of a run that ended, in the order of their steps. names: the files that are in the folder.
 
     Raises: DataCorruption when the run did not end, and for manifests that are missing or damaged.
@@ -192,7 +192,7 @@ def read_snapshots(directory: str, names: Sequence[str]) -> tuple[Snapshot, ...]
         raise DataCorruption(f"{directory} holds no committed norm shards; run or resume the trial first")
     if content is None:
         raise DataCorruption(f"{directory} holds no {COMPLETE}: training was interrupted; resume the trial")
-    found = tuple(read_in_turn(directory, lambda step: read_snapshot(directory, step), steps))
+    found = tuple(read_in_turn(directory, lambda step: committed_snapshot(directory, step), steps))
     previous = ""
     for number, each in enumerate(found):
         if (each.number, each.previous) != (number, previous):

@@ -14,8 +14,8 @@ from accounting.errors import DataCorruption, DpsweepError
 from accounting.estimates import without_guarantee
 from accounting.filters import FILTERS, IndividualFilter
 from accounting.mechanism import GaussianRelease, PureRelease, Segment, Selection, SideQuery, Trace
+from accounting.records.arrow_tables import read_table
 from accounting.records.files import read_bytes, write_bytes_atomically
-from accounting.records.tables import read_table
 from accounting.registry import with_fields
 from accounting.samplings import stored_kinds
 

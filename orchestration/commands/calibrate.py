@@ -33,7 +33,7 @@ from accounting.schedules import (
 from orchestration.commands import panels
 from orchestration.commands.run_flags import AccountantName, Json, RunFlags, warn_of_delta, with_run_flags
 from orchestration.commands.run_shape import RunShape
-from orchestration.commands.selection import SELECTION, SelectionShape, SelectionTrials, random_trials
+from orchestration.commands.selection_flags import SELECTION, SelectionShape, SelectionTrials, random_trials
 from orchestration.commands.targets import Target
 
 

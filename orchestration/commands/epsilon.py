@@ -15,7 +15,7 @@ from orchestration.commands.epsilon_answers import answer
 from orchestration.commands.epsilon_output import print_answers_as_json, print_tables, write_plots
 from orchestration.commands.epsilon_request import EpsilonRequest, RunSource
 from orchestration.commands.run_flags import AccountantName, Json, RunFlags, warn_of_delta, with_run_flags
-from orchestration.commands.selection import SelectionShape, SelectionTrials, random_trials
+from orchestration.commands.selection_flags import SelectionShape, SelectionTrials, random_trials
 from orchestration.commands.stored_trial import INDIVIDUAL
 
 if TYPE_CHECKING:

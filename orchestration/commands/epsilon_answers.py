@@ -11,7 +11,7 @@ from accounting.estimates import PrivacyEstimate
 from orchestration.commands.epsilon_request import AccountedRun, EpsilonRequest
 from orchestration.commands.number_lists import whole_numbers
 from orchestration.commands.risk import curve_deltas, risk_of
-from orchestration.commands.selection import accounted, compared_with_naive
+from orchestration.commands.selection_flags import accounted, compared_with_naive
 from orchestration.commands.stored_trial import (
     EpsilonSpread,
     GivenExamples,

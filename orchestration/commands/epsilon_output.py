@@ -16,7 +16,7 @@ from accounting.estimates import PrivacyEstimate
 from orchestration.commands.epsilon_answers import EpsilonAnswers
 from orchestration.commands.plots import write_epsilon_plot
 from orchestration.commands.risk import RISK, risk_table, write_curve_plot
-from orchestration.commands.selection import SELECTION, naive_note
+from orchestration.commands.selection_flags import SELECTION, naive_note
 from orchestration.commands.stored_trial import PRIVATE, QUANTILES, EpsilonSpread, steps_per_epoch
 from orchestration.comparison.group_sizes import COMPARISON, VADHAN, GroupComparison, linear_heading
 

@@ -21,7 +21,7 @@ _SHOWN_AT_ONCE = 12
 
 
 class ConsoleDisplay:
-    """A `pipeline.Display` with live progress on a terminal, and one line per event if the output is no terminal."""
+    """A `pipeline.request.Display`: live progress on a terminal, and one line per event where there is none."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

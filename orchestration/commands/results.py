@@ -36,7 +36,7 @@ def export(
     by you only.
     """
     from orchestration.comparison.stored import stored_record, stored_settings
-    from orchestration.comparison.table import FORMATS, trial_table
+    from orchestration.comparison.trials_table import FORMATS, trial_table
     from orchestration.records.release_modes import release_mode
 
     write = lookup(FORMATS, to.suffix, "format of --to")

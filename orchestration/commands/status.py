@@ -23,8 +23,8 @@ from orchestration.commands.cluster import jobs_at
 from orchestration.comparison.formats import clock, measured, number, seconds
 from orchestration.comparison.plain_text import for_terminal
 from orchestration.records.layout import SweepFiles, absolute
-from orchestration.records.snapshot import PERIOD, ClusterSnapshot, SweepSnapshot, TrialSnapshot, read_snapshot
 from orchestration.records.states import TrialState
+from orchestration.records.status_snapshot import PERIOD, ClusterSnapshot, SweepSnapshot, TrialSnapshot, read_snapshot
 
 if TYPE_CHECKING:
     from orchestration.execution.submission import SubmittedSweep

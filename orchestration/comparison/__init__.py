@@ -27,7 +27,7 @@ __all__ = [
     "settings",
     "statistics",
     "stored",
-    "table",
+    "trials_table",
     "values",
     "winners",
 ]

@@ -12,8 +12,8 @@ from accounting.errors import DpsweepError
 from accounting.records import exists, list_folders
 from orchestration.comparison.stored import stored_record
 from orchestration.records.layout import SweepFiles
-from orchestration.records.snapshot import SweepSnapshot, read_snapshot
 from orchestration.records.states import TrialState
+from orchestration.records.status_snapshot import SweepSnapshot, read_snapshot
 
 STALE: Final = "stale"
 

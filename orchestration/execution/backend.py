@@ -16,7 +16,7 @@ from orchestration.execution.shared_storage import Probe
 from orchestration.records.failures import record_failure
 from orchestration.records.layout import SweepFiles
 from orchestration.records.release_modes import Disclosure
-from orchestration.records.snapshot import ClusterSnapshot, SweepSnapshot
+from orchestration.records.status_snapshot import ClusterSnapshot, SweepSnapshot
 from orchestration.sweeps.plan import Plan, PlannedTrial
 from orchestration.sweeps.schema import SweepSpec
 from workers.imports import UserCode

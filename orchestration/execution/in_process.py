@@ -14,7 +14,7 @@ from orchestration.execution.environment import IN_PROCESS
 from orchestration.execution.stopping import close_here
 from orchestration.execution.storage_retries import train_patiently
 from orchestration.records.layout import SweepFiles
-from orchestration.records.snapshot import SweepSnapshot
+from orchestration.records.status_snapshot import SweepSnapshot
 from orchestration.sweeps.plan import PlannedTrial
 from orchestration.sweeps.schema import SweepSpec
 from workers.imports import UserCode

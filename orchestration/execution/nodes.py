@@ -8,7 +8,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from orchestration.records.snapshot import ClusterSnapshot, NodeSnapshot
+from orchestration.records.status_snapshot import ClusterSnapshot, NodeSnapshot
 from orchestration.sweeps.resources import LABEL
 
 

@@ -16,7 +16,7 @@ from orchestration.execution.nodes import cluster_now
 from orchestration.execution.shared_storage import OnSharedStorage, Probe
 from orchestration.execution.tune import train
 from orchestration.records.layout import SweepFiles
-from orchestration.records.snapshot import ClusterSnapshot, SweepSnapshot
+from orchestration.records.status_snapshot import ClusterSnapshot, SweepSnapshot
 from orchestration.sweeps.fields import LEAST_QUANTITY
 from orchestration.sweeps.plan import PlannedTrial
 from orchestration.sweeps.schema import AccountingSettings, SweepSpec

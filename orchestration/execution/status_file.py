@@ -14,7 +14,9 @@ from typing import Final
 
 from accounting.errors import DataCorruption, StorageError
 from orchestration.records.release_modes import Disclosure, release_mode
-from orchestration.records.snapshot import (
+from orchestration.records.states import TrialState
+from orchestration.records.status import SweepStatus, TrialStatus
+from orchestration.records.status_snapshot import (
     PERIOD,
     ClusterSnapshot,
     SweepSnapshot,
@@ -22,8 +24,6 @@ from orchestration.records.snapshot import (
     read_snapshot,
     write_snapshot,
 )
-from orchestration.records.states import TrialState
-from orchestration.records.status import SweepStatus, TrialStatus
 
 JOB_VARIABLE: Final = "DPSWEEP_JOB"
 """Environment variable with the submission id of the Ray job that a driver runs in."""

@@ -16,7 +16,7 @@ from orchestration.records.integrity import damages
 from orchestration.records.layout import SweepFiles
 from orchestration.records.ownership import claimed, exclusive
 from orchestration.records.results import StoredResult, TrialResult
-from orchestration.records.snapshot import read_snapshot
+from orchestration.records.status_snapshot import read_snapshot
 
 _READERS = 8
 """Trials read at the same time, in threads: hashing and reading release Python's global lock."""
@@ -35,7 +35,7 @@ def damaged_files(files: SweepFiles, record: SweepRecord) -> list[str]:
 
 def damaged_reports(files: SweepFiles) -> list[str]:
     """One line for each damaged file of the report, and one for a damaged status, of a sweep that does not run."""
-    found = list(report_digests.damaged_reports(files))
+    found = list(report_digests.changed_report_files(files))
     try:
         read_snapshot(files.status)
     except DataCorruption as error:

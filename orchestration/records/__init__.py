@@ -16,8 +16,8 @@ __all__ = [
     "release_modes",
     "report_digests",
     "results",
-    "snapshot",
     "states",
     "status",
+    "status_snapshot",
     "worst_cases",
 ]

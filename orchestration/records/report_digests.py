@@ -29,7 +29,7 @@ def note_reports(files: SweepFiles, sensitive: bool) -> None:
         write_private_sealed(files.private_report_digests, json.dumps(private).encode())
 
 
-def damaged_reports(files: SweepFiles) -> Iterator[str]:
+def changed_report_files(files: SweepFiles) -> Iterator[str]:
     """One line for each file of the report that is missing or has changed; none for sweeps of earlier versions."""
     again = f"`dpsweep report {files.root}` writes it again"
     for read, uri in ((read_sealed, files.report_digests), (read_private_sealed, files.private_report_digests)):

@@ -12,7 +12,7 @@ from orchestration.comparison.stored import owned_record, stored_evidence
 from orchestration.records.layout import SweepFiles
 from orchestration.records.release_modes import release_mode
 from orchestration.records.report_digests import note_reports
-from orchestration.records.snapshot import PERIOD, read_snapshot
+from orchestration.records.status_snapshot import PERIOD, read_snapshot
 from orchestration.report.page import render, renewed
 
 

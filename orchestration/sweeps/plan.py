@@ -127,7 +127,8 @@ def plan_sweep(
     if sweep.tune is not None and sweep.adapted is None:
         require_optuna(sweep.tune)
         tuning = plan_sweep(while_tuning(sweep), code, past, solver)
-        return replace(_alike(sweep, tuning), warnings=(*tuning.warnings, of_candidates(sweep, tuning.trials)))
+        remarks = (of_candidates(sweep, tuning.trials),) if tuning.trials else ()  # none if every trial is refused
+        return replace(_alike(sweep, tuning), warnings=(*tuning.warnings, *remarks))
     planner, release = _Planner(sweep, code, past.calibrations), release_spec(sweep.release.name, sweep.release.params)
     after_training = release.releases() if release else ()
 

@@ -32,7 +32,7 @@ def read_text(path: Path) -> str:
             raise InvalidInput(f"{path} has more than {MAX_BYTES:,} bytes; shorten the lists of the sweep, or split it")
         return content.decode()
     except UnicodeDecodeError as error:
-        raise InvalidInput(f"cannot read the sweep file {path}: it is not UTF-8 text") from error
+        raise InvalidInput(f"cannot read the sweep file {path}: it is not UTF-8 text; save it as UTF-8") from error
     except OSError as error:
         raise InvalidInput(f"cannot read the sweep file {path}: {error.strerror}") from error
 
@@ -102,7 +102,7 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     for key, _ in node.value:
         if isinstance(key, yaml.ScalarNode):
             if key.value in seen:
-                raise _refused(f"the key {key.value!r} is given twice", key)
+                raise _refused(f"the key {key.value!r} is given twice; keep one", key)
             seen.add(key.value)
     return loader.construct_mapping(node, deep=True)
 

@@ -90,7 +90,7 @@ def _allowance(name: str) -> UserModule:
     if name.endswith(".py"):
         file = Path(name).resolve()
         if not file.is_file():
-            raise InvalidInput(f"--allow-code {name!r}: there is no file {file}")
+            raise InvalidInput(f"--allow-code {name!r}: there is no file {file}; correct the path")
         return UserModule(str(file), str(file))
     if not all(part.isidentifier() for part in name.split(".")):
         raise InvalidInput(f"--allow-code is {name!r}, but must be a module or a file ending in .py")
@@ -113,7 +113,7 @@ def _own_file(location: str, subject: str, folder: Path, allowances: Mapping[str
     if str(file) not in allowances:
         _require_inside(folder, [file], subject, str(file))
     if not file.is_file():
-        raise InvalidInput(f"{subject}: there is no file {file}")
+        raise InvalidInput(f"{subject}: there is no file {file}; correct the path")
     return UserModule(location, str(file))
 
 

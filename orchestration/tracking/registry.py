@@ -69,7 +69,9 @@ def register_best(
         except MlflowException as error:
             if error.error_code != "INVALID_PARAMETER_VALUE":
                 raise
-            raise InvalidInput(f"MLflow refuses the name {name!r} or the alias {alias!r}: {error.message}") from error
+            raise InvalidInput(
+                f"MLflow refuses the name {name!r} or the alias {alias!r}: {error.message}; choose another"
+            ) from error
     return Registered(name, version, alias)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,3 +93,11 @@ def edited(data: bytes, changes: list[Edit]) -> bytes:
             case _:
                 data = data[:at] + change.piece + data[at + size :]
     return data
+
+
+def places_in(content: Any) -> Iterator[tuple[Any, Any]]:
+    """Every container with every key or position in it, from the inside out."""
+    for key in list(content) if isinstance(content, dict) else range(len(content)):
+        if isinstance(content[key], dict | list):
+            yield from places_in(content[key])
+        yield content, key

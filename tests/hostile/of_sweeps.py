@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +18,7 @@ from orchestration.sweeps.plan import plan_sweep
 from orchestration.sweeps.schema import SweepSpec, parse_sweep
 from orchestration.sweeps.text import read_text
 from tests.hostile.floor import assert_pays_for_a_step
-from tests.hostile.odd import Edit, edited, edits, odd_values
+from tests.hostile.odd import Edit, edited, edits, odd_values, places_in
 from tests.hostile.target import Target
 
 SWEEPS: tuple[dict[str, Any], ...] = (
@@ -133,7 +132,7 @@ def _content(given: Text | Values | str) -> bytes:
         return edited(yaml.safe_dump(SWEEPS[given.sweep]).encode(), given.changes)
     sweep = copy.deepcopy(SWEEPS[given.sweep])
     for place, what, value in given.changes:
-        places = list(_places(sweep))
+        places = list(places_in(sweep))
         if not places:
             break
         holder, key = places[int(place * len(places))]
@@ -147,14 +146,6 @@ def _content(given: Text | Values | str) -> bytes:
             case _:
                 holder[key] = [holder[key], copy.deepcopy(value)]
     return yaml.safe_dump(sweep, allow_unicode=True).encode(errors="surrogatepass")
-
-
-def _places(content: Any) -> Iterator[tuple[Any, Any]]:
-    """Every container with every key or position in it, from the inside out."""
-    for key in list(content) if isinstance(content, dict) else range(len(content)):
-        if isinstance(content[key], dict | list):
-            yield from _places(content[key])
-        yield content, key
 
 
 SWEEP_FILES = Target("sweep files", inputs(), feed)

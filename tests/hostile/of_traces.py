@@ -7,7 +7,6 @@ import functools
 import hashlib
 import json
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +20,7 @@ from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuer
 from accounting.records.traces import read_trace, write_trace
 from accounting.samplings import FixedBatchSampling, PoissonSampling, ShuffledSampling, TruncatedPoissonSampling
 from tests.hostile.floor import assert_pays_for_a_step
-from tests.hostile.odd import Edit, edited, edits, odd_values
+from tests.hostile.odd import Edit, edited, edits, odd_values, places_in
 from tests.hostile.target import Target
 
 DELTA = 1e-5
@@ -92,7 +91,7 @@ def forged(given: Forged) -> bytes:
     """The file of a changed content; columns that hold other types than they should get the type of what they hold."""
     original = _content(given.trace)
     content = copy.deepcopy({"rows": original["rows"], "run": original["run"]})
-    places = [place for place in _places(content) if place[0] is not content]
+    places = [place for place in places_in(content) if place[0] is not content]
     holder, key = places[int(given.place * len(places))]
     if given.what == "replace":
         holder[key] = given.value
@@ -110,14 +109,6 @@ def forged(given: Forged) -> bytes:
     with pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
     return bytes(sink.getvalue().to_pybytes())
-
-
-def _places(content: Any) -> Iterator[tuple[Any, Any]]:
-    """Every container with every key or position in it, from the outside in."""
-    for key in list(content) if isinstance(content, dict) else range(len(content)):
-        if isinstance(content[key], dict | list):
-            yield from _places(content[key])
-        yield content, key
 
 
 def _table(rows: Any, schema: pa.Schema) -> pa.Table:

@@ -278,7 +278,7 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
             True,
         ),
         B(
-            "elif read_snapshot(self.directory, step) != snapshot:",
+            "elif committed_snapshot(self.directory, step) != snapshot:",
             "elif False:",
             "another run's rows are a replay",
             True,

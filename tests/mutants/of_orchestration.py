@@ -64,7 +64,7 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         B("(seed, _PART)", "(seed, _PART, part.place)", "parts of candidates overlap", privacy=True),
     ),
     *bugs_in(
-        "orchestration/pipeline.py",
+        "orchestration/pipeline/private_selection.py",
         ("tests/orchestration/test_selection.py",),
         B("    delete_folder(files.selection)\n", "", "the candidates of a private selection stay", privacy=True),
         B(
@@ -73,10 +73,14 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
             "runs are drawn again",
             True,
         ),
+    ),
+    *bugs_in(
+        "orchestration/pipeline/stage.py",
+        ("tests/orchestration/test_selection.py",),
         B("        _require_selected(sweep, plan, files)\n", "", "a selected trial is trained again", privacy=True),
     ),
     *bugs_in(
-        "orchestration/pipeline.py",
+        "orchestration/pipeline/stage.py",
         ("tests/orchestration/test_limits.py",),
         B(
             "if request.retry and earlier is None else ()",

@@ -71,6 +71,11 @@ def is_public(path: Path) -> bool:
     return stat.S_IMODE(path.stat().st_mode) & 0o044 != 0 and stat.S_IMODE(path.parent.stat().st_mode) & 0o011 != 0
 
 
+def words(page: str) -> str:
+    """The text of a page without scripts, styles and tags."""
+    return re.sub(r"<[^>]+>", " ", re.sub(r"<(script|style).*?</\1>", " ", Path(page).read_text(), flags=re.DOTALL))
+
+
 def published(root: Path) -> Values:
     """Every value in the public files below ``root``, but for what pages and stores of MLflow hold."""
     found: Values = {}

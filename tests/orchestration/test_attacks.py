@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from orchestration.records.results import TrialResult, read_exact_statistics, re
 from orchestration.sweeps.plan import plan_sweep
 from orchestration.sweeps.schema import parse_sweep
 from orchestration.tracking.protocol import group_table
-from tests.orchestration.public_values import is_public
+from tests.orchestration.public_values import is_public, words
 from tests.orchestration.sample_grids import small, trial_in
 from workers.attacks import AttackResults, read_attacks, write_attacks
 from workers.digests import note_written
@@ -67,11 +66,6 @@ def finished(folder: Path, release: str) -> SweepFiles:
         complete_trial(planned, trial, sweep, Times(0.0, 1.0))
     render_again(files.root)
     return files
-
-
-def words(page: str) -> str:
-    """The text of a page without scripts, styles and tags."""
-    return re.sub(r"<[^>]+>", " ", re.sub(r"<(script|style).*?</\1>", " ", Path(page).read_text(), flags=re.DOTALL))
 
 
 @pytest.mark.parametrize("release", ["none", "private"])

@@ -19,7 +19,7 @@ from orchestration.records.manifest import open_manifest, write_manifest
 from orchestration.sweeps.plan import plan_sweep
 from orchestration.sweeps.schema import parse_sweep
 from orchestration.tracking.protocol import group_table
-from tests.orchestration.public_values import is_public
+from tests.orchestration.public_values import is_public, words
 from tests.orchestration.sample_grids import keys_of, small
 from workers.attacks import read_attacks, write_attacks
 from workers.digests import note_written
@@ -53,11 +53,6 @@ def finished(folder: Path, release: str) -> SweepFiles:
         complete_trial(planned, trial, sweep, Times(0.0, 1.0))
     render_again(files.root)
     return files
-
-
-def words(page: str) -> str:
-    """The text of a page without scripts, styles and tags."""
-    return re.sub(r"<[^>]+>", " ", re.sub(r"<(script|style).*?</\1>", " ", Path(page).read_text(), flags=re.DOTALL))
 
 
 @pytest.mark.parametrize("release", ["none", "private"])

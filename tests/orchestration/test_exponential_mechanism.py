@@ -14,11 +14,10 @@ import pytest
 from accounting import ExponentialChoice, account
 from accounting.errors import DataCorruption, InvalidInput
 from accounting.records import read_trace
-from orchestration import pipeline
 from orchestration.comparison.stored import stored_record
 from orchestration.execution.environment import IN_PROCESS
 from orchestration.execution.upkeep import damaged_files
-from orchestration.pipeline import Outcome, RunRequest, run_sweep
+from orchestration.pipeline import Outcome, RunRequest, private_selection, run_sweep
 from orchestration.records.layout import SweepFiles
 from orchestration.sweeps.plan import plan_sweep
 from orchestration.sweeps.schema import parse_sweep
@@ -61,7 +60,7 @@ def chosen(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Path]:
     folder = tmp_path_factory.mktemp("chosen")
     kept = folder / "candidates"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "delete_folder", lambda uri: shutil.move(uri, kept))
+        patch.setattr(private_selection, "delete_folder", lambda uri: shutil.move(uri, kept))
         return run_sweep(request(folder)), kept
 
 
@@ -142,7 +141,7 @@ def test_it_is_verified_and_continued_without_another_choice(chosen: tuple[Outco
 def test_the_choice_favours_the_candidate_with_fewer_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bound of 1e-6 learns nothing: at epsilon 2 its hundreds of further errors leave it no chance."""
     kept = tmp_path / "candidates"
-    monkeypatch.setattr(pipeline, "delete_folder", lambda uri: shutil.move(uri, kept))
+    monkeypatch.setattr(private_selection, "delete_folder", lambda uri: shutil.move(uri, kept))
     tune = {**TUNE, "parameters": {"clipping.bound": [1e-6, 1.0]}}
     loose = {"target_epsilon": 100.0, "delta": DELTA, "accountant": "rdp"}
     optimizer = {"name": "sgd", "learning_rate": 2.0}
@@ -159,7 +158,7 @@ def test_the_choice_favours_the_candidate_with_fewer_errors(tmp_path: Path, monk
 
 def test_a_damaged_count_is_named_and_nothing_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = request(tmp_path, seeds=[0])
-    monkeypatch.setattr(pipeline, "selected_runs", lambda record, files: pytest.fail("stop"))
+    monkeypatch.setattr(private_selection, "selected_runs", lambda record, files: pytest.fail("stop"))
     with pytest.raises(BaseException, match="stop"):
         run_sweep(asked)
     monkeypatch.undo()

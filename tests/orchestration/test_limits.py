@@ -18,14 +18,14 @@ from accounting.errors import InvalidInput
 from accounting.records import exists
 from orchestration.commands.status import headline, picture
 from orchestration.execution.environment import IN_PROCESS
-from orchestration.pipeline import NO_DISPLAY, Outcome, RunRequest, run_sweep
+from orchestration.pipeline import Outcome, RunRequest, run_sweep
 from orchestration.records.attempts import read_attempts
 from orchestration.records.layout import SweepFiles
 from orchestration.records.limits import NO_LIMITS, Limits, Spent
 from orchestration.records.results import TrialResult
-from orchestration.records.snapshot import read_snapshot
 from orchestration.records.states import TrialState
 from orchestration.records.status import SweepStatus, TrialStatus
+from orchestration.records.status_snapshot import read_snapshot
 from orchestration.sweeps.grid import grid
 from orchestration.sweeps.schema import parse_sweep
 from orchestration.sweeps.user_code import permitted
@@ -69,7 +69,7 @@ def run(
     sweep = parse_sweep(text)
     code = permitted(sweep, folder) if sweep.own_components else NO_CODE
     request = RunRequest(sweep, text, str(folder / "out"), address, tracking_uri, code=code, limits=limits, retry=retry)
-    return run_sweep(request, NO_DISPLAY)
+    return run_sweep(request)
 
 
 def states(outcome: Outcome) -> list[TrialState]:

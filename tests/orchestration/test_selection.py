@@ -15,7 +15,6 @@ import pytest
 from accounting import RandomTrials, account, account_selection, individual_epsilons, privacy_curve
 from accounting.errors import DataCorruption, InvalidInput, UnsupportedMechanism
 from accounting.records import read_trace
-from orchestration import pipeline
 from orchestration.commands.status import status
 from orchestration.comparison.claims import unfounded
 from orchestration.comparison.stored import stored_record
@@ -23,7 +22,7 @@ from orchestration.execution import storage_retries
 from orchestration.execution.environment import IN_PROCESS
 from orchestration.execution.reaccounting import ReaccountingRequest, account_again
 from orchestration.execution.upkeep import damaged_files, prune_norms
-from orchestration.pipeline import Outcome, RunRequest, render_again, run_sweep
+from orchestration.pipeline import Outcome, RunRequest, private_selection, render_again, run_sweep
 from orchestration.records.layout import SweepFiles
 from orchestration.records.limits import Limits
 from orchestration.sweeps.plan import plan_sweep
@@ -74,7 +73,7 @@ def selected(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Path]:
         shutil.move(uri, kept)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "delete_folder", keep)
+        patch.setattr(private_selection, "delete_folder", keep)
         patch.setattr("orchestration.sweeps.selection.RandomTrials.number_at", lambda law, uniform: 3)
         return run_sweep(replace(request(folder), tracking_uri=None)), kept
 

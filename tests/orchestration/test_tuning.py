@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import shutil
 import statistics
@@ -14,6 +16,7 @@ from accounting import account_together
 from accounting.errors import InvalidInput
 from orchestration.comparison.record import rows
 from orchestration.comparison.stored import stored_record
+from orchestration.comparison.trials_table import as_csv, trial_table
 from orchestration.comparison.winners import best_candidates
 from orchestration.execution.environment import IN_PROCESS
 from orchestration.pipeline import Outcome, RunRequest, render_again, run_sweep
@@ -95,6 +98,15 @@ def test_it_says_wherever_a_trial_is_shown_that_no_epsilon_counts_the_choice(out
         assert note.partition(", the best of ")[0].count(",") == places - 1
     assert words in Path(outcome.files.root, "report.html").read_text()
     assert words in Path(outcome.files.tuning, "report.html").read_text()
+
+
+def test_its_exported_table_holds_the_notes_as_text(outcome: Outcome) -> None:
+    table = trial_table(outcome.record)
+    notes = [row["notes"] for row in json.loads(Path(outcome.files.results).read_text())]
+    assert all(len(each) > 1 for each in notes)
+    assert [row["notes"] for row in table] == ["; ".join(each) for each in notes]
+    exported = csv.DictReader(io.StringIO(as_csv(table).decode()))
+    assert [row["notes"] for row in exported] == [row["notes"] for row in table]
 
 
 def test_the_ledger_counts_the_candidates(outcome: Outcome, tmp_path: Path) -> None:

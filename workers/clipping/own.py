@@ -173,6 +173,10 @@ def _rows(examples: Examples, rows: slice | Tensor) -> Examples:
 
 
 def _equal(one: object, other: object) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return torch.equal(one, other)
-    return one is other or (not isinstance(one, Tensor) and not isinstance(other, Tensor) and one == other)
+    match one, other:
+        case Tensor(), Tensor():
+            return torch.equal(one, other)
+        case (Tensor(), _) | (_, Tensor()):
+            return False
+        case _:
+            return one is other or one == other

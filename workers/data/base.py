@@ -184,7 +184,9 @@ class Source:
             _check_indices(f"groups of {self.name!r}", split.groups, self.group_names)
         ids = torch.cat([split.example_ids for split in splits])
         if len(ids.unique()) < len(ids):
-            raise InvalidInput(f"example_ids of {self.name!r} are not unique over training and test split")
+            raise InvalidInput(
+                f"example_ids of {self.name!r} are not unique over training and test split; give each example its own"
+            )
         require_one_by_one(self.name, self.preparation, self.train.features)
 
 

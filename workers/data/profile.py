@@ -56,7 +56,7 @@ def profile_table(path: str, texts: tuple[str, ...], most_values: int) -> TableP
     """
     first = read_table(path, texts)
     if first.num_rows == 0:
-        raise InvalidInput(f"the table {path} has no rows")
+        raise InvalidInput(f"the table {path} has no rows; give a table with a header and at least one row")
     spelt = read_table(path, first.column_names)
     as_texts = {*texts, *(name for name in first.column_names if not _holds_numbers(first[name], spelt[name]))}
     rows = read_table(path, as_texts)

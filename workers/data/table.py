@@ -253,7 +253,7 @@ def _roles(
     if both := next((label for label in labels if label in chosen), None):
         raise InvalidInput(f"the label column {both!r} is also a feature; leave it out of `features`")
     if repeat := repeated(chosen):
-        raise InvalidInput(f"`features` names {repeat!r} more than once")
+        raise InvalidInput(f"`features` names {repeat!r} more than once; name it once")
     return Roles(labels, groups, user, tuple(chosen))
 
 
@@ -337,7 +337,7 @@ def _undeclared_groups(roles: Roles, declared: Declared) -> list[str]:
 def _complete(rows: pa.Table) -> pa.Table:
     """The rows without a missing value. Raises: InvalidInput when there is none."""
     if rows.num_rows == 0:
-        raise InvalidInput("the table has no rows")
+        raise InvalidInput("the table has no rows; give a file with at least one")
     complete = rows.take(complete_rows(rows))
     if complete.num_rows == 0:
         missing = {name: rows.num_rows - len(complete_rows(rows.select([name]))) for name in rows.column_names}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -87,14 +88,8 @@ def text(
     by = () if group is None and kind != "classification" else attributes("text", labels if group is None else group)
     declared = Declared(kind, {}, {}, classes, declared_groups(by, groups))
     roles = Roles(labels, by, user, ())
-    if text in roles.used:
-        raise InvalidInput(f"the column {text!r} is the text, and also a label, group or user; name another of both")
-    texts = declared.texts(labels, by, user)
-    tables = [_File.read(path, text, roles, texts)]
-    if test_path is not None:
-        require_other(test_path, path)
-        tables.append(_File.read(test_path, text, roles, texts))
-    encoding = encoding_of(tables[0].columns, roles, declared)
+    files = _read_files(path, test_path, text, roles, declared)
+    encoding = encoding_of(files[0].columns, roles, declared)
     learner = _Learner(
         encoder,
         _targets(objective, encoder, mask_token, mask_fraction, mask_seed),
@@ -102,12 +97,8 @@ def text(
         None if cache is None else Path(cache).expanduser().absolute(),
         json.dumps([max_length, encoder.padding, objective, mask_token, mask_fraction, mask_seed]),
     )
-    users, first = user_names([each.columns for each in tables], user), 0
-    splits = []
-    for each in tables:
-        splits.append(learner.split(each, encoding, users, first))
-        first += each.columns.num_rows
-    is_complete = sum(map(len, splits)) == first
+    splits = learner.splits(files, encoding, user)
+    is_complete = sum(map(len, splits)) == sum(each.columns.num_rows for each in files)
     return Source(
         Path(path).stem,
         splits[0],
@@ -118,6 +109,17 @@ def text(
         notes=encoding.notes if is_complete else (*encoding.notes, "rows with a missing value are left out"),
         task=kind,
     )
+
+
+def _read_files(path: str, test_path: str | None, text: str, roles: Roles, declared: Declared) -> list[_File]:
+    """The training file, and the test file if there is one. Raises: InvalidInput and DataCorruption as `text`."""
+    if text in roles.used:
+        raise InvalidInput(f"the column {text!r} is the text, and also a label, group or user; name another of both")
+    texts = declared.texts(roles.labels, roles.groups, roles.user)
+    if test_path is None:
+        return [_File.read(path, text, roles, texts)]
+    require_other(test_path, path)
+    return [_File.read(each, text, roles, texts) for each in (path, test_path)]
 
 
 def _labels(objective: Objective, label: str | Sequence[str] | None, task: TableTask) -> tuple[str, ...]:
@@ -217,7 +219,7 @@ class _File:
             given.append(_strings(rows, text, found).is_valid().to_numpy(zero_copy_only=False))
             kept.append(rows.select(list(roles.used)))
         if not given:
-            raise InvalidInput(f"the table {found} has no rows")
+            raise InvalidInput(f"the table {found} has no rows; give a file with at least one")
         has_text = np.concatenate(given)
         columns = _empty(len(has_text))
         if roles.used:
@@ -326,7 +328,13 @@ class _Learner:
     cache: Path | None
     settings: str
 
-    def split(self, each: _File, encoding: Encoding, users: tuple[str, ...], first: int) -> Split:
+    def splits(self, files: Sequence[_File], encoding: Encoding, user: str | None) -> list[Split]:
+        """The split of each file; ids count the rows of one file after those of another. user: the column of users."""
+        users = user_names([each.columns for each in files], user)
+        starts = itertools.accumulate((each.columns.num_rows for each in files), initial=0)
+        return [self._split(each, encoding, users, first) for each, first in zip(files, starts, strict=False)]
+
+    def _split(self, each: _File, encoding: Encoding, users: tuple[str, ...], first: int) -> Split:
         """The split of the complete rows of a file. first: id of its first row."""
         if len(each.rows) == 0:
             raise InvalidInput("no row has a text and all other values; correct the column `text`, or choose others")

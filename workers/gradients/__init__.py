@@ -5,7 +5,7 @@ from workers.gradients.engine import GradientEngine
 from workers.gradients.half_precision import in_its_precision, require_autocast
 from workers.gradients.layers import OUTERMOST
 from workers.gradients.modes import modes_kept, modes_of, set_modes
-from workers.gradients.planning import Planner, ShapePlanner, TimingPlanner
+from workers.gradients.planners import Planner, ShapePlanner, TimingPlanner
 from workers.gradients.randomness import RandomState
 from workers.gradients.results import BatchNorms, WeightedSum
 

@@ -22,7 +22,7 @@ from workers.gradients.factors import (
     summed_rows,
     widen,
 )
-from workers.gradients.planning import rates
+from workers.gradients.planners import rates
 from workers.gradients.rules import Differentiate
 
 CACHED_NUMBERS = 600_000

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from workers.gradients.factors import ExampleGradients, sum_of_squares, widen
-from workers.gradients.planning import Planner
+from workers.gradients.planners import Planner
 from workers.gradients.rules import Differentiate
 
 

@@ -34,7 +34,7 @@ from workers.gradients.micro_batches import (
 from workers.gradients.modes import modes_of
 from workers.gradients.norms import Combination, infinite_for_nan
 from workers.gradients.per_row import NotCovered
-from workers.gradients.planning import Planner, default_planner
+from workers.gradients.planners import Planner, default_planner
 from workers.gradients.randomness import RandomState
 from workers.gradients.results import BatchNorms, Pass, WeightedSum, require_same
 from workers.gradients.sums import Sums

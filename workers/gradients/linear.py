@@ -20,7 +20,7 @@ from workers.gradients.factors import (
     sum_of_squares,
     widen,
 )
-from workers.gradients.planning import Planner, rates
+from workers.gradients.planners import Planner, rates
 from workers.gradients.rules import Differentiate
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -54,56 +55,73 @@ def verify(
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     device, start = parameters[0].device, Start(model)
+    comparison = _Comparison(within, alone, examples, tolerance, device, start)
+    try:
+        with RandomState.preserved(device), modes_kept(model), without_dropout(model):
+            done, found = comparison.where_possible(model)
+            if _is_degenerate(found):
+                with _perturbed(parameters):
+                    found += comparison.where_possible(model)[1]
+    finally:
+        start.restore()
+    return not done or any(bool(_norm(gradients) > 0.0) for gradients in found)
 
-    def compare(draws: ConstantDraws | None) -> tuple[bool, list[Gradients]]:
-        """Compare, and return whether the passes were deterministic, and the finite gradients of each example alone.
 
-        If the passes were not deterministic, nothing is compared and no gradients are returned. draws: replaces random
-        draws by constants; None replaces nothing.
-        """
-        before, buffers = RandomState.of(device), list[Mapping[str, Tensor | None]]()
+Compared = tuple[bool, list[Gradients]]
+"""Whether the passes were deterministic, and the finite gradients of each example alone; none if they were not."""
 
-        def run(function: Callable[[int], T], argument: int) -> T:
-            start.restore()
-            with draws or nullcontext():
-                found = _run(function, argument)
-            buffers.append(start.buffers())
-            return found
 
-        run(within, 1)  # a batch of 1 shows the fallback which axes are not the batch
-        pairs = [(ours, run(alone, index)) for index, ours in enumerate(run(within, examples))]
-        done = before.is_current() if draws is None else not draws.missed
-        if done:
-            _require_independent(buffers)
-            _require_equal(pairs, tolerance)
-        return done, [theirs for _, theirs in pairs if done and _norm(theirs).isfinite()]
+@dataclass(frozen=True)
+class _Comparison:
+    """The passes that `verify` compares. start: what parameters and buffers are reset to before each pass."""
 
-    def compare_deterministically() -> tuple[bool, list[Gradients]]:
-        low, high = (ConstantDraws(device, share) for share in SHARES)
-        done, found = compare(low)
-        _refuse_own_generator(low)
-        return done, found + compare(high)[1] if low.replaced else found
+    within: Callable[[int], Sequence[Gradients]]
+    alone: Callable[[int], Gradients]
+    examples: int
+    tolerance: float
+    device: torch.device
+    start: Start
 
-    def compare_where_possible() -> tuple[bool, list[Gradients]]:
+    def where_possible(self, model: nn.Module) -> Compared:
+        """Compare in the model's own mode; if its draws cannot be replaced there, in evaluation mode."""
         with suppress(RuntimeError):  # higher-order operators fail in a dispatch mode; genuine errors occur again
-            done, found = compare_deterministically()
+            done, found = self._without_chance()
             if found:
                 return done, found
         with _evaluating(model):
             try:
-                return compare_deterministically()
+                return self._without_chance()
             except RuntimeError:
-                return compare(None)
+                return self._with(None)
 
-    try:
-        with RandomState.preserved(device), modes_kept(model), without_dropout(model):
-            done, found = compare_where_possible()
-            if _is_degenerate(found):
-                with _perturbed(parameters):
-                    found += compare_where_possible()[1]
-    finally:
-        start.restore()
-    return not done or any(bool(_norm(gradients) > 0.0) for gradients in found)
+    def _without_chance(self) -> Compared:
+        """Compare with all random draws replaced by a low constant and then, if there were any, by a high one."""
+        low, high = (ConstantDraws(self.device, share) for share in SHARES)
+        done, found = self._with(low)
+        _refuse_own_generator(low)
+        return done, found + self._with(high)[1] if low.replaced else found
+
+    def _with(self, draws: ConstantDraws | None) -> Compared:
+        """Compare every example; nothing is compared if passes were not deterministic.
+
+        draws: replaces random draws by constants; None replaces nothing.
+        """
+        before, buffers = RandomState.of(self.device), list[Mapping[str, Tensor | None]]()
+
+        def run(function: Callable[[int], T], argument: int) -> T:
+            self.start.restore()
+            with draws or nullcontext():
+                found = _run(function, argument)
+            buffers.append(self.start.buffers())
+            return found
+
+        run(self.within, 1)  # a batch of 1 shows the fallback which axes are not the batch
+        pairs = [(ours, run(self.alone, index)) for index, ours in enumerate(run(self.within, self.examples))]
+        done = before.is_current() if draws is None else not draws.missed
+        if done:
+            _require_independent(buffers)
+            _require_equal(pairs, self.tolerance)
+        return done, [theirs for _, theirs in pairs if done and _norm(theirs).isfinite()]
 
 
 class Disagreement(InvalidInput):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from accounting.errors import DataCorruption, InvalidInput
 from orchestration.commands.main import app
 from orchestration.comparison.metrics import of_task
 from orchestration.comparison.stored import stored_record, stored_settings
-from orchestration.comparison.table import FORMULA, as_csv, as_parquet
+from orchestration.comparison.trials_table import FORMULA, as_csv, as_parquet
 from orchestration.report.writing import write_reports
 from tests.orchestration.sample_grids import keys_of, small
 from tests.orchestration.sample_outcomes import outcomes
@@ -118,6 +119,16 @@ def test_nothing_private_is_exported_and_exact_numbers_make_a_private_file(tmp_p
     modes = [stat.S_IMODE((tmp_path / f"{name}.csv").stat().st_mode) for name in ("closed", "open")]
     assert modes[0] != 0o600
     assert modes[1] == 0o600
+
+
+def test_nobody_but_owner_and_group_can_write_what_is_exported(tmp_path: Path) -> None:
+    stored_sample(tmp_path / "sweep")
+    before = os.umask(0)
+    try:
+        export(tmp_path / "sweep", tmp_path / "a.csv")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a.csv").stat().st_mode) == 0o664
 
 
 @pytest.mark.parametrize(

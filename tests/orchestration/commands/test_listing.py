@@ -14,8 +14,8 @@ from typer.testing import CliRunner, Result
 
 from accounting.errors import DataCorruption, InvalidInput
 from orchestration.commands.main import app
-from orchestration.records.snapshot import SweepSnapshot, TrialSnapshot, write_snapshot
 from orchestration.records.states import TrialState
+from orchestration.records.status_snapshot import SweepSnapshot, TrialSnapshot, write_snapshot
 from tests.orchestration.sample_results import stored_sample
 
 TRIALS = (

@@ -14,14 +14,14 @@ from accounting.errors import InvalidInput
 from orchestration.commands.main import main
 from orchestration.commands.status import warn_of_another
 from orchestration.execution.submission import SubmittedSweep
-from orchestration.records.snapshot import (
+from orchestration.records.states import TrialState
+from orchestration.records.status_snapshot import (
     ClusterSnapshot,
     NodeSnapshot,
     SweepSnapshot,
     TrialSnapshot,
     write_snapshot,
 )
-from orchestration.records.states import TrialState
 
 TRIALS = (
     TrialSnapshot("flat-seed0", TrialState.FINISHED, 20, 20, 4, 0.91, 2.5, True),

@@ -42,7 +42,8 @@ def test_a_store_that_cannot_be_reached_is_named_before_anything_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_local_folder_needs_nothing(tmp_path: Path) -> None:
+def test_a_local_folder_needs_nothing_and_is_left_alone(tmp_path: Path) -> None:
     require_answer(str(tmp_path))
     require_client(str(tmp_path))
     require_client(f"file://{tmp_path}")
+    assert list(tmp_path.iterdir()) == []

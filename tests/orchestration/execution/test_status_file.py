@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,9 @@ from orchestration.execution.environment import IN_PROCESS
 from orchestration.execution.status_file import StatusFile
 from orchestration.pipeline import RunRequest, run_sweep
 from orchestration.records.layout import SweepFiles
-from orchestration.records.snapshot import ClusterSnapshot, NodeSnapshot, SweepSnapshot, read_snapshot
 from orchestration.records.states import TrialState
 from orchestration.records.status import SweepStatus, TrialStatus
+from orchestration.records.status_snapshot import ClusterSnapshot, NodeSnapshot, SweepSnapshot, read_snapshot
 from orchestration.sweeps.schema import parse_sweep
 from orchestration.sweeps.user_code import permitted
 from orchestration.tracking.no_tracking import NO_TRACKING
@@ -46,8 +47,14 @@ def of(uri: str) -> SweepSnapshot:
     return found
 
 
-def status_file(uri: str, status: SweepStatus, told: list[str], cluster: ClusterSnapshot | None = None) -> StatusFile:
-    return StatusFile(uri, "small", "id", "none", status, lambda waiting: cluster, told.append, lambda snapshot: None)
+def status_file(
+    uri: str,
+    status: SweepStatus,
+    told: list[str],
+    cluster: ClusterSnapshot | None = None,
+    show: Callable[[SweepSnapshot], None] = lambda snapshot: None,
+) -> StatusFile:
+    return StatusFile(uri, "small", "id", "none", status, lambda waiting: cluster, told.append, show)
 
 
 def two_trials() -> SweepStatus:
@@ -100,8 +107,11 @@ def test_a_shortage_is_told_once_and_stands_in_the_file(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_written_does_not_stop_the_sweep(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with status_file(f"{tmp_path}/file/status.json", two_trials(), []).kept_current(period=0.02):
-        time.sleep(0.1)
+    shown: list[SweepSnapshot] = []
+    written = status_file(f"{tmp_path}/file/status.json", two_trials(), [], show=shown.append)
+    with written.kept_current(period=0.02):
+        wait_until(lambda: len(shown) > 2, "several snapshots")
+    assert (shown[0].state, shown[-1].state) == ("running", "stopped"), "both trials are left for another run"
 
 
 @pytest.mark.parametrize(("release", "is_shown"), [("none", False), ("raw", True)])

@@ -21,7 +21,7 @@ import yaml
 from accounting.records.files import exists
 from orchestration.execution.gauges import SWEEP_GAUGES
 from orchestration.records.layout import SweepFiles
-from orchestration.records.snapshot import SweepSnapshot, read_snapshot
+from orchestration.records.status_snapshot import SweepSnapshot, read_snapshot
 from orchestration.sweeps.schema import parse_sweep
 from orchestration.sweeps.user_code import permitted
 from tests.orchestration.processes import dpsweep, kill, script, wait_until

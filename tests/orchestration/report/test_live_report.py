@@ -9,7 +9,7 @@ import pytest
 
 from accounting.errors import InvalidInput
 from orchestration.records.layout import SweepFiles
-from orchestration.records.snapshot import read_snapshot
+from orchestration.records.status_snapshot import read_snapshot
 from orchestration.report.live_report import growing_report
 from tests.orchestration.processes import PATIENCE, dpsweep, start, wait_until
 from tests.orchestration.sample_grids import small

@@ -204,6 +204,13 @@ class TestStages:
         assert "these are the trials of the tuning, 10 in all" in plan.warnings[-1]
         assert "each of 3 settings is trained with each of the sweep's seeds (2)" in plan.warnings[-1]
 
+    def test_a_plan_of_which_every_trial_is_refused_counts_none(self) -> None:
+        missing = {"name": "csv", "path": "/missing.csv", "label": "y", "public_fraction": 0.2}
+        plan = plan_sweep(parse_sweep(text_of(data=missing)))
+        assert plan.trials == ()
+        assert len(plan.refusals) == 10
+        assert not any("in all" in warning for warning in plan.warnings)
+
 
 BRACES = {
     "name": "braces",

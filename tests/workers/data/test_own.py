@@ -75,8 +75,8 @@ class TestPreparation:
     def test_features_that_are_not_finite_or_vast_are_no_mixture(self) -> None:
         rows = ROWS.copy()
         rows[::5] = np.array([np.nan, np.inf, 1e30], dtype=np.float32)
-        own(lambda features: features * 2, rows)
-        own(Tokens(), np.arange(40)[:, None] + 2**40)
+        for preparation, features in ((lambda x: x * 2, rows), (Tokens(), np.arange(40)[:, None] + 2**40)):
+            assert own(preparation, features).preparation is preparation
 
     @pytest.mark.parametrize(
         "preparation",

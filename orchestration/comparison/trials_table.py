@@ -29,7 +29,7 @@ def trial_table(record: SweepRecord, settings: Mapping[str, Any] | None = None) 
     Columns: ``key``, the labels (``labels.clipping``, ..., always ``labels.seed``), the parameters that vary
     (``parameters.sampling.batch_size``, ...), ``status``, ``error``, every metric, and the other values of results.json
     except confusion matrices: rates by group (``by_group.Female.accuracy``), costs by group size
-    (``groups.4.epsilon``). settings: as in `record.rows`; ends of intervals are columns too
+    (``groups.4.epsilon``). Several notes are one text. settings: as in `record.rows`; ends of intervals are columns too
     (``setting.intervals.accuracy.low``, ``setting.groups.Female.accuracy.low``). For an infinite epsilon the value is
     None and ``private`` is False.
     """
@@ -55,12 +55,17 @@ def _ordered(
 
 def _flat(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in row.items():
-        if key in _BY_GROUP_SIZE and isinstance(value, list):
-            value = {str(estimate["group_size"]): estimate for estimate in value}
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", None if isinstance(value, float) and not math.isfinite(value) else value
+        match value:
+            case [*entries] if key in _BY_GROUP_SIZE:
+                yield from _flat({str(entry["group_size"]): entry for entry in entries}, f"{prefix}{key}.")
+            case [*texts]:
+                yield f"{prefix}{key}", "; ".join(map(str, texts)) or None
+            case Mapping():
+                yield from _flat(value, f"{prefix}{key}.")
+            case float() if not math.isfinite(value):
+                yield f"{prefix}{key}", None
+            case _:
+                yield f"{prefix}{key}", value
 
 
 def as_csv(table: Sequence[Mapping[str, Any]]) -> bytes:

@@ -11,7 +11,7 @@ import torch
 from tests.workers.brute_force import gradients_one_by_one, norms_of, per_example_loss, relative_error
 from tests.workers.gradients.test_engine import CASES, TOLERANCE
 from workers.gradients import GradientEngine, TimingPlanner
-from workers.gradients.planning import Alternative, ShapePlanner, T, default_planner
+from workers.gradients.planners import Alternative, ShapePlanner, T, default_planner
 
 PLANNED = ["linear on sequences", *(name for name in CASES if "conv" in name)]
 

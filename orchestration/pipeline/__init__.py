@@ -1,0 +1,13 @@
+"""The composition root: runs a sweep from its file to its report.
+
+sweep file -> plan -> trials under Ray Tune -> accounting as each trial ends -> results -> MLflow -> report
+
+`stage` runs one sweep file through this flow. A sweep with ``tune`` has two stages: `tuning` or `private_selection`
+trains its candidates, as a sweep of their own, and then the best of each setting.
+"""
+
+from orchestration.pipeline.reports import render_again, show_accounts
+from orchestration.pipeline.request import NoDisplay, Outcome, RunRequest
+from orchestration.pipeline.run import run_sweep
+
+__all__ = ["NoDisplay", "Outcome", "RunRequest", "render_again", "run_sweep", "show_accounts"]

@@ -1,0 +1,53 @@
+"""Writes the reports of a sweep that has run again."""
+
+from __future__ import annotations
+
+from accounting.errors import DataCorruption
+from orchestration.comparison.stored import owned_record, stored_record
+from orchestration.execution.upkeep import damaged_files
+from orchestration.pipeline.request import Outcome
+from orchestration.pipeline.stage import open_tracker
+from orchestration.records.layout import SweepFiles, absolute
+from orchestration.records.release_modes import release_mode
+from orchestration.report.catalogue import figures_for_mlflow
+from orchestration.report.prose import headline
+from orchestration.report.writing import write_reports
+from orchestration.tracking.embedded import embedded_tracking_uri, stored_tracking_uri
+from orchestration.tracking.protocol import tracked
+
+
+def show_accounts(folder: str, tracking_uri: str | None = None) -> None:
+    """Write the reports of a sweep again, with the results of `dpsweep account`; under ``release: raw``, MLflow too.
+
+    tracking_uri: None for the SQLite store in the sweep's folder. Raises: StorageError, TrackingUnavailable, and
+    InvalidInput if MLflow cannot be opened.
+    """
+    files = SweepFiles(absolute(folder))
+    record = stored_record(files)
+    page, found = write_reports(files, record)
+    if not release_mode(record.disclosure).is_sensitive:
+        return
+    tracker, data = open_tracker(tracking_uri or embedded_tracking_uri(files.local_folder), files), record.data()
+    tracker.open_sweep(tracked(record, files))
+    for trial in data.trials:
+        tracker.log_trial(trial)
+    tracker.log_report(page, data, figures_for_mlflow(data))
+    tracker.log_comparison(found, headline(data, found))
+    tracker.close("FAILED" if record.failed else "FINISHED")
+
+
+def render_again(folder: str) -> Outcome:
+    """Verify every file of the trained trials of a sweep, and write its reports again.
+
+    Every epsilon is recomputed from the stored trace, because checksums detect damage but not tampering.
+
+    Raises: InvalidInput if the folder holds no sweep, or one with another encryption key; DataCorruption with one line
+    per damaged file and per claim smaller than what its trace costs; no report is written then.
+    """
+    files = SweepFiles(absolute(folder))
+    record = owned_record(files)
+    wrong = damaged_files(files, record)
+    if wrong:
+        raise DataCorruption("\n".join(wrong))
+    write_reports(files, record)
+    return Outcome(record, files, stored_tracking_uri(files.local_folder), 0.0)

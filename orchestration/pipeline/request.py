@@ -1,0 +1,88 @@
+"""What a run is given and what it returns, and how its progress is shown."""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from orchestration.comparison.record import SweepRecord
+from orchestration.execution.environment import EMBEDDED
+from orchestration.records.layout import SweepFiles, output_files
+from orchestration.records.limits import NO_LIMITS, Limits
+from orchestration.records.status import SweepStatus, TrialStatus
+from orchestration.sweeps.schema import SweepSpec
+from workers.imports import NO_CODE, UserCode
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The record of a run, its files and its MLflow store, which may be `NO_TRACKING`.
+
+    seconds: duration of the run. stopped: the limit that ended the run early, else None. address: of the comparison of
+    trials, relative to MLflow's own; "" if none was written.
+    """
+
+    record: SweepRecord
+    files: SweepFiles
+    tracking_uri: str
+    seconds: float
+    stopped: str | None = None
+    address: str = ""
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """A sweep to run, and where.
+
+    text: content of the sweep file. output: folder or URI; None for runs/NAME. address: ``--address``. tracking_uri:
+    None for the SQLite store in the sweep's folder, `NO_TRACKING` for none. code: the user's own modules that may be
+    imported. limits: when the run stops early. retry: trials to start anew: ``failed``, ``all``, keys or unique
+    prefixes of keys; ignored by a driver that its job has restarted, which continues within the same limits. sources:
+    folders of sweeps whose finished trials are copied instead of training them.
+    """
+
+    sweep: SweepSpec
+    text: str
+    output: str | None = None
+    address: str = EMBEDDED
+    tracking_uri: str | None = None
+    code: UserCode = NO_CODE
+    limits: Limits = NO_LIMITS
+    retry: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+
+    @property
+    def files(self) -> SweepFiles:
+        """Paths of the files of the sweep."""
+        return output_files(self.output, self.sweep.name)
+
+
+class Display(Protocol):
+    """Shows the progress of a run."""
+
+    def warn(self, message: str) -> None:
+        """Show a warning, one sentence."""
+
+    def ended(self, trial: TrialStatus) -> None:
+        """Show that a trial has ended; called in the thread that ended the trial."""
+
+    def watching(self, status: SweepStatus) -> AbstractContextManager[None]:
+        """Show the state of the sweep for the duration of a ``with`` block."""
+
+
+class NoDisplay:
+    """A `Display` that shows nothing; the default of `run_sweep`."""
+
+    def warn(self, message: str) -> None:
+        return
+
+    def ended(self, trial: TrialStatus) -> None:
+        return
+
+    def watching(self, status: SweepStatus) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+NO_DISPLAY = NoDisplay()

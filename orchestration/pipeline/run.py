@@ -1,0 +1,24 @@
+"""Runs a sweep: in one stage, or with ``tune`` in two."""
+
+from __future__ import annotations
+
+from orchestration.pipeline.private_selection import run_private_selection
+from orchestration.pipeline.request import NO_DISPLAY, Display, Outcome, RunRequest
+from orchestration.pipeline.stage import run_stage
+from orchestration.pipeline.tuning import run_tuning
+
+
+def run_sweep(request: RunRequest, display: Display = NO_DISPLAY) -> Outcome:
+    """Run a sweep until all its trials have ended; a folder that holds it, or an earlier version of it, is continued.
+
+    With ``tune``, candidates are trained first, as a sweep of their own in the subfolder ``tuning``; those of a private
+    selection in the private folder, which only the best of each trial leaves. Trials with results keep them, and their
+    files are not written again; ``display`` is told their number. A trial that fails does not end the run; the record
+    lists it. Raises: InvalidInput, before any trial starts, for a trial that cannot run, a folder that holds a sweep of
+    another name, and a cluster, storage or MLflow that cannot be used.
+    """
+    if request.sweep.tune is None or request.sweep.adapted is not None:
+        return run_stage(request, display)
+    if request.sweep.tune.is_selection:
+        return run_private_selection(request, display)
+    return run_tuning(request, display)

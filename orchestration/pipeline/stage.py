@@ -1,0 +1,182 @@
+"""Runs one sweep file: plan, training, accounting as each trial ends, results, MLflow and the report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from accounting.errors import DataCorruption, InvalidInput
+from accounting.records import closed_to_strangers, exists, make_private_file, make_private_folder
+from orchestration.execution.backend import Backend, Opening, backend, opening, solver
+from orchestration.execution.coordinator import Coordinator, initial_status
+from orchestration.execution.disk_space import require_space
+from orchestration.execution.environment import open_cluster
+from orchestration.execution.object_stores import require_answer, require_client
+from orchestration.execution.removal import start_anew
+from orchestration.execution.reuse import take_finished
+from orchestration.execution.status_file import StatusFile, earlier_driver
+from orchestration.pipeline.request import Display, Outcome, RunRequest
+from orchestration.records.layout import SweepFiles
+from orchestration.records.limits import NOTHING_SPENT, Spent
+from orchestration.records.manifest import Manifest, open_manifest, write_manifest
+from orchestration.records.ownership import claimed, exclusive
+from orchestration.records.release_modes import release_mode
+from orchestration.records.status import SweepStatus
+from orchestration.sweeps.growth import grown, past_of
+from orchestration.sweeps.plan import Plan, accept, plan_sweep
+from orchestration.sweeps.schema import SweepSpec
+from orchestration.tracking.addresses import is_server
+from orchestration.tracking.embedded import embedded_tracking_uri
+from orchestration.tracking.mlflow import MlflowTracker
+from orchestration.tracking.no_tracking import NO_TRACKING, NoTracker
+from orchestration.tracking.protocol import Tracker, TrackingUnavailable
+
+
+def run_stage(request: RunRequest, display: Display) -> Outcome:
+    """Run one sweep file to its report; `run_sweep` says what a sweep with ``tune`` runs. Raises: as `run_sweep`."""
+    sweep, files, tracking_uri = request.sweep, request.files, _tracking_uri(request)
+    _require_services(request, tracking_uri)
+    is_continued = exists(files.manifest)
+    plan, manifest = _planned(request)
+    for warning in filter(None, (*plan.warnings, open_cluster(request.address))):
+        display.warn(warning)
+    earlier = earlier_driver(files.status)
+    status = _initial_status(request, plan, earlier.spent if earlier else NOTHING_SPENT, display)
+    with (
+        closed_to_strangers(),
+        exclusive(files.local_folder),
+        claimed(files.claim),
+        _backend(request, plan, files)(request.address, sweep, files, request.code, display.warn) as execution,
+    ):
+        if release_mode(sweep.disclosure).is_sensitive:
+            _close_folder(request, tracking_uri)
+        tracker = open_tracker(tracking_uri, files)
+        write_manifest(files, manifest)
+        anew = start_anew(files, request.retry) if request.retry and earlier is None else ()
+        _take_over(request, plan, manifest, anew, display)
+        _require_selected(sweep, plan, files)
+        with (
+            _status_file(request, manifest, status, execution, display).kept_current(),
+            Coordinator(
+                sweep,
+                plan,
+                manifest,
+                files,
+                tracker,
+                status,
+                execution.scatter,
+                execution.close,
+                execution.trials_at_once,
+                anew,
+                display.warn,
+            ) as coordinator,
+            display.watching(status),
+        ):
+            if is_continued:
+                display.warn(_continuation_warning(status, files, coordinator.no_longer_asked))
+            execution.train(coordinator.pending(), coordinator, manifest.sweep_id)
+            record = coordinator.finish()
+        if status.stopped_by:
+            display.warn(f"stopped early: {status.stopped_by}")
+        if coordinator.tracking_failure:
+            display.warn(f"{coordinator.tracking_failure}; the same command records what is missing")
+    return Outcome(record, files, tracking_uri, status.elapsed, status.stopped_by, tracker.address)
+
+
+def _tracking_uri(request: RunRequest) -> str:
+    return request.tracking_uri or embedded_tracking_uri(request.files.local_folder)
+
+
+def _require_services(request: RunRequest, tracking_uri: str) -> None:
+    """Raise `InvalidInput` for limits of no use here, and for storage that cannot be used."""
+    request.limits.require_use(max(each.gpus for each in request.sweep.resources))
+    require_answer(request.files.root)
+    if tracking_uri != NO_TRACKING and not is_server(tracking_uri):
+        require_client(request.files.artifacts)
+
+
+def _planned(request: RunRequest) -> tuple[Plan, Manifest]:
+    """The plan of the sweep, and its manifest, not yet stored; a stored one is extended by what the file asks now.
+
+    Raises: InvalidInput for a trial that cannot run, a folder of another sweep, and a lack of disk space.
+    """
+    sweep, files = request.sweep, request.files
+    manifest = grown(open_manifest(files, sweep.plain(), request.text), sweep, request.text, files.root)
+    plan = accept(plan_sweep(sweep, request.code, past_of(manifest), solver(request.address, files)), files)
+    require_space(files, plan)
+    return plan, replace(manifest, calibrations={**manifest.calibrations, **plan.calibrations})
+
+
+def _initial_status(request: RunRequest, plan: Plan, spent: Spent, display: Display) -> SweepStatus:
+    """The status before any trial starts. spent: what earlier drivers of the same job have spent of the limits."""
+    gpus = {planned.key: request.sweep.reserved(planned.spec).gpus for planned in plan.trials}
+    return SweepStatus(initial_status(plan), display.ended, request.limits, gpus, spent)
+
+
+def _backend(request: RunRequest, plan: Plan, files: SweepFiles) -> Opening:
+    return opening(request.address) if request.retry else backend(request.address, plan, files)
+
+
+def _status_file(
+    request: RunRequest, manifest: Manifest, status: SweepStatus, execution: Backend, display: Display
+) -> StatusFile:
+    sweep = request.sweep
+    return StatusFile(
+        request.files.status,
+        sweep.name,
+        manifest.sweep_id,
+        sweep.disclosure,
+        status,
+        execution.cluster,
+        display.warn,
+        execution.show,
+    )
+
+
+def _close_folder(request: RunRequest, tracking_uri: str) -> None:
+    """Make the sweep's folder, and MLflow's database in it, readable by their owner only."""
+    make_private_folder(request.files.local_folder)
+    if request.tracking_uri is None:
+        make_private_file(Path(tracking_uri.removeprefix("sqlite:///")))  # SQLite's journals take its mode
+
+
+def _take_over(request: RunRequest, plan: Plan, manifest: Manifest, anew: Sequence[str], display: Display) -> None:
+    """Copy finished trials from the request's sources, and tell of them and of the trials that start anew."""
+    for key in anew:
+        display.warn(f"trial {key} starts anew; what it has released stays counted")
+    for source in request.sources:
+        taken = take_finished(request.files, plan.trials, request.sweep, manifest, source)
+        display.warn(f"{len(taken)} finished trials are taken from {source}")
+
+
+def _require_selected(sweep: SweepSpec, plan: Plan, files: SweepFiles) -> None:
+    """Raise `DataCorruption` if a selected trial has no result: training it again would not be the selection."""
+    if sweep.tune is None or not sweep.tune.is_selection or sweep.adapted is None or sweep.adapted.drawn:
+        return
+    missing = [planned.key for planned in plan.trials if not exists(files.trial(planned.key).result)]
+    if missing:
+        raise DataCorruption(
+            f"{files.root}: the selected trials {', '.join(missing)} have no result; restore them from a backup, or "
+            "run the sweep in another folder, which costs privacy again"
+        )
+
+
+def _continuation_warning(status: SweepStatus, files: SweepFiles, no_longer_asked: int) -> str:
+    kept = sum(trial.result is not None for trial in status.trials)
+    former = f"; {no_longer_asked} trials that its file no longer asks for are kept too" if no_longer_asked else ""
+    return (
+        f"{files.root} holds this sweep, which is continued; {kept} of {len(status.trials)} trials have results and "
+        f"keep them; to train these anew, choose another folder with --output{former}"
+    )
+
+
+def open_tracker(uri: str, files: SweepFiles) -> Tracker:
+    """The tracker of an MLflow store, or one that records nothing for `NO_TRACKING`.
+
+    Raises: InvalidInput if the store cannot be opened.
+    """
+    try:
+        return NoTracker() if uri == NO_TRACKING else MlflowTracker(uri, artifact_root=files.artifacts)
+    except TrackingUnavailable as error:
+        raise InvalidInput(f"{error}; nothing was started") from error
