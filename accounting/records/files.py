@@ -32,6 +32,8 @@ def open_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
         parts = urlsplit(uri)
     except ValueError as error:  # such as a bracket that is not closed
         raise InvalidInput(f"{uri!r} is not an address: {error}; use a local path, s3:// or gs://") from error
+    if not parts.scheme:
+        raise InvalidInput(f"{uri!r} is not an address, as it begins with no scheme; use a local path, s3:// or gs://")
     if parts.scheme == "file":
         return fs.LocalFileSystem(), unquote(parts.path)
     filesystem, base = connected(parts.scheme, parts.netloc)

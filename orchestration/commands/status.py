@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,7 +24,14 @@ from orchestration.commands.console import show, stdout
 from orchestration.comparison.formats import clock, measured, number, seconds
 from orchestration.comparison.plain_text import for_terminal
 from orchestration.records.layout import SweepFiles, absolute
-from orchestration.records.snapshot import PERIOD, ClusterSnapshot, SweepSnapshot, TrialSnapshot, read_snapshot
+from orchestration.records.snapshot import (
+    PERIOD,
+    STALE_AFTER,
+    ClusterSnapshot,
+    SweepSnapshot,
+    TrialSnapshot,
+    read_snapshot,
+)
 from orchestration.records.states import TrialState
 
 if TYPE_CHECKING:
@@ -49,7 +56,7 @@ def status(
     if asked is not None and address is not None and watch:
         asked = _awaited(asked, files, address)
     if asked is not None:
-        warn_of_another(asked, read_snapshot(files.status))
+        warn_of_another(asked, _current(files))
     if as_json:
         for snapshot in _snapshots(files) if watch else [_read(files)]:
             print(json.dumps(as_object(snapshot), allow_nan=False), flush=True)
@@ -74,7 +81,7 @@ def register(app: typer.Typer) -> None:
 def _found(sweep: str, address: str | None) -> tuple[SweepFiles, SubmittedSweep | None]:
     """The folder or URI ``sweep``, or the output of the job with that id at ``address`` and the job."""
     files = SweepFiles(absolute(sweep))
-    if address is None or "/" in sweep or read_snapshot(files.status) is not None:
+    if address is None or "/" in sweep or _current(files) is not None:
         return files, None
     job = jobs_at(address).find(sweep)
     return SweepFiles(job.output), job
@@ -83,7 +90,7 @@ def _found(sweep: str, address: str | None) -> tuple[SweepFiles, SubmittedSweep 
 def _awaited(asked: SubmittedSweep, files: SweepFiles, address: str) -> SubmittedSweep:
     """Wait until the driver of the job has written a status, or the job has ended; returns the job as it is then."""
     jobs = jobs_at(address)
-    while not asked.has_ended and not _is_by(asked, read_snapshot(files.status)):
+    while not asked.has_ended and not _is_by(asked, _current(files)):
         time.sleep(PERIOD)
         asked = jobs.find(asked.id)
     return asked
@@ -113,8 +120,23 @@ def warn_of_another(asked: SubmittedSweep, found: SweepSnapshot | None) -> None:
     print(for_terminal(f"{text}; {logs}"), file=sys.stderr)
 
 
+def _current(files: SweepFiles) -> SweepSnapshot | None:
+    """The status of the sweep, or that of its tuning where it is newer, which its name says; None without either."""
+    own, tuning = read_snapshot(files.status), read_snapshot(SweepFiles(files.tuning).status)
+    if tuning is None or (own is not None and own.heartbeat >= tuning.heartbeat):
+        return own
+    return replace(tuning, name=f"{tuning.name} (tuning)")
+
+
+def _is_followed(shown: SweepSnapshot, files: SweepFiles) -> bool:
+    """Whether the sweep itself is about to follow a tuning that has just ended."""
+    own = read_snapshot(files.status)
+    is_tuning = own is None or own.heartbeat != shown.heartbeat
+    return is_tuning and shown.state in ("finished", "failed") and shown.age() < STALE_AFTER
+
+
 def _read(files: SweepFiles) -> SweepSnapshot:
-    found = read_snapshot(files.status)
+    found = _current(files)
     if found is None and exists(SweepFiles(files.selection).manifest):
         raise InvalidInput(
             f"the private selection of {files.root} runs, or was interrupted: how far it has come is not shown, as it "
@@ -135,7 +157,7 @@ def _snapshots(files: SweepFiles) -> Iterator[SweepSnapshot]:
         while True:
             snapshot = _read(files)
             yield snapshot
-            if _is_over(snapshot):
+            if _is_over(snapshot) and not _is_followed(snapshot, files):
                 return
             time.sleep(PERIOD)
 

@@ -39,6 +39,7 @@ from orchestration.execution.quiet_stderr import stderr_without
 from orchestration.execution.session import private_session
 from orchestration.execution.shared_connection import kept
 from orchestration.execution.shared_storage import SHARED, Probe
+from orchestration.execution.sudden_end import told_if_killed
 from orchestration.sweeps.user_code import packed
 from workers.imports import NO_CODE, UserCode
 from workers.memory import ALLOCATOR
@@ -52,6 +53,11 @@ _CONNECT_WITHIN = 10.0
 
 _ANSWER_WITHIN = 30.0
 """Seconds in which a head that has taken a connection begins to speak gRPC."""
+
+_KILLED = (
+    "error: this process was killed by a signal, or by Ray because its node or the head of the cluster was lost; what "
+    "is stored stays, and the same command continues"
+)
 
 _LOG_LEVEL = "RAY_BACKEND_LOG_LEVEL"
 """Environment variable with the log level of Ray's compiled part."""
@@ -75,7 +81,8 @@ def connection(address: str, code: UserCode) -> Iterator[UserCode]:
     """As `connected`, but always a new connection, and without a log file."""
     if ray.is_initialized():
         raise InvalidInput("this process is connected to Ray already; call ray.shutdown(), or use another process")
-    with nodes_told_to_the_log(), private_session() if address == EMBEDDED else contextlib.nullcontext():
+    session = private_session() if address == EMBEDDED else contextlib.nullcontext()
+    with told_if_killed(_KILLED), nodes_told_to_the_log(), session:
         try:
             with _sigterm_handler_restored(), _only_warnings():
                 reread_environment()
@@ -350,13 +357,15 @@ def check_keys(check: KeyCheck | None) -> None:
 
 
 def _nodes_without(holds: Callable[..., bool], *arguments: object) -> list[str]:
-    """The address of every node on which ``holds(*arguments)`` is false or does not answer."""
+    """The address of every node on which ``holds(*arguments)`` is false or does not answer; none that was lost."""
     nodes, task = _alive_nodes(), ray.remote(num_cpus=0, max_retries=2)(holds)
     pending = [
         task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(*arguments)
         for node in nodes
     ]
-    return [node["NodeManagerAddress"] for node, answer in zip(nodes, pending, strict=True) if not _answers_yes(answer)]
+    without = [node for node, answer in zip(nodes, pending, strict=True) if not _answers_yes(answer)]
+    there = {node["NodeID"] for node in _alive_nodes()}
+    return [node["NodeManagerAddress"] for node in without if node["NodeID"] in there]
 
 
 def _counted(addresses: Sequence[str]) -> str:

@@ -22,6 +22,7 @@ from orchestration.records.snapshot import (
     NodeSnapshot,
     SweepSnapshot,
     TrialSnapshot,
+    read_snapshot,
     write_snapshot,
 )
 from orchestration.records.states import TrialState
@@ -119,6 +120,37 @@ def test_a_narrow_terminal_shows_whole_keys(columns: int, monkeypatch: pytest.Mo
     show(picture(replace(snapshot(), trials=(replace(TRIALS[0], key=key),))))
     assert isinstance(terminal.file, StringIO)
     assert key in terminal.file.getvalue()
+
+
+def test_a_status_that_is_replaced_while_it_is_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of an object, of which a read takes the size first."""
+    write_snapshot(f"{tmp_path}/status.json", snapshot(), private=False)
+    whole = (tmp_path / "status.json").read_bytes()
+    reads = [whole[:-40], whole]
+    monkeypatch.setattr("accounting.records.sealed.read_bytes", lambda uri: reads.pop(0))
+    found = read_snapshot(f"{tmp_path}/status.json")
+    assert found is not None
+    assert (found.name, reads) == ("small", [])
+
+
+def test_a_tuning_is_shown_until_its_sweep_has_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tuning").mkdir()
+    write_snapshot(f"{tmp_path}/tuning/status.json", snapshot(age=20.0), private=False)
+    assert status(monkeypatch, tmp_path) == 0
+    assert capsys.readouterr().out.startswith("small (tuning): running, 2 of 4 trials done")
+    write_snapshot(f"{tmp_path}/tuning/status.json", snapshot(age=10.0, state="finished"), private=False)
+
+    def begin(seconds: float) -> None:
+        write_snapshot(f"{tmp_path}/status.json", snapshot(state="finished"), private=False)
+
+    monkeypatch.setattr("orchestration.commands.status.time.sleep", begin)
+    assert status(monkeypatch, tmp_path, "--watch") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(",")[0] for line in lines] == ["small (tuning): finished", "small: finished"]
 
 
 def test_json_and_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
