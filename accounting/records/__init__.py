@@ -18,6 +18,7 @@ from accounting.records.files import (
     delete_folder,
     delete_if_empty,
     exists,
+    is_closed,
     list_files,
     list_folders,
     make_private_file,
@@ -26,6 +27,7 @@ from accounting.records.files import (
     open_filesystem,
     read_bytes,
     write_bytes_atomically,
+    write_in_private_folder,
 )
 from accounting.records.group_files import read_groups
 from accounting.records.layout import TrialFiles
@@ -80,6 +82,7 @@ __all__ = [
     "exists",
     "forget_notes",
     "has_norms",
+    "is_closed",
     "is_encrypting",
     "list_files",
     "list_folders",
@@ -107,6 +110,7 @@ __all__ = [
     "verify_users",
     "write_bytes_atomically",
     "write_epsilons",
+    "write_in_private_folder",
     "write_private",
     "write_private_sealed",
     "write_rows",

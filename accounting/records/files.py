@@ -8,7 +8,6 @@ has modes.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import secrets
 import shutil
@@ -16,19 +15,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-import pyarrow as pa
 from pyarrow import fs
 
 from accounting.errors import InvalidInput, StorageError
+from accounting.records.stores import connected
 
 
 def open_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
     """The file system of a local path or URI, and the path inside it.
 
-    Connecting is slow, so one file system object per scheme and host is cached for the life of the process.
-
-    Raises: InvalidInput for a scheme that pyarrow does not know, and for what is no address; StorageError if the region
-    of a bucket cannot be found.
+    Raises: InvalidInput for what is no address; as `connected`.
     """
     if "://" not in uri:
         return fs.LocalFileSystem(), os.path.abspath(uri)
@@ -36,27 +32,12 @@ def open_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
         parts = urlsplit(uri)
     except ValueError as error:  # such as a bracket that is not closed
         raise InvalidInput(f"{uri!r} is not an address: {error}; use a local path, s3:// or gs://") from error
+    if not parts.scheme:
+        raise InvalidInput(f"{uri!r} is not an address, as it begins with no scheme; use a local path, s3:// or gs://")
     if parts.scheme == "file":
         return fs.LocalFileSystem(), unquote(parts.path)
-    filesystem, base = _connect(f"{parts.scheme}://{parts.netloc}/{_OPTIONS.get(parts.scheme, '')}")
+    filesystem, base = connected(parts.scheme, parts.netloc)
     return filesystem, "/".join(piece for piece in (base.strip("/"), parts.path.strip("/")) if piece)
-
-
-_OPTIONS = {"s3": "?allow_delayed_open=true"}
-"""Options of a file system by scheme: a file smaller than a part of an upload (10 MB) takes one request, not three."""
-
-
-@functools.lru_cache(maxsize=32)
-def _connect(uri: str) -> tuple[fs.FileSystem, str]:
-    try:
-        filesystem, base = fs.FileSystem.from_uri(uri)
-    except pa.ArrowInvalid as error:
-        raise InvalidInput(f"cannot open {uri!r}: {error}; use a local path, s3:// or gs://") from error
-    except OSError as error:
-        raise StorageError(
-            f"cannot reach {uri.partition('?')[0]}: {error}; check the bucket's name, the network and the region"
-        ) from error
-    return filesystem, str(base)
 
 
 def is_local(uri: str) -> bool:
@@ -85,39 +66,53 @@ def read_range(uri: str, start: int, size: int) -> tuple[bytes, int]:
 def write_bytes_atomically(uri: str, data: bytes | memoryview, private: bool = False) -> None:
     """Replace the content of ``uri``: whatever fails, it holds either the old bytes or the new ones.
 
-    private gives the file mode 0600, and its folder and every folder created for it mode 0700; other files get mode
-    0664 and folders 0775, less the umask: users outside the owner's group can never write.
+    private gives the file mode 0600; other files get mode 0664, less the umask. Folders that are created get mode 0775,
+    less the umask: users outside the owner's group can never write. Files of folders that only the owner may enter are
+    written by `write_in_private_folder`.
 
-    Raises: StorageError (disk full, no permission, a private folder that is a link, ...); the old content is then
-    unchanged.
+    Raises: StorageError (disk full, no permission, a folder of a private file that is a link, ...); the old content is
+    then unchanged.
     """
-    write_pieces_atomically(uri, (data,), private)
-
-
-def write_pieces_atomically(uri: str, pieces: Sequence[bytes | memoryview], private: bool = False) -> None:
-    """`write_bytes_atomically` of pieces that follow one another, which need not be in memory twice."""
     filesystem, path = open_filesystem(uri)
     with _named_errors("write", uri):
         if _is_local(filesystem):
-            _make_folders(Path(path).parent, private)
-            _replace_local(Path(path), pieces, private)
+            folder = Path(path).parent
+            if private:
+                _refuse_links(folder)
+            _make_folders(folder, 0o775)
+            _replace_local(Path(path), (data,), private)
+        else:
+            _put_object(filesystem, path, (data,))
+
+
+def write_in_private_folder(uri: str, *pieces: bytes | memoryview) -> None:
+    """Replace the content of ``uri`` atomically by the pieces, one after the other, for its owner alone.
+
+    The file gets mode 0600, its folder and every folder created for it mode 0700. Raises: as `write_bytes_atomically`.
+    """
+    filesystem, path = open_filesystem(uri)
+    with _named_errors("write", uri):
+        if _is_local(filesystem):
+            make_private_folder(Path(path).parent)
+            _replace_local(Path(path), pieces, private=True)
         else:
             _put_object(filesystem, path, pieces)
 
 
-def append_bytes(uri: str, data: bytes, private: bool = False) -> None:
-    """Append ``data`` durably; object stores cannot append, so there the object is rewritten.
+def append_in_private_folder(uri: str, data: bytes) -> None:
+    """Append ``data`` durably, with the modes of `write_in_private_folder`.
 
-    A crash may leave only a prefix of ``data``; the caller's format must be able to detect that.
+    Object stores cannot append, so there the object is rewritten. A crash may leave only a prefix of ``data``; the
+    caller's format must be able to detect that.
     """
     filesystem, path = open_filesystem(uri)
     if _is_local(filesystem):
         with _named_errors("write", uri):
-            _make_folders(Path(path).parent, private)
-            _append_local(Path(path), data, private)
+            make_private_folder(Path(path).parent)
+            _append_local(Path(path), data)
     else:
         existing = read_bytes(uri) if exists(uri) else b""
-        write_bytes_atomically(uri, existing + data, private)
+        write_in_private_folder(uri, existing + data)
 
 
 def exists(uri: str) -> bool:
@@ -125,6 +120,12 @@ def exists(uri: str) -> bool:
     filesystem, path = open_filesystem(uri)
     with _named_errors("read", uri):
         return bool(filesystem.get_file_info(path).type != fs.FileType.NotFound)
+
+
+def is_closed(uri: str) -> bool:
+    """Whether a local folder is there that this process may not read, as the private ones of another user."""
+    filesystem, path = open_filesystem(uri)
+    return _is_local(filesystem) and os.path.isdir(path) and not os.access(path, os.R_OK | os.X_OK, effective_ids=True)
 
 
 def modified(uri: str) -> float | None:
@@ -201,10 +202,16 @@ def _named_errors(action: str, uri: str) -> Iterator[None]:
         raise
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
-        raise StorageError(f"cannot {action} {uri}: {reason}; {_ADVICE.get(action, _FREE_SPACE)}") from error
+        is_owners = isinstance(error, PermissionError) and f"/{PRIVATE}/" in uri
+        advice = _OF_THE_OWNER if is_owners else _ADVICE.get(action, _FREE_SPACE)
+        raise StorageError(f"cannot {action} {uri}: {reason}; {advice}") from error
 
 
 _FREE_SPACE = "nothing was committed. Free space or fix access, then resume"
+_OF_THE_OWNER = (
+    f"what lies below {PRIVATE}/ is open to the user who ran the sweep alone, who may pass on its report.html, "
+    "comparison.json and results.json"
+)
 _ADVICE = dict.fromkeys(("read", "list"), "check the path, who may read it, and the network of a store")
 """What to do about an error, by the action that was refused, if it is not `_FREE_SPACE`."""
 
@@ -237,8 +244,8 @@ def _replace_local(path: Path, pieces: Sequence[bytes | memoryview], private: bo
     _sync_folder(path.parent)
 
 
-def _append_local(path: Path, data: bytes, private: bool) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, _mode(private))
+def _append_local(path: Path, data: bytes) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, _mode(private=True))
     try:
         before = os.fstat(handle).st_size
         try:
@@ -259,7 +266,10 @@ def _mode(private: bool) -> int:
 
 def make_private_folder(path: Path) -> None:
     """Make a local folder that only its owner can enter; an existing one gets that mode."""
-    _make_folders(path, private=True)
+    _refuse_links(path)
+    _make_folders(path, 0o700)
+    if path.stat().st_mode & 0o077:
+        path.chmod(0o700)
 
 
 def make_private_file(path: Path) -> None:
@@ -285,14 +295,11 @@ def _write_all(handle: int, data: bytes | memoryview) -> None:
         view = view[os.write(handle, view) :]
 
 
-def _make_folders(folder: Path, private: bool) -> None:
-    if private:
-        _refuse_links(folder)
+def _make_folders(folder: Path, mode: int) -> None:
+    """Make a folder and the folders above it that are missing. mode: of each new one, before the umask is applied."""
     missing = [level for level in (folder, *folder.parents) if not level.exists()]
     for level in reversed(missing):
-        level.mkdir(mode=0o700 if private else 0o775, exist_ok=True)
-    if private and folder.stat().st_mode & 0o077:
-        folder.chmod(0o700)
+        level.mkdir(mode=mode, exist_ok=True)
 
 
 def _refuse_links(folder: Path) -> None:

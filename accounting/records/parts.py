@@ -22,7 +22,7 @@ import pyarrow as pa
 from accounting.errors import START_ANEW, DataCorruption, PrivateDetail
 from accounting.records.arrow_tables import Oversized, read_table, stored_column
 from accounting.records.encryption import decrypted, encrypted
-from accounting.records.files import exists, list_files, read_bytes, write_bytes_atomically
+from accounting.records.files import exists, list_files, read_bytes, write_in_private_folder
 from accounting.records.private_files import append_private, read_private, write_private
 
 MANIFEST = "manifest.jsonl"
@@ -77,7 +77,7 @@ class PartStore:
             record, data = _stored(self.directory, step, part, table, pa.Codec("zstd"))
             committed = self.records.get(record.path)
             if committed is None:
-                write_bytes_atomically(self._uri(record), data, private=True)
+                write_in_private_folder(self._uri(record), data)
                 fresh.append(record)
             elif committed != record:
                 raise DataCorruption(
@@ -129,7 +129,7 @@ def write_part(directory: str, part: int, table: pa.Table) -> PartRecord:
     Not compressed: compression would save a third of the bytes, but make writing and reading ten times slower.
     """
     record, data = _stored(directory, None, part, table, None)
-    write_bytes_atomically(f"{directory}/{record.path}", data, private=True)
+    write_in_private_folder(f"{directory}/{record.path}", data)
     return record
 
 

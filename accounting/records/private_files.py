@@ -7,7 +7,7 @@ These use `accounting.records.encryption` directly, because manifests hold hashe
 from __future__ import annotations
 
 from accounting.records.encryption import decrypted, encrypted, is_encrypting, require_encrypted
-from accounting.records.files import append_bytes, exists, read_bytes, write_bytes_atomically
+from accounting.records.files import append_in_private_folder, exists, read_bytes, write_in_private_folder
 
 
 def read_private(uri: str) -> bytes:
@@ -25,10 +25,14 @@ def read_encrypted(uri: str) -> bytes:
     return decrypted(uri, stored)
 
 
-def write_private(uri: str, content: bytes | memoryview) -> None:
-    """Replace the content of a private file atomically. Raises: StorageError; InvalidInput as `encrypted`."""
+def write_private(uri: str, content: bytes | memoryview) -> bytes | memoryview:
+    """Replace the content of a private file atomically, and return what is stored: it may be encrypted.
+
+    Raises: StorageError; InvalidInput as `encrypted`.
+    """
     stored = encrypted(uri, content) if is_encrypting() else content
-    write_bytes_atomically(uri, stored, private=True)
+    write_in_private_folder(uri, stored)
+    return stored
 
 
 def append_private(uri: str, content: bytes) -> None:
@@ -39,4 +43,4 @@ def append_private(uri: str, content: bytes) -> None:
     if is_encrypting():
         write_private(uri, (read_private(uri) if exists(uri) else b"") + content)
     else:
-        append_bytes(uri, content, private=True)
+        append_in_private_folder(uri, content)

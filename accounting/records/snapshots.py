@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from accounting.errors import START_ANEW, DataCorruption
-from accounting.records.files import write_bytes_atomically
+from accounting.records.files import write_in_private_folder
 from accounting.records.objects import DIGEST, ObjectRecord, make_object
 from accounting.records.read_ahead import read_in_turn
 from accounting.records.sealed import read_private_sealed, write_private_sealed
@@ -123,7 +123,7 @@ class SnapshotWriter:
         for uri, batches in self._objects(step, batch):
             record, data = make_object(uri, batches)
             if not committed:
-                write_bytes_atomically(uri, data, private=True)
+                write_in_private_folder(uri, data)
             records.append(record)
         snapshot = Snapshot(
             step=step,

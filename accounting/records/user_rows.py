@@ -19,7 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from accounting.errors import DataCorruption
-from accounting.records.files import read_bytes, write_pieces_atomically
+from accounting.records.files import read_bytes, write_in_private_folder
 from accounting.records.objects import DIGEST, Piece, batch_of, make_pieces, read_piece
 from accounting.records.read_ahead import read_in_turn
 from accounting.records.sealed import read_private_sealed, write_private_sealed
@@ -109,7 +109,7 @@ def write_rows(directory: str, part: int, users: Ids, rows: Rows, ends: Sequence
     starts = (0, *ends[:-1])
     shares = [batch.slice(start, stop - start) for start, stop in zip(starts, ends, strict=True)]
     record, pieces = make_pieces(_uri(directory, part), shares)
-    write_pieces_atomically(_uri(directory, part), pieces, private=True)
+    write_in_private_folder(_uri(directory, part), *pieces)
     extents = np.stack([record.sizes, np.diff(ends, prepend=0)], axis=1).astype(np.int64)
     note = {"inputs": inputs, "extents": extents.tolist(), "digests": record.digests.hex()}
     write_private_sealed(_note(directory, part), json.dumps(note).encode())

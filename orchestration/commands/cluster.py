@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from accounting.errors import InvalidInput
-from accounting.records import KEY_VARIABLE, require_key
+from accounting.errors import InvalidInput, StorageError
+from accounting.records import KEY_VARIABLE, exists, require_key
 from orchestration.commands import panels
 from orchestration.commands.arguments import MaxGpuHours, MaxHours, MaxTrials, Retry, StopAfterFailures, SweepFile
 from orchestration.comparison.plain_text import for_terminal
@@ -71,6 +72,7 @@ def submit(
     jobs = None if dry_run else jobs_at(address)
     from orchestration.execution.submission import submission_id
 
+    _require_own_output(spec, text, output)
     trials = _planned(spec, code)
     job_id = submission_id(name or spec.name, spec.plain())
     asked = Asked(Limits(max_hours, max_trials, stop_after_failures, max_gpu_hours), tuple(retry or ()))
@@ -179,6 +181,31 @@ def _require_absolute(output: str) -> None:
             f"--output is {output!r}, which depends on where a process runs; give a URI such as s3://BUCKET/NAME, or "
             "the absolute path of a folder that all nodes share"
         )
+
+
+def _require_own_output(spec: SweepSpec, text: str, output: str) -> None:
+    """Refuse an output that holds another sweep, or one with another key, where this machine can read it; else say so.
+
+    Raises: InvalidInput, DataCorruption as the job itself would.
+    """
+    from orchestration.records.layout import SweepFiles
+    from orchestration.records.manifest import open_manifest
+    from orchestration.sweeps.growth import grown
+
+    files = SweepFiles(output)
+    try:
+        is_seen = exists(output if "://" in output else str(Path(output).parent))
+        grown(open_manifest(files, spec.plain(), text), spec, text, files.root)
+    except StorageError as error:
+        _warn_of_unseen_output(output, str(error))
+        return
+    if not is_seen:
+        _warn_of_unseen_output(output, "there is no such folder on this machine")
+
+
+def _warn_of_unseen_output(output: str, reason: str) -> None:
+    text = f"warning: whether {output} holds another sweep cannot be seen from here ({reason}); the job will tell"
+    print(for_terminal(text), file=sys.stderr)
 
 
 def _describe(package: Package) -> None:

@@ -15,7 +15,7 @@ from accounting.errors import DataCorruption, InvalidInput
 from orchestration.commands import panels
 from orchestration.commands.arguments import AsJson
 from orchestration.commands.cluster import jobs_at
-from orchestration.commands.console import stdout
+from orchestration.commands.console import show
 from orchestration.comparison.plain_text import for_terminal
 from orchestration.records.layout import absolute
 
@@ -77,10 +77,10 @@ def _list_jobs(address: str, as_json: bool) -> None:
 def _show(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
     table = Table(box=None, pad_edge=False)
     for column in columns:
-        table.add_column(column, header_style="dim", overflow="fold")
+        table.add_column(column, header_style="dim", no_wrap=True)
     for row in rows:
         table.add_row(*(Text(for_terminal(cell)) for cell in row))
-    stdout().print(table)
+    show(table)
 
 
 def _counted(trials: Mapping[str, int]) -> str:

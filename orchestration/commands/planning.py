@@ -90,13 +90,13 @@ def _predicted(
 
 
 def _show(spec: SweepSpec, planned: Plan, predicted: Prediction | None, as_json: bool) -> None:
-    from orchestration.commands.console import stdout
+    from orchestration.commands.console import show, stdout
     from orchestration.commands.tables import plan_lines, plan_rows, plan_table, prediction_lines
 
     if as_json:
         print_json(plan_rows(planned, spec) | ({} if predicted is None else {"prediction": predicted.as_dict()}))
     else:
-        stdout().print(plan_table(planned, spec))
+        show(plan_table(planned, spec))
         for line in [*plan_lines(planned), *([] if predicted is None else prediction_lines(predicted))]:
             stdout().print(line, soft_wrap=True)
     for warning in planned.warnings:

@@ -15,7 +15,7 @@ from accounting.registry import lookup
 from orchestration.commands import panels
 from orchestration.commands.arguments import AsJson, Folder, TrackingUri
 from orchestration.commands.choice_text import best_lines
-from orchestration.commands.console import stdout
+from orchestration.commands.console import show, stdout
 from orchestration.commands.output_files import write_file
 from orchestration.commands.running import print_json
 from orchestration.comparison.plain_text import for_terminal
@@ -134,8 +134,9 @@ def _print(found: Comparison) -> None:
         (each.short_name, names[line.folder], *cells(line, found)) for each in found.settings for line in each.lines
     ]
     if found.between:
-        stdout().print(_table(between_heads(found), [each.cells() for each in found.between]), "")
-    stdout().print(_table(heads(found), rows))
+        show(_table(between_heads(found), [each.cells() for each in found.between]))
+        show("")
+    show(_table(heads(found), rows))
     for sentence in (*found.differences, *together(found.trials)):
         stdout().print(Text(for_terminal(sentence)), soft_wrap=True)
 

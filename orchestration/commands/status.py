@@ -7,11 +7,11 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -20,11 +20,19 @@ from accounting.errors import InvalidInput
 from accounting.records import exists
 from orchestration.commands import panels
 from orchestration.commands.cluster import jobs_at
+from orchestration.commands.console import show, stdout
 from orchestration.comparison.formats import clock, measured, number, seconds
 from orchestration.comparison.plain_text import for_terminal
 from orchestration.records.layout import SweepFiles, absolute
 from orchestration.records.states import TrialState
-from orchestration.records.status_snapshot import PERIOD, ClusterSnapshot, SweepSnapshot, TrialSnapshot, read_snapshot
+from orchestration.records.status_snapshot import (
+    PERIOD,
+    STALE_AFTER,
+    ClusterSnapshot,
+    SweepSnapshot,
+    TrialSnapshot,
+    read_snapshot,
+)
 
 if TYPE_CHECKING:
     from orchestration.execution.submission import SubmittedSweep
@@ -45,22 +53,24 @@ def status(
 ) -> None:
     """How far a sweep has come, and whether its driver is still alive; works from any machine that sees the folder."""
     files, asked = _found(sweep, address)
+    if asked is not None and address is not None and watch:
+        asked = _awaited(asked, files, address)
     if asked is not None:
-        warn_of_another(asked, read_snapshot(files.status))
+        warn_of_another(asked, _current(files))
     if as_json:
         for snapshot in _snapshots(files) if watch else [_read(files)]:
             print(json.dumps(as_object(snapshot), allow_nan=False), flush=True)
         return
-    console = Console(soft_wrap=not sys.stdout.isatty())
+    console = stdout()
     if not watch:
-        console.print(picture(_read(files)))
+        show(picture(_read(files)))
     elif console.is_terminal:
         with Live(console=console, auto_refresh=False) as live:
             for snapshot in _snapshots(files):
                 live.update(picture(snapshot), refresh=True)
     else:
         for snapshot in _snapshots(files):
-            console.print(headline(snapshot))
+            console.print(headline(snapshot), soft_wrap=True)
 
 
 def register(app: typer.Typer) -> None:
@@ -71,29 +81,62 @@ def register(app: typer.Typer) -> None:
 def _found(sweep: str, address: str | None) -> tuple[SweepFiles, SubmittedSweep | None]:
     """The folder or URI ``sweep``, or the output of the job with that id at ``address`` and the job."""
     files = SweepFiles(absolute(sweep))
-    if address is None or "/" in sweep or read_snapshot(files.status) is not None:
+    if address is None or "/" in sweep or _current(files) is not None:
         return files, None
     job = jobs_at(address).find(sweep)
     return SweepFiles(job.output), job
 
 
-def warn_of_another(asked: SubmittedSweep, found: SweepSnapshot | None) -> None:
-    """Warn if the job has ended and another driver wrote the status, as where its output holds another sweep.
+def _awaited(asked: SubmittedSweep, files: SweepFiles, address: str) -> SubmittedSweep:
+    """Wait until the driver of the job has written a status, or the job has ended; returns the job as it is then."""
+    jobs = jobs_at(address)
+    while not asked.has_ended and not _is_by(asked, _current(files)):
+        time.sleep(PERIOD)
+        asked = jobs.find(asked.id)
+    return asked
 
-    Raises: InvalidInput if it has ended before there was a status.
+
+def _is_by(asked: SubmittedSweep, found: SweepSnapshot | None) -> bool:
+    return found is not None and found.job == asked.id
+
+
+def warn_of_another(asked: SubmittedSweep, found: SweepSnapshot | None) -> None:
+    """Warn if another driver than that of the job wrote the status, such as that of an earlier job of the sweep.
+
+    Raises: InvalidInput if there is no status yet, or the job has ended before there was one.
     """
-    if not asked.has_ended or (found is not None and found.job == asked.id):
+    if _is_by(asked, found):
         return
-    ended = f"{asked.id} has {asked.state.lower()}"
+    if asked.has_ended:
+        state, so_far = f"has {asked.state.lower()}", "before its sweep had a status"
+        logs = f"`dpsweep logs {asked.id}` shows how it ended"
+    else:
+        state, so_far = f"is {asked.state.lower()}", "and its driver has written no status yet"
+        logs = f"ask again in some seconds; `dpsweep logs {asked.id}` shows how it starts"
     if found is None:
-        raise InvalidInput(f"{ended} before its sweep had a status; `dpsweep logs {asked.id}` says why")
+        raise InvalidInput(f"{asked.id} {state} {so_far}; {logs}")
     writer = found.job or "a run without a job"
-    text = f"warning: {ended}; what follows is not its status, but what {writer} wrote to the same output"
-    print(for_terminal(f"{text}; `dpsweep logs {asked.id}` shows how it ended"), file=sys.stderr)
+    text = f"warning: {asked.id} {state}; what follows is not its status, but what {writer} wrote to the same output"
+    print(for_terminal(f"{text}; {logs}"), file=sys.stderr)
+
+
+def _current(files: SweepFiles) -> SweepSnapshot | None:
+    """The status of the sweep, or that of its tuning where it is newer, which its name says; None without either."""
+    own, tuning = read_snapshot(files.status), read_snapshot(SweepFiles(files.tuning).status)
+    if tuning is None or (own is not None and own.heartbeat >= tuning.heartbeat):
+        return own
+    return replace(tuning, name=f"{tuning.name} (tuning)")
+
+
+def _is_followed(shown: SweepSnapshot, files: SweepFiles) -> bool:
+    """Whether the sweep itself is about to follow a tuning that has just ended."""
+    own = read_snapshot(files.status)
+    is_tuning = own is None or own.heartbeat != shown.heartbeat
+    return is_tuning and shown.state in ("finished", "failed") and shown.age() < STALE_AFTER
 
 
 def _read(files: SweepFiles) -> SweepSnapshot:
-    found = read_snapshot(files.status)
+    found = _current(files)
     if found is None and exists(SweepFiles(files.selection).manifest):
         raise InvalidInput(
             f"the private selection of {files.root} runs, or was interrupted: how far it has come is not shown, as it "
@@ -114,7 +157,7 @@ def _snapshots(files: SweepFiles) -> Iterator[SweepSnapshot]:
         while True:
             snapshot = _read(files)
             yield snapshot
-            if _is_over(snapshot):
+            if _is_over(snapshot) and not _is_followed(snapshot, files):
                 return
             time.sleep(PERIOD)
 
@@ -153,8 +196,11 @@ def picture(snapshot: SweepSnapshot) -> RenderableType:
     job = f", job {snapshot.job}" if snapshot.job else ""
     driver = for_terminal(f"driver on {snapshot.host} (pid {snapshot.pid}){job}, seen {seconds(snapshot.age())} ago")
     lines = [headline(snapshot), Text(driver, style="dim")]
+    again = "the same `dpsweep run` or `dpsweep submit` continues the sweep"
     if snapshot.is_stale():
-        lines.append(Text("if the driver was killed, the same `dpsweep run` or `dpsweep submit` continues the sweep"))
+        lines.append(Text(f"if the driver was killed, {again}"))
+    elif snapshot.state in ("interrupted", "stopped"):
+        lines.append(Text(again))
     if snapshot.limits:
         lines.append(Text(f"this run ends early by {', '.join(snapshot.limits)}", style="dim"))
     if snapshot.cluster is not None:
@@ -186,7 +232,8 @@ def _listed(resources: Mapping[str, float]) -> str:
 
 def _trials(snapshot: SweepSnapshot) -> Table:
     table = Table(box=None, pad_edge=False)
-    for column in ("trial", "state", "epoch", "step", "epsilon", "on test data"):
+    table.add_column("trial", header_style="dim", no_wrap=True)
+    for column in ("state", "epoch", "step", "epsilon", "on test data"):
         table.add_column(column, header_style="dim", overflow="fold")
     for trial in snapshot.trials:
         cut_off = trial.state.is_running and _is_over(snapshot)

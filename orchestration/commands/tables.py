@@ -13,7 +13,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from orchestration.commands.console import stdout
+from orchestration.commands.console import show, stdout
 from orchestration.comparison.entries import Metric, MetricTable
 from orchestration.comparison.formats import clock, listed, number
 from orchestration.comparison.ledger import composed
@@ -139,7 +139,7 @@ def outcome_object(outcome: Outcome) -> dict[str, Any]:
 def print_outcome(outcome: Outcome) -> None:
     """Print the table of trials, their errors, and the commands that open the report and MLflow."""
     console = stdout()
-    console.print(_outcome_table(outcome))
+    show(_outcome_table(outcome))
     for row in rows(outcome.record):
         if row["error"]:
             text = for_terminal(f"{row['key']} {row['status']}: {row['error']}")
@@ -219,7 +219,7 @@ def _table(*columns: str) -> Table:
     """A table whose first column and differences wrap in a narrow terminal; no value is truncated."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     first, *others = columns
-    table.add_column(first, overflow="fold")
+    table.add_column(first, no_wrap=True)
     for column in others:
         table.add_column(column, no_wrap=column != _DIFFERENCE, overflow="fold")
     return table

@@ -28,20 +28,23 @@ if TYPE_CHECKING:
 def verify(folder: Folder, as_json: AsJson = False) -> None:
     """Check every stored file of the trained trials against its sha256, length and counts, and every ε by its trace.
 
-    Also the report, comparison.json, results.json and status.json.
+    Also the report, comparison.json, results.json and status.json, and the same of its tuning. Not checked: logs,
+    MLflow's store, and the checkpoints and norms of trials that have not ended, which their resumption checks.
     """
     from orchestration.comparison.stored import owned_record
-    from orchestration.execution.upkeep import damaged_files, damaged_reports, trained
+    from orchestration.execution.upkeep import damaged_files, damaged_reports, trained, tuning_of
 
     files = SweepFiles(absolute(folder))
     record = owned_record(files)
     damaged, count = [*damaged_files(files, record), *damaged_reports(files)], len(trained(record))
+    candidates = sum(len(trained(tuning)) for _, tuning in tuning_of(files))
     if as_json:
-        typer.echo(json.dumps({"trials": count, "damaged": damaged}))
+        typer.echo(json.dumps({"trials": count, "candidates": candidates, "damaged": damaged}))
     if damaged:
         raise DataCorruption("\n".join(damaged))
     if not as_json:
-        typer.echo(f"{count} trained trials: every file is as it was when its trial ended")
+        what = f"{count} trained trials{f' and {candidates} of the tuning' if candidates else ''}"
+        typer.echo(f"{what}: every file is as it was when its trial ended")
 
 
 def prune(

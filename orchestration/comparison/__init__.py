@@ -23,6 +23,7 @@ __all__ = [
     "publishing",
     "rate_metrics",
     "record",
+    "research_mode",
     "selected",
     "settings",
     "statistics",

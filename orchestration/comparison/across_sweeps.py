@@ -14,6 +14,7 @@ from orchestration.comparison.ledger import composed
 from orchestration.comparison.metrics import columns
 from orchestration.comparison.parameters import asked, flattened, varying
 from orchestration.comparison.record import SweepRecord
+from orchestration.comparison.research_mode import research_warning
 from orchestration.comparison.settings import Setting, setting_name, shown_over_seeds
 from orchestration.records.published import NON_PRIVATE, Label, PublishedTrial, task_of
 from orchestration.records.release_modes import release_mode
@@ -85,10 +86,10 @@ class MatchedSetting:
 class Comparison:
     """The output of `dpsweep compare`.
 
-    sweeps: names by folder. differences: reasons why numbers of these sweeps do not compare, and trials that are left
-    out. between: parameters in which whole sweeps differ. trials: all trials of all sweeps, whose composed cost is the
-    cost of publishing everything; empty if the sweeps have different data. is_sensitive: whether a sweep shows exact
-    statistics of its training examples.
+    sweeps: names by folder. differences: what the numbers do not promise, reasons why they do not compare, and trials
+    that are left out. between: parameters in which whole sweeps differ. trials: all trials of all sweeps, whose
+    composed cost is the cost of publishing everything; empty if the sweeps have different data. is_sensitive: whether a
+    sweep shows exact statistics of its training examples.
     """
 
     sweeps: Mapping[str, str]
@@ -134,6 +135,7 @@ def compare(records: Mapping[str, SweepRecord]) -> Comparison:
     return Comparison(
         sweeps={folder: record.sweep.name for folder, record in records.items()},
         differences=(
+            *_research(records),
             *data,
             *_differences(records, "δ", _delta),
             *_differences(records, "adjacency", _adjacency),
@@ -212,6 +214,13 @@ def _differences(records: Mapping[str, SweepRecord], what: str, of: Callable[[Sw
     if len(set(found.values())) > 1:
         each = "; ".join(f"{records[folder].sweep.name} in {folder}: {value}" for folder, value in found.items())
         yield f"not the same {what}, so numbers of one sweep do not compare with those of another: {each}"
+
+
+def _research(records: Mapping[str, SweepRecord]) -> Iterator[str]:
+    """A sentence if the noise of some of the sweeps is known, which names them unless it is all."""
+    known = {folder: found for folder, each in records.items() if (found := research_warning(each.data().trials))}
+    for sentence in sorted({each for found in known.values() for each in found}):
+        yield sentence if len(known) == len(records) else f"{', '.join(known)}: {sentence}"
 
 
 def _stopped(records: Mapping[str, SweepRecord]) -> Iterator[str]:

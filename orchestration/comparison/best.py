@@ -12,6 +12,7 @@ from accounting.registry import nearest
 from orchestration.comparison.findings import Difference, Findings, warnings
 from orchestration.comparison.intervals import ConfidenceInterval
 from orchestration.comparison.metrics import METRICS, metric
+from orchestration.comparison.research_mode import research_warning
 from orchestration.comparison.settings import Setting, first_seed
 from orchestration.comparison.values import epsilon
 from orchestration.records.published import PublishedTrial
@@ -88,7 +89,8 @@ def best(
     mean = winner.over_seeds(metric(name).value)
     value = mean.mean if mean else math.nan
     alike = found.indistinguishable(winner, name, allowed)
-    return Best(winner, name, value, found.interval(winner, name), alike, tuple(warnings(found)))
+    warned = (*research_warning(winner.trials), *warnings(found))
+    return Best(winner, name, value, found.interval(winner, name), alike, warned)
 
 
 def _name(found: Findings, name: str) -> str:

@@ -135,7 +135,7 @@ def shown_over_seeds(metric: Metric, setting: Setting) -> str:
     """The metric over the seeds as the report shows it, prefixed with the names of its groups, if any (`whose`)."""
     found = setting.over_seeds(metric.value)
     text = metric.format.over_seeds(found) if found else metric.format.one(metric.value(setting.trials[0]))
-    return " ".join([*([", ".join(groups)] if (groups := whose(metric, setting)) else []), text])
+    return ": ".join([*([", ".join(groups)] if (groups := whose(metric, setting)) else []), text])
 
 
 def whose(metric: Metric, setting: Setting) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from accounting.errors import DataCorruption, InvalidInput
-from accounting.records import exists, is_encrypting, read_bytes, read_trace, require_key
+from accounting.records import exists, is_closed, is_encrypting, read_bytes, read_trace, require_key
 from orchestration.comparison.evidence import Evidence, gather
 from orchestration.comparison.findings import of_trials
 from orchestration.comparison.record import SweepRecord, parse_failures
@@ -54,7 +54,7 @@ def stored_record(files: SweepFiles) -> SweepRecord:
 @dataclass(frozen=True)
 class StoredTrials:
     """Trials as stored on disk. statuses: of trials that are over. attempts: of private trials. accounts: results of
-    `dpsweep account`; empty if they are encrypted and this process has no key."""
+    `dpsweep account`; none if they are encrypted and this process has no key, or if they are another user's."""
 
     points: tuple[GridPoint, ...]
     statuses: Mapping[str, TrialStatus]
@@ -83,7 +83,8 @@ def _read(files: SweepFiles, points: tuple[GridPoint, ...], manifest: Manifest) 
     found = (stored_result(files.trial(point.key)) for point in points)
     results = {result.key: status_of(result) for result in found if result is not None}
     attempts = {point.key: _attempts(files, point, results.get(point.key)) for point in points if point.is_private}
-    accounts = {key: read_accounts(files.trial(key)) for key in results} if _are_open(manifest) else {}
+    open_keys = [key for key in results if not is_closed(files.trial(key).private)] if _are_open(manifest) else []
+    accounts = {key: read_accounts(files.trial(key)) for key in open_keys}
     return StoredTrials(points, results, attempts, accounts)
 
 

@@ -21,8 +21,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import grpc
 import ray
 from ray._private import worker as ray_worker
+from ray._private.grpc_utils import init_grpc_channel
 from ray.exceptions import RayError
 from ray.job_config import JobConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -33,9 +35,11 @@ from accounting.records import KEY_VARIABLE, KeyCheck, require_key
 from orchestration.execution.autoscaler import has_autoscaler, is_beyond_autoscaler
 from orchestration.execution.environment import EMBEDDED, reread_environment
 from orchestration.execution.nodes import amounts_of
+from orchestration.execution.quiet_stderr import stderr_without
 from orchestration.execution.session import private_session
 from orchestration.execution.shared_connection import kept
 from orchestration.execution.shared_storage import SHARED, Probe
+from orchestration.execution.sudden_end import told_if_killed
 from orchestration.sweeps.user_code import packed
 from workers.imports import NO_CODE, UserCode
 from workers.memory import ALLOCATOR
@@ -43,6 +47,17 @@ from workers.memory import ALLOCATOR
 _PACKAGES = ("accounting", "workers", "orchestration")
 _OBJECT_STORE_BYTES = 128 * 2**20
 """Size of the embedded object store. It holds only specs and progress; large data go through files."""
+
+_CONNECT_WITHIN = 10.0
+"""Seconds in which a head takes a connection."""
+
+_ANSWER_WITHIN = 30.0
+"""Seconds in which a head that has taken a connection begins to speak gRPC."""
+
+_KILLED = (
+    "error: this process was killed by a signal, or by Ray because its node or the head of the cluster was lost; what "
+    "is stored stays, and the same command continues"
+)
 
 _LOG_LEVEL = "RAY_BACKEND_LOG_LEVEL"
 """Environment variable with the log level of Ray's compiled part."""
@@ -66,7 +81,8 @@ def connection(address: str, code: UserCode) -> Iterator[UserCode]:
     """As `connected`, but always a new connection, and without a log file."""
     if ray.is_initialized():
         raise InvalidInput("this process is connected to Ray already; call ray.shutdown(), or use another process")
-    with nodes_told_to_the_log(), private_session() if address == EMBEDDED else contextlib.nullcontext():
+    session = private_session() if address == EMBEDDED else contextlib.nullcontext()
+    with told_if_killed(_KILLED), nodes_told_to_the_log(), session:
         try:
             with _sigterm_handler_restored(), _only_warnings():
                 reread_environment()
@@ -165,19 +181,21 @@ def _only_fatal_lines() -> Iterator[None]:
     """Let the compiled part of Ray log only fatal errors in this process, unless the user has set its level.
 
     It writes errors to stderr, such as the recovery of objects of a lost node, and its level, which it reads when the
-    process connects, is the only option against that.
+    process connects, is the only option against that. That it was set is a line on stderr too, which is left out.
     """
-    level = os.environ.get(_LOG_LEVEL)
-    os.environ.setdefault(_LOG_LEVEL, "fatal")
-    try:
+    if _LOG_LEVEL in os.environ:
         yield
+        return
+    os.environ[_LOG_LEVEL] = "fatal"
+    try:
+        with stderr_without(b"Set ray log level from environment variable"):
+            yield
     finally:
-        if level is None:
-            del os.environ[_LOG_LEVEL]
+        del os.environ[_LOG_LEVEL]
 
 
 def _require_listener(address: str) -> None:
-    """Fail within seconds if nothing listens at ``address``; Ray itself would retry for minutes."""
+    """Fail if nothing listens or answers at ``address``; Ray itself would retry for minutes."""
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
@@ -188,9 +206,17 @@ def _require_listener(address: str) -> None:
     if host in ("localhost", "127.0.0.1"):
         host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # as Ray resolves it
     try:
-        socket.create_connection((host, int(port)), timeout=10.0).close()
+        socket.create_connection((host, int(port)), timeout=_CONNECT_WITHIN).close()
     except (OSError, OverflowError) as error:
         raise _no_cluster(address, f"{error} at {host}:{port}") from error
+    channel = init_grpc_channel(f"{host}:{port}", options=[("grpc.enable_http_proxy", 0)])
+    try:
+        grpc.channel_ready_future(channel).result(timeout=_ANSWER_WITHIN)
+    except grpc.FutureTimeoutError as error:
+        reason = f"{host}:{port} takes connections, but has not answered within {_ANSWER_WITHIN:g} s"
+        raise _no_cluster(address, reason) from error
+    finally:
+        channel.close()
 
 
 def _refusal(address: str, error: Exception) -> InvalidInput:
@@ -331,13 +357,15 @@ def check_keys(check: KeyCheck | None) -> None:
 
 
 def _nodes_without(holds: Callable[..., bool], *arguments: object) -> list[str]:
-    """The address of every node on which ``holds(*arguments)`` is false or does not answer."""
+    """The address of every node on which ``holds(*arguments)`` is false or does not answer; none that was lost."""
     nodes, task = _alive_nodes(), ray.remote(num_cpus=0, max_retries=2)(holds)
     pending = [
         task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(*arguments)
         for node in nodes
     ]
-    return [node["NodeManagerAddress"] for node, answer in zip(nodes, pending, strict=True) if not _answers_yes(answer)]
+    without = [node for node, answer in zip(nodes, pending, strict=True) if not _answers_yes(answer)]
+    there = {node["NodeID"] for node in _alive_nodes()}
+    return [node["NodeManagerAddress"] for node in without if node["NodeID"] in there]
 
 
 def _counted(addresses: Sequence[str]) -> str:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Mapping
-from urllib.parse import urlsplit
 
-from pyarrow import fs
-
-from accounting.errors import InvalidInput
+from accounting.errors import InvalidInput, StorageError
+from accounting.records import open_filesystem
 
 _CLIENTS: Mapping[str, tuple[str, str]] = {
     "s3": ("boto3", "dpsweep[s3]"),
@@ -33,36 +30,12 @@ def require_client(uri: str) -> None:
         )
 
 
-_TIMEOUT = 5.0
-"""Seconds to wait for an object store to take a connection; pyarrow itself tries for up to a minute."""
-
-
 def require_answer(uri: str) -> None:
-    """Refuse an output in an S3 store that cannot be reached; other stores and refusals show when files are read.
-
-    Raises: InvalidInput with the address and the reason.
-    """
-    parts = urlsplit(uri)
-    if parts.scheme != "s3":
-        return
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
-    place = urlsplit(endpoint)
-    store = fs.S3FileSystem(
-        connect_timeout=_TIMEOUT,
-        request_timeout=_TIMEOUT,
-        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=1),
-        endpoint_override=place.netloc or None,
-        scheme=place.scheme or None,
-    )
+    """Refuse an output in a store that cannot be reached. Raises: InvalidInput with the address and the reason."""
     try:
-        store.get_file_info(parts.netloc)
-    except OSError as error:
-        if "NETWORK_CONNECTION" not in str(error):  # such as a refusal to list the bucket, which nothing here needs
-            return
-        raise InvalidInput(
-            f"{uri}: no object store answers at {endpoint or 'Amazon S3'} ({str(error).rpartition('Details: ')[2]}); "
-            "check the network, the bucket's name and AWS_ENDPOINT_URL"
-        ) from error
+        open_filesystem(uri)
+    except StorageError as error:
+        raise InvalidInput(str(error)) from error
 
 
 def _is_installed(module: str) -> bool:

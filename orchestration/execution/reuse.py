@@ -6,7 +6,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from accounting.errors import DataCorruption, InvalidInput
-from accounting.records import TrialFiles, exists, list_files, read_bytes, write_bytes_atomically
+from accounting.records import (
+    TrialFiles,
+    exists,
+    list_files,
+    read_bytes,
+    write_bytes_atomically,
+    write_in_private_folder,
+)
 from orchestration.comparison.claims import unfounded
 from orchestration.comparison.record import SweepRecord
 from orchestration.comparison.stored import owned_record
@@ -66,9 +73,13 @@ def _take(files: SweepFiles, source: TrialFiles, target: TrialFiles, result: Tri
     After an interruption it is copied again, and its releases are counted twice rather than not at all.
     """
     adopt_attempts(files, result.key, record.attempts.get(result.key, ()))
-    exact = not result.spec.is_private or release_mode(record.disclosure).is_sensitive
+    exact = release_mode(record.disclosure).is_sensitive
+    unprotected = () if result.spec.is_private else (source.model, source.inputs)
     last = (source.spec.removeprefix(f"{source.root}/"), source.result.removeprefix(f"{source.root}/"))
     names = [name for name in list_files(source.root) if name not in last]
     for name in (*names, *last):
-        private = exact or name.startswith("private/")
-        write_bytes_atomically(f"{target.root}/{name}", read_bytes(f"{source.root}/{name}"), private)
+        stored, copy = f"{source.root}/{name}", f"{target.root}/{name}"
+        if name.startswith("private/"):
+            write_in_private_folder(copy, read_bytes(stored))
+        else:
+            write_bytes_atomically(copy, read_bytes(stored), private=exact or stored in unprotected)

@@ -23,14 +23,15 @@ _READERS = 8
 
 
 def damaged_files(files: SweepFiles, record: SweepRecord) -> list[str]:
-    """One line per damaged file of the trained trials, in the order of the grid; reads every file.
+    """One line per damaged file of the trained trials, in the order of the grid, and of those of its tuning.
 
-    If no file is damaged: one line per claim that is smaller than what its trace costs.
+    Reads every file. If no file is damaged: one line per claim that is smaller than what its trace costs.
     """
     with ThreadPoolExecutor(_READERS) as readers:
         found = readers.map(lambda result: list(damages(files.trial(result.key), result)), trained(record))
         damaged = [line for lines in found for line in lines]
-    return damaged or list(unfounded(files, record))
+    own = damaged or list(unfounded(files, record))
+    return [*own, *(line for tuning, candidates in tuning_of(files) for line in damaged_files(tuning, candidates))]
 
 
 def damaged_reports(files: SweepFiles) -> list[str]:
@@ -40,7 +41,16 @@ def damaged_reports(files: SweepFiles) -> list[str]:
         read_snapshot(files.status)
     except DataCorruption as error:
         found.append(str(error))
-    return found
+    return [*found, *(line for tuning, _ in tuning_of(files) for line in damaged_reports(tuning))]
+
+
+def tuning_of(files: SweepFiles) -> list[tuple[SweepFiles, SweepRecord]]:
+    """The sweep of the tuning that is stored below a sweep, if there is one.
+
+    Raises: as `owned_record`.
+    """
+    tuning = SweepFiles(files.tuning)
+    return [(tuning, owned_record(tuning))] if exists(tuning.manifest) else []
 
 
 def trained(record: SweepRecord) -> list[StoredResult]:

@@ -1,15 +1,19 @@
-"""Digests of the files that a report consists of, by which `dpsweep verify` finds damage in them."""
+"""The files that a report consists of, and their digests, by which `dpsweep verify` finds damage in them."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from accounting.errors import DataCorruption
 from accounting.records import (
     exists,
     read_private_sealed,
     read_sealed,
+    write_bytes_atomically,
+    write_private,
     write_private_sealed,
     write_sealed,
 )
@@ -17,16 +21,30 @@ from orchestration.records.layout import SweepFiles
 from workers.digests import digest
 
 
-def note_reports(files: SweepFiles, sensitive: bool) -> None:
-    """Store the sha256 of the report's files, each time they are written; that of the private report in ``private/``.
+def write_public_reports(files: SweepFiles, contents: Mapping[str, bytes], sensitive: bool) -> None:
+    """Write files of the report, given by path, and note the sha256 of each beside those noted before.
 
-    sensitive: whether the report shows exact statistics, whose digests are private too. Raises: StorageError.
+    sensitive: whether the files show exact statistics; then they and their digests are readable by their owner only.
+    Raises: StorageError.
     """
-    public = {_name(files, uri): digest(uri) for uri in _public(files) if exists(uri)}
-    write_sealed(files.report_digests, json.dumps(public).encode(), sensitive)
-    if exists(files.private_report):
-        private = {_name(files, files.private_report): digest(files.private_report)}
-        write_private_sealed(files.private_report_digests, json.dumps(private).encode())
+    for uri, content in contents.items():
+        write_bytes_atomically(uri, content, sensitive)
+    digests = _noted(files) | {_name(files, uri): _sha256(content) for uri, content in contents.items()}
+    write_sealed(files.report_digests, json.dumps(digests).encode(), sensitive)
+
+
+def write_private_report(files: SweepFiles, content: bytes) -> None:
+    """Write the private report, and note its sha256 in ``private/``. Raises: StorageError."""
+    stored = write_private(files.private_report, content)
+    digests = {_name(files, files.private_report): _sha256(stored)}
+    write_private_sealed(files.private_report_digests, json.dumps(digests).encode())
+
+
+def _noted(files: SweepFiles) -> dict[str, str]:
+    """The digests of public files noted before; empty if they are damaged, which writing mends."""
+    with contextlib.suppress(DataCorruption):
+        return dict(json.loads(read_sealed(files.report_digests, "") or b"{}"))
+    return {}
 
 
 def changed_report_files(files: SweepFiles) -> Iterator[str]:
@@ -46,8 +64,8 @@ def changed_report_files(files: SweepFiles) -> Iterator[str]:
                 yield f"{found}: its sha256 differs from the one noted when it was written; {again}"
 
 
-def _public(files: SweepFiles) -> tuple[str, ...]:
-    return files.report, files.comparison, files.results
+def _sha256(content: bytes | memoryview) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _name(files: SweepFiles, uri: str) -> str:

@@ -7,6 +7,7 @@ computed from the norms or epsilons of training examples.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections import Counter
@@ -134,8 +135,15 @@ def write_snapshot(uri: str, snapshot: SweepSnapshot, private: bool) -> None:
 def read_snapshot(uri: str) -> SweepSnapshot | None:
     """The snapshot, or None if there is none; earlier versions stored no checksum.
 
-    Raises: DataCorruption if it is damaged or cannot be parsed, StorageError.
+    It is read twice if it seems damaged: an object that its driver replaces between the two requests of a read (for its
+    size, and for its content) is cut. Raises: DataCorruption if it is damaged or cannot be parsed, StorageError.
     """
+    with contextlib.suppress(DataCorruption):
+        return _read_once(uri)
+    return _read_once(uri)
+
+
+def _read_once(uri: str) -> SweepSnapshot | None:
     content = read_once_unsealed(uri, _AGAIN)
     try:
         return None if content is None else _SNAPSHOT.validate_json(content)

@@ -6,12 +6,11 @@ import time
 from collections.abc import Iterator
 
 from accounting.errors import InvalidInput
-from accounting.records import write_bytes_atomically
 from orchestration.comparison.record import SweepRecord
 from orchestration.comparison.stored import owned_record, stored_evidence
 from orchestration.records.layout import SweepFiles
 from orchestration.records.release_modes import release_mode
-from orchestration.records.report_digests import note_reports
+from orchestration.records.report_digests import write_public_reports
 from orchestration.records.status_snapshot import PERIOD, read_snapshot
 from orchestration.report.page import render, renewed
 
@@ -41,5 +40,4 @@ def _write(files: SweepFiles, record: SweepRecord, period: float) -> None:
     data = record.data()
     page = renewed(render(data, stored_evidence(files, data)), period)
     sensitive = release_mode(record.disclosure).is_sensitive
-    write_bytes_atomically(files.report, page.encode(), sensitive)
-    note_reports(files, sensitive)
+    write_public_reports(files, {files.report: page.encode()}, sensitive)

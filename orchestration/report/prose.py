@@ -15,6 +15,7 @@ from orchestration.comparison.formats import correlation, listed, number
 from orchestration.comparison.ledger import composed
 from orchestration.comparison.metrics import of_task
 from orchestration.comparison.rate_metrics import group_metric, spoken
+from orchestration.comparison.research_mode import research_warning
 from orchestration.comparison.settings import Setting, group_epsilon, group_epsilon_error, group_names, group_value
 from orchestration.comparison.statistics import Correlation, pearson
 from orchestration.comparison.values import (
@@ -108,18 +109,7 @@ def headline(data: PublishedSweep, found: Findings) -> list[str]:
     settings = found.settings
     decided = decisions(found, data.delta) if data.trials else []
     paid = [*together(data.trials), *_individuals(data, settings)]
-    return [*_research(data.trials), *warnings(found), *decided, *paid, *_failures(data)]
-
-
-def _research(trials: Sequence[PublishedTrial]) -> list[str]:
-    """A warning if the noise of private trials can be computed from their seeds, which the page shows."""
-    if not any(trial.tags.get("research_mode") == "True" for trial in trials if not trial.is_baseline):
-        return []
-    return [
-        "Research mode: the noise is drawn from the seeds of the trials, which this page shows. Whoever knows them can "
-        "subtract it, so every ε says what the same runs would cost with secret noise; for models that are released, "
-        "set noise_source: os_entropy."
-    ]
+    return [*research_warning(data.trials), *warnings(found), *decided, *paid, *_failures(data)]
 
 
 def together(trials: Sequence[PublishedTrial]) -> list[str]:

@@ -187,7 +187,7 @@ def _composed(setting: Setting) -> str:
 def _over_seeds(metric: Metric, setting: Setting) -> str:
     """The metric over the seeds of the setting, after the groups that it belongs to in small print."""
     groups, text = ", ".join(whose(metric, setting)), shown_over_seeds(metric, setting)
-    return f'<small class="whose">{escape(groups)}</small>{text[len(groups) :]}' if groups else text
+    return f'<small class="whose">{escape(groups)}</small>{text.removeprefix(f"{groups}:")}' if groups else text
 
 
 def group_sizes_table(settings: Sequence[Setting], style: Style) -> str:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 
-from accounting.records import write_bytes_atomically, write_private
 from orchestration.comparison.findings import Findings, as_dict, findings, of_trials
 from orchestration.comparison.record import SweepRecord, exact, rows
 from orchestration.comparison.stored import stored_evidence
 from orchestration.records.layout import SweepFiles
 from orchestration.records.release_modes import release_mode
-from orchestration.records.report_digests import note_reports
+from orchestration.records.report_digests import write_private_report, write_public_reports
 from orchestration.report.page import render
 
 
@@ -28,11 +27,13 @@ def write_reports(files: SweepFiles, record: SweepRecord) -> tuple[str, Findings
     found = findings(data, evidence)
     page = render(data, evidence)
     sensitive = release_mode(record.disclosure).is_sensitive
-    write_bytes_atomically(files.report, page.encode(), sensitive)
-    write_private(files.private_report, render(record.data(exact(files)), evidence).encode())
     compared = as_dict(found)
     table = rows(record, of_trials(compared))
-    write_bytes_atomically(files.comparison, json.dumps(compared, indent=2, allow_nan=False).encode(), sensitive)
-    write_bytes_atomically(files.results, json.dumps(table, indent=2, allow_nan=False).encode(), sensitive)
-    note_reports(files, sensitive)
+    write_private_report(files, render(record.data(exact(files)), evidence).encode())
+    contents = {
+        files.report: page.encode(),
+        files.comparison: json.dumps(compared, indent=2, allow_nan=False).encode(),
+        files.results: json.dumps(table, indent=2, allow_nan=False).encode(),
+    }
+    write_public_reports(files, contents, sensitive)
     return page, found

@@ -13,6 +13,8 @@ INTERVAL, LONGEST_INTERVAL = 2.0, 30.0
 """Seconds between two updates; the interval doubles up to the second value while the tracker fails."""
 LAST_PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0)
 """Seconds to wait before each attempt to record the remaining changes after the sweep has ended."""
+LAST_BEGUN_WITHIN = 60.0
+"""Seconds after the end of the sweep in which a further attempt begins; one at a server that never answers takes 40."""
 
 
 class TrackingRecorder:
@@ -45,11 +47,15 @@ class TrackingRecorder:
     def finish(self, keys: Iterable[str], publish: Callable[[Tracker], None]) -> None:
         """Stop the thread, record the given trials and call ``publish``, with one attempt per pause in `LAST_PAUSES`.
 
-        If all attempts fail, `failure` holds the last error; nothing is raised.
+        None begins later than `LAST_BEGUN_WITHIN`. If all attempts fail, `failure` holds the last error; nothing is
+        raised.
         """
         self._end()
         self._changed.update(keys)
+        deadline = time.monotonic() + LAST_BEGUN_WITHIN
         for pause in LAST_PAUSES:
+            if time.monotonic() + pause > deadline:
+                return
             time.sleep(pause)
             if self._attempt(publish):
                 return

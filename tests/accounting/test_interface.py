@@ -39,11 +39,11 @@ EXPORTED = {
         OwnedPart PartFiles PartNorms PartRecord ShareOfRows SortedRows StoredEpsilons StoredUsers TrialFiles
         check_contributions
         closed_to_strangers commit_epsilons delete delete_folder delete_if_empty delete_norms exists forget_notes
-        has_norms
+        has_norms is_closed
         is_encrypting list_files list_folders make_private_file make_private_folder modified new_key_check
         noted_epsilons noted_rows open_filesystem read_bytes read_contributions read_encrypted read_epsilons read_groups
         read_once_unsealed read_private read_private_sealed read_sealed read_table read_trace require_key shares_of
-        verify_epsilons verify_users
+        verify_epsilons verify_users write_in_private_folder
         write_bytes_atomically write_epsilons write_private write_private_sealed write_rows write_sealed write_trace
         write_users""",
 }

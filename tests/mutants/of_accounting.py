@@ -350,7 +350,13 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "accounting/records/user_rows.py",
         ("tests/accounting/jobs/test_users.py",),
-        B("pieces, private=True)", "pieces)", "sorted rows are public", True),
+        B(
+            "    write_in_private_folder(_uri(directory, part), *pieces)",
+            "    uri, data = _uri(directory, part), b''.join(pieces)\n"
+            "    __import__('accounting.records').records.write_bytes_atomically(uri, data)",
+            "sorted rows are public",
+            True,
+        ),
         B('if note.get("inputs") != inputs:', "if not note:", "rows of other users are taken up", True),
         B("found if _is_intact(", "found if True or _is_intact(", "damaged rows stay damaged"),
     ),

@@ -65,7 +65,12 @@ HOSTILE: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "accounting/records/private_files.py",
         ENCRYPTION,
-        B("stored, private=True)", "stored)", "private files are public", True),
+        B(
+            "    write_in_private_folder(uri, stored)",
+            '    __import__("accounting.records").records.write_bytes_atomically(uri, stored)',
+            "private files are public",
+            True,
+        ),
         B(
             "encrypted(uri, content) if is_encrypting() else content",
             "content",

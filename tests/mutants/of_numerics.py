@@ -284,8 +284,8 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
             True,
         ),
         B(
-            "write_bytes_atomically(uri, data, private=True)",
-            "write_bytes_atomically(uri, data)",
+            "write_in_private_folder(uri, data)",
+            '__import__("accounting.records").records.write_bytes_atomically(uri, data)',
             "norms are public",
             True,
         ),
@@ -327,8 +327,8 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
         B("if hashlib.sha256(data).hexdigest() != record.sha256:", "if False:", "flipped bytes are read"),
         B("elif committed != record:", "elif False:", "another run's rows are taken for a replay"),
         B(
-            "if committed is None:\n                write_bytes_atomically(self._uri(record), data, private=True)",
-            "if committed is None:\n                write_bytes_atomically(self._uri(record), data)",
+            "if committed is None:\n                write_in_private_folder(",
+            'if committed is None:\n                __import__("accounting.records").records.write_bytes_atomically(',
             "shards are public",
             True,
         ),

@@ -81,6 +81,7 @@ def _command(command: list[str], environment: dict[str, str], folder: str, out: 
     os.environ.update({**set_by_imports, **environment})
     known = environment.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:0] = [path for path in known if path and path not in sys.path]  # what an interpreter does at its start
+    tempfile.tempdir = None  # chosen as the parent imported torch, without these variables
     random.seed()  # forked processes share the state of their parent
     sys.argv = command
     try:

@@ -149,6 +149,13 @@ def _listening(command: Sequence[str], port: int, environment: Mapping[str, str]
         server.wait(timeout=30)
 
 
+@contextmanager
+def mute() -> Iterator[str]:
+    """HOST:PORT of a server that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
 def connect_to(server: subprocess.Popen[bytes], port: int) -> None:
     assert server.poll() is None, "the server ended by itself"
     socket.create_connection(("127.0.0.1", port), timeout=5).close()

@@ -14,7 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from accounting.errors import DpsweepError, StorageError
-from accounting.records.files import write_bytes_atomically
+from accounting.records.files import write_in_private_folder
 from orchestration.commands import cluster, listing
 from orchestration.commands.main import app, report
 from orchestration.commands.progress import ConsoleDisplay
@@ -170,7 +170,7 @@ def test_a_private_folder_that_leads_elsewhere_is_not_written(folder: Path, tmp_
     assert list(victim.iterdir()) == []
     assert stat.S_IMODE(victim.stat().st_mode) == 0o755
     with pytest.raises(StorageError, match="symbolic link"):
-        write_bytes_atomically(str(folder / "private" / "norms" / "x"), b"", private=True)
+        write_in_private_folder(str(folder / "private" / "norms" / "x"), b"")
 
 
 def test_keys_of_unfinished_trials_are_forgotten_on_request(folder: Path) -> None:

@@ -27,7 +27,7 @@ from tests.orchestration.processes import (
 from tests.orchestration.reference import assert_same_trial, run_undisturbed
 from tests.orchestration.sample_grids import keys_of, small
 
-EPOCHS = 28
+EPOCHS = 120
 SWEEP = small(
     clipping=["none", "individual"],
     noise={"name": "exponential", "decay": 0.02},

@@ -45,6 +45,8 @@ def test_public_files_follow_the_umask(umask: int, tmp_path: Path) -> None:
     for private in (files.private_report, trial.private_summary, trial.private_digests):
         assert mode(private) == 0o600, private
     assert mode(trial.private) == 0o700
+    for folder in (files.root, *(trial_in(files.root, name).root for name in ("non-private-seed0", "flat-seed0"))):
+        assert mode(folder) == 0o777 & ~(umask | 0o002), "the folder of a baseline too"
 
 
 def test_with_exact_statistics_everything_is_the_owners(tmp_path: Path) -> None:

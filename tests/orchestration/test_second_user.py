@@ -12,11 +12,17 @@ from pathlib import Path
 
 import pytest
 
+from accounting.errors import DataCorruption, StorageError
+from accounting.records import read_private
+from orchestration.comparison.stored import stored_record
 from orchestration.execution.environment import IN_PROCESS
 from orchestration.pipeline import RunRequest, run_sweep
+from orchestration.records.accounts import write_account
+from orchestration.records.layout import SweepFiles
 from orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.sample_grids import small
 
+ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 NOBODY = 65534
 """User and group of the other one."""
 Access = dict[str, list[str]]
@@ -95,7 +101,35 @@ def created(folder: Path, umask: int, release: str) -> list[Path]:
     return sorted(folder.rglob("*"))
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@ROOT
+def test_another_user_can_read_the_record_of_a_shared_sweep(open_folder: Path) -> None:
+    """What `compare` and `export` need; accounts of single examples are left out."""
+    created(open_folder, 0o022, "none")
+    files = SweepFiles(str(open_folder / "out"))
+    for key in os.listdir(files.trials):
+        write_account(files.trial(key).accounted_again("delta=1e-06"), {})
+    with pytest.raises(DataCorruption, match="lacks values"):
+        stored_record(files)
+    assert as_another(lambda: len(stored_record(files).data().trials)) == 2
+    with pytest.raises(StorageError, match="Permission denied; what lies below private/ is open to the user who ran"):
+        as_another(lambda: len(read_private(files.private_report)))
+
+
+def as_another(work: Callable[[], int]) -> int:
+    """What ``work`` returns as `NOBODY`, with the rights of this process's threads left as they were."""
+    groups = os.getgroups()
+    os.setgroups([])
+    os.setegid(NOBODY)
+    os.seteuid(NOBODY)
+    try:
+        return work()
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+        os.setgroups(groups)
+
+
+@ROOT
 @pytest.mark.parametrize(
     ("umask", "release"),
     [(0o000, "private"), (0o022, "none"), (0o077, "none"), (0o000, "raw")],

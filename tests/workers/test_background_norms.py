@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from accounting.errors import StorageError
-from accounting.records.files import list_files, write_bytes_atomically
+from accounting.records.files import list_files, write_in_private_folder
 from accounting.records.layout import TrialFiles
 from accounting.records.shards import NormShards
 from tests.workers.resumption import assert_same_trial
@@ -23,11 +23,11 @@ from workers.trial import run_trial
 
 
 def slowed(patch: pytest.MonkeyPatch, seconds: float) -> None:
-    def slow(uri: str, data: bytes, private: bool = False) -> None:
+    def slow(uri: str, data: bytes) -> None:
         time.sleep(seconds)
-        write_bytes_atomically(uri, data, private)
+        write_in_private_folder(uri, data)
 
-    patch.setattr("accounting.records.snapshots.write_bytes_atomically", slow)
+    patch.setattr("accounting.records.snapshots.write_in_private_folder", slow)
 
 
 def committed(root: Path) -> int:
@@ -63,11 +63,11 @@ def test_storage_that_refuses_in_the_background_ends_the_trial_and_the_next_atte
     spec = small_trial(epochs=3)
     run_trial(spec, str(tmp_path / "undisturbed"))
 
-    def refused(uri: str, data: bytes, private: bool = False) -> None:
+    def refused(uri: str, data: bytes) -> None:
         raise StorageError(f"cannot write {uri}")
 
     def from_now_on(progress: Progress) -> None:
-        monkeypatch.setattr("accounting.records.snapshots.write_bytes_atomically", refused)
+        monkeypatch.setattr("accounting.records.snapshots.write_in_private_folder", refused)
 
     with monkeypatch.context(), pytest.raises(StorageError, match=r"cannot write .*step=.*object-00000"):
         run_trial(spec, str(tmp_path / "resumed"), on_progress=from_now_on)

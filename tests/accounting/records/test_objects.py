@@ -26,7 +26,14 @@ from hypothesis import strategies as st
 from accounting.errors import DataCorruption, InvalidInput, StorageError
 from accounting.records import snapshots
 from accounting.records.encryption import KEY_VARIABLE
-from accounting.records.files import list_files, open_filesystem, read_bytes, read_range, write_bytes_atomically
+from accounting.records.files import (
+    list_files,
+    open_filesystem,
+    read_bytes,
+    read_range,
+    write_bytes_atomically,
+    write_in_private_folder,
+)
 from accounting.records.sealed import write_private_sealed
 from accounting.records.shards import NormShards, NormShardWriter, read_contributions
 from tests.accounting.stored_trial import snapshot, write_norms
@@ -280,11 +287,11 @@ def test_a_full_disk_commits_nothing_and_is_told_by_the_next_call(
 def test_training_does_not_wait_for_its_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
 
-    def slow(uri: str, data: bytes, private: bool = False) -> None:
+    def slow(uri: str, data: bytes) -> None:
         assert go_on.wait(10)
-        write_bytes_atomically(uri, data, private)
+        write_in_private_folder(uri, data)
 
-    monkeypatch.setattr("accounting.records.snapshots.write_bytes_atomically", slow)
+    monkeypatch.setattr("accounting.records.snapshots.write_in_private_folder", slow)
     with NormShardWriter(str(tmp_path), 8) as writer:
         writer.write(snapshot(0, 20))
         writer.write(snapshot(40, 20))

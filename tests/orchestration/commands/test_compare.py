@@ -77,7 +77,7 @@ def test_numbers_are_those_of_the_reports(one: Path, other: Path) -> None:
     page = render(stored_record(SweepFiles(str(one))).data())
     for name in ("epsilon", "accuracy", "accuracy_change"):
         assert f'<td class="n">{line["metrics"][name]["shown"]}</td>' in page
-    assert line["metrics"]["worst_group_accuracy"]["shown"] == "b 60.0%"
+    assert line["metrics"]["worst_group_accuracy"]["shown"] == "b: 60.0%"
     shown = compared(one, other).stdout
     assert "70.0%" in shown
     assert "other" in shown
@@ -94,7 +94,8 @@ def test_numbers_are_those_of_the_reports(one: Path, other: Path) -> None:
 def test_other_data_and_another_delta_are_said(one: Path, tmp_path: Path, changes: Any, message: str) -> None:
     other = Path(stored_sample(tmp_path / "other", **changes).root)
     found = as_json(one, other)
-    (sentence,) = found["differences"]
+    research, sentence = found["differences"]
+    assert research.startswith("Research mode: the noise is drawn from the seeds"), "the default of noise_source"
     assert sentence.startswith(message)
     assert str(other) in sentence
     assert (found["composed"] is None) == ("data" in changes), "other records are not charged for"

@@ -6,13 +6,16 @@ import json
 import sys
 import time
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from accounting.errors import InvalidInput
+from orchestration.commands.console import show
 from orchestration.commands.main import main
-from orchestration.commands.status import warn_of_another
+from orchestration.commands.status import picture, warn_of_another
 from orchestration.execution.submission import SubmittedSweep
 from orchestration.records.states import TrialState
 from orchestration.records.status_snapshot import (
@@ -20,6 +23,7 @@ from orchestration.records.status_snapshot import (
     NodeSnapshot,
     SweepSnapshot,
     TrialSnapshot,
+    read_snapshot,
     write_snapshot,
 )
 
@@ -93,6 +97,62 @@ def test_a_stale_one_is_called_stale_with_its_age(
     assert printed["age"] >= 7500.0
 
 
+@pytest.mark.parametrize("columns", ["80", "20"])
+def test_keys_of_trials_are_never_broken(
+    columns: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = "individual-exponential-decay0.1-epsilon8-seed0-0d74d74fd8"
+    trial, failed = replace(TRIALS[0], key=key), replace(TRIALS[2], error="ValueError in f (a.py:3) " * 20)
+    write_snapshot(f"{tmp_path}/status.json", replace(snapshot(), trials=(trial, failed)), private=False)
+    monkeypatch.setenv("COLUMNS", columns)
+    assert status(monkeypatch, tmp_path) == 0
+    printed = capsys.readouterr().out.splitlines()
+    (row,) = [line for line in printed if line.startswith(key)]
+    assert row.split() == [key, "finished", "4", "20/20", "2.50", "accuracy", "91.0%"]
+    assert printed[-1].rstrip().endswith("(a.py:3)"), "where output is no terminal, an error is one line"
+
+
+@pytest.mark.parametrize("columns", [20, 300])
+def test_a_narrow_terminal_shows_whole_keys(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = "individual-exponential-decay0.1-epsilon8-seed0-0d74d74fd8"
+    terminal = Console(file=StringIO(), force_terminal=True, width=columns)
+    monkeypatch.setattr("orchestration.commands.console.stdout", lambda: terminal)
+    show(picture(replace(snapshot(), trials=(replace(TRIALS[0], key=key),))))
+    assert isinstance(terminal.file, StringIO)
+    assert key in terminal.file.getvalue()
+
+
+def test_a_status_that_is_replaced_while_it_is_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of an object, of which a read takes the size first."""
+    write_snapshot(f"{tmp_path}/status.json", snapshot(), private=False)
+    whole = (tmp_path / "status.json").read_bytes()
+    reads = [whole[:-40], whole]
+    monkeypatch.setattr("accounting.records.sealed.read_bytes", lambda uri: reads.pop(0))
+    found = read_snapshot(f"{tmp_path}/status.json")
+    assert found is not None
+    assert (found.name, reads) == ("small", [])
+
+
+def test_a_tuning_is_shown_until_its_sweep_has_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tuning").mkdir()
+    write_snapshot(f"{tmp_path}/tuning/status.json", snapshot(age=20.0), private=False)
+    assert status(monkeypatch, tmp_path) == 0
+    assert capsys.readouterr().out.startswith("small (tuning): running, 2 of 4 trials done")
+    write_snapshot(f"{tmp_path}/tuning/status.json", snapshot(age=10.0, state="finished"), private=False)
+
+    def begin(seconds: float) -> None:
+        write_snapshot(f"{tmp_path}/status.json", snapshot(state="finished"), private=False)
+
+    monkeypatch.setattr("orchestration.commands.status.time.sleep", begin)
+    assert status(monkeypatch, tmp_path, "--watch") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(",")[0] for line in lines] == ["small (tuning): finished", "small: finished"]
+
+
 def test_json_and_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     write_snapshot(f"{tmp_path}/status.json", snapshot(age=7500.0, state="failed"), private=False)
     assert status(monkeypatch, f"file://{tmp_path}", "--json", "--watch") == 0
@@ -131,8 +191,12 @@ def test_a_job_that_failed_before_its_sweep_began_is_not_shown_the_status_of_ano
     )
     with pytest.raises(InvalidInput, match=r"has stopped before its sweep had a status; `dpsweep logs other-01"):
         warn_of_another(job("STOPPED"), None)
-    for state, found in (("RUNNING", None), ("PENDING", snapshot()), ("FAILED", replace(snapshot(), job=job("").id))):
-        warn_of_another(job(state), found)
+    with pytest.raises(InvalidInput, match=r"is pending and its driver has written no status yet; ask again in some"):
+        warn_of_another(job("PENDING"), None)
+    warn_of_another(job("RUNNING"), snapshot(state="interrupted"))
+    assert "is running; what follows is not its status, but what small-0123456789 wrote" in capsys.readouterr().err
+    for state in ("RUNNING", "FAILED"):
+        warn_of_another(job(state), replace(snapshot(), job=job("").id))
     assert capsys.readouterr().err == ""
 
 

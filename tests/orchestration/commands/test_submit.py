@@ -9,7 +9,10 @@ import pytest
 
 from orchestration.commands.main import main
 from orchestration.execution.job_package import LARGEST, Asked, packaged, read_job
+from orchestration.records.layout import SweepFiles
 from orchestration.records.limits import Limits
+from orchestration.records.manifest import open_manifest, write_manifest
+from orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.sample_grids import small
 from workers.imports import NO_CODE
 
@@ -108,6 +111,29 @@ def test_a_mistake_is_one_line(
     code, _, warned = submit(monkeypatch, capsys, sweep_file, *arguments)
     (line,) = warned.splitlines()
     assert (code, said in line) == (2, True), line
+
+
+def test_an_output_with_another_sweep_is_refused_before_anything_is_sent(
+    sweep_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = sweep_file.read_text()
+    files, other = SweepFiles(str(tmp_path / "out")), parse_sweep(text.replace("name: small", "name: other"))
+    write_manifest(files, open_manifest(files, other.plain(), text.replace("name: small", "name: other")))
+    code, said, warned = submit(monkeypatch, capsys, sweep_file, "--output", files.root)
+    (line,) = warned.splitlines()
+    assert (code, said) == (2, "")
+    assert line.startswith(f"error: {files.root} holds the sweep 'other', not 'small'; restore the name, or choose")
+    write_manifest(files, open_manifest(SweepFiles(str(tmp_path / "none")), parse_sweep(text).plain(), text))
+    assert submit(monkeypatch, capsys, sweep_file, "--output", files.root)[0] == 0, "the same sweep is continued"
+
+
+def test_an_output_that_cannot_be_seen_from_here_is_said_and_left_to_the_job(
+    sweep_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = f"{tmp_path}/not-mounted-here/out"
+    code, said, warned = submit(monkeypatch, capsys, sweep_file, "--output", output)
+    assert (code, "would be submitted" in said) == (0, True)
+    assert f"warning: whether {output} holds another sweep cannot be seen from here" in warned
 
 
 def test_a_sweep_that_cannot_run_is_not_sent(

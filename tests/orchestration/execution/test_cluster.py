@@ -14,18 +14,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from accounting.errors import InvalidInput
 from accounting.records import NormShards
 from accounting.records.epsilons import read_epsilons
 from accounting.records.files import exists
+from orchestration.execution.cluster import connected
 from orchestration.records.layout import SweepFiles
 from orchestration.sweeps.schema import parse_sweep
 from orchestration.sweeps.user_code import permitted
 from tests.orchestration.execution.recorded_tasks import nodes_and_tasks
-from tests.orchestration.execution.test_upkeep import TEXT, trained_sweep
+from tests.orchestration.execution.test_upkeep import KEYS, TEXT, trained_sweep
 from tests.orchestration.execution.three_nodes import CLOSED, Nodes, three_nodes
 from tests.orchestration.processes import PATIENCE, dpsweep, script, start, wait_until
 from tests.orchestration.reference import assert_same_trial, run_undisturbed
 from tests.orchestration.sample_grids import keys_of, small
+from tests.orchestration.servers import mute
 
 QUICKSTART = Path(__file__).parents[3] / "sweeps" / "quickstart.yaml"
 SWEEP = small(
@@ -158,7 +161,8 @@ def test_trials_are_accounted_again_on_the_nodes(address: str, tmp_path: Path) -
     arguments = ("account", files.root, "--delta", "1e-7", "--individual", "pld", "--json")
     there = dpsweep(*arguments, "--address", address, **CLOSED)
     assert there.returncode == 0, there.stderr
-    assert "INFO" not in there.stderr, "of what Ray logs as it connects"
+    said = [line for line in there.stderr.splitlines() if not line.startswith(tuple(KEYS))]
+    assert said == [], "nothing of Ray, such as what it logs as it connects"
     accounts = json.loads(there.stdout)["accounts"]
     stored = [read_epsilons(f"{account['folder']}/epsilons") for account in accounts]
     for account in accounts:
@@ -217,6 +221,15 @@ def test_another_token_is_refused_in_words(address: str, tmp_path: Path) -> None
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert f"the Ray cluster at '{address}' requires a token" in line
     assert not (tmp_path / "out").exists()
+
+
+def test_a_head_that_never_answers_is_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestration.execution.cluster._ANSWER_WITHIN", 1.0)
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
+    with mute() as address:
+        reason = f"no Ray cluster answers at '{address}' \\(.* takes connections, but has not answered within 1 s\\)"
+        with pytest.raises(InvalidInput, match=reason), connected(address, tmp_path / "log"):
+            raise AssertionError("nothing answers")
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from accounting.errors import InvalidInput
+from accounting.errors import InvalidInput, StorageError
+from orchestration.comparison.stored import stored_record
 from orchestration.execution.object_stores import _is_installed, require_answer, require_client
 from orchestration.pipeline import RunRequest, run_sweep
+from orchestration.records.layout import SweepFiles
 from orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.sample_grids import small
-from tests.orchestration.servers import closed_port
+from tests.orchestration.servers import closed_port, mute
 
 NOBODY = {"AWS_ACCESS_KEY_ID": "nobody", "AWS_SECRET_ACCESS_KEY": "nobody", "AWS_DEFAULT_REGION": "us-east-1"}
 TEXT = small(clipping="flat", noise="constant", seeds=0)
@@ -36,10 +38,21 @@ def test_a_store_that_cannot_be_reached_is_named_before_anything_is_written(
         monkeypatch.setenv(name, value)
     started = time.monotonic()
     request = RunRequest(parse_sweep(TEXT), TEXT, "s3://bucket/out", "in-process", tracking_uri="none")
-    with pytest.raises(InvalidInput, match=rf"^s3://bucket/out: no object store answers at {address} \(Failed to conn"):
+    with pytest.raises(InvalidInput, match=rf"^s3://bucket/: no object store answers at {address} \(Failed to conn"):
         run_sweep(request)
     assert time.monotonic() - started < 10.0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_that_never_answers_is_one_error_of_any_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("accounting.records.stores._ANSWER_WITHIN", 1.0)
+    with mute() as place:
+        for name, value in {**NOBODY, "AWS_ENDPOINT_URL": f"http://{place}"}.items():
+            monkeypatch.setenv(name, value)
+        started = time.monotonic()
+        with pytest.raises(StorageError, match=rf"^s3://mute/: no object store answers at http://{place} \(.*; check"):
+            stored_record(SweepFiles("s3://mute/out"))
+        assert time.monotonic() - started < 20.0
 
 
 def test_a_local_folder_needs_nothing_and_is_left_alone(tmp_path: Path) -> None:

@@ -71,6 +71,18 @@ def test_verify_names_every_damaged_file_of_every_trial(files: SweepFiles) -> No
     assert isinstance(damaged.exception, DataCorruption)
 
 
+def test_verify_reads_the_files_of_the_tuning_too(files: SweepFiles) -> None:
+    tuning = SweepFiles(str(shutil.copytree(files.root, f"{files.root}-copy")))
+    shutil.move(tuning.root, files.tuning)
+    done = CliRunner().invoke(app, ["verify", files.root])
+    assert done.output.startswith("2 trained trials and 2 of the tuning: every file is as it was")
+    model = Path(SweepFiles(files.tuning).trial(KEYS[1]).model)
+    model.write_bytes(model.read_bytes()[:-1] + b"?")
+    Path(SweepFiles(files.tuning).report_digests).write_text("damaged")
+    lines = str(CliRunner().invoke(app, ["verify", files.root]).exception).splitlines()
+    assert [line.split()[0].strip(":") for line in lines] == [str(model), f"{files.tuning}/digests.json"]
+
+
 def test_prune_deletes_norms_and_nothing_else(files: SweepFiles) -> None:
     before = {key: read_epsilons(files.trial(key).epsilons) for key in KEYS}
     for key in KEYS:

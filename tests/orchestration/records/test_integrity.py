@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from accounting.errors import DataCorruption
+from accounting.records.files import read_bytes
 from accounting.records.layout import TrialFiles
 from accounting.records.sealed import read_sealed, write_sealed
 from orchestration.commands.main import app
@@ -19,6 +20,7 @@ from orchestration.pipeline import render_again
 from orchestration.records.integrity import stored_result
 from orchestration.records.layout import SweepFiles
 from orchestration.records.manifest import open_manifest, write_manifest
+from orchestration.records.report_digests import write_public_reports
 from orchestration.records.results import TrialResult
 from orchestration.sweeps.plan import PlannedTrial, plan_sweep
 from orchestration.sweeps.schema import SweepSpec, parse_sweep
@@ -173,6 +175,27 @@ def test_verify_notices_damage_to_the_report_and_its_tables(trial: TrialFiles, t
     assert str(verified(tmp_path).exception).startswith(f"{files.report_digests} is damaged")
     render_again(str(tmp_path))
     assert verified(tmp_path).exit_code == 0
+
+
+def test_no_file_of_the_report_is_read_to_note_its_digest(
+    trial: TrialFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = SweepFiles(str(tmp_path))
+    written = (files.report, files.results, files.comparison, files.private_report)
+
+    def refused(uri: str) -> bytes:
+        assert uri not in written, f"{uri} is read back"
+        return read_bytes(uri)
+
+    with monkeypatch.context() as patch:
+        for module in ("workers.digests", "accounting.records.sealed", "accounting.records.private_files"):
+            patch.setattr(f"{module}.read_bytes", refused)
+        render_again(str(tmp_path))
+    assert verified(tmp_path).exit_code == 0
+    Path(files.results).write_text("[]")
+    write_public_reports(files, {files.report: b"a page that grows"}, sensitive=False)
+    (line,) = str(verified(tmp_path).exception).splitlines()
+    assert line.startswith(f"{files.results}: its sha256 differs"), "what was noted of other files stays"
 
 
 def test_verify_accepts_a_report_of_an_earlier_version(trial: TrialFiles, tmp_path: Path) -> None:

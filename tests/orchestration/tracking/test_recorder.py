@@ -15,6 +15,7 @@ from orchestration.records.states import TrialState
 from orchestration.tracking import recorder
 from orchestration.tracking.embedded import embedded_tracking_uri
 from orchestration.tracking.mlflow import MlflowTracker
+from orchestration.tracking.protocol import TrackingUnavailable
 from orchestration.tracking.recorder import TrackingRecorder
 from tests.orchestration.processes import wait_until
 from tests.orchestration.sample_sweeps import EPOCHS, sample_trial
@@ -154,6 +155,26 @@ def test_a_tracker_that_stays_away_is_named_and_loses_what_disk_still_has(folder
     (folder / "mlflow.db").mkdir()
     following.finish([trial.key], lambda tracker: tracker.close())
     assert "cannot record trial flat-constant-0" in str(following.failure)
+
+
+def test_a_tracker_that_never_answers_does_not_hold_up_the_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts: list[str] = []
+
+    class Mute(MlflowTracker):
+        def log_trial(self, trial: PublishedTrial) -> str:
+            attempts.append(trial.key)
+            time.sleep(0.2)
+            raise TrackingUnavailable("no answer")
+
+    monkeypatch.setattr(recorder, "LAST_PAUSES", (0.0,) * 10)
+    monkeypatch.setattr(recorder, "LAST_BEGUN_WITHIN", 0.3)
+    trial = GrowingTrial()
+    trial.epochs = EPOCHS
+    following = TrackingRecorder(Mute(embedded_tracking_uri(folder), artifact_root=str(folder)), trial)
+    following.start()
+    following.finish([trial.key], lambda tracker: tracker.close())
+    assert 2 <= len(attempts) <= 3
+    assert "no answer" in str(following.failure)
 
 
 def test_an_abandoned_sweep_keeps_what_is_known_and_nothing_running(folder: Path) -> None:

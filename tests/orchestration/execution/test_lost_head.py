@@ -1,0 +1,48 @@
+"""A driver whose node is lost: Ray ends it without a word, its user is told, and the same command continues."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from accounting.records.files import exists
+from orchestration.records.layout import SweepFiles
+from orchestration.sweeps.schema import parse_sweep
+from tests.orchestration.execution.three_nodes import CLOSED
+from tests.orchestration.processes import PATIENCE, dpsweep, kill, script, start, wait_until
+from tests.orchestration.reference import assert_same_trial, run_undisturbed
+from tests.orchestration.sample_grids import keys_of, small
+
+HEAD = """
+import sys
+from ray.cluster_utils import Cluster
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+print(cluster.address, cluster.head_node.all_processes["raylet"][0].process.pid, flush=True)
+sys.stdin.read()
+cluster.shutdown()
+"""
+"""A head that trains, until stdin closes; it prints its address and the process that makes it a node."""
+SWEEP = small(clipping="flat", noise="constant", seeds=0, epochs=200)
+
+
+@pytest.mark.long
+def test_the_user_of_a_driver_that_ray_ends_is_told_and_the_same_command_continues(tmp_path: Path) -> None:
+    (tmp_path / "sweep.yaml").write_text(SWEEP)
+    (key,) = keys_of(SWEEP).values()
+    files = SweepFiles(str(tmp_path / "out"))
+    command = ("run", tmp_path / "sweep.yaml", "--output", files.root)
+    with script(HEAD, errors=tmp_path / "stderr", **CLOSED) as head:
+        assert head.stdout is not None
+        address, raylet = next(line.split() for line in head.stdout if ":" in line)
+        driver = start(*command, "--address", address, log=tmp_path / "log", **CLOSED)
+        wait_until(lambda: exists(files.trial(key).checkpoint) or driver.poll() is not None, "a trial in the middle")
+        kill(int(raylet))
+        assert driver.wait(PATIENCE) == 1
+        told = "error: this process was killed by a signal, or by Ray because its node or the head of the cluster was"
+        wait_until(lambda: told in (tmp_path / "log").read_text(), "the line")
+    assert (tmp_path / "log").read_text().splitlines()[-1].endswith("the same command continues")
+    again = dpsweep(*command, "--address", "in-process")
+    assert again.returncode == 0, again.stderr
+    undisturbed = run_undisturbed(parse_sweep(SWEEP), tmp_path / "alone")
+    assert_same_trial(files.trial(key), undisturbed.trial(key), True)
