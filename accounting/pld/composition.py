@@ -39,6 +39,7 @@ _VACUOUS = 1e4  # a lattice that gives an upper epsilon above this and a lower o
 _HOPELESS = 1e7  # approximate epsilons above which no lattice is tried
 _SPENT_MARGIN = 0.5  # fraction of the gap between directions allowed as discretisation error
 _NEAR = 1.05  # ratio of the bounds on delta that is accepted without losing more
+_MISJUDGED = 0.2  # error of a saddle point's log of delta above which it is far off
 _LOST = (1e-8, 1e-4, 1e-2)  # shares of delta that all rounds together may lose to infinity, tried in this order
 
 
@@ -122,15 +123,25 @@ def _epsilon_on_lattices(rounds: GroupRounds, delta: float, tolerance: float, ce
     """(upper, lower) epsilon of the worse direction; upper is at most ``ceiling``.
 
     Where examples are drawn rarely, losses far above epsilon decide at which tilt the lattice is precise, although they
-    hardly add to delta. So while the bounds are apart, rounds may lose more of these losses to infinity.
+    hardly add to delta, and the saddle point misjudges delta. So while the bounds are apart there, rounds may lose more
+    of these losses to infinity.
     """
     upper, lower = ceiling, 0.0
     for share in _LOST:
-        above, below = _epsilon_losing(rounds, delta, tolerance, upper, tail_of(rounds, delta, share))
+        tail = tail_of(rounds, delta, share)
+        above, below = _epsilon_losing(rounds, delta, tolerance, upper, tail)
         upper, lower = min(upper, above), max(lower, below)
-        if upper <= lower * (1 + 2 * _ENOUGH * tolerance):
+        if upper <= lower * (1 + 2 * _ENOUGH * tolerance) or not _misjudges(rounds, upper, delta, tail):
             break
     return upper, lower
+
+
+def _misjudges(rounds: GroupRounds, epsilon: float, delta: float, tail: float) -> bool:
+    """Whether the saddle point at a lattice's ``epsilon`` is far from the ``delta`` that the lattice has there."""
+    if epsilon > _HOPELESS:
+        return False
+    saddles = [saddle_at_epsilon(cumulants(rounds, direction, tail), epsilon) for direction in DIRECTIONS]
+    return not abs(max(saddle.log_delta for saddle in saddles) - math.log(delta)) <= _MISJUDGED
 
 
 def _epsilon_losing(
