@@ -38,6 +38,9 @@ _STEEPEST = 40.0  # largest tilt * spacing: with more, too, lattices cannot impr
 _VACUOUS = 1e4  # a lattice that gives an upper epsilon above this and a lower one of 0 is not refined
 _HOPELESS = 1e7  # approximate epsilons above which no lattice is tried
 _SPENT_MARGIN = 0.5  # fraction of the gap between directions allowed as discretisation error
+_NEAR = 1.05  # ratio of the bounds on delta that is accepted without losing more
+_MISJUDGED = 0.2  # error of a saddle point's log of delta above which it is far off
+_LOST = (1e-8, 1e-4, 1e-2)  # shares of delta that all rounds together may lose to infinity, tried in this order
 
 
 @dataclass(frozen=True)
@@ -117,18 +120,44 @@ def epsilon_of_rounds(rounds: GroupRounds, delta: float, tolerance: float = TOLE
 
 
 def _epsilon_on_lattices(rounds: GroupRounds, delta: float, tolerance: float, ceiling: float) -> tuple[float, float]:
-    """(upper, lower) epsilon of the worse direction; upper is at most ``ceiling``."""
-    tail = tail_of(rounds, delta)
+    """(upper, lower) epsilon of the worse direction; upper is at most ``ceiling``.
+
+    Where examples are drawn rarely, losses far above epsilon decide at which tilt the lattice is precise, although they
+    hardly add to delta, and the saddle point misjudges delta. So while the bounds are apart there, rounds may lose more
+    of these losses to infinity.
+    """
+    upper, lower = ceiling, 0.0
+    for share in _LOST:
+        tail = tail_of(rounds, delta, share)
+        above, below = _epsilon_losing(rounds, delta, tolerance, upper, tail)
+        upper, lower = min(upper, above), max(lower, below)
+        if upper <= lower * (1 + 2 * _ENOUGH * tolerance) or not _misjudges(rounds, upper, delta, tail):
+            break
+    return upper, lower
+
+
+def _misjudges(rounds: GroupRounds, epsilon: float, delta: float, tail: float) -> bool:
+    """Whether the saddle point at a lattice's ``epsilon`` is far from the ``delta`` that the lattice has there."""
+    if epsilon > _HOPELESS:
+        return False
+    saddles = [saddle_at_epsilon(cumulants(rounds, direction, tail), epsilon) for direction in DIRECTIONS]
+    return not abs(max(saddle.log_delta for saddle in saddles) - math.log(delta)) <= _MISJUDGED
+
+
+def _epsilon_losing(
+    rounds: GroupRounds, delta: float, tolerance: float, ceiling: float, tail: float
+) -> tuple[float, float]:
+    """(upper, lower) epsilon of the worse direction where each round may lose ``tail`` to infinity."""
     pair = [cumulants(rounds, direction, tail) for direction in DIRECTIONS]
     saddles = [saddle_at_delta(generating, math.log(delta)) for generating in pair]
     first = int(saddles[1].epsilon > saddles[0].epsilon)
-    worse = _bracket_epsilon(rounds, delta, tolerance, pair[first], pair[1 - first], saddles[first], ceiling)
+    worse = _bracket_epsilon(rounds, delta, tolerance, pair[first], pair[1 - first], saddles[first], ceiling, tail)
     if worse.upper == ceiling or worse.opposite_delta(worse.upper) <= delta:
         return worse.upper, worse.lower
-    if _is_below(rounds, worse.upper, delta, tolerance, pair[1 - first], pair[first], saddles[1 - first]):
+    if _is_below(rounds, worse.upper, delta, tolerance, pair[1 - first], pair[first], saddles[1 - first], tail):
         return worse.upper, worse.lower
     other = _bracket_epsilon(
-        rounds, delta, tolerance, pair[1 - first], pair[first], saddles[1 - first], ceiling, worse.upper
+        rounds, delta, tolerance, pair[1 - first], pair[first], saddles[1 - first], ceiling, tail, worse.upper
     )
     return max(worse.upper, other.upper), max(worse.lower, other.lower)
 
@@ -142,24 +171,38 @@ def delta_of_rounds(rounds: GroupRounds, epsilon: float, tolerance: float = TOLE
         return CertifiedDelta(1.0, 1.0, epsilon)
     if not rounds.mixtures and not rounds.pure:
         return CertifiedDelta(*gaussian_delta(rounds.gaussian, epsilon), epsilon)
+    upper, lower = min(1.0, total_variation(rounds), gaussian_delta_ceiling(rounds, epsilon)), 0.0
     pair = [cumulants(rounds, direction, 1e-20) for direction in DIRECTIONS]
-    saddles = [saddle_at_epsilon(generating, epsilon) for generating in pair]
-    tail = tail_of(rounds, math.exp(max(saddle.log_delta for saddle in saddles)))
+    log_delta = max(saddle_at_epsilon(generating, epsilon).log_delta for generating in pair)
+    for share in _LOST:
+        above, below = _delta_losing(rounds, epsilon, log_delta, tolerance, share)
+        upper, lower = min(upper, above), max(lower, below)
+        if upper <= lower * _NEAR:
+            break
+        log_delta = min(log_delta, math.log(max(upper, MIN_DELTA)))
+    return CertifiedDelta(upper, lower, epsilon)
+
+
+def _delta_losing(
+    rounds: GroupRounds, epsilon: float, log_delta: float, tolerance: float, share: float
+) -> tuple[float, float]:
+    """(upper, lower) delta of the worse direction; log_delta: about its log, of which ``share`` may be lost."""
+    tail = tail_of(rounds, math.exp(log_delta), share)
     pair = [cumulants(rounds, direction, tail) for direction in DIRECTIONS]
     pair.sort(key=lambda generating: -saddle_at_epsilon(generating, epsilon).log_delta)
     upper, lower = 0.0, 0.0
     for generating, other in (pair, pair[::-1]):
         saddle = saddle_at_epsilon(generating, epsilon)
         spacing = spacing_for(rounds, saddle, tolerance)
-        plan = make_plan(generating, other, saddle, spacing, tail, rounds.count)
+        aim = replace(saddle, log_delta=min(saddle.log_delta, log_delta))
+        plan = make_plan(generating, other, aim, spacing, tail, rounds.count)
         if is_too_coarse(rounds, plan):
-            upper = 1.0
-            break
+            return 1.0, lower
         composed = compose(rounds, plan)
         upper, lower = max(upper, composed.upper.delta_at(epsilon)), max(lower, composed.lower.delta_at(epsilon))
         if composed.opposite_delta(epsilon) <= upper:
             break
-    return CertifiedDelta(min(upper, total_variation(rounds), gaussian_delta_ceiling(rounds, epsilon)), lower, epsilon)
+    return upper, lower
 
 
 @dataclass(frozen=True)
@@ -172,9 +215,9 @@ class _Bracket:
         return 1.0 if self.composed is None else self.composed.opposite_delta(epsilon)
 
 
-def tail_of(rounds: GroupRounds, delta: float) -> float:
-    """Probability that each round may lose to infinity; the sum is a negligible share of delta."""
-    return max(delta * 1e-8 / rounds.count, 1e-300)
+def tail_of(rounds: GroupRounds, delta: float, share: float = _LOST[0]) -> float:
+    """Probability that each round may lose to infinity; the sum is ``share`` of delta."""
+    return max(delta * share / rounds.count, 1e-300)
 
 
 def is_too_coarse(rounds: GroupRounds, plan: LatticePlan) -> bool:
@@ -192,6 +235,7 @@ def _is_below(
     generating: Cumulants,
     other: Cumulants,
     saddle: Saddle,
+    tail: float,
 ) -> bool:
     """Whether one direction's epsilon is certified to be at most ``epsilon``, on a lattice as coarse as the gap allows.
 
@@ -202,7 +246,7 @@ def _is_below(
         return False
     for looked_at in (saddle, saddle_at_epsilon(generating, epsilon)):
         aim, spacing = replace(looked_at, log_delta=math.log(delta)), spacing_for(rounds, looked_at, margin)
-        plan = make_plan(generating, other, aim, spacing, tail_of(rounds, delta), rounds.count)
+        plan = make_plan(generating, other, aim, spacing, tail, rounds.count)
         if not is_too_coarse(rounds, plan):
             return compose_upper(rounds, plan).epsilon_at(delta).epsilon <= epsilon
     return False
@@ -216,6 +260,7 @@ def _bracket_epsilon(
     other: Cumulants,
     saddle: Saddle,
     ceiling: float,
+    tail: float,
     enough: float = 0.0,
 ) -> _Bracket:
     """Bounds on the epsilon of one direction: compose, and refine the lattice until the bounds are close.
@@ -223,7 +268,6 @@ def _bracket_epsilon(
     ``ceiling`` is a known upper bound, returned if the lattice gives none below it. An upper bound up to ``enough`` is
     not refined, because the claim is at least that of the other direction.
     """
-    tail = tail_of(rounds, delta)
     spacing = spacing_for(rounds, saddle, tolerance)
     upper, lower = ceiling, 0.0
     if saddle.epsilon > _HOPELESS:

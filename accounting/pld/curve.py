@@ -26,14 +26,15 @@ class Root:
 class Curve:
     """Certified delta as a function of epsilon, for one direction and bound, in units of exp(log_scale).
 
-    ``near[j]`` and ``far[j]`` sum the composed law, untilted, over the losses from ``losses[j]`` on, times 1 and times
-    exp(centre - loss). delta(eps) / scale = near - exp(eps - centre) far at the first loss above eps.
+    ``at[j]`` and ``beyond[j]`` sum the composed law, untilted, over the losses from ``losses[j]`` on, times
+    1 - exp(losses[j] - loss) and times exp(losses[j] - loss): delta at losses[j], and what it grows by below, because
+    delta(eps) / scale = at + (1 - exp(eps - losses[j])) beyond at the first loss above eps. No term cancels another.
     """
 
     bound: Bound
     losses: Array
-    near: Array
-    far: Array
+    at: Array
+    beyond: Array
     centre: float
     tilt: float
     log_scale: float
@@ -48,14 +49,14 @@ class Curve:
     def deltas_at(self, epsilons: Array) -> Array:
         """Bounds on delta at each of ``epsilons`` [points]."""
         index = np.minimum(np.searchsorted(self.losses, epsilons, side="right"), len(self.losses) - 1)
-        value = self.near[index] - np.exp(epsilons - self.centre) * self.far[index]
+        value = self.at[index] - np.expm1(epsilons - self.losses[index]) * self.beyond[index]
         certified = self._certified(value, self.additive[np.maximum(index - 1, 0)])
         known = (epsilons >= self.losses[0]) & (epsilons <= self.losses[-1]) & ~np.isnan(certified)
         return np.where(known, np.clip(certified, 0.0, 1.0), 1.0 if self.bound == "upper" else 0.0)
 
     def epsilon_at(self, delta: float) -> Root:
         """The epsilon, at least 0, where the bound on delta equals ``delta``, rounded to the bound's side."""
-        deltas = self._certified(self.near - np.exp(self.losses - self.centre) * self.far, self.additive)
+        deltas = self._certified(self.at, self.additive)
         above = (deltas > delta) & (deltas < np.inf)
         exceeds = ~(deltas <= delta) if self.bound == "upper" else above  # NaN never helps a bound
         index = int(np.max(np.nonzero(exceeds)[0], initial=-1)) + 1
@@ -63,10 +64,11 @@ class Curve:
             return Root(math.inf if self.bound == "upper" else max(0.0, float(self.losses[-1])), float(self.losses[-1]))
         if index == 0:
             return Root(max(0.0, float(self.losses[0])) if self.bound == "upper" else 0.0, float(self.losses[0]))
-        ratio = (self.near[index] - self._uncertified(delta, float(self.additive[index - 1]))) / self.far[index]
+        missing = self._uncertified(delta, float(self.additive[index - 1])) - self.at[index]
         low, high = float(self.losses[index - 1]), float(self.losses[index])
         worst = high if self.bound == "upper" else low
-        epsilon = min(max(self.centre + math.log(ratio), low), high) if ratio > 0.0 else worst
+        below = missing / self.beyond[index]
+        epsilon = min(max(high + math.log1p(-below), low), high) if below < 1.0 else worst
         return Root(max(0.0, epsilon), epsilon)
 
     def _certified(self, value: Array | float, additive: Array | float) -> Array:

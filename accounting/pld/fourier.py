@@ -13,7 +13,9 @@ Error terms, each a bound (docs/accounting.md, "What certified means"):
 - aliasing: mass outside the window may be counted inside it (lower only): Chernoff bounds at two other tilts.
 - transform: an FFT output errs by at most 4 eps log2(N) times the sum of its inputs; T rounds add up.
 - masses: a round's edges err by E in total (tilted). An edge's error moves mass between the cells beside it, and within
-  a cell between its nodes, so the round's law errs by at most a factor 1 + 2 (1 + theta) (exp(theta h) - 1) E.
+  a cell between its nodes, so the round's law errs by at most a factor 1 + 2 (1 + theta) (exp(theta h) - 1) E. The
+  differences of edges, and of a cell's masses under both measures, are rounded by a few ulps of the cell. The second
+  decides how much of the cell goes to its upper node: a factor 1 + 16 eps (1 + (exp(theta h) - 1) / (1 - exp(-h))).
 """
 
 from __future__ import annotations
@@ -251,8 +253,9 @@ def _ring(start: float, weights: Array, points: int) -> Array:
 
 def _factor(law: LatticeLoss, exponents: Array, log_total: float, spectrum: Spectrum, plan: LatticePlan) -> _Factor:
     losses = law.losses
-    moved = min(1.0, 2 * float(np.expm1(plan.tilt * plan.spacing)))  # an edge's error moves mass by one cell
-    rounding = float(np.exp(_log_mgf(law.rounding, losses, plan.tilt) - log_total)) * (1 + plan.tilt) * moved
+    raised = float(np.expm1(plan.tilt * plan.spacing))  # by which a tilted mass grows when it moves up one node
+    of_edges = float(np.exp(_log_mgf(law.rounding, losses, plan.tilt) - log_total)) * (1 + plan.tilt)
+    of_cells = 16 * _EPS * (1 + raised / -float(np.expm1(-plan.spacing)))
     return _Factor(
         spectrum=spectrum,
         rounds=1,
@@ -261,7 +264,7 @@ def _factor(law: LatticeLoss, exponents: Array, log_total: float, spectrum: Spec
         log_up=_log_sum(exponents + plan.up * losses),
         log_down=_log_sum(exponents - plan.down * losses),
         infinity=law.infinity_mass,
-        rounding=rounding,
+        rounding=of_edges * min(1.0, 2 * raised) + of_cells,
     )
 
 
@@ -279,11 +282,16 @@ def _log_sum(exponents: Array) -> float:
 def transform_error(rounds: int, tilt: float, spacing: float, points: int) -> float:
     """Bound on the error of delta from the transforms, in units of exp(K(tilt) - tilt epsilon).
 
-    Every entry of the composed, tilted law errs by at most rounds * 4 eps log2(points), and delta sums the entries
-    with weights exp(-tilt u) (1 - exp(-u)) at distances u = h, 2 h, ... above epsilon.
+    delta sums the entries of the composed, tilted law with weights exp(-tilt u) (1 - exp(-u)) at distances u, spaced by
+    h, above epsilon. Every frequency k of its spectrum errs by at most rounds * 4 eps log2(points), and counts with the
+    weights' transform. Its size is at most the sum of the weights, and, because they rise to a peak and fall, at most
+    peak / sin(pi k / points). The inverse transform adds 4 eps log2(points) to every entry.
     """
-    entry = 4 * _EPS * np.log2(points) * (rounds + 2)
-    return float(entry * (1 / (tilt * (1 + tilt) * spacing) + 1.0))
+    each = 4 * _EPS * np.log2(points)
+    total = 1 / (tilt * (1 + tilt) * spacing) + 1.0
+    peak = float(np.exp(log_peak(tilt)))
+    mean_over_frequencies = total / points + peak * (1.0 + np.log(total / peak))  # of the smaller of the two
+    return float(each * (rounds * min(total, mean_over_frequencies) + 2 * total))
 
 
 def _curve(total: _Factor, plan: LatticePlan, bound: Bound) -> Curve:
@@ -296,10 +304,8 @@ def _curve(total: _Factor, plan: LatticePlan, bound: Bound) -> Curve:
     reach = min(40 / theta, 600 / (1 + theta)) + 2 * spacing  # where exp(theta (centre - loss)) is a double
     kept = losses >= centre - reach
     losses, law = losses[kept], law[kept]
-    near = np.cumsum((np.exp(-theta * (losses - centre)) * law)[::-1])[::-1]
-    far = np.cumsum((np.exp(-(theta + 1) * (losses - centre)) * law)[::-1])[::-1]
-    asked = losses <= centre + reach
-    losses, near, far = losses[asked], near[asked], far[asked]
+    at, beyond = _sums(losses, law, plan, int(np.count_nonzero(losses <= centre + reach)))
+    losses = losses[: len(at)]
     top = (lowest + offset + points) * spacing
     per_epsilon = transform_error(total.rounds, theta, spacing, points)
     lost: Array | float = 0.0
@@ -309,17 +315,17 @@ def _curve(total: _Factor, plan: LatticePlan, bound: Bound) -> Curve:
         below = np.exp(min(0.0, total.log_down - total.log_mgf + plan.down * (lowest + offset) * spacing))
         per_epsilon = per_epsilon + peak * (above + below)
     else:
-        beyond = np.maximum(top - losses, np.log1p(1 / theta))  # where exp(-theta u) (1 - exp(-u)) is largest above it
+        distance = np.maximum(top - losses, np.log1p(1 / theta))  # exp(-theta u) (1 - exp(-u)) is largest there
         tail = min(0.0, total.log_up - total.log_mgf - plan.up * top)
-        lost = np.exp(-theta * (losses - centre + beyond) + tail) * -np.expm1(-beyond)
+        lost = np.exp(-theta * (losses - centre + distance) + tail) * -np.expm1(-distance)
     relative = np.expm1(min(total.rounding, 700.0)) + 16 * _EPS * (
         total.rounds + abs(total.log_mgf) + theta * abs(centre) + points
     )
     return Curve(
         bound=bound,
         losses=losses,
-        near=near,
-        far=far,
+        at=at,
+        beyond=beyond,
         centre=centre,
         tilt=theta,
         log_scale=total.log_mgf - theta * centre,
@@ -327,3 +333,16 @@ def _curve(total: _Factor, plan: LatticePlan, bound: Bound) -> Curve:
         additive=np.exp(-theta * (losses - centre)) * per_epsilon + lost,
         relative=float(relative),
     )
+
+
+def _sums(losses: Array, law: Array, plan: LatticePlan, asked: int) -> tuple[Array, Array]:
+    """`Curve.at` and `Curve.beyond` at the first ``asked`` losses, from the tilted law of all losses.
+
+    1 - exp(-k h) is the sum of (1 - exp(-h)) exp(-m h) over m < k, so that ``at`` is a sum of ``beyond``.
+    """
+    last, distances = losses[asked - 1], losses - plan.centre
+    top = np.sum((np.exp(-plan.tilt * distances) * law * -np.expm1(last - losses))[asked:])
+    far = np.cumsum((np.exp(-(plan.tilt + 1) * distances) * law)[::-1])[::-1]
+    beyond = np.exp(distances[:asked]) * far[:asked]
+    above = np.cumsum(np.append(beyond[1:], 0.0)[::-1])[::-1]
+    return top - np.expm1(-plan.spacing) * above, beyond

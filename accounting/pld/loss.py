@@ -112,7 +112,7 @@ class LossTable:
         return _Cells(
             start=self.start,
             numerator=p[:-1] - p[1:] + p_atoms[1:-1],
-            denominator=q[:-1] - np.exp(-self.spacing) * q[1:] + _scaled(q_atoms[1:-1], losses[:-1]),
+            denominator=q[:-1] - q[1:] - np.expm1(-self.spacing) * q[1:] + _scaled(q_atoms[1:-1], losses[:-1]),
             above=max(0.0, p[-1] + p_atoms[-1]) + self.mixture.missing,
             below=max(0.0, p_atoms[0] - p[0]),
             rounding=self._rounding(p, q),
@@ -122,7 +122,7 @@ class LossTable:
         losses = self._log_ratios
         density = np.exp(-(self.outputs**2) / 2) / _SQRT_TWO_PI
         p, q, p_atoms, q_atoms = density * self.mills_p, density * self.mills_q, self._p_atoms, self._q_atoms
-        denominator = np.exp(-self.spacing) * p[:-1] - p[1:] + _scaled(p_atoms[1:-1], -losses[1:])
+        denominator = p[:-1] - p[1:] + np.expm1(-self.spacing) * p[:-1] + _scaled(p_atoms[1:-1], -losses[1:])
         return _Cells(
             start=-(self.start + len(losses) - 1),
             numerator=(q[:-1] - q[1:] + q_atoms[1:-1])[::-1],
@@ -182,7 +182,7 @@ def tabulate(
     outputs = np.full_like(losses, -np.inf)
     outputs[active] = _invert(shifts, log_atoms, log_active, lowest, highest)
     own = _signed_mills(outputs)
-    absent = np.exp(np.log(mixture.zero_probability) - losses) if mixture.zero_probability else np.zeros_like(losses)
+    absent = np.exp(mixture.log_zero_probability - losses)
     average = np.minimum(absent, 1.0) * own
     for shift, log_atom in zip(shifts, log_atoms, strict=True):
         weight = np.exp(log_atom + shift * outputs[active] - losses[active])
@@ -274,7 +274,7 @@ def loss_at(mixture: SensitivityMixture, outputs: Array) -> Array:
     shifts, log_atoms = _atoms_of(mixture)
     lines = log_atoms[:, None] + shifts[:, None] * outputs
     if mixture.zero_probability:
-        lines = np.vstack((lines, np.full_like(outputs, np.log(mixture.zero_probability))))
+        lines = np.vstack((lines, np.full_like(outputs, mixture.log_zero_probability)))
     return _log_sum(lines)
 
 
@@ -305,7 +305,7 @@ def lower_offset(mixture: SensitivityMixture, spacing: float) -> float:
     """
     if not mixture.zero_probability:
         return 0.0
-    least = float(np.log(mixture.zero_probability))
+    least = mixture.log_zero_probability
     if float(loss_at(mixture, np.zeros(1))[0]) > least + 8 * spacing:
         return 0.0
     outputs = np.linspace(-8.0, 40.0, 1024)
@@ -328,7 +328,7 @@ def _without_zero(mixture: SensitivityMixture, losses: Array) -> tuple[npt.NDArr
     """
     if not mixture.zero_probability:
         return np.ones(len(losses), dtype=bool), losses
-    below = np.log(mixture.zero_probability) - losses
+    below = mixture.log_zero_probability - losses
     active = below < 0.0
     return active, losses[active] + np.log(-np.expm1(below[active]))
 

@@ -10,17 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from accounting.gaussian import gaussian_delta, gaussian_epsilon
-from accounting.pld.ceilings import delta_ceilings
-from accounting.pld.composition import MIN_DELTA, TOLERANCE, is_too_coarse, tail_of
+from accounting.pld.ceilings import delta_ceilings, total_variation
+from accounting.pld.composition import MIN_DELTA, TOLERANCE, epsilon_of_rounds, is_too_coarse, tail_of
 from accounting.pld.fourier import compose
 from accounting.pld.group_rounds import GroupRounds
 from accounting.pld.lattice import make_plan, spacing_for
 from accounting.pld.loss import DIRECTIONS
-from accounting.pld.saddlepoint import Cumulants, Saddle, cumulants, saddle_at_delta, saddle_at_epsilon
+from accounting.pld.saddlepoint import cumulants, saddle_at_delta, saddle_at_epsilon
 from accounting.pld.sensitivity import Array
 
 _RESOLVED = 1e-7  # every profile reaches at least to the epsilon of this delta
@@ -48,8 +49,9 @@ class CertifiedProfile:
 def profile_of_rounds(rounds: GroupRounds, deltas: Sequence[float] = ()) -> CertifiedProfile:
     """The profile of given rounds, from epsilon 0 to where delta is 1e-7 or the least of ``deltas``.
 
-    deltas: values of delta near which the profile shall be tight relative to delta itself; each costs two compositions.
-    Without them its error is small relative to delta at epsilon 0. The bounds hold either way.
+    deltas: values of delta near which the profile shall be tight relative to delta itself; each costs a search for its
+    epsilon and two compositions. Without them its error is small relative to delta at epsilon 0. The bounds hold
+    either way.
     """
     least = min([_RESOLVED, *deltas])
     if not rounds.is_private:
@@ -58,14 +60,16 @@ def profile_of_rounds(rounds: GroupRounds, deltas: Sequence[float] = ()) -> Cert
         epsilons = _grid(gaussian_epsilon(rounds.gaussian, least)[0])
         bounds = np.array([gaussian_delta(rounds.gaussian, float(each)) for each in epsilons])
         return _monotone(epsilons, bounds[:, 0], bounds[:, [1, 1]].T)
+    aims = [_Aim(0.0, min(total_variation(rounds), 1.0), 1e-8)]
+    reached = [(epsilon_of_rounds(rounds, each).upper, each) for each in deltas]
+    aims += [_Aim(epsilon, delta, 1e-4) for epsilon, delta in reached if epsilon < math.inf]
     pair = [cumulants(rounds, direction, max(MIN_DELTA, least * 1e-8)) for direction in DIRECTIONS]
-    epsilons = _grid(max(saddle_at_delta(generating, math.log(least)).epsilon for generating in pair))
+    ends = [saddle_at_delta(generating, math.log(least)).epsilon for generating in pair]
+    epsilons = _grid(max(*ends, *(aim.epsilon for aim in aims)))
     upper, lower = np.ones((2, len(epsilons))), np.zeros((2, len(epsilons)))
-    for row, (generating, other) in enumerate((pair, pair[::-1])):
-        aims = [saddle_at_epsilon(generating, 0.0), *(saddle_at_delta(generating, math.log(each)) for each in deltas)]
-        for aim in aims:
-            above, below = _bounds(rounds, generating, other, aim, epsilons)
-            upper[row], lower[row] = np.minimum(upper[row], above), np.maximum(lower[row], below)
+    for aim in aims:
+        above, below = _bounds(rounds, aim, epsilons)
+        upper, lower = np.minimum(upper, above), np.maximum(lower, below)
     upper[:, 0], lower[:, 0] = upper[:, 0].min(), lower[:, 0].max()  # total variation is symmetric
     highest = np.minimum.accumulate(upper, axis=1).max(axis=0)
     if not np.max(highest - lower.max(axis=0)) <= _LOOSE * lower[0, 0]:
@@ -73,17 +77,29 @@ def profile_of_rounds(rounds: GroupRounds, deltas: Sequence[float] = ()) -> Cert
     return _monotone(epsilons, highest, lower)
 
 
-def _bounds(
-    rounds: GroupRounds, generating: Cumulants, other: Cumulants, aim: Saddle, epsilons: Array
-) -> tuple[Array, Array]:
-    """(upper, lower) delta of one direction at ``epsilons``, by a composition centred at ``aim``."""
-    tail = tail_of(rounds, math.exp(min(aim.log_delta, 0.0)))
-    finest = max(_CELLS * math.sqrt(generating(0.0)[2]), _FINEST)
-    plan = make_plan(generating, other, aim, min(spacing_for(rounds, aim, TOLERANCE), finest), tail, rounds.count)
-    if is_too_coarse(rounds, plan):
-        return np.ones_like(epsilons), np.zeros_like(epsilons)
-    composed = compose(rounds, replace(plan, opposite=None))
-    return composed.upper.deltas_at(epsilons), composed.lower.deltas_at(epsilons)
+class _Aim(NamedTuple):
+    """Where a composition is centred: an epsilon, about its delta, and the share of that which may go to infinity."""
+
+    epsilon: float
+    delta: float
+    lost: float
+
+
+def _bounds(rounds: GroupRounds, aim: _Aim, epsilons: Array) -> tuple[Array, Array]:
+    """(upper, lower) delta at ``epsilons``, by compositions of both directions centred at ``aim``: [2, points] each."""
+    upper, lower = np.ones((2, len(epsilons))), np.zeros((2, len(epsilons)))
+    tail = tail_of(rounds, aim.delta, aim.lost)
+    pair = [cumulants(rounds, direction, tail) for direction in DIRECTIONS]
+    for row, (generating, other) in enumerate((pair, pair[::-1])):
+        found = saddle_at_epsilon(generating, aim.epsilon)
+        saddle = replace(found, log_delta=min(found.log_delta, math.log(aim.delta)))
+        finest = max(_CELLS * math.sqrt(generating(0.0)[2]), _FINEST)
+        spacing = min(spacing_for(rounds, saddle, TOLERANCE), finest)
+        plan = make_plan(generating, other, saddle, spacing, tail, rounds.count)
+        if not is_too_coarse(rounds, plan):
+            composed = compose(rounds, replace(plan, opposite=None))
+            upper[row], lower[row] = composed.upper.deltas_at(epsilons), composed.lower.deltas_at(epsilons)
+    return upper, lower
 
 
 def _grid(reach: float) -> Array:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -60,6 +61,14 @@ class SensitivityMixture:
     def zero_probability(self) -> float:
         """Probability that the round does not depend on the group at all."""
         return self.probabilities[0] if self.sensitivities[0] == 0.0 else 0.0
+
+    @cached_property
+    def log_zero_probability(self) -> float:
+        """log of `zero_probability`; where that is near 1, by its complement, which alone has all its digits."""
+        if not self.zero_probability:
+            return -math.inf
+        positive = math.fsum((*self.probabilities[1:], self.missing))
+        return math.log1p(-positive) if positive < 0.5 else math.log(self.zero_probability)
 
     @property
     def is_gaussian(self) -> bool:

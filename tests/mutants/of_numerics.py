@@ -7,6 +7,7 @@ from typing import Final
 from tests.mutants.mutant import Bug as B
 from tests.mutants.mutant import Mutant, bugs_in
 
+RARE: Final = ("tests/accounting/pld/test_rare_draws.py",)
 CERTIFICATES: Final = "tests/accounting/pld/test_certificates.py"
 COMPOSITION: Final = (CERTIFICATES, "tests/accounting/pld/test_composition.py")
 GROUPS: Final = (CERTIFICATES, "tests/accounting/pld/test_groups.py")
@@ -22,7 +23,7 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
         COMPOSITION,
         B("or worse.opposite_delta(worse.upper) <= delta:", "or True:", "epsilon of one direction only", True),
         B("if composed.opposite_delta(epsilon) <= upper:", "if True:", "delta of one direction only", True),
-        B("max(delta * 1e-8 / rounds.count, 1e-300)", "delta / 3", "rounds may lose a third of delta each"),
+        B("max(delta * share / rounds.count, 1e-300)", "delta / 3", "rounds may lose a third of delta each"),
         B(
             "return max(worse.upper, other.upper), max",
             "return min(worse.upper, other.upper), max",
@@ -42,6 +43,8 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
         COMPOSITION,
         B("* (1 + self.relative) + self.infinity)", "* (1 + self.relative))", "mass at infinity is dropped", True),
         B("(value - additive) * max(0.0, 1 - self.relative)", "(value + additive)", "a lower bound with errors added"),
+        B("high + math.log1p(-below)", "high + math.log1p(below)", "epsilon between losses the wrong way", True, RARE),
+        B("- np.expm1(epsilons - self.losses[index])", "+ np.expm1(epsilons - self.losses[index])", "delta, too", True),
     ),
     *bugs_in(
         "accounting/pld/fourier.py",
@@ -59,6 +62,15 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
             True,
         ),
         B("1 / (1 + np.exp(-loss))", "0.5", "randomised response without odds", True),
+        B("beyond[1:], 0.0", "beyond, 0.0", "delta sums one loss too many", False, RARE),
+        B(
+            "1.0 + np.log(total / peak)",
+            "1e4 + np.log(total / peak)",
+            "the transform's error as if frequencies did not cancel",
+            False,
+            RARE,
+        ),
+        B("16 * _EPS * (1 + raised", "0 * _EPS * (1 + raised", "cells without rounding", True, RARE),
     ),
     *bugs_in(
         "accounting/pld/loss.py",
@@ -95,6 +107,13 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
             True,
         ),
         B("self.missing + dropped)", "self.missing)", "what is cut off is not missing", True),
+        B(
+            "math.log1p(-positive) if positive < 0.5",
+            "math.log(self.zero_probability) if positive < 0.5",
+            "a rare draw's complement loses its digits",
+            True,
+            RARE,
+        ),
     ),
     *bugs_in(
         "accounting/pld/group_rounds.py",
