@@ -30,8 +30,8 @@ class PrivacyEstimate:
     kind: ``guarantee`` is a proven upper bound on the privacy loss of the run described by a trace, whatever the run
     does; ``output_specific`` is measured in the run exactly and conditional on the iterates that were released
     (paper A): it is neither a filter nor an odometer, and not the (epsilon, delta)-DP of a run that could have ended
-    otherwise; ``estimate`` rests on norms refreshed less often than every step, on an empirical bound, or on a run
-    whose noise or end followed results;
+    otherwise; ``estimate`` rests on norms refreshed less often than every step, on an empirical bound, on a run
+    whose noise or end followed results, or, of a trial, on noise whose seed is known;
     ``lower_bound`` is certainly not above the true value; ``none`` means no protection: epsilon is infinite and
     ``is_private`` false. unit names whose privacy it is ("example", "group of 4", "example 17", ...).
     """

@@ -85,7 +85,7 @@ steps so far), `clipping_bound` or `clipping_bound/GROUP`, `noise_multiplier`, `
 | `dpsweep.outcome` | running, finished, stopped (by a scheduler), failed or interrupted |
 | `baseline` | key of the non-private trial that this one is compared with |
 | `private` | false if ε is infinite |
-| `research_mode` | true if the noise has a known seed |
+| `research_mode` | true if the noise has a known seed; every ε is then an estimate |
 | `tuning` | how the tuning of the sweep is paid for, if it has one |
 | `accountant`, `adjacency`, `epsilon_kind` | how `privacy/epsilon` was computed, and what it claims |
 | `epsilon_i_kind` | what the εᵢ claim |

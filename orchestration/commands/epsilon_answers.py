@@ -20,6 +20,7 @@ from orchestration.commands.stored_trial import (
     spread_of_epsilons,
 )
 from orchestration.comparison.group_sizes import GroupComparison, compare_groups
+from orchestration.comparison.known_noise import as_estimate, has_known_noise
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,10 @@ def answer(run: AccountedRun, request: EpsilonRequest) -> EpsilonAnswers:
     if curves and group is not None:
         curves.append(curve_of_examples(trace, group.steps, group.contributions, _deltas(request)))
     spread = _spread(run, request)
+    if run.noise_source is not None and has_known_noise(run.noise_source):
+        estimates = [as_estimate(each) for each in estimates]
+        curves = [as_estimate(each) for each in curves]
+        together, spread = together and as_estimate(together), spread and as_estimate(spread)
     risks = [risk_of(curve, request.prior) for curve in curves] if request.risk else []
     return EpsilonAnswers(run, request, estimates, compared, selection, together, spread, curves, risks)
 

@@ -19,6 +19,7 @@ from orchestration.commands.risk import RISK, risk_table, write_curve_plot
 from orchestration.commands.selection_flags import SELECTION, naive_note
 from orchestration.commands.stored_trial import PRIVATE, QUANTILES, EpsilonSpread, steps_per_epoch
 from orchestration.comparison.group_sizes import COMPARISON, VADHAN, GroupComparison, linear_heading
+from orchestration.comparison.known_noise import KNOWN_NOISE, has_known_noise
 
 
 def write_plots(found: EpsilonAnswers) -> None:
@@ -81,6 +82,8 @@ def _tables(found: EpsilonAnswers) -> Iterator[Table]:
 
 
 def _notes(found: EpsilonAnswers) -> Iterator[str]:
+    if found.run.noise_source is not None and has_known_noise(found.run.noise_source):
+        yield KNOWN_NOISE
     if found.compared:
         yield COMPARISON
     if found.selection:

@@ -17,6 +17,7 @@ from accounting.release import OwnerReport, owner_report
 from orchestration.commands import panels
 from orchestration.commands.output_files import write_file
 from orchestration.commands.stored_trial import contributions_of
+from orchestration.comparison.known_noise import as_estimate
 from orchestration.records.layout import absolute
 
 
@@ -33,6 +34,8 @@ def owner(
     report, research_mode = read_owner_report(files, example_id)
     risk = owner_risk(files, example_id)
     sentences = owner_sentences(report, research_mode, risk)
+    if research_mode:
+        report, risk = as_estimate(report), risk and as_estimate(risk)
     if html is not None:
         write_file("--html", html, owner_page(report, sentences).encode(), private=True)
     if as_json:

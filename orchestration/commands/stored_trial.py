@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from accounting.accountants import account
-from accounting.errors import InvalidInput
+from accounting.errors import DataCorruption, InvalidInput
 from accounting.estimates import Kind, PrivacyEstimate
 from accounting.individual import INDIVIDUAL_ACCOUNTANTS, algorithm_2, individual_claim, individual_epsilons
 from accounting.mechanism import Trace
 from accounting.pld import epsilon_of_examples
-from accounting.records import NormShards, PartNorms, TrialFiles, has_norms, read_trace
+from accounting.records import NormShards, PartNorms, TrialFiles, has_norms, read_bytes, read_trace
 from accounting.registry import lookup
 
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
@@ -66,6 +66,18 @@ def stored_trace(path: str) -> Trace:
         return read_trace(path)
     except FileNotFoundError:
         raise InvalidInput(f"{path} does not exist; give the folder of a trial that has trained") from None
+
+
+def stored_noise_source(files: TrialFiles) -> str | None:
+    """The noise source of a stored trial; None if its settings are not there. Raises: DataCorruption if damaged."""
+    from workers.spec import TrialSpec  # late: only stored trials need it
+
+    try:
+        return TrialSpec.from_json(read_bytes(files.spec)).noise_source
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise DataCorruption(f"{files.spec} holds no settings of a trial; restore it from a backup") from error
 
 
 def spread_of_epsilons(files: TrialFiles, trace: Trace, delta: float, method: str) -> EpsilonSpread:

@@ -16,6 +16,7 @@ from rich.text import Text
 from orchestration.commands.console import show, stdout
 from orchestration.comparison.entries import Metric, MetricTable
 from orchestration.comparison.formats import clock, listed, number
+from orchestration.comparison.known_noise import with_claim
 from orchestration.comparison.ledger import composed
 from orchestration.comparison.metrics import columns
 from orchestration.comparison.plain_text import for_terminal, masked
@@ -49,7 +50,8 @@ def _planned_row(planned: PlannedTrial, ranks: int) -> dict[str, Any]:
         "target_epsilon": planned.point.target_epsilon,
         "noise_multiplier": planned.spec.noise.initial_noise_multiplier,
         "steps": planned.trace.steps,
-        **planned.worst_case.as_dict(),
+        **with_claim(planned.worst_case, planned.spec.noise_source).as_dict(),
+        "noise_source": planned.spec.noise_source,
         "train_size": planned.dataset.train_size,
         "shard_bytes": planned.shard_bytes,
         "ranks": ranks,

@@ -16,6 +16,7 @@ __all__ = [
     "individuals",
     "intervals",
     "inventory",
+    "known_noise",
     "ledger",
     "metrics",
     "parameters",

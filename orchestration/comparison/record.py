@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 from orchestration.comparison import publishing
+from orchestration.comparison.known_noise import with_claim, with_claims
 from orchestration.comparison.ledger import composed
 from orchestration.comparison.metrics import known, known_of_groups
 from orchestration.comparison.parameters import asked, dataset_of, found_sizes, parameters
@@ -140,7 +141,7 @@ class SweepRecord:
         result, outcome = self.finished(point.key), self._outcome(point, view)
         spec = result.spec if result else point.spec
         note = tuning_note(self.sweep, point)
-        return replace(
+        shown = replace(
             outcome,
             is_asked=point.is_asked,
             tuning=published_tuning(self.sweep, point),
@@ -157,6 +158,7 @@ class SweepRecord:
                 **({"sensitive": "true"} if release_mode(self.disclosure).is_sensitive else {}),
             },
         )
+        return with_claims(shown, spec.noise_source)
 
     def _shows_exact(self, view: View) -> bool:
         return view is not disclosed or release_mode(self.disclosure).statistics == "exact"
@@ -236,12 +238,14 @@ def _row(trial: PublishedTrial, result: StoredResult | None, worst_group: str) -
     }
     if result is None or trial.quality is None:
         return row
+    source = result.spec.noise_source
     return {
         **row,
         **known(trial),
-        **result.worst_case.as_dict(),
-        "groups": [estimate.as_dict() for estimate in result.groups],
-        "risks": [risk.as_dict() for risk in result.risks],
+        **with_claim(result.worst_case, source).as_dict(),
+        "groups": [with_claim(estimate, source).as_dict() for estimate in result.groups],
+        "risks": [with_claim(risk, source).as_dict() for risk in result.risks],
+        "noise_source": source,
         "noise_multiplier": result.spec.noise.initial_noise_multiplier,
         "steps": result.steps,
         "worst_group": WORST_GROUP_METRICS[worst_group].whose(trial),

@@ -32,6 +32,7 @@ from accounting.records import (
     read_trace,
 )
 from orchestration.comparison.individuals import exact_statistics
+from orchestration.comparison.known_noise import KNOWN_NOISE, has_known_noise, with_claim
 from orchestration.comparison.record import SweepRecord
 from orchestration.comparison.stored import owned_record
 from orchestration.execution.backend import Warn, opening
@@ -128,6 +129,8 @@ def account_again(
         claimed(folder.claim),
         opening(address)(address, _accounting_alone(record.sweep), folder, NO_CODE, warn) as execution,
     ):
+        if any(has_known_noise(result.spec.noise_source) for result in results):
+            warn(f"{KNOWN_NOISE}; every ε is an estimate of what the same run would cost with secret noise")
         for result in results:
             yield _answer(folder.trial(result.key), result, record.sweep, request, execution.scatter, on_part)
 
@@ -172,8 +175,9 @@ def _answer(
     delta = result.worst_case.delta if request.delta is None else request.delta
     method = request.individual or sweep.accounting.individual
     folder = files.accounted_again(f"delta={delta!r},{method}")
-    worst = worst_case(folder, trace, delta, sweep.privacy.accountant)
-    groups = tuple(worst_case(folder, trace, delta, "pld", size) for size in request.group_sizes)
+    source = result.spec.noise_source
+    worst = with_claim(worst_case(folder, trace, delta, sweep.privacy.accountant), source)
+    groups = tuple(with_claim(worst_case(folder, trace, delta, "pld", size), source) for size in request.group_sizes)
     names = read_groups(request.group_by).names if request.group_by else result.group_names
     job = AccountingJob(
         files.root,
@@ -189,7 +193,7 @@ def _answer(
             on_part(result.key, done, len(parts))
             yield each
 
-    users = _of_users(job, counted) if request.users else None
+    users = _of_users(job, source, counted) if request.users else None
     summary = account_all(job, counted)
     individuals = exact_statistics(CountedEpsilons(summary, StoredEpsilons(job.folder)), names, worst)
     answer = Answer(result.key, worst, groups, individuals, summary.examples, time.monotonic() - begun, folder, users)
@@ -197,7 +201,7 @@ def _answer(
     return answer
 
 
-def _of_users(job: AccountingJob, scatter: Scatter) -> OfUsers:
+def _of_users(job: AccountingJob, noise_source: str, scatter: Scatter) -> OfUsers:
     """Account every user by privacy loss distributions, into a folder beside the epsilons of examples.
 
     Raises: InvalidInput if no users are stored, and if no finite epsilon bounds the user with the most records.
@@ -210,5 +214,6 @@ def _of_users(job: AccountingJob, scatter: Scatter) -> OfUsers:
         raise InvalidInput(f"{job.root}: no finite epsilon is known for a user of {most} records; raise delta")
     asked = replace(job, method="pld", counting=Counting(bound.epsilon), folder=f"{folder}/users", group_by="")
     summary = account_users(asked, scatter)
-    statistics = exact_statistics(CountedEpsilons(summary, StoredEpsilons(asked.folder)), (), bound)
+    counted = CountedEpsilons(summary, StoredEpsilons(asked.folder))
+    statistics = exact_statistics(counted, (), with_claim(bound, noise_source))
     return OfUsers(summary.examples, most, float(summary.everyone.epsilons.high[0]), statistics)

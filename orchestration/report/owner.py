@@ -41,13 +41,15 @@ def owner_sentences(report: OwnerReport, research_mode: bool, risk: AttackRisk |
     research_mode: whether the noise was drawn from a known seed. risk: bounds on attacks on the record, if known.
     """
     without, given = _WITHOUT[report.adjacency], _GIVEN.get(report.kind, "")
+    given += ", if the noise were secret" if research_mode else ""
+    kind = "estimate" if research_mode else report.kind
     sentences = [
-        f"Example {report.example_id}: epsilon {_up(report.epsilon)} at delta {report.delta:g}, {report.kind}, "
+        f"Example {report.example_id}: epsilon {_up(report.epsilon)} at delta {report.delta:g}, {kind}, "
         f"adjacency {report.adjacency}.",
         "Whoever sees the trained model, and even every step of its training, and wants to tell whether this record "
         f"was used or {without}, can shift the odds by at most a factor of e^epsilon = {_factor(report.epsilon)}, "
         f"except with probability {report.delta:g}{given}.",
-        _KINDS[report.kind],
+        "This is an estimate, not a guarantee." if research_mode else _KINDS[report.kind],
         f"The worst case of this trial, for any example, is epsilon {_up(report.worst_case_epsilon)}.",
         "The number holds for the training that took place, and for this trial alone: costs of further trials on the "
         "same record add up.",
@@ -56,12 +58,13 @@ def owner_sentences(report: OwnerReport, research_mode: bool, risk: AttackRisk |
     if research_mode:
         sentences.insert(3, "The noise was drawn from a known seed (research mode): whoever knows it is not held back.")
     if risk is not None:
+        of_risk = "estimate" if research_mode else risk.kind
         recognised = risk.true_positive_rates[FALSE_POSITIVE_RATES.index(0.01)].upper
         sentences.insert(
             2,
             f"A test for its use that is wrong about 1% of the records that were not used is right about at most "
             f"{at_most_share(recognised)} of those like it that were; at any threshold the two rates differ by at most "
-            f"{at_most_share(risk.advantage.upper)} ({risk.kind}, from the record's own contributions).",
+            f"{at_most_share(risk.advantage.upper)} ({of_risk}, from the record's own contributions).",
         )
     return tuple(sentences)
 
