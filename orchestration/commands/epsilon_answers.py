@@ -20,7 +20,7 @@ from orchestration.commands.stored_trial import (
     spread_of_epsilons,
 )
 from orchestration.comparison.group_sizes import GroupComparison, compare_groups
-from orchestration.comparison.known_noise import as_estimate, has_known_noise
+from orchestration.comparison.research_mode import as_estimate, has_known_noise
 
 
 @dataclass(frozen=True)

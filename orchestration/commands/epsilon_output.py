@@ -19,7 +19,7 @@ from orchestration.commands.risk import RISK, risk_table, write_curve_plot
 from orchestration.commands.selection_flags import SELECTION, naive_note
 from orchestration.commands.stored_trial import PRIVATE, QUANTILES, EpsilonSpread, steps_per_epoch
 from orchestration.comparison.group_sizes import COMPARISON, VADHAN, GroupComparison, linear_heading
-from orchestration.comparison.known_noise import KNOWN_NOISE, has_known_noise
+from orchestration.comparison.research_mode import KNOWN_NOISE, has_known_noise
 
 
 def write_plots(found: EpsilonAnswers) -> None:

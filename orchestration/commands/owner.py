@@ -17,7 +17,7 @@ from accounting.release import OwnerReport, owner_report
 from orchestration.commands import panels
 from orchestration.commands.output_files import write_file
 from orchestration.commands.stored_trial import contributions_of
-from orchestration.comparison.known_noise import as_estimate
+from orchestration.comparison.research_mode import as_estimate
 from orchestration.records.layout import absolute
 
 

@@ -16,12 +16,12 @@ from rich.text import Text
 from orchestration.commands.console import show, stdout
 from orchestration.comparison.entries import Metric, MetricTable
 from orchestration.comparison.formats import clock, listed, number
-from orchestration.comparison.known_noise import with_claim
 from orchestration.comparison.ledger import composed
 from orchestration.comparison.metrics import columns
 from orchestration.comparison.plain_text import for_terminal, masked
 from orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
 from orchestration.comparison.record import rows
+from orchestration.comparison.research_mode import with_claim
 from orchestration.comparison.settings import label_phrases
 from orchestration.records.published import NON_PRIVATE, Label, PublishedTrial
 from orchestration.records.states import TrialState

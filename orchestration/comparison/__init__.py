@@ -16,7 +16,6 @@ __all__ = [
     "individuals",
     "intervals",
     "inventory",
-    "known_noise",
     "ledger",
     "metrics",
     "parameters",

@@ -11,11 +11,11 @@ from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 from orchestration.comparison import publishing
-from orchestration.comparison.known_noise import with_claim, with_claims
 from orchestration.comparison.ledger import composed
 from orchestration.comparison.metrics import known, known_of_groups
 from orchestration.comparison.parameters import asked, dataset_of, found_sizes, parameters
 from orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
+from orchestration.comparison.research_mode import with_claim, with_claims
 from orchestration.comparison.settings import finished_settings
 from orchestration.comparison.tuning import published_tuning, tuning_note
 from orchestration.records.attempts import Attempt

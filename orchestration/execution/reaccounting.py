@@ -32,8 +32,8 @@ from accounting.records import (
     read_trace,
 )
 from orchestration.comparison.individuals import exact_statistics
-from orchestration.comparison.known_noise import KNOWN_NOISE, has_known_noise, with_claim
 from orchestration.comparison.record import SweepRecord
+from orchestration.comparison.research_mode import KNOWN_NOISE, has_known_noise, with_claim
 from orchestration.comparison.stored import owned_record
 from orchestration.execution.backend import Warn, opening
 from orchestration.execution.upkeep import trained

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestration.commands.main import app
-from orchestration.comparison.known_noise import KNOWN_NOISE
+from orchestration.comparison.research_mode import KNOWN_NOISE
 from orchestration.execution.environment import IN_PROCESS
 from orchestration.pipeline import RunRequest, run_sweep
 from orchestration.records.layout import SweepFiles
