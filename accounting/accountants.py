@@ -263,14 +263,14 @@ _METHODS = (
 def auto(trace: Trace, delta: float, group_size: int = 1) -> PrivacyEstimate:
     """The tightest guarantee for the trace: the lowest epsilon of gdp, pld and rdp.
 
-    They are tried in this order, up to the first that is within 0.1 % of a proven lower bound. The result names the
-    method that gave it.
+    They are tried in this order, up to the first that is within 0.1 % of a proven lower bound, pld only at deltas from
+    1e-250 on. The result names the method that gave it.
 
     Raises: UnsupportedMechanism when none of them covers the trace.
     """
     accepted: list[PrivacyEstimate] = []
     refusals: list[str] = []
-    for name in ("gdp", "pld", "rdp"):
+    for name in ("gdp", "pld", "rdp") if delta >= pld.MIN_DELTA else ("gdp", "rdp"):
         if any(found.epsilon <= _TIGHT * (found.lower_epsilon or 0.0) for found in accepted):
             break
         try:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from itertools import pairwise
+from collections.abc import Callable, Mapping
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.rdp import RdpAccountant
 from scipy.optimize import brentq
 from scipy.special import gammaln
-from scipy.stats import norm
+from scipy.stats import binom, norm
 
 from accounting.accountants import account
 from accounting.budgets import EpsilonBudget
@@ -105,13 +105,25 @@ class TestExactly:
     @pytest.mark.parametrize(("mean", "mu"), [(1.2, 0.3), (1.2, 3.0), (14.0, 1.0), (200.0, 0.3), (200.0, 3.0)])
     def test_no_claim_is_below_the_exact_epsilon(self, mean: float, mu: float, shape: float) -> None:
         trials = RandomTrials(mean, shape)
-        exact = max(
-            exact_epsilon(trials, *means, tail) for means in ((0.0, mu), (mu, 0.0)) for tail in (norm.sf, norm.cdf)
-        )
+        exact = exact_epsilon(trials, {0.0: 1.0}, {mu: 1.0})
         for accountant in ("pld", "rdp", "auto"):
             claimed = account_selection(gaussian(1.0 / mu), trials, DELTA, accountant).epsilon
             assert claimed >= exact > 0.0
         assert account_selection(gaussian(1.0 / mu), trials, DELTA).epsilon <= 2.5 * exact
+
+    @pytest.mark.parametrize("size", [1, 2, 5])
+    @pytest.mark.parametrize(("mean", "rate", "sigma"), [(2.0, 0.3, 1.0), (14.0, 0.05, 0.7), (14.0, 0.01, 0.4)])
+    def test_groups_in_sampled_batches_cost_no_less_than_the_exact_epsilon(
+        self, mean: float, rate: float, sigma: float, size: int
+    ) -> None:
+        """The batch of one step holds a random number of the group's records: a mixture of Gaussians."""
+        trials = RandomTrials(mean)
+        drawn = {j / sigma: float(binom.pmf(j, size, rate)) for j in range(size + 1)}
+        exact = exact_epsilon(trials, drawn, {0.0: 1.0})
+        trace = Trace(60_000, (Segment(0, 1, PoissonSampling(rate), sigma),))
+        claimed = account_selection(trace, trials, DELTA, group_size=size)
+        assert (claimed.unit, claimed.kind) == ("example" if size == 1 else f"group of {size}", "guarantee")
+        assert exact <= claimed.epsilon <= 3.0 * exact
 
     @pytest.mark.parametrize("shape", SHAPES)
     def test_a_pure_run_costs_at_most_two_and_the_shape_times_its_epsilon(self, shape: float) -> None:
@@ -127,21 +139,31 @@ class TestExactly:
         assert claimed >= abs(math.log((1.0 - best_is_one[0]) / (1.0 - best_is_one[1])))
 
 
-def exact_epsilon(trials: RandomTrials, mean: float, other: float, worse: Callable[..., object]) -> float:
-    """Epsilon at DELTA of the best of K draws of N(mean, 1) against N(other, 1), by summation over a fine grid.
+def exact_epsilon(trials: RandomTrials, first: Mapping[float, float], second: Mapping[float, float]) -> float:
+    """Epsilon at DELTA of the best of K draws from two mixtures of N(mean, 1), {mean: weight}: the worst of all ways.
 
-    worse(y - mean): probability that one draw is worse than y. The winner's density is the draw's, weighted by
-    E[K worse^(K-1)].
+    Either may be the neighbour, and the score may rise or fall with the draw.
     """
-    points, spacing = np.linspace(-14.0, 18.0, 200_001, retstep=True)
+    ways = product(((first, second), (second, first)), (norm.sf, norm.cdf))
+    return max(_exact_epsilon(trials, one, other, worse) for (one, other), worse in ways)
 
-    def density(centre: float) -> np.ndarray:
-        share = np.asarray(worse(points - centre))
+
+def _exact_epsilon(
+    trials: RandomTrials, one: Mapping[float, float], other: Mapping[float, float], worse: Callable[..., object]
+) -> float:
+    """By summation over a fine grid. The winner's density is a draw's, weighted by E[K worse^(K-1)].
+
+    worse(y - mean): probability that a draw around the mean is worse than y.
+    """
+    points, spacing = np.linspace(-14.0, 24.0, 200_001, retstep=True)
+
+    def density(law: Mapping[float, float]) -> np.ndarray:
+        share = np.sum([weight * np.asarray(worse(points - mean)) for mean, weight in law.items()], axis=0)
         weight = (1.0 - (1.0 - trials.gamma) * share) ** -(trials.shape + 1.0)
         weight *= trials.mean * trials.gamma ** (trials.shape + 1.0)
-        return np.asarray(norm.pdf(points - centre) * weight)
+        return np.asarray(np.sum([p * norm.pdf(points - mean) * weight for mean, p in law.items()], axis=0))
 
-    first, second = density(mean), density(other)
+    first, second = density(one), density(other)
     assert first.sum() * spacing == pytest.approx(1.0, rel=1e-6)
 
     def excess(epsilon: float) -> float:
