@@ -90,7 +90,11 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
             "an unproved bound is a guarantee",
             True,
         ),
-        B('for name in ("gdp", "pld", "rdp"):', 'for name in ("gdp", "rdp"):', "auto never asks for the tight bound"),
+        B(
+            'for name in ("gdp", "pld", "rdp") if delta',
+            'for name in ("gdp", "rdp") if delta',
+            "auto never asks for the tight bound",
+        ),
     ),
     *bugs_in(
         "accounting/rounds.py",
