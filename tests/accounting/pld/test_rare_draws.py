@@ -1,11 +1,13 @@
 """Runs that draw an example rarely, at small delta, against a contour integral of the moment generating function."""
 
+import mpmath
 import numpy as np
 import pytest
 from scipy import stats
 
 from accounting import PoissonSampling, Segment, Trace, account, privacy_curve
 from accounting.pld.composition import delta_pld, epsilon_pld
+from accounting.pld.sensitivity import SensitivityMixture
 
 
 def trace_of(rate: float, sigma: float, steps: int) -> Trace:
@@ -65,6 +67,15 @@ def test_the_bounds_enclose_the_contour_integral(
     at = delta_pld(trace, 0.9 * claimed.lower)
     assert at.lower * (1 - margin) <= exact <= at.upper * (1 + margin)
     assert at.upper <= 1.4 * at.lower
+
+
+@pytest.mark.parametrize("rate", [1e-15, 1e-10, 1e-3, 0.3, 0.7])
+def test_the_probability_of_not_being_drawn_keeps_its_digits(rate: float) -> None:
+    """As a double, 1 - 1e-10 has six digits of its distance from 1."""
+    law = SensitivityMixture((0.0, 1.0), (1.0 - rate, rate))
+    with mpmath.workdps(50):
+        exact = mpmath.log(1 - mpmath.mpf(rate))
+    assert law.log_zero_probability == pytest.approx(float(exact), rel=1e-14)
 
 
 @pytest.mark.parametrize(
