@@ -58,7 +58,7 @@ class TrainingData:
     def __init__(self, dataset: Dataset, device: torch.device, room: float) -> None:
         split = dataset.train
         place = device if split.features.nbytes + split.labels.nbytes <= room else torch.device("cpu")
-        self._prepare = dataset.prepare
+        self._preparation = dataset.preparation
         self._features, self._labels = split.features.to(place), split.labels.to(place)
         self._groups, self._ids = split.groups.to(device), split.example_ids
         self.device = device
@@ -67,10 +67,13 @@ class TrainingData:
         return len(self._ids)
 
     def inputs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Prepared features [b, ...] and labels [b, ...]. index_select copies whole rows, indexing single values."""
+        """Prepared features [b, ...] and labels [b, ...], copies of those stored.
+
+        index_select copies whole rows, indexing single values.
+        """
         at = rows.to(self._features.device)
         features, labels = self._features.index_select(0, at), self._labels.index_select(0, at)
-        return self._prepare(features.to(self.device)), as_targets(labels.to(self.device))
+        return self._preparation(features.to(self.device)), as_targets(labels.to(self.device))
 
     def examples(self, rows: Tensor, norms: BatchNorms) -> Examples:
         """What a clipping method may know about the examples ``rows``."""

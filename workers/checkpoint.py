@@ -14,7 +14,7 @@ from accounting.errors import START_ANEW, DataCorruption, InvalidInput
 from accounting.records import open_filesystem, read_private, write_private
 
 _KIND: Final = b"dpsweep-checkpoint-"
-_MAGIC: Final = _KIND + b"6\n"
+_MAGIC: Final = _KIND + b"7\n"
 _DIGEST_BYTES: Final = 32
 _START: Final = len(_MAGIC) + _DIGEST_BYTES
 """Offset of the bytes written by `torch.save`; the magic bytes and their digest come before."""

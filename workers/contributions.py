@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -57,8 +57,11 @@ class Renewal:
     def sorted_by_row(self) -> Renewal:
         """The same entries, those of each row together and in the order of their steps."""
         order, norms = torch.argsort(self.rows, stable=True), self.norms
-        layers = None if norms.layer_norms is None else norms.layer_norms[order]
-        return Renewal(self.steps[order], self.rows[order], BatchNorms(norms.norms[order], layers, norms.losses[order]))
+        steps, rows, of_rows, losses = (
+            each.index_select(0, order) for each in (self.steps, self.rows, norms.norms, norms.losses)
+        )
+        layers = None if norms.layer_norms is None else norms.layer_norms.index_select(0, order)
+        return Renewal(steps, rows, BatchNorms(of_rows, layers, losses))
 
     def state(self) -> dict[str, Any]:
         return {"steps": self.steps, "rows": self.rows, "norms": vars(self.norms)}
@@ -66,10 +69,7 @@ class Renewal:
     @staticmethod
     def restored(state: Mapping[str, Any], device: torch.device) -> Renewal:
         """The renewal of a `state`."""
-        norms: dict[str, Any] = {
-            name: None if column is None else column.to(device) for name, column in state["norms"].items()
-        }
-        return Renewal(state["steps"].to(device), state["rows"].to(device), BatchNorms(**norms))
+        return Renewal(state["steps"].to(device), state["rows"].to(device), _norms_restored(state["norms"], device))
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class _Newest:
     def of(self, entries: Tensor, others: Tensor) -> Tensor:
         """[n, ...]: the newest of the ``entries`` [b, ...], or else the value of ``others`` [n, ...]."""
         exists = (self.entries >= 0).reshape(-1, *[1] * (others.dim() - 1))
-        return torch.where(exists, entries[self.entries.clamp(min=0)].to(others.dtype), others)
+        return torch.where(exists, entries.index_select(0, self.entries.clamp(min=0)).to(others.dtype), others)
 
 
 @dataclass(frozen=True)
@@ -107,15 +107,18 @@ class Measurement:
         return Measurement(examples, newest.of(norms.losses, self.losses))
 
     def state(self) -> dict[str, Any]:
-        return {"examples": vars(self.examples), "losses": self.losses}
+        """Norms and losses; `MeasurementOf` knows whose they are."""
+        return vars(BatchNorms(self.examples.norms, self.examples.layer_norms, self.losses))
 
-    @staticmethod
-    def restored(state: Mapping[str, Any], device: torch.device) -> Measurement:
-        """The measurement of a `state`."""
-        columns: dict[str, Any] = {
-            name: None if column is None else column.to(device) for name, column in state["examples"].items()
-        }
-        return Measurement(Examples(**columns), state["losses"].to(device))
+
+MeasurementOf = Callable[[BatchNorms], Measurement]
+"""Makes the measurement of a recorder's examples from their norms and losses, which is what a checkpoint stores."""
+
+
+def _norms_restored(state: Mapping[str, Any], device: torch.device) -> BatchNorms:
+    """Norms and losses that were stored by `vars`, on the device."""
+    columns: dict[str, Any] = {name: None if column is None else column.to(device) for name, column in state.items()}
+    return BatchNorms(**columns)
 
 
 @dataclass(frozen=True)
@@ -141,10 +144,10 @@ class EndedInterval:
         return {**vars(self), "measured": self.measured.state()}
 
     @staticmethod
-    def restored(state: Mapping[str, Any], device: torch.device) -> EndedInterval:
+    def restored(state: Mapping[str, Any], device: torch.device, measurement: MeasurementOf) -> EndedInterval:
         """The interval of a `state`."""
-        measured, moments = Measurement.restored(state["measured"], device), state["moments"].to(device)
-        return EndedInterval(state["start"], measured, state["rate"], state["steps"], moments)
+        measured = measurement(_norms_restored(state["measured"], device))
+        return EndedInterval(state["start"], measured, state["rate"], state["steps"], state["moments"].to(device))
 
 
 @dataclass
@@ -190,8 +193,8 @@ class SnapshotInterval:
     @staticmethod
     def from_step(start: int, measured: Measurement, rate: float) -> SnapshotInterval:
         """An interval whose norms are all measured at its first step."""
-        zeros = torch.zeros(4, len(measured.losses), dtype=torch.float64, device=measured.losses.device)
-        return SnapshotInterval(start, measured, measured, rate, *zeros)
+        zeros = _repeated(0.0, measured.losses)
+        return SnapshotInterval(start, measured, measured, rate, zeros, zeros, zeros, zeros)
 
     def continued(self, start: int, rate: float) -> SnapshotInterval:
         """The interval after this one, with the norms that are known; the interval ``before`` this one is settled."""
@@ -228,7 +231,7 @@ class SnapshotInterval:
         if rule is not self.rule:
             self.take_up_renewals()
             self.moments = self._total()
-            self.counted = torch.full_like(self.counted, self.steps)
+            self.counted = _repeated(self.steps, self.counted)
             self.added = self._added(rule, self.latest.examples)
             self.rule, self.ruled_since = rule, self.steps
         self.steps += 1
@@ -253,9 +256,12 @@ class SnapshotInterval:
         every = every.sorted_by_row()
         rows, steps, added = every.rows, every.steps, self._added_by(every)
         again = torch.cat([torch.zeros_like(rows[:1], dtype=torch.bool), rows[1:] == rows[:-1]])
-        before = torch.where(again, added.roll(1), self.added[rows])
-        counted = torch.where(again, steps.roll(1), self.counted[rows])
-        since = torch.where(again, steps.roll(1), self.since[rows]).clamp(min=self.ruled_since)
+        added_before, counted_before, since_before = (
+            each.index_select(0, rows) for each in (self.added, self.counted, self.since)
+        )
+        before = torch.where(again, added.roll(1), added_before)
+        counted = torch.where(again, steps.roll(1), counted_before)
+        since = torch.where(again, steps.roll(1), since_before).clamp(min=self.ruled_since)
         # the sum over the steps u = since .. steps - 1 of (u - since) / (steps - since) (added - before), and up to -1
         changed = (steps - since - 1.0).clamp(min=0.0) / 2.0 * (added - before)
         earlier = changed * _pairs(-since) / _pairs(steps - since).clamp(min=1.0)
@@ -278,21 +284,22 @@ class SnapshotInterval:
         if self.rule is None:
             return torch.zeros_like(renewal.steps)
         known, rows, norms = self.latest.examples, renewal.rows, renewal.norms
-        return self._added(self.rule, Examples(norms.norms, known.groups[rows], known.rows[rows], norms.layer_norms))
+        groups, places = known.groups.index_select(0, rows), known.rows.index_select(0, rows)
+        return self._added(self.rule, Examples(norms.norms, groups, places, norms.layer_norms))
 
     def _added(self, rule: ClipRule, examples: Examples) -> Tensor:
         return torch.expm1(self.rate * rule.contributions(examples).square()) / math.expm1(self.rate)
 
     @staticmethod
-    def restored(state: Mapping[str, Any], device: torch.device) -> SnapshotInterval:
+    def restored(state: Mapping[str, Any], device: torch.device, measurement: MeasurementOf) -> SnapshotInterval:
         """The interval of a `state`; its rule is not part of it."""
-        measured = Measurement.restored(state["measured"], device)
-        latest = state["latest"]
+        measured = measurement(_norms_restored(state["measured"], device))
+        latest, before = state["latest"], state["before"]
         return SnapshotInterval(
             measured=measured,
-            latest=measured if latest is None else Measurement.restored(latest, device),
+            latest=measured if latest is None else measurement(_norms_restored(latest, device)),
             renewals=[Renewal.restored(each, device) for each in state["renewals"]],
-            before=None if state["before"] is None else EndedInterval.restored(state["before"], device),
+            before=None if before is None else EndedInterval.restored(before, device, measurement),
             **{name: state[name] for name in ("start", "rate", "ruled_since", "steps")},
             **{name: state[name].to(device) for name in ("moments", "counted", "added", "since")},
         )
@@ -312,6 +319,11 @@ class SnapshotInterval:
             "renewals": [Renewal.joined(self.renewals).state()] if self.renewals else [],
             "before": None if self.before is None else self.before.state(),
         }
+
+
+def _repeated(value: float, like: Tensor) -> Tensor:
+    """``value`` in float64 for each of the entries [n] of ``like``; memory and checkpoint hold it once."""
+    return torch.full((1,), value, dtype=torch.float64, device=like.device).expand(len(like))
 
 
 def _pairs(steps: Tensor) -> Tensor:

@@ -37,7 +37,10 @@ class ChaChaGaussians:
         self._stream, self.device = ChaChaStream.from_os(device), device
 
     def pieces(self, count: int, draws: int) -> Iterator[Tensor]:
-        """``count`` values in consecutive pieces; each is the sum of ``draws`` (1, 2 or 4) values from N(0, 1)."""
+        """``count`` values in consecutive pieces; each is the sum of ``draws`` (1, 2 or 4) values from N(0, 1).
+
+        Callers must not change them in place.
+        """
         return self._drawn_from(self._stream.series(), count, draws)
 
     def _drawn_from(self, words: Series, count: int, draws: int) -> Iterator[Tensor]:
@@ -80,7 +83,7 @@ class SharedChaChaGaussians(ChaChaGaussians):
         if self._used + needed > len(self._ahead):
             self._share(self._stream.series())
         self._used += needed
-        return self._ahead[self._used - needed : self._used].clone()  # callers may change them in place
+        return self._ahead[self._used - needed : self._used]
 
     def _share(self, words: Series, used: int = 0) -> None:
         (self._ahead,) = self._drawn_from(words, BLOCK, 1)

@@ -51,7 +51,7 @@ class NoiseSource(Protocol):
         ...
 
     def added_to_each(self, values: Mapping[str, Tensor], std: float) -> dict[str, Tensor]:
-        """`added` applied to each of ``values``, with independent noise; all are on one device."""
+        """`added` applied to each of ``values``, with independent noise, in new tensors; all are on one device."""
         ...
 
     def state(self) -> dict[str, Any]: ...
@@ -104,28 +104,32 @@ class KeyedNoise:
 
     def added(self, values: Tensor, std: float) -> Tensor:
         """values + noise, added in double precision and rounded to the public grid, which is much coarser."""
-        if std == 0.0:
-            return values
-        require_finite("noise std", std, at_least=0.0)
-        grid, noisy = release_grid(std), values.flatten().clone()
-        with _one_thread():
-            for part, noise in self._scaled(noisy, std):
-                part.copy_(noise.add_(part.to(noise.device)).div_(grid).round_().mul_(grid))
-        return noisy.view(values.shape)
+        return self._add(values.flatten().clone(), std).view(values.shape)
 
     def added_to_each(self, values: Mapping[str, Tensor], std: float) -> dict[str, Tensor]:
         """`added` applied to each of ``values``; all share one call, as its start costs more than a few draws."""
         if not values:
             return {}
-        joined = self.added(torch.cat([each.flatten() for each in values.values()]), std)
+        joined = self._add(torch.cat([each.flatten() for each in values.values()]), std)
         parts = joined.split([each.numel() for each in values.values()])
         return {name: part.view(each.shape).to(each) for part, (name, each) in zip(parts, values.items(), strict=True)}
+
+    def _add(self, values: Tensor, std: float) -> Tensor:
+        """Change ``values`` [n] to `added` of them, in place."""
+        if std == 0.0:
+            return values
+        require_finite("noise std", std, at_least=0.0)
+        grid = release_grid(std)
+        with _one_thread():
+            for part, noise in self._scaled(values, std):
+                part.copy_(noise.add_(part.to(noise.device)).div_(grid).round_().mul_(grid))
+        return values
 
     def _scaled(self, values: Tensor, std: float) -> Iterator[tuple[Tensor, Tensor]]:
         """Consecutive parts of ``values`` [n], each with as many draws of noise, float64 on the device that draws."""
         start, scale = 0, std / math.sqrt(self._draws)
         for draws in self._gaussians.pieces(len(values), self._draws):
-            yield values[start : start + len(draws)], draws.mul_(scale)
+            yield values[start : start + len(draws)], draws * scale
             start += len(draws)
 
     def state(self) -> dict[str, Any]:

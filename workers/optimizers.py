@@ -52,6 +52,10 @@ class Sgd:
     weight_decay: float
     buffers: dict[str, Tensor] = field(default_factory=dict)
     """Momentum buffers by parameter name; empty before the first step and without momentum."""
+    foreach: bool | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.foreach = _foreach(self.parameters)
 
     @torch.no_grad()
     def step(self, gradients: Mapping[str, Tensor], factor: float, noise_std: float) -> None:
@@ -66,6 +70,7 @@ class Sgd:
             dampening=0.0,
             nesterov=self.nesterov,
             maximize=False,
+            foreach=self.foreach,
         )
         self.buffers = {name: buffer for name, buffer in zip(gradients, buffers, strict=True) if buffer is not None}
 
@@ -88,9 +93,11 @@ class Adam:
     decoupled_weight_decay: bool
     steps: Tensor = field(default_factory=lambda: torch.tensor(0.0))
     moments: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    foreach: bool | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.moments = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in self.parameters.items()}
+        self.foreach = _foreach(self.parameters)
 
     @torch.no_grad()
     def step(self, gradients: Mapping[str, Tensor], factor: float, noise_std: float) -> None:
@@ -112,6 +119,7 @@ class Adam:
             weight_decay=self.weight_decay,
             eps=self.epsilon,
             maximize=False,
+            foreach=self.foreach,
         )
         self.steps += 1.0
 
@@ -121,6 +129,11 @@ class Adam:
     def restore(self, state: Mapping[str, Any]) -> None:
         self.steps = state["steps"].clone()
         _restore_moments(self.moments, state["moments"])
+
+
+def _foreach(parameters: Parameters) -> bool | None:
+    """Whether torch updates all parameters in one call: not on a CPU, and elsewhere as torch decides at each step."""
+    return False if all(each.device.type == "cpu" for each in parameters.values()) else None
 
 
 def _restore_moments(moments: Mapping[str, tuple[Tensor, Tensor]], saved: Mapping[str, tuple[Tensor, Tensor]]) -> None:

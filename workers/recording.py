@@ -81,7 +81,8 @@ class NormRecorder:
         return None if self._interval is None else self._interval.state()
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
-        self._interval = None if state is None else SnapshotInterval.restored(state, self._data.device)
+        device = self._data.device
+        self._interval = None if state is None else SnapshotInterval.restored(state, device, self._measurement)
 
     @property
     def measured(self) -> Measurement:
@@ -100,9 +101,11 @@ class NormRecorder:
 
     def measure(self, first: int | None = None) -> Measurement:
         """Norms and losses of all rows, or of the ``first`` ones, computed anew."""
-        rows = self._rows[:first]
-        norms = self.gradients.norms(rows)
-        return Measurement(self._data.examples(rows, norms), norms.losses)
+        return self._measurement(self.gradients.norms(self._rows[:first]))
+
+    def _measurement(self, norms: BatchNorms) -> Measurement:
+        """Norms and losses [n] of the first n rows."""
+        return Measurement(self._data.examples(self._rows[: len(norms.losses)], norms), norms.losses)
 
     def write(self, interval: EndedInterval) -> None:
         """Have the snapshot of ``interval`` stored. A resumed run may store it again, but only with equal bytes."""

@@ -303,8 +303,8 @@ class Trainer:
         """Add noise of std sigma S (1 + NORM_ERROR), which covers the rounding error of clipped norms, and update."""
         std = sigma * self._rule.sensitivity * (1.0 + NORM_ERROR) if sigma > 0.0 else 0.0
         batch_size = self._facts.batch_size
-        sums = self._noise.added_to_each(gradients, std)
-        noisy = dict(zip(sums, torch._foreach_div(list(sums.values()), batch_size), strict=True))
+        noisy = self._noise.added_to_each(gradients, std)
+        torch._foreach_div_(list(noisy.values()), batch_size)
         self._optimizer.step(noisy, self._learning_rate(self.step_count), std / batch_size)
         if self._average is not None:
             self._average.update(self._parameters)

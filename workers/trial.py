@@ -254,7 +254,6 @@ def _train(
         trainer.store_norms()
         for recorder in trainer.recorders:
             recorder.complete()
-        begun.save()
         predictions = trainer.predictions()
         trainer.gradients.finish()
     inputs = describe_inputs(spec, begun.source, begun.dataset, begun.fitted)
@@ -271,11 +270,11 @@ def _write_users(spec: TrialSpec, files: TrialFiles, dataset: Dataset) -> None:
 
 
 def _train_to_the_end(spec: TrialSpec, trainer: Trainer, save: Callable[[], None], report: OnProgress) -> None:
-    saves_per_epoch = 1.0 / spec.execution.checkpoint_every_epochs
+    saves_per_epoch, steps_per_epoch = 1.0 / spec.execution.checkpoint_every_epochs, trainer.mechanism.steps_per_epoch
     while trainer.may_continue():
         trainer.step()
         progress = _end_epoch(trainer) if trainer.at_epoch_end else None
-        if is_due(trainer.step_count, saves_per_epoch, trainer.mechanism.steps_per_epoch):
+        if is_due(trainer.step_count, saves_per_epoch, steps_per_epoch) or not trainer.may_continue():
             save()
         if progress is not None:
             report(progress)

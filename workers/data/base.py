@@ -82,7 +82,10 @@ def as_targets(labels: Tensor) -> Tensor:
 
 
 class Preparation(Protocol):
-    """Converts stored features [b, ...] to model inputs, each example by itself, and therefore costs no privacy."""
+    """Converts stored features [b, ...] to model inputs, each example by itself, and therefore costs no privacy.
+
+    It must not change ``features``, but may return them, or a view of them.
+    """
 
     def __call__(self, features: Tensor) -> Tensor: ...
 
@@ -96,7 +99,7 @@ class Scaling:
 
     def __call__(self, features: Tensor) -> Tensor:
         if self == _AS_STORED:
-            return features.to(torch.float32, copy=True)  # a copy, because models may change it in place
+            return features.to(torch.float32)
         trailing = (1,) * max(features.ndim - 2, 0)
         offset = _constant(self.offset, features.device).view(-1, *trailing)
         return (features.to(torch.float32) - offset) / _constant(self.scale, features.device).view(-1, *trailing)
@@ -251,8 +254,13 @@ class Dataset:
     task: str = "classification"
 
     def prepare(self, features: Tensor) -> Tensor:
-        """Stored features [b, ...] as the model's input: float32, or int64 for tokens."""
-        return self.preparation(features)
+        """Stored features [b, ...] as the model's input: float32, or int64 for tokens.
+
+        A model may change its input in place; it shares no memory with ``features``.
+        """
+        inputs = self.preparation(features)
+        stored = inputs.untyped_storage().data_ptr() == features.untyped_storage().data_ptr()
+        return inputs.clone() if stored else inputs
 
     @property
     def feature_shape(self) -> tuple[int, ...]:
