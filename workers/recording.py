@@ -149,13 +149,13 @@ def is_due(step: int, times_per_epoch: float, steps_per_epoch: int) -> bool:
 def oldest_norm(step: int, steps_per_epoch: int) -> float:
     """The age in steps from which on a norm is measured again at ``step``, with ``when_sampled``.
 
-    Three quarters of the training so far, but at most two epochs, and at least two steps: norms change fastest at the
-    beginning.
+    Norms change fastest at the beginning, so at first three quarters of the training so far, then two epochs, and from
+    the eighth epoch on a quarter of the training so far; at least two steps.
 
-    >>> [oldest_norm(epoch * 10, steps_per_epoch=10) for epoch in (1, 2, 3, 4, 5)]
-    [7.5, 15.0, 20.0, 20.0, 20.0]
+    >>> [oldest_norm(epoch * 10, steps_per_epoch=10) for epoch in (1, 2, 3, 8, 20)]
+    [7.5, 15.0, 20.0, 20.0, 50.0]
     """
-    return max(2.0, min(0.75 * step, 2.0 * steps_per_epoch))
+    return max(2.0, min(0.75 * step, max(2.0 * steps_per_epoch, 0.25 * step)))
 
 
 def choose_rows(population: int, count: int, seed: int) -> Tensor:

@@ -304,8 +304,8 @@ STEPS: Final[tuple[Mutant, ...]] = (
         "workers/recording.py",
         ("tests/workers/test_recording.py",),
         B(
-            "0.75 * step, 2.0 * steps_per_epoch",
-            "10.0 * steps_per_epoch, 1e9",
+            "min(0.75 * step, max(2.0 * steps_per_epoch, 0.25 * step))",
+            "1e9",
             "old norms of examples in no batch are kept",
             False,
             NORMS,

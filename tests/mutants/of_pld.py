@@ -1,0 +1,139 @@
+"""Bugs in the accounting by privacy loss distributions, by file."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.mutant import Bug as B
+from tests.mutants.mutant import Mutant, bugs_in
+
+RARE: Final = ("tests/accounting/pld/test_rare_draws.py",)
+CERTIFICATES: Final = "tests/accounting/pld/test_certificates.py"
+COMPOSITION: Final = (CERTIFICATES, "tests/accounting/pld/test_composition.py")
+GROUPS: Final = (CERTIFICATES, "tests/accounting/pld/test_groups.py")
+
+PLD: Final[tuple[Mutant, ...]] = (
+    *bugs_in(
+        "accounting/pld/composition.py",
+        COMPOSITION,
+        B("or worse.opposite_delta(worse.upper) <= delta:", "or True:", "epsilon of one direction only", True),
+        B("if composed.opposite_delta(epsilon) <= upper:", "if True:", "delta of one direction only", True),
+        B("max(delta * share / rounds.count, 1e-300)", "delta / 3", "rounds may lose a third of delta each"),
+        B(
+            "return max(worse.upper, other.upper), max",
+            "return min(worse.upper, other.upper), max",
+            "the better direction's epsilon",
+            True,
+        ),
+        B(
+            "total_variation(rounds) <= delta:",
+            "total_variation(rounds) <= 2 * delta:",
+            "epsilon 0 where delta does not cover the run",
+            True,
+            ("tests/accounting/test_closed_forms.py",),
+        ),
+    ),
+    *bugs_in(
+        "accounting/pld/curve.py",
+        COMPOSITION,
+        B("* (1 + self.relative) + self.infinity)", "* (1 + self.relative))", "mass at infinity is dropped", True),
+        B("(value - additive) * max(0.0, 1 - self.relative)", "(value + additive)", "a lower bound with errors added"),
+        B("high + math.log1p(-below)", "high + math.log1p(below)", "epsilon between losses the wrong way", True, RARE),
+        B("- np.expm1(epsilons - self.losses[index])", "+ np.expm1(epsilons - self.losses[index])", "delta, too", True),
+    ),
+    *bugs_in(
+        "accounting/pld/fourier.py",
+        COMPOSITION,
+        B(
+            "            self.infinity + other.infinity,\n",
+            "            self.infinity,\n",
+            "mass at infinity of the other rounds is dropped",
+            True,
+        ),
+        B(
+            'mixture.truncated(plan.tail).pooled(MAX_ATOMS, "upper")\n    rounded',
+            'mixture.truncated(plan.tail).pooled(MAX_ATOMS, "lower")\n    rounded',
+            "neighbours are merged at the smaller",
+            True,
+        ),
+        B("1 / (1 + np.exp(-loss))", "0.5", "randomised response without odds", True),
+        B("beyond[1:], 0.0", "beyond, 0.0", "delta sums one loss too many", False, RARE),
+        B(
+            "1.0 + np.log(total / peak)",
+            "1e4 + np.log(total / peak)",
+            "the transform's error as if frequencies did not cancel",
+            False,
+            RARE,
+        ),
+        B("16 * _EPS * (1 + raised", "0 * _EPS * (1 + raised", "cells without rounding", True, RARE),
+    ),
+    *bugs_in(
+        "accounting/pld/loss.py",
+        GROUPS,
+        B("+ self.mixture.missing,", ",", "cut off sensitivities are lost", True),
+        B("above=max(0.0, q_atoms[0] - q[0]),", "above=0.0,", "mass above the table is lost", True),
+        B("masses[0] += cells.below", "pass", "mass below the table is lost"),
+        B(
+            "(cells.numerator - cells.denominator) / -np.expm1(-spacing), 0.0",
+            "0.0 * cells.numerator, 0.0",
+            "losses are rounded down",
+            True,
+        ),
+    ),
+    *bugs_in(
+        "accounting/pld/sensitivity.py",
+        GROUPS,
+        B(
+            "units, total = np.ceil(values / spacing * (1.0 - 1e-15))",
+            "units, total = np.floor(values / spacing * (1.0 - 1e-15))",
+            "contributions are rounded down",
+            True,
+        ),
+        B(
+            "moved[units:] += sample_rate * probabilities",
+            "moved[units:] += sample_rate**2 * probabilities",
+            "joint law of Poisson members",
+            True,
+        ),
+        B(
+            '{"upper": np.append(firsts[1:], len(values)) - 1, "lower": firsts}',
+            '{"lower": np.append(firsts[1:], len(values)) - 1, "upper": firsts}',
+            "merged sensitivities the wrong way",
+            True,
+        ),
+        B("self.missing + dropped)", "self.missing)", "what is cut off is not missing", True),
+        B(
+            "math.log1p(-positive) if positive < 0.5",
+            "math.log(self.zero_probability) if positive < 0.5",
+            "a rare draw's complement loses its digits",
+            True,
+            RARE,
+        ),
+    ),
+    *bugs_in(
+        "accounting/pld/group_rounds.py",
+        GROUPS,
+        B(
+            "(group_size / multiplier) ** 2",
+            "group_size / multiplier**2",
+            "releases to a group grow with a root",
+            True,
+            COMPOSITION,
+        ),
+        B(
+            "partial[run_start, epoch] = np.maximum(partial.get((run_start, epoch), 0.0), amplitudes)",
+            "partial[run_start, epoch] = amplitudes",
+            "an epoch costs what its last steps cost",
+            True,
+            (*COMPOSITION, *GROUPS),
+        ),
+        B(
+            "whole += max(0, last - first - 1)",
+            "whole += max(0, last - first - 2)",
+            "an epoch is dropped",
+            True,
+            COMPOSITION,
+        ),
+        B("max(piece.amplitudes) / _GRID_POINTS", "max(piece.amplitudes) / 4", "a coarse grid"),
+    ),
+)
