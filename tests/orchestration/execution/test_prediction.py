@@ -87,7 +87,7 @@ def test_a_trial_pays_for_every_piece(plan: Plan) -> None:
     assert training_seconds(planned, measured(plan)) == pytest.approx(expected)
     sampled = replace(planned.spec, norms=NormSpec("when_sampled"))
     passes = norm_passes(replace(planned, point=replace(planned.point, spec=sampled)))
-    assert passes == pytest.approx(3.0, abs=0.5), "the first, and of ten epochs what was in no batch lately"
+    assert passes == pytest.approx(2.5, abs=0.1), "the first, and of ten epochs what was in no batch lately"
     attacked = replace(planned.spec, attacks=AttackSpec(rmia=RmiaSpec(4)))
     twice = replace(planned, point=replace(planned.point, spec=attacked))
     more = training_seconds(twice, measured(plan)) - expected
