@@ -2,8 +2,8 @@
 
 Run `python benchmarks/models.py [--json] [--device cuda]` with the extras `models` and `bench`. A private step is
 norms and clipped sum; a plain one is forward and backward pass. Steps take turns in one process with one thread and are
-timed in CPU seconds (on a GPU in elapsed seconds); the median of their ratios is printed. Opacus is timed with hooks
-and with ghost clipping, if it supports the model.
+timed in CPU seconds (on a GPU in elapsed seconds), short ones many times in a turn; the median of their ratios is
+printed. Opacus is timed with hooks and with ghost clipping, if it supports the model.
 """
 
 # ruff: noqa: E402
@@ -41,6 +41,8 @@ from workers.gradients import GradientEngine
 from workers.models import MODELS as REGISTERED
 
 ROWS, CHECKED, TURNS = 32, 4, 5
+SHORTEST_TURN = 0.1
+"""Seconds of plain steps in a turn: a single step of 2 ms would be timed with the other methods' data in the cache."""
 
 
 class Recurrent(nn.Module):
@@ -143,15 +145,16 @@ def losses(output: Tensor, y: Tensor) -> Tensor:
     return functional.cross_entropy(output, pixels, reduction="none").mean((1, 2))
 
 
-def seconds(step: Callable[[], object], device: torch.device) -> float:
-    """CPU seconds of a step; on a GPU elapsed seconds."""
+def seconds(step: Callable[[], object], device: torch.device, steps: int = 1) -> float:
+    """CPU seconds of a step, the mean of several; on a GPU elapsed seconds."""
     on_gpu = device.type == "cuda"
     clock = time.perf_counter if on_gpu else time.process_time
     started = clock()
-    step()
+    for _ in range(steps):
+        step()
     if on_gpu:
         torch.cuda.synchronize(device)
-    return clock() - started
+    return (clock() - started) / steps
 
 
 def norm_error(model: nn.Module, engine: GradientEngine, x: Tensor, y: Tensor) -> float:
@@ -233,11 +236,11 @@ def measured(name: str, device: torch.device) -> dict[str, object]:
     for step in (plain, *methods.values()):
         step()
     ratios: dict[str, list[float]] = {method: [] for method in methods}
-    plain_seconds = []
+    plain_seconds, steps = [], max(1, int(SHORTEST_TURN / seconds(plain, device)))
     for _ in range(TURNS):
-        plain_seconds.append(seconds(plain, device))
+        plain_seconds.append(seconds(plain, device, steps))
         for method, step in methods.items():
-            ratios[method].append(seconds(step, device) / plain_seconds[-1])
+            ratios[method].append(seconds(step, device, steps) / plain_seconds[-1])
     return {
         "model": name,
         "plain_ms": round(1e3 * statistics.median(plain_seconds), 2),
