@@ -22,7 +22,7 @@ Refreshes = float | Literal["every_step", "when_sampled", "off"]
 
 @dataclass(frozen=True)
 class Case:
-    """A trial with Poisson batches, flat clipping and SGD.
+    """A trial with Poisson batches and SGD.
 
     rows: number kept of each of ``classes``, all if None; few: the same when `shortened`. tracked: number of examples
     whose norms are measured at every step.
@@ -40,6 +40,7 @@ class Case:
     rows: int | None = None
     few: int | None = None
     tracked: int = 0
+    clipping: str = "flat"
 
     def shortened(self) -> Case:
         """The case for --quick: few rows, in batches of at most an eighth of them, and at most 200 tracked."""
@@ -55,7 +56,7 @@ class Case:
             data=self.data if self.rows is None else replace(self.data, keep=dict.fromkeys(self.classes, self.rows)),
             model=self.model,
             sampling=SamplingSpec("poisson", self.batch_size),
-            clipping=Component("flat", {"bound": self.bound}),
+            clipping=Component(self.clipping, {"bound": self.bound}),
             noise=NoiseSpec(self.noise_multiplier),
             epochs=self.epochs,
             delta=DELTA,

@@ -9,7 +9,7 @@ data are read before.
 
     plain        batches by index, no privacy
     dataloader   batches by torch's DataLoader, no privacy
-    opacus       PrivacyEngine with its Poisson DataLoader and hooks; its noise is not cryptographic
+    opacus       PrivacyEngine with its Poisson DataLoader and hooks; flat clipping; its noise is not cryptographic
     dpsweep      a trial as a sweep trains it: noise from os_entropy, norms of all examples once per epoch, checkpoints,
                  norm shards, the stored model
     sampled      the same with norms.refreshes_per_epoch: when_sampled
@@ -88,6 +88,7 @@ CASES: Mapping[str, Case] = {
     each.name: each
     for each in (
         Case("adult_logistic", DataSpec("adult"), Component("logistic"), 256, 5),
+        Case("adult_dpsgd_f", DataSpec("adult"), Component("logistic"), 256, 5, clipping="dpsgd_f"),
         Case("mnist_cnn", DataSpec("mnist"), Component("cnn_dpsgdf"), 256, 5, classes=DIGITS, rows=600, few=40),
         Case("mnist_long", DataSpec("mnist"), Component("cnn_dpsgdf"), 256, 20, classes=DIGITS, rows=600, few=40),
         Case("cifar_resnet20", DataSpec("cifar10"), Component("resnet20_gn"), 64, 4, classes=KINDS, rows=64, few=8),

@@ -74,20 +74,24 @@ class Renewal:
 
 @dataclass(frozen=True)
 class _Newest:
-    """Which entry [n] of several is the newest of each example; -1: none. Found without waiting for the device."""
+    """The newest of several entries of each of the examples at positions ``rows`` [b]: entry ``entries`` [b].
 
+    Found without waiting for the device. A row may occur several times, each time with the same entry.
+    """
+
+    rows: Tensor
     entries: Tensor
 
     @staticmethod
     def in_order(rows: Tensor, examples: int) -> _Newest:
-        """Of entries at positions ``rows`` [b], where later ones are newer."""
-        none = torch.full((examples,), -1, device=rows.device)
-        return _Newest(none.scatter_reduce(0, rows, torch.arange(len(rows), device=rows.device), "amax"))
+        """Of entries at positions ``rows`` [b] among so many examples, where later ones are newer."""
+        places = torch.arange(len(rows), device=rows.device)
+        last = torch.zeros(examples, dtype=places.dtype, device=rows.device).scatter_reduce_(0, rows, places, "amax")
+        return _Newest(rows, last.index_select(0, rows))
 
     def of(self, entries: Tensor, others: Tensor) -> Tensor:
         """[n, ...]: the newest of the ``entries`` [b, ...], or else the value of ``others`` [n, ...]."""
-        exists = (self.entries >= 0).reshape(-1, *[1] * (others.dim() - 1))
-        return torch.where(exists, entries.index_select(0, self.entries.clamp(min=0)).to(others.dtype), others)
+        return others.index_copy(0, self.rows, entries.index_select(0, self.entries).to(others.dtype))
 
 
 @dataclass(frozen=True)
@@ -229,7 +233,10 @@ class SnapshotInterval:
     def extend(self, rule: ClipRule) -> None:
         """Add one step, taken under ``rule``."""
         if rule is not self.rule:
-            self.take_up_renewals()
+            if self.steps - self.ruled_since > 1:
+                self.take_up_renewals()
+            else:  # no two norms have a step under the last rule between them
+                self._take_up_norms()
             self.moments = self._total()
             self.counted = _repeated(self.steps, self.counted)
             self.added = self._added(rule, self.latest.examples)
@@ -250,8 +257,8 @@ class SnapshotInterval:
 
         Call it only at steps that are the same in interrupted and uninterrupted runs, so that both round alike.
         """
-        every, self.renewals = Renewal.joined(self.renewals) if self.renewals else None, []
-        if every is None or len(every.rows) == 0:
+        every = self._taken_renewals()
+        if every is None:
             return
         every = every.sorted_by_row()
         rows, steps, added = every.rows, every.steps, self._added_by(every)
@@ -275,9 +282,23 @@ class SnapshotInterval:
         self.added = newest.of(added, self.added)
         self.latest = self.latest.renewed(every.norms, newest)
 
+    def _take_up_norms(self) -> None:
+        """Apply all renewals to `latest` alone, before `added` is computed from it under another rule."""
+        every = self._taken_renewals()
+        if every is None:
+            return
+        newest = _Newest.in_order(every.rows, len(self.moments))
+        self.since = newest.of(every.steps, self.since)
+        self.latest = self.latest.renewed(every.norms, newest)
+
+    def _taken_renewals(self) -> Renewal | None:
+        """All renewals as one, which are then no longer waiting; None if they are of no example."""
+        every, self.renewals = Renewal.joined(self.renewals) if self.renewals else None, []
+        return None if every is None or len(every.rows) == 0 else every
+
     def _total(self) -> Tensor:
         """[n]: the moments of all steps."""
-        return self.moments + (self.steps - self.counted) * self.added
+        return torch.addcmul(self.moments, self.steps - self.counted, self.added)
 
     def _added_by(self, renewal: Renewal) -> Tensor:
         """The moments [b] of a step under the rule with these norms; zeros before the first rule."""
@@ -288,7 +309,7 @@ class SnapshotInterval:
         return self._added(self.rule, Examples(norms.norms, groups, places, norms.layer_norms))
 
     def _added(self, rule: ClipRule, examples: Examples) -> Tensor:
-        return torch.expm1(self.rate * rule.contributions(examples).square()) / math.expm1(self.rate)
+        return rule.contributions(examples).square_().mul_(self.rate).expm1_().div_(math.expm1(self.rate))
 
     @staticmethod
     def restored(state: Mapping[str, Any], device: torch.device, measurement: MeasurementOf) -> SnapshotInterval:

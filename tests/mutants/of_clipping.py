@@ -31,9 +31,9 @@ METHODS: Final[tuple[Mutant, ...]] = (
             "gradients that are not finite are summed",
             True,
         ),
-        B("(1.0 - NORM_ERROR, 1.0, 1.0 + NORM_ERROR))", "(1.0,))", "contributions beside a jump are too small", True),
+        B("(1.0 - NORM_ERROR, 1.0, 1.0 + NORM_ERROR)", "(1.0,)", "contributions beside a jump are too small", True),
         B(
-            "torch.where(finite, contributions, torch.ones_like(contributions))",
+            "torch.where(finite, contributions, 1.0)",
             "contributions.nan_to_num(0.0)",
             "an infinite norm contributes nothing",
             True,
@@ -43,6 +43,11 @@ METHODS: Final[tuple[Mutant, ...]] = (
             "(1.0 / self.sensitivity)",
             "contributions are not rounded up",
             True,
+        ),
+        B(
+            "RISING: Final = (1.0 + NORM_ERROR,)",
+            "RISING: Final = (1.0,)",
+            "contributions of close norms are too small",
         ),
         B(
             "return SideQuery(self.name, self.noise_multiplier)",
@@ -103,6 +108,11 @@ METHODS: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "workers/clipping/global_.py",
         CLIPPING,
+        B(
+            "RISING if threshold >= bound else ANY_SHAPE",
+            "RISING",
+            "a threshold below the bound enlarges norms that count as kept",
+        ),
         B(
             "scale * (examples.norms <= threshold)",
             "scale * (examples.norms <= 2 * threshold)",

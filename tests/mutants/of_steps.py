@@ -298,6 +298,7 @@ STEPS: Final[tuple[Mutant, ...]] = (
         ),
         B("(steps - since - 1.0)", "(steps - since)", "exact norms of consecutive steps are averaged", True),
         B("held + changed - earlier", "held + changed", "what a norm changes at earlier steps is counted twice", True),
+        B("self.ruled_since > 1:", "self.ruled_since > 2:", "norms of a rule of two steps are not interpolated"),
         B("clamp(min=self.ruled_since)", "clamp(min=-1e18)", "norms are interpolated across rules", True),
     ),
     *bugs_in(

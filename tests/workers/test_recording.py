@@ -157,6 +157,29 @@ def test_between_two_norms_under_one_rule_the_moment_changes_linearly(lengths: l
             assert counted[:, row].tolist() == pytest.approx(expected.reshape(2, 3).sum(1).tolist(), abs=1e-12)
 
 
+@pytest.mark.parametrize("lengths", [[2, 1, 3], [1, 2, 1, 2], [3, 3], [1, 1, 4]])
+def test_under_rules_that_stand_for_some_steps_moments_change_linearly_within_each(lengths: list[int]) -> None:
+    """Up to the norm that an example has when the next rule begins, and not across rules."""
+    made, known = interval([], 1.0), [[(0, norm)] for norm in NORMS.tolist()]
+    ends = np.cumsum(lengths).tolist()
+    rules = [each for place, length in enumerate(lengths) for each in [rule(2.0 + place)] * length]
+    for step, (rows, renewed) in enumerate(renewals()):
+        for row, norm in zip(rows.tolist(), renewed.tolist(), strict=True):
+            known[row].append((step, norm))
+        made.renew(rows, BatchNorms(renewed, None, renewed))
+        made.extend(rules[step])
+    ended = made.ended()
+    counted = 6.0 * torch.expm1(made.rate * ended.contributions.square())
+    for row, points in enumerate(known):
+        expected = 0.0
+        for start, end in pairwise([0, *ends]):
+            first = [norm for step, norm in points if step <= start][-1]
+            knots = [(start, first), *((step, norm) for step, norm in points if start < step <= end)]
+            steps, norms = zip(*knots, strict=True)
+            expected += np.interp(range(start, end), steps, generator(made, rules[start], torch.tensor(norms))).sum()
+        assert float(counted[row]) == pytest.approx(expected, rel=1e-9)
+
+
 def test_a_mean_of_a_higher_order_is_larger_and_lies_below_the_maximum() -> None:
     means = []
     for order in (4.0, 8.0, 30.0, 1000.0):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from accounting.errors import require_finite
-from workers.clipping.protocol import ClippingMethod, ClippingState, ClipRule, Examples, PublicFacts
+from workers.clipping.protocol import RISING, ClippingMethod, ClippingState, ClipRule, Examples, PublicFacts
 
 _SMALLEST = 1e-12
 """Smallest accurate norm; below it, underflow in the float32 squares of up to 1e9 entries may err by more than 1e-5."""
@@ -35,4 +35,4 @@ class AutomaticClipping(ClippingMethod):
             factor = bound / (examples.norms + stability)
             return torch.where(examples.norms >= _SMALLEST, factor, torch.zeros_like(factor))
 
-        return ClipRule(bound, weigh, {"all": bound})
+        return ClipRule(bound, weigh, {"all": bound}, RISING)

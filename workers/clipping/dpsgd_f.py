@@ -9,7 +9,7 @@ from torch import Tensor
 
 from accounting.errors import require_finite
 from workers.clipping.group_counts import GroupCountClipping, counts_of
-from workers.clipping.protocol import ClippingState, ClipRule, Examples, PublicFacts, clip_factor
+from workers.clipping.protocol import RISING, ClippingState, ClipRule, Examples, PublicFacts, clip_factor
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class DPSGDFClipping(GroupCountClipping):
         bounds = state.bound * (1.0 + ratio)
         return ClipRule(
             float(bounds.max()),
-            lambda examples: clip_factor(examples.norms, bounds.to(examples.norms)[examples.groups]),
+            lambda examples: clip_factor(examples.norms, bounds.to(examples.norms).index_select(0, examples.groups)),
             dict(zip(facts.group_names, bounds.tolist(), strict=True)),
+            RISING,
         )

@@ -11,6 +11,7 @@ from torch import Tensor
 from accounting.errors import require_finite
 from accounting.filters import StepPrices
 from workers.clipping.protocol import (
+    RISING,
     ClippingMethod,
     ClippingState,
     ClipRule,
@@ -87,7 +88,7 @@ class FilterClipping(ClippingMethod):
         assert granted is not None, "the state of a filter comes from its start()"
 
         def weigh(examples: Examples) -> Tensor:
-            own = granted.to(examples.norms.device)[examples.rows]
+            own = granted.to(examples.norms.device).index_select(0, examples.rows)
             return torch.where(own > 0.0, clip_factor(examples.norms, own), 0.0)
 
-        return ClipRule(state.bound, weigh, {"all": state.bound})
+        return ClipRule(state.bound, weigh, {"all": state.bound}, RISING)

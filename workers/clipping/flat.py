@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from workers.clipping.protocol import ClippingMethod, ClippingState, ClipRule, PublicFacts, clip_factor
+from workers.clipping.protocol import RISING, ClippingMethod, ClippingState, ClipRule, PublicFacts, clip_factor
 
 
 @dataclass(frozen=True)
@@ -15,4 +15,4 @@ class FlatClipping(ClippingMethod):
 
     def decide(self, state: ClippingState, noisy_answer: Tensor, facts: PublicFacts) -> ClipRule:
         bound = state.bound
-        return ClipRule(bound, lambda examples: clip_factor(examples.norms, bound), {"all": bound})
+        return ClipRule(bound, lambda examples: clip_factor(examples.norms, bound), {"all": bound}, RISING)

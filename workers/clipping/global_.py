@@ -9,6 +9,8 @@ from torch import Tensor
 
 from accounting.errors import require_finite
 from workers.clipping.protocol import (
+    ANY_SHAPE,
+    RISING,
     BatchQuery,
     ClippingMethod,
     ClippingState,
@@ -81,7 +83,8 @@ class GlobalAdaptiveClipping(ClippingMethod):
         def weigh(examples: Examples) -> Tensor:
             return torch.where(examples.norms <= threshold, bound / threshold, clip_factor(examples.norms, bound))
 
-        return ClipRule(bound, weigh, {"all": bound, "threshold": threshold})
+        shape = RISING if threshold >= bound else ANY_SHAPE  # else it falls from C to Z above Z
+        return ClipRule(bound, weigh, {"all": bound, "threshold": threshold}, shape)
 
     def advance(self, state: ClippingState, noisy_answer: Tensor, facts: PublicFacts) -> ClippingState:
         fraction = min(max(float(noisy_answer[0]) / facts.batch_size, 0.0), 1.0)

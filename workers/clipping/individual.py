@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from workers.clipping.protocol import (
+    RISING,
     ClippingMethod,
     ClippingState,
     ClipRule,
@@ -43,7 +44,7 @@ class IndividualClipping(ClippingMethod):
         assert thresholds is not None, "the state of individual clipping comes from its own start()"
 
         def weigh(examples: Examples) -> Tensor:
-            own = thresholds.to(examples.norms.device)[examples.rows]
+            own = thresholds.to(examples.norms.device).index_select(0, examples.rows)
             return torch.where(own > 0.0, clip_factor(examples.norms, own), 0.0)
 
-        return ClipRule(state.bound, weigh, {"all": state.bound})
+        return ClipRule(state.bound, weigh, {"all": state.bound}, RISING)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from accounting.errors import require_finite
 from workers.clipping.group_counts import GroupCountClipping, counts_of
-from workers.clipping.protocol import ClippingState, ClipRule, Examples, PublicFacts, clip_factor
+from workers.clipping.protocol import RISING, ClippingState, ClipRule, Examples, PublicFacts, clip_factor
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class NaiveReweighting(GroupCountClipping):
         theta = (members.sum() / facts.num_groups / members).clamp(max=self.max_weight)
         return ClipRule(
             bound * float(theta.max()),
-            lambda examples: theta.to(examples.norms)[examples.groups] * clip_factor(examples.norms, bound),
+            lambda each: theta.to(each.norms).index_select(0, each.groups) * clip_factor(each.norms, bound),
             dict(zip(facts.group_names, (bound * theta).tolist(), strict=True)),
+            RISING,
         )

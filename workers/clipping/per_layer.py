@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from workers.clipping.protocol import (
+    RISING,
     ClippingMethod,
     ClippingState,
     ClipRule,
@@ -32,4 +33,5 @@ class PerLayerClipping(ClippingMethod):
             state.bound,
             lambda examples: clip_factor(require_layer_norms(examples), bound),
             dict.fromkeys(facts.layer_names, bound),
+            RISING,
         )

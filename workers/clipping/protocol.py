@@ -23,6 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -99,11 +100,18 @@ class ExampleBudget:
     noise_factor: float
 
 
+RISING: Final = (1.0 + NORM_ERROR,)
+"""Factor of an example's norm at which its contribution is largest, if that never falls when the norm rises."""
+ANY_SHAPE: Final = (1.0 - NORM_ERROR, 1.0, 1.0 + NORM_ERROR)
+"""Factors among which the largest contribution is taken where it may fall, as at the threshold of global clipping."""
+
+
 @dataclass(frozen=True)
 class ClipRule:
     """The weights of examples in one step, and the L2 sensitivity to which the noise of the step is scaled.
 
-    bounds: the public clipping bounds of the rule, by group or layer name.
+    bounds: the public clipping bounds of the rule, by group or layer name. shape: where a contribution is evaluated,
+    `ANY_SHAPE` unless the norm of a clipped gradient is known never to fall when that of the gradient rises (`RISING`).
 
     >>> rule = ClipRule(1.0, lambda examples: clip_factor(examples.norms, 1.0))
     >>> rows = torch.arange(3)
@@ -114,6 +122,7 @@ class ClipRule:
     sensitivity: float
     weigh: Callable[[Examples], Tensor]
     bounds: Mapping[str, float] = field(default_factory=dict)
+    shape: tuple[float, ...] = ANY_SHAPE
 
     def weights(self, examples: Examples) -> Tensor:
         """Factor of each gradient, [B], or [B, L] for layer-wise methods; 0 for an example whose norm is not finite."""
@@ -126,16 +135,15 @@ class ClipRule:
 
         Norms of two passes over the same example may differ by a factor of 1 +- `NORM_ERROR`. At a discontinuity of the
         rule the summed pass may then clip quite differently from the measured one, so the largest result over norms in
-        this range is taken and rounded up by `NORM_ERROR`. An example whose norm is not finite counts as 1: it adds
-        nothing at this step, but the contribution also covers later steps until the next snapshot.
+        this range (the rule's ``shape``) is taken and rounded up by `NORM_ERROR`. An example whose norm is not finite
+        counts as 1: it adds nothing at this step, but the contribution also covers later steps until the next snapshot.
         """
         if self.sensitivity == float("inf"):
             return torch.ones_like(examples.norms, dtype=torch.float64)
-        close = (examples.scaled(factor) for factor in (1.0 - NORM_ERROR, 1.0, 1.0 + NORM_ERROR))
-        largest = reduce(torch.maximum, (self._added(near) for near in close))
-        contributions = (largest * ((1.0 + NORM_ERROR) / self.sensitivity)).clamp(0.0, 1.0)
-        finite = examples.norms.isfinite() & largest.isfinite()
-        return torch.where(finite, contributions, torch.ones_like(contributions))
+        largest = reduce(torch.maximum, (self._added(examples.scaled(factor)) for factor in self.shape))
+        contributions = (largest * ((1.0 + NORM_ERROR) / self.sensitivity)).clamp_(0.0, 1.0)
+        finite = (examples.norms < math.inf) & (largest < math.inf)  # false for NaN
+        return torch.where(finite, contributions, 1.0)
 
     def removed(self, examples: Examples) -> Tensor:
         """[B] float64: norm of the clipped minus the unclipped gradient of each example; gradients must be finite."""

@@ -9,6 +9,7 @@ from torch import Tensor
 from accounting.errors import require_finite
 from workers.clipping.bounds import SMALLEST_BOUND
 from workers.clipping.protocol import (
+    RISING,
     BatchQuery,
     ClippingMethod,
     ClippingState,
@@ -48,7 +49,7 @@ class QuantileClipping(ClippingMethod):
 
     def decide(self, state: ClippingState, noisy_answer: Tensor, facts: PublicFacts) -> ClipRule:
         bound = state.bound
-        return ClipRule(bound, lambda examples: clip_factor(examples.norms, bound), {"all": bound})
+        return ClipRule(bound, lambda examples: clip_factor(examples.norms, bound), {"all": bound}, RISING)
 
     def advance(self, state: ClippingState, noisy_answer: Tensor, facts: PublicFacts) -> ClippingState:
         fraction = min(max(float(noisy_answer[0]) / facts.batch_size + 0.5, 0.0), 1.0)

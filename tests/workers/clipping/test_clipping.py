@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import hypothesis.strategies as st
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from accounting.filters import RenyiFilter
 from workers.clipping import (
     CLIPPING,
+    NORM_ERROR,
     ClippingMethod,
     ClippingState,
     ClipRule,
@@ -44,6 +46,8 @@ COMPONENTS = [
 ]
 PRICES = RenyiFilter(1.0, 4).prices(0.1, 1.0)
 """What a step costs under a filter; others do not ask."""
+ULPS = st.integers(-300, 300).map(lambda steps: 1.0 + steps * 2.0**-24)
+"""Factors within a few rounding errors of float32."""
 all_methods = pytest.mark.parametrize("component", COMPONENTS, ids=lambda c: "-".join([c.name, *map(str, c.params)]))
 
 
@@ -188,6 +192,45 @@ def test_no_norm_and_no_noisy_answer_breaks_the_bound(component: Component, data
     assert (contributions[~finite] == 1.0).all()
     later = method.advance(state, answer, facts)
     assert 0.0 < later.bound < math.inf
+
+
+@all_methods
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_contributions_bound_those_of_close_norms(component: Component, data: st.DataObject) -> None:
+    """Norms of two passes differ a little; what a rule makes of any norm in between is at most the contribution."""
+    method = make_clipping(component)
+    near = st.sampled_from([0.0699999, 0.07, 0.7, 6.99993, 7.0, 7.00007]).map(lambda bound: bound * data.draw(ULPS))
+    norm = float(np.float32(data.draw(st.one_of(near, st.floats(1e-8, 1e6)))))
+    thresholds = torch.tensor([norm, 3.0], dtype=torch.float32)
+
+    def examples(factor: float) -> Examples:
+        norms = torch.tensor([norm * factor, 1.0])
+        return Examples(norms, torch.arange(2), torch.arange(2), torch.stack([0.6 * norms, 0.8 * norms], 1))
+
+    facts = PublicFacts(GROUPS, ("a", "b"), dataset_size=2, batch_size=8)
+    assert isinstance(method.bound, float)
+    state = method.refresh(method.start(method.bound, facts), replace(examples(1.0), norms=thresholds))
+    state = replace(method.pay(state, PRICES), ratio=data.draw(st.sampled_from([0.1, 1.0, 10.0])))
+    answer = noisy(component, method.answer(state, examples(1.0), facts), data.draw(st.integers(0, 99)))
+    rule = method.decide(state, answer, facts)
+    bound = rule.contributions(examples(1.0))[0]
+    for factor in (1.0 - NORM_ERROR, 1.0 - 0.5 * NORM_ERROR, 1.0, 1.0 + 0.5 * NORM_ERROR, 1.0 + NORM_ERROR):
+        close = examples(factor)
+        weights = rule.weights(close).double()
+        norms = close.norms if weights.ndim == 1 else close.layer_norms
+        assert norms is not None
+        added = (weights * norms.double())[0].norm()
+        assert min(float(added) / rule.sensitivity, 1.0) <= float(bound), (norm, factor)
+
+
+def test_below_its_bound_a_threshold_of_global_clipping_costs_what_it_enlarges() -> None:
+    """With Z < C a norm at Z is enlarged to C, and one just above it is kept: close to Z both count as C."""
+    method = make_clipping(Component("global_adaptive", {"bound": 2.0, "threshold_ratio": 0.5}))
+    facts = PublicFacts(("a",), ("w",), 3, 8)
+    rule = method.decide(method.start(2.0, facts), torch.zeros(1, dtype=torch.float64), facts)
+    examples = Examples(torch.tensor([1.0 + 5e-6, 1.1, 0.25]), torch.zeros(3, dtype=torch.int64), torch.arange(3))
+    assert rule.contributions(examples).tolist() == pytest.approx([1.0, 0.55, 0.25], rel=3e-5)
 
 
 def test_no_clipping_keeps_every_gradient_and_has_no_finite_sensitivity() -> None:
