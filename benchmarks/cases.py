@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-from workers.spec import Component, DataSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
+from workers.spec import Component, DataSpec, NoiseSpec, NormSpec, Refreshes, SamplingSpec, TrialSpec
 
 DELTA: Final = 1e-5
 DIGITS: Final = tuple("0123456789")
@@ -15,9 +15,6 @@ KINDS: Final = (
     *("dog", "frog", "horse", "ship", "truck"),
 )
 """The classes of CIFAR-10."""
-
-Refreshes = float | Literal["every_step", "when_sampled", "off"]
-"""How often norms are taken: `NormSpec.refreshes_per_epoch`."""
 
 
 @dataclass(frozen=True)

@@ -28,10 +28,10 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])  # this file's own folder
 from accounting.accountants import account
 from accounting.jobs import AccountingJob, CountedEpsilons, Counting, store_epsilons
 from accounting.records import StoredEpsilons, TrialFiles, read_trace
-from benchmarks.cases import DELTA, DIGITS, KINDS, Case, Refreshes
+from benchmarks.cases import DELTA, DIGITS, KINDS, Case
 from orchestration.execution.estimate_quality import quality_of_estimates
 from workers.recording import NormRecorder
-from workers.spec import Component, DataSpec
+from workers.spec import Component, DataSpec, Refreshes
 from workers.trial import run_trial
 
 NORMS: Mapping[str, Refreshes] = {"when_sampled": "when_sampled", "1": 1.0, "3": 3.0}
@@ -39,6 +39,7 @@ CASES: Mapping[str, Case] = {  # bounds near the norms, or all examples would ha
     each.name: each
     for each in (
         Case("adult_logistic", DataSpec("adult"), Component("logistic"), 256, 5, 0.5, tracked=1000),
+        Case("adult_dpsgd_f", DataSpec("adult"), Component("logistic"), 256, 5, 0.5, tracked=1000, clipping="dpsgd_f"),
         Case(
             "mnist_cnn", DataSpec("mnist"), Component("cnn_dpsgdf"), 256, 5, 0.5, classes=DIGITS, rows=600, few=100,
             tracked=300,

@@ -10,9 +10,9 @@ data are read before.
     plain        batches by index, no privacy
     dataloader   batches by torch's DataLoader, no privacy
     opacus       PrivacyEngine with its Poisson DataLoader and hooks; flat clipping; its noise is not cryptographic
-    dpsweep      a trial as a sweep trains it: noise from os_entropy, norms of all examples once per epoch, checkpoints,
-                 norm shards, the stored model
-    sampled      the same with norms.refreshes_per_epoch: when_sampled
+    dpsweep      a trial as a sweep trains it: noise from os_entropy, norms when examples are sampled (auto),
+                 checkpoints, norm shards, the stored model
+    refreshed    the same with norms.refreshes_per_epoch: 1
     off          the same with norms: off, so that no epsilons of single examples can be computed
 
 All use the allocator settings that a trial of a sweep is started with (`workers.memory`).
@@ -59,7 +59,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from accounting.errors import InvalidInput
-from benchmarks.cases import DIGITS, KINDS, Case, Refreshes
+from benchmarks.cases import DIGITS, KINDS, Case
 from workers import training, trial
 from workers.contributions import SnapshotInterval
 from workers.data import Dataset, load_dataset
@@ -67,7 +67,7 @@ from workers.devices import choose_device
 from workers.imports import NO_CODE, UserCode
 from workers.models import build_model
 from workers.recording import NormRecorder
-from workers.spec import Component, DataSpec, ExecutionSpec, TrialSpec
+from workers.spec import Component, DataSpec, ExecutionSpec, Refreshes, TrialSpec
 
 SHARES: Mapping[str, tuple[Any, str]] = {
     "checkpoints": (trial, "save_checkpoint"),
@@ -260,15 +260,15 @@ def least(runs: Mapping[str, Callable[[], None]], clock: Callable[[], float]) ->
 def measure(case: Case, device: torch.device) -> dict[str, object]:
     """All results of a case: ratios to the plain loop, and shares of the trial."""
     clock, released = clock_of(device), {"noise_source": "os_entropy", "execution": ExecutionSpec(device=str(device))}
-    norms: Mapping[str, Refreshes] = {"dpsweep": 1.0, "sampled": "when_sampled", "off": "off"}
+    norms: Mapping[str, Refreshes] = {"dpsweep": "auto", "refreshed": 1.0, "off": "off"}
     trials = {name: case.spec(refreshes, **released) for name, refreshes in norms.items()}
     spec = trials["dpsweep"]
     examples = len(load(spec.data).train)
     # A first run does the imports at first use, such as those of torch's optimisers, which are not measured.
     once = replace(case.shortened(), epochs=1)
     for loop in PEERS.values():
-        loop(once, once.spec(1.0).data, device)
-    dpsweep(once.spec(1.0, **released))
+        loop(once, once.spec("auto").data, device)
+    dpsweep(once.spec("auto", **released))
     runs = {name: partial(loop, case, spec.data, device) for name, loop in PEERS.items()}
     seconds = least({**runs, **{name: partial(dpsweep, each) for name, each in trials.items()}}, clock)
     spent = defaultdict[str, float](float)
@@ -284,7 +284,7 @@ def measure(case: Case, device: torch.device) -> dict[str, object]:
     }
 
 
-COLUMNS = ("dataloader", "opacus", "dpsweep", "sampled", "off")
+COLUMNS = ("dataloader", "opacus", "dpsweep", "refreshed", "off")
 
 
 def as_row(result: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@
 ... privacy: {target_epsilon: 3, delta: 1e-5, accountant: rdp}
 ... ''')
 >>> [trial.key for trial in plan.trials], plan.refusals
-(['flat-constant-epsilon3-seed0-c1df57c0c9'], ())
+(['flat-constant-epsilon3-seed0-b924a36f9b'], ())
 >>> round(plan.trials[0].worst_case.epsilon, 1)
 3.0
 >>> dpsweep.open("no/such/folder")

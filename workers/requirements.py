@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from accounting.errors import InvalidInput
 from accounting.planning import TrialMechanism
 from workers.audit import check_audit
 from workers.clipping import ClippingMethod
 from workers.devices import known_device
-from workers.spec import TrialSpec
+from workers.spec import Refreshes, TrialSpec
+
+
+def with_chosen_norms(spec: TrialSpec, mechanism: TrialMechanism, method: ClippingMethod) -> TrialSpec:
+    """The trial with a choice in place of ``auto`` norms; any other is kept.
+
+    Once per epoch for a clipping method that uses the norms of all examples at a refresh, and where an example
+    displaces others from batches: with ``when_sampled`` it would also change when their norms are measured.
+    """
+    if spec.norms.refreshes_per_epoch != "auto":
+        return spec
+    often: Refreshes = 1.0 if method.refreshes or mechanism.sampling.displaced else "when_sampled"
+    return replace(spec, norms=replace(spec.norms, refreshes_per_epoch=often))
 
 
 def check_spec(spec: TrialSpec, mechanism: TrialMechanism, method: ClippingMethod, public_size: int) -> None:
@@ -32,7 +46,7 @@ def check_spec(spec: TrialSpec, mechanism: TrialMechanism, method: ClippingMetho
     if (spec.norms.when_sampled or spec.norms.are_off) and method.refreshes:
         raise InvalidInput(
             f"norms.refreshes_per_epoch is {spec.norms.refreshes_per_epoch}, but clipping method "
-            f"{spec.clipping.name!r} uses the norms of all examples at each refresh; give a number, or every_step"
+            f"{spec.clipping.name!r} uses the norms of all examples at each refresh; give auto, a number, or every_step"
         )
     if method.example_budget is not None and mechanism.filter is None:
         raise InvalidInput(

@@ -156,17 +156,22 @@ class BudgetSpec:
             raise InvalidInput(f"a budget has rho {self.rho} and epsilon {self.epsilon}; give exactly one of them")
 
 
+Refreshes = float | Literal["auto", "every_step", "when_sampled", "off"]
+"""How often norms of all examples are taken: `NormSpec.refreshes_per_epoch`."""
+
+
 @dataclass(frozen=True)
 class NormSpec:
     """How often the gradient norms of all examples are computed.
 
     refreshes_per_epoch: times per epoch (gamma of paper A); every_step: at every step; when_sampled: all norms once, at
     step 0, then each example's norm whenever it is in a batch, where it is computed anyway, and once an epoch those
-    that have become old; off: never, so that no epsilon of single examples is computed. rows_per_part: examples in one
-    part of the stored norms; each part is accounted on its own.
+    that have become old; off: never, so that no epsilon of single examples is computed; auto: when_sampled, or once per
+    epoch where the clipping method or the sampling needs that. rows_per_part: examples in one part of the stored norms;
+    each part is accounted on its own.
     """
 
-    refreshes_per_epoch: Annotated[float, Field(gt=0.0)] | Literal["every_step", "when_sampled", "off"] = 1.0
+    refreshes_per_epoch: Annotated[float, Field(gt=0.0)] | Literal["auto", "every_step", "when_sampled", "off"] = "auto"
     rows_per_part: Annotated[int, Field(ge=1)] = 65_536
     exact_examples: Annotated[int, Field(ge=0)] = 0
     """Number of random examples whose norms are stored at every step, to measure the error of the estimates."""
@@ -192,7 +197,7 @@ class NormSpec:
     @property
     def snapshots_per_epoch(self) -> float | None:
         """Number of stored snapshots per epoch; None: one at every step; 0: none."""
-        words = {"every_step": None, "when_sampled": 1.0, "off": 0.0}
+        words = {"auto": 1.0, "every_step": None, "when_sampled": 1.0, "off": 0.0}
         often = self.refreshes_per_epoch
         return words[often] if isinstance(often, str) else often
 

@@ -33,7 +33,7 @@ from workers.losses import Loss
 from workers.noise import NoiseSource, derive_seed, seed_torch
 from workers.optimizers import make_average, make_learning_rate_schedule, make_optimizer
 from workers.recording import NormRecorder, choose_rows, is_due, oldest_norm
-from workers.requirements import check_spec
+from workers.requirements import check_spec, with_chosen_norms
 from workers.run_state import Counters, CpuGenerator, CudaGenerator, ModelModes, ModelValues, RunState, Stateful
 from workers.sampling import make_row_draws, make_sampler
 from workers.spec import TrialSpec
@@ -53,8 +53,9 @@ class Trainer:
         code: UserCode = NO_CODE,
     ) -> None:
         device = choose_device(spec.execution.device)
-        self._spec, self._noise = spec, noise
         self._method = make_clipping(spec.clipping, code)
+        spec = with_chosen_norms(spec, mechanism, self._method)
+        self._spec, self._noise = spec, noise
         check_spec(spec, mechanism, self._method, 0 if dataset.public is None else len(dataset.public))
         self.total_steps = spec.epochs * mechanism.steps_per_epoch
         self._paid_epochs = 0

@@ -12,13 +12,15 @@ import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from accounting.errors import DataCorruption
 from accounting.records import KeyCheck, new_key_check, read_sealed, require_key, write_sealed
 from orchestration.records.layout import SweepFiles
 
 _PACKAGES = ("dpsweep", "ray", "torch", "torchvision", "dp-accounting", "pyarrow", "mlflow", "numpy", "scikit-learn")
+DEFAULTS: Final = 2
+"""Version of the defaults of sweep files that manifests are written with."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ class Manifest:
     got from an earlier version, which made keys from labels, by their current keys; None if such a version wrote the
     manifest. earlier: earlier versions of the sweep file that asked for trials which the present one leaves out.
     calibrations: noise multipliers found by plans of the sweep, by a digest of the calibration's inputs. key_check:
-    check value of the key that encrypts private files; None if they are not encrypted.
+    check value of the key that encrypts private files; None if they are not encrypted. defaults: version of the
+    defaults of sweep files by which ``text`` and ``earlier`` are read, see `orchestration.sweeps.former_defaults`.
     """
 
     sweep_id: str
@@ -45,6 +48,7 @@ class Manifest:
     earlier: list[str] = field(default_factory=list)
     calibrations: dict[str, float] = field(default_factory=dict)
     key_check: KeyCheck | None = None
+    defaults: int = 1
 
     def provenance(self) -> dict[str, str]:
         """Everything except the sweep itself, as flat text entries such as ``versions.torch``."""
@@ -105,6 +109,7 @@ def _new_manifest(sweep: Mapping[str, Any], text: str) -> Manifest:
         },
         names={},
         key_check=new_key_check(),
+        defaults=DEFAULTS,
     )
 
 

@@ -7,6 +7,7 @@ __all__ = [
     "combinations",
     "draft",
     "fields",
+    "former_defaults",
     "grid",
     "growth",
     "plan",

@@ -277,6 +277,6 @@ def _training_section(rows: int, subject: _Subject) -> Iterator[str]:
     yield "  target_epsilon: [1, 8]    # of every private trial, with everything that it releases"
     yield f"  delta: {delta:.0e}    # well below 1 / n"
     yield ""
-    yield "norms: {refreshes_per_epoch: when_sampled}    # for epsilons of single examples; off: none, and a bit faster"
+    yield "norms: {refreshes_per_epoch: auto}    # for epsilons of single examples; off: none, and a bit faster"
     yield "noise_source: seeded    # research mode; os_entropy for a model that will be released"
     yield "release: none    # what may be told about the training rows: none, private (noisy statistics) or raw"

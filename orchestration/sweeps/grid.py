@@ -115,9 +115,9 @@ def grid(sweep: SweepSpec, past: Past = NO_PAST) -> tuple[GridPoint, ...]:
     ... clipping: [none, flat]
     ... privacy: {target_epsilon: [1, 3], delta: 1e-5}
     ... '''))]  # doctest: +NORMALIZE_WHITESPACE
-    ['non-private-seed0-96336e9d17',
-     'flat-constant-epsilon1-seed0-8dcf60e6f8',
-     'flat-constant-epsilon3-seed0-82742524fa']
+    ['non-private-seed0-711b992150',
+     'flat-constant-epsilon1-seed0-83dd226f9c',
+     'flat-constant-epsilon3-seed0-d483813018']
     """
     _require_countable(sweep)
     asked = drafts(sweep, past.names)

@@ -3,8 +3,8 @@
 A key is a readable prefix and a hash of the trial's canonical content. It depends on the trial alone, never on the
 other trials of its sweep, so a sweep that grows keeps the keys of its trials.
 
-The content holds the fields that differ from the defaults of `TrialSpec`, so a field added by a later version renames
-no trial; the default of a field must therefore never change. The content leaves out the key, options that change only
+The content holds the fields that differ from the first defaults of `TrialSpec`, so a field that a later version adds,
+or gives another default (`_FIRST_DEFAULTS`), renames no trial. The content leaves out the key, options that change only
 speed, and everything that a sweep decides for all its trials: resources, scheduler, accounting of trained trials,
 tracking. It includes the names of the user's own code, but not the code. The data of a trial have a separate
 fingerprint, kept in ``private/`` (`accounting.records.TrialFiles.data_fingerprint`), because a noiseless hash of data
@@ -22,10 +22,15 @@ from pathlib import PurePath
 from typing import Any, Final
 
 from accounting.release import ReleaseSpec
-from workers.spec import ExecutionSpec, TrialSpec, at_speed_of
+from workers.spec import ExecutionSpec, NormSpec, TrialSpec, at_speed_of
 
 LONGEST_KEY: Final = 120
 """Maximum length of a trial's key. It names a folder; file systems allow 255 bytes."""
+_FIRST_DEFAULTS: Final[Mapping[tuple[type[Any], str], Any]] = {
+    (NormSpec, "refreshes_per_epoch"): 1.0,
+    (TrialSpec, "norms"): NormSpec(1.0),
+}
+"""First defaults of fields whose default has changed."""
 _HASH: Final = 10
 """Hexadecimal digits of the hash in a key. The grid refuses two different trials with one key."""
 
@@ -51,6 +56,7 @@ def content(
      "epochs":2,
      "model":{"name":"mlp"},
      "noise":{"initial_noise_multiplier":1},
+     "norms":{"refreshes_per_epoch":"auto"},
      "sampling":{"batch_size":64,
      "method":"poisson"},
      "seed":0}
@@ -84,10 +90,11 @@ def short_name(name: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """JSON values: a dataclass becomes its fields that differ from their defaults; 1.0 becomes 1."""
+    """JSON values: a dataclass becomes its fields that differ from their first defaults; 1.0 becomes 1."""
     if is_dataclass(value) and not isinstance(value, type):
-        given = {field.name: getattr(value, field.name) for field in fields(value)}
-        return {field.name: _plain(given[field.name]) for field in fields(value) if given[field.name] != _usual(field)}
+        usual = {field.name: _usual(type(value), field) for field in fields(value)}
+        given = {name: getattr(value, name) for name in usual}
+        return {name: _plain(each) for name, each in given.items() if each != usual[name]}
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -95,9 +102,10 @@ def _plain(value: Any) -> Any:
     return _number(value)
 
 
-def _usual(field: Field[Any]) -> Any:
-    """The default of a field, or `MISSING`, which equals no value."""
-    return field.default_factory() if field.default_factory is not MISSING else field.default
+def _usual(owner: type[Any], field: Field[Any]) -> Any:
+    """The first default of a field of the dataclass ``owner``, or `MISSING`, which equals no value."""
+    default = field.default_factory() if field.default_factory is not MISSING else field.default
+    return _FIRST_DEFAULTS.get((owner, field.name), default)
 
 
 def _number(value: Any) -> Any:

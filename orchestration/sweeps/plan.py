@@ -37,7 +37,7 @@ from workers.data import Dataset, DatasetDescription, describe, load_dataset
 from workers.feasibility import StepSpec, check_feasible, excerpt
 from workers.imports import NO_CODE, UserCode, is_import_path
 from workers.optimizers import make_average, make_learning_rate_schedule, make_optimizer
-from workers.requirements import check_spec
+from workers.requirements import check_spec, with_chosen_norms
 from workers.spec import Component, DataSpec, NormSpec, TrialSpec
 from workers.trial_mechanism import affordable_epochs, mechanism_of
 
@@ -240,6 +240,7 @@ class _Planner:
             sigma = _once(self.multipliers, asked[0], asked[1].solve)
             trial = _with_noise_and_budget(trial, method.example_budget, sigma, point.target_epsilon)
             mechanism = mechanism_of(trial, dataset.train_size, checked.releases, self.code or NO_CODE)
+        trial = with_chosen_norms(trial, mechanism, method)
         check_spec(trial, mechanism, method, dataset.public_size)
         _require_own_entries(trial, mechanism, checked.releases)
         epochs = affordable_epochs(trial, mechanism, ())
@@ -364,7 +365,8 @@ def _require_own_entries(trial: TrialSpec, mechanism: TrialMechanism, statistics
         raise InvalidInput(
             f"release: {RELEASED} covers what one example changes in its own epsilon, but with "
             f"{mechanism.sampling.words} and norms.refreshes_per_epoch: when_sampled it also changes which others are "
-            "in a batch, and so their norms; take sampling poisson without max_batch_size, or a number of refreshes"
+            "in a batch, and so their norms; take norms.refreshes_per_epoch: auto or a number, or sampling poisson "
+            "without max_batch_size"
         )
 
 

@@ -7,6 +7,7 @@ other word is a string, and a duplicate key is an error.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import reprlib
@@ -64,6 +65,26 @@ def parse_text(text: str) -> Any:
         raise InvalidInput(f"a tag does not fit its value ({error}); write plain values") from error
     except RecursionError as error:
         raise InvalidInput("it is nested too deeply, or an alias holds itself; write it flat") from error
+
+
+def with_section(text: str, key: str, value: object, comment: str) -> str:
+    """The sweep file ``text`` with ``key: value`` appended below a ``comment``, or rewritten as JSON if it cannot be.
+
+    >>> print(with_section("seeds: 0", "epochs", 2, "Added later."))
+    seeds: 0
+    <BLANKLINE>
+    # Added later.
+    epochs: 2
+    <BLANKLINE>
+    """
+    whole = {**parse_text(text), key: json.loads(json.dumps(value))}
+    appended = f"{text.rstrip()}\n\n# {comment}\n{key}: {json.dumps(value)}\n"
+    try:
+        if parse_text(appended) == whole:
+            return appended
+    except InvalidInput:
+        pass  # a mapping in braces cannot be appended to, and no key may be given twice
+    return f"{json.dumps(whole)}\n"
 
 
 def shortly(value: object) -> str:

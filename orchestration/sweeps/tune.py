@@ -25,7 +25,7 @@ from accounting.random_trials import RandomTrials
 from accounting.registry import nearest, one_of
 from orchestration.sweeps.fields import Data, Several, SweepSection
 from orchestration.sweeps.identity import content
-from orchestration.sweeps.text import parse_text, shortly
+from orchestration.sweeps.text import parse_text, shortly, with_section
 from workers.imports import is_import_path
 from workers.spec import AttackSpec, Component, DataPart, DataSpec, Seed, TrialSpec, name_in
 from workers.tasks import TASKS
@@ -391,10 +391,4 @@ def tuning_stage(sweep: SweepSpec, text: str, adapted: Adapted | None = None) ->
 def tuned_stage(text: str, winners: Mapping[str, Winner]) -> str:
     """The sweep file ``text`` with a section ``adapted`` that holds the best candidate of each setting."""
     found = {"winners": {setting: winner.model_dump(mode="json") for setting, winner in winners.items()}}
-    appended = f"{text.rstrip()}\n\n# What tuning chose: written by dpsweep.\nadapted: {json.dumps(found)}\n"
-    try:
-        if parse_text(appended) == {**parse_text(text), "adapted": json.loads(json.dumps(found))}:
-            return appended
-    except InvalidInput:
-        pass  # a mapping in braces cannot be appended to
-    return f"{json.dumps({**parse_text(text), 'adapted': found})}\n"
+    return with_section(text, "adapted", found, "What tuning chose: written by dpsweep.")

@@ -15,6 +15,16 @@ PLAN: Final = ("tests/orchestration/sweeps/test_plan.py",)
 
 ORCHESTRATION: Final[tuple[Mutant, ...]] = (
     *bugs_in(
+        "orchestration/sweeps/former_defaults.py",
+        ("tests/orchestration/test_former_defaults.py",),
+        B(
+            "earlier=[_written_out(each) for each in manifest.earlier],",
+            "",
+            "trials of earlier files of an earlier version are not counted",
+            True,
+        ),
+    ),
+    *bugs_in(
         "orchestration/execution/coordinator.py",
         ("tests/orchestration/test_micro_batches.py",),
         B(
@@ -68,8 +78,8 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         ("tests/orchestration/test_selection.py",),
         B("    delete_folder(files.selection)\n", "", "the candidates of a private selection stay", privacy=True),
         B(
-            "    if before is not None:\n        stored",
-            "    if before is not None and tune.trials is None:\n        stored",
+            "    if before is not None:\n        before",
+            "    if before is not None and tune.trials is None:\n        before",
             "runs are drawn again",
             True,
         ),

@@ -10,6 +10,16 @@ from tests.mutants.of_steps import DRAWS, TRAINING
 
 WORKERS: Final[tuple[Mutant, ...]] = (
     *bugs_in(
+        "workers/requirements.py",
+        ("tests/workers/test_training_norms.py",),
+        B(
+            "method.refreshes or mechanism.sampling.displaced",
+            "method.refreshes",
+            "an example that displaces others changes when their norms are measured",
+            True,
+        ),
+    ),
+    *bugs_in(
         "workers/preprocessing.py",
         ("tests/workers/test_preprocessing.py",),
         B(

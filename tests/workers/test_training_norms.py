@@ -88,6 +88,31 @@ def test_norms_when_sampled_are_measured_for_all_once_and_estimate_the_rest(tmp_
     assert np.corrcoef(sampled.contributions[order].mean(1), exact.contributions[exact_order].mean(1))[0, 1] > 0.7
 
 
+@pytest.mark.parametrize(
+    ("clip", "sampling", "chosen"),
+    [
+        ("flat", SamplingSpec("poisson", 24), "when_sampled"),
+        ("dpsgd_f", SamplingSpec("shuffle", 24), "when_sampled"),
+        ("flat", SamplingSpec("poisson", 24, 40), 1.0),
+        ("flat", SamplingSpec("fixed", 24), 1.0),
+        ("individual", SamplingSpec("poisson", 24), 1.0),
+        ("filter", SamplingSpec("poisson", 24), 1.0),
+    ],
+)
+def test_auto_takes_norms_when_sampled_where_that_is_possible(
+    clip: str, sampling: SamplingSpec, chosen: Any, tmp_path: Path
+) -> None:
+    changes = {"sampling": sampling, "clipping": clipping_by(clip), "epochs": 3}
+    auto = train(small_trial(norms=NormSpec(rows_per_part=60), **changes), tmp_path / "auto")[2]
+    said = train(small_trial(norms=NormSpec(chosen, rows_per_part=60), **changes), tmp_path / "said")[2]
+    assert stored_norms(auto) == stored_norms(said)
+    assert len(stored_norms(auto)) == 3
+
+
+def stored_norms(files: TrialFiles) -> dict[str, bytes]:
+    return {str(path.relative_to(files.norms)): path.read_bytes() for path in Path(files.norms).rglob("*.arrow")}
+
+
 @pytest.mark.parametrize("norms", ["when_sampled", "off"])
 @pytest.mark.parametrize("clip", ["individual", "filter"])
 def test_clipping_that_needs_all_norms_refuses_to_do_without(clip: str, norms: Any, tmp_path: Path) -> None:

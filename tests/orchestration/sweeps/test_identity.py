@@ -48,7 +48,7 @@ NOT_OF_A_TRIAL: dict[str, dict[str, Any]] = {
     "scheduler": {"scheduler": {"name": "asha", "accept_unaccounted_selection": True}},
     "a mode that releases nothing": {"release": "raw"},
     "speed": {"execution": {"threads": 2, "micro_batch_size": 8, "device": "cpu", "deterministic": False}},
-    "defaults written out": {"loss": "cross_entropy", "norms": {"refreshes_per_epoch": 1}, "min_group_size": 10},
+    "defaults written out": {"loss": "cross_entropy", "norms": {"refreshes_per_epoch": "auto"}, "min_group_size": 10},
     "a whole number as a real one": {"privacy": {"target_epsilon": 5.0, "delta": 1e-5}, "epochs": 2},
 }
 
@@ -127,6 +127,17 @@ def test_contents_do_not_change_between_versions() -> None:
     """Of these, folders are made: another text would train finished trials again."""
     (baseline, private) = points().values()
     assert private.content == content(private.spec, 5.0)
+    assert private.content == (
+        '{"clipping":{"name":"flat"},"data":{"keep":{"8":0.1},"name":"digits"},"delta":1e-05,"epochs":2,'
+        '"model":{"name":"mlp","params":{"hidden":[16]}},"noise":{},"norms":{"refreshes_per_epoch":"auto"},'
+        '"sampling":{"batch_size":128,"method":"poisson"},"seed":0,"target_epsilon":5}'
+    )
+    assert (baseline.key, private.key) == ("non-private-seed0-f9ed683cfa", "flat-constant-epsilon5-seed0-f882a8b3fb")
+
+
+def test_a_default_that_has_changed_renames_no_trial() -> None:
+    """Norms once per epoch were the default of folders that are still there."""
+    (baseline, private) = points(norms={"refreshes_per_epoch": 1}).values()
     assert private.content == (
         '{"clipping":{"name":"flat"},"data":{"keep":{"8":0.1},"name":"digits"},"delta":1e-05,"epochs":2,'
         '"model":{"name":"mlp","params":{"hidden":[16]}},"noise":{},"sampling":{"batch_size":128,"method":"poisson"},'

@@ -53,10 +53,13 @@ def test_side_queries_and_releases_are_paid_for_inside_the_target() -> None:
     assert noise[0] > noise[1] > noise[2]
 
 
+POISSON: dict[str, Any] = {"method": "poisson", "batch_size": 40}
+
+
 @pytest.mark.parametrize(
     ("sampling", "refused"),
     [
-        ({"method": "poisson", "batch_size": 40}, False),
+        (POISSON, False),
         ({"method": "shuffle", "batch_size": 40}, False),
         ({"method": "fixed", "batch_size": 40}, True),
         ({"method": "poisson", "batch_size": 40, "max_batch_size": 70}, True),
@@ -70,6 +73,23 @@ def test_statistics_are_released_only_where_an_example_changes_no_other_epsilon(
     assert [("one example changes in its own epsilon" in reason) for reason in plan.reasons()] == [True] * refused
     for others in ({"release": "private"}, {"norms": {"refreshes_per_epoch": "when_sampled"}}):
         assert not planned(**common, **others).reasons()
+
+
+def test_a_plan_says_how_often_norms_are_taken() -> None:
+    """As the sweep leaves it to `auto`, by clipping method and sampling."""
+    plan = planned(
+        clipping=["flat", "individual"], noise="constant", sampling=[POISSON, {**POISSON, "method": "fixed"}]
+    )
+    found = {
+        (each.spec.clipping.name, each.spec.sampling.method): each.spec.norms.refreshes_per_epoch
+        for each in plan.trials
+    }
+    assert found == {
+        ("flat", "poisson"): "when_sampled",
+        ("flat", "fixed"): 1.0,
+        ("individual", "poisson"): 1.0,
+        ("individual", "fixed"): 1.0,
+    }
 
 
 def test_further_accountants_are_each_accounted_for() -> None:

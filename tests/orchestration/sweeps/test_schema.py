@@ -189,8 +189,8 @@ def test_every_number_out_of_bounds_has_a_line_with_its_place_value_and_bound() 
             "privacy.delta: Input should be less than 1, but got 1",
             "privacy.target_epsilon: Input should be greater than 0, but got 0",
             "privacy.budget.rho: Input should be greater than 0, but got 0",
-            "norms.refreshes_per_epoch: Input should be greater than 0, but got 0; or Input should be 'every_step', "
-            "'when_sampled' or 'off', but got 0",
+            "norms.refreshes_per_epoch: Input should be greater than 0, but got 0; or Input should be 'auto', "
+            "'every_step', 'when_sampled' or 'off', but got 0",
             "norms.rows_per_part: Input should be greater than or equal to 1, but got 0",
             "noise_source: unknown noise source 'os_entropi'; did you mean 'os_entropy'? valid: os_entropy, "
             "os_entropy_secure, seeded",
