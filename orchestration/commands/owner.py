@@ -92,7 +92,7 @@ def owner_risk(files: TrialFiles, example_id: int) -> AttackRisk | None:
     return attack_risk(curve_of_examples(trace, own.steps, own.contributions))
 
 
-_EXAMPLE = "runs/quickstart/trials/flat-constant-epsilon8-seed0-e7bd8ecc29"
+_EXAMPLE = "runs/quickstart/trials/flat-constant-epsilon8-seed0-d02bd6168b"
 
 
 def register(app: typer.Typer) -> None:
