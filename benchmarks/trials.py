@@ -94,6 +94,7 @@ CASES: Mapping[str, Case] = {
         Case("cifar_resnet20", DataSpec("cifar10"), Component("resnet20_gn"), 64, 4, classes=KINDS, rows=64, few=8),
         Case("cifar_long", DataSpec("cifar10"), Component("resnet20_gn"), 64, 20, classes=KINDS, rows=32, few=8),
         Case("cifar_wrn16_4", DataSpec("cifar10"), Component("wrn16_4"), 32, 2, classes=KINDS, rows=32, few=4),
+        Case("cifar_wrn_long", DataSpec("cifar10"), Component("wrn16_4"), 32, 8, classes=KINDS, rows=32, few=4),
         Case(
             "mnist_transformer", DataSpec("mnist"), Component("transformer"), 256, 5, classes=DIGITS, rows=300, few=30,
         ),

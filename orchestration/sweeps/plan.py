@@ -45,6 +45,8 @@ _BYTES_PER_ROW = 8 + 4 + 4 + 4 + 4
 """example_id int64; group int32; norm, contribution and loss float32."""
 _BYTES_PER_SNAPSHOT = 8192
 """Overhead of a snapshot on disk: its folder, and its file without the rows."""
+_MOST_NAMED = 5
+"""Largest number of trials that a reason of refusal names."""
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -105,11 +107,17 @@ class Plan:
     calibrations: Mapping[str, float] = field(default_factory=dict)
 
     def reasons(self) -> list[str]:
-        """One line per distinct reason of refusal, with the keys of the refused trials."""
+        """One line per distinct reason of refusal, with the keys of the first refused trials."""
         keys: dict[str, list[str]] = {}
         for refusal in self.refusals:
             keys.setdefault(refusal.reason, []).append(refusal.key)
-        return [f"{' '.join(reason.split())} (trials: {', '.join(refused)})" for reason, refused in keys.items()]
+        return [f"{' '.join(reason.split())} (trials: {_enumerated(refused)})" for reason, refused in keys.items()]
+
+
+def _enumerated(keys: Sequence[str]) -> str:
+    """The keys in words; of more than `_MOST_NAMED` only the first, and how many others there are."""
+    named, others = ", ".join(keys[:_MOST_NAMED]), len(keys) - _MOST_NAMED
+    return f"{named} and {others:,} more" if others > 0 else named
 
 
 def plan_sweep(

@@ -75,6 +75,16 @@ def test_statistics_are_released_only_where_an_example_changes_no_other_epsilon(
         assert not planned(**common, **others).reasons()
 
 
+def test_a_reason_names_the_first_refused_trials_and_counts_the_others() -> None:
+    privacy = {"noise_multiplier": 1.0, "delta": 1e-5, "budget": {"epsilon": 0.01}, "accountant": "rdp"}
+    for seeds, ending in ((5, ")"), (12, " and 7 more)")):
+        plan = planned(clipping="flat", noise="constant", privacy=privacy, seeds=list(range(seeds)))
+        (reason,) = plan.reasons()
+        first = ", ".join(refusal.key for refusal in plan.refusals[:5])
+        assert reason.endswith(f"(trials: {first}{ending}")
+        assert len(plan.refusals) == seeds
+
+
 def test_a_plan_says_how_often_norms_are_taken() -> None:
     """As the sweep leaves it to `auto`, by clipping method and sampling."""
     plan = planned(
