@@ -76,7 +76,7 @@ def open_manifest(files: SweepFiles, sweep: Mapping[str, Any], text: str) -> Man
 
 
 def read_manifest(files: SweepFiles) -> Manifest | None:
-    """The stored manifest, if any. Raises: DataCorruption if it is damaged."""
+    """The stored manifest, if any. Raises: DataCorruption if it is damaged, or of a later version."""
     next_step = "restore it, or run in another folder"
     content = read_sealed(files.manifest, next_step)
     try:
@@ -85,8 +85,11 @@ def read_manifest(files: SweepFiles) -> Manifest | None:
         raise DataCorruption(f"{files.manifest} is no manifest of this version of dpsweep; {next_step}") from error
 
 
-def _manifest(key_check: Mapping[str, str] | None = None, **others: Any) -> Manifest:
-    return Manifest(**others, key_check=None if key_check is None else KeyCheck(**key_check))
+def _manifest(key_check: Mapping[str, str] | None = None, defaults: int = 1, **others: Any) -> Manifest:
+    """The manifest of these fields. Raises: TypeError if they are not those of this version or an earlier one."""
+    if defaults > DEFAULTS:
+        raise TypeError(f"defaults of version {defaults}")
+    return Manifest(**others, key_check=None if key_check is None else KeyCheck(**key_check), defaults=defaults)
 
 
 def write_manifest(files: SweepFiles, manifest: Manifest) -> None:

@@ -19,7 +19,7 @@ _OFTEN: Final = "refreshes_per_epoch"
 
 def as_meant(manifest: Manifest) -> Manifest:
     """The manifest with sweep files that mean to this version what they meant to the one that stored them."""
-    if manifest.defaults == DEFAULTS:
+    if manifest.defaults >= DEFAULTS:
         return manifest
     return replace(
         manifest,
@@ -34,7 +34,7 @@ def require_same_defaults(manifest: Manifest, text: str, root: str) -> None:
 
     Otherwise all its trials would be trained anew, and their releases counted twice. Raises: InvalidInput.
     """
-    if manifest.defaults != DEFAULTS and _written_out(text) != text:
+    if manifest.defaults < DEFAULTS and _written_out(text) != text:
         raise InvalidInput(
             f"{root} holds a sweep of an earlier version of dpsweep, to which a file without norms.{_OFTEN} meant one "
             f"refresh per epoch; now it means auto, which is another trial. Add `norms: {{{_OFTEN}: 1}}` to the file "

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from accounting.errors import InvalidInput
+from accounting.errors import DataCorruption, InvalidInput
 from accounting.records import read_sealed, write_sealed
 from orchestration.comparison.stored import stored_record
 from orchestration.pipeline import render_again
@@ -79,6 +79,14 @@ def test_with_the_number_written_out_it_is_continued(files: SweepFiles) -> None:
     assert len(stored_record(files).points) == 4, "those of the earlier file too"
     run(Path(files.root), told, **{**EXPLICIT, "seeds": [0, 2]})
     assert len(told.ends) == 2, "only the third seed"
+
+
+def test_a_folder_of_a_later_version_is_not_guessed_at(files: SweepFiles) -> None:
+    manifest = json.loads(read_sealed(files.manifest, "") or b"")
+    write_sealed(files.manifest, json.dumps(manifest | {"defaults": 3}).encode())
+    for attempt in (lambda: stored_record(files), lambda: run(Path(files.root), **EXPLICIT)):
+        with pytest.raises(DataCorruption, match="is no manifest of this version of dpsweep; restore it"):
+            attempt()
 
 
 FILES: dict[str, tuple[dict[str, Any], list[float | str]]] = {
