@@ -21,7 +21,8 @@ Values = dict[str, str]
 _MODEL = (
     r"/model\.pt/",
     r"(^|/)(test|evaluation|public)/",
-    r"accurac(y|ies)|loss|parity|odds|_gap|worst_group",
+    r"accurac(y|ies)|loss|parity|odds|_gap|worst_group|opportunity|calibration|confusion|precision|positive_rate",
+    r"selection_rate|^comparison\.json/warnings/",
     r"/(bounds/|sensitivity$|initial_bound$|clipping_bound)",
     r"/digests/(model\.pt|training\.json|released\.json)$",
     r"(result|released)\.json/sha256$",
@@ -30,8 +31,9 @@ _MODEL = (
 )
 """Places of the model, of what test data say of it, and of what was released with noise."""
 _RUN = (
-    r"/(started|ended|seconds|created|sweep_id)$|wall_seconds|sweep\.json/sha256$",
-    r"^status\.json/(elapsed|.*heartbeat)$",
+    r"/(started|ended|seconds|created|sweep_id)$|wall_seconds|(sweep|status)\.json/sha256$",
+    r"^status\.json/(elapsed|steps_per_second|.*heartbeat)$",
+    r"^digests\.json/(comparison\.json|report\.html|results\.json|sha256)$|/MLmodel$",
     r"time|/timestamp|/date$|/pid$|trial_id|uuid|dpsweep\.log/",
     r"/mlflow\.parentRunId$|/dpsweep\.sweep$",
     r"^tune/.*(pkl|storage|tuner|runner_data|_session|basic-variant).*",
@@ -39,7 +41,8 @@ _RUN = (
 """Places of what tells runs apart: times, processes and random identities."""
 _FROM_MODEL, _OF_RUN = re.compile("|".join(_MODEL)), re.compile("|".join(_RUN))
 _COARSE = re.compile(
-    r"accurac(y|ies)|parity|odds|opportunity|confusion|_gap|worst_group|bound|sensitivity|mean|median|quantiles"
+    r"accurac(y|ies)|parity|odds|opportunity|confusion|_gap|worst_group|bound|sensitivity|mean|median|quantiles|"
+    r"calibration|precision|positive_rate|selection_rate|warnings"
 )
 """Shares of few test examples, and noisy values that were cut off at an end: some agree by chance."""
 _IDENTITY = re.compile(r"[0-9a-f]{32}|\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d")
