@@ -156,7 +156,8 @@ class BudgetSpec:
             raise InvalidInput(f"a budget has rho {self.rho} and epsilon {self.epsilon}; give exactly one of them")
 
 
-Refreshes = float | Literal["auto", "every_step", "when_sampled", "off"]
+_Often = Literal["auto", "every_step", "when_sampled", "off"]
+Refreshes = float | _Often
 """How often norms of all examples are taken: `NormSpec.refreshes_per_epoch`."""
 
 
@@ -171,7 +172,7 @@ class NormSpec:
     each part is accounted on its own.
     """
 
-    refreshes_per_epoch: Annotated[float, Field(gt=0.0)] | Literal["auto", "every_step", "when_sampled", "off"] = "auto"
+    refreshes_per_epoch: Annotated[float, Field(gt=0.0)] | _Often = "auto"
     rows_per_part: Annotated[int, Field(ge=1)] = 65_536
     exact_examples: Annotated[int, Field(ge=0)] = 0
     """Number of random examples whose norms are stored at every step, to measure the error of the estimates."""

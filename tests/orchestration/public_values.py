@@ -21,8 +21,8 @@ Values = dict[str, str]
 _MODEL = (
     r"/model\.pt/",
     r"(^|/)(test|evaluation|public)/",
-    r"accurac(y|ies)|loss|parity|odds|_gap|worst_group|opportunity|calibration|confusion|precision|positive_rate",
-    r"selection_rate|^comparison\.json/warnings/",
+    r"accurac(y|ies)|loss|parity|odds|_gap|worst_group|opportunity|calibration_error|confusion",
+    r"/(precision|selection_rate|(true|false)_positive_rate)(/|$)|^comparison\.json/warnings/",
     r"/(bounds/|sensitivity$|initial_bound$|clipping_bound)",
     r"/digests/(model\.pt|training\.json|released\.json)$",
     r"(result|released)\.json/sha256$",
@@ -42,7 +42,7 @@ _RUN = (
 _FROM_MODEL, _OF_RUN = re.compile("|".join(_MODEL)), re.compile("|".join(_RUN))
 _COARSE = re.compile(
     r"accurac(y|ies)|parity|odds|opportunity|confusion|_gap|worst_group|bound|sensitivity|mean|median|quantiles|"
-    r"calibration|precision|positive_rate|selection_rate|warnings"
+    r"calibration_error|/(precision|selection_rate|(true|false)_positive_rate)(/|$)|^comparison\.json/warnings/"
 )
 """Shares of few test examples, and noisy values that were cut off at an end: some agree by chance."""
 _IDENTITY = re.compile(r"[0-9a-f]{32}|\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d")
