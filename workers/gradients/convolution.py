@@ -28,8 +28,9 @@ from workers.gradients.rules import Differentiate
 CACHED_NUMBERS = 600_000
 """Number of values per chunk of examples; about as many as fit in a core's cache."""
 
-VECTOR = 16
-"""Channels per vector register. Grouped convolutions copy inputs whose channels are not a multiple of it."""
+CHANNEL_BLOCK = 8
+"""Channels that oneDNN's grouped convolutions compute at once. For numbers of input or output channels per group that
+are not a multiple of it, they multiply unfolded inputs group by group, which is slower than `unfold`."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,16 @@ class Geometry:
     @property
     def kernel(self) -> tuple[int, ...]:
         return self.shape[2:]
+
+    @property
+    def channels_per_group(self) -> tuple[int, int]:
+        """Input and output channels per group."""
+        return self.shape[1], self.shape[0] // self.groups
+
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether each patch is one pixel and each pixel one patch, so that no values are copied into patches."""
+        return prod(self.kernel) == prod(self.stride) == 1 and not any(self.padding)
 
     def weight_gradient(self, inputs: Tensor, grads: Tensor, copies: int = 1) -> Tensor:
         """Gradient of ``copies`` stacked kernels of shape ``shape``: [copies * out, in / groups, *kernel]."""
@@ -126,21 +137,29 @@ class Correlations(Planned):
     # -- by instantiation ---------------------------------------------------------------------------------------------
 
     def _instantiating(self) -> dict[str, Method]:
-        rate, rows = rates(self.grads.device), len(self.grads)
-        outputs, inputs = self.geometry.shape[:2]
-        taps, length = prod(self.geometry.kernel), prod(self.grads.shape[2:])
-        sweep = self.examples * prod(self.geometry.shape) / rate.elementwise
-        per_pair = 2.0 * rows * taps * length  # operations per pair of an input and an output channel
-        padded = -(-inputs // VECTOR) * VECTOR * (-(-outputs // VECTOR) * VECTOR)
-        copied = 1.0 if inputs % VECTOR == 0 else 2.0
-        moved = self.inputs.numel() + self.grads.numel() + self.examples * prod(self.geometry.shape)
-        grouped = copied * per_pair * padded / rate.grouped + moved / rate.elementwise + sweep
-        copies = rows * inputs * self.geometry.groups * taps * length / rate.unfold
-        unfold = per_pair * inputs * outputs / rate.gemm + copies + sweep
+        rate, geometry, rows = rates(self.grads.device), self.geometry, len(self.grads)
+        length, size = prod(self.grads.shape[2:]), prod(geometry.shape)
+        sweep = self.examples * size / rate.elementwise
+        moved = sweep + (self.inputs.numel() + self.grads.numel()) / rate.elementwise
+        operations = 2.0 * rows * length * size
+        patches = rows * length * geometry.groups * prod(geometry.shape[1:])
+        copied = 0.0 if geometry.is_pointwise else patches / rate.unfold
+        unfold = operations / rate.gemm + copied
+        grouped = operations / rate.grouped if self._reaches_grouped_rate() else unfold + copied
         return {
-            "grouped": Method(grouped, sweep, lambda: keep(self._instantiate_by_groups())),
-            "unfold": Method(unfold, sweep, lambda: keep(self._instantiate_by_unfolding())),
+            "grouped": Method(grouped + moved + sweep, sweep, lambda: keep(self._instantiate_by_groups())),
+            "unfold": Method(unfold + sweep, sweep, lambda: keep(self._instantiate_by_unfolding())),
         }
+
+    def _reaches_grouped_rate(self) -> bool:
+        """Whether grouped convolutions of this shape are fast.
+
+        They are for whole blocks of channels, and for depthwise convolutions with more than one output position.
+        """
+        channels = self.geometry.channels_per_group
+        if channels == (1, 1):
+            return prod(self.grads.shape[2:]) > 1
+        return not any(number % CHANNEL_BLOCK for number in channels)
 
     def _instantiate_by_groups(self) -> Tensor:
         """One convolution with a group per row, as in the batching rule of torch.func (Rochette et al. 2019)."""

@@ -11,6 +11,7 @@ import torch
 from tests.workers.brute_force import gradients_one_by_one, norms_of, per_example_loss, relative_error
 from tests.workers.gradients.test_engine import CASES, TOLERANCE
 from workers.gradients import GradientEngine, TimingPlanner
+from workers.gradients.convolution import Correlations, Geometry
 from workers.gradients.planners import Alternative, ShapePlanner, T, default_planner
 
 PLANNED = ["linear on sequences", *(name for name in CASES if "conv" in name)]
@@ -61,3 +62,29 @@ def test_timing_planner_keeps_its_choices_and_agrees() -> None:
 def test_alternatives_are_timed_where_no_rates_are_measured() -> None:
     assert isinstance(default_planner(torch.device("cpu")), ShapePlanner)
     assert isinstance(default_planner(torch.device("cuda")), TimingPlanner)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "groups", "size", "kernel", "cheapest"),
+    [
+        pytest.param(8, 8, 1, 16, 3, "grouped", id="whole blocks of channels"),
+        pytest.param(24, 8, 1, 16, 3, "grouped", id="other whole blocks of channels"),
+        pytest.param(12, 16, 1, 16, 3, "unfold", id="input channels in part of a block"),
+        pytest.param(16, 12, 1, 16, 3, "unfold", id="output channels in part of a block"),
+        pytest.param(32, 24, 2, 16, 3, "unfold", id="output channels per group in part of a block"),
+        pytest.param(32, 32, 2, 16, 3, "grouped", id="whole blocks per group"),
+        pytest.param(32, 32, 32, 16, 3, "grouped", id="depthwise"),
+        pytest.param(32, 32, 32, 3, 3, "unfold", id="depthwise with one output position"),
+        pytest.param(32, 64, 1, 16, 1, "unfold", id="pointwise, which copies no patches"),
+    ],
+)
+def test_convolutions_are_instantiated_in_the_way_measured_as_fastest(
+    inputs: int, outputs: int, groups: int, size: int, kernel: int, cheapest: str
+) -> None:
+    positions = size - kernel + 1
+    geometry = Geometry((outputs, inputs // groups, kernel, kernel), (1, 1), (0, 0), (1, 1), groups)
+    methods = Correlations(
+        torch.randn(4, inputs, size, size), torch.randn(4, outputs, positions, positions), geometry, examples=4
+    ).methods()
+    seconds = {name: methods[name].norm_seconds for name in ("grouped", "unfold")}
+    assert min(seconds, key=seconds.__getitem__) == cheapest
