@@ -7,7 +7,6 @@ examples. Each release mode is run with code that prints, code that raises, and 
 from __future__ import annotations
 
 import base64
-import shutil
 import stat
 import struct
 from collections.abc import Iterator
@@ -86,10 +85,13 @@ def canary_sweep(folder: Path, how: list[str], release: str) -> Path:
     return sweep
 
 
-def run(folder: Path, how: list[str], release: str, **variables: str) -> tuple[int, str]:
-    """The exit code of a sweep whose models do ``how``, and what it printed; temporary files go to folder/tmp."""
+def run(folder: Path, how: list[str], release: str, output: Path | None = None, **variables: str) -> tuple[int, str]:
+    """The exit code of a sweep whose models do ``how``, and what it printed; temporary files go to folder/tmp.
+
+    output: where the sweep goes; folder/out if None.
+    """
     done = dpsweep(
-        *("run", canary_sweep(folder, how, release), "--output", folder / "out", "--address", IN_PROCESS),
+        *("run", canary_sweep(folder, how, release), "--output", output or folder / "out", "--address", IN_PROCESS),
         TMPDIR=str(folder / "tmp"),
         MENDED=str(folder / "mended"),
         **variables,
@@ -146,7 +148,7 @@ def test_no_canary_leaves_the_private_folders(tmp_path: Path, release: str) -> N
     assert WORD not in printed
     assert leaks(tmp_path) == []
     out, other, made = tmp_path / "out", tmp_path / "tmp" / "other", tmp_path / "tmp"
-    shutil.copytree(out, other)
+    assert run(tmp_path, ["prints"], release, other)[0] == 0
     for arguments in (
         ("list", out),
         ("status", out),

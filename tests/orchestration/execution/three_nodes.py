@@ -14,9 +14,13 @@ NODES = """
 import sys
 from ray.cluster_utils import Cluster
 from tests.orchestration.processes import descendants, training_workers
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-cluster.add_node(num_cpus=1, resources={"accounting": 2}, labels={"pool": "account"})
-cluster.add_node(num_cpus=1, num_gpus=1, labels={"pool": "train", "ray.io/accelerator-type": "A100"})
+cluster, made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}), {}
+
+def join(**settings):
+    made[cluster.add_node(**settings)] = settings
+
+join(num_cpus=1, resources={"accounting": 2}, labels={"pool": "account"})
+join(num_cpus=1, num_gpus=1, labels={"pool": "train", "ray.io/accelerator-type": "A100"})
 cluster.wait_for_nodes()
 print(cluster.address, flush=True)
 
@@ -27,14 +31,14 @@ for _ in sys.stdin:
     doomed = [node for node in cluster.worker_nodes if trains(node)][:1]
     for node in doomed:
         cluster.remove_node(node, allow_graceful=False)
-        cluster.add_node(num_cpus=1)
+        join(**made[node])
     print(len(doomed), flush=True)
 cluster.shutdown()
 """
 """A head without work and two workers, each with a scheduler and object store of its own, until stdin closes. One of
 them claims to have a GPU, which Ray counts, the other one has the custom resource of `deploy/`'s accounting nodes.
 
-For every line, a node that trains is killed and another one joins; the answer is how many were killed.
+For every line, a node that trains is killed and another one like it joins; the answer is how many were killed.
 """
 CLOSED = {
     "RAY_AUTH_MODE": "token",
@@ -53,7 +57,7 @@ class Nodes:
     process: subprocess.Popen[str]
 
     def lose_one_that_trains(self) -> bool:
-        """Kill a node with a trial that trains, if there is one, and let another node join."""
+        """Kill a node with a trial that trains, if there is one, and let another node like it join."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write("\n")
