@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from accounting.errors import require_finite
+from accounting.errors import InvalidInput, require_finite
 from accounting.estimates import Claim
 from accounting.gaussian import gaussian_delta, gaussian_epsilon
 from accounting.mechanism import Trace
@@ -74,6 +74,16 @@ class CertifiedDelta:
 Certified = TypeVar("Certified", CertifiedEpsilon, CertifiedDelta)
 
 
+def require_pld_delta(delta: float) -> float:
+    """The delta. Raises: InvalidInput for one outside [1e-250, 1), which names accountants that take smaller ones."""
+    delta = require_finite("delta", delta, above=0.0, below=1.0)
+    if delta < MIN_DELTA:
+        raise InvalidInput(
+            f"delta is {delta:g}, but pld computes epsilons from {MIN_DELTA:g} on; rdp, gdp and auto take smaller ones"
+        )
+    return delta
+
+
 def epsilon_pld(trace: Trace, delta: float, group_size: int = 1, tolerance: float = TOLERANCE) -> CertifiedEpsilon:
     """The epsilon of a trace at ``delta`` for a group of ``group_size`` examples, certified from both sides.
 
@@ -101,7 +111,7 @@ def _claimed(found: Certified, trace: Trace) -> Certified:
 @np.errstate(all="ignore")  # overflow gives infinity or NaN, which no bound uses
 def epsilon_of_rounds(rounds: GroupRounds, delta: float, tolerance: float = TOLERANCE) -> CertifiedEpsilon:
     """The epsilon of given rounds at ``delta``, certified from both sides; see `epsilon_pld`."""
-    delta = require_finite("delta", delta, at_least=MIN_DELTA, below=1.0)
+    delta = require_pld_delta(delta)
     tolerance = require_finite("tolerance", tolerance, above=0.0)
     if not rounds.is_private:
         return CertifiedEpsilon(math.inf, math.inf, delta)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy
 
-from accounting.errors import require_finite, require_numbers
+from accounting.errors import require_numbers
 from accounting.mechanism import Trace
 from accounting.pld.composition import (
     MIN_DELTA,
@@ -23,6 +23,7 @@ from accounting.pld.composition import (
     delta_pld,
     epsilon_of_rounds,
     epsilon_pld,
+    require_pld_delta,
 )
 from accounting.pld.group_rounds import rounds_of_examples, rounds_of_group
 from accounting.pld.loss import DIRECTIONS
@@ -57,7 +58,7 @@ def epsilon_of_examples(
     members' true ones at every step and the noise did not follow results (`Trace.individual_kind`), else an estimate.
     lower bounds the epsilon of the mixtures with rounded-up contributions. Proofs: docs/group-proof.md.
     """
-    delta = require_finite("delta", delta, at_least=MIN_DELTA, below=1.0)
+    delta = require_pld_delta(delta)
     reduced, left = without_cuts(trace, delta, len(require_numbers("contributions", contributions, 2)))
     certified = epsilon_of_rounds(rounds_of_examples(reduced, steps, contributions), left, tolerance)
     return replace(certified, delta=delta, kind=trace.individual_kind)
@@ -91,7 +92,7 @@ def vadhan_epsilon(trace: Trace, delta: float, group_size: int) -> float:
     Theorem 1.1). The smallest such eps is estimated by saddle point and then certified.
     """
     group_size = require_group_size(group_size)
-    delta = require_finite("delta", delta, at_least=MIN_DELTA, below=1.0)
+    delta = require_pld_delta(delta)
     rounds = rounds_of_group(trace)
     if not rounds.is_private:
         return math.inf

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, stats
 
+from accounting.accountants import account
 from accounting.errors import InvalidInput, UnsupportedMechanism
 from accounting.individual.epsilons import individual_epsilons
 from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
@@ -252,10 +253,17 @@ def test_nothing_run_costs_nothing() -> None:
     assert delta_pld(Trace(10), 0.0).upper == 0.0
 
 
-@pytest.mark.parametrize("delta", [0.0, -1e-6, 1.0, float("nan"), 1e-300])
+@pytest.mark.parametrize("delta", [0.0, -1e-6, 1.0, float("nan")])
 def test_impossible_deltas_are_refused(delta: float) -> None:
     with pytest.raises(InvalidInput, match="delta"):
         epsilon_pld(poisson(0.01, 1.0, 10), delta)
+
+
+def test_a_delta_too_small_for_pld_is_refused_with_accountants_that_take_it() -> None:
+    trace = poisson(0.01, 1.0, 10)
+    with pytest.raises(InvalidInput, match=r"delta is 1e-300, .* from 1e-250 on; rdp, gdp and auto take smaller ones"):
+        epsilon_pld(trace, 1e-300)
+    assert 0.0 < account(trace, 1e-300, "auto").epsilon == account(trace, 1e-300, "rdp").epsilon
 
 
 def test_refuses_what_its_theorems_do_not_cover() -> None:
