@@ -367,7 +367,8 @@ class Trainer:
     def state(self) -> dict[str, Any]:
         """Everything that `restore` needs to continue bit for bit; private data."""
         components = {name: component.state() for name, component in self._components.items()}
-        return {**self._run.state(), **components, "rule_stands": self._run.clipping is self._decided_from}
+        rule_stands = self._method.query is None and self._run.clipping is self._decided_from
+        return {**self._run.state(), **components, "rule_stands": rule_stands}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state`. Raises: InvalidInput when it lacks a component."""

@@ -16,5 +16,5 @@ def allowed(*locations: str | Path) -> UserCode:
 
 def code_of(spec: TrialSpec) -> UserCode:
     """All code of the user's own that a trial names."""
-    names = (spec.data.name, spec.model.name, spec.loss.name)
+    names = (spec.data.name, spec.model.name, spec.loss.name, spec.clipping.name)
     return allowed(*(name.rpartition(":")[0] for name in names if is_import_path(name)))

@@ -74,7 +74,7 @@ class FilterClipping(ClippingMethod):
         paid = np.where(affords, wanted, np.minimum(wanted, prices.affordable(left)))
         # rounded towards 0 to the float32 bound used for clipping, so that the charge covers the contribution
         granted = np.nextafter((paid * state.bound).astype(np.float32), np.float32(0.0))
-        costs = prices.cost(granted / state.bound)
+        costs = prices.cost(granted.astype(np.float64) / state.bound)
         granted[costs > left] = 0.0
         total = np.where(affords, np.minimum(spent + costs, prices.budget), prices.budget)
         return replace(state, granted=torch.from_numpy(granted), spent=torch.from_numpy(total))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -82,3 +83,22 @@ def check_model(model: nn.Module) -> None:
             f"parameters {', '.join(f'{name} ({dtype})' for name, dtype in other.items())} are not torch.float32; "
             "rounding to fewer digits may move a sum by more than an example does: train in float32, under autocast"
         )
+
+
+def refuse_changed(parameters: Sequence[str]) -> None:
+    """Raises: InvalidInput if a forward pass has changed ``parameters``, given by name."""
+    if parameters:
+        raise InvalidInput(
+            f"the forward pass changes the parameters {', '.join(parameters)}, as max_norm of an embedding does: no "
+            "noise would cover what they keep of the examples. Compute such values within an example, or fix them"
+        )
+
+
+@contextmanager
+def unchanged(parameters: Mapping[str, nn.Parameter]) -> Iterator[None]:
+    """Raises: InvalidInput if a parameter is changed in place within this context, but through its ``data``."""
+    versions = [parameter._version for parameter in parameters.values()]
+    yield
+    now = [parameter._version for parameter in parameters.values()]
+    if now != versions:
+        refuse_changed([name for name, was, is_ in zip(parameters, versions, now, strict=True) if was != is_])

@@ -149,6 +149,7 @@ class Start:
     """State that is restored before every compared pass: the model's buffers, and Python's and numpy's generators."""
 
     def __init__(self, model: nn.Module) -> None:
+        self._parameters = dict(model.named_parameters())
         self._names = {id(value): name for name, value in model.named_buffers()}
         self._buffers = [
             (module, name, value, value.clone())
@@ -173,6 +174,15 @@ class Start:
         kept = self._numpy["state"]
         same = numpy["pos"] == kept["pos"] and np.array_equal(numpy["key"], kept["key"])
         return same and random.getstate() == self._python
+
+    def fingerprints(self) -> dict[str, tuple[int, str]]:
+        """Of every parameter, by name: its version, and the digits of its sum and norm; changes change at least one."""
+        found = {}
+        for name, parameter in self._parameters.items():
+            values = parameter.detach() if parameter.is_floating_point() else parameter.detach().double()
+            sums = values.sum(dtype=torch.float64), torch.linalg.vector_norm(values, dtype=torch.float64)
+            found[name] = parameter._version, " ".join(repr(float(each)) for each in sums)
+        return found
 
     def buffers(self) -> dict[str, Tensor | None]:
         """Copies of the current buffers, by name in the model."""

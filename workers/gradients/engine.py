@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from accounting.errors import InvalidInput, public_text
 from workers.gradients.capture import Capture, capturing
-from workers.gradients.checks import check_model
+from workers.gradients.checks import check_model, unchanged
+from workers.gradients.compared_passes import Capturing, ComparedPasses, different_weights
 from workers.gradients.deferred_checks import Look, Looks, Outputs, Together
 from workers.gradients.deterministic_passes import draws
 from workers.gradients.factors import ExampleGradients, square_together, sum_together, widen
@@ -41,10 +42,12 @@ from workers.gradients.sums import Sums
 from workers.gradients.verification import (
     HALF_TOLERANCE,
     TOLERANCE,
-    Gradients,
     in_double_where_rounding_matters,
     verify,
 )
+
+_ALONE, _AGAIN = 3, 8
+"""Number of examples that are verified one by one in the first batch, and together in some later ones."""
 
 PerExampleLoss = Callable[[Tensor, Tensor], Tensor]
 """(model output, targets) -> one loss per row."""
@@ -66,9 +69,9 @@ class GradientEngine:
     among equivalent computations; by default `default_planner`. autocast: dtype of `torch.autocast` in the forward
     pass, or None.
 
-    The model must treat the rows of a batch independently. `check_model` refuses layers known not to, and the first
-    batch is verified on a few examples. Float32 norms of at least 1e-12 have a relative error of at most 1e-5 if
-    TensorFloat-32 is off.
+    The model must treat the rows of a batch independently. `check_model` refuses layers known not to, and gradients are
+    verified in the first batch, and of a few examples in the 1st, 4th, 16th ... batch after it. Float32 norms of at
+    least 1e-12 have a relative error of at most 1e-5 if TensorFloat-32 is off.
 
     Raises: InvalidInput for impossible sizes, and for models without per-example gradients.
 
@@ -108,8 +111,10 @@ class GradientEngine:
         self._planner = planner or default_planner(next(iter(model.parameters())).device)
         self._autocast = autocast
         self._layers = self._named_layers = find_layers(model)
-        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._read = dict(model.named_parameters())
+        self._parameters = {name: p for name, p in self._read.items() if p.requires_grad}
         self._verified = set[tuple[tuple[str, bool], ...]]()
+        self._batches, self._next_comparison = 0, 1
         self._outputs = Outputs(self._layers)
         self._looks = Looks()
         self._layer_of: dict[str, int] = {}
@@ -229,6 +234,8 @@ class GradientEngine:
             if self._verify(x, y):
                 self._verified.add(modes)
                 keep_axes(self._layers)
+        else:
+            self._compare_again(x, y)
         size = self._micro_batch_size or max(1, x.shape[0] // self._multiplicity)
         return micro_batches(x, y, size, self._multiplicity, self._last_micro_batch)
 
@@ -266,34 +273,39 @@ class GradientEngine:
         return in_double_where_rounding_matters(self._compare_forms, self.model, x, y)
 
     def _compare_forms(self, x: Tensor, y: Tensor) -> bool:
-        """Verify the gradients by the current forms of all layers on a few examples."""
-        rows, scale = self._multiplicity, 1.0 / self._multiplicity
-        examples = len(x) // rows
-        compared = min(3, examples)
+        """Verify the gradients by the current forms of all layers on a few examples, and on a micro-batch together."""
+        examples = len(x) // self._multiplicity
         if self._micro_batch_size is not None:
-            examples = min(examples, max(compared, self._micro_batch_size))
+            examples = min(examples, max(_ALONE, self._micro_batch_size))
 
-        def within(count: int) -> list[Gradients]:
-            some = slice(count * rows)
+        def anew(rows: int) -> AbstractContextManager[Capture]:
             self._outputs.look_again()
-            with torch.enable_grad(), self._capturing(count * rows) as capture:
-                losses = self._precise_losses(x[some], y[some])
-            found = capture.backward(losses, scale)
-            one = torch.ones(1, dtype=next(iter(self._parameters.values())).dtype, device=x.device)
-            indices = torch.arange(min(compared, count), device=x.device)[:, None]
-            return [{name: g.select(index).weighted_sum(one) for name, g in found.items()} for index in indices]
+            return self._capturing(rows)
 
-        def alone(index: int) -> Gradients:
-            some = slice(index * rows, (index + 1) * rows)
-            with torch.enable_grad():
-                loss = self._precise_losses(x[some], y[some]).sum() * scale
-            if not loss.requires_grad:
-                return dict.fromkeys(self._parameters)
-            found = torch.autograd.grad(loss, list(self._parameters.values()), allow_unused=True)
-            return {name: None if g is None else g.to_dense() for name, g in zip(self._parameters, found, strict=True)}
+        return examples > 0 and self._agrees(anew, x, y, (1, examples), _ALONE) and examples > 1
 
+    def _compare_again(self, x: Tensor, y: Tensor) -> None:
+        """Verify some examples together once more, now and then: batches differ in what a model may do with rows.
+
+        Raises: InvalidInput if they disagree.
+        """
+        self._batches += 1
+        examples = min(_AGAIN, len(x) // self._multiplicity)
+        if examples > 1 and self._batches == self._next_comparison:
+            self._next_comparison *= 4
+            first = self._batches % (len(x) // self._multiplicity - examples + 1) * self._multiplicity
+            compare = partial(self._agrees, self._capturing, sizes=(examples,), alone=0)
+            in_double_where_rounding_matters(compare, self.model, x[first:], y[first:])
+
+    def _agrees(self, capturing: Capturing, x: Tensor, y: Tensor, sizes: Sequence[int], alone: int) -> bool:
+        """`verify` in batches of these sizes; ``alone`` examples of the last one are also compared one by one."""
+        count, rows = self._multiplicity, slice(sizes[-1] * self._multiplicity)
+        weights = different_weights(sizes[-1], next(iter(self._parameters.values())))
+        passes = ComparedPasses(
+            capturing, self._precise_losses, self._parameters, count, x[rows], y[rows], alone, weights
+        )
         tolerance = HALF_TOLERANCE if has_half_precision(self.model) else TOLERANCE
-        return examples > 0 and verify(self.model, within, alone, examples, tolerance) and examples > 1
+        return verify(self.model, passes.of_engine, passes.of_autograd, sizes, tolerance)
 
     def _norm_pass(self, batch: MicroBatch, look: Look) -> Pass:
         """A pass that records its initial random state if it draws, so that it can be repeated."""
@@ -324,9 +336,8 @@ class GradientEngine:
 
     def _differentiate(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, ExampleGradients]]:
         """Losses [B], and the per-example gradients of every parameter in factored form."""
-        rows = x.shape[0]
         try:
-            with torch.enable_grad(), self._capturing(rows) as capture:
+            with torch.enable_grad(), unchanged(self._read), self._capturing(x.shape[0]) as capture:
                 losses = self._losses(x, y)
         except NotCovered as error:
             raise InvalidInput(

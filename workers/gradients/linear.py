@@ -40,9 +40,12 @@ class OuterProducts(Planned):
         gram = 2.5 * length**2 * (width + height) / rate.gemm + 7 * length**2 / rate.elementwise  # as measured
         product = 2 * length * width * height / rate.gemm
         sweep = width * height / rate.elementwise
+        instantiate = Method(examples * (product + sweep), examples * sweep, lambda: keep(self.instantiate()))
+        if length == 0:  # as of a batch without any text, trimmed to its longest one
+            return {"instantiate": instantiate}
         return {
             "gram": Method(examples * gram, examples * product, lambda: (self._gram_norm_sq(), self)),
-            "instantiate": Method(examples * (product + sweep), examples * sweep, lambda: keep(self.instantiate())),
+            "instantiate": instantiate,
         }
 
     def _gram_norm_sq(self) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from accounting.errors import InvalidInput, public_text
+from workers.gradients.checks import refuse_changed
 from workers.gradients.deterministic_passes import SHARES, ConstantDraws, Start, same, without_dropout
 from workers.gradients.modes import modes_kept
 from workers.gradients.randomness import RandomState
@@ -35,27 +36,30 @@ def verify(
     model: nn.Module,
     within: Callable[[int], Sequence[Gradients]],
     alone: Callable[[int], Gradients],
-    examples: int,
+    sizes: Sequence[int],
     tolerance: float = TOLERANCE,
 ) -> bool:
     """Compare the engine's gradient of each example in a batch with autograd's gradient of that example alone.
 
-    within(n): the engine's gradients of the first few examples in a batch of n. alone(i): autograd's gradients of
-    example i. examples: size of the batch. tolerance: largest difference, relative to a parameter's gradient.
+    within(n): the engine's gradients of a few examples in a batch of n, or of sums of them. alone(i): autograd's i-th
+    of these. sizes: those of the batches, of which the last one is compared; one of size 1 before it shows the
+    fallback which axes are not the batch. tolerance: largest difference, relative to a parameter's gradient.
 
     The two differ if a parameter is also read outside the forward of the module that owns it, which the engine cannot
     see, or if model or loss mix or reorder the rows of a batch. If the gradient of some parameter is 0 for all
     examples, as behind layers initialised at 0, gradients are also compared at perturbed parameters. Random draws are
     replaced by constants (`ConstantDraws`). A model with draws that cannot be replaced is compared in evaluation mode
-    instead, and accepted if it draws there too. Parameters, buffers, modes and random states are restored.
+    instead, and accepted if it draws there too. Buffers, modes and random states are restored, and parameters unless
+    the model changes them.
 
     Returns whether the comparison was conclusive: gradients that are 0 or not finite are no evidence.
 
-    Raises: Disagreement naming the parameters that disagree, InvalidInput naming buffers that depend on the examples.
+    Raises: Disagreement naming the parameters that disagree, InvalidInput naming buffers that depend on the examples,
+    or parameters that a pass changes.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     device, start = parameters[0].device, Start(model)
-    comparison = _Comparison(within, alone, examples, tolerance, device, start)
+    comparison = _Comparison(within, alone, sizes, tolerance, device, start)
     try:
         with RandomState.preserved(device), modes_kept(model), without_dropout(model):
             done, found = comparison.where_possible(model)
@@ -77,7 +81,7 @@ class _Comparison:
 
     within: Callable[[int], Sequence[Gradients]]
     alone: Callable[[int], Gradients]
-    examples: int
+    sizes: Sequence[int]
     tolerance: float
     device: torch.device
     start: Start
@@ -107,16 +111,19 @@ class _Comparison:
         draws: replaces random draws by constants; None replaces nothing.
         """
         before, buffers = RandomState.of(self.device), list[Mapping[str, Tensor | None]]()
+        parameters = self.start.fingerprints()
 
         def run(function: Callable[[int], T], argument: int) -> T:
             self.start.restore()
             with draws or nullcontext():
                 found = _run(function, argument)
+            after = self.start.fingerprints()
+            refuse_changed([name for name, known in parameters.items() if known != after[name]])
             buffers.append(self.start.buffers())
             return found
 
-        run(self.within, 1)  # a batch of 1 shows the fallback which axes are not the batch
-        pairs = [(ours, run(self.alone, index)) for index, ours in enumerate(run(self.within, self.examples))]
+        *_, compared = [run(self.within, size) for size in self.sizes]
+        pairs = [(ours, run(self.alone, index)) for index, ours in enumerate(compared)]
         done = before.is_current() if draws is None else not draws.missed
         if done:
             _require_independent(buffers)

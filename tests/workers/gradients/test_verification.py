@@ -131,6 +131,56 @@ def test_buffers_that_take_up_something_of_the_rows_are_refused(step: Any, buffe
     assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
 
 
+class Codebook(nn.Module):
+    """Subtracts a frozen parameter from its input [b, 7], and moves it towards the rows by ``move``."""
+
+    def __init__(self, move: Callable[[nn.Parameter, Tensor], object]) -> None:
+        super().__init__()
+        self.code, self.move = nn.Parameter(torch.zeros(7), requires_grad=False), move
+
+    def forward(self, h: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.move(self.code, 0.001 * h.mean(0))
+        return h - self.code
+
+
+class Renormalised(nn.Module):
+    """An embedding of seven tokens that shortens the rows that it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Parameter(3.0 * torch.ones(7, 7))
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h + functional.embedding((h[:, 0] > 0).long(), self.rows, max_norm=1.0)
+
+
+@pytest.mark.parametrize(
+    ("step", "changed"),
+    [
+        pytest.param(lambda: Codebook(lambda code, mean: code.add_(mean)), "1.code", id="in place"),
+        pytest.param(lambda: Codebook(lambda code, mean: code.data.add_(mean)), "1.code", id="by its data"),
+        pytest.param(Renormalised, "1.rows", id="max_norm"),
+    ],
+)
+def test_parameters_that_take_up_something_of_the_rows_are_refused(step: Any, changed: str) -> None:
+    engine = GradientEngine(model(step()), per_example_loss)
+    with pytest.raises(
+        InvalidInput, match=f"the forward pass changes the parameters {changed}, .* no noise would cover"
+    ):
+        engine.norms(*batch())
+
+
+def test_a_model_that_begins_to_change_a_parameter_later_is_refused_then() -> None:
+    moves = Codebook(lambda code, mean: None)
+    engine = GradientEngine(model(moves), per_example_loss)
+    engine.norms(*batch())
+    engine.norms(*batch())
+    moves.move = lambda code, mean: code.add_(mean)
+    with pytest.raises(InvalidInput, match=r"the forward pass changes the parameters 1\.code"):
+        engine.norms(*batch())
+
+
 def test_observers_of_quantisation_are_refused() -> None:
     net = model(FakeQuantize(MovingAverageMinMaxObserver, quant_min=0, quant_max=255))
     with pytest.raises(InvalidInput, match=r"1\.activation_post_process\.max_val change"):
