@@ -15,6 +15,7 @@ import torch
 
 from accounting.schedules import SCHEDULES, make_schedule
 from tests.accounting.stored_trial import account_trial, job_of
+from tests.workers import own_clipping
 from tests.workers.devices import NAME
 from tests.workers.own_code import code_of
 from tests.workers.resumption import assert_same_trial, run_with_deaths, stored_bytes
@@ -137,6 +138,7 @@ KINDS_OF_STATE: Mapping[str, dict[str, Any]] = {
     "sampled": {"norms": NormSpec("when_sampled", rows_per_part=60)},
     "sampled, bounds change": {"norms": NormSpec("when_sampled"), "clipping": Component("dpsgd_f")},
     "sampled by layer": {"norms": NormSpec("when_sampled"), "clipping": Component("per_layer")},
+    "own query": {"clipping": Component(f"{own_clipping.__file__}:NoisyCount", {"bound": 1.0})},
     "dropout": {"model": DROPOUT_NET},
     "frozen": {"model": FROZEN_TRUNK},
     "augmentation": {

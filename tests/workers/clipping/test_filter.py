@@ -157,3 +157,17 @@ def test_an_example_that_reacts_to_its_loss_stays_within_delta(
     assert max(found) <= DELTA
     if sample_rate == 1.0:
         assert max(found) > 0.9 * DELTA, "Gaussian filters lose nothing"
+
+
+@pytest.mark.parametrize("bound", [3.0, 7.3, 1e-3])
+def test_what_is_charged_is_not_below_the_cost_of_the_float32_bound(bound: float) -> None:
+    """One step: the bound by which each example is clipped, over the sensitivity, in float64."""
+    norms = torch.linspace(0.01, 0.99, 200) * bound
+    rows = torch.arange(len(norms))
+    facts = PublicFacts(("all",), ("w",), dataset_size=len(rows), batch_size=len(rows))
+    method: ClippingMethod = make_clipping(Component("filter", {"bound": bound, "epsilon": 1.0}))
+    state = method.refresh(method.start(bound, facts), Examples(norms, torch.zeros_like(rows), rows))
+    paid = method.pay(state, GaussianFilter(10.0).prices(1.0, 1.0))
+    assert paid.spent is not None
+    assert paid.granted is not None
+    assert (paid.spent.numpy() >= np.square(paid.granted.double().numpy() / bound)).all()

@@ -130,7 +130,8 @@ def test_what_a_micro_batch_kept_is_freed_before_the_next_one_starts() -> None:
     watched, (x, y) = Watched(), small_batch(8)
     model = nn.Sequential(nn.Flatten(), nn.Linear(108, 5), watched, nn.Linear(5, 3))
     engine = GradientEngine(model, per_example_loss, micro_batch_size=2)
-    engine.norms(x, y)  # the first batch is also verified
+    for _ in range(5):
+        engine.norms(x, y)  # the first batch is also verified, and the first and fourth after it compared again
     watched.alive.clear()
     engine.norms(x, y)
     engine.weighted_sum(x, y, clip)
@@ -327,6 +328,32 @@ def test_a_layer_without_the_batch_is_told_from_one_with_it_whatever_the_number_
         x, y = torch.randn(count, 4, 3), torch.zeros(count, dtype=torch.long)
         found = engine.norms(x, y).norms
         torch.testing.assert_close(found, norms_of(gradients_one_by_one(model, x, y)), rtol=1e-5, atol=0)
+
+
+class Trimmed(nn.Module):
+    """Sums over the positions [b, t, 3] up to the last one that is not 0 in any example."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(3, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        present = (x != 0).any(2).sum(1).amax()
+        out: Tensor = self.head(torch.tanh(self.inner(x[:, :present])).sum(1))
+        return out
+
+
+def test_a_layer_that_is_given_no_position_has_gradients_of_zero() -> None:
+    torch.manual_seed(0)
+    model = Trimmed()
+    engine = GradientEngine(model, per_example_loss)
+    for x in (torch.rand(3, 5, 3) + 0.5, torch.zeros(3, 5, 3)):
+        y = torch.arange(3)
+        found = engine.weighted_sum_rowwise(x, y, lambda norms, _: torch.ones(3))
+        expected = gradients_one_by_one(model, x, y)
+        torch.testing.assert_close(found.norms.norms, norms_of(expected), rtol=1e-5, atol=0)
+        assert relative_error(found.gradients["head.bias"], expected["head.bias"].sum(0)) < 1e-5
+    assert not found.gradients["inner.weight"].any()
 
 
 @pytest.mark.parametrize(
