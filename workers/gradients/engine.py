@@ -290,9 +290,9 @@ class GradientEngine:
         Raises: InvalidInput if they disagree.
         """
         self._batches += 1
-        examples = min(_AGAIN, len(x) // self._multiplicity)
-        if examples > 1 and self._batches == self._next_comparison:
-            self._next_comparison *= 4
+        examples = min(_AGAIN, self._micro_batch_size or _AGAIN, len(x) // self._multiplicity)
+        if examples > 1 and self._batches >= self._next_comparison:
+            self._next_comparison = 4 * self._batches
             first = self._batches % (len(x) // self._multiplicity - examples + 1) * self._multiplicity
             compare = partial(self._agrees, self._capturing, sizes=(examples,), alone=0)
             in_double_where_rounding_matters(compare, self.model, x[first:], y[first:])

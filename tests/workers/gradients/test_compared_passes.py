@@ -96,6 +96,16 @@ def test_tokens_that_are_not_as_many_for_every_example_are_found_in_the_next_bat
         engine.norms(*tokens(1, 7))
 
 
+def test_a_batch_that_is_too_small_to_compare_leaves_the_comparison_to_the_next_one() -> None:
+    torch.manual_seed(0)
+    engine = GradientEngine(PresentTokens(), per_example_loss)
+    engine.norms(*tokens(4, 4, 4, 4))
+    for few in (tokens(4), tokens()):
+        engine.norms(*few)
+    with pytest.raises(InvalidInput, match=DISAGREE):
+        engine.norms(*tokens(1, 7))
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "dropout": lambda: nn.Sequential(nn.Linear(5, 7), nn.Dropout(0.5), nn.ReLU(), nn.Linear(7, 3)),
     "a layer at 0": lambda: nn.Sequential(nn.Linear(5, 7), nn.Tanh(), zeroed(nn.Linear(7, 3))),
