@@ -21,6 +21,7 @@ from tests.workers.devices import DEVICE
 from tests.workers.trial_specs import small_trial
 from workers.checkpoint import load_checkpoint, save_checkpoint
 from workers.data import load_dataset
+from workers.gradients.compared_passes import LaterBatches
 from workers.noise import make_noise_source
 from workers.run_state import ModelValues, RunState
 from workers.spec import Component, NormSpec, SamplingSpec, TrialSpec
@@ -79,6 +80,8 @@ def picture(value: Any, seen: dict[int, Any] | None = None) -> Any:
             return "threads"
         case SnapshotWriter():  # what it does not remember of them, it reads from the folder
             return [value.directory, sorted(value._committed)]
+        case LaterBatches():
+            return "counted anew"
         case FunctionType():
             return [value.__qualname__, [picture(cell.cell_contents, seen) for cell in value.__closure__ or ()]]
     work_out(value)

@@ -38,7 +38,8 @@ def test_a_step_waits_once_and_once_more_for_the_answer_to_a_query(
     with reproducible(spec.execution, spec.seed):
         trainer = begin(spec, TrialFiles(str(tmp_path)), NO_CODE, ()).trainer
         with closed_afterwards(trainer.recorders):
-            trainer.step()  # takes norms, if they are not off
+            trainer.step()  # takes norms, if they are not off, and verifies the model
+            trainer.step()  # may compare it again
             counted = Waits()
             with counted:
                 trainer.advance()

@@ -76,6 +76,26 @@ class ComparedPasses:
         return [round(place * (count - 1) / max(few - 1, 1)) for place in range(few)]
 
 
+@dataclass
+class LaterBatches:
+    """The batches after the first one, which is verified: the 1st, 4th, 16th, ... of them are compared again.
+
+    Batches differ in what a model may do with their rows. A trial that is resumed begins anew. seen: their number so
+    far. next: the first one that is to be compared.
+    """
+
+    seen: int = 0
+    next: int = 1
+
+    def is_to_be_compared(self, examples: int) -> bool:
+        """Whether the batch that is seen now is; one with a single example leaves it to the next batch."""
+        self.seen += 1
+        if self.seen < self.next or examples < 2:
+            return False
+        self.next = 4 * self.seen
+        return True
+
+
 def different_weights(examples: int, like: Tensor) -> Tensor:
     """[examples]: normal numbers, always the same ones, drawn without torch's global generator."""
     drawn = torch.randn(examples, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from accounting.errors import InvalidInput, public_text
 from workers.gradients.capture import Capture, capturing
 from workers.gradients.checks import check_model, unchanged
-from workers.gradients.compared_passes import Capturing, ComparedPasses, different_weights
+from workers.gradients.compared_passes import Capturing, ComparedPasses, LaterBatches, different_weights
 from workers.gradients.deferred_checks import Look, Looks, Outputs, Together
 from workers.gradients.deterministic_passes import draws
 from workers.gradients.factors import ExampleGradients, square_together, sum_together, widen
@@ -34,7 +34,7 @@ from workers.gradients.micro_batches import (
 )
 from workers.gradients.modes import modes_of
 from workers.gradients.norms import Combination, infinite_for_nan
-from workers.gradients.per_row import NotCovered
+from workers.gradients.per_row import reading_as_verified
 from workers.gradients.planners import Planner, default_planner
 from workers.gradients.randomness import RandomState
 from workers.gradients.results import BatchNorms, Pass, WeightedSum, require_same
@@ -114,7 +114,7 @@ class GradientEngine:
         self._read = dict(model.named_parameters())
         self._parameters = {name: p for name, p in self._read.items() if p.requires_grad}
         self._verified = set[tuple[tuple[str, bool], ...]]()
-        self._batches, self._next_comparison = 0, 1
+        self._later = LaterBatches()
         self._outputs = Outputs(self._layers)
         self._looks = Looks()
         self._layer_of: dict[str, int] = {}
@@ -285,17 +285,17 @@ class GradientEngine:
         return examples > 0 and self._agrees(anew, x, y, (1, examples), _ALONE) and examples > 1
 
     def _compare_again(self, x: Tensor, y: Tensor) -> None:
-        """Verify some examples together once more, now and then: batches differ in what a model may do with rows.
+        """Verify some examples of a later batch together, if it is to be compared.
 
         Raises: InvalidInput if they disagree.
         """
-        self._batches += 1
-        examples = min(_AGAIN, self._micro_batch_size or _AGAIN, len(x) // self._multiplicity)
-        if examples > 1 and self._batches >= self._next_comparison:
-            self._next_comparison = 4 * self._batches
-            first = self._batches % (len(x) // self._multiplicity - examples + 1) * self._multiplicity
+        most = len(x) // self._multiplicity
+        examples = min(_AGAIN, self._micro_batch_size or _AGAIN, most)
+        if self._later.is_to_be_compared(examples):
+            first = self._later.seen % (most - examples + 1) * self._multiplicity
             compare = partial(self._agrees, self._capturing, sizes=(examples,), alone=0)
-            in_double_where_rounding_matters(compare, self.model, x[first:], y[first:])
+            with reading_as_verified():
+                in_double_where_rounding_matters(compare, self.model, x[first:], y[first:])
 
     def _agrees(self, capturing: Capturing, x: Tensor, y: Tensor, sizes: Sequence[int], alone: int) -> bool:
         """`verify` in batches of these sizes; ``alone`` examples of the last one are also compared one by one."""
@@ -336,13 +336,8 @@ class GradientEngine:
 
     def _differentiate(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, ExampleGradients]]:
         """Losses [B], and the per-example gradients of every parameter in factored form."""
-        try:
-            with torch.enable_grad(), unchanged(self._read), self._capturing(x.shape[0]) as capture:
-                losses = self._losses(x, y)
-        except NotCovered as error:
-            raise InvalidInput(
-                f"the model reads its parameters in another way than in the batch that was verified: {error}"
-            ) from error
+        with reading_as_verified(), torch.enable_grad(), unchanged(self._read), self._capturing(x.shape[0]) as capture:
+            losses = self._losses(x, y)
         gradients = capture.backward(losses, 1.0 / self._multiplicity)
         losses = widen(losses.detach())
         return losses if self._multiplicity == 1 else losses.view(-1, self._multiplicity).mean(1), gradients

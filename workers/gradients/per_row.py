@@ -20,10 +20,22 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
+from accounting.errors import InvalidInput
 from workers.gradients.embedding import lookups
 from workers.gradients.layers import Layer
 from workers.gradients.linear import affine
 from workers.gradients.rules import Differentiate, Recorder
+
+
+@contextmanager
+def reading_as_verified() -> Iterator[None]:
+    """Raises: InvalidInput for `NotCovered` within this context, in which a model runs that has been verified."""
+    try:
+        yield
+    except NotCovered as error:
+        raise InvalidInput(
+            f"the model reads its parameters in another way than in the batch that was verified: {error}"
+        ) from error
 
 
 class NotCovered(Exception):
