@@ -46,7 +46,7 @@ from workers.gradients.verification import (
     verify,
 )
 
-_ALONE, _AGAIN = 3, 8
+_ALONE, _AGAIN = 3, 4
 """Number of examples that are verified one by one in the first batch, and together in some later ones."""
 
 PerExampleLoss = Callable[[Tensor, Tensor], Tensor]
