@@ -37,6 +37,12 @@ _GRIDS = 8
 _LARGEST_EXPONENT = 600.0
 """Exponentials up to this neither overflow nor underflow; they are then summed directly, five times as fast."""
 
+_SMALL = 0.05
+"""Below this alpha |y| the excess (1 + y)^alpha - 1 - alpha y is summed as a binomial series."""
+
+_POWERS = 10
+"""Largest power of that series; what is left out is at most 1e-13 of it."""
+
 
 def gaussian_rdp(noise_multiplier: float, orders: Array = ORDERS) -> Array:
     """RDP alpha / (2 sigma^2) of the Gaussian mechanism at each order."""
@@ -161,23 +167,46 @@ def _log_moments_fractional(sample_rate: float, noise_multiplier: float, orders:
 
 
 def _on_a_grid(sample_rate: float, noise_multiplier: float, orders: Array) -> Array:
-    """`_log_moments_fractional` of orders that share a grid, whose length grows with the largest of them."""
+    """`_log_moments_fractional` of ascending orders that share a grid, whose length grows with the largest of them.
+
+    The integrand's peak lies between 1 and the order, or at 2 where y is small up to there. Where y is small, the
+    integrand is summed as the binomial series from its second power on, because as a difference it would cancel.
+    """
     spread = 13.0 * noise_multiplier
     step = min(noise_multiplier, noise_multiplier**2) / 4.0
-    x = np.arange(-spread, orders.max() + spread, step)
+    x = np.arange(-spread, max(orders[-1], 2.0) + spread, step)
     loss = (2.0 * x - 1.0) / (2.0 * noise_multiplier**2)
+    log_density = -0.5 * (x / noise_multiplier) ** 2 + np.log(step / (noise_multiplier * np.sqrt(2.0 * np.pi)))
+    with np.errstate(over="ignore"):
+        y = sample_rate * np.expm1(loss)
+    small = np.abs(y) < _SMALL / orders[-1]
+    moments = np.exp(log_density[small]) @ np.vander(y[small], _POWERS + 1, increasing=True)
+    near = _binomials(orders.tobytes()) @ moments[2:]
+    loss, log_density = loss[~small], log_density[~small]
     log_ratio = np.where(
         loss < 0.0,
         np.log1p(sample_rate * np.expm1(np.minimum(loss, 0.0))),
         np.logaddexp(np.log1p(-sample_rate), np.log(sample_rate) + loss),
     )
     growth = orders[:, None] * log_ratio
-    log_density = -0.5 * (x / noise_multiplier) ** 2 + np.log(step / (noise_multiplier * np.sqrt(2.0 * np.pi)))
-    if growth[-1].max() < _LARGEST_EXPONENT and log_density.min() > -_LARGEST_EXPONENT:
+    if max(growth[-1].max(initial=0.0), -log_density.min(initial=0.0)) < _LARGEST_EXPONENT:
         excess = np.expm1(growth) - orders[:, None] * np.expm1(log_ratio)
-        return np.asarray(np.log1p(np.maximum(excess, 0.0) @ np.exp(log_density)))
-    small = np.minimum(growth, 30.0)
-    excess = np.expm1(small) - orders[:, None] * np.expm1(np.minimum(log_ratio, small.max()))
-    with np.errstate(divide="ignore"):
-        log_excess = np.where(growth < 30.0, np.log(np.maximum(excess, 0.0)), growth)
-    return np.asarray(np.logaddexp(0.0, logsumexp(log_excess + log_density, axis=1)))
+        return np.asarray(np.log1p(near + np.maximum(excess, 0.0) @ np.exp(log_density)))
+    log_excess = _log_excess(growth, orders[:, None], log_ratio)
+    return np.asarray(np.logaddexp(np.log1p(near), logsumexp(log_excess + log_density, axis=1)))
+
+
+def _log_excess(growth: Array, orders: Array, log_ratio: Array) -> Array:
+    """log((1 + y)^alpha - 1 - alpha y) of the logarithms of (1 + y)^alpha and 1 + y, without overflow."""
+    bounded = np.minimum(growth, 30.0)
+    excess = np.expm1(bounded) - orders * np.expm1(np.minimum(log_ratio, bounded.max()))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        beyond = growth + np.log1p(-orders * np.exp(log_ratio - growth))  # 1 and alpha are negligible there
+        return np.asarray(np.where(growth < 30.0, np.log(np.maximum(excess, 0.0)), beyond))
+
+
+@functools.lru_cache(maxsize=64)
+def _binomials(orders: bytes) -> Array:
+    """C(alpha, k) at every order for k = 2 up to `_POWERS`."""
+    k = np.arange(_POWERS)
+    return np.cumprod((np.frombuffer(orders)[:, None] - k) / (k + 1.0), axis=1)[:, 1:]

@@ -7,7 +7,10 @@ import mpmath as mp
 import numpy as np
 import pytest
 from dp_accounting.rdp import compute_epsilon
+from scipy import stats
 
+from accounting.accountants import account
+from accounting.mechanism import Segment, Trace
 from accounting.renyi import (
     ORDERS,
     epsilon_classic,
@@ -16,6 +19,7 @@ from accounting.renyi import (
     pure_rdp,
     sampled_gaussian_rdp,
 )
+from accounting.samplings import PoissonSampling
 
 SAMPLED = [(0.01, 6.0), (0.01, 1.0), (0.2, 0.3), (0.5, 3.0), (1e-5, 2.0), (0.9, 0.7)]
 
@@ -39,6 +43,49 @@ def test_sampled_gaussian_is_exact_and_never_below(q: float, sigma: float) -> No
     for index in (0, 110, int(np.flatnonzero(ORDERS == 2.0)[0]), int(np.flatnonzero(ORDERS == 20.0)[0])):
         exact = exact_rdp(q, sigma, ORDERS[index])
         assert exact <= computed[index] <= exact * (1.0 + 1e-7)
+
+
+def exact_excess_rdp(q: float, sigma: float, alpha: float) -> float:
+    """As `exact_rdp`, for any q: the trapezoidal rule on the excess of A_alpha over 1, with digits to spare."""
+    with mp.workdps(40 + math.ceil(-2.0 * math.log10(q))):
+        q, sigma, alpha = mp.mpf(q), mp.mpf(sigma), mp.mpf(alpha)
+        step, start = min(sigma, sigma**2) / 6, -13 * sigma
+
+        def excess(x: Any) -> Any:
+            y = q * mp.expm1((2 * x - 1) / (2 * sigma**2))
+            return mp.npdf(x, 0, sigma) * ((1 + y) ** alpha - 1 - alpha * y)
+
+        points = int((max(alpha, 2) + 26 * sigma) / step) + 1
+        return float(mp.log1p(step * mp.fsum(excess(start + i * step) for i in range(points))) / (alpha - 1))
+
+
+@pytest.mark.parametrize("sigma", [0.12, 0.3, 1.0, 10.0, 1e3, 1e6])
+@pytest.mark.parametrize("q", [1e-60, 1e-10, 1e-6, 1e-3, 0.9])
+def test_fractional_orders_are_exact_however_little_a_step_costs(q: float, sigma: float) -> None:
+    computed = sampled_gaussian_rdp(q, sigma)
+    fractional = np.flatnonzero(np.floor(ORDERS) != ORDERS)
+    for index in fractional[[0, len(fractional) // 2, -1]]:
+        exact = min(exact_excess_rdp(q, sigma, ORDERS[index]), ORDERS[index] / (2.0 * sigma**2))
+        assert exact * (1.0 - 1e-13) <= computed[index] <= exact * (1.0 + 2e-9)
+
+
+@pytest.mark.parametrize("sigma", [3.0, 30.0, 1e4, 1e8])
+def test_rare_batches_cost_the_square_of_their_rate(sigma: float) -> None:
+    limit = ORDERS * 1e-20 * math.expm1(sigma**-2.0) / 2.0
+    few = ORDERS < 12.0  # of the largest, q e^(12 / sigma^2) is still small
+    np.testing.assert_allclose(sampled_gaussian_rdp(1e-10, sigma)[few], limit[few], rtol=3e-9)
+
+
+@pytest.mark.parametrize(("q", "sigma", "delta"), [(1e-10, 1e6, 1e-9), (1e-8, 1e4, 1e-5), (1e-10, 1e3, 1e-6)])
+def test_the_longest_runs_are_not_free(q: float, sigma: float, delta: float) -> None:
+    """Counting how often an example was drawn can only help: delta(0) >= E[Phi(K / (sigma sqrt(T)))] - 1/2."""
+    steps = 9 * 10**15
+    mean, spread = q * steps, 12.0 * math.sqrt(q * steps)
+    draws = np.arange(int(mean - spread), int(mean + spread))
+    shifts = draws / (sigma * math.sqrt(steps))
+    advantage = stats.poisson.pmf(draws, mean) @ (stats.norm.cdf(shifts) - 0.5)
+    assert advantage > 2.0 * delta  # and the law of K is within q of Poisson's
+    assert account(Trace(10**6, (Segment(0, steps, PoissonSampling(q), sigma),)), delta, "rdp").epsilon > 0.0
 
 
 @pytest.mark.parametrize(("q", "sigma"), SAMPLED)
