@@ -15,7 +15,7 @@ from accounting.estimates import Claim, PrivacyEstimate
 from accounting.mechanism import Trace
 from accounting.pld import GroupRounds, epsilon_of_rounds, rounds_of_group
 from accounting.renyi import ORDERS, epsilon_improved
-from accounting.samplings import Adjacency, Sampling
+from accounting.samplings import Adjacency, Sampling, TruncatedPoissonSampling
 from accounting.selection import selected_rdp
 
 _MOST_MIXTURES = 2_000
@@ -27,10 +27,11 @@ def account_together(traces: Iterable[Trace], delta: float) -> PrivacyEstimate:
     """(epsilon, delta) of several runs whose results are all seen, for one example that may be in the data of each.
 
     Guarantee: adaptive composition of the mechanisms of all traces, the tighter of PLD and Renyi DP, under the
-    adjacency that they share: that of the traces, or ``zero_out`` where it holds for every sampling. It holds for runs
-    whose noise is independent and whose traces were fixed before the first of them. It is an estimate if the kind of
+    adjacency that they share: that of the traces, or ``zero_out`` where it holds for every sampling. One run alone
+    costs what `account` says. The guarantee holds for runs whose noise is independent and whose traces were fixed before the first of them. It is an estimate if the kind of
     any trace is. Data sets may differ in size: a run without the example costs it nothing. Private selections count
-    with their cost after the selection, by Renyi DP or by the sum of their epsilons.
+    with their cost after the selection, by Renyi DP or by the sum of their epsilons. Several runs have no certified lower
+    bound where a filter limits examples or batches may be cut: what dominates such runs does not bound them from below.
 
     Raises: InvalidInput without traces or for a delta outside (0, 1), UnsupportedMechanism for runs that no adjacency
     covers together, such as fixed batches beside shuffled epochs.
@@ -39,6 +40,8 @@ def account_together(traces: Iterable[Trace], delta: float) -> PrivacyEstimate:
     delta = require_finite("delta", delta, above=0.0, below=1.0)
     if not counts:
         raise InvalidInput("no runs to account for together; give the trace of at least one")
+    if counts.total() == 1:
+        return account(next(iter(counts)), delta)
     adjacency = _shared_adjacency(counts)
     kind: Claim = "guarantee" if all(trace.kind == "guarantee" for trace in counts) else "estimate"
     moved = {replace(trace, adjacency=adjacency): count for trace, count in counts.items()}
@@ -52,9 +55,16 @@ def account_together(traces: Iterable[Trace], delta: float) -> PrivacyEstimate:
     if len(rounds.mixtures) > _MOST_MIXTURES:
         return best
     certified = epsilon_of_rounds(rounds, delta)
+    best = replace(best, lower_epsilon=None if any(map(_is_dominated, moved)) else certified.lower)
     if certified.upper > best.epsilon:
-        return replace(best, lower_epsilon=certified.lower)
-    return replace(best, epsilon=certified.upper, accountant=certified.method, lower_epsilon=certified.lower)
+        return best
+    return replace(best, epsilon=certified.upper, accountant=certified.method)
+
+
+def _is_dominated(trace: Trace) -> bool:
+    """Whether the rounds of the trace may cost more than the run: examples limited by a filter, batches rarely cut."""
+    cut = any(isinstance(segment.sampling, TruncatedPoissonSampling) for segment in trace.segments)
+    return cut or trace.filter is not None
 
 
 def _with_selections(counts: Mapping[Trace, int], delta: float) -> PrivacyEstimate:

@@ -11,9 +11,10 @@ from dp_accounting.pld import PLDAccountant
 
 from accounting.accountants import account
 from accounting.errors import InvalidInput, UnsupportedMechanism
+from accounting.filters import RenyiFilter
 from accounting.joint_cost import account_together
 from accounting.mechanism import GaussianRelease, PureRelease, Segment, Trace
-from accounting.samplings import FixedBatchSampling, PoissonSampling, ShuffledSampling
+from accounting.samplings import FixedBatchSampling, PoissonSampling, ShuffledSampling, TruncatedPoissonSampling
 
 DELTA = 1e-5
 
@@ -28,6 +29,26 @@ def shuffled(steps: int, sigma: float = 8.0) -> Trace:
 
 def test_one_run_costs_what_it_costs_alone() -> None:
     assert account_together([poisson()], DELTA).epsilon == pytest.approx(account(poisson(), DELTA).epsilon, rel=1e-3)
+
+
+def truncated(steps: int = 2000) -> Trace:
+    return Trace(60_000, (Segment(0, steps, TruncatedPoissonSampling(60_000, 64 / 60_000, 96), 1.0),))
+
+
+def test_one_run_with_rare_cuts_costs_what_it_costs_alone() -> None:
+    assert account_together([truncated()], 1e-6) == account(truncated(), 1e-6)
+    assert account_together([truncated()], 1e-6).epsilon < 2.02
+
+
+def test_runs_that_others_dominate_have_no_lower_bound() -> None:
+    """Two runs of truncated batches cost at most what one run of all their steps costs."""
+    together, whole = account_together([truncated(1000)] * 2, 1e-6), account(truncated(), 1e-6)
+    assert together.epsilon >= whole.epsilon
+    assert together.lower_epsilon is None
+    filtered = replace(poisson(), filter=RenyiFilter(order=8.0, budget=0.01))
+    assert filtered.filter is not None
+    assert account_together([filtered, filtered], DELTA).lower_epsilon is None
+    assert account_together([filtered], DELTA).epsilon == filtered.filter.epsilon(DELTA, 0.0, ())
 
 
 def test_runs_cost_what_one_run_of_all_their_steps_costs() -> None:
