@@ -27,11 +27,12 @@ def account_together(traces: Iterable[Trace], delta: float) -> PrivacyEstimate:
     """(epsilon, delta) of several runs whose results are all seen, for one example that may be in the data of each.
 
     Guarantee: adaptive composition of the mechanisms of all traces, the tighter of PLD and Renyi DP, under the
-    adjacency that they share: that of the traces, or ``zero_out`` where it holds for every sampling. One run alone
-    costs what `account` says. The guarantee holds for runs whose noise is independent and whose traces were fixed before the first of them. It is an estimate if the kind of
+    adjacency that they share: that of the traces, or ``zero_out`` where it holds for every sampling. It holds for runs
+    whose noise is independent and whose traces were fixed before the first of them. It is an estimate if the kind of
     any trace is. Data sets may differ in size: a run without the example costs it nothing. Private selections count
-    with their cost after the selection, by Renyi DP or by the sum of their epsilons. Several runs have no certified lower
-    bound where a filter limits examples or batches may be cut: what dominates such runs does not bound them from below.
+    with their cost after the selection, by Renyi DP or by the sum of their epsilons. One run alone costs what `account`
+    says. Several have no certified lower bound where a filter limits examples or batches may be cut, because what
+    dominates such runs does not bound them from below.
 
     Raises: InvalidInput without traces or for a delta outside (0, 1), UnsupportedMechanism for runs that no adjacency
     covers together, such as fixed batches beside shuffled epochs.

@@ -190,4 +190,19 @@ def _below(sample_rate: float, precisions: Array, upper: Array) -> Array:
     before, after = rises[:-1], rises[1:]
     overshoot = widths[:-1] * before * after / np.maximum(before + after, np.finfo(np.float64).tiny)
     beside = np.maximum(np.pad(overshoot, ((1, 0), (0, 0))), np.pad(overshoot, ((0, 1), (0, 0))))
-    return np.asarray(np.maximum(values[:-1] * (1.0 - _TABLE_ERROR) - beside, 0.0))
+    inexact = (precisions > _STEEP)[:, None] & (np.floor(ORDERS) != ORDERS)
+    exact = values[:-1] * (1.0 - _TABLE_ERROR) - beside
+    return np.maximum(np.where(inexact, _below_steep(sample_rate, precisions) * (1.0 - _TABLE_ERROR), exact), 0.0)
+
+
+def _below_steep(sample_rate: float, precisions: Array) -> Array:
+    """Lower bounds at nodes u above `_STEEP`, where `accounting.renyi` has none; shape [nodes, orders].
+
+    A_alpha >= q^alpha exp(alpha (alpha - 1) u / 2), the moment of the second measure's part alone, and it grows with u.
+    So each node has the larger of that bound at the node before it and of the RDP at the last node up to `_STEEP`;
+    both are below the RDP of every u between these nodes.
+    """
+    before = np.concatenate([np.zeros(1), precisions[:-1]])[:, None]
+    gentle = precisions[precisions <= _STEEP]
+    least = _node_rdp(sample_rate, float(gentle[-1]) if len(gentle) else _STEEP)
+    return np.maximum(least, ORDERS * (0.5 * before + np.log(sample_rate) / (ORDERS - 1.0)))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
+import mpmath as mp
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -118,6 +120,33 @@ def test_the_lower_bound_is_below_what_the_steps_cost_unspread(trace: Trace) -> 
                     u = (own / segment.noise_multiplier) ** 2 + side
                     exact = exact + (sampled_gaussian_rdp(segment.sampling.sample_rate, u**-0.5) if u > 0.0 else 0.0)
         assert lower[row] * (1 - 1e-12) <= epsilon_improved(exact, 1e-5) <= upper[row] * (1 + 1e-9)
+
+
+def fractional_rdp(q: float, sigma: float, alpha: float) -> float:
+    """RDP of the sampled Gaussian by the trapezoidal rule with 30 digits."""
+    with mp.workdps(30):
+        step = mp.mpf(sigma) ** 2 / 6
+        start, points = -13 * sigma, int((alpha + 26 * sigma) / step)
+
+        def moment(x: Any) -> Any:
+            return mp.npdf(x, 0, sigma) * (1 - q + q * mp.exp((2 * x - 1) / (2 * mp.mpf(sigma) ** 2))) ** alpha
+
+        return float(mp.log(step * mp.fsum(moment(start + i * step) for i in range(points))) / (alpha - 1))
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize("sigma", [0.08, 0.099, 0.101])
+def test_the_lower_bound_holds_where_fractional_orders_count_as_unsampled(sigma: float, steps: int) -> None:
+    contributions = np.array([1.0, 0.93, 0.8, 0.5])
+    trace = Trace(1000, (Segment(0, steps, PoissonSampling(0.01), sigma),))
+    recorded = RecordedContributions.checked([0], contributions[:, None], trace)
+    upper, lower = rdp_epsilons(recorded, 1e-5)
+    some = ORDERS[(ORDERS > 1.2) & (ORDERS < 4.0)][::2]
+    for row, own in enumerate(contributions):
+        rdp = np.array([fractional_rdp(0.01, sigma / own, alpha) for alpha in some])
+        exact = np.min(steps * rdp + improved_terms(some, 1e-5))
+        assert 0.75 * exact < lower[row] <= exact
+        assert lower[row] <= upper[row]
 
 
 @pytest.mark.parametrize("trace", TRACES.values(), ids=TRACES)
