@@ -192,7 +192,8 @@ def _below(sample_rate: float, precisions: Array, upper: Array) -> Array:
     beside = np.maximum(np.pad(overshoot, ((1, 0), (0, 0))), np.pad(overshoot, ((0, 1), (0, 0))))
     inexact = (precisions > _STEEP)[:, None] & (np.floor(ORDERS) != ORDERS)
     exact = values[:-1] * (1.0 - _TABLE_ERROR) - beside
-    return np.maximum(np.where(inexact, _below_steep(sample_rate, precisions) * (1.0 - _TABLE_ERROR), exact), 0.0)
+    steep = _below_steep(sample_rate, precisions) * (1.0 - _TABLE_ERROR)
+    return np.asarray(np.maximum(np.where(inexact, steep, exact), 0.0))
 
 
 def _below_steep(sample_rate: float, precisions: Array) -> Array:
@@ -205,4 +206,4 @@ def _below_steep(sample_rate: float, precisions: Array) -> Array:
     before = np.concatenate([np.zeros(1), precisions[:-1]])[:, None]
     gentle = precisions[precisions <= _STEEP]
     least = _node_rdp(sample_rate, float(gentle[-1]) if len(gentle) else _STEEP)
-    return np.maximum(least, ORDERS * (0.5 * before + np.log(sample_rate) / (ORDERS - 1.0)))
+    return np.asarray(np.maximum(least, ORDERS * (0.5 * before + np.log(sample_rate) / (ORDERS - 1.0))))

@@ -45,7 +45,7 @@ def test_runs_that_others_dominate_have_no_lower_bound() -> None:
     together, whole = account_together([truncated(1000)] * 2, 1e-6), account(truncated(), 1e-6)
     assert together.epsilon >= whole.epsilon
     assert together.lower_epsilon is None
-    filtered = replace(poisson(), filter=RenyiFilter(order=8.0, budget=0.01))
+    filtered = replace(poisson(), filter=RenyiFilter(order=8, budget=0.01))
     assert filtered.filter is not None
     assert account_together([filtered, filtered], DELTA).lower_epsilon is None
     assert account_together([filtered], DELTA).epsilon == filtered.filter.epsilon(DELTA, 0.0, ())

@@ -147,7 +147,7 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "accounting/individual/algorithm_2.py",
         INDIVIDUAL,
-        B("np.rint(values / rounding), 1,", "np.rint(values / rounding), 0,", "0 rounds to 0, against the paper"),
+        B("np.rint(values * finest), 1,", "np.rint(values * finest), 0,", "0 rounds to 0, against the paper"),
     ),
     *bugs_in(
         "accounting/records/shards.py",

@@ -274,6 +274,23 @@ def test_algorithm_2_rounds_to_the_nearest_and_can_understate() -> None:
         algorithm_2(STEPS, levels, _trace(FixedBatchSampling(5_000, 100)), DELTA)
 
 
+@pytest.mark.filterwarnings("error")
+def test_algorithm_2_without_noise_costs_infinity() -> None:
+    noise = (Segment(0, 200, PoissonSampling(0.02), 1.0), Segment(200, 200, PoissonSampling(0.02), 0.0))
+    assert np.isinf(algorithm_2(STEPS, [[1.0] * 4, [0.0] * 4], Trace(5_000, noise), DELTA)).all()
+    assert np.isfinite(algorithm_2([0], [[1.0], [0.0]], Trace(5_000, noise[:1]), DELTA)).all()
+
+
+@pytest.mark.parametrize("rounding", [0.3, 0.4, 0.7, 2 / 3, 0.0123])
+def test_algorithm_2_takes_no_rounding_that_moves_a_contribution_of_1(rounding: float) -> None:
+    full = [[1.0] * 4]
+    with pytest.raises(InvalidInput, match=r"rounding is 0\.\d+, but must be 1 over a whole number.*; give") as refusal:
+        algorithm_2(STEPS, full, _trace(), DELTA, rounding)
+    advised = float(str(refusal.value).rsplit(" ", 1)[1])
+    for accepted in (advised, 1.0, 1 / 3, 1e-6):
+        assert algorithm_2(STEPS, full, _trace(), DELTA, accepted) == algorithm_2(STEPS, full, _trace(), DELTA)
+
+
 @pytest.mark.parametrize(("sample_rate", "sigma", "steps"), [(0.001, 0.6, 200), (0.05, 1.0, 20), (0.5, 3.0, 30)])
 def test_few_or_wide_steps_are_never_understated(sample_rate: float, sigma: float, steps: int) -> None:
     """Where the spectrum decays slowly the loss is smoothed: still above the truth, and better than Renyi's bound."""
