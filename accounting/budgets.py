@@ -8,6 +8,7 @@ from typing import Protocol
 from accounting.accountants import account, total_rho
 from accounting.attacks import privacy_curve, rate_name
 from accounting.errors import keep_finite
+from accounting.estimates import PrivacyEstimate
 from accounting.mechanism import Trace
 from accounting.random_trials import RandomTrials
 from accounting.rounds import require_group_size
@@ -80,10 +81,14 @@ class EpsilonBudget:
         """5e-5 for pld, whose bounds are 1e-4 apart and costly to evaluate; 0 for the others."""
         return _RESOLUTION if self.accountant in ("pld", "auto") else 0.0
 
-    def cost(self, trace: Trace) -> float:
+    def estimate(self, trace: Trace) -> PrivacyEstimate:
+        """The epsilon of the run, and what it claims."""
         if self.trials is not None:
-            return account_selection(trace, self.trials, self.delta, self.accountant, self.group_size).epsilon
-        return account(trace, self.delta, self.accountant, self.group_size).epsilon
+            return account_selection(trace, self.trials, self.delta, self.accountant, self.group_size)
+        return account(trace, self.delta, self.accountant, self.group_size)
+
+    def cost(self, trace: Trace) -> float:
+        return self.estimate(trace).epsilon
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from accounting.budgets import Budget
+from accounting.budgets import Budget, EpsilonBudget
 from accounting.calibration import (
     calibrate_decay,
     decay_parameter,
@@ -21,6 +21,7 @@ from accounting.calibration import (
     noise_multiplier_within_budget,
 )
 from accounting.errors import InvalidInput
+from accounting.estimates import Kind
 from accounting.mechanism import Trace
 from accounting.schedules import (
     LARGEST_EPOCHS,
@@ -67,7 +68,7 @@ def calibrate(
     value, trace = _SOLVERS[solve](CalibrationRequest(flags, flags.shape(), budget, digits))
     if delta is not None:
         warn_of_delta(delta, flags.dataset_size)
-    solution = Solution(solve, value, trace, budget, budget.cost(trace))
+    solution = Solution(solve, value, trace, budget, *_reached(budget, trace))
     if as_json:
         guarantee = {
             "delta": delta,
@@ -86,28 +87,38 @@ def calibrate(
 
 @dataclass(frozen=True)
 class Solution:
-    """The value found, and the run with that value. cost: of this run, in the unit of the budget."""
+    """The value found, and the run with that value. cost: of this run, in the unit of the budget; kind: its claim."""
 
     solved_for: str
     value: float
     trace: Trace
     budget: Budget
     cost: float
+    kind: Kind
 
     def as_dict(self) -> dict[str, Any]:
-        """The value, under two names, with the cost and the budget, as plain values."""
+        """The value, under two names, with the cost, its claim and the budget, as plain values."""
         return {
             "solve": self.solved_for,
             "value": self.value,
             self.solved_for.replace("-", "_"): self.value,
             self.budget.unit: self.cost,
+            "kind": self.kind,
             "target": self.budget.limit,
         }
 
     def sentence(self) -> str:
-        """The value and the cost in one line."""
+        """The value, the cost and its claim in one line."""
         cost = f"{self.budget.unit} {self.cost:.6g} of {self.budget.limit:g}"
-        return f"{self.solved_for}: {self.value}  ({cost}, {self.trace.steps} steps)"
+        return f"{self.solved_for}: {self.value}  ({cost}, {self.kind}, {self.trace.steps} steps)"
+
+
+def _reached(budget: Budget, trace: Trace) -> tuple[float, Kind]:
+    """The cost of the run in the unit of the budget, and how strong a claim it is."""
+    if isinstance(budget, EpsilonBudget):
+        found = budget.estimate(trace)
+        return found.epsilon, found.kind
+    return budget.cost(trace), trace.kind
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,18 @@ class TestDocumentedExamples:
         printed = answer(f"{line} --accountant pld --solve noise-multiplier")
         assert printed["noise_multiplier"] == pytest.approx(1.2107, rel=1e-3)
         assert 3.0 * (1.0 - 1e-3) < printed["epsilon"] <= 3.0
+        assert printed["kind"] == "guarantee"
+
+    @pytest.mark.parametrize("accountant", ["rdp", "zcdp-sampled", "dp-accounting-rdp"])
+    def test_the_epsilon_reached_has_the_kind_of_its_accountant(
+        self, answer: Answer, dpsweep: Command, accountant: str
+    ) -> None:
+        run = f"--delta 1e-5 --sample-rate 0.001 --steps 500 --accountant {accountant}"
+        line = f"calibrate --target-epsilon 0.5 {run}"
+        printed = answer(line)
+        assert printed["kind"] == answer(f"epsilon --noise-multiplier 9 {run}")["kind"]
+        assert (printed["kind"] == "guarantee") == (accountant == "rdp")
+        assert f", {printed['kind']}, 500 steps)" in dpsweep(line)[1]
 
 
 class TestMore:
