@@ -208,5 +208,5 @@ def _log_excess(growth: Array, orders: Array, log_ratio: Array) -> Array:
 @functools.lru_cache(maxsize=64)
 def _binomials(orders: bytes) -> Array:
     """C(alpha, k) at every order for k = 2 up to `_POWERS`."""
-    k = np.arange(_POWERS)
-    return np.cumprod((np.frombuffer(orders)[:, None] - k) / (k + 1.0), axis=1)[:, 1:]
+    k = np.arange(float(_POWERS))
+    return np.asarray(np.cumprod((np.frombuffer(orders)[:, None] - k) / (k + 1.0), axis=1)[:, 1:])
