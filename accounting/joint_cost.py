@@ -13,7 +13,7 @@ from accounting.accountants import account, total_rdp
 from accounting.errors import InvalidInput, UnsupportedMechanism, require_finite
 from accounting.estimates import Claim, PrivacyEstimate
 from accounting.mechanism import Trace
-from accounting.pld import GroupRounds, epsilon_of_rounds, rounds_of_group
+from accounting.pld import MIN_DELTA, GroupRounds, epsilon_of_rounds, rounds_of_group
 from accounting.renyi import ORDERS, epsilon_improved
 from accounting.samplings import Adjacency, Sampling, TruncatedPoissonSampling
 from accounting.selection import selected_rdp
@@ -53,7 +53,7 @@ def account_together(traces: Iterable[Trace], delta: float) -> PrivacyEstimate:
     rdp = sum((count * total_rdp(trace) for trace, count in moved.items()), np.zeros_like(ORDERS))
     best = PrivacyEstimate(float(epsilon_improved(rdp, delta)), delta, adjacency, "rdp", kind)
     rounds = GroupRounds.together((rounds_of_group(trace), count) for trace, count in moved.items())
-    if len(rounds.mixtures) > _MOST_MIXTURES:
+    if len(rounds.mixtures) > _MOST_MIXTURES or delta < MIN_DELTA:
         return best
     certified = epsilon_of_rounds(rounds, delta)
     best = replace(best, lower_epsilon=None if any(map(_is_dominated, moved)) else certified.lower)

@@ -20,6 +20,7 @@ from accounting.errors import InvalidInput, UnsupportedMechanism, require_finite
 from accounting.estimates import PrivacyEstimate
 from accounting.exponential_choice import ExponentialChoice
 from accounting.mechanism import Selection, Trace
+from accounting.pld import MIN_DELTA
 from accounting.random_trials import RandomTrials
 from accounting.registry import lookup
 from accounting.renyi import ORDERS, Array, epsilon_improved, pure_rdp
@@ -98,7 +99,8 @@ def account_selection(
     ``trace``, or to one that costs no more at any order and epsilon.
 
     accountant: ``rdp`` (Papernot and Steinke 2022, Theorem 2), ``pld`` (privacy profiles, docs/accounting.md), or
-    ``auto``, the lower of both. At a mean of one the result is the cost of one run.
+    ``auto``, the lower of both, without pld where that would need a delta below 1e-250. At a mean of one the result is
+    the cost of one run.
 
     Raises: UnsupportedMechanism where the accountant does not cover the trace, InvalidInput for another accountant and
     for the trace of a selection.
@@ -113,7 +115,8 @@ def account_selection(
     unit = "example" if group_size == 1 else f"group of {group_size}"
     found: dict[str, float] = {}
     refusals: list[str] = []
-    for name in _METHODS if accountant == "auto" else (accountant,):
+    resolved = [name for name in _METHODS if name != "pld" or delta / trials.largest_mean >= MIN_DELTA]
+    for name in resolved if accountant == "auto" else (accountant,):
         try:
             found[name] = lookup(_METHODS, name, "accountant")(trace, trials, delta, group_size)
         except UnsupportedMechanism as refusal:

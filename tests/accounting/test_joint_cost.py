@@ -14,6 +14,7 @@ from accounting.errors import InvalidInput, UnsupportedMechanism
 from accounting.filters import RenyiFilter
 from accounting.joint_cost import account_together
 from accounting.mechanism import GaussianRelease, PureRelease, Segment, Trace
+from accounting.random_trials import RandomTrials
 from accounting.samplings import FixedBatchSampling, PoissonSampling, ShuffledSampling, TruncatedPoissonSampling
 
 DELTA = 1e-5
@@ -74,6 +75,16 @@ def test_every_started_epoch_of_every_run_counts() -> None:
     expected = get_epsilon_gaussian(8.0 / math.sqrt(2.0), DELTA)
     assert account_together([shuffled(5), shuffled(5)], DELTA).epsilon == pytest.approx(expected, rel=1e-6)
     assert account_together([shuffled(5), shuffled(5, 8.5)], DELTA).epsilon > account(shuffled(10), DELTA).epsilon
+
+
+@pytest.mark.parametrize("delta", [1e-260, 1e-249])
+def test_renyi_alone_where_pld_takes_no_such_delta(delta: float) -> None:
+    selected = replace(poisson(), selection=RandomTrials(14.0))
+    together = account_together([poisson(), poisson()], 1e-260)
+    assert together.accountant == "rdp"
+    assert together.epsilon == pytest.approx(account(poisson(steps=400), 1e-260, "rdp").epsilon, rel=1e-8)
+    assert account(selected, delta).epsilon == account(selected, delta, "rdp").epsilon
+    assert account_together([selected, poisson()], delta).accountant == "selection-rdp"
 
 
 def test_releases_add_up() -> None:
