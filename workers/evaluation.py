@@ -311,7 +311,7 @@ def shown_groups(sizes: npt.NDArray[np.int64], least: int) -> npt.NDArray[np.int
 
 
 def fairness(confusion: npt.NDArray[np.int64]) -> dict[str, float]:
-    """The defined `workers.rates.gaps` between groups; empty without groups.
+    """The defined `workers.rates.gaps` between groups; only those of the worst group for one group, empty without any.
 
     confusion: counts [G, K, K] by group, label and prediction. Parity measures are included only for two classes, and
     only if the groups are not the classes.

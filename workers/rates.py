@@ -124,13 +124,18 @@ def highest(values: Array) -> Array:
 
 
 def gap(values: Array) -> Array:
-    """[..., G] -> [...]: largest minus smallest value over groups."""
-    return highest(values) - lowest(values)
+    """[..., G] -> [...]: largest minus smallest value over groups; NaN if fewer than two groups have a value."""
+    return _of_several(values, highest(values) - lowest(values))
 
 
 def ratio(values: Array) -> Array:
-    """[..., G] -> [...]: smallest value divided by largest value over groups; NaN if the largest is 0."""
-    return _share(lowest(values), highest(values))
+    """[..., G] -> [...]: smallest divided by largest value over groups; NaN as in `gap`, and if the largest is 0."""
+    return _of_several(values, _share(lowest(values), highest(values)))
+
+
+def _of_several(values: Array, found: Array) -> Array:
+    """``found`` where at least two of the values [..., G] are known, else NaN: one group alone is equal to itself."""
+    return np.where((~np.isnan(values)).sum(-1) > 1, found, np.nan)
 
 
 def _equalized_odds(between: Rate, worse: Rate) -> Rate:

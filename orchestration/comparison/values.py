@@ -178,13 +178,19 @@ def audit_bounds(trial: PublishedTrial) -> Mapping[str, float | None]:
 
 def fairness(name: str) -> Value:
     """A function from a trial to the gap between groups that is called ``name`` in `workers.rates`."""
-    return lambda trial: trial.quality.fairness.get(name) if trial.quality else None
+    return lambda trial: _between_groups(trial).get(name)
 
 
 def gaps(trial: PublishedTrial) -> Mapping[str, float | None]:
     """All known gaps between groups, by their names in MLflow."""
-    found = trial.quality.fairness if trial.quality else {}
-    return {f"fairness/{name}": value for name, value in found.items()}
+    return {f"fairness/{name}": value for name, value in _between_groups(trial).items()}
+
+
+def _between_groups(trial: PublishedTrial) -> Mapping[str, float]:
+    """Gaps of a trial; of one group only its own measures, because earlier versions stored its gaps to itself."""
+    if trial.quality is None or len(trial.quality.groups) > 1:
+        return trial.quality.fairness if trial.quality else {}
+    return {name: value for name, value in trial.quality.fairness.items() if name.startswith("worst_group_")}
 
 
 def of_counts(rate: Rate) -> Value:

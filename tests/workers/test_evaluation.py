@@ -140,6 +140,13 @@ class TestFairness:
         assert fairness(nobody)["demographic_parity_difference"] == 0.0
         assert fairness(np.zeros((0, 2, 2), dtype=np.int64)) == {}
 
+    def test_one_group_is_not_equal_to_others(self) -> None:
+        assert fairness(self.counts[:1]) == {
+            "worst_group_accuracy": 0.75,
+            "worst_group_balanced_accuracy": 0.75,
+            "worst_group_true_positive_rate": 1.0,
+        }
+
 
 def test_cost_of_privacy_is_the_change_of_accuracy_by_group(digits: Dataset, model: nn.Module) -> None:
     private = evaluate(model, digits.test, digits, LOSS)

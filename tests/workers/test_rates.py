@@ -97,6 +97,13 @@ def test_a_rate_without_examples_is_unknown_and_takes_part_in_no_gap() -> None:
     assert np.isnan(rates.precision(nobody)).all()
 
 
+def test_one_group_with_a_value_has_no_gap_and_no_ratio() -> None:
+    values = np.array([[0.8, np.nan, 0.6], [np.nan, np.nan, 0.6]])
+    np.testing.assert_allclose(rates.gap(values), [0.2, np.nan])
+    np.testing.assert_allclose(rates.ratio(values), [0.75, np.nan])
+    np.testing.assert_array_equal(rates.lowest(values), [0.6, 0.6])
+
+
 def test_many_resamples_are_computed_at_once() -> None:
     labels, predicted, groups = drawn(5)
     counts = counts_of(labels, predicted, groups)

@@ -15,8 +15,8 @@ from accounting.errors import InvalidInput
 from orchestration.comparison.best import best, parse_conditions
 from orchestration.comparison.evidence import NO_EVIDENCE, Evidence, gather
 from orchestration.comparison.findings import Findings, as_dict, findings, has_diverged, warnings
-from orchestration.comparison.metrics import METRICS, known, of_task
-from orchestration.comparison.rate_metrics import GROUP_METRICS, WORST_GROUP_METRICS
+from orchestration.comparison.metrics import METRICS, final_metrics, known, of_task
+from orchestration.comparison.rate_metrics import GROUP_METRICS, RATE_METRICS, WORST_GROUP_METRICS
 from orchestration.comparison.settings import finished_settings, group_value
 from orchestration.records.published import PublishedSweep, PublishedTrial, PublishedTuning
 from orchestration.report.prose import headline
@@ -295,6 +295,25 @@ def test_every_setting_is_stored_with_all_its_intervals(sample: Findings) -> Non
     assert {"true_positive_rate", "log_loss", "calibration_error"} <= stored["groups"]["few"].keys()
     low, value, high = (stored["groups"]["few"]["log_loss"][name] for name in ("low", "value", "high"))
     assert low < value < high
+
+
+def test_one_shown_group_has_no_gaps() -> None:
+    """Also where an earlier version stored its gaps to itself."""
+    trials, outcomes_by_key = sweep_of({"none": (0.95, 0.92), "flat": (0.9, 0.8)}, seeds=2)
+    alone = [replace(each, quality=replace(each.quality, groups=each.quality.groups[:1])) for each in trials]  # type: ignore[union-attr, type-var]  # finished trials
+    found = found_in(alone, outcomes_by_key)
+    flat = setting(found, "flat")
+    for metric in RATE_METRICS:
+        if metric.tracked and metric.tracked.startswith("fairness/"):
+            assert flat.over_seeds(metric.value) is None, metric.name
+            assert found.interval(flat, metric.name) is None, metric.name
+    shown = {name for name in final_metrics(flat.trials[0]) if name.startswith("fairness/")}
+    assert shown
+    assert all(name.startswith("fairness/worst_group_") for name in shown)
+    worst, group = found.interval(flat, "worst_group_accuracy"), found.evidence.interval(flat, "accuracy", "many")
+    assert worst == group is not None
+    with pytest.raises(InvalidInput, match="no private setting of this sweep has accuracy_gap"):
+        best(found, "accuracy_gap")
 
 
 def test_a_condition_on_what_is_better_when_low_is_an_upper_bound(
