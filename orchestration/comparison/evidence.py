@@ -25,6 +25,8 @@ _FEWER_RESAMPLES: Final = 300
 _MANY_TRIALS: Final = 100
 """Larger sweeps get `_FEWER_RESAMPLES` resamples: the ends of intervals vary more, their coverage is the same."""
 _CELLS_AT_ONCE: Final = 2**24
+_OF_EVERYONE: Final = ("accuracy", "accuracy_change")
+"""Shares of all test examples; others depend on groups, or on fewer examples, such as those of one class."""
 Name = tuple[str, str]
 """Name of a group, or "" for all test examples, and name of a metric."""
 
@@ -81,10 +83,9 @@ class Evidence:
         runs = self._runs(trials, name)
         if runs is None:
             return None
-        # where a share is 0 or 1 in every resample, the interval follows from the number of examples
-        examples = min(self._examples(trial, name[0]) for trial in trials)
-        found = interval(runs, examples=0 if _format(name) in (NUMBER, FIT, CHANGE) else examples)
-        return found and found.within(*possible(_format(name)))
+        ends = possible(_format(name))
+        found = interval(runs, examples=self._examples(trials, name), possible=ends)
+        return found and found.within(*ends)
 
     def difference(
         self, one: Setting, other: Setting, name: str, group: str = "", comparisons: int = 1
@@ -96,31 +97,33 @@ class Evidence:
         have different test examples.
         """
         found = self._difference(one, other, (group, name), 1.0 - (1.0 - LEVEL) / comparisons)
-        least, most = possible(_format((group, name)))
-        return found and found.within(least - most, most - least)
+        return found and found.within(*_possible_differences((group, name)))
 
     def _difference(self, one: Setting, other: Setting, name: Name, level: float) -> ConfidenceInterval | None:
         of_one, of_other = ({_run(trial): trial for trial in setting.trials} for setting in (one, other))
         common = [run for run in of_one if run in of_other and self._same_test(of_one[run], of_other[run])]
-        if common:
-            first, second = (
-                self._runs([of_one[run] for run in common], name),
-                self._runs([of_other[run] for run in common], name),
-            )
-            return None if first is None or second is None else interval(first.minus(second), level)
-        first, second = (self._runs(setting.trials, name) for setting in (one, other))
+        ours, theirs = (
+            [trials[run] for run in common] if common else list(setting.trials)
+            for trials, setting in ((of_one, one), (of_other, other))
+        )
+        first, second = self._runs(ours, name), self._runs(theirs, name)
         if first is None or second is None:
             return None
-        sets = {self._numbers[trial.key].test_set for trial in (*one.trials, *other.trials)}
-        return unpaired(first, second, level) if len(sets) == 1 else None
+        examples, ends = self._examples([*ours, *theirs], name), _possible_differences(name)
+        if common:
+            return interval(first.minus(second), level, examples, ends)
+        sets = {self._numbers[trial.key].test_set for trial in (*ours, *theirs)}
+        return unpaired(first, second, level, examples, ends) if len(sets) == 1 else None
 
     def _same_test(self, one: PublishedTrial, other: PublishedTrial) -> bool:
         found = [self._numbers[trial.key].test_set for trial in (one, other) if trial.key in self._numbers]
         return len(found) == 2 and found[0] == found[1]
 
-    def _examples(self, trial: PublishedTrial, group: str) -> int:
-        numbers = self._numbers[trial.key]
-        return numbers.sizes[group] if group else min(numbers.sizes.values(), default=numbers.examples)
+    def _examples(self, trials: Iterable[PublishedTrial], name: Name) -> int:
+        """Smallest number of test examples behind a share of a trial; 0 for numbers that are not shares."""
+        if _format(name) in (NUMBER, FIT, CHANGE):
+            return 0
+        return min(_examples_behind(self._numbers[trial.key], name) for trial in trials)
 
     def _runs(self, trials: Sequence[PublishedTrial], name: Name) -> RunValues | None:
         if not trials or any(trial.key not in self._numbers for trial in trials):
@@ -141,6 +144,20 @@ def _run(trial: PublishedTrial) -> tuple[object, ...]:
 
 def _format(name: Name) -> Format:
     return (group_metric(name[1]) if name[0] else metric(name[1])).format
+
+
+def _possible_differences(name: Name) -> tuple[float, float]:
+    least, most = possible(_format(name))
+    return least - most, most - least
+
+
+def _examples_behind(numbers: _Numbers, name: Name) -> int:
+    """Number of test examples behind a share; of the smallest group unless the share is one of all test examples."""
+    group, metric_name = name
+    if group:
+        return numbers.sizes[group]
+    sizes = () if metric_name in _OF_EVERYONE else numbers.sizes.values()
+    return min(sizes, default=numbers.examples)
 
 
 def gather(trials: Iterable[PublishedTrial], outcomes: Mapping[str, AnyOutcomes]) -> Evidence:

@@ -58,11 +58,13 @@ class RunValues:
         return RunValues(self.values - other.values, self.resampled - other.resampled, self.splits, self.overlap)
 
 
-def interval(runs: RunValues, level: float = LEVEL, examples: int = 0) -> ConfidenceInterval | None:
+def interval(
+    runs: RunValues, level: float = LEVEL, examples: int = 0, possible: tuple[float, float] = (0.0, 1.0)
+) -> ConfidenceInterval | None:
     """The mean over runs with its interval; None if the mean is not finite, or fewer than two resamples are.
 
-    examples: number of examples behind a share, or 0 for other numbers. If a share is 0 or 1 in all resamples, its
-    interval is that of Clopper and Pearson for this number of examples.
+    examples: number of examples behind a share, or a difference of shares, with values in ``possible``; 0 for other
+    numbers. Where resamples do not vary, the interval follows from this number (`_ends`).
     """
     value = float(runs.values.mean())
     usable = np.isfinite(runs.resampled).all(0)
@@ -70,20 +72,22 @@ def interval(runs: RunValues, level: float = LEVEL, examples: int = 0) -> Confid
         return None
     resampled = runs.resampled[:, usable]
     means = resampled.mean(0)
-    variance, freedom = _variance(runs, resampled, float(means.var(ddof=1)))
-    if variance == 0.0 and value in (0.0, 1.0) and examples:
-        reach = 1.0 - ((1.0 - level) / 2.0) ** (1.0 / examples)
-        low, high = (0.0, reach) if value == 0.0 else (1.0 - reach, 1.0)
-        return ConfidenceInterval(value, low, high, len(runs.values), _covers(runs))
-    centre = value - (float(means.mean()) - value)
-    half = _half_width(variance, freedom, level)
-    return ConfidenceInterval(
-        value, min(centre - half, value), max(centre + half, value), len(runs.values), _covers(runs)
-    )
+    half = _half_width(*_variance(runs, resampled, float(means.var(ddof=1))), level)
+    low, high = _ends(value, means, half, _reach(level, examples), possible)
+    return ConfidenceInterval(value, low, high, len(runs.values), _covers(runs))
 
 
-def unpaired(one: RunValues, other: RunValues, level: float = LEVEL) -> ConfidenceInterval | None:
-    """The difference of two means with its interval, for runs with the same test examples but without common seeds."""
+def unpaired(
+    one: RunValues,
+    other: RunValues,
+    level: float = LEVEL,
+    examples: int = 0,
+    possible: tuple[float, float] = (-1.0, 1.0),
+) -> ConfidenceInterval | None:
+    """The difference of two means with its interval, for runs with the same test examples but without common seeds.
+
+    examples, possible: as in `interval`.
+    """
     value = float(one.values.mean() - other.values.mean())
     means = one.resampled.mean(0) - other.resampled.mean(0)
     means = means[np.isfinite(means)]
@@ -93,9 +97,28 @@ def unpaired(one: RunValues, other: RunValues, level: float = LEVEL) -> Confiden
     treated, between, spent = (sum(part) for part in zip(*seeds, strict=True))
     variance = _total(float(means.var(ddof=1)), treated, between, min(len(one.values), len(other.values)) - 1)
     half = _half_width(variance, _degrees(variance, spent, len(one.values) - 1), level)
-    centre = 2.0 * value - float(means.mean())
-    count = min(len(one.values), len(other.values))
-    return ConfidenceInterval(value, min(centre - half, value), max(centre + half, value), count, _covers(one))
+    low, high = _ends(value, means, half, _reach(level, examples), possible)
+    return ConfidenceInterval(value, low, high, min(len(one.values), len(other.values)), _covers(one))
+
+
+def _reach(level: float, examples: int) -> float:
+    """Clopper and Pearson's upper bound on a share of which ``examples`` examples show nothing; 0 without examples."""
+    return 1.0 - ((1.0 - level) / 2.0) ** (1.0 / examples) if examples else 0.0
+
+
+def _ends(value: float, means: Array, half: float, reach: float, possible: tuple[float, float]) -> tuple[float, float]:
+    """Ends of the interval around ``value``, whose bootstrap ``means`` correct its bias; half: its half width.
+
+    If all resamples agree, every example has the same value, and examples that were not drawn, a share of at most
+    ``reach``, may have any of the ``possible`` values. For a share this is the interval of Clopper and Pearson, and a
+    difference of 1 or -1 excludes 0 when the exact test of McNemar does.
+    """
+    centre = value - (float(means.mean()) - value)
+    low, high = min(centre - half, value), max(centre + half, value)
+    if not reach or np.ptp(means) > 0.0:
+        return low, high
+    least, most = possible
+    return min(low, value - reach * (value - least)), max(high, value + reach * (most - value))
 
 
 def _half_width(variance: float, degrees: float, level: float) -> float:

@@ -79,6 +79,7 @@ RESULTS: Final[tuple[Mutant, ...]] = (
         B("max(0.0, of_examples - treated) + between", "of_examples", "seeds leave intervals as they are"),
         B("if freedom < _FEW else total", "if False else total", "two seeds that agree by chance are certain"),
         B("(1.0 / len(names) + runs.overlap)", "(1.0 / len(names))", "overlapping splits count as independent"),
+        B("reach * (value - least)", "reach * min(1.0, value - least)", "a difference of one example is a verdict"),
         B(
             "self.values - other.values, self.resampled - other.resampled",
             "self.values - other.values, self.resampled",

@@ -186,10 +186,11 @@ WORKERS: Final[tuple[Mutant, ...]] = (
         "workers/rates.py",
         ("tests/workers/test_rates.py",),
         B(
-            "return highest(values) - lowest(values)",
-            "return highest(values) - values.mean(-1)",
+            "highest(values) - lowest(values))",
+            "highest(values) - values.mean(-1))",
             "the gap is to the mean",
         ),
+        B(".sum(-1) > 1, found", ".sum(-1) > 0, found", "one group alone is served fairly"),
         B("_equalized_odds(gap, highest)", "_equalized_odds(gap, lowest)", "equalised odds is the smaller gap"),
         B(
             "counts[..., 1, 1], counts[..., :, 1].sum(-1)",

@@ -107,6 +107,48 @@ def test_shares_differ_by_at_most_everything(sample: Findings) -> None:
     assert (found.low, found.high) == (-1.0, 1.0)
 
 
+def of_first(found: Outcomes, count: int) -> Outcomes:
+    """The outcomes of the first test examples alone."""
+    return Outcomes(
+        found.example_ids[:count],
+        found.labels[:count],
+        found.groups[:count],
+        found.predicted[:count],
+        found.log_losses[:count],
+        found.confidences[:count],
+        found.group_names,
+        found.num_classes,
+    )
+
+
+@pytest.mark.parametrize(("count", "verdict"), [(1, "not distinguishable"), (5, "not distinguishable"), (8, "better")])
+@pytest.mark.parametrize("paired", [True, False])
+def test_few_examples_decide_nothing_even_if_they_agree(count: int, verdict: str, paired: bool) -> None:
+    right, wrong = (of_first(of_predictions(labels), count) for labels in (LABELS, 1 - LABELS))
+    trials = [trial(right, "flat", 0), trial(wrong, "dpsgd_f", 0 if paired else 1)]
+    found = found_in(
+        [replace(each, quality=replace(each.quality, groups=())) for each in trials],  # type: ignore[type-var]  # has one
+        {trials[0].key: right, trials[1].key: wrong},
+    )
+    difference = found.difference(setting(found, "flat"), setting(found, "dpsgd_f"), "accuracy")
+    assert difference.interval is not None
+    assert (difference.interval.value, difference.verdict) == (1.0, verdict)
+
+
+def test_models_that_predict_alike_are_equal_up_to_the_number_of_test_examples() -> None:
+    same = outcomes((0.9, 0.8))
+    trials = [trial(same, clipping, 0) for clipping in ("none", "flat", "dpsgd_f")]
+    found = found_in(trials, {each.key: same for each in trials})
+    flat, fair = setting(found, "flat"), setting(found, "dpsgd_f")
+    for name, examples in (("accuracy", 4000), ("accuracy_gap", 1000)):
+        difference = found.evidence.difference(flat, fair, name)
+        assert difference is not None
+        reach = 1.0 - 0.025 ** (1.0 / examples)
+        assert (difference.low, difference.value, difference.high) == pytest.approx((-reach, 0.0, reach)), name
+    change, difference = found.interval(flat, "accuracy_change"), found.evidence.difference(flat, fair, "accuracy")
+    assert change == difference
+
+
 def test_the_headline_says_what_can_be_told_apart(sample: Findings) -> None:
     trials, _ = sweep_of(SHARES)
     said = " ".join(headline(published(trials), sample))

@@ -131,6 +131,37 @@ def test_a_share_of_nobody_is_not_known_to_be_zero() -> None:
     assert (all_right.low, all_right.high) == pytest.approx((stats.beta.ppf(0.025, 80, 1), 1.0))
 
 
+def constant(*values: float) -> RunValues:
+    """Runs that treat every test example alike."""
+    return RunValues(np.array(values), np.repeat(np.array(values)[:, None], 50, 1), np.zeros(len(values), np.int64))
+
+
+@pytest.mark.parametrize("examples", [1, 2, 3, 5, 6, 7, 30])
+@pytest.mark.parametrize("level", [0.95, 0.99])
+def test_a_difference_of_every_example_is_as_sure_as_the_exact_test_of_mcnemar(examples: int, level: float) -> None:
+    """If one of two models is right on all examples and the other on none, its p-value is 2 / 2**n."""
+    ahead, behind = (interval(constant(value), level, examples=examples, possible=(-1.0, 1.0)) for value in (1.0, -1.0))
+    apart = unpaired(constant(1.0), constant(0.0), level, examples)
+    assert ahead is not None
+    assert behind is not None
+    assert apart is not None
+    assert (ahead.low > 0.0) == (2.0 / 2.0**examples < 1.0 - level)
+    assert (ahead.high, behind.low, behind.high) == pytest.approx((1.0, -1.0, -ahead.low))
+    assert (apart.low, apart.high) == (ahead.low, ahead.high)
+
+
+def test_models_that_predict_alike_may_differ_on_other_examples() -> None:
+    alike = interval(constant(0.0, 0.0), examples=80, possible=(-1.0, 1.0))
+    assert alike is not None
+    assert (-alike.low, alike.high) == pytest.approx([stats.beta.ppf(0.975, 1, 80)] * 2)
+
+
+def test_one_example_decides_nothing_however_many_seeds_agree_on_it() -> None:
+    found = interval(constant(1.0, 1.0, 1.0, 1.0, 0.0), examples=1, possible=(-1.0, 1.0))
+    assert found is not None
+    assert found.low < 0.0 < found.value
+
+
 def test_splits_of_the_same_data_are_not_independent() -> None:
     values, splits = (0.70, 0.71, 0.80, 0.81, 0.75, 0.76), [0, 0, 1, 1, 2, 2]
     apart, overlapping = (interval(of_seeds(*values, splits=splits, overlap=share)) for share in (0.0, 0.25))
