@@ -16,6 +16,7 @@ from rich.text import Text
 from orchestration.commands.console import show, stdout
 from orchestration.comparison.entries import Metric, MetricTable
 from orchestration.comparison.formats import clock, listed, number
+from orchestration.comparison.hidden_groups import hidden_groups_note
 from orchestration.comparison.ledger import composed
 from orchestration.comparison.metrics import columns
 from orchestration.comparison.plain_text import for_terminal, masked
@@ -149,8 +150,9 @@ def print_outcome(outcome: Outcome) -> None:
     if failed := sum(row["status"] == TrialState.FAILED.word for row in rows(outcome.record)):
         remark = f"{failed} failed: each keeps the key of its noise until it is resumed to its end, or `dpsweep forget`"
         console.print(Text(f"{remark} {outcome.files.root}"), soft_wrap=True)
-    for sentence in together(outcome.record.data().trials):
-        console.print(Text(sentence), soft_wrap=True)
+    trials = outcome.record.data().trials
+    for sentence in (*together(trials), *hidden_groups_note(trials)):
+        console.print(Text(for_terminal(sentence)), soft_wrap=True)
     python, uri = _this_python(), masked(outcome.tracking_uri, outcome.tracking_uri)
     report = outcome.files.report
     if "://" in report:  # no browser reads an object store

@@ -13,6 +13,7 @@ __all__ = [
     "findings",
     "formats",
     "group_sizes",
+    "hidden_groups",
     "individuals",
     "intervals",
     "inventory",

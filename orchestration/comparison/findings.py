@@ -13,6 +13,7 @@ import numpy as np
 from orchestration.comparison.entries import Metric
 from orchestration.comparison.evidence import Evidence
 from orchestration.comparison.formats import SHARES, listed
+from orchestration.comparison.hidden_groups import hidden_groups_note
 from orchestration.comparison.intervals import ConfidenceInterval
 from orchestration.comparison.metrics import METRICS, main_metric, metric
 from orchestration.comparison.rate_metrics import GROUP_METRICS, WORST_GROUP_METRICS
@@ -279,7 +280,9 @@ def tuned_values(found: Findings) -> dict[str, int]:
 
 def warnings(found: Findings) -> list[str]:
     """Warnings to read before trusting a difference, one sentence or more each."""
-    return [*_diverged(found), *_above_baseline(found), *_constant(found), *_unequally_tuned(found), *_untuned(found)]
+    hidden = hidden_groups_note(trial for setting in found.settings for trial in setting.trials)
+    told = (_diverged, _above_baseline, _constant, _unequally_tuned, _untuned)
+    return [*(sentence for each in told for sentence in each(found)), *hidden]
 
 
 def _diverged(found: Findings) -> list[str]:

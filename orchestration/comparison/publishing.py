@@ -44,6 +44,7 @@ def finished(point: GridPoint, result: TrialResult, baseline: TrialResult | None
             baseline.training.evaluation if baseline else None,
             _courses(result),
             result.attacks.training_scores,
+            result.group_names,
         ),
         individuals=result.individuals,
         attacks=tuple(
@@ -145,8 +146,13 @@ def _quality(
     baseline: Evaluation | None,
     courses: Mapping[str, PublishedCourse],
     training: Evaluation | None,
+    group_names: tuple[str, ...] = (),
 ) -> PublishedQuality:
-    """The published evaluation on test data. training: the evaluation on training examples, if it may be shown."""
+    """The published evaluation on test data.
+
+    training: the evaluation on training examples, if it may be shown. group_names: of all groups, shown or not.
+    """
+    shown = {group.name for group in evaluation.groups}
     on_training = {each.name: main_score(each.accuracy, each.scores) for each in training.groups} if training else {}
     changes: Mapping[str, float] = cost_of_privacy(evaluation, baseline) if baseline else {}
     change = _change(evaluation.main, baseline.main if baseline else None)
@@ -174,6 +180,7 @@ def _quality(
         scores=_with_change(evaluation.task, evaluation.scores, change),
         parts=evaluation.parts,
         on_training=main_score(training.accuracy, training.scores) if training else None,
+        hidden=tuple(name for name in group_names if name not in shown),
     )
 
 

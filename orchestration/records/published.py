@@ -103,7 +103,8 @@ class PublishedQuality:
     accuracy, accuracy_change, fairness, counts: for classification only. fairness: gaps between groups by name
     (`workers.rates.gaps`). counts: over all groups. scores, parts: for other tasks, scores by name, and scores of
     single labels or targets. The change of a score is named after the score with ``_change``. on_training: ``main`` on
-    the training examples; None if it was not asked for, or exact statistics are not shown.
+    the training examples; None if it was not asked for, or exact statistics are not shown. hidden: names of groups that
+    are not in ``groups``, because they are too small in the test data or would give away one that is.
     """
 
     accuracy: float | None
@@ -116,6 +117,7 @@ class PublishedQuality:
     scores: Mapping[str, float] = field(default_factory=dict)
     parts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     on_training: float | None = None
+    hidden: tuple[str, ...] = ()
 
     @property
     def main(self) -> float | None:
