@@ -39,12 +39,7 @@ from workers.gradients.planners import Planner, default_planner
 from workers.gradients.randomness import RandomState
 from workers.gradients.results import BatchNorms, Pass, WeightedSum, require_same
 from workers.gradients.sums import Sums
-from workers.gradients.verification import (
-    HALF_TOLERANCE,
-    TOLERANCE,
-    in_double_where_rounding_matters,
-    verify,
-)
+from workers.gradients.verification import in_double_where_rounding_matters, verify
 
 _ALONE, _AGAIN = 3, 4
 """Number of examples that are verified one by one in the first batch, and together in some later ones."""
@@ -285,10 +280,7 @@ class GradientEngine:
         return examples > 0 and self._agrees(anew, x, y, (1, examples), _ALONE) and examples > 1
 
     def _compare_again(self, x: Tensor, y: Tensor) -> None:
-        """Verify some examples of a later batch together, if it is to be compared.
-
-        Raises: InvalidInput if they disagree.
-        """
+        """Verify some examples of a later batch together, if it is to be compared. Raises: InvalidInput."""
         most = len(x) // self._multiplicity
         examples = min(_AGAIN, self._micro_batch_size or _AGAIN, most)
         if self._later.is_to_be_compared(examples):
@@ -304,8 +296,7 @@ class GradientEngine:
         passes = ComparedPasses(
             capturing, self._precise_losses, self._parameters, count, x[rows], y[rows], alone, weights
         )
-        tolerance = HALF_TOLERANCE if has_half_precision(self.model) else TOLERANCE
-        return verify(self.model, passes.of_engine, passes.of_autograd, sizes, tolerance)
+        return verify(self.model, passes.of_engine, passes.of_autograd, sizes)
 
     def _norm_pass(self, batch: MicroBatch, look: Look) -> Pass:
         """A pass that records its initial random state if it draws, so that it can be repeated."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from accounting.errors import InvalidInput, public_text
 from workers.gradients.checks import refuse_changed
 from workers.gradients.deterministic_passes import SHARES, ConstantDraws, Start, same, without_dropout
+from workers.gradients.half_precision import has_half_precision
 from workers.gradients.modes import modes_kept
 from workers.gradients.randomness import RandomState
 
@@ -37,13 +38,12 @@ def verify(
     within: Callable[[int], Sequence[Gradients]],
     alone: Callable[[int], Gradients],
     sizes: Sequence[int],
-    tolerance: float = TOLERANCE,
 ) -> bool:
     """Compare the engine's gradient of each example in a batch with autograd's gradient of that example alone.
 
     within(n): the engine's gradients of a few examples in a batch of n, or of sums of them. alone(i): autograd's i-th
     of these. sizes: those of the batches, of which the last one is compared; one of size 1 before it shows the
-    fallback which axes are not the batch. tolerance: largest difference, relative to a parameter's gradient.
+    fallback which axes are not the batch.
 
     The two differ if a parameter is also read outside the forward of the module that owns it, which the engine cannot
     see, or if model or loss mix or reorder the rows of a batch. If the gradient of some parameter is 0 for all
@@ -59,6 +59,7 @@ def verify(
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     device, start = parameters[0].device, Start(model)
+    tolerance = HALF_TOLERANCE if has_half_precision(model) else TOLERANCE
     comparison = _Comparison(within, alone, sizes, tolerance, device, start)
     try:
         with RandomState.preserved(device), modes_kept(model), without_dropout(model):
