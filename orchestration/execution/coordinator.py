@@ -125,15 +125,26 @@ class Coordinator:
         return isinstance(result, StoppedTrial) and is_left_to_account(result, files)
 
     def _require_same_data(self) -> None:
-        """Raise `InvalidInput` if pending trials use data that have changed since others were trained on them."""
-        asked = {planned.spec.data for planned in self.pending()}
-        for key, planned in self._planned.items():
-            over = self._status[key].result is not None and planned.spec.data in asked
-            if over and met_other_data(self._files.trial(key), planned.data_digest):
+        """Raise `InvalidInput` if pending trials use data that have changed since stored trials were trained on them.
+
+        A trial that is no longer asked for counts too, unless its files do not tell on which data it was trained.
+        """
+        digests, statuses = {planned.spec.data: planned.data_digest for planned in self.pending()}, self._statuses()
+        for key, point in self._points.items():
+            data, has_result = point.spec.data, key in statuses and statuses[key].result is not None
+            if has_result and data in digests and self._met_other_data(key, digests[data]):
                 raise InvalidInput(
-                    f"the data {planned.spec.data.name!r} have changed since trial {key} was trained on them, so that "
+                    f"the data {data.name!r} have changed since trial {key} was trained on them, so that "
                     "further trials would not compare with it; restore the data, or choose another folder with --output"
                 )
+
+    def _met_other_data(self, key: str, digest: str) -> bool:
+        try:
+            return met_other_data(self._files.trial(key), digest)
+        except DataCorruption:
+            if key in self._planned:
+                raise
+            return False
 
     @property
     def no_longer_asked(self) -> int:
@@ -329,11 +340,14 @@ class Coordinator:
         return self._record().trial(self._points[key])
 
     def _record(self) -> SweepRecord:
-        statuses = {**self._kept.statuses, **{trial.key: trial for trial in self._status.trials}}
         attempts = {**self._attempts.all, **self._kept.attempts}
         accounts = {**self._accounts, **self._kept.accounts}
         points = tuple(self._points.values())
-        return SweepRecord(self._manifest, self._sweep, points, statuses, attempts, accounts, self._candidates)
+        return SweepRecord(self._manifest, self._sweep, points, self._statuses(), attempts, accounts, self._candidates)
+
+    def _statuses(self) -> dict[str, TrialStatus]:
+        """The statuses of all trials, those that are no longer asked for included."""
+        return {**self._kept.statuses, **{trial.key: trial for trial in self._status.trials}}
 
 
 def initial_status(plan: Plan) -> list[TrialStatus]:

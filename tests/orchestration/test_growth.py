@@ -118,6 +118,23 @@ def _shrink(files: SweepFiles, grown: dict[str, dict[str, Any]]) -> None:
     assert all(row["asked"] for row in rows(files).values()), "asked for again"
 
 
+def test_new_trials_are_not_trained_beside_former_ones_of_other_data(files: SweepFiles) -> None:
+    before, noted = contents(files.trials), [files.trial(key).data_fingerprint for key in rows(files)]
+    for name in noted:
+        write_sealed(name, json.dumps({"data": "0" * 64}).encode(), private=True)
+    with pytest.raises(InvalidInput, match=r"the data .digits. have changed since trial .* was trained on them"):
+        run(Path(files.root), epochs=2)
+    assert contents(files.trials).keys() == before.keys(), "nothing was trained"
+    told = Told()
+    run(Path(files.root), told, epochs=2, data={"name": "digits", "keep": {8: 0.2}})
+    assert len(told.ends) == 2, "of other data from the first"
+    Path(noted[0]).unlink()
+    Path(noted[1]).write_text("{")
+    told = Told()
+    run(Path(files.root), told, epochs=2)
+    assert len(told.ends) == 2, "which data the former ones met is not known"
+
+
 def kinds(files: SweepFiles) -> dict[str, int]:
     client = MlflowClient(f"sqlite:///{files.root}/mlflow.db")
     experiment = client.get_experiment_by_name("dpsweep")
