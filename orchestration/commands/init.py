@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -39,7 +40,7 @@ def init(
         raise InvalidInput("--text and --tokenizer belong together; give both or none")
     column = None if text is None or tokenizer is None else TextColumn(text, tokenizer)
     target = Path(f"{data.stem}.yaml") if to is None else to
-    if target.exists():
+    if os.path.exists(target):  # False for a name that is too long
         raise InvalidInput(f"{target} exists and may hold your changes; name another file with --to")
     write_file("--to", target, draft_sweep(data, label, group, user, column).encode(), private=True)
     typer.echo(for_terminal(f"{target}: confirm what was read off the data, then: dpsweep plan {target}"))

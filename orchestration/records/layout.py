@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from accounting.errors import InvalidInput
 from accounting.records import TrialFiles
+
+_LONGEST_NAME: Final = 255
+"""Most bytes of the name of a file or folder, on all common file systems."""
 
 
 def absolute(location: str) -> str:
@@ -16,10 +20,12 @@ def absolute(location: str) -> str:
     >>> absolute("s3://bucket/runs/a"), absolute("/data/../runs/a")
     ('s3://bucket/runs/a', '/runs/a')
 
-    Raises: InvalidInput for a location with a null character, which no file name may hold.
+    Raises: InvalidInput for a location with a null character or a name that is too long, which no file may have.
     """
     if "\0" in location:
         raise InvalidInput(f"{location!r} holds a null character, which no file name may; give another path")
+    if "://" not in location and any(len(os.fsencode(name)) > _LONGEST_NAME for name in Path(location).parts):
+        raise InvalidInput(f"{location} holds a name of more than {_LONGEST_NAME} bytes; give another path")
     return location if "://" in location else str(Path(location).expanduser().resolve())
 
 
@@ -35,11 +41,14 @@ def default_output(name: str) -> str:
 def output_files(output: str | None, name: str) -> SweepFiles:
     """The files of a sweep called ``name`` that is written to ``output``, or to its default folder.
 
-    Raises: InvalidInput as `absolute`, and for a local path that is a file or leads through one.
+    Raises: InvalidInput as `absolute`, and for a local path that is a file or leads through one, or that is too long.
     """
     root = absolute(output or default_output(name))
     if "://" not in root:
-        file = next((level for level in (Path(root), *Path(root).parents) if level.is_file()), None)
+        try:
+            file = next((level for level in (Path(root), *Path(root).parents) if level.is_file()), None)
+        except OSError as error:
+            raise InvalidInput(f"--output {root}: {error.strerror}; name another folder with --output") from error
         if file is not None:
             raise InvalidInput(f"--output {root}: {file} is a file, not a folder; name another folder with --output")
     return SweepFiles(root)

@@ -169,8 +169,8 @@ def _types(key: str, name: object) -> dict[str, Any]:
 class SweepSpec(SweepSection):
     """A whole sweep file. Fields of type ``Axis`` take one value or a list of values."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
-    """Name of the sweep, and of its default folder."""
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=100)
+    """Name of the sweep, and of its default folder; at most 100 characters."""
     data: Axis[Data]
     """The data source and its splits."""
     model: Axis[Named]

@@ -57,7 +57,7 @@ def locate(source: str, names: tuple[str, ...], root: str | None, download: Down
 def require_path(path: str) -> Path:
     """``path`` as an absolute path. Raises: InvalidInput when it does not exist."""
     absolute = Path(path).expanduser().absolute()
-    if not absolute.exists():
+    if not os.path.exists(absolute):  # False for a name that is too long
         raise InvalidInput(f"there is no {absolute}; give an absolute path to the data")
     return absolute
 

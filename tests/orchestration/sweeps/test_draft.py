@@ -149,6 +149,9 @@ def test_what_cannot_be_drafted_is_refused(tmp_path: Path) -> None:
         draft_sweep(write(tmp_path, ".csv", rows=20), ["approved"], "sex")
     with pytest.raises(InvalidInput, match="there is no"):
         draft_sweep(tmp_path / "none.csv", ["approved"], "sex")
+    long = dpsweep("init", f"{'n' * 300}.csv", "--label", "approved")
+    assert (long.returncode, long.stderr.count("\n")) == (2, 1)
+    assert "there is no" in long.stderr
 
 
 def test_the_command_writes_a_private_file_once(tmp_path: Path) -> None:

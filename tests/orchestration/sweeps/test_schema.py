@@ -141,6 +141,7 @@ MISTAKES = {
     "asha on test data": ({"scheduler": {"name": "asha", "metric": "test_accuracy"}}, r"accept_unaccounted_selection"),
     "asha without public data": ({"scheduler": {"name": "asha"}}, r"data.public_fraction"),
     "a name that is a path": ({"name": "../elsewhere"}, r"name: "),
+    "a name that no folder can have": ({"name": "n" * 260}, r"name: .*at most 100 characters"),
 }
 
 
