@@ -160,11 +160,12 @@ def print_outcome(outcome: Outcome) -> None:
         console.print(Text(f"  {report}"), soft_wrap=True)
     else:
         console.print("Open the report:", style="bold")
-        console.print(Text(f"  {python} -m webbrowser file://{report}"), soft_wrap=True)
+        console.print(Text(f"  {python} -m webbrowser {Path(report).as_uri()}"), soft_wrap=True)
     if uri == NO_TRACKING:
         return
     console.print("Open MLflow:", style="bold")
-    for line in _mlflow_lines(f"{python} -m mlflow ui --backend-store-uri {uri}", uri, outcome.address):
+    serve = f"{python} -m mlflow ui --backend-store-uri {shlex.quote(uri)}"
+    for line in _mlflow_lines(serve, uri, outcome.address):
         console.print(Text(f"  {line}"), soft_wrap=True)
 
 

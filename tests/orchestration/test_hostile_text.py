@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import stat
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from orchestration.execution.environment import IN_PROCESS
 from orchestration.execution.removal import forget_keys
 from orchestration.execution.submission import SubmittedSweep
 from orchestration.pipeline import Outcome, RunRequest, render_again, run_sweep
+from orchestration.records.layout import SweepFiles
 from orchestration.records.published import PublishedTrial
 from orchestration.records.states import TrialState
 from orchestration.records.status import TrialStatus
@@ -158,6 +160,15 @@ def test_passwords_are_in_no_line_to_copy(finished: Outcome, capsys: pytest.Capt
     assert "hunter2" not in shown
     assert "swordfish" not in shown
     assert "postgresql://me:***@host/db?sslpassword=***" in shown
+
+
+def test_lines_to_copy_hold_in_folders_with_spaces(finished: Outcome, capsys: pytest.CaptureFixture[str]) -> None:
+    files = SweepFiles("/tmp/bin ary/ü#1")
+    print_outcome(replace(finished, files=files, tracking_uri=f"sqlite:///{files.root}/mlflow.db"))
+    shown = [line for line in capsys.readouterr().out.splitlines() if " -m " in line]
+    browser, mlflow = (shlex.split(line)[1:] for line in shown)
+    assert browser == ["-m", "webbrowser", "file:///tmp/bin%20ary/%C3%BC%231/report.html"]
+    assert mlflow == ["-m", "mlflow", "ui", "--backend-store-uri", "sqlite:////tmp/bin ary/ü#1/mlflow.db"]
 
 
 def test_a_private_folder_that_leads_elsewhere_is_not_written(folder: Path, tmp_path: Path) -> None:
