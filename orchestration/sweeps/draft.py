@@ -262,7 +262,8 @@ def _training_section(rows: int, subject: _Subject) -> Iterator[str]:
         yield "model: transformer    # small; or a function of your own"
     if subject.task != "classification":
         yield f"loss: {_LOSSES[subject.task]}"
-    yield "optimizer: {name: sgd, learning_rate: 1.0}"
+    rate = 0.1 if subject.task == "regression" else 1.0  # mse is steeper than cross-entropy, and diverges at 1
+    yield f"optimizer: {{name: sgd, learning_rate: {rate}}}"
     yield f"sampling: {{method: poisson, batch_size: {batch}}}    # each row joins a batch with probability {batch} / n"
     yield "epochs: 20"
     yield ""

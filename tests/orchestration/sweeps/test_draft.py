@@ -9,11 +9,16 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
+import yaml
 
 from accounting.errors import InvalidInput
+from orchestration.comparison.record import rows
+from orchestration.execution.environment import IN_PROCESS
+from orchestration.pipeline import RunRequest, run_sweep
 from orchestration.sweeps.draft import TextColumn, draft_sweep
 from orchestration.sweeps.plan import plan_sweep
 from orchestration.sweeps.schema import parse_sweep
+from orchestration.tracking.no_tracking import NO_TRACKING
 from tests.orchestration.processes import dpsweep
 from tests.workers.data_folders import make_numbers, make_texts, make_tokenizer
 
@@ -101,6 +106,14 @@ def test_other_tasks_are_drafted(tmp_path: Path, labels: list[str], task: str, l
     assert [each.name for each in sweep.loss] == [loss]
     assert set(ranges) <= set(sweep.data[0].params["ranges"])
     assert not set(labels) & set(sweep.data[0].params["features"])
+
+
+def test_a_drafted_regression_learns(tmp_path: Path) -> None:
+    drafted = yaml.safe_load(draft_sweep(make_numbers(tmp_path / "numbers.csv"), ["y"], "sex"))
+    text = yaml.safe_dump({**drafted, "clipping": "none", "seeds": 0})
+    outcome = run_sweep(RunRequest(parse_sweep(text), text, str(tmp_path / "out"), IN_PROCESS, NO_TRACKING))
+    (row,) = rows(outcome.record)
+    assert row["r2"] > 0.5
 
 
 def test_the_owner_of_a_row_is_no_feature(tmp_path: Path) -> None:
