@@ -33,7 +33,7 @@ from accounting.errors import InvalidInput
 from accounting.jobs.parallel import fitting
 from accounting.records import KEY_VARIABLE, KeyCheck, require_key
 from orchestration.execution.autoscaler import has_autoscaler, is_beyond_autoscaler
-from orchestration.execution.environment import EMBEDDED, reread_environment
+from orchestration.execution.environment import EMBEDDED, require_address, reread_environment
 from orchestration.execution.nodes import amounts_of
 from orchestration.execution.quiet_stderr import stderr_without
 from orchestration.execution.session import private_session
@@ -196,13 +196,10 @@ def _only_fatal_lines() -> Iterator[None]:
 
 def _require_listener(address: str) -> None:
     """Fail if nothing listens or answers at ``address``; Ray itself would retry for minutes."""
+    require_address(address)
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise InvalidInput(
-            f"the address {address!r} is none of 'local', 'in-process', 'auto' and HOST:PORT (of the cluster's head)"
-        )
     if host in ("localhost", "127.0.0.1"):
         host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # as Ray resolves it
     try:

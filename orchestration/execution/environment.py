@@ -6,6 +6,7 @@ import os
 import secrets
 from pathlib import Path
 
+from accounting.errors import InvalidInput
 from workers.memory import ALLOCATOR
 
 EMBEDDED = "local"
@@ -70,8 +71,21 @@ def reread_environment() -> None:
     _raylet.AuthenticationTokenLoader.instance().reset_cache()  # type: ignore[attr-defined]
 
 
+def require_address(address: str) -> None:
+    """Raises: InvalidInput for a text that ``--address`` does not take."""
+    host, _, port = address.rpartition(":")
+    if address not in (EMBEDDED, IN_PROCESS, "auto") and not (host and port.isdigit()):
+        raise InvalidInput(
+            f"the address {address!r} is none of 'local', 'in-process', 'auto' and HOST:PORT (of the cluster's head)"
+        )
+
+
 def open_cluster(address: str) -> str | None:
-    """A warning if a cluster is joined without a token; None if a token is used or no cluster is joined."""
+    """A warning if a cluster is joined without a token; None if a token is used or no cluster is joined.
+
+    Raises: as `require_address`.
+    """
+    require_address(address)
     if address in (EMBEDDED, IN_PROCESS) or os.environ.get("RAY_AUTH_MODE") == "token":
         return None
     return (

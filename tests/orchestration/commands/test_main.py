@@ -131,6 +131,13 @@ def test_an_address_without_a_cluster_is_a_mistake(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_a_text_that_is_no_address_is_refused_without_a_warning(tmp_path: Path) -> None:
+    done = dpsweep("run", write(tmp_path), "--output", tmp_path / "out", "--address", "in-processs")
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2
+    assert "the address 'in-processs' is none of 'local', 'in-process', 'auto' and HOST:PORT" in line
+
+
 def test_a_report_needs_a_sweep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
