@@ -86,5 +86,5 @@ def flattened(value: Mapping[str, Any], prefix: str = "") -> dict[str, Label]:
         elif isinstance(item, str | int | float):
             flat[f"{prefix}{key}"] = item
         elif item is not None:
-            flat[f"{prefix}{key}"] = json.dumps(item)
+            flat[f"{prefix}{key}"] = json.dumps(item, ensure_ascii=False)
     return flat

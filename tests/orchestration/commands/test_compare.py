@@ -14,6 +14,7 @@ from accounting.errors import InvalidInput
 from orchestration.commands.main import app
 from orchestration.comparison.entries import MetricTable
 from orchestration.comparison.metrics import columns
+from orchestration.comparison.parameters import flattened
 from orchestration.comparison.stored import stored_record
 from orchestration.records.layout import SweepFiles
 from orchestration.report.page import render
@@ -157,6 +158,10 @@ def test_in_what_whole_sweeps_differ_is_a_table_and_in_no_name(one: Path, unlike
     page = (tmp_path / "a.html").read_text()
     assert "What differs between the sweeps" in page
     assert '<td class="">flat</td>' in page
+
+
+def test_names_in_other_alphabets_are_shown_as_they_are() -> None:
+    assert flattened({"data": {"groups": ["für", "男"]}}) == {"data.groups": '["für", "男"]'}
 
 
 def test_the_metric_of_groups_that_a_sweep_chose_is_shown_beside_the_common_one(one: Path, unlike: Path) -> None:
