@@ -118,7 +118,7 @@ def test_what_it_cannot_tell_is_one_line(trial: TrialFiles, report: Report, tmp_
     shutil.rmtree(without / "private" / "epsilons")
     baseline = finished(tmp_path / "baseline", clipping="none", privacy={"noise_multiplier": 0.0, "delta": 1e-5})
     for root, example, complaint in (
-        (trial.root, 10**9, "example 1000000000 is not in the training data"),
+        (trial.root, 10**9, "example 1000000000 is not in the training data of this trial; give the position"),
         (tmp_path / "nothing", 0, "holds no finished trial"),
         (without, 0, "holds no epsilons of single examples"),
         (baseline.root, 0, "was trained without noise"),
