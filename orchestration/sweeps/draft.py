@@ -74,9 +74,9 @@ def draft_sweep(
     the column whose values are compared; by default the classes of the label. user: the column that names the owner of
     each row. text: a text column that the model reads in place of features. Comments in the draft mark what was read
     off the data.
-    Raises: InvalidInput for an unknown column, labels that fit no task, a group with one value or more than
-    `MOST_VALUES`, and a table with fewer than 50 rows or without a usable feature; DataCorruption for a file that
-    cannot be read.
+    Raises: InvalidInput for an unknown column, a label named twice, labels that fit no task, a group with one value or
+    more than `MOST_VALUES`, and a table with fewer than 50 rows or without a usable feature; DataCorruption for a file
+    that cannot be read.
     """
     table, subject = _profiled(path, labels, group, user, text)
     roles = {*labels, group, user, *([text.name] if text else [])}
@@ -104,7 +104,9 @@ def _profiled(
     path: Path, labels: Sequence[str], group: str | None, user: str | None, text: TextColumn | None
 ) -> tuple[TableProfile, _Subject]:
     """Profile the table, and choose its label, group, user and text columns. Raises: as `draft_sweep`."""
-    named = tuple(dict.fromkeys(labels))
+    if repeat := next((name for name in labels if labels.count(name) > 1), None):
+        raise InvalidInput(f"the label {repeat!r} is named more than once; name each label once")
+    named = tuple(labels)
     as_text = () if group is None or group in named else (group,)
     table = profile_table(str(path), as_text, MOST_VALUES)
     if table.rows < _FEWEST_ROWS:

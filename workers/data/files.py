@@ -10,6 +10,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,9 @@ import pyarrow.csv as csv
 from PIL import Image
 
 from accounting.errors import DataCorruption, InvalidInput
+from accounting.registry import lookup
 
+T = TypeVar("T")
 DATA_VARIABLE = "DPSWEEP_DATA"
 CACHE = Path("~/.cache/dpsweep")
 """Folder for files that can be made or downloaded again. Call ``expanduser`` before use."""
@@ -60,6 +63,13 @@ def require_path(path: str) -> Path:
     if not os.path.exists(absolute):  # False for a name that is too long
         raise InvalidInput(f"there is no {absolute}; give an absolute path to the data")
     return absolute
+
+
+def reader_of(path: Path, readers: Mapping[str, T]) -> T:
+    """The reader of the file's extension. Raises: InvalidInput for another extension, and for a folder without one."""
+    if path.is_dir() and path.suffix.lower() not in readers:
+        raise InvalidInput(f"{path} is a folder; give the path of a file of a type in {', '.join(readers)}")
+    return lookup(readers, path.suffix.lower(), "file type")
 
 
 def bundled(name: str, header_lines: int = 0) -> npt.NDArray[np.float64]:

@@ -18,9 +18,9 @@ from pydantic import FiniteFloat
 from torch import Tensor
 
 from accounting.errors import InvalidInput, PrivateDetail
-from accounting.registry import lookup, nearest
+from accounting.registry import nearest
 from workers.data.base import Source, Split, make_split, not_private, numbered, repeated
-from workers.data.files import reading, require_path
+from workers.data.files import reader_of, reading, require_path
 from workers.data.labels import Classes, Flags, Labels, NoLabels, TableTask, Targets, label_columns
 from workers.data.spelling import Value, Values, as_declared, names
 from workers.data.tabular import (
@@ -229,11 +229,11 @@ READERS: Mapping[str, Callable[[Path, Collection[str]], pa.Table]] = {".csv": _r
 def read_table(path: str, texts: Collection[str]) -> pa.Table:
     """The rows of a .csv or .parquet file. texts: columns of a CSV file to read as text.
 
-    Raises: InvalidInput for a missing file, another file type or a repeated column name; DataCorruption for a file that
-    cannot be read.
+    Raises: InvalidInput for a missing file, a folder, another file type or a repeated column name; DataCorruption for a
+    file that cannot be read.
     """
     found = require_path(path)
-    reader = lookup(READERS, found.suffix.lower(), "file type")
+    reader = reader_of(found, READERS)
     with reading(found):
         rows = reader(found, texts)
         columns = rows.column_names

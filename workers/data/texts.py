@@ -20,9 +20,9 @@ import torch
 from pydantic import Field
 
 from accounting.errors import InvalidInput
-from accounting.registry import lookup, nearest
+from accounting.registry import nearest
 from workers.data.base import Source, Split, Tokens, repeated
-from workers.data.files import reading, require_path
+from workers.data.files import reader_of, reading, require_path
 from workers.data.labels import TableTask, label_columns
 from workers.data.mapped import Blocks, ColumnFiles, Form, digest_of, once_on_node
 from workers.data.spelling import Values
@@ -242,7 +242,7 @@ class _File:
 
 def _stream(path: Path, used: Columns, texts: Columns, numeric: Columns) -> Iterator[pa.RecordBatch]:
     """The rows of a file in blocks; one block is in memory at a time."""
-    stream = lookup(_STREAMS, path.suffix.lower(), "file type")
+    stream = reader_of(path, _STREAMS)
     with reading(path):
         yield from stream(path, used, texts, numeric)
 

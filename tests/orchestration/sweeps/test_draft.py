@@ -160,6 +160,10 @@ def test_what_cannot_be_drafted_is_refused(tmp_path: Path) -> None:
             draft_sweep(table, [label], group)
     with pytest.raises(InvalidInput, match="has 20 rows; a sweep needs at least 50"):
         draft_sweep(write(tmp_path, ".csv", rows=20), ["approved"], "sex")
+    with pytest.raises(InvalidInput, match="the label 'approved' is named more than once"):
+        draft_sweep(table, ["approved", "sex", "approved"], None)
+    with pytest.raises(InvalidInput, match=r"is a folder; give the path of a file of a type in \.csv, \.parquet"):
+        draft_sweep(tmp_path, ["approved"], "sex")
     with pytest.raises(InvalidInput, match="there is no"):
         draft_sweep(tmp_path / "none.csv", ["approved"], "sex")
     long = dpsweep("init", f"{'n' * 300}.csv", "--label", "approved")

@@ -187,3 +187,5 @@ def test_files_that_are_none_are_named(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text("the cat")
     with pytest.raises(InvalidInput, match=r"unknown file type '\.txt'"):
         load(folder, label="mood", path=str(tmp_path / "texts.txt"))
+    with pytest.raises(InvalidInput, match=r"is a folder; give the path of a file of a type in \.csv"):
+        load(folder, label="mood", path=str(tmp_path))
