@@ -286,7 +286,8 @@ def _measured(each: _TestedTrial, tested: Tested) -> Iterator[tuple[Name, Array]
 
 def _stored(values: Array) -> Array:
     """The values rounded to single precision, so that comparing with 0 or 1 does not depend on rounding errors."""
-    return values.astype(np.float32).astype(np.float64)
+    with np.errstate(over="ignore"):  # a model that diverged
+        return values.astype(np.float32).astype(np.float64)
 
 
 NO_EVIDENCE: Final = Evidence({})

@@ -18,8 +18,8 @@ from orchestration.comparison.intervals import ConfidenceInterval
 from orchestration.comparison.metrics import METRICS, main_metric, metric
 from orchestration.comparison.rate_metrics import GROUP_METRICS, WORST_GROUP_METRICS
 from orchestration.comparison.settings import Setting, finished_settings, group_names
-from orchestration.comparison.values import epsilon, loss, main
-from orchestration.records.published import NON_PRIVATE, PublishedSweep, PublishedTrial, task_of
+from orchestration.comparison.values import epsilon, has_learnt
+from orchestration.records.published import NON_PRIVATE, PublishedSweep, PublishedTrial
 
 Verdict = Literal["better", "worse", "not distinguishable", "unknown"]
 COMPARED: Final = ("epsilon", "sigma", "data", "model", "sampling", "epochs")
@@ -219,19 +219,7 @@ def _of_groups(found: Findings, setting: Setting) -> dict[str, dict[str, Any]]:
 
 def has_diverged(setting: Setting) -> bool:
     """Whether no trial of the setting has both a finite loss and a better score than a constant prediction."""
-    return all(_has_diverged(trial) for trial in setting.trials)
-
-
-_CONSTANT_SCORE: Final = {"regression": 0.0}
-"""The main score of a constant prediction, by task, where it does not depend on the data."""
-
-
-def _has_diverged(trial: PublishedTrial) -> bool:
-    found, majority = loss(trial), metric("majority_class_rate").value(trial)
-    if found is None or not np.isfinite(found):
-        return True
-    constant = majority if majority is not None else _CONSTANT_SCORE.get(task_of([trial]))
-    return constant is not None and (main(trial) or 0.0) <= constant + 1e-9
+    return not any(trial.quality and has_learnt(trial.quality) for trial in setting.trials)
 
 
 def is_constant(setting: Setting) -> bool:

@@ -18,6 +18,7 @@ from orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
 from orchestration.comparison.research_mode import with_claim, with_claims
 from orchestration.comparison.settings import finished_settings
 from orchestration.comparison.tuning import published_tuning, tuning_note
+from orchestration.comparison.values import has_learnt
 from orchestration.records.attempts import Attempt
 from orchestration.records.layout import SweepFiles
 from orchestration.records.manifest import Manifest
@@ -114,13 +115,13 @@ class SweepRecord:
     def _baselines(self) -> Mapping[str, tuple[GridPoint, ...]]:
         """Finished non-private trials by data, model and seed, the best setting by its main score first.
 
-        Only settings with a finite loss and main score count. Private trials are compared with the best baseline,
-        because the difference to a diverged one would say nothing about privacy.
+        Only settings that have learnt something count. Private trials are compared with the best baseline, because the
+        difference to a diverged one would say nothing about privacy.
         """
         accuracies: dict[str, list[float]] = {}
         for point in self.points:
             result = None if point.is_private else self.finished(point.key)
-            if result is not None and math.isfinite(result.evaluation.loss) and math.isfinite(result.evaluation.main):
+            if result is not None and math.isfinite(result.evaluation.main) and has_learnt(result.evaluation):
                 accuracies.setdefault(_setting_of(point), []).append(result.evaluation.main)
         found: dict[str, list[GridPoint]] = {}
         for point in self.points:
@@ -132,9 +133,14 @@ class SweepRecord:
         }
 
     def baseline(self, point: GridPoint) -> str | None:
-        """Key of the baseline that a private trial is compared with: the best one with its data, model and seed."""
+        """Key of the baseline that a private trial is compared with: the best one with its data, model and seed.
+
+        None if each has learnt nothing.
+        """
         known = self._baselines.get(_comparable(point), ()) if point.baseline else ()
-        return known[0].key if known else point.baseline
+        if known:
+            return known[0].key
+        return None if self.finished(point.baseline) else point.baseline
 
     def trial(self, point: GridPoint, view: View = disclosed) -> PublishedTrial:
         """One trial as published under ``view``, compared with its baseline if both are finished."""

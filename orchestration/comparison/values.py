@@ -9,8 +9,9 @@ from functools import lru_cache
 import numpy as np
 
 from accounting.attacks import FALSE_POSITIVE_RATES
-from orchestration.records.published import EpsilonHistogram, PublishedGroup, PublishedTrial
+from orchestration.records.published import EpsilonHistogram, PublishedGroup, PublishedQuality, PublishedTrial
 from workers import rates
+from workers.evaluation import Evaluation
 from workers.rates import ConfusionCounts, Rate
 
 Value = Callable[[PublishedTrial], float | None]
@@ -62,6 +63,17 @@ def parts(trial: PublishedTrial) -> Mapping[str, float | None]:
 def loss(trial: PublishedTrial) -> float | None:
     """Mean loss on test data."""
     return trial.quality.loss if trial.quality else None
+
+
+_CONSTANT_SCORE = {"regression": 0.0}
+"""The main score of a constant prediction, by task, where it does not depend on the data."""
+
+
+def has_learnt(found: Evaluation | PublishedQuality) -> bool:
+    """Whether the loss is finite, and the main score better than that of a constant prediction where that is known."""
+    majority = counted(found.counts, majority_rate)
+    constant = _CONSTANT_SCORE.get(found.task) if majority is None else majority
+    return math.isfinite(found.loss) and (constant is None or (found.main or 0.0) > constant + 1e-9)
 
 
 def accuracy_change(trial: PublishedTrial) -> float | None:

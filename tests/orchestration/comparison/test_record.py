@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,6 +68,20 @@ def test_a_finished_trial_is_compared_with_its_baseline(tmp_path: Path) -> None:
         (1, 20, 3.0),
     ]
     assert shown.wall_seconds == 7.5
+
+
+@pytest.mark.parametrize("lost", [{"loss": math.inf}, {"task": "regression", "accuracy": None, "scores": {"r2": -4.0}}])
+def test_nothing_is_compared_with_a_baseline_that_has_learnt_nothing(tmp_path: Path, lost: dict[str, Any]) -> None:
+    record, _ = sample_record(tmp_path)
+    found = record.finished(BASELINE)
+    assert found is not None
+    training = replace(found.training, evaluation=replace(found.evaluation, **lost))
+    status = status_of(replace(found, training=training))
+    shown = trials(replace(record, statuses={**record.statuses, BASELINE: status}))[PRIVATE]
+    assert shown.quality is not None
+    assert shown.quality.accuracy_change is None
+    assert [group.accuracy_change for group in shown.quality.groups] == [None, None]
+    assert shown.tags["baseline"] == ""
 
 
 def test_costs_are_shown_as_what_they_are(tmp_path: Path) -> None:
