@@ -229,6 +229,7 @@ METRICS = (
         "Time",
         wall_seconds,
         SECONDS,
+        "Seconds from the start of training to its end; of a trial that was interrupted, those of its last attempt.",
         places=frozenset({MetricTable.TRIALS, MetricTable.TERMINAL}),
     ),
 )
