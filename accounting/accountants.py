@@ -22,6 +22,7 @@ from accounting.estimates import Kind, PrivacyEstimate
 from accounting.filters import IndividualFilter
 from accounting.gaussian import gaussian_epsilon
 from accounting.mechanism import GaussianRelease, Trace
+from accounting.reasons import weakened
 from accounting.reductions import rare_cuts_apart
 from accounting.registry import lookup
 from accounting.renyi import (
@@ -223,17 +224,18 @@ def _unsampled_rounds(trace: Trace, accountant: str, group_size: int) -> tuple[R
 
 @dataclass(frozen=True)
 class Accountant:
-    """A named method: its bounds on epsilon, and the strength of the upper bound."""
+    """A named method: its bounds on epsilon, and whether the upper one is proven."""
 
     name: str
     bounds: Callable[[Trace, float, int], Bounds]
-    kind: Kind = "guarantee"
+    is_proven: bool = True
 
     def __call__(self, trace: Trace, delta: float, group_size: int = 1) -> PrivacyEstimate:
         unit = "example" if group_size == 1 else f"group of {group_size}"
         best = self._best(trace, delta, group_size) if trace.is_private else Bounds(math.inf, math.inf)
-        name, kind = best.method or self.name, self.kind if best.upper < math.inf else "none"
-        return PrivacyEstimate(best.upper, delta, trace.adjacency, name, kind, unit, group_size, best.lower)
+        name, kind = best.method or self.name, _kind(best.upper)
+        found = PrivacyEstimate(best.upper, delta, trace.adjacency, name, kind, unit, group_size, best.lower)
+        return weakened(found, () if self.is_proven else ("accountant_not_proven",))
 
     def _best(self, trace: Trace, delta: float, group_size: int) -> Bounds:
         """The method's bounds, or, if lower, those of the run without pure releases plus the sum of their epsilons."""
@@ -247,16 +249,20 @@ class Accountant:
         return min(composed, added, key=lambda bounds: bounds.upper)
 
 
+def _kind(epsilon: float) -> Kind:
+    return "guarantee" if epsilon < math.inf else "none"
+
+
 _METHODS = (
     Accountant("rdp", epsilon_rdp),
     Accountant("rdp-classic", epsilon_rdp_classic),
     Accountant("pld", bounds_pld),
     Accountant("gdp", epsilon_gdp),
     Accountant("zcdp", epsilon_zcdp),
-    Accountant("zcdp-sampled", epsilon_zcdp_sampled, kind="estimate"),
+    Accountant("zcdp-sampled", epsilon_zcdp_sampled, is_proven=False),
     Accountant("strong", epsilon_strong),
-    Accountant("dp-accounting-pld", epsilon_dp_accounting_pld, kind="estimate"),
-    Accountant("dp-accounting-rdp", epsilon_dp_accounting_rdp, kind="estimate"),
+    Accountant("dp-accounting-pld", epsilon_dp_accounting_pld, is_proven=False),
+    Accountant("dp-accounting-rdp", epsilon_dp_accounting_rdp, is_proven=False),
 )
 
 
@@ -309,7 +315,7 @@ def account(trace: Trace, delta: float, accountant: str = "auto", group_size: in
     found = max((method(part, left, group_size) for part, left in parts), key=lambda estimate: estimate.epsilon)
     if parts != ((trace, delta),):  # what bounds the dominating runs from below does not bound the run itself
         found = replace(found, delta=delta, lower_epsilon=None if found.is_private else found.lower_epsilon)
-    found = found if trace.kind == "guarantee" or not found.is_private else replace(found, kind=trace.kind)
+    found = weakened(found, trace.reasons)
     if trace.filter is None:
         return found
     found = replace(found, lower_epsilon=None)  # of runs in which every example contributes in full

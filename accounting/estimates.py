@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
+from accounting.reasons import Claim, Kind, Reason
 from accounting.samplings import Adjacency
 
-Claim = Literal["guarantee", "output_specific", "estimate"]
-"""Strength of an upper bound, from the strongest claim to the weakest; see `PrivacyEstimate`."""
-Kind = Claim | Literal["lower_bound", "none"]
+__all__ = ["Claim", "Kind", "PrivacyEstimate", "weakest", "without_guarantee"]
 
 
 def weakest(*claims: Claim) -> Claim:
@@ -30,8 +29,7 @@ class PrivacyEstimate:
     kind: ``guarantee`` is a proven upper bound on the privacy loss of the run described by a trace, whatever the run
     does; ``output_specific`` is measured in the run exactly and conditional on the iterates that were released
     (paper A): it is neither a filter nor an odometer, and not the (epsilon, delta)-DP of a run that could have ended
-    otherwise; ``estimate`` rests on norms refreshed less often than every step, on an empirical bound, on a run
-    whose noise or end followed results, or, of a trial, on noise whose seed is known;
+    otherwise; ``estimate`` is weaker, for each of its ``reasons`` (`accounting.reasons`);
     ``lower_bound`` is certainly not above the true value; ``none`` means no protection: epsilon is infinite and
     ``is_private`` false. unit names whose privacy it is ("example", "group of 4", "example 17", ...).
     """
@@ -45,6 +43,8 @@ class PrivacyEstimate:
     group_size: int = 1
     lower_epsilon: float | None = None
     """A certified lower bound on the exact epsilon, if the accountant gives one; the gap is numerical."""
+    reasons: tuple[Reason, ...] = ()
+    """Why this is an estimate and no guarantee; empty for the other kinds."""
 
     @property
     def is_private(self) -> bool:

@@ -11,9 +11,10 @@ import numpy as np
 
 from accounting.accountants import account, total_rdp
 from accounting.errors import InvalidInput, UnsupportedMechanism, require_finite
-from accounting.estimates import Claim, PrivacyEstimate
+from accounting.estimates import PrivacyEstimate
 from accounting.mechanism import Trace
 from accounting.pld import MIN_DELTA, GroupRounds, epsilon_of_rounds, rounds_of_group
+from accounting.reasons import union, weakened
 from accounting.renyi import ORDERS, epsilon_improved
 from accounting.samplings import Adjacency, Sampling, TruncatedPoissonSampling
 from accounting.selection import selected_rdp
@@ -44,14 +45,14 @@ def account_together(traces: Iterable[Trace], delta: float) -> PrivacyEstimate:
     if counts.total() == 1:
         return account(next(iter(counts)), delta)
     adjacency = _shared_adjacency(counts)
-    kind: Claim = "guarantee" if all(trace.kind == "guarantee" for trace in counts) else "estimate"
+    reasons = union(trace.reasons for trace in counts)
     moved = {replace(trace, adjacency=adjacency): count for trace, count in counts.items()}
     if not all(trace.is_private for trace in moved):
         return PrivacyEstimate(math.inf, delta, adjacency, "rdp", "none", lower_epsilon=math.inf)
     if any(trace.selection is not None for trace in moved):
-        return replace(_with_selections(moved, delta), kind=kind)
+        return weakened(_with_selections(moved, delta), reasons)
     rdp = sum((count * total_rdp(trace) for trace, count in moved.items()), np.zeros_like(ORDERS))
-    best = PrivacyEstimate(float(epsilon_improved(rdp, delta)), delta, adjacency, "rdp", kind)
+    best = weakened(PrivacyEstimate(float(epsilon_improved(rdp, delta)), delta, adjacency, "rdp"), reasons)
     rounds = GroupRounds.together((rounds_of_group(trace), count) for trace, count in moved.items())
     if len(rounds.mixtures) > _MOST_MIXTURES or delta < MIN_DELTA:
         return best

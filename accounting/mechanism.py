@@ -27,6 +27,7 @@ from accounting.estimates import Claim, weakest
 from accounting.exponential_choice import ExponentialChoice
 from accounting.filters import IndividualFilter
 from accounting.random_trials import RandomTrials
+from accounting.reasons import Reason, union
 from accounting.registry import one_of
 from accounting.samplings import Adjacency, DisplacingSampling, Sampling, require_adjacency, stored_kinds
 
@@ -247,12 +248,26 @@ class Trace:
     @property
     def kind(self) -> Claim:
         """Strength of an upper bound on the cost of this trace by any accountant whose theorem is proven."""
-        return "estimate" if self.noise_follows_results or self.ended_by_results else "guarantee"
+        return "estimate" if self.reasons else "guarantee"
+
+    @property
+    def reasons(self) -> tuple[Reason, ...]:
+        """Why an upper bound on the cost of this trace is an estimate; empty if it is a guarantee."""
+        followed: dict[Reason, bool] = {
+            "noise_followed_results": self.noise_follows_results,
+            "end_followed_results": self.ended_by_results,
+        }
+        return tuple(reason for reason, holds in followed.items() if holds)
 
     @property
     def individual_kind(self) -> Claim:
         """Strength of an upper bound that rests on the recorded contributions of single examples."""
         return weakest(self.kind, self.contributions)
+
+    @property
+    def individual_reasons(self) -> tuple[Reason, ...]:
+        """Why an upper bound that rests on recorded contributions is an estimate; empty for stronger claims."""
+        return union((self.reasons, ("norms_estimated",) if self.contributions == "estimate" else ()))
 
     @property
     def steps(self) -> int:

@@ -24,6 +24,7 @@ from accounting.estimates import Kind, PrivacyEstimate
 from accounting.jobs import CountedEpsilons, Counting, summarise
 from accounting.keystream import KeyedStream
 from accounting.mechanism import GaussianRelease
+from accounting.reasons import Reason
 from accounting.records import Epsilons
 from accounting.rounding import release_grid
 from accounting.samplings import Adjacency
@@ -205,6 +206,7 @@ class OwnerReport:
     kind: Kind
     method: str
     worst_case_epsilon: float
+    reasons: tuple[Reason, ...] = ()
 
 
 def owner_report(epsilons: Epsilons, example_id: int, worst_case: PrivacyEstimate) -> OwnerReport:
@@ -225,12 +227,20 @@ def owner_report(epsilons: Epsilons, example_id: int, worst_case: PrivacyEstimat
             f"example {example_id} is not in the training data of this trial; give the position of a training row in "
             "the data, counted from 0: test and public rows, and those with a missing value, have no epsilon"
         )
+    epsilon, delta = float(epsilons.upper[found[0]]), epsilons.delta
     own = PrivacyEstimate(
-        float(epsilons.upper[found[0]]), epsilons.delta, worst_case.adjacency, epsilons.method, epsilons.kind
+        epsilon, delta, worst_case.adjacency, epsilons.method, epsilons.kind, reasons=epsilons.reasons
     )
     lowest = min(own, worst_case, key=lambda estimate: estimate.epsilon)
     return OwnerReport(
-        example_id, lowest.epsilon, own.delta, own.adjacency, lowest.kind, lowest.accountant, worst_case.epsilon
+        example_id,
+        lowest.epsilon,
+        own.delta,
+        own.adjacency,
+        lowest.kind,
+        lowest.accountant,
+        worst_case.epsilon,
+        lowest.reasons,
     )
 
 

@@ -17,11 +17,12 @@ import numpy as np
 from accounting.accountants import account, total_rdp
 from accounting.attacks import privacy_curve
 from accounting.errors import InvalidInput, UnsupportedMechanism, require_finite
-from accounting.estimates import PrivacyEstimate
+from accounting.estimates import Kind, PrivacyEstimate
 from accounting.exponential_choice import ExponentialChoice
 from accounting.mechanism import Selection, Trace
 from accounting.pld import MIN_DELTA
 from accounting.random_trials import RandomTrials
+from accounting.reasons import weakened
 from accounting.registry import lookup
 from accounting.renyi import ORDERS, Array, epsilon_improved, pure_rdp
 from accounting.rounds import require_group_size
@@ -124,8 +125,9 @@ def account_selection(
     if not found:
         raise UnsupportedMechanism("; ".join(refusals))
     best = min(found, key=found.__getitem__)
-    kind = trace.kind if found[best] < math.inf else "none"
-    return PrivacyEstimate(found[best], delta, trace.adjacency, f"selection-{best}", kind, unit, group_size)
+    kind: Kind = "guarantee" if found[best] < math.inf else "none"
+    selected = PrivacyEstimate(found[best], delta, trace.adjacency, f"selection-{best}", kind, unit, group_size)
+    return weakened(selected, trace.reasons)
 
 
 def _by_renyi(trace: Trace, trials: RandomTrials, delta: float, group_size: int) -> float:

@@ -85,12 +85,13 @@ steps so far), `clipping_bound` or `clipping_bound/GROUP`, `noise_multiplier`, `
 | `dpsweep.outcome` | running, finished, stopped (by a scheduler), failed or interrupted |
 | `baseline` | key of the non-private trial that this one is compared with |
 | `private` | false if ε is infinite |
-| `research_mode` | true if the noise has a known seed; every ε is then an estimate |
 | `tuning` | how the tuning of the sweep is paid for, if it has one |
 | `accountant`, `adjacency`, `epsilon_kind` | how `privacy/epsilon` was computed, and what it claims |
 | `epsilon_i_kind` | what the εᵢ claim |
+| `epsilon_reasons`, `epsilon_i_reasons` | [why](accounting.md#which-epsilon-to-quote) these are estimates |
 | `disclosure`, `sensitive` | the release mode; `sensitive=true` with `release: raw` |
-| `composed_epsilon_kind`, `composed_reason` | of averages and sweeps: what `privacy/composed_epsilon` claims, and why |
+| `composed_epsilon_kind`, `composed_reasons` | of averages and sweeps: what their composed ε claims, and why |
+| `composed_refusal` | of averages and sweeps: why there is no composed ε; empty otherwise |
 | `seeds` | of averages: number of seeds |
 | `dpsweep.groups_digest` | sha256 of the table of groups, by which it is written once |
 | `best_setting` | of sweeps: the setting with the best main score |

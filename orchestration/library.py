@@ -84,10 +84,12 @@ class Trial:
     def epsilons(self) -> Epsilons:
         """The individual epsilon of every training example: arrays [examples] ``example_ids``, ``upper``, ``lower``.
 
-        They hold at ``delta``; ``kind`` says whether they are guarantees, output-specific or estimates. They are
-        private data and must not be published. Raises: InvalidInput if they were not computed or were deleted,
-        DataCorruption for damaged files.
+        They hold at ``delta``; ``kind`` says whether they are guarantees, output-specific or estimates, and ``reasons``
+        why they are estimates. They are as stored, not computed again: private data, which must not be published.
+        Raises: InvalidInput if they were not computed or were deleted, DataCorruption for damaged files.
         """
+        from accounting.individual import individual_reasons
+        from accounting.reasons import union, weakened
         from accounting.records import MANIFEST, exists, read_epsilons
 
         if not exists(f"{self._files.epsilons}/{MANIFEST}"):
@@ -96,7 +98,9 @@ class Trial:
                 "norms are off (norms.refreshes_per_epoch), or its private folder was deleted; resume the sweep, or "
                 "choose another trial"
             )
-        return read_epsilons(self._files.epsilons)
+        found, result = read_epsilons(self._files.epsilons), self.result
+        of_norms = individual_reasons(self.trace) if found.kind == "estimate" else ()
+        return weakened(found, union((result.reasons if result else (), of_norms)))
 
     def model(self) -> nn.Module:
         """The trained model, in evaluation mode on the CPU; it maps prepared features [n, ...] to logits [n, classes].
@@ -231,15 +235,16 @@ def open_sweep(folder: str | Path, *, allow_code: Sequence[str] = ()) -> Sweep:
     """Open the sweep in a folder or at a URI that ``dpsweep run`` wrote; models are loaded only on request.
 
     allow_code: the user's own modules and files that `Trial.model` and `Trial.predict` may import, such as
-    ``["my_models.py"]``; by default none. Raises: InvalidInput if there is no sweep or a module is not found,
-    DataCorruption for damaged files.
+    ``["my_models.py"]``; by default none. Every epsilon of a trial is compared with the cost of its trace; measures of
+    test data and epsilons of single examples are as stored. Raises: InvalidInput if there is no sweep or a module is
+    not found, DataCorruption for damaged files, and for claims that their traces do not bear out.
     """
-    from orchestration.comparison.stored import stored_record
+    from orchestration.comparison.claims import checked_record
     from orchestration.records.layout import SweepFiles, absolute
     from orchestration.sweeps.user_code import allowed_again
 
     files = SweepFiles(absolute(str(folder)))
-    record = stored_record(files)
+    record = checked_record(files)
     return Sweep(record, files, allowed_again(record.sweep, allow_code))
 
 

@@ -13,6 +13,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from accounting.errors import DataCorruption
 from accounting.mechanism import Trace
+from accounting.reasons import Reason
 from accounting.records import read_bytes
 from workers.evaluation import Evaluation
 
@@ -53,8 +54,8 @@ class TrainingResult:
     """A finished training run.
 
     stopped: ``completed`` after all planned epochs, ``budget`` if another epoch would have exceeded the budget.
-    evaluation: the final model on held-out data. research_mode: the noise came from a known seed, so the model must not
-    be released.
+    evaluation: the final model on held-out data. reasons: why the epsilons of the trial are estimates
+    (`workers.reasons`).
     """
 
     key: str
@@ -66,11 +67,11 @@ class TrainingResult:
     test_size: int
     group_names: tuple[str, ...]
     parameters: int
-    research_mode: bool
     initial_bound: float | None
     history: tuple[EpochRecord, ...]
     evaluation: Evaluation
     notes: tuple[str, ...] = ()
+    reasons: tuple[Reason, ...] = ()
 
     __pydantic_config__ = ConfigDict(ser_json_inf_nan="strings")
 

@@ -41,10 +41,11 @@ from workers.imports import NO_CODE, UserCode
 from workers.losses import build_loss
 from workers.membership import likelihood_ratio_attack
 from workers.models import build_model
-from workers.noise import make_noise_source, noise_source_kind
+from workers.noise import make_noise_source
 from workers.outcomes import outcomes_of, write_outcomes
 from workers.preprocessing import make_preprocessing
 from workers.ranks import RankGroup
+from workers.reasons import reasons_of_trial
 from workers.recording import closed_afterwards, is_due
 from workers.reproducible import explained, reproducible
 from workers.run_state import ModelModes, ModelValues
@@ -330,11 +331,11 @@ def _finish(
         test_size=len(dataset.test),
         group_names=dataset.group_names,
         parameters=trainer.num_parameters,
-        research_mode=not noise_source_kind(spec.noise_source).is_secret,
         initial_bound=trainer.initial_bound,
         history=trainer.history,
         evaluation=counted(trainer.history[-1].test, tested, dataset.test, dataset),
         notes=(*dataset.notes, *claims(spec.clipping), *_of_norms(spec)),
+        reasons=reasons_of_trial(spec, dataset.reasons),
     )
     note_written(files)
     write_bytes_atomically(files.training, result.to_json())

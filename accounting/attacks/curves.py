@@ -35,6 +35,7 @@ from accounting.pld import (
     rounds_of_examples,
     rounds_of_group,
 )
+from accounting.reasons import Reason
 from accounting.samplings import Adjacency
 
 Array = npt.NDArray[np.float64]
@@ -68,6 +69,7 @@ class PrivacyCurve:
     group_size: int
     kind: Claim
     whose: Literal["any", "given"]
+    reasons: tuple[Reason, ...] = ()
 
     def delta(self, epsilon: float) -> CertifiedInterval:
         """delta at ``epsilon`` >= 0. Between the curve's points upper is linear in e^epsilon, where delta is convex."""
@@ -140,7 +142,7 @@ def privacy_curve(trace: Trace, group_size: int = 1, deltas: Sequence[float] = (
     """
     unit = "example" if group_size == 1 else f"group of {group_size}"
     profile = _profile(rounds_of_group(trace, group_size), deltas)
-    return PrivacyCurve(profile, trace.adjacency, unit, group_size, trace.kind, "any")
+    return PrivacyCurve(profile, trace.adjacency, unit, group_size, trace.kind, "any", trace.reasons)
 
 
 def curve_of_examples(
@@ -155,7 +157,8 @@ def curve_of_examples(
     members = len(require_numbers("contributions", contributions, 2))
     profile = _profile(rounds, deltas)
     unit = "given example" if members == 1 else f"{members} given examples"
-    return PrivacyCurve(profile, trace.adjacency, unit, members, trace.individual_kind, "given")
+    kind, reasons = trace.individual_kind, trace.individual_reasons
+    return PrivacyCurve(profile, trace.adjacency, unit, members, kind, "given", reasons)
 
 
 def _profile(rounds: GroupRounds, deltas: Sequence[float]) -> CertifiedProfile:
@@ -177,6 +180,7 @@ class AttackRisk:
     kind: Claim
     advantage: CertifiedInterval
     true_positive_rates: tuple[CertifiedInterval, ...]
+    reasons: tuple[Reason, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON: each upper bound by its name, each certified lower one by the name + ``_at_least``."""
@@ -186,7 +190,7 @@ class AttackRisk:
         upper = {name: found.upper for name, found in named.items()}
         lower = {f"{name}_at_least": found.lower for name, found in named.items()}
         whose = {"unit": self.unit, "group_size": self.group_size, "adjacency": self.adjacency, "kind": self.kind}
-        return whose | upper | lower
+        return whose | upper | lower | {"reasons": list(self.reasons)}
 
 
 def rate_name(false_positive_rate: float) -> str:
@@ -197,4 +201,4 @@ def rate_name(false_positive_rate: float) -> str:
 def attack_risk(curve: PrivacyCurve) -> AttackRisk:
     """Membership advantage and true positive rates of ``curve``, as reports show them."""
     rates = tuple(curve.true_positive_rate(rate) for rate in FALSE_POSITIVE_RATES)
-    return AttackRisk(curve.unit, curve.group_size, curve.adjacency, curve.kind, curve.advantage, rates)
+    return AttackRisk(curve.unit, curve.group_size, curve.adjacency, curve.kind, curve.advantage, rates, curve.reasons)

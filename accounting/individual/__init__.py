@@ -7,6 +7,7 @@ from accounting.individual.epsilons import (
     IndividualEpsilons,
     individual_claim,
     individual_epsilons,
+    individual_reasons,
 )
 
 __all__ = [
@@ -16,4 +17,5 @@ __all__ = [
     "algorithm_2",
     "individual_claim",
     "individual_epsilons",
+    "individual_reasons",
 ]

@@ -23,6 +23,7 @@ from accounting.errors import require_finite
 from accounting.estimates import Claim
 from accounting.individual.contributions import Array, RecordedContributions
 from accounting.mechanism import Trace
+from accounting.reasons import Reason
 from accounting.reductions import without_cuts
 from accounting.registry import lookup
 
@@ -115,6 +116,11 @@ def individual_epsilons(
 def individual_claim(trace: Trace) -> Claim:
     """How strong the claim of `individual_epsilons` for the trace is: a guarantee under a filter."""
     return trace.individual_kind if trace.filter is None else "guarantee"
+
+
+def individual_reasons(trace: Trace) -> tuple[Reason, ...]:
+    """Why the claim of `individual_epsilons` for the trace is an estimate; empty if it is stronger."""
+    return trace.individual_reasons if trace.filter is None else ()
 
 
 def _account_block(

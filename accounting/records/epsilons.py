@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from accounting.errors import DataCorruption, InvalidInput
 from accounting.estimates import Claim, without_guarantee
+from accounting.reasons import Reason
 from accounting.records.files import delete, list_files
 from accounting.records.parts import PartRecord, PartStore, commit_parts, read_part, write_part
 from accounting.records.sealed import read_private_sealed, write_private_sealed
@@ -43,7 +44,8 @@ class Epsilons:
     """Per-example privacy of a run; arrays have shape [examples].
 
     upper and lower are the certified bounds on epsilon, losses the loss at the last snapshot. kind is the strength of
-    upper (`accounting.estimates.PrivacyEstimate`) for all examples.
+    upper (`accounting.estimates.PrivacyEstimate`) for all examples. reasons: why it is an estimate; files hold the kind
+    alone, and readers add the reasons of the trial.
     """
 
     example_ids: npt.NDArray[np.int64]
@@ -54,6 +56,7 @@ class Epsilons:
     delta: float
     method: str
     kind: Claim
+    reasons: tuple[Reason, ...] = ()
 
     def of(self, examples: npt.NDArray[np.bool_]) -> Epsilons:
         """The epsilons of the examples chosen by a mask [examples]."""

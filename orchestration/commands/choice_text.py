@@ -18,7 +18,8 @@ def best_lines(found: Best, model: str) -> Iterator[str]:
     shown, cost = metric(found.by).format, found.setting.over_seeds(epsilon)
     interval = found.interval
     within = f" (95% interval {shown.one(interval.low)} to {shown.one(interval.high)})" if interval else ""
-    yield f"{found.name}: {found.by} {shown.one(found.value)}{within}, epsilon {number(cost.high if cost else None)}"
+    claim = f"epsilon {number(cost.high if cost else None)} ({found.kind})"
+    yield f"{found.name}: {found.by} {shown.one(found.value)}{within}, {claim}"
     if interval is None:
         yield "no interval is known: what its models predict of single test examples is not stored"
     elif interval.covers == "test examples":

@@ -8,6 +8,7 @@ from typing import Any
 
 from accounting.attacks import PrivacyCurve, curve_of_examples, privacy_curve
 from accounting.estimates import PrivacyEstimate
+from accounting.reasons import weakened
 from orchestration.commands.epsilon_request import AccountedRun, EpsilonRequest
 from orchestration.commands.number_lists import whole_numbers
 from orchestration.commands.risk import curve_deltas, risk_of
@@ -20,7 +21,6 @@ from orchestration.commands.stored_trial import (
     spread_of_epsilons,
 )
 from orchestration.comparison.group_sizes import GroupComparison, compare_groups
-from orchestration.comparison.research_mode import as_estimate, has_known_noise
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,9 @@ def answer(run: AccountedRun, request: EpsilonRequest) -> EpsilonAnswers:
     if curves and group is not None:
         curves.append(curve_of_examples(trace, group.steps, group.contributions, _deltas(request)))
     spread = _spread(run, request)
-    if run.noise_source is not None and has_known_noise(run.noise_source):
-        estimates = [as_estimate(each) for each in estimates]
-        curves = [as_estimate(each) for each in curves]
-        together, spread = together and as_estimate(together), spread and as_estimate(spread)
+    estimates = [weakened(each, run.reasons) for each in estimates]
+    curves = [weakened(each, run.reasons) for each in curves]
+    together, spread = together and weakened(together, run.reasons), spread and weakened(spread, run.reasons)
     risks = [risk_of(curve, request.prior) for curve in curves] if request.risk else []
     return EpsilonAnswers(run, request, estimates, compared, selection, together, spread, curves, risks)
 

@@ -13,13 +13,13 @@ from rich.table import Table
 
 from accounting.calibration import round_up
 from accounting.estimates import PrivacyEstimate
+from accounting.reasons import in_words, union
 from orchestration.commands.epsilon_answers import EpsilonAnswers
 from orchestration.commands.plots import write_epsilon_plot
 from orchestration.commands.risk import RISK, risk_table, write_curve_plot
 from orchestration.commands.selection_flags import SELECTION, naive_note
 from orchestration.commands.stored_trial import PRIVATE, QUANTILES, EpsilonSpread, steps_per_epoch
 from orchestration.comparison.group_sizes import COMPARISON, VADHAN, GroupComparison, linear_heading
-from orchestration.comparison.research_mode import KNOWN_NOISE, has_known_noise
 
 
 def write_plots(found: EpsilonAnswers) -> None:
@@ -82,8 +82,8 @@ def _tables(found: EpsilonAnswers) -> Iterator[Table]:
 
 
 def _notes(found: EpsilonAnswers) -> Iterator[str]:
-    if found.run.noise_source is not None and has_known_noise(found.run.noise_source):
-        yield KNOWN_NOISE
+    together, spread = [found.together] * (found.together is not None), [found.spread] * (found.spread is not None)
+    yield from in_words(union(each.reasons for each in (*found.estimates, *together, *spread) if each is not None))
     if found.compared:
         yield COMPARISON
     if found.selection:

@@ -9,10 +9,11 @@ from typing import Any
 from accounting.errors import InvalidInput
 from accounting.mechanism import Trace
 from accounting.random_trials import RandomTrials
+from accounting.reasons import Reason
 from accounting.records import TrialFiles
 from accounting.schedules import parse_schedule
 from orchestration.commands.run_flags import RunFlags
-from orchestration.commands.stored_trial import stored_noise_source, stored_trace
+from orchestration.commands.stored_trial import stored_reasons, stored_trace
 
 
 @dataclass(frozen=True)
@@ -20,14 +21,15 @@ class AccountedRun:
     """A run, planned or stored.
 
     fields: what the JSON output says of it. dataset_size: None if unknown. files: None unless a trial is named.
-    noise_source: that of the named trial; None where no trial is named, and only the mechanism is accounted for.
+    reasons: why every epsilon of the named trial is an estimate; empty where no trial is named, and only the mechanism
+    is accounted for.
     """
 
     trace: Trace
     fields: dict[str, Any]
     dataset_size: int | None
     files: TrialFiles | None = None
-    noise_source: str | None = None
+    reasons: tuple[Reason, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,10 +61,7 @@ class RunSource:
         files = None if self.trial is None else TrialFiles(self.trial)
         trace = stored_trace(str(self.trace) if files is None else files.trace)
         fields: dict[str, Any] = {"trial": self.trial, "trace": self.trace, "steps": trace.steps}
-        source = None if files is None else stored_noise_source(files)
-        if source is not None:
-            fields["noise_source"] = source
-        return AccountedRun(trace, fields, trace.dataset_size, files, source)
+        return AccountedRun(trace, fields, trace.dataset_size, files, () if files is None else stored_reasons(files))
 
     def _planned(self) -> AccountedRun:
         flags = self.flags

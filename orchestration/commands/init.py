@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from accounting.errors import InvalidInput
+from accounting.errors import InvalidInput, full_text
 from orchestration.commands import panels
 from orchestration.commands.output_files import write_file
 from orchestration.comparison.plain_text import for_terminal
@@ -34,6 +34,8 @@ def init(
     A label of many numbers is for regression, several of 0 and 1 are for multi-label classification. All of it is read
     off the rows, so the file is private data (mode 0600) until you have confirmed it.
     """
+    # Errors name the columns that are there, which those of `plan` and `run` withhold: whoever drafts a sweep looks at
+    # their own table on their own terminal, has to choose columns by these names, and nothing of it is stored.
     from orchestration.sweeps.draft import TextColumn, draft_sweep
 
     if (text is None) != (tokenizer is None):
@@ -42,7 +44,11 @@ def init(
     target = Path(f"{data.stem}.yaml") if to is None else to
     if os.path.exists(target):  # False for a name that is too long
         raise InvalidInput(f"{target} exists and may hold your changes; name another file with --to")
-    write_file("--to", target, draft_sweep(data, label, group, user, column).encode(), private=True)
+    try:
+        draft = draft_sweep(data, label, group, user, column)
+    except InvalidInput as error:
+        raise InvalidInput(full_text(error)) from error
+    write_file("--to", target, draft.encode(), private=True)
     typer.echo(for_terminal(f"{target}: confirm what was read off the data, then: dpsweep plan {target}"))
 
 

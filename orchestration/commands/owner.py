@@ -12,12 +12,14 @@ import typer
 
 from accounting.attacks import AttackRisk, attack_risk, curve_of_examples
 from accounting.errors import DataCorruption, InvalidInput
+from accounting.individual import individual_reasons
+from accounting.mechanism import Trace
+from accounting.reasons import union, weakened
 from accounting.records import MANIFEST, TrialFiles, exists, has_norms, read_epsilons, read_trace
 from accounting.release import OwnerReport, owner_report
 from orchestration.commands import panels
 from orchestration.commands.output_files import write_file
 from orchestration.commands.stored_trial import contributions_of
-from orchestration.comparison.research_mode import as_estimate
 from orchestration.records.layout import absolute
 
 
@@ -31,35 +33,31 @@ def owner(
     from orchestration.report.owner import owner_page, owner_sentences
 
     files = TrialFiles(absolute(trial))
-    report, research_mode = read_owner_report(files, example_id)
-    risk = owner_risk(files, example_id)
-    sentences = owner_sentences(report, research_mode, risk)
-    if research_mode:
-        report, risk = as_estimate(report), risk and as_estimate(risk)
+    report, risk = read_owner_report(files, example_id)
+    sentences = owner_sentences(report, risk)
     if html is not None:
         write_file("--html", html, owner_page(report, sentences).encode(), private=True)
     if as_json:
         plain: dict[str, Any] = {name: None if value == math.inf else value for name, value in asdict(report).items()}
-        typer.echo(
-            json.dumps(
-                {**plain, "risk": risk and risk.as_dict(), "research_mode": research_mode, "meaning": list(sentences)}
-            )
-        )
+        typer.echo(json.dumps({**plain, "risk": risk and risk.as_dict(), "meaning": list(sentences)}))
         return
     typer.echo("\n".join(sentences))
     if html is not None:
         typer.echo(f"report: {html}")
 
 
-def read_owner_report(files: TrialFiles, example_id: int) -> tuple[OwnerReport, bool]:
-    """The owner report from stored files of a finished trial, and whether its noise was drawn from a known seed.
+def read_owner_report(files: TrialFiles, example_id: int) -> tuple[OwnerReport, AttackRisk | None]:
+    """The owner report from stored files of a finished trial, and bounds on attacks if its norms are there.
 
+    Both are estimates for the reasons of the trial.
     Raises: InvalidInput for a trial that is not finished, was trained without noise or has no stored epsilons, and for
     an unknown example; DataCorruption for damaged files.
     """
-    from orchestration.records.results import TrialResult, read_result
+    from orchestration.comparison.claims import founded_result
+    from orchestration.records.results import TrialResult
+    from workers.reasons import reasons_of_trial
 
-    result = read_result(files.result)
+    result = founded_result(files)
     if not isinstance(result, TrialResult):
         raise InvalidInput(f"{files.root} holds no finished trial; give the folder of one, below trials/ of its sweep")
     if not result.worst_case.is_private or not read_trace(files.trace).is_private:
@@ -77,17 +75,20 @@ def read_owner_report(files: TrialFiles, example_id: int) -> tuple[OwnerReport, 
     epsilons = read_epsilons(files.epsilons)
     if epsilons.delta != result.worst_case.delta:
         raise DataCorruption(f"{files.epsilons} is of another run than {files.result}; restore both from one backup")
-    return owner_report(epsilons, example_id, result.worst_case), result.training.research_mode
+    trace, reasons = read_trace(files.trace), union((result.reasons, reasons_of_trial(result.spec, ())))
+    of_run = union((reasons, individual_reasons(trace) if epsilons.kind == "estimate" else ()))
+    report = owner_report(weakened(epsilons, of_run), example_id, weakened(result.worst_case, reasons))
+    risk = owner_risk(files, trace, example_id)
+    return report, risk and weakened(risk, reasons)
 
 
-def owner_risk(files: TrialFiles, example_id: int) -> AttackRisk | None:
+def owner_risk(files: TrialFiles, trace: Trace, example_id: int) -> AttackRisk | None:
     """Bounds on every attack on this example, from its own contributions; None if the trial's norms were deleted.
 
     Raises: InvalidInput for an unknown example, DataCorruption for missing or damaged norm shards.
     """
     if not has_norms(files.norms):
         return None
-    trace = read_trace(files.trace)
     own = contributions_of(files, trace, [example_id])
     return attack_risk(curve_of_examples(trace, own.steps, own.contributions))
 

@@ -43,7 +43,8 @@ class ConsoleDisplay:
 
 def _line(trial: TrialStatus) -> Text:
     took = (trial.trained or trial.ended or 0.0) - (trial.started or 0.0)  # of training, as in tables and results
-    found = f"{measured(trial.accuracy, trial.scores)}, epsilon {_epsilon(trial.epsilon)}, {seconds(took)}"
+    claim = f"epsilon {_epsilon(trial.epsilon)}{' (estimate)' * bool(trial.reasons)}"
+    found = f"{measured(trial.accuracy, trial.scores)}, {claim}, {seconds(took)}"
     text = trial.error if trial.state is TrialState.FAILED and trial.error else found
     return Text.assemble((f"{trial.state:9}", trial.state.style), f" {trial.key}: {for_terminal(text)}")
 

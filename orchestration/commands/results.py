@@ -35,13 +35,14 @@ def export(
     Withheld numbers are empty. The columns are those of `results()` in Python. With release: raw the file is readable
     by you only.
     """
-    from orchestration.comparison.stored import stored_record, stored_settings
+    from orchestration.comparison.claims import checked_record
+    from orchestration.comparison.stored import stored_settings
     from orchestration.comparison.trials_table import FORMATS, trial_table
     from orchestration.records.release_modes import release_mode
 
     write = lookup(FORMATS, to.suffix, "format of --to")
     files = SweepFiles(absolute(folder))
-    record = stored_record(files)
+    record = checked_record(files)
     table = trial_table(record, stored_settings(files))
     write_file("--to", to, write(table), release_mode(record.disclosure).is_sensitive)
     typer.echo(f"{to}: {len(table)} trials, {len(table[0])} columns")
@@ -58,10 +59,10 @@ def compare(
     to be so. With release: raw in any of them the HTML file is readable by you only.
     """
     from orchestration.comparison.across_sweeps import compare as compared
-    from orchestration.comparison.stored import stored_record
+    from orchestration.comparison.claims import checked_record
 
     roots = dict.fromkeys(map(absolute, folders))
-    found = compared({root: stored_record(SweepFiles(root)) for root in roots})
+    found = compared({root: checked_record(SweepFiles(root)) for root in roots})
     if html is not None:
         from orchestration.report.compared import comparison_page
 
@@ -101,13 +102,14 @@ def best(
     """
     from orchestration.comparison.best import best as chosen
     from orchestration.comparison.best import parse_conditions
+    from orchestration.comparison.claims import checked_record
     from orchestration.comparison.findings import findings
-    from orchestration.comparison.stored import stored_evidence, stored_record
+    from orchestration.comparison.stored import stored_evidence
     from orchestration.records.integrity import require_unaltered_model
 
     conditions = parse_conditions(at_least or ())
     files = SweepFiles(absolute(folder))
-    record = stored_record(files)
+    record = checked_record(files)
     data = record.data()
     found = chosen(findings(data, stored_evidence(files, data)), by, max_epsilon, conditions)
     trial, result, registered = files.trial(found.trial.key), record.status(found.trial.key).result, ""

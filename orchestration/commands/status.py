@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from accounting.errors import InvalidInput
+from accounting.reasons import in_words, union
 from accounting.records import exists
 from orchestration.commands import panels
 from orchestration.commands.cluster import jobs_at
@@ -165,7 +166,7 @@ def _snapshots(files: SweepFiles) -> Iterator[SweepSnapshot]:
 def as_object(snapshot: SweepSnapshot) -> dict[str, Any]:
     """The snapshot as plain values for JSON, with its age in seconds and whether it is stale."""
     counts = {state.value: snapshot.counts()[state] for state in TrialState}
-    return {**asdict(snapshot), "counts": counts, "age": snapshot.age(), "stale": snapshot.is_stale()}
+    return {**asdict(snapshot), "counts": counts, "age": snapshot.age(), "stale": snapshot.is_stale(), "checked": False}
 
 
 def headline(snapshot: SweepSnapshot) -> Text:
@@ -210,7 +211,16 @@ def picture(snapshot: SweepSnapshot) -> RenderableType:
         for trial in snapshot.trials
         if trial.error
     ]
-    return Group(*lines, _trials(snapshot), *failed)
+    shown = union(trial.reasons for trial in snapshot.trials if trial.epsilon is not None)
+    reasons = [Text(for_terminal(sentence)) for sentence in in_words(shown)]
+    if any(trial.epsilon is not None for trial in snapshot.trials):
+        reasons.append(Text(_AS_WRITTEN, style="dim"))
+    return Group(*lines, _trials(snapshot), *reasons, *failed)
+
+
+_AS_WRITTEN = (
+    "epsilons are as the driver wrote them, and were not checked; `dpsweep verify` compares them with the traces"
+)
 
 
 def _cluster(cluster: ClusterSnapshot) -> Text:
@@ -251,4 +261,6 @@ def _trials(snapshot: SweepSnapshot) -> Table:
 
 
 def _epsilon(trial: TrialSnapshot) -> str:
-    return "none (not private)" if trial.private is False else number(trial.epsilon)
+    if trial.private is False:
+        return "none (not private)"
+    return f"{number(trial.epsilon)}{' estimate' * (trial.epsilon is not None and bool(trial.reasons))}"

@@ -17,9 +17,16 @@ import numpy.typing as npt
 from accounting.accountants import account
 from accounting.errors import DataCorruption, InvalidInput
 from accounting.estimates import Kind, PrivacyEstimate
-from accounting.individual import INDIVIDUAL_ACCOUNTANTS, algorithm_2, individual_claim, individual_epsilons
+from accounting.individual import (
+    INDIVIDUAL_ACCOUNTANTS,
+    algorithm_2,
+    individual_claim,
+    individual_epsilons,
+    individual_reasons,
+)
 from accounting.mechanism import Trace
 from accounting.pld import epsilon_of_examples
+from accounting.reasons import Reason, union
 from accounting.records import NormShards, PartNorms, TrialFiles, has_norms, read_bytes, read_trace
 from accounting.registry import lookup
 
@@ -32,7 +39,7 @@ PRIVATE = "computed from single training examples: private data, not to be publi
 class EpsilonSpread:
     """Distribution of the epsilons of single examples: mean, and exact order statistics at `QUANTILES`.
 
-    caution: a limit of the method, or None.
+    caution: a limit of the method, or None. reasons: why each is an estimate.
     """
 
     method: str
@@ -43,6 +50,7 @@ class EpsilonSpread:
     mean: float
     quantiles: tuple[float, ...]
     caution: str | None = None
+    reasons: tuple[Reason, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON; an infinite epsilon is None."""
@@ -56,6 +64,7 @@ class EpsilonSpread:
             "mean": _finite(self.mean),
             "quantiles": {f"{level:g}": _finite(value) for level, value in zip(QUANTILES, self.quantiles, strict=True)},
             "sensitive": PRIVATE,
+            "reasons": list(self.reasons),
             **({} if self.caution is None else {"caution": self.caution}),
         }
 
@@ -68,16 +77,23 @@ def stored_trace(path: str) -> Trace:
         raise InvalidInput(f"{path} does not exist; give the folder of a trial that has trained") from None
 
 
-def stored_noise_source(files: TrialFiles) -> str | None:
-    """The noise source of a stored trial; None if its settings are not there. Raises: DataCorruption if damaged."""
-    from workers.spec import TrialSpec  # late: only stored trials need it
+def stored_reasons(files: TrialFiles) -> tuple[Reason, ...]:
+    """Why every epsilon of a stored trial is an estimate: by its result, or by its settings before there is one.
 
+    Empty if neither is there. Raises: DataCorruption if they are damaged.
+    """
+    from orchestration.records.results import read_result  # late: only stored trials need them
+    from workers.reasons import reasons_of_trial
+    from workers.spec import TrialSpec
+
+    result = read_result(files.result)
     try:
-        return TrialSpec.from_json(read_bytes(files.spec)).noise_source
+        spec = TrialSpec.from_json(read_bytes(files.spec)) if result is None else result.spec
     except FileNotFoundError:
-        return None
+        return ()
     except ValueError as error:
         raise DataCorruption(f"{files.spec} holds no settings of a trial; restore it from a backup") from error
+    return reasons_of_trial(spec, ()) if result is None else union((result.reasons, reasons_of_trial(spec, ())))
 
 
 def spread_of_epsilons(files: TrialFiles, trace: Trace, delta: float, method: str) -> EpsilonSpread:
@@ -103,6 +119,7 @@ def spread_of_epsilons(files: TrialFiles, trace: Trace, delta: float, method: st
         mean=float(epsilons.mean()),
         quantiles=tuple(np.quantile(epsilons, QUANTILES, method="higher").tolist()),
         caution=AS_PUBLISHED if published else None,
+        reasons=union((individual_reasons(trace), ("accountant_not_proven",) if published else ())),
     )
 
 
@@ -162,6 +179,7 @@ def estimate_of_examples(group: GivenExamples, trace: Trace, delta: float) -> Pr
         unit=f"examples {', '.join(map(str, group.ids))}",
         group_size=len(group.ids),
         lower_epsilon=found.lower,
+        reasons=trace.individual_reasons,
     )
 
 

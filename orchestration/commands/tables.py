@@ -13,6 +13,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from accounting.reasons import in_words, union
 from orchestration.commands.console import show, stdout
 from orchestration.comparison.entries import Metric, MetricTable
 from orchestration.comparison.formats import clock, listed, number
@@ -21,8 +22,8 @@ from orchestration.comparison.ledger import composed
 from orchestration.comparison.metrics import columns
 from orchestration.comparison.plain_text import for_terminal, masked
 from orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
+from orchestration.comparison.reasons import told
 from orchestration.comparison.record import rows
-from orchestration.comparison.research_mode import with_claim
 from orchestration.comparison.settings import label_phrases
 from orchestration.records.published import NON_PRIVATE, Label, PublishedTrial
 from orchestration.records.states import TrialState
@@ -51,7 +52,7 @@ def _planned_row(planned: PlannedTrial, ranks: int) -> dict[str, Any]:
         "target_epsilon": planned.point.target_epsilon,
         "noise_multiplier": planned.spec.noise.initial_noise_multiplier,
         "steps": planned.trace.steps,
-        **with_claim(planned.worst_case, planned.spec.noise_source).as_dict(),
+        **planned.worst_case.as_dict(),
         "noise_source": planned.spec.noise_source,
         "train_size": planned.dataset.train_size,
         "shard_bytes": planned.shard_bytes,
@@ -85,13 +86,16 @@ def plan_table(plan: Plan, sweep: SweepSpec) -> Table:
 
 
 def plan_lines(plan: Plan) -> list[str]:
-    """What the table of a plan holds for: delta and adjacency of its epsilons, and the sizes of the data."""
+    """What the table of a plan holds for: delta, adjacency and kind of its epsilons, and the sizes of the data."""
+    costs = [trial.worst_case for trial in plan.trials if trial.worst_case.is_private]
     claims = dict.fromkeys(
-        f"ε at δ = {trial.worst_case.delta:g}, adjacency {trial.worst_case.adjacency}"
-        for trial in plan.trials
-        if trial.worst_case.is_private
+        f"ε at δ = {cost.delta:g}, adjacency {cost.adjacency}: {_KINDS.get(cost.kind, cost.kind)}" for cost in costs
     )
-    return [*claims, *dict.fromkeys(_data_line(trial.dataset) for trial in plan.trials)]
+    reasons = in_words(union(cost.reasons for cost in costs))
+    return [*claims, *reasons, *dict.fromkeys(_data_line(trial.dataset) for trial in plan.trials)]
+
+
+_KINDS = {"guarantee": "a guarantee", "estimate": "an estimate"}
 
 
 def _data_line(data: DatasetDescription) -> str:
@@ -151,7 +155,7 @@ def print_outcome(outcome: Outcome) -> None:
         remark = f"{failed} failed: each keeps the key of its noise until it is resumed to its end, or `dpsweep forget`"
         console.print(Text(f"{remark} {outcome.files.root}"), soft_wrap=True)
     trials = outcome.record.data().trials
-    for sentence in (*together(trials), *hidden_groups_note(trials)):
+    for sentence in (*told(trials), *together(trials), *hidden_groups_note(trials)):
         console.print(Text(for_terminal(sentence)), soft_wrap=True)
     python, uri = _this_python(), masked(outcome.tracking_uri, outcome.tracking_uri)
     report = outcome.files.report

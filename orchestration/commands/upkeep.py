@@ -44,7 +44,10 @@ def verify(folder: Folder, as_json: AsJson = False) -> None:
         raise DataCorruption("\n".join(damaged))
     if not as_json:
         what = f"{count} trained trials{f' and {candidates} of the tuning' if candidates else ''}"
-        typer.echo(f"{what}: every file is as it was when its trial ended")
+        typer.echo(
+            f"{what}: every file is as it was when its trial ended, and no ε is below the cost of its trace. Measures "
+            "of test data and epsilons of single examples are as stored: they were not computed again"
+        )
 
 
 def prune(
@@ -187,8 +190,8 @@ def _summary(answer: Answer) -> str:
     return (
         f"{answer.key}: {answer.examples:,} examples in {seconds(answer.seconds)} "
         f"({answer.examples / max(answer.seconds, 1e-9):,.0f} a second); at δ {answer.worst_case.delta:g} "
-        f"worst case ε {number(answer.worst_case.epsilon)}, individual ε median {number(own.median)}, "
-        f"mean {number(own.mean)}"
+        f"worst case ε {number(answer.worst_case.epsilon)} ({answer.worst_case.kind}), individual ε median "
+        f"{number(own.median)}, mean {number(own.mean)}"
     )
 
 

@@ -13,8 +13,8 @@ from orchestration.comparison.entries import Metric, MetricTable
 from orchestration.comparison.ledger import composed
 from orchestration.comparison.metrics import columns
 from orchestration.comparison.parameters import asked, flattened, varying
+from orchestration.comparison.reasons import told
 from orchestration.comparison.record import SweepRecord
-from orchestration.comparison.research_mode import research_warning
 from orchestration.comparison.settings import Setting, setting_name, shown_over_seeds
 from orchestration.records.published import NON_PRIVATE, Label, PublishedTrial, task_of
 from orchestration.records.release_modes import release_mode
@@ -61,6 +61,7 @@ class Compared:
             "seeds": [trial.labels["seed"] for trial in self.setting.trials],
             "trials": [trial.key for trial in self.setting.trials],
             "composed": cost and cost.as_dict(),
+            "reasons": list(self.setting.reasons),
             "metrics": {
                 name: {"shown": shown[name], **(asdict(spread) if spread else {})} for name, spread in found.items()
             },
@@ -135,7 +136,7 @@ def compare(records: Mapping[str, SweepRecord]) -> Comparison:
     return Comparison(
         sweeps={folder: record.sweep.name for folder, record in records.items()},
         differences=(
-            *_research(records),
+            *_estimates(records),
             *data,
             *_differences(records, "δ", _delta),
             *_differences(records, "adjacency", _adjacency),
@@ -216,11 +217,12 @@ def _differences(records: Mapping[str, SweepRecord], what: str, of: Callable[[Sw
         yield f"not the same {what}, so numbers of one sweep do not compare with those of another: {each}"
 
 
-def _research(records: Mapping[str, SweepRecord]) -> Iterator[str]:
-    """A sentence if the noise of some of the sweeps is known, which names them unless it is all."""
-    known = {folder: found for folder, each in records.items() if (found := research_warning(each.data().trials))}
-    for sentence in sorted({each for found in known.values() for each in found}):
-        yield sentence if len(known) == len(records) else f"{', '.join(known)}: {sentence}"
+def _estimates(records: Mapping[str, SweepRecord]) -> Iterator[str]:
+    """A sentence for each reason why epsilons are no guarantees, with the sweeps unless it holds for all."""
+    by_sweep = {folder: told(each.data().trials) for folder, each in records.items()}
+    for sentence in dict.fromkeys(itertools.chain.from_iterable(by_sweep.values())):
+        folders = [folder for folder, sentences in by_sweep.items() if sentence in sentences]
+        yield sentence if len(folders) == len(records) else f"{', '.join(folders)}: {sentence}"
 
 
 def _stopped(records: Mapping[str, SweepRecord]) -> Iterator[str]:

@@ -8,11 +8,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from accounting.errors import InvalidInput, require_finite
+from accounting.estimates import Claim
+from accounting.reasons import Reason, in_words, union
 from accounting.registry import nearest
 from orchestration.comparison.findings import Difference, Findings, warnings
 from orchestration.comparison.intervals import ConfidenceInterval
 from orchestration.comparison.metrics import METRICS, metric
-from orchestration.comparison.research_mode import research_warning
 from orchestration.comparison.settings import Setting, first_seed
 from orchestration.comparison.values import epsilon
 from orchestration.records.published import PublishedTrial
@@ -26,7 +27,8 @@ class Best:
     """The private setting with the best mean of a metric.
 
     by: name of the metric. value: the mean. interval: None if it is unknown. alike: differences to other settings that
-    are not distinguishable from it. warnings: as in the report's headline.
+    are not distinguishable from it. warnings: as in the report's headline. reasons: why its epsilon is an estimate, by
+    its trials and by the choice itself.
     """
 
     setting: Setting
@@ -35,6 +37,12 @@ class Best:
     interval: ConfidenceInterval | None
     alike: tuple[Difference, ...]
     warnings: tuple[str, ...]
+    reasons: tuple[Reason, ...] = ()
+
+    @property
+    def kind(self) -> Claim:
+        """Whether the epsilon of each of its trials is a guarantee."""
+        return "estimate" if self.reasons else "guarantee"
 
     @property
     def name(self) -> str:
@@ -55,6 +63,8 @@ class Best:
             "value": self.value,
             "interval": self.interval and asdict(self.interval),
             "epsilon": cost.high if cost else None,
+            "kind": self.kind,
+            "reasons": list(self.reasons),
             "trial": self.trial.key,
             "trials": [trial.key for trial in self.setting.trials],
             "not_distinguishable": [each.as_dict() for each in self.alike],
@@ -70,8 +80,8 @@ def best(
     by: a metric of results.json that is better when higher or lower, or ``worst_group``; by default accuracy, or the
     main score of another task. max_epsilon: maximum epsilon of any run of the setting, at the delta of the sweep.
     at_least: by metric, the mean that the setting must reach; it is a maximum for metrics where lower is better.
-    Choosing by results on private data costs privacy beyond the epsilon of the chosen model; choosing by test data does
-    not.
+    Choosing by results on private data costs privacy beyond the epsilon of the chosen model, which is then an estimate;
+    choosing by test data does not.
 
     Raises: InvalidInput for an unknown metric, a metric without a direction, a max_epsilon that is no number above 0,
     a condition that is no finite number, and if no setting fulfils the conditions.
@@ -89,8 +99,10 @@ def best(
     mean = winner.over_seeds(metric(name).value)
     value = mean.mean if mean else math.nan
     alike = found.indistinguishable(winner, name, allowed)
-    warned = (*research_warning(winner.trials), *warnings(found))
-    return Best(winner, name, value, found.interval(winner, name), alike, warned)
+    chosen: tuple[Reason, ...] = ("chosen_by_private_results",) if any(metric(n).exact for n in (name, *least)) else ()
+    reasons = union((winner.reasons, chosen))
+    warned = (*in_words(reasons), *warnings(found))
+    return Best(winner, name, value, found.interval(winner, name), alike, warned, reasons)
 
 
 def _name(found: Findings, name: str) -> str:

@@ -7,41 +7,141 @@ claim that is smaller than the cost of the stored trace; it does not find a trac
 from __future__ import annotations
 
 import functools
+import json
 import math
 from collections.abc import Collection, Iterator
+from dataclasses import asdict, dataclass
 
 from accounting.accountants import ACCOUNTANTS, account
 from accounting.attacks import FALSE_POSITIVE_RATES, AttackRisk, attack_risk, privacy_curve, rate_name
 from accounting.errors import START_ANEW, DataCorruption
-from accounting.estimates import PrivacyEstimate
+from accounting.estimates import Kind, PrivacyEstimate
 from accounting.mechanism import Trace
+from accounting.reasons import Reason, union
 from accounting.records import TrialFiles, read_trace
+from accounting.release import ReleaseSpec
 from orchestration.comparison.record import SweepRecord
+from orchestration.comparison.stored import stored_record
 from orchestration.records.attempts import Attempt
 from orchestration.records.layout import SweepFiles
+from orchestration.records.published import PublishedAccount
 from orchestration.records.release_modes import release_spec
-from orchestration.records.results import StoppedTrial, StoredResult
-from orchestration.sweeps.schema import SweepSpec
+from orchestration.records.remembered import remembered
+from orchestration.records.results import StoppedTrial, StoredResult, read_result
+from workers.reasons import reasons_of_trial
 
 _ROUNDING = 1e-6
 """Relative tolerance: far above rounding errors, far below any relevant difference."""
 
 
-def unfounded(files: SweepFiles, record: SweepRecord) -> Iterator[str]:
-    """One line for each stored claim that is smaller than the cost of its trace, or for another delta or adjacency.
+def checked_record(files: SweepFiles) -> SweepRecord:
+    """The sweep in a folder, for callers that show, export, compare or register what its results claim.
 
-    Equal traces, such as those of several seeds, are accounted once. Raises: DataCorruption for a missing or damaged
-    trace.
+    Raises: as `stored_record`; DataCorruption with a line for each claim that its trace does not bear out.
     """
+    record = stored_record(files)
+    require_founded(files, record)
+    return record
+
+
+def require_founded(files: SweepFiles, record: SweepRecord) -> None:
+    """Raises: DataCorruption unless every claim of the record, and of the tuning that it counts, is borne out."""
+    wrong = [*unfounded(files, record)]
+    if record.candidates:
+        tuning = SweepFiles(files.tuning)
+        wrong += unfounded(tuning, stored_record(tuning))
+    if wrong:
+        raise DataCorruption("\n".join(wrong))
+
+
+def founded_result(files: TrialFiles) -> StoredResult | None:
+    """The result of a trial by itself, without its sweep. Raises: DataCorruption for a claim that is not borne out."""
+    result = read_result(files.result)
+    if result is None:
+        return None
+    trace = result.trace if isinstance(result, StoppedTrial) else _stored_trace(files)
+    wrong = _wrong(_Claims(result, trace, result.spec.delta, reasons_of_trial(result.spec, ())))
+    if wrong:
+        raise DataCorruption("\n".join(_said(files, line) for line in wrong))
+    return result
+
+
+def unfounded(files: SweepFiles, record: SweepRecord) -> Iterator[str]:
+    """One line for each stored claim that its trace does not bear out: smaller than its cost, stronger than its kind,
+    for another delta or adjacency, or without a reason why it is no guarantee.
+
+    What was checked before is remembered by the digest of all that was compared, and equal traces, such as those of
+    several seeds, are accounted once. Raises: DataCorruption for a missing or damaged trace.
+    """
+    release = release_spec(record.sweep.release.name, record.sweep.release.params)
     for point in record.points:
-        result = record.status(point.key).result
+        result = record.statuses[point.key].result if point.key in record.statuses else None
         if result is None:
             continue
         trial = files.trial(point.key)
         trace = result.trace if isinstance(result, StoppedTrial) else _stored_trace(trial)
-        attempts = record.attempts.get(point.key, ())
-        for reason in (*_claims(result, trace, point.spec.delta, record.sweep), *_ledger(attempts, trace, result)):
-            yield f"{trial.result}: {reason}; restore the trial from a backup, or {START_ANEW}"
+        reasons = union((reasons_of_trial(result.spec, ()), reasons_of_trial(point.spec, ())))
+        attempts, accounts = record.attempts.get(point.key, ()), record.accounts.get(point.key, ())
+        claims = _Claims(result, trace, point.spec.delta, reasons, attempts, accounts, release)
+        yield from (_said(trial, line) for line in _wrong(claims))
+
+
+def recomputed(trace: Trace, delta: float, accountant: str, size: int = 1) -> PrivacyEstimate:
+    """`accounting.accountants.account`, remembered by this user for the same trace and question. Raises: as it."""
+    question = f"cost {trace!r} {delta!r} {accountant} {size}"
+    found = json.loads(remembered(question, lambda: json.dumps(asdict(account(trace, delta, accountant, size)))))
+    return PrivacyEstimate(**{**found, "reasons": tuple(found["reasons"])})
+
+
+@dataclass(frozen=True)
+class _Claims:
+    """All that a stored trial claims, and what it is compared with.
+
+    reasons: those that its specification gives, as the sweep file and as the result hold it.
+    """
+
+    result: StoredResult
+    trace: Trace
+    delta: float
+    reasons: tuple[Reason, ...]
+    attempts: tuple[Attempt, ...] = ()
+    accounts: tuple[PublishedAccount, ...] = ()
+    release: ReleaseSpec | None = None
+
+    @property
+    def epochs(self) -> list[tuple[int, int, float]]:
+        """Number and last step of each epoch, and the epsilon that the result shows after it."""
+        if isinstance(self.result, StoppedTrial):
+            return []
+        shown = zip(self.result.training.history, self.result.epsilons, strict=False)
+        return [(epoch.epoch, epoch.step, epsilon) for epoch, epsilon in shown]
+
+    @property
+    def of_run(self) -> tuple[Reason, ...]:
+        """Reasons that the specification and the data of the trial give."""
+        told = () if isinstance(self.result, StoppedTrial) else self.result.training.reasons
+        return union((self.reasons, told)) if self.result.spec.is_private else ()
+
+    @property
+    def expected(self) -> tuple[Reason, ...]:
+        """Reasons that every claim of the trial must give."""
+        return union((self.of_run, self.result.reasons)) if self.result.spec.is_private else ()
+
+    def question(self) -> str:
+        """A text that determines what `_unfounded` says."""
+        result = self.result
+        costs = (result.worst_case, result.others, result.groups, result.risks, self.epochs, self.expected)
+        compared = (self.trace, self.delta, self.attempts, self.accounts, self.release)
+        return repr(("claims", type(result).__name__, costs, result.individuals, compared))
+
+
+def _said(trial: TrialFiles, line: str) -> str:
+    return f"{trial.result}: {line}; restore the trial from a backup, or {START_ANEW}"
+
+
+def _wrong(claims: _Claims) -> list[str]:
+    found: list[str] = json.loads(remembered(claims.question(), lambda: json.dumps(list(_unfounded(claims)))))
+    return found
 
 
 def _stored_trace(trial: TrialFiles) -> Trace:
@@ -52,52 +152,85 @@ def _stored_trace(trial: TrialFiles) -> Trace:
         raise DataCorruption(f"{trial.trace} is missing; restore it from a backup, or {START_ANEW}") from error
 
 
-def _claims(result: StoredResult, trace: Trace, delta: float, sweep: SweepSpec) -> Iterator[str]:
-    """Check the claims of a result by the accountants and group sizes that the result itself names.
+def _unfounded(claims: _Claims) -> Iterator[str]:
+    """Check claims by the accountants and group sizes that they name themselves.
 
     The sweep file may have changed since and ask for others.
     """
-    yield from _smaller("epsilon", result.worst_case, trace, delta, _named(result.worst_case, sweep))
+    result, trace, delta = claims.result, claims.trace, claims.delta
+    yield from _smaller("epsilon", result.worst_case, trace, delta)
     for other in result.others:
-        yield from _smaller(f"epsilon by {other.accountant}", other, trace, delta, _named(other, sweep))
+        yield from _smaller(f"epsilon by {other.accountant}", other, trace, delta)
     groups = [estimate for estimate in result.groups if estimate.group_size > 1]
     for group in groups:
-        size = group.group_size
-        yield from _smaller(f"epsilon of groups of {size}", group, trace, delta, "pld", size)
+        yield from _smaller(f"epsilon of groups of {group.group_size}", group, trace, delta)
     for risk in result.risks:
         yield from _smaller_risk(risk, trace, {1, *(group.group_size for group in groups)})
-    epochs = () if isinstance(result, StoppedTrial) else zip(result.training.history, result.epsilons, strict=False)
-    for epoch, shown in epochs:
-        least = min(_cost(trace.until(epoch.step), delta, "rdp", 1).epsilon, result.worst_case.epsilon)
-        if shown < least * (1.0 - _ROUNDING):
-            yield f"it claims epsilon {shown:.6g} after epoch {epoch.epoch}, but its trace had cost {least:.6g}"
-    release = release_spec(sweep.release.name, sweep.release.params)
-    if release is not None and result.individuals is not None:
-        alone = _cost(Trace(trace.dataset_size, releases=release.releases()), delta, "auto", 1).epsilon
-        if (result.individuals.release_epsilon or 0.0) < alone * (1.0 - _ROUNDING):
+    for epoch, step, shown in claims.epochs:
+        least = min(_cost(trace.until(step), delta, "rdp", 1).epsilon, result.worst_case.epsilon)
+        if not shown >= least * (1.0 - _ROUNDING):
+            yield f"it claims epsilon {shown:.6g} after epoch {epoch}, but its trace had cost {least:.6g}"
+    if claims.release is not None and result.individuals is not None:
+        alone = _cost(Trace(trace.dataset_size, releases=claims.release.releases()), delta, "auto", 1).epsilon
+        if not (result.individuals.release_epsilon or 0.0) >= alone * (1.0 - _ROUNDING):
             yield f"it claims that its statistics cost {result.individuals.release_epsilon}, but they cost {alone:.6g}"
+    yield from _stronger(claims)
+    for again in claims.accounts:
+        yield from _of_account(again, trace)
+    yield from _ledger(claims)
 
 
-def _named(claim: PrivacyEstimate, sweep: SweepSpec) -> str:
-    """The accountant that recomputes a claim: its own or, for the names ``none`` and ``filter``, the sweep's.
+def _stronger(claims: _Claims) -> Iterator[str]:
+    """One line for each claim that does not give all reasons why it is an estimate."""
+    result, expected = claims.result, claims.expected
+    individuals = [] if result.individuals is None else [result.individuals]
+    claimed: list[tuple[Kind, tuple[Reason, ...]]] = [
+        *((each.kind, each.reasons) for each in (result.worst_case, *result.others, *result.groups)),
+        *((risk.kind, risk.reasons) for risk in result.risks),
+        *((each.kind, each.reasons) for each in individuals),
+        *((account.kind, account.reasons) for account in claims.accounts),
+    ]
+    bounds = [(kind, reasons) for kind, reasons in claimed if kind not in ("none", "lower_bound")]
+    if lost := union(set(expected).difference(reasons) for _, reasons in bounds):
+        yield f"it claims guarantees without saying why they are none: {', '.join(lost)}"
+    if any(reasons and kind != "estimate" for kind, reasons in bounds):
+        yield "it claims a guarantee and gives reasons why it is none"
+    if lost := union(set(claims.of_run).difference(attempt.reasons) for attempt in claims.attempts):
+        yield f"the record of its attempts does not say why they guarantee nothing: {', '.join(lost)}"
 
-    These two names are no accountants; any accountant gives the same result in these cases.
+
+def _of_account(again: PublishedAccount, trace: Trace) -> Iterator[str]:
+    """One line for each epsilon of `dpsweep account` that is below the cost of the trace."""
+    sizes = {1: (again.epsilon, _named(again.accountant)), **{k: (e, "pld") for k, e in again.group_epsilons.items()}}
+    for size, (claimed, accountant) in sizes.items():
+        found = _cost(trace, again.delta, accountant, size).epsilon
+        if not claimed >= found * (1.0 - _ROUNDING):
+            yield (
+                f"account {again.name} claims epsilon {claimed:.6g} of {size} record{'s' * (size > 1)}, but its trace "
+                f"costs {found:.6g}"
+            )
+
+
+def _named(accountant: str) -> str:
+    """The accountant that recomputes a claim: its own or, for names of other bounds, such as ``filter``, the tightest.
+
+    Under a filter any accountant gives the same result; for a selection, none is below the tightest.
     """
-    return claim.accountant if claim.accountant in ACCOUNTANTS else sweep.privacy.accountant
+    return accountant if accountant in ACCOUNTANTS else "auto"
 
 
-def _smaller(
-    what: str, claim: PrivacyEstimate, trace: Trace, delta: float, accountant: str, size: int = 1
-) -> Iterator[str]:
-    found = _cost(trace, delta, accountant, size)
+def _smaller(what: str, claim: PrivacyEstimate, trace: Trace, delta: float) -> Iterator[str]:
+    accountant = _named(claim.accountant) if claim.group_size == 1 else "pld"
+    found = _cost(trace, delta, accountant, claim.group_size)
     if claim.delta != delta or claim.adjacency != found.adjacency:
         yield (
             f"it claims {what} at delta {claim.delta:g} and adjacency {claim.adjacency}, but the trial's delta is "
             f"{delta:g} and the adjacency of its trace {found.adjacency}"
         )
-    if claim.epsilon < found.epsilon * (1.0 - _ROUNDING) or (math.isinf(found.epsilon) and claim.is_private):
+    if not claim.epsilon >= found.epsilon * (1.0 - _ROUNDING) or (math.isinf(found.epsilon) and claim.is_private):
         yield f"it claims {what} {claim.epsilon:.6g}, but its trace costs {found.epsilon:.6g}"
-    if claim.is_private and claim.kind == "guarantee" == trace.kind and found.kind == "estimate":
+    is_bounded = trace.noise_follows_results and not trace.ended_by_results  # by the plan, which the trace is not
+    if claim.is_private and claim.kind == "guarantee" and found.kind == "estimate" and not is_bounded:
         yield f"it claims that {what} is a guarantee, but by {accountant} it is an estimate"
 
 
@@ -129,14 +262,14 @@ def _smaller_risk(claim: AttackRisk, trace: Trace, sizes: Collection[int]) -> It
             yield f"it claims {name} {claimed.upper:.6g} of attacks on {whose}, but its trace allows {least:.6g}"
 
 
-def _ledger(attempts: tuple[Attempt, ...], trace: Trace, result: StoredResult) -> Iterator[str]:
+def _ledger(claims: _Claims) -> Iterator[str]:
     """A line if the recorded attempts at the trial cost less than the trial's trace."""
-    if not attempts or not trace.is_private:
+    if not claims.attempts or not claims.trace.is_private:
         return
-    delta = result.spec.delta
-    recorded = max(_cost(attempt.trace, delta, "rdp", 1).epsilon for attempt in attempts)
-    spent = _cost(trace, delta, "rdp", 1).epsilon
-    if recorded < spent * (1.0 - _ROUNDING):
+    delta = claims.result.spec.delta
+    recorded = max(_cost(attempt.trace, delta, "rdp", 1).epsilon for attempt in claims.attempts)
+    spent = _cost(claims.trace, delta, "rdp", 1).epsilon
+    if not recorded >= spent * (1.0 - _ROUNDING):
         yield f"the record of its attempts claims epsilon {recorded:.6g}, but its trace costs {spent:.6g}"
 
 

@@ -165,6 +165,7 @@ def as_dict(found: Findings) -> dict[str, Any]:
                     if (interval := found.interval(setting, name))
                 },
                 "groups": _of_groups(found, setting),
+                "reasons": list(setting.reasons),
                 "on_front_beyond_noise": setting in found.front,
             }
             for setting in found.settings

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from accounting.estimates import Claim, Kind, PrivacyEstimate, weakest
 from accounting.jobs import CountedEpsilons, Members, Moments
+from accounting.reasons import Reason, union
 from accounting.release import ReleasedStatistics
 from orchestration.comparison.densities import loss_density
 from orchestration.records.published import EpsilonHistogram, GroupEpsilon, IndividualStatistics
@@ -24,12 +25,16 @@ def kind_of_capped(own: Claim, worst_case: PrivacyEstimate) -> Kind:
 
 
 def exact_statistics(
-    counted: CountedEpsilons, group_names: tuple[str, ...], worst_case: PrivacyEstimate
+    counted: CountedEpsilons,
+    group_names: tuple[str, ...],
+    worst_case: PrivacyEstimate,
+    reasons: tuple[Reason, ...] = (),
 ) -> IndividualStatistics:
     """Exact statistics of the epsilon_i of all training examples: private data.
 
-    Each epsilon_i was capped at the worst case, which also bounds every example. Quantiles are exact, computed by
-    reading the stored parts again.
+    reasons: why the uncapped epsilon_i are estimates (`accounting.individual.individual_reasons`). Each epsilon_i was
+    capped at the worst case, which also bounds every example. Quantiles are exact, computed by reading the stored parts
+    again.
     """
     summary = counted.summary
     values = counted.quantiles((0.5, *_QUANTILES))
@@ -48,6 +53,7 @@ def exact_statistics(
         histogram=EpsilonHistogram(tuple(summary.counting.edges.tolist()), tuple(summary.shown.astype(float).tolist())),
         loss_correlation=loss_correlation(summary.everyone.with_loss),
         loss_density=loss_density(counted),
+        reasons=union((worst_case.reasons, reasons)),
     )
 
 
@@ -61,16 +67,16 @@ def loss_correlation(moments: Moments) -> float | None:
 
 
 def released_statistics(
-    released: ReleasedStatistics, group_names: tuple[str, ...], kind: Kind, method: str, cost: float
+    released: ReleasedStatistics, group_names: tuple[str, ...], exact: IndividualStatistics, cost: float
 ) -> IndividualStatistics:
     """Statistics released with differential privacy.
 
-    kind, method: kind of claim and accounting method of each epsilon_i. cost: epsilon of the release alone.
+    exact: those of the same epsilon_i, for what each claims. cost: epsilon of the release alone.
     """
     return IndividualStatistics(
         disclosure=RELEASED,
-        kind=kind,
-        method=method,
+        kind=exact.kind,
+        method=exact.method,
         mean=released.mean_epsilon,
         median=released.quantiles.get(0.5),
         quantiles=released.quantiles,
@@ -80,6 +86,7 @@ def released_statistics(
         ),
         histogram=EpsilonHistogram(released.edges, released.histogram),
         release_epsilon=cost,
+        reasons=exact.reasons,
     )
 
 

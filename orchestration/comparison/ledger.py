@@ -16,6 +16,7 @@ from accounting.errors import UnsupportedMechanism
 from accounting.estimates import PrivacyEstimate
 from accounting.joint_cost import account_together
 from accounting.mechanism import Trace
+from accounting.reasons import Reason, union, weakened
 from orchestration.records.attempts import Attempt
 from orchestration.records.published import PublishedTrial
 
@@ -26,27 +27,33 @@ class Composition:
 
     trials: number of private trials. attempts: number of their earlier starts, which count too. candidates: number of
     runs of an unaccounted tuning that chose what was trained, which count too. estimate: composed epsilon for a record
-    that may be in the data of every run; None if no epsilon covers all runs. release_epsilon: the part of it for the
-    released statistics alone. reason: why the estimate is no guarantee, or unknown; "" if it is a guarantee.
+    that may be in the data of every run, with the reasons why it is no guarantee; None if no epsilon covers all runs.
+    release_epsilon: the part of it for the released statistics alone. refusal: why no epsilon covers all runs.
     """
 
     trials: int
     attempts: int
     estimate: PrivacyEstimate | None
     release_epsilon: float | None = None
-    reason: str = ""
+    refusal: str = ""
     candidates: int = 0
 
     @property
     def epsilon(self) -> float | None:
         return self.estimate.epsilon if self.estimate else None
 
+    @property
+    def reasons(self) -> tuple[Reason, ...]:
+        """Why the composed epsilon is an estimate; empty if it is a guarantee, or if none is known."""
+        return self.estimate.reasons if self.estimate else ()
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         found = {} if self.estimate is None else self.estimate.as_dict()
         kept = {name: found.get(name) for name in ("epsilon", "delta", "adjacency", "accountant", "kind")}
+        claimed = {"reasons": list(self.reasons), "refusal": self.refusal}
         counts = {"trials": self.trials, "attempts": self.attempts, "candidates": self.candidates}
-        return {**kept, **counts, "release_epsilon": self.release_epsilon, "reason": self.reason}
+        return {**kept, **counts, "release_epsilon": self.release_epsilon, **claimed}
 
 
 def composed(trials: Iterable[PublishedTrial]) -> Composition | None:
@@ -66,20 +73,25 @@ def composed(trials: Iterable[PublishedTrial]) -> Composition | None:
     delta = max(attempt.delta for attempt in attempts)
     repeated = sum(sum(bool(attempt.trace.segments) for attempt in trial.attempts) - 1 for trial in private)
     found = Composition(len(private), repeated, None, _release_epsilon(own, delta), candidates=len(candidates))
+    missing = any("unaccounted_tuning" in trial.reasons and _lacks_candidates(trial) for trial in private)
+    lost: tuple[Reason, ...] = ("candidates_not_counted",) if missing else ()
+    reasons = union((*(trial.reasons for trial in private), _of_attempts(attempts), lost))
     if len(attempts) == 1 and (privacy := private[0].privacy) is not None:
-        alone = PrivacyEstimate(privacy.epsilon, privacy.delta, privacy.adjacency, privacy.accountant, privacy.kind)
-        weakness = _known_seeds(attempts) if alone.kind == "guarantee" else _weakness(attempts)
-        reason = _tuned(private) or weakness
-        kind = "estimate" if reason and alone.kind == "guarantee" else alone.kind
-        return replace(found, estimate=replace(alone, kind=kind), reason=reason)
+        alone = PrivacyEstimate(
+            privacy.epsilon,
+            privacy.delta,
+            privacy.adjacency,
+            privacy.accountant,
+            privacy.kind,
+            reasons=privacy.reasons,
+        )
+        of_run = _of_seeds(attempts) if alone.kind == "guarantee" else _of_attempts(attempts)
+        return replace(found, estimate=weakened(alone, (*of_run, *attempts[0].reasons, *lost)))
     try:
         together = _together(_counted(attempt.trace for attempt in attempts), delta)
     except UnsupportedMechanism as refusal:
-        return replace(found, reason=str(refusal))
-    reason = _tuned(private) or _weakness(attempts)
-    if together.kind == "guarantee" and reason:
-        together = replace(together, kind="estimate")
-    return replace(found, estimate=together, reason=reason)
+        return replace(found, refusal=str(refusal))
+    return replace(found, estimate=weakened(together, reasons))
 
 
 def composed_epsilon(trial: PublishedTrial) -> float | None:
@@ -93,31 +105,24 @@ def composed_epsilon(trial: PublishedTrial) -> float | None:
     return found.epsilon if found else trial.privacy.epsilon
 
 
-def _tuned(trials: Iterable[PublishedTrial]) -> str:
-    """The reason that an unaccounted tuning weakens a composition, and whether its candidates are counted; else ""."""
-    tuned = [t for t in trials if t.tags.get("tuning") == "unaccounted" and "candidate" not in t.labels]
-    if any(not trial.candidates for trial in tuned):
-        return "the candidates of their tuning trained on the same records and are not counted: tuning/ is gone"
-    if tuned:
-        return "the candidates of their tuning are counted too, but what they showed chose what was trained"
-    return ""
+def _lacks_candidates(trial: PublishedTrial) -> bool:
+    """Whether the trial was tuned, and is no candidate itself, but no candidate of its tuning is known."""
+    return "candidate" not in trial.labels and not trial.candidates
 
 
-def _weakness(attempts: list[Attempt]) -> str:
-    seeds = Counter(attempt.seed for attempt in attempts if attempt.seed is not None)
-    if any(count > 1 for count in seeds.values()):
-        return "runs of one seed draw the same noise (research mode), so what they show is no independent composition"
-    if not all(attempt.ended for attempt in attempts):
-        return "a run ended before its planned end, which may depend on what it showed"
-    if any(attempt.trace.kind != "guarantee" for attempt in attempts):
-        return "noise followed results"
-    return _known_seeds(attempts)
+def _of_attempts(attempts: Iterable[Attempt]) -> tuple[Reason, ...]:
+    """Why what several attempts have shown has no composed epsilon that is a guarantee."""
+    attempts = tuple(attempts)
+    ended = all(attempt.ended for attempt in attempts)
+    own = (*(attempt.reasons for attempt in attempts), *(attempt.trace.reasons for attempt in attempts))
+    return union((*own, _of_seeds(attempts), () if ended else ("end_followed_results",)))
 
 
-def _known_seeds(attempts: list[Attempt]) -> str:
-    if any(attempt.seed is not None for attempt in attempts):
-        return "the noise is drawn from known seeds (research mode), and whoever knows a seed can subtract it"
-    return ""
+def _of_seeds(attempts: Iterable[Attempt]) -> tuple[Reason, ...]:
+    """Why noise that is drawn from known seeds protects nobody who knows them, and composes with nothing."""
+    counts = Counter(attempt.seed for attempt in attempts if attempt.seed is not None)
+    found: dict[Reason, bool] = {"known_seed": bool(counts), "repeated_seed": any(n > 1 for n in counts.values())}
+    return tuple(reason for reason, holds in found.items() if holds)
 
 
 def _release_epsilon(attempts: list[Attempt], delta: float) -> float | None:

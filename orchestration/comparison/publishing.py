@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Final
 
+from accounting.reasons import in_words
 from orchestration.records.published import (
     PublishedAttack,
     PublishedAudit,
@@ -25,7 +25,6 @@ from orchestration.records.status import TrialStatus
 from orchestration.sweeps.grid import GridPoint
 from workers.evaluation import Evaluation, cost_of_privacy
 from workers.history import Progress
-from workers.noise import noise_source_kind
 from workers.tasks import main_score, task_called
 
 
@@ -80,7 +79,7 @@ def stopped(point: GridPoint, result: StoppedTrial) -> PublishedTrial:
         quality=_quality(result.evaluation, None, {}, None),
         individuals=result.individuals,
         history=result.history,
-        notes=() if noise_source_kind(result.spec.noise_source).is_secret else (_RESEARCH,),
+        notes=in_words(result.worst_case.reasons),
         started=result.started,
         ended=result.ended,
     )
@@ -110,6 +109,7 @@ def _privacy(result: StoredResult) -> PublishedPrivacy:
         adjacency=worst.adjacency,
         group_epsilons={estimate.group_size: estimate.epsilon for estimate in result.groups},
         risks={risk.group_size: risk for risk in result.risks},
+        reasons=worst.reasons,
     )
 
 
@@ -227,13 +227,10 @@ def _measured(test: Evaluation, public: Evaluation | None, epsilon: float) -> di
     }
 
 
-_RESEARCH: Final = "trained with noise from a known seed: for experiments, not for release"
-
-
 def _notes(result: TrialResult) -> tuple[str, ...]:
     if not result.spec.is_private:
         return (
             *result.training.notes,
             "trained without noise: nothing protects the training data; keep its model private",
         )
-    return (*result.training.notes, *((_RESEARCH,) if result.training.research_mode else ()))
+    return (*result.training.notes, *in_words(result.worst_case.reasons))

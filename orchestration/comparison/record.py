@@ -10,12 +10,13 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
+from accounting.reasons import Reason, union
 from orchestration.comparison import publishing
 from orchestration.comparison.ledger import composed
 from orchestration.comparison.metrics import known, known_of_groups
 from orchestration.comparison.parameters import asked, dataset_of, found_sizes, parameters
 from orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
-from orchestration.comparison.research_mode import with_claim, with_claims
+from orchestration.comparison.reasons import claimed, claimed_account
 from orchestration.comparison.settings import finished_settings
 from orchestration.comparison.tuning import published_tuning, tuning_note
 from orchestration.comparison.values import has_learnt
@@ -28,9 +29,10 @@ from orchestration.records.results import StoppedTrial, StoredResult, TrialResul
 from orchestration.records.states import TrialState
 from orchestration.records.status import TrialStatus
 from orchestration.sweeps.grid import GridPoint
+from orchestration.sweeps.reasons import reasons_of
 from orchestration.sweeps.schema import SweepSpec
 from workers.attacks import read_attacks
-from workers.noise import noise_source_kind
+from workers.data import FROM_ROWS
 from workers.run_state import read_counters
 from workers.tasks import task_called
 
@@ -103,8 +105,19 @@ class SweepRecord:
         return any(status.state is TrialState.FAILED for status in self.statuses.values())
 
     def status(self, key: str) -> TrialStatus:
-        """The status of the trial called ``key``; pending if it has not started."""
-        return self.statuses.get(key, TrialStatus(key, total_steps=0))
+        """The status of the trial called ``key``, its result as what may be claimed of it in this sweep.
+
+        Pending if it has not started. A trial that was trained before the file asked for a selection that nothing
+        accounts for, or in another sweep, is weakened by it all the same.
+        """
+        found = self.statuses.get(key, TrialStatus(key, total_steps=0))
+        result = found.result
+        return found if result is None else replace(found, result=claimed(result, self.reasons_of(result)))
+
+    def reasons_of(self, result: StoredResult) -> tuple[Reason, ...]:
+        """Why every epsilon of a trial of this sweep is an estimate."""
+        of_data = result.training.reasons if isinstance(result, TrialResult) else ()
+        return union((result.reasons, reasons_of(self.sweep, result.spec, set(of_data).intersection(FROM_ROWS))))
 
     def finished(self, key: str | None) -> TrialResult | None:
         """The result of the trial if it trained to its end, else None."""
@@ -145,9 +158,10 @@ class SweepRecord:
     def trial(self, point: GridPoint, view: View = disclosed) -> PublishedTrial:
         """One trial as published under ``view``, compared with its baseline if both are finished."""
         result, outcome = self.finished(point.key), self._outcome(point, view)
+        reasons = outcome.reasons
         spec = result.spec if result else point.spec
         note = tuning_note(self.sweep, point)
-        shown = replace(
+        return replace(
             outcome,
             is_asked=point.is_asked,
             tuning=published_tuning(self.sweep, point),
@@ -156,15 +170,16 @@ class SweepRecord:
             dataset=dataset_of(spec.data, result.training) if result else None,
             attempts=self.attempts.get(point.key, ()),
             candidates=self.candidates.get(point.setting, ()) if point.is_private else (),
-            accounts=self.accounts.get(point.key, ()) if self._shows_exact(view) else (),
+            accounts=self._accounts(point.key, reasons) if self._shows_exact(view) else (),
             tags={
                 "baseline": self.baseline(point) or "",
-                "research_mode": str(not noise_source_kind(spec.noise_source).is_secret),
                 **({"tuning": self.sweep.tune.privacy} if self.sweep.tune else {}),
                 **({"sensitive": "true"} if release_mode(self.disclosure).is_sensitive else {}),
             },
         )
-        return with_claims(shown, spec.noise_source)
+
+    def _accounts(self, key: str, reasons: tuple[Reason, ...]) -> tuple[PublishedAccount, ...]:
+        return tuple(claimed_account(account, reasons) for account in self.accounts.get(key, ()))
 
     def _shows_exact(self, view: View) -> bool:
         return view is not disclosed or release_mode(self.disclosure).statistics == "exact"
@@ -173,9 +188,11 @@ class SweepRecord:
         status = self.status(point.key)
         match status.result:
             case TrialResult() as result:
-                return publishing.finished(point, view(result), self.finished(self.baseline(point)))
+                return publishing.finished(
+                    point, claimed(view(result), result.reasons), self.finished(self.baseline(point))
+                )
             case StoppedTrial() as result:
-                return publishing.stopped(point, view(result))
+                return publishing.stopped(point, claimed(view(result), result.reasons))
         return publishing.unfinished(point, status)
 
     def data(self, view: View = disclosed) -> PublishedSweep:
@@ -244,14 +261,13 @@ def _row(trial: PublishedTrial, result: StoredResult | None, worst_group: str) -
     }
     if result is None or trial.quality is None:
         return row
-    source = result.spec.noise_source
     return {
         **row,
         **known(trial),
-        **with_claim(result.worst_case, source).as_dict(),
-        "groups": [with_claim(estimate, source).as_dict() for estimate in result.groups],
-        "risks": [with_claim(risk, source).as_dict() for risk in result.risks],
-        "noise_source": source,
+        **result.worst_case.as_dict(),
+        "groups": [estimate.as_dict() for estimate in result.groups],
+        "risks": [risk.as_dict() for risk in result.risks],
+        "noise_source": result.spec.noise_source,
         "noise_multiplier": result.spec.noise.initial_noise_multiplier,
         "steps": result.steps,
         "worst_group": WORST_GROUP_METRICS[worst_group].whose(trial),

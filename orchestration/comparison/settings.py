@@ -7,9 +7,11 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from accounting.reasons import Reason
 from orchestration.comparison.entries import Metric
 from orchestration.comparison.formats import MISSING, number
 from orchestration.comparison.ledger import Composition, composed
+from orchestration.comparison.reasons import reasons_of_trials
 from orchestration.comparison.statistics import Spread, pareto_front, spread
 from orchestration.comparison.values import Value, epsilon, main
 from orchestration.records.published import (
@@ -107,6 +109,11 @@ class Setting:
     def composition(self) -> Composition | None:
         """Composed cost of all seeds of the setting."""
         return composed(self.trials)
+
+    @property
+    def reasons(self) -> tuple[Reason, ...]:
+        """Why the epsilons of its trials are estimates; empty if they are guarantees."""
+        return reasons_of_trials(self.trials)
 
     @property
     def composed_cost(self) -> str:

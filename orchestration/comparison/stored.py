@@ -154,7 +154,8 @@ def _attempts(files: SweepFiles, point: GridPoint, status: TrialStatus | None) -
         return known
     trace = result.trace if isinstance(result, StoppedTrial) else read_trace(files.trial(point.key).trace)
     seed = None if noise_source_kind(result.spec.noise_source).is_secret else result.spec.seed
-    return (Attempt(point.key, 1, result.spec.delta, trace, seed, isinstance(result, TrialResult)),)
+    ended = isinstance(result, TrialResult)
+    return (Attempt(point.key, 1, result.spec.delta, trace, seed, ended, reasons=result.reasons),)
 
 
 def _earlier_failures(files: SweepFiles) -> dict[str, TrialStatus]:

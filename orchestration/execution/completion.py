@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from accounting.accountants import account
 from accounting.estimates import PrivacyEstimate
+from accounting.individual import individual_reasons
 from accounting.jobs import (
     AccountingJob,
     CountedEpsilons,
@@ -21,7 +22,7 @@ from accounting.jobs import (
 from accounting.mechanism import Segment, Trace
 from accounting.records import StoredEpsilons, TrialFiles, read_trace
 from accounting.release import ReleaseSpec, release_counted
-from orchestration.comparison.individuals import exact_statistics, kind_of_capped, released_statistics
+from orchestration.comparison.individuals import exact_statistics, released_statistics
 from orchestration.execution.costs import Costs, costs, costs_as_planned
 from orchestration.execution.estimate_quality import quality_of_estimates
 from orchestration.records.integrity import note_digests
@@ -120,6 +121,7 @@ def _completed(
         others=found.others,
         groups=found.groups,
         risks=found.risks,
+        reasons=planned.reasons,
         epsilons=_by_epoch(bound, training, planned.spec.delta, found.worst_case.epsilon),
         training=training,
         individuals=individuals,
@@ -155,7 +157,7 @@ def complete_stopped(
     `stopping.account_stopped` accounts its examples afterwards. progress: the last report before the stop.
     """
     bound = bounding_trace(progress.trace, planned.trace) or progress.trace
-    found = costs(replace(bound, ended_by_results=True), planned.spec.delta, sweep)
+    found = costs(replace(bound, ended_by_results=True), planned.spec.delta, sweep).weakened(planned.reasons)
     stopped = StoppedTrial(
         key=planned.key,
         spec=planned.spec,
@@ -164,6 +166,7 @@ def complete_stopped(
         others=found.others,
         groups=found.groups,
         risks=found.risks,
+        reasons=planned.reasons,
         epoch=progress.epoch,
         evaluation=progress.evaluation,
         history=history,
@@ -196,9 +199,10 @@ def _costs(trace: Trace, planned: PlannedTrial, sweep: SweepSpec) -> Costs:
     """
     bound = bounding_trace(trace, planned.trace)
     if bound is not None and replace(bound, contributions=planned.trace.contributions) == planned.trace:
-        return costs_as_planned(planned, sweep)
+        return costs_as_planned(planned, sweep).weakened(planned.reasons)
     delta = planned.spec.delta
-    return costs(bound, delta, sweep) if bound else costs(trace, delta, sweep).as_estimates()
+    found = costs(bound, delta, sweep) if bound else costs(trace, delta, sweep).weakened(("noise_followed_results",))
+    return found.weakened(planned.reasons)
 
 
 def bounding_trace(trace: Trace, plan: Trace) -> Trace | None:
@@ -241,13 +245,14 @@ def _individuals(
     """Store the exact statistics of the epsilons privately; return those that the release mode shows, or None."""
     counted = CountedEpsilons(summary, StoredEpsilons(files.epsilons))
     names, release = planned.dataset.group_names, release_spec(sweep.release.name, sweep.release.params)
-    exact = exact_statistics(counted, names, worst)
+    trace = read_trace(files.trace)
+    exact = exact_statistics(counted, names, worst, individual_reasons(trace))
     if planned.spec.norms.exact_examples > 0:
-        quality = quality_of_estimates(files, counted.parts, read_trace(files.trace), worst.epsilon)
+        quality = quality_of_estimates(files, counted.parts, trace, worst.epsilon)
         exact = replace(exact, estimates=quality)
     write_exact_statistics(files.private_summary, exact)
     if release is not None:
-        return _released_once(files, counted, names, worst, release)
+        return _released_once(files, counted, names, worst, release, exact)
     return exact if release_mode(sweep.release.name).statistics == "exact" else None
 
 
@@ -257,6 +262,7 @@ def _released_once(
     group_names: tuple[str, ...],
     worst: PrivacyEstimate,
     release: ReleaseSpec,
+    exact: IndividualStatistics,
 ) -> IndividualStatistics:
     """Statistics released with noise drawn from the operating system's entropy; drawn once, stored and reused."""
     stored = read_statistics(files.released, "restore it from a backup: releasing again would cost privacy again")
@@ -265,7 +271,6 @@ def _released_once(
     drawn = release_counted(counted, len(group_names), release)
     alone = Trace(counted.summary.examples, releases=release.releases(), adjacency=worst.adjacency)
     cost = account(alone, worst.delta).epsilon
-    kind = kind_of_capped(counted.summary.kind, worst)
-    statistics = released_statistics(drawn, group_names, kind, counted.summary.method, cost)
+    statistics = released_statistics(drawn, group_names, exact, cost)
     write_statistics(files.released, statistics)
     return statistics

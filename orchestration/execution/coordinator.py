@@ -306,7 +306,7 @@ class Coordinator:
         spec, bound = planned.spec, shown_trace(trace, planned.trace)
         seed = None if noise_source_kind(spec.noise_source).is_secret else spec.seed
         if spec.is_private:
-            self._attempts.note(Attempt(spec.key, 0, spec.delta, bound, seed, ended, statistics))
+            self._attempts.note(Attempt(spec.key, 0, spec.delta, bound, seed, ended, statistics, planned.reasons))
 
     def _log_end(self, key: str) -> None:
         """Log that the trial has trained to its end and releases its statistics, for the first time or once more."""
@@ -320,7 +320,8 @@ class Coordinator:
             return None
         alone = Trace(trace.dataset_size, releases=planned.releases, adjacency=trace.adjacency)
         if self._attempts.has_released_statistics(key) and not exists(files.released):
-            self._attempts.note_statistics(Attempt(key, 0, planned.spec.delta, alone, None, True, alone))
+            again = Attempt(key, 0, planned.spec.delta, alone, None, True, alone, planned.reasons)
+            self._attempts.note_statistics(again)
         return alone
 
     def _until_interrupted(self, job: PartwiseJob[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
@@ -352,4 +353,7 @@ class Coordinator:
 
 def initial_status(plan: Plan) -> list[TrialStatus]:
     """The status of every planned trial before the run: pending."""
-    return [TrialStatus(planned.key, planned.trace.steps, shard_bytes=planned.shard_bytes) for planned in plan.trials]
+    return [
+        TrialStatus(planned.key, planned.trace.steps, shard_bytes=planned.shard_bytes, planned_reasons=planned.reasons)
+        for planned in plan.trials
+    ]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from accounting.accountants import account
 from accounting.attacks import AttackRisk, attack_risk, privacy_curve
 from accounting.estimates import PrivacyEstimate
 from accounting.mechanism import Trace
+from accounting.reasons import Reason, weakened
 from orchestration.sweeps.plan import PlannedTrial, worst_cases
 from orchestration.sweeps.schema import SweepSpec
 
@@ -25,14 +27,14 @@ class Costs:
     groups: tuple[PrivacyEstimate, ...]
     risks: tuple[AttackRisk, ...] = ()
 
-    def as_estimates(self) -> Costs:
-        """The same numbers, claimed as estimates."""
-
-        def lowered(estimates: tuple[PrivacyEstimate, ...]) -> tuple[PrivacyEstimate, ...]:
-            return tuple(replace(estimate, kind="estimate") for estimate in estimates)
-
-        risks = tuple(replace(risk, kind="estimate") for risk in self.risks)
-        return Costs(lowered((self.worst_case,))[0], lowered(self.others), lowered(self.groups), risks)
+    def weakened(self, reasons: Iterable[Reason]) -> Costs:
+        """The same numbers, claimed as estimates for these reasons; unchanged without any."""
+        return Costs(
+            weakened(self.worst_case, reasons),
+            tuple(weakened(each, reasons) for each in self.others),
+            tuple(weakened(each, reasons) for each in self.groups),
+            tuple(weakened(each, reasons) for each in self.risks),
+        )
 
 
 def costs_as_planned(planned: PlannedTrial, sweep: SweepSpec) -> Costs:

@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from accounting.accountants import account
 from accounting.errors import InvalidInput
 from accounting.estimates import PrivacyEstimate
+from accounting.individual import individual_reasons
 from accounting.jobs import (
     AccountingJob,
     CountedEpsilons,
@@ -22,6 +24,7 @@ from accounting.jobs import (
     account_all,
     account_users,
 )
+from accounting.reasons import Reason, in_words, union, weakened
 from accounting.records import (
     StoredEpsilons,
     StoredUsers,
@@ -31,9 +34,9 @@ from accounting.records import (
     read_groups,
     read_trace,
 )
+from orchestration.comparison.claims import recomputed, require_founded
 from orchestration.comparison.individuals import exact_statistics
 from orchestration.comparison.record import SweepRecord
-from orchestration.comparison.research_mode import KNOWN_NOISE, has_known_noise, with_claim
 from orchestration.comparison.stored import owned_record
 from orchestration.execution.backend import Warn, opening
 from orchestration.execution.upkeep import trained
@@ -43,7 +46,6 @@ from orchestration.records.layout import SweepFiles
 from orchestration.records.ownership import claimed, exclusive
 from orchestration.records.published import IndividualStatistics
 from orchestration.records.results import StoredResult
-from orchestration.records.worst_cases import worst_case
 from orchestration.sweeps.schema import SchedulerSettings, SweepSpec
 from workers.imports import NO_CODE
 
@@ -120,6 +122,7 @@ def account_again(
     accounting, for a trial that cannot be accounted; DataCorruption for damaged files.
     """
     record = owned_record(folder)
+    require_founded(folder, record)
     results = _asked(folder, record, request)
     if request.group_by:
         read_groups(request.group_by)
@@ -129,8 +132,8 @@ def account_again(
         claimed(folder.claim),
         opening(address)(address, _accounting_alone(record.sweep), folder, NO_CODE, warn) as execution,
     ):
-        if any(has_known_noise(result.spec.noise_source) for result in results):
-            warn(f"{KNOWN_NOISE}; every ε is an estimate of what the same run would cost with secret noise")
+        for sentence in in_words(union(result.reasons for result in results)):
+            warn(sentence)
         for result in results:
             yield _answer(folder.trial(result.key), result, record.sweep, request, execution.scatter, on_part)
 
@@ -175,9 +178,8 @@ def _answer(
     delta = result.worst_case.delta if request.delta is None else request.delta
     method = request.individual or sweep.accounting.individual
     folder = files.accounted_again(f"delta={delta!r},{method}")
-    source = result.spec.noise_source
-    worst = with_claim(worst_case(folder, trace, delta, sweep.privacy.accountant), source)
-    groups = tuple(with_claim(worst_case(folder, trace, delta, "pld", size), source) for size in request.group_sizes)
+    worst = weakened(recomputed(trace, delta, sweep.privacy.accountant), result.reasons)
+    groups = tuple(weakened(recomputed(trace, delta, "pld", size), result.reasons) for size in request.group_sizes)
     names = read_groups(request.group_by).names if request.group_by else result.group_names
     job = AccountingJob(
         files.root,
@@ -193,15 +195,17 @@ def _answer(
             on_part(result.key, done, len(parts))
             yield each
 
-    users = _of_users(job, source, counted) if request.users else None
+    users = _of_users(job, result.reasons, counted) if request.users else None
     summary = account_all(job, counted)
-    individuals = exact_statistics(CountedEpsilons(summary, StoredEpsilons(job.folder)), names, worst)
+    individuals = exact_statistics(
+        CountedEpsilons(summary, StoredEpsilons(job.folder)), names, worst, individual_reasons(trace)
+    )
     answer = Answer(result.key, worst, groups, individuals, summary.examples, time.monotonic() - begun, folder, users)
     write_account(folder, answer.as_dict())
     return answer
 
 
-def _of_users(job: AccountingJob, noise_source: str, scatter: Scatter) -> OfUsers:
+def _of_users(job: AccountingJob, reasons: tuple[Reason, ...], scatter: Scatter) -> OfUsers:
     """Account every user by privacy loss distributions, into a folder beside the epsilons of examples.
 
     Raises: InvalidInput if no users are stored, and if no finite epsilon bounds the user with the most records.
@@ -209,11 +213,12 @@ def _of_users(job: AccountingJob, noise_source: str, scatter: Scatter) -> OfUser
     files = TrialFiles(job.root)
     most = StoredUsers(files.users).most_records
     folder = job.folder.removesuffix("/epsilons")
-    bound = worst_case(folder, read_trace(files.trace), job.delta, "pld", max(most, 1))
+    trace = read_trace(files.trace)
+    bound = account(trace, job.delta, "pld", max(most, 1))  # not kept: the number of records is private
     if not math.isfinite(bound.epsilon):
         raise InvalidInput(f"{job.root}: no finite epsilon is known for a user of {most} records; raise delta")
     asked = replace(job, method="pld", counting=Counting(bound.epsilon), folder=f"{folder}/users", group_by="")
     summary = account_users(asked, scatter)
     counted = CountedEpsilons(summary, StoredEpsilons(asked.folder))
-    statistics = exact_statistics(counted, (), with_claim(bound, noise_source))
+    statistics = exact_statistics(counted, (), weakened(bound, reasons), trace.individual_reasons)
     return OfUsers(summary.examples, most, float(summary.everyone.epsilons.high[0]), statistics)

@@ -149,6 +149,7 @@ def trial_snapshot(trial: TrialStatus) -> TrialSnapshot:
         private=None if epsilon is None else epsilon < math.inf,
         error=trial.error,
         scores=trial.scores,
+        reasons=trial.reasons,
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from accounting.errors import DataCorruption
-from orchestration.comparison.stored import owned_record, stored_record
+from orchestration.comparison.claims import checked_record
+from orchestration.comparison.stored import owned_record
 from orchestration.execution.upkeep import damaged_files
 from orchestration.pipeline.request import Outcome
 from orchestration.pipeline.stage import open_tracker
@@ -23,7 +24,7 @@ def show_accounts(folder: str, tracking_uri: str | None = None) -> None:
     InvalidInput if MLflow cannot be opened.
     """
     files = SweepFiles(absolute(folder))
-    record = stored_record(files)
+    record = checked_record(files)
     page, found = write_reports(files, record)
     if not release_mode(record.disclosure).is_sensitive:
         return

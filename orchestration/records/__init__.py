@@ -14,10 +14,10 @@ __all__ = [
     "ownership",
     "published",
     "release_modes",
+    "remembered",
     "report_digests",
     "results",
     "states",
     "status",
     "status_snapshot",
-    "worst_cases",
 ]

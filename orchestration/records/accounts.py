@@ -48,6 +48,7 @@ def _account(name: str, trial: TrialFiles, values: dict[str, Any]) -> PublishedA
             median=individuals["median"],
             group_epsilons={group["group_size"]: group["epsilon"] for group in values["groups"]},
             group_means={group["name"]: group["mean"] for group in individuals["groups"]},
+            reasons=tuple(values["reasons"]),
         )
     except (KeyError, TypeError) as error:
         raise DataCorruption(f"{account_file(trial.accounted_again(name))} lacks values; {ACCOUNT_AGAIN}") from error

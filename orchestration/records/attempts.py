@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pydantic import TypeAdapter, ValidationError
 
 from accounting.errors import DataCorruption
+from accounting.reasons import Reason
 from accounting.records import list_files, read_sealed, write_sealed
 from orchestration.records.layout import SweepFiles
 from orchestration.records.stored_trace import StoredTrace
@@ -25,6 +26,7 @@ class Attempt:
     number: number of the attempt within its trial, from 1. trace: with ``delta``, bounds the cost of everything that
     the attempt has shown. seed: seed of its noise; None if the noise is secret. ended: whether it ran to its planned
     end, so that its length reveals nothing. statistics: trace of the release of statistics alone, if it was made.
+    reasons: why the cost is an estimate, whatever the course of the attempt was (`orchestration.sweeps.reasons`).
     """
 
     key: str
@@ -34,6 +36,7 @@ class Attempt:
     seed: int | None = None
     ended: bool = False
     statistics: StoredTrace | None = None
+    reasons: tuple[Reason, ...] = ()
 
 
 _ATTEMPT = TypeAdapter(Attempt)

@@ -26,7 +26,6 @@ from accounting.records import (
 )
 from orchestration.records.accounts import ACCOUNT_AGAIN
 from orchestration.records.results import StoredResult, TrialResult, read_result, write_result
-from orchestration.records.worst_cases import damaged_worst_cases
 from workers.digests import digest, noted_when_written
 
 _PRIVATE = "private/"
@@ -92,7 +91,6 @@ def damages(files: TrialFiles, result: StoredResult) -> Iterator[str]:
     for uri in changed:
         yield _changed(uri, _accounted_anew(files) if _is_accounted(uri, files) else START_ANEW)
     accounts = [f"{files.root}/{name.removesuffix(f'/{MANIFEST}')}" for name in _accounts(files)]
-    yield from damaged_worst_cases(files)
     for directory, is_there, verify, next_step in (
         *((norms, has_norms, _verify_norms, START_ANEW) for norms in (files.norms, files.exact_norms)),
         (files.users, _has_parts, verify_users, START_ANEW),

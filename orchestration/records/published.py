@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from accounting.attacks import AttackRisk
 from accounting.estimates import Kind
+from accounting.reasons import Reason
 from accounting.samplings import Adjacency
 from orchestration.records.attempts import Attempt
 from orchestration.records.release_modes import Disclosure
@@ -37,6 +38,7 @@ class PublishedPrivacy:
 
     group_epsilons: epsilon of any group of k records, at the same delta, by group size k. risks: upper bounds on
     attacks on any k records, by group size k including 1; empty without noise, and for trials of older versions.
+    reasons: why epsilon is an estimate (`accounting.reasons`).
     """
 
     epsilon: float
@@ -46,6 +48,7 @@ class PublishedPrivacy:
     adjacency: Adjacency = "add_remove"
     group_epsilons: Mapping[int, float] = field(default_factory=dict)
     risks: Mapping[int, AttackRisk] = field(default_factory=dict)
+    reasons: tuple[Reason, ...] = ()
 
     @property
     def is_private(self) -> bool:
@@ -182,7 +185,8 @@ class IndividualStatistics:
     file. release_epsilon (``private`` only): epsilon of the release alone. estimates (``raw`` only): present if the
     sweep sets ``norms.exact_examples``. loss_correlation (``raw`` only): Pearson's r of epsilon_i and the log of the
     example's loss when norms were last taken; None if undefined. loss_density (``raw`` only): the log of that loss (x)
-    against epsilon_i (y), over the examples whose loss is positive and finite.
+    against epsilon_i (y), over the examples whose loss is positive and finite. reasons: why each epsilon_i is an
+    estimate.
     """
 
     disclosure: Disclosure
@@ -197,6 +201,7 @@ class IndividualStatistics:
     estimates: EstimateQuality | None = None
     loss_correlation: float | None = None
     loss_density: Density | None = None
+    reasons: tuple[Reason, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -205,6 +210,7 @@ class PublishedAccount:
 
     name: name of its folder. epsilon, accountant, kind: the worst case at ``delta``. group_epsilons: epsilon of any k
     records, by k. method, individual_kind, mean, median: for the epsilon_i. group_means: mean epsilon_i by group.
+    reasons: why epsilon is an estimate.
     """
 
     name: str
@@ -218,6 +224,7 @@ class PublishedAccount:
     median: float | None
     group_epsilons: Mapping[int, float] = field(default_factory=dict)
     group_means: Mapping[str, float] = field(default_factory=dict)
+    reasons: tuple[Reason, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -365,6 +372,11 @@ class PublishedTrial:
     def is_baseline(self) -> bool:
         """Whether the trial is known to be non-private."""
         return self.privacy is not None and not self.privacy.is_private
+
+    @property
+    def reasons(self) -> tuple[Reason, ...]:
+        """Why the epsilon of the trial is an estimate; empty if it is a guarantee, and for a baseline."""
+        return self.privacy.reasons if self.privacy else ()
 
     @property
     def setting(self) -> dict[str, Label]:

@@ -11,6 +11,7 @@ from accounting.attacks import AttackRisk
 from accounting.errors import START_ANEW, DataCorruption
 from accounting.estimates import PrivacyEstimate
 from accounting.individual import FILTERED
+from accounting.reasons import Reason
 from accounting.records import read_private_sealed, read_sealed, write_private_sealed, write_sealed
 from orchestration.records.published import IndividualStatistics, PublishedEpoch
 from orchestration.records.release_modes import release_mode
@@ -33,21 +34,6 @@ def _as_proven(statistics: IndividualStatistics) -> IndividualStatistics:
 
 StoredStatistics = Annotated[IndividualStatistics, AfterValidator(_as_proven)]
 """Statistics inside a JSON file."""
-
-
-def _cost_as_proven(cost: PrivacyEstimate) -> PrivacyEstimate:
-    """Correct the kind of a stopped trial's cost, which an older version stored as a guarantee."""
-    proven = cost.kind != "guarantee" or cost.accountant == FILTERED
-    return cost if proven else replace(cost, kind="estimate")
-
-
-def _risk_as_proven(risk: AttackRisk) -> AttackRisk:
-    return replace(risk, kind="estimate")
-
-
-CostUntilStop = Annotated[PrivacyEstimate, AfterValidator(_cost_as_proven)]
-RiskUntilStop = Annotated[AttackRisk, AfterValidator(_risk_as_proven)]
-"""Costs of a stopped trial inside a JSON file."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +64,8 @@ class TrialResult:
     """By group, examples that spent their filter budget; shown only where attacks are shown."""
     courses: tuple[GroupCourse, ...] = ()
     """Course of training for the examples of each group; shown only where attacks are shown."""
+    reasons: tuple[Reason, ...] = ()
+    """Why every epsilon of the trial is an estimate, whatever its course was (`orchestration.sweeps.reasons`)."""
     digests: dict[str, str] = field(default_factory=dict)
     """sha256 of the trial's other public files, by name; those of private files are in `TrialFiles.private_digests`."""
 
@@ -104,23 +92,24 @@ class StoppedTrial:
     trace: the steps until the stop, plus every release that the finished trial would have made. worst_case, others,
     groups, risks: the cost of that trace, an estimate (`Trace.ended_by_results`) unless a filter enforced it. epoch:
     number of completed epochs. history: the epochs completed in the run of the sweep that stopped the trial.
-    individuals, digests: as of a `TrialResult`, once its examples are accounted.
+    reasons: as of a `TrialResult`; individuals, digests too, once its examples are accounted.
     """
 
     key: str
     spec: TrialSpec
     trace: StoredTrace
-    worst_case: CostUntilStop
-    others: tuple[CostUntilStop, ...]
-    groups: tuple[CostUntilStop, ...]
+    worst_case: PrivacyEstimate
+    others: tuple[PrivacyEstimate, ...]
+    groups: tuple[PrivacyEstimate, ...]
     epoch: int
     evaluation: Evaluation
     history: tuple[PublishedEpoch, ...]
     started: float
     ended: float
-    risks: tuple[RiskUntilStop, ...] = ()
+    risks: tuple[AttackRisk, ...] = ()
     individuals: StoredStatistics | None = None
     group_names: tuple[str, ...] = ()
+    reasons: tuple[Reason, ...] = ()
     digests: dict[str, str] = field(default_factory=dict)
 
     @property

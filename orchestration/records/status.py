@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from accounting.reasons import Reason, union
 from orchestration.records.limits import NO_LIMITS, NOTHING_SPENT, Limits, Spent
 from orchestration.records.published import PublishedEpoch
 from orchestration.records.results import StoredResult, TrialResult
@@ -25,7 +26,8 @@ class TrialStatus:
     progress: at the last epoch completed in this run of the sweep. epsilon_so_far: upper bound on epsilon at that
     epoch, by RDP. history: the epochs completed in this run. result: set for a finished or stopped trial. started,
     trained, ended: when the trial started, ended training and ended in this run, in seconds since 1970 UTC.
-    shard_bytes: planned size of the norms of the whole trial, before compression.
+    shard_bytes: planned size of the norms of the whole trial, before compression. planned_reasons: why every epsilon of
+    the trial is an estimate, whatever its course will be.
     """
 
     key: str
@@ -40,6 +42,12 @@ class TrialStatus:
     trained: float | None = None
     ended: float | None = None
     shard_bytes: int = 0
+    planned_reasons: tuple[Reason, ...] = ()
+
+    @property
+    def reasons(self) -> tuple[Reason, ...]:
+        """Why `epsilon` is an estimate: by the result, or by the plan before there is one."""
+        return union((self.result.worst_case.reasons if self.result else (), self.planned_reasons))
 
     @property
     def step(self) -> int:
@@ -132,7 +140,10 @@ class SweepStatus:
         with self._lock:
             before = self._trials[result.key]
             self._trials[result.key] = replace(
-                status_of(result), total_steps=before.total_steps, shard_bytes=before.shard_bytes
+                status_of(result),
+                total_steps=before.total_steps,
+                shard_bytes=before.shard_bytes,
+                planned_reasons=before.planned_reasons,
             )
             self._steps_at_start += self._trials[result.key].total_steps
 

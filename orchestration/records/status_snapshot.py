@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pydantic import TypeAdapter, ValidationError
 
 from accounting.errors import DataCorruption
+from accounting.reasons import Reason
 from accounting.records import read_once_unsealed, write_sealed
 from orchestration.records.limits import NOTHING_SPENT, Spent
 from orchestration.records.states import TrialState
@@ -31,7 +32,7 @@ STALE_AFTER = 12 * PERIOD
 class TrialSnapshot:
     """One trial. accuracy: on test data, for classification. scores: the main score, for other tasks. epsilon: upper
     bound on the cost so far, or cost of the whole trial once it is over; None before the first epoch and for a trial
-    that is not private. error: the part of the error text that may be shown."""
+    that is not private. error: the part of the error text that may be shown. reasons: why epsilon is an estimate."""
 
     key: str
     state: TrialState
@@ -43,6 +44,7 @@ class TrialSnapshot:
     private: bool | None = None
     error: str | None = None
     scores: Mapping[str, float] = field(default_factory=dict)
+    reasons: tuple[Reason, ...] = ()
 
 
 @dataclass(frozen=True)

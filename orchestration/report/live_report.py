@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 
 from accounting.errors import InvalidInput
+from orchestration.comparison.claims import require_founded
 from orchestration.comparison.record import SweepRecord
 from orchestration.comparison.stored import owned_record, stored_evidence
 from orchestration.records.layout import SweepFiles
@@ -21,7 +22,8 @@ def growing_report(files: SweepFiles, period: float = PERIOD) -> Iterator[int]:
     Only report.html and digests are written; the other files are left to the driver. A browser reloads the page every
     ``period`` seconds. Yields: the number of trials that the report shows.
 
-    Raises: InvalidInput if no sweep runs or has run there, DataCorruption for damaged files, StorageError.
+    Raises: InvalidInput if no sweep runs or has run there, StorageError, DataCorruption for damaged files and
+    for claims that their traces do not bear out.
     """
     if read_snapshot(files.status) is None:
         raise InvalidInput(f"there is no {files.status}: no sweep has started there; name the folder of one that runs")
@@ -30,6 +32,7 @@ def growing_report(files: SweepFiles, period: float = PERIOD) -> Iterator[int]:
         record = owned_record(files)
         over = sum(record.status(point.key).result is not None for point in record.points)
         if over > shown:
+            require_founded(files, record)
             _write(files, record, period)
             yield over
         shown = over

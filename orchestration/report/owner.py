@@ -9,6 +9,7 @@ from html import escape
 from accounting.attacks import FALSE_POSITIVE_RATES, AttackRisk
 from accounting.calibration import round_up
 from accounting.estimates import Kind
+from accounting.reasons import in_words
 from accounting.release import OwnerReport
 from accounting.samplings import Adjacency
 from orchestration.comparison.formats import at_most_share
@@ -22,8 +23,7 @@ _KINDS: Mapping[Kind, str] = {
     "guarantee": "This is a guarantee: a proven upper bound, whatever the run did.",
     "output_specific": "This is output-specific: it was read off this run and holds given the models that were "
     "released. It is not a guarantee made before the run; the worst case is.",
-    "estimate": "This is an estimate, not a guarantee: it rests on quantities that were not measured or bounded at "
-    "every step of training, or on a run whose noise or end followed its results.",
+    "estimate": "This is an estimate, not a guarantee.",
 }
 _GIVEN: Mapping[Kind, str] = {"output_specific": ", given that training goes through the models of this run"}
 """By kind: the condition under which the stated odds hold, if there is one."""
@@ -35,36 +35,30 @@ th{{text-align:left;padding-right:2rem;font-weight:normal;color:#6b7078}}</style
 """
 
 
-def owner_sentences(report: OwnerReport, research_mode: bool, risk: AttackRisk | None = None) -> tuple[str, ...]:
-    """What the numbers mean, in plain words.
-
-    research_mode: whether the noise was drawn from a known seed. risk: bounds on attacks on the record, if known.
-    """
+def owner_sentences(report: OwnerReport, risk: AttackRisk | None = None) -> tuple[str, ...]:
+    """What the numbers mean, in plain words. risk: bounds on attacks on the record, if known."""
     without, given = _WITHOUT[report.adjacency], _GIVEN.get(report.kind, "")
-    given += ", if the noise were secret" if research_mode else ""
-    kind = "estimate" if research_mode else report.kind
+    given += ", if the noise were secret" if "known_seed" in report.reasons else ""
     sentences = [
-        f"Example {report.example_id}: epsilon {_up(report.epsilon)} at delta {report.delta:g}, {kind}, "
+        f"Example {report.example_id}: epsilon {_up(report.epsilon)} at delta {report.delta:g}, {report.kind}, "
         f"adjacency {report.adjacency}.",
         "Whoever sees the trained model, and even every step of its training, and wants to tell whether this record "
         f"was used or {without}, can shift the odds by at most a factor of e^epsilon = {_factor(report.epsilon)}, "
         f"except with probability {report.delta:g}{given}.",
-        "This is an estimate, not a guarantee." if research_mode else _KINDS[report.kind],
+        _KINDS[report.kind],
+        *(f"It is {sentence}." for sentence in in_words(report.reasons)),
         f"The worst case of this trial, for any example, is epsilon {_up(report.worst_case_epsilon)}.",
         "The number holds for the training that took place, and for this trial alone: costs of further trials on the "
         "same record add up.",
         "It was computed from the record itself: show it to nobody else.",
     ]
-    if research_mode:
-        sentences.insert(3, "The noise was drawn from a known seed (research mode): whoever knows it is not held back.")
     if risk is not None:
-        of_risk = "estimate" if research_mode else risk.kind
         recognised = risk.true_positive_rates[FALSE_POSITIVE_RATES.index(0.01)].upper
         sentences.insert(
             2,
             f"A test for its use that is wrong about 1% of the records that were not used is right about at most "
             f"{at_most_share(recognised)} of those like it that were; at any threshold the two rates differ by at most "
-            f"{at_most_share(risk.advantage.upper)} ({of_risk}, from the record's own contributions).",
+            f"{at_most_share(risk.advantage.upper)} ({risk.kind}, from the record's own contributions).",
         )
     return tuple(sentences)
 
@@ -75,6 +69,7 @@ def owner_page(report: OwnerReport, sentences: Sequence[str]) -> str:
         "epsilon": _up(report.epsilon),
         "delta": f"{report.delta:g}",
         "kind": report.kind,
+        **({"no guarantee because": ", ".join(report.reasons)} if report.reasons else {}),
         "adjacency": report.adjacency,
         "computed by": report.method,
         "worst case of any example": _up(report.worst_case_epsilon),

@@ -15,7 +15,7 @@ from orchestration.comparison.formats import correlation, listed, number
 from orchestration.comparison.ledger import composed
 from orchestration.comparison.metrics import of_task
 from orchestration.comparison.rate_metrics import group_metric, spoken
-from orchestration.comparison.research_mode import research_warning
+from orchestration.comparison.reasons import told
 from orchestration.comparison.settings import Setting, group_epsilon, group_epsilon_error, group_names, group_value
 from orchestration.comparison.statistics import Correlation, pearson
 from orchestration.comparison.values import (
@@ -109,7 +109,7 @@ def headline(data: PublishedSweep, found: Findings) -> list[str]:
     settings = found.settings
     decided = decisions(found, data.delta) if data.trials else []
     paid = [*together(data.trials), *_individuals(data, settings)]
-    return [*research_warning(data.trials), *warnings(found), *decided, *paid, *_failures(data)]
+    return [*told(data.trials), *warnings(found), *decided, *paid, *_failures(data)]
 
 
 def together(trials: Sequence[PublishedTrial]) -> list[str]:
@@ -122,9 +122,9 @@ def together(trials: Sequence[PublishedTrial]) -> list[str]:
     anew = f", {listed(more)} included," if more else ""
     whole = f"All {found.trials} private trials together{anew}" if found.trials > 1 else f"The private trial{anew}"
     if found.estimate is None:
-        return [f"{whole} have no composed ε: {found.reason}."]
+        return [f"{whole} have no composed ε: {found.refusal}."]
     estimate = found.estimate
-    claim = "a guarantee" if estimate.kind == "guarantee" else f"an estimate ({found.reason or 'of its trials'})"
+    claim = "a guarantee" if estimate.kind == "guarantee" else f"an estimate ({', '.join(estimate.reasons)})"
     words = f"at δ = {estimate.delta:g}, adjacency {estimate.adjacency}, composed by {estimate.accountant}: {claim}"
     released = f" Their released statistics alone cost ε = {number(found.release_epsilon)}."
     return [

@@ -244,4 +244,5 @@ def _trial_row(trial: PublishedTrial, shown: Sequence[Metric]) -> list[Cell]:
 
 def _claim(privacy: PublishedPrivacy) -> str:
     kind = privacy.kind.replace("_", " ")
-    return f"{escape(privacy.accountant)}<br><small class='claim'>{kind}, {escape(privacy.adjacency)}</small>"
+    why = f": {', '.join(privacy.reasons)}" if privacy.reasons else ""
+    return f"{escape(privacy.accountant)}<br><small class='claim'>{kind}, {escape(privacy.adjacency)}{why}</small>"

@@ -20,10 +20,12 @@ from accounting.errors import DpsweepError, InvalidInput, Unreachable, private_t
 from accounting.estimates import PrivacyEstimate
 from accounting.mechanism import Release, Trace
 from accounting.planning import PROCESSES, Calibration, Solver, TrialMechanism, solve_all
+from accounting.reasons import Reason, weakened
 from orchestration.records.failures import record_refusals, shown
 from orchestration.records.layout import SweepFiles
 from orchestration.records.release_modes import RELEASED, release_spec
 from orchestration.sweeps.grid import NO_PAST, GridPoint, Past, grid
+from orchestration.sweeps.reasons import reasons_of
 from orchestration.sweeps.remarks import of_candidates, of_sweep, of_trials, own_parts
 from orchestration.sweeps.scheduler_groups import unopposed
 from orchestration.sweeps.schema import SweepSpec
@@ -57,8 +59,9 @@ class PlannedTrial:
 
     trace: steps and releases of the longest run that the trainer may make; the trainer may stop earlier. worst_case:
     epsilon of the trace by the sweep's accountant. others: its epsilon by the other accountants. releases: releases
-    after training, which the trace includes. shard_bytes: size of the norm shards before compression. data_digest:
-    digest of the data as they are now; private, because it is a noiseless hash.
+    after training, which the trace includes. shard_bytes: size of the norm shards before compression. reasons: why
+    every epsilon of the trial is an estimate (`orchestration.sweeps.reasons`). data_digest: digest of the data as they
+    are now; private, because it is a noiseless hash.
     """
 
     point: GridPoint
@@ -69,6 +72,7 @@ class PlannedTrial:
     shard_bytes: int
     dataset: DatasetDescription
     data_digest: str = field(repr=False)
+    reasons: tuple[Reason, ...] = ()
 
     @property
     def key(self) -> str:
@@ -256,15 +260,18 @@ class _Planner:
             raise Unreachable("the budget does not pay for one epoch; raise it, or the noise multiplier")
         trace = mechanism.trace(epochs)
         spent = _once(self.costs, (trace, trial.delta), lambda: worst_cases(trace, trial.delta, self.sweep))
+        reasons = reasons_of(self.sweep, trial, dataset.reasons)
+        claimed = [weakened(each, reasons) for each in spent]
         return PlannedTrial(
             point=replace(point, spec=trial),
             trace=trace,
-            worst_case=spent[0],
-            others=spent[1:],
+            worst_case=claimed[0],
+            others=tuple(claimed[1:]),
             releases=checked.releases,
             shard_bytes=_shard_bytes(trial.norms, epochs, trace.steps, dataset.train_size),
             dataset=dataset,
             data_digest=checked.digest,
+            reasons=reasons,
         )
 
     def _loaded(self, data: DataSpec) -> tuple[DatasetDescription, Dataset, str]:

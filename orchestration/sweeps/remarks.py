@@ -10,6 +10,7 @@ from accounting.accountants import account
 from accounting.exponential_choice import ExponentialChoice
 from accounting.joint_cost import account_together
 from accounting.random_trials import RandomTrials
+from accounting.reasons import in_words
 from orchestration.sweeps.combinations import repeated
 from orchestration.sweeps.schema import SweepSpec
 from workers.imports import UserCode, is_import_path
@@ -33,8 +34,12 @@ def of_trials(trials: Sequence[PlannedTrial], code: UserCode | None) -> tuple[st
 
 
 def _of_data(trials: Sequence[PlannedTrial]) -> tuple[str, ...]:
-    """The notes of each data set, such as rows that are left out and values that were taken from the rows."""
-    notes = {f"data {trial.dataset.name}: {note}": None for trial in trials for note in trial.dataset.notes}
+    """The notes of each data set, such as rows that are left out, and what was read off the rows."""
+    notes = {
+        f"data {trial.dataset.name}: {note}": None
+        for trial in trials
+        for note in (*trial.dataset.notes, *in_words(trial.dataset.reasons))
+    }
     return tuple(notes)
 
 

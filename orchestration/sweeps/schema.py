@@ -250,6 +250,12 @@ class SweepSpec(SweepSection):
         ]
         return tuple(sorted({(what, name) for what, name in named if is_import_path(name)}))
 
+    @property
+    def selects_unaccounted(self) -> bool:
+        """Whether the scheduler stops trials by a metric that is not that of public data."""
+        is_public = self.scheduler.metric == "public_accuracy" and all(data.public_fraction > 0.0 for data in self.data)
+        return self.scheduler.name != "fifo" and not is_public
+
     def plain(self) -> dict[str, Any]:
         """The specification as JSON values, every default written out."""
         plain: dict[str, Any] = self.model_dump(mode="json")
@@ -333,8 +339,7 @@ class SweepSpec(SweepSection):
     @model_validator(mode="after")
     def _selection_is_accounted(self) -> Self:
         scheduler = self.scheduler
-        public = scheduler.metric == "public_accuracy" and all(data.public_fraction > 0.0 for data in self.data)
-        if scheduler.name != "fifo" and not public and not scheduler.accept_unaccounted_selection:
+        if self.selects_unaccounted and not scheduler.accept_unaccounted_selection:
             raise InvalidInput(
                 f"scheduler {scheduler.name} selects trials by {scheduler.metric}, which costs privacy that no "
                 "accountant here counts; set data.public_fraction and metric: public_accuracy, or "

@@ -279,9 +279,10 @@ def _tags(trial: PublishedTrial) -> dict[str, str]:
     if trial.privacy is not None:
         tags |= {"private": str(trial.privacy.is_private).lower()}
         tags |= {"accountant": trial.privacy.accountant, "adjacency": trial.privacy.adjacency}
-        tags |= {"epsilon_kind": trial.privacy.kind}
+        tags |= {"epsilon_kind": trial.privacy.kind, "epsilon_reasons": ", ".join(trial.reasons)}
     if trial.individuals is not None:
         tags |= {"epsilon_i_kind": trial.individuals.kind, "disclosure": trial.individuals.disclosure}
+        tags |= {"epsilon_i_reasons": ", ".join(trial.individuals.reasons)}
         tags |= {"sensitive": "true"} if release_mode(trial.individuals.disclosure).is_sensitive else {}
     remarks = [*([f"{trial.state.word.capitalize()}: {trial.error}"] if trial.error else []), *trial.notes]
     return {

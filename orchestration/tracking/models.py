@@ -45,6 +45,7 @@ _WIDE_SECTION: Final = {
 """Section with two wide charts per row, because parallel coordinates are unreadable in MLflow's narrow cards."""
 _CHOSEN: Final = ("spec.clipping.", "spec.optimizer.", "spec.sampling.", "spec.epochs")
 _AXES: Final = 6
+_CLAIMS: Final[tuple[str, ...]] = ("epsilon_kind", "epsilon_reasons")
 MAX_CHARTED: Final = 1000
 """Maximum number of runs in a chart."""
 LARGEST_MODEL: Final = 100 * 2**20
@@ -129,11 +130,12 @@ def _charts(parameters: Sequence[str], worst_group: Measured, main: str) -> list
 
 @dataclass
 class LoggedNumbers:
-    """A logged model, the data set it is linked to, and the numbers that MLflow already stores for it."""
+    """A logged model, the data set it is linked to, and the numbers and claims that MLflow already stores for it."""
 
     model_id: str
     dataset: Mapping[str, str]
     numbers: dict[str, float] = field(default_factory=dict)
+    claims: Mapping[str, str] = field(default_factory=dict)
 
     def metric(self, name: str, value: float, run: str) -> Metric:
         """An MLflow metric with the current time, recorded for both the model and its ``run``."""
@@ -162,9 +164,12 @@ class ModelLog:
         """
         if self._models is None:
             self._models = {model.tags[TRIAL]: _numbers_of(model) for model in self._existing()}
-        known = self._models.get(trial.key)
+        known, claims = self._models.get(trial.key), _claims(trial)
         if known is None:
-            known = self._models[trial.key] = LoggedNumbers(self._create(run, trial), {})
+            known = self._models[trial.key] = LoggedNumbers(self._create(run, trial), {}, claims=claims)
+        if known.claims != claims:
+            self._client.set_logged_model_tags(known.model_id, claims)
+            known.claims = claims
         if trial.dataset is not None:
             known.dataset = {"dataset_name": trial.dataset.name, "dataset_digest": trial.dataset.digest[:36]}
         return known
@@ -197,7 +202,7 @@ class ModelLog:
 
     def _create(self, run: str, trial: PublishedTrial) -> str:
         path, setting = self._files.trial(trial.key).model, setting_name(trial)
-        tags = {SWEEP: self._sweep_id, TRIAL: trial.key, SETTING: setting[:5000], "path": path}
+        tags = {SWEEP: self._sweep_id, TRIAL: trial.key, SETTING: setting[:5000], "path": path, **_claims(trial)}
         params = {str(name)[:250]: str(value)[:500] for name, value in {**trial.labels, **trial.params}.items()}
         model = self._client.create_logged_model(self._experiment, None, run, tags, params, "dpsweep")
         self._client.log_outputs(run, [LoggedModelOutput(model.model_id, 0)])
@@ -244,7 +249,13 @@ class ModelLog:
 
 
 def _numbers_of(model: LoggedModel) -> LoggedNumbers:
-    return LoggedNumbers(model.model_id, {}, {metric.key: metric.value for metric in (model.metrics or [])})
+    claims = {name: model.tags[name] for name in _CLAIMS if name in model.tags}
+    return LoggedNumbers(model.model_id, {}, {metric.key: metric.value for metric in (model.metrics or [])}, claims)
+
+
+def _claims(trial: PublishedTrial) -> dict[str, str]:
+    """Tags that say what the epsilon of the trial claims, and why it is no guarantee."""
+    return dict(zip(_CLAIMS, (trial.privacy.kind if trial.privacy else "none", ", ".join(trial.reasons)), strict=True))
 
 
 def _means(found: Findings, setting: Setting) -> dict[str, float]:

@@ -101,7 +101,7 @@ def composition_entries(trials: Iterable[PublishedTrial]) -> tuple[dict[str, flo
     kind = found.estimate.kind if found.estimate else "none"
     tags = {"composed_epsilon_kind": kind, "epsilon_kind": "of each trial apart; see composed_epsilon_kind"}
     finite = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
-    return finite, {**tags, "composed_reason": found.reason}
+    return finite, {**tags, "composed_reasons": ", ".join(found.reasons), "composed_refusal": found.refusal}
 
 
 def group_table(trial: PublishedTrial) -> dict[str, list[str | float | None]]:

@@ -86,7 +86,7 @@ def _logged(client: MlflowClient, sweep_id: str, key: str) -> LoggedModel | None
 
 
 def _version(client: MlflowClient, model: LoggedModel, name: str, facts: Mapping[str, str]) -> str:
-    """The version of a logged model under the registered ``name``: its existing version, or a new one."""
+    """The version of a logged model under ``name``: the existing one, with these facts, or a new one."""
     try:
         client.create_registered_model(name)
     except MlflowException as error:
@@ -94,6 +94,9 @@ def _version(client: MlflowClient, model: LoggedModel, name: str, facts: Mapping
             raise
     for version in client.search_model_versions(f"name = '{name}'"):
         if version.tags.get(_MODEL) == model.model_id:
+            for key, value in facts.items():
+                if version.tags.get(key) != value:
+                    client.set_model_version_tag(name, version.version, key, value)
             return str(version.version)
     tags = {**facts, _MODEL: model.model_id, SETTING: model.tags.get(SETTING, ""), TRIAL: model.tags[TRIAL]}
     source, run = model.artifact_location, model.source_run_id
@@ -101,9 +104,10 @@ def _version(client: MlflowClient, model: LoggedModel, name: str, facts: Mapping
 
 
 def _facts(found: Best) -> dict[str, str]:
-    """Tags of the version: the selecting metric with its value and interval, epsilon and delta."""
+    """Tags of the version: the selecting metric with its value and interval, epsilon, delta and what they claim."""
     cost, least = epsilon(found.trial), delta(found.trial)
-    facts = {"by": found.by, found.by: number(found.value, 4), "epsilon": number(cost), "delta": f"{least:g}"}
+    claim = {"epsilon_kind": found.kind, "epsilon_reasons": ", ".join(found.reasons)}
+    facts = {"by": found.by, found.by: number(found.value, 4), "epsilon": number(cost), "delta": f"{least:g}", **claim}
     if found.interval is None:
         return facts
     return {**facts, "interval": f"{number(found.interval.low, 4)} to {number(found.interval.high, 4)}"}

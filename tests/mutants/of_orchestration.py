@@ -195,8 +195,8 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
             COMPLETION,
         ),
         B(
-            "if bound else costs(trace, delta, sweep).as_estimates()",
-            "if bound else costs(trace, delta, sweep)",
+            'costs(trace, delta, sweep).weakened(("noise_followed_results",))',
+            "costs(trace, delta, sweep)",
             "a run with less noise than planned has a guarantee",
             True,
             COMPLETING,

@@ -28,9 +28,9 @@ RESULTS: Final[tuple[Mutant, ...]] = (
             "what is shown needs private files",
         ),
         B(
-            "str(not noise_source_kind(spec.noise_source).is_secret)",
-            "str(noise_source_kind(spec.noise_source).is_secret)",
-            "research mode is turned around",
+            "reasons_of(self.sweep, result.spec, set(of_data).intersection(FROM_ROWS))",
+            "()",
+            "what the sweep says makes no claim weaker",
             True,
         ),
         B('({"sensitive": "true"} if release_mode', "({} if release_mode", "raw runs are not marked sensitive", True),

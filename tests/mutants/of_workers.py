@@ -52,9 +52,9 @@ WORKERS: Final[tuple[Mutant, ...]] = (
             TRAINING,
         ),
         B(
-            "research_mode=not noise_source_kind(spec.noise_source).is_secret",
-            "research_mode=False",
-            "a seeded model is not called research",
+            "reasons=reasons_of_trial(spec, dataset.reasons)",
+            "reasons=()",
+            "the result of a seeded model gives no reason",
             True,
             TRAINING,
         ),

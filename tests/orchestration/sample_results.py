@@ -53,7 +53,7 @@ def result_of(point: GridPoint, accuracy: float, kind: str = "guarantee") -> Tri
         for epoch in range(2)
     )
     training = TrainingResult(
-        point.key, 2, 20, 10, "completed", 100, 40, ("a", "b"), 7, True, 1.0, history, evaluation(accuracy)
+        point.key, 2, 20, 10, "completed", 100, 40, ("a", "b"), 7, 1.0, history, evaluation(accuracy)
     )
     noise = NoiseSpec(2.0 if point.is_private else 0.0)
     return TrialResult(

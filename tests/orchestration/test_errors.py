@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import stat
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from orchestration.commands.main import main
 from orchestration.records.layout import SweepFiles
@@ -174,6 +176,30 @@ def column(folder: Path, line: str, header: str = "x,y", **params: object) -> di
     return {"name": "csv", "path": str(file), "label": "y", **params}
 
 
+def _png() -> bytes:
+    stream = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(stream, "png")
+    return stream.getvalue()
+
+
+PNG = _png()
+
+
+def pictures(folder: Path, name: str, content: bytes | None = None, *others: str) -> dict[str, object]:
+    """A folder of pictures with one class called ``name``, with a file of this content or none, and other classes."""
+    root = folder / f"pictures{len(list(folder.glob('pictures*')))}"
+    for each in (name, *others):
+        (root / each).mkdir(parents=True)
+        if content is not None:
+            (root / each / "one.png").write_bytes(content)
+    return {"name": "image_folder", "path": str(root), "size": 4}
+
+
+def groups_of_pictures(folder: Path, name: str) -> str:
+    (folder / "groups.csv").write_text(f"{name},x\n{name},y\n")
+    return str(folder / "groups.csv")
+
+
 def plan_cases(folder: Path) -> dict[str, tuple[dict[str, object], str]]:
     """What cannot be planned, and what is told of it."""
     return {
@@ -189,7 +215,29 @@ def plan_cases(folder: Path) -> dict[str, tuple[dict[str, object], str]]:
             {"model": {"name": "raising_code:Model", "how": "raises"}},
             "ValueError in raises (raising_code.py:",
         ),
-        "many texts": ({"data": column(folder, CANARY + "{i},1")}, "column 'x' has more than 1000 distinct texts"),
+        "many texts": ({"data": column(folder, CANARY + "{i},1")}, "a column has more than 1000 distinct texts"),
+        "no header": ({"data": column(folder, "{i},0", CANARY + ",7")}, "there is no column 'y' in"),
+        "a name twice": ({"data": column(folder, "{i},0", f"{CANARY},{CANARY},y")}, "more than one column of the same"),
+        "a range of no feature": (
+            {"data": column(folder, "{i},0", CANARY + ",y", ranges={"x": [0, 1]}, classes=[0, 1])},
+            "'x' has a range or categories, but is no feature",
+        ),
+        "no complete row": ({"data": column(folder, ",0", CANARY + ",y")}, "no row is complete; a column lacks"),
+        "texts under such a name": ({"data": column(folder, "t{i},0", CANARY + ",y")}, "a column has more than 1000"),
+        "large numbers": (
+            {"data": column(folder, "1e308,0\n-1e308,1", CANARY + ",y")},
+            "a column has values too large",
+        ),
+        "picture": ({"data": pictures(folder, CANARY, b"none")}, "cannot read a picture"),
+        "empty class": ({"data": pictures(folder, CANARY)}, "data source 'image_folder'"),
+        "class like a part": (
+            {"data": pictures(folder, CANARY, b"none", "training")},
+            "called like a training or test",
+        ),
+        "groups of pictures": (
+            {"data": {**pictures(folder, CANARY, PNG, "b"), "groups": groups_of_pictures(folder, CANARY)}},
+            "lacks a column of file and group",
+        ),
         "one class": ({"data": column(folder, "{i}," + CANARY)}, "' must be at least 2, all different"),
         "another class": (
             {"data": column(folder, "{i}," + CANARY, classes=["a", "b"])},
@@ -206,17 +254,20 @@ def plan_cases(folder: Path) -> dict[str, tuple[dict[str, object], str]]:
 @pytest.mark.parametrize(
     "case",
     [
-        "raised",
-        "ours",
-        "exit",
-        "refused by us",
-        "preparation",
-        "model",
-        "many texts",
-        "one class",
-        "another class",
-        "no number",
-        "no table",
+        *(
+            "raised",
+            "ours",
+            "exit",
+            "refused by us",
+            "preparation",
+            "model",
+            "many texts",
+            "one class",
+            "another class",
+        ),
+        *("no number", "no table", "no header", "a name twice", "a range of no feature", "no complete row"),
+        *("texts under such a name", "large numbers", "picture", "empty class", "class like a part"),
+        "groups of pictures",
     ],
 )
 def test_an_error_of_the_plan_shows_type_and_place(

@@ -299,4 +299,5 @@ def test_averaged_parameters_are_what_is_evaluated_and_stored(tmp_path: Path) ->
 
 @pytest.mark.parametrize(("source", "research"), [("seeded", True), ("os_entropy", False)])
 def test_a_model_with_noise_from_a_known_seed_is_called_research(source: str, research: bool, tmp_path: Path) -> None:
-    assert train(small_trial(noise_source=source, epochs=1), tmp_path)[0].research_mode is research
+    found = train(small_trial(noise_source=source, epochs=1), tmp_path)[0]
+    assert ("known_seed" in found.reasons) is research

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from accounting.errors import InvalidInput
+from accounting.reasons import Reason
 from accounting.registry import build
 from workers.data.adult import adult
-from workers.data.base import Dataset, Preparation, Scaling, Source, Split, Tokens, as_targets, make_split
+from workers.data.base import FROM_ROWS, Dataset, Preparation, Scaling, Source, Split, Tokens, as_targets, make_split
 from workers.data.breast_cancer import breast_cancer, breast_cancer_wisconsin
 from workers.data.cifar import cifar10
 from workers.data.cuts import cut
@@ -52,7 +53,10 @@ SOURCES: Mapping[str, Callable[..., Source]] = {
 
 @dataclass(frozen=True)
 class DatasetDescription:
-    """Sizes, names and notes of a data set, for planning. group_sizes: training examples by group."""
+    """Sizes, names, notes and reasons of a data set, for planning.
+
+    group_sizes: training examples by group. notes, reasons: as in `Source`.
+    """
 
     name: str
     train_size: int
@@ -64,6 +68,7 @@ class DatasetDescription:
     feature_shape: tuple[int, ...]
     notes: tuple[str, ...]
     task: str = "classification"
+    reasons: tuple[Reason, ...] = ()
 
 
 def load_source(spec: DataSpec, code: UserCode = NO_CODE) -> Source:
@@ -104,11 +109,13 @@ def describe(dataset: Dataset) -> DatasetDescription:
         feature_shape=dataset.feature_shape,
         notes=dataset.notes,
         task=dataset.task,
+        reasons=dataset.reasons,
     )
 
 
 __all__ = [
     "CACHE",
+    "FROM_ROWS",
     "IMAGENET_SCALING",
     "SOURCES",
     "ColumnProfile",

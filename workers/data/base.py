@@ -15,7 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from accounting.errors import InvalidInput, PrivateDetail
+from accounting.errors import InvalidInput, PrivateDetail, require_choice
+from accounting.reasons import Reason, union
 from workers.data.mapped import ColumnFiles
 from workers.data.preparation import require_one_by_one
 from workers.tasks import task_called
@@ -148,8 +149,9 @@ class Source:
     class_names: names of the outputs of a model: classes, targets, labels or tokens, depending on the task. task: a
     name in `workers.tasks.TASKS`; it determines the form of labels.
 
-    notes: facts about the data that readers of the results must know (pixels that differ from the original, statistics
-    taken from private rows, dropped rows). Names and notes may be lists; a single note may be a string.
+    notes: facts about the data that readers of the results must know (pixels that differ from the original, dropped
+    rows). Names and notes may be lists; a single note may be a string. reasons: what was read off the rows without
+    noise, by names of `accounting.reasons`, for which every epsilon is an estimate.
 
     Raises: InvalidInput when names, labels, groups, ids or shapes are inconsistent, and when the preparation of an
     example depends on other examples.
@@ -163,8 +165,10 @@ class Source:
     preparation: Preparation = Scaling()
     notes: tuple[str, ...] = ()
     task: str = "classification"
+    reasons: tuple[Reason, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "reasons", union([_of_rows(self.reasons)]))
         task = task_called(self.task)
         if not isinstance(self.name, str):
             raise InvalidInput(f"the name of a source is {self.name!r}, but must be a string")
@@ -191,6 +195,15 @@ class Source:
                 f"example_ids of {self.name!r} are not unique over training and test split; give each example its own"
             )
         require_one_by_one(self.name, self.preparation, self.train.features)
+
+
+FROM_ROWS: Final[tuple[Reason, ...]] = ("ranges_from_rows", "classes_from_rows", "groups_from_rows")
+"""Reasons that a source can give: what it read off the rows."""
+
+
+def _of_rows(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
+    """The reasons of a source. Raises: InvalidInput for one that says nothing of rows."""
+    return tuple(require_choice("a reason of a source", reason, FROM_ROWS) for reason in reasons)
 
 
 def repeated(values: Collection[str]) -> str | None:
@@ -226,20 +239,12 @@ def numbered(what: str, count: int) -> tuple[str, ...]:
     return tuple(f"{what} {place}" for place in range(1, count + 1))
 
 
-def not_private(what: Sequence[str]) -> tuple[str, ...]:
-    """A note that ``what`` was computed from the examples without noise; no note if ``what`` is empty."""
-    if not what:
-        return ()
-    listed = "; ".join(what)
-    return (f"not private: {listed} were taken from the examples themselves, outside every guarantee; declare them",)
-
-
 @dataclass(frozen=True)
 class Dataset:
     """Data of one trial, in disjoint splits.
 
     public: examples that are treated as public; no guarantee covers them. held_out: private examples that the trial is
-    not trained on, used to choose among candidates.
+    not trained on, used to choose among candidates. reasons: as in `Source`.
     """
 
     name: str
@@ -252,6 +257,7 @@ class Dataset:
     notes: tuple[str, ...] = ()
     held_out: Split | None = None
     task: str = "classification"
+    reasons: tuple[Reason, ...] = ()
 
     def prepare(self, features: Tensor) -> Tensor:
         """Stored features [b, ...] as the model's input: float32, or int64 for tokens.

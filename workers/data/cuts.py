@@ -45,6 +45,7 @@ def cut(source: Source, spec: DataSpec) -> Dataset:
         source.notes,
         held_out,
         source.task,
+        source.reasons,
     )
 
 

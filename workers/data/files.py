@@ -85,10 +85,11 @@ def bundled(name: str, header_lines: int = 0) -> npt.NDArray[np.float64]:
 
 
 @contextlib.contextmanager
-def reading(path: Path, shown: Path | None = None) -> Iterator[None]:
+def reading(path: Path, shown: str | Path | None = None) -> Iterator[None]:
     """Turn errors while ``path`` is read and decoded into a one-line DataCorruption that names ``shown`` or ``path``.
 
-    The library's own message may quote the content, so it stays in the cause.
+    shown: in place of a path that tells of an example, as the name of its file or of the folder of its class does. The
+    library's own message may quote the content, so it stays in the cause.
     """
     try:
         yield

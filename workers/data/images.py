@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +18,8 @@ from PIL import Image
 from torch import Tensor
 
 from accounting.errors import InvalidInput, PrivateDetail
-from workers.data.base import Indices, Source, Split, encode, make_split, not_private, numbered, pixels, repeated
+from accounting.reasons import Reason
+from workers.data.base import Indices, Source, Split, encode, make_split, numbered, pixels, repeated
 from workers.data.files import reading, require_path
 from workers.data.mapped import Blocks, Form, digest_of, once_on_node
 from workers.data.tabular import attributes, intersected, intersected_indices
@@ -24,6 +27,8 @@ from workers.data.tabular import attributes, intersected, intersected_indices
 IMAGENET_SCALING = pixels((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """The common scaling of colour pictures, which models pre-trained on ImageNet expect."""
 
+A_PICTURE: Final = "a picture"
+"""What errors call a file whose name, or whose folder's, tells of the example in it."""
 _PARTS = ("train", "test")
 _EIGHT_BIT = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 """Pillow modes with colours in 0..255; in other modes, Pillow would clamp colours at 255."""
@@ -61,9 +66,9 @@ def image_folder(
     whole = make_split(read_images(files, size), labels, grouped.members)
     train, test = divided(whole, len(listed[0].files)) if len(parts) > 1 else (whole, None)
     is_read = groups is not None and not group_names
-    learnt = {"the classes (`classes`)": not classes, "the groups (`group_names`)": is_read}
-    notes = not_private([what for what, is_learnt in learnt.items() if is_learnt])
-    return Source(folder.name, train, test, grouped.names, class_names, IMAGENET_SCALING, notes)
+    learnt: dict[Reason, bool] = {"classes_from_rows": not classes, "groups_from_rows": is_read}
+    reasons = tuple(reason for reason, is_learnt in learnt.items() if is_learnt)
+    return Source(folder.name, train, test, grouped.names, class_names, IMAGENET_SCALING, reasons=reasons)
 
 
 def require_groups(source: str, groups: str | None, group: str | Sequence[str], group_names: object) -> None:
@@ -118,31 +123,36 @@ def _parts(folder: Path) -> list[Path]:
 
     Raises: InvalidInput when a class folder could also be a training or test set.
     """
-    with _listing():
+    with _listing(folder):
         found = (entry.name for entry in folder.iterdir() if entry.is_dir())
         names = sorted(name for name in found if not name.startswith((".", "__")))  # files of other programs
     if set(names) == set(_PARTS):
         return [folder / name for name in _PARTS]
     if mistaken := [name for name in names if name.lower().removesuffix("ing") in _PARTS]:
         raise InvalidInput(
-            f"{folder} holds the folders {', '.join(names)}, so {mistaken[0]!r} may be a class or a part; "
-            "give a class another name, and for a training and a test set have there train and test and no other folder"
-        )
+            f"{folder} holds a folder called like a training or test set beside others, so that it may be a class or a "
+            "part; give a class another name, and for both parts have there train and test and no other folder"
+        ) from PrivateDetail(f"{mistaken[0]!r} among the folders {', '.join(names)}")
     return [folder]
 
 
+_NO_PICTURES = "{} holds no folder of pictures, or one without any; give one folder of pictures for each class"
+
+
 @contextlib.contextmanager
-def _listing() -> Iterator[None]:
+def _listing(folder: Path) -> Iterator[None]:
+    """Turn errors of a listing into one that names no class."""
     try:
         yield
     except OSError as error:
-        raise InvalidInput(f"data source 'image_folder': {error}") from error
+        what = f"{folder} cannot be listed ({os.strerror(error.errno)})" if error.errno else _NO_PICTURES.format(folder)
+        raise InvalidInput(f"data source 'image_folder': {what}") from error  # whose text names the classes
 
 
 def _list(folder: Path) -> _Listing:
     from torchvision.datasets.folder import ImageFolder  # late: importing torchvision takes seconds
 
-    with _listing():
+    with _listing(folder):
         found = ImageFolder(str(folder))
     names = tuple(found.classes)
     return _Listing([Path(file) for file, _ in found.samples], [names[label] for _, label in found.samples], names)
@@ -176,7 +186,9 @@ def _groups(path: Path, folder: Path, files: list[Path], columns: Sequence[str])
     with reading(found):
         table = csv.read_csv(found, convert_options=as_spelt)
     if not set(needed) <= set(table.column_names):
-        raise InvalidInput(f"{found} has columns {', '.join(table.column_names)}, but needs {' and '.join(needed)}")
+        raise InvalidInput(
+            f"{found} lacks a column of {' and '.join(needed)}; name them in its first line"
+        ) from PrivateDetail(f"its columns are {', '.join(table.column_names)}")
     if repeat := repeated(table["file"].to_pylist()):
         raise InvalidInput(f"{found} has several lines for one file; keep one") from PrivateDetail(repeat)
     by_file = {row["file"]: tuple(row[name] for name in columns) for row in table.to_pylist()}
@@ -206,7 +218,7 @@ def _key(files: Sequence[Path], size: int) -> str:
     """A hash of all pictures and the size that they are scaled to."""
     contents = []
     for file in files:
-        with reading(file, file.with_stem("*")):
+        with reading(file, A_PICTURE):
             contents.append(hashlib.sha256(file.read_bytes()).hexdigest())
     return digest_of("pictures", str(size), *contents)
 
@@ -225,7 +237,7 @@ def refuse_links(files: Sequence[Path]) -> None:
 def _read_image(file: Path, size: int) -> Tensor:
     from torchvision.transforms.functional import pil_to_tensor, resize  # late: importing torchvision takes seconds
 
-    with reading(file, file.with_stem("*")), Image.open(file) as picture:
+    with reading(file, A_PICTURE), Image.open(file) as picture:
         pixels: Tensor = pil_to_tensor(resize(colours(picture, str(file)), [size, size]))
     return pixels
 

@@ -12,7 +12,8 @@ from PIL import Image
 from pydantic import Field
 
 from accounting.errors import InvalidInput, PrivateDetail
-from workers.data.base import Source, make_split, not_private
+from accounting.reasons import Reason
+from workers.data.base import Source, make_split
 from workers.data.files import reading, require_path
 from workers.data.images import (
     IMAGENET_SCALING,
@@ -71,8 +72,17 @@ def image_masks(
     labels = np.stack([_read_mask(mask, size, numbers, ignored) for mask in masks])
     whole = make_split(read_images(files, size), labels, grouped.members)
     train, test = divided(whole, len(listed[0])) if len(parts) > 1 else (whole, None)
-    notes = not_private(["the groups (`group_names`)"] if groups is not None and not group_names else [])
-    return Source(folder.name, train, test, grouped.names, tuple(classes), IMAGENET_SCALING, notes, task="segmentation")
+    reasons: tuple[Reason, ...] = ("groups_from_rows",) if groups is not None and not group_names else ()
+    return Source(
+        folder.name,
+        train,
+        test,
+        grouped.names,
+        tuple(classes),
+        IMAGENET_SCALING,
+        task="segmentation",
+        reasons=reasons,
+    )
 
 
 def _pictures(part: Path) -> list[Path]:

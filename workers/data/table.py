@@ -18,8 +18,9 @@ from pydantic import FiniteFloat
 from torch import Tensor
 
 from accounting.errors import InvalidInput, PrivateDetail
+from accounting.reasons import Reason
 from accounting.registry import nearest
-from workers.data.base import Source, Split, make_split, not_private, numbered, repeated
+from workers.data.base import Source, Split, make_split, numbered, repeated
 from workers.data.files import reader_of, reading, require_path
 from workers.data.labels import Classes, Flags, Labels, NoLabels, TableTask, Targets, label_columns
 from workers.data.spelling import Value, Values, as_declared, names
@@ -46,12 +47,19 @@ Range = tuple[FiniteFloat, FiniteFloat]
 
 @dataclass(frozen=True)
 class Roles:
-    """Names of the columns that have a role."""
+    """Names of the columns that have a role. named: features that the sweep file names; others the file's header does,
+    which may be the first row of a table without one, so that errors keep its names private."""
 
     labels: tuple[str, ...]
     groups: tuple[str, ...]
     user: str | None
     features: tuple[str, ...]
+    named: frozenset[str] = frozenset()
+
+    def called(self, name: str) -> str:
+        """What errors call a column: by its name only if the sweep file gives it."""
+        known = {*self.labels, *self.groups, self.user, *self.named}
+        return f"column {name!r}" if name in known else A_COLUMN
 
     @property
     def used(self) -> list[str]:
@@ -68,6 +76,10 @@ class Declared:
     categories: Mapping[str, Values]
     classes: Values | None
     groups: Mapping[str, Values]
+
+    def covers(self, name: str) -> bool:
+        """Whether the range or the categories of a feature are declared."""
+        return name in self.ranges or name in self.categories
 
     def __post_init__(self) -> None:
         if self.classes is not None and self.task != "classification":
@@ -87,8 +99,9 @@ class Declared:
 class Encoding:
     """Converts rows of a table to examples.
 
-    group_values: values of each group column. group_names: names of their intersections, as shown in results. notes:
-    what was taken from the rows because it was not declared.
+    group_values: values of each group column. group_names: names of their intersections, as shown in results. reasons:
+    what was taken from the rows because it was not declared. notes: of which columns, as far as the sweep file names
+    them.
     """
 
     roles: Roles
@@ -96,6 +109,7 @@ class Encoding:
     labels: Labels
     group_values: Mapping[str, tuple[str, ...]]
     group_names: tuple[str, ...]
+    reasons: tuple[Reason, ...]
     notes: tuple[str, ...]
 
     def split(self, table: pa.Table, first_id: int, user_names: tuple[str, ...]) -> Split:
@@ -174,6 +188,7 @@ def table(
         encoding.labels.names,
         task=task,
         notes=encoding.notes if is_complete else (*encoding.notes, "rows with a missing value are left out"),
+        reasons=encoding.reasons,
     )
 
 
@@ -237,9 +252,32 @@ def read_table(path: str, texts: Collection[str]) -> pa.Table:
     with reading(found):
         rows = reader(found, texts)
         columns = rows.column_names
-    if repeat := repeated(columns):
-        raise InvalidInput(f"the table {found} has more than one column named {repeat!r}; rename them")
+    require_different_columns(columns, found)
     return rows
+
+
+A_COLUMN: Final = "a column"
+"""What errors call a column whose name only the file gives."""
+
+
+def no_column(name: str, path: str | Path, columns: Sequence[str]) -> InvalidInput:
+    """The error for a column that a file lacks. The names that it has are private: they may be values of its first row
+    where it has no header."""
+    error = InvalidInput(
+        f"there is no column {name!r} in {path}; spell it as the first line of the file does, or give the file a first "
+        "line of names (those that are there are withheld, as they may be a row)"
+    )
+    error.__cause__ = PrivateDetail(nearest(name, columns))
+    return error
+
+
+def require_different_columns(columns: Sequence[str], path: Path) -> None:
+    """Raises: InvalidInput for a file with several columns of one name."""
+    if repeat := repeated(columns):
+        raise InvalidInput(
+            f"the table {path} has more than one column of the same name; rename them, or give the file a first "
+            "line of names"
+        ) from PrivateDetail(f"the name {repeat!r}")
 
 
 def _roles(
@@ -254,20 +292,20 @@ def _roles(
         raise InvalidInput(f"the label column {both!r} is also a feature; leave it out of `features`")
     if repeat := repeated(chosen):
         raise InvalidInput(f"`features` names {repeat!r} more than once; name it once")
-    return Roles(labels, groups, user, tuple(chosen))
+    return Roles(labels, groups, user, tuple(chosen), frozenset(features or ()))
 
 
 def used_columns(rows: pa.Table, roles: Roles, texts: Mapping[str, Values], path: str) -> pa.Table:
     """The columns with a role: numbers unchanged, others as text, spelt like the values declared in ``texts``."""
     for name in roles.used:
         if name not in rows.column_names:
-            raise InvalidInput(f"there is no column {name!r} in {path}; {nearest(name, rows.column_names)}")
+            raise no_column(name, path, rows.column_names)
     columns = {name: rows[name] for name in roles.used}
     return pa.table(
         {
             name: column
             if is_numeric(column) and name not in texts
-            else as_declared(column, texts.get(name, ()), f"column {name!r} of {path}")
+            else as_declared(column, texts.get(name, ()), f"{roles.called(name)} of {path}")
             for name, column in columns.items()
         }
     )
@@ -279,11 +317,11 @@ def encoding_of(rows: pa.Table, roles: Roles, declared: Declared) -> Encoding:
     for name in (*declared.ranges, *declared.categories):
         if name not in roles.features and not (name in targets and name in declared.ranges):
             raise InvalidInput(
-                f"{name!r} has a range or categories, but is no feature; {nearest(name, roles.features)}"
-            )
+                f"{name!r} has a range or categories, but is no feature; correct it, or name it in `features`"
+            ) from PrivateDetail(nearest(name, roles.features))
         if name in declared.ranges and name in declared.categories:
             raise InvalidInput(f"column {name!r} has both a range and categories; keep one of them")
-    complete = _complete(rows)
+    complete = _complete(rows, roles)
     labels = _labels(complete, roles, declared)
     group_values = {
         name: labels.names
@@ -296,11 +334,12 @@ def encoding_of(rows: pa.Table, roles: Roles, declared: Declared) -> Encoding:
     is_declared = not _undeclared_groups(roles, declared) and (declared.classes is not None or not by_label)
     return Encoding(
         roles,
-        tuple(_column(complete[name], name, declared) for name in roles.features),
+        tuple(_column(complete[name], name, declared, roles) for name in roles.features),
         labels,
         group_values,
         shown if is_declared else numbered("group", len(shown)),
-        not_private(_undeclared(roles, declared)),
+        _undeclared(roles, declared),
+        () if not (open_columns := _open_columns(roles, declared)) else (f"no range or categories: {open_columns}",),
     )
 
 
@@ -317,15 +356,19 @@ def _labels(complete: pa.Table, roles: Roles, declared: Declared) -> Labels:
     return Classes(label, _declared_or_distinct(declared.classes, complete[label]))
 
 
-def _undeclared(roles: Roles, declared: Declared) -> list[str]:
-    """Descriptions of what is taken from the rows, each with the key that would declare it."""
-    columns = [name for name in roles.features if name not in declared.ranges and name not in declared.categories]
-    undeclared = {
-        f"ranges or categories of {', '.join(columns)} (`ranges`, `categories`)": bool(columns),
-        "the classes (`classes`)": declared.classes is None and declared.task == "classification",
-        "the groups (`groups`)": bool(_undeclared_groups(roles, declared)),
+def _undeclared(roles: Roles, declared: Declared) -> tuple[Reason, ...]:
+    """What is taken from the rows because it is not declared."""
+    undeclared: dict[Reason, bool] = {
+        "ranges_from_rows": any(not declared.covers(name) for name in roles.features),
+        "classes_from_rows": declared.classes is None and declared.task == "classification",
+        "groups_from_rows": bool(_undeclared_groups(roles, declared)),
     }
-    return [what for what, is_undeclared in undeclared.items() if is_undeclared]
+    return tuple(reason for reason, is_undeclared in undeclared.items() if is_undeclared)
+
+
+def _open_columns(roles: Roles, declared: Declared) -> str:
+    """Names in the sweep file of features whose range or categories are taken from the rows."""
+    return ", ".join(name for name in roles.features if name in roles.named and not declared.covers(name))
 
 
 def _undeclared_groups(roles: Roles, declared: Declared) -> list[str]:
@@ -334,7 +377,7 @@ def _undeclared_groups(roles: Roles, declared: Declared) -> list[str]:
     return [name for name in roles.groups if name not in declared.groups and name not in classes]
 
 
-def _complete(rows: pa.Table) -> pa.Table:
+def _complete(rows: pa.Table, roles: Roles) -> pa.Table:
     """The rows without a missing value. Raises: InvalidInput when there is none."""
     if rows.num_rows == 0:
         raise InvalidInput("the table has no rows; give a file with at least one")
@@ -343,36 +386,37 @@ def _complete(rows: pa.Table) -> pa.Table:
         missing = {name: rows.num_rows - len(complete_rows(rows.select([name]))) for name in rows.column_names}
         worst = max(missing, key=missing.__getitem__)
         raise InvalidInput(
-            f"no row is complete; column {worst!r} lacks most values: leave it out of `features`"
-        ) from PrivateDetail(f"it has no value in {missing[worst]} of {rows.num_rows} rows")
+            f"no row is complete; {roles.called(worst)} lacks most values: leave it out of `features`"
+        ) from PrivateDetail(f"{worst!r} has no value in {missing[worst]} of {rows.num_rows} rows")
     return complete
 
 
-def _column(values: pa.ChunkedArray, name: str, declared: Declared) -> Column:
+def _column(values: pa.ChunkedArray, name: str, declared: Declared, roles: Roles) -> Column:
     if name in declared.categories:
         return Categorical(name, names(declared.categories[name]))
     if name in declared.ranges:
         return Numeric(name, *declared.ranges[name])
-    return _learnt_range(values, name) if is_numeric(values) else _learnt_categories(values, name)
+    called = roles.called(name)
+    return _learnt_range(values, name, called) if is_numeric(values) else _learnt_categories(values, name, called)
 
 
-def _learnt_range(values: pa.ChunkedArray, name: str) -> Numeric:
+def _learnt_range(values: pa.ChunkedArray, name: str, called: str) -> Numeric:
     found = numbers(values, name)
     low, high = float(found.min()), float(found.max())
     if not math.isfinite(high - low):
         raise InvalidInput(
-            f"column {name!r} has values too large for a range taken from the rows; declare its range, which cuts them"
-        ) from PrivateDetail(f"values from {low} to {high}")
+            f"{called} has values too large for a range taken from the rows; declare its range, which cuts them"
+        ) from PrivateDetail(f"{name!r} has values from {low} to {high}")
     return Numeric(name, low, high if high > low else low + max(1.0, 1e-9 * abs(low)))
 
 
-def _learnt_categories(values: pa.ChunkedArray, name: str) -> Categorical:
+def _learnt_categories(values: pa.ChunkedArray, name: str, called: str) -> Categorical:
     found = distinct(values)
     if len(found) > _MAX_CATEGORIES:
         raise InvalidInput(
-            f"column {name!r} has more than {_MAX_CATEGORIES} distinct texts; leave it out of `features`, declare its "
+            f"{called} has more than {_MAX_CATEGORIES} distinct texts; leave it out of `features`, declare its "
             "`categories`, or correct it where it should hold only numbers"
-        ) from PrivateDetail(f"{len(found)} distinct texts such as {found[0]!r}")
+        ) from PrivateDetail(f"{name!r} has {len(found)} distinct texts such as {found[0]!r}")
     return Categorical(name, found)
 
 

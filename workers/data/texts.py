@@ -20,8 +20,7 @@ import torch
 from pydantic import Field
 
 from accounting.errors import InvalidInput
-from accounting.registry import nearest
-from workers.data.base import Source, Split, Tokens, repeated
+from workers.data.base import Source, Split, Tokens
 from workers.data.files import reader_of, reading, require_path
 from workers.data.labels import TableTask, label_columns
 from workers.data.mapped import Blocks, ColumnFiles, Form, digest_of, once_on_node
@@ -32,6 +31,8 @@ from workers.data.table import (
     Roles,
     declared_groups,
     encoding_of,
+    no_column,
+    require_different_columns,
     require_other,
     used_columns,
     user_names,
@@ -106,7 +107,8 @@ def text(
         encoding.group_names,
         encoding.labels.names if objective == "label" else encoder.tokens,
         preparation=Tokens(len(encoder.tokens), encoder.padding, True if objective == "causal_lm" else None),
-        notes=encoding.notes if is_complete else (*encoding.notes, "rows with a missing value are left out"),
+        notes=() if is_complete else ("rows with a missing value are left out",),
+        reasons=encoding.reasons,
         task=kind,
     )
 
@@ -213,9 +215,8 @@ class _File:
         for rows in _stream(found, used, (text, *texts), numeric):
             for name in used:
                 if name not in rows.schema.names:
-                    raise InvalidInput(f"there is no column {name!r} in {found}; {nearest(name, rows.schema.names)}")
-            if twice := repeated(rows.schema.names):
-                raise InvalidInput(f"the table {found} has more than one column named {twice!r}; rename them")
+                    raise no_column(name, found, rows.schema.names)
+            require_different_columns(rows.schema.names, found)
             given.append(_strings(rows, text, found).is_valid().to_numpy(zero_copy_only=False))
             kept.append(rows.select(list(roles.used)))
         if not given:

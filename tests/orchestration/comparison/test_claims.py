@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+import dpsweep
+import orchestration
 from accounting.errors import DataCorruption
 from accounting.records.sealed import read_sealed, write_sealed
+from orchestration.commands.main import app
+from orchestration.comparison import claims
 from orchestration.execution.environment import IN_PROCESS
 from orchestration.pipeline import RunRequest, render_again, run_sweep
 from orchestration.records.layout import SweepFiles
@@ -97,6 +104,121 @@ def test_a_claim_below_its_trace_is_refused(folder: Path, forgery: str) -> None:
     with pytest.raises(DataCorruption, match=message):
         render_again(str(folder))
     assert (folder / "report.html").read_bytes() == page, "no report is written of it"
+
+
+HIDDEN = {
+    "a reason of the trial": lambda result: weaken(result, "known_seed"),
+    "the kind of the trial": lambda result: result["worst_case"].update(kind="guarantee", reasons=[]),
+    "a reason of the statistics": lambda result: result["individuals"].update(reasons=["norms_estimated"]),
+}
+
+
+def weaken(result: dict[str, Any], reason: str) -> None:
+    """Take a reason from everything that a result claims, and its kind with it."""
+    for claim in (result, result["worst_case"], *result["others"], *result["groups"], *result["risks"]):
+        claim["reasons"] = [each for each in claim["reasons"] if each != reason]
+        if "kind" in claim and not claim["reasons"]:
+            claim["kind"] = "guarantee"
+
+
+@pytest.mark.parametrize("hidden", HIDDEN)
+def test_a_result_that_hides_why_it_guarantees_nothing_is_refused(folder: Path, hidden: str) -> None:
+    forge(trial_in(folder, "flat-seed0").result, HIDDEN[hidden])
+    with pytest.raises(DataCorruption, match="guarantees without saying why they are none: known_seed"):
+        render_again(str(folder))
+
+
+def test_a_record_of_attempts_that_hides_a_reason_is_refused(folder: Path) -> None:
+    record = f"{SweepFiles(str(folder)).attempts(key_in(folder, 'flat-seed0'))}/000001.json"
+    forge(record, lambda attempt: attempt.update(reasons=[]))
+    with pytest.raises(DataCorruption, match="does not say why they guarantee nothing: known_seed"):
+        render_again(str(folder))
+
+
+_OWNER = ("--example-id", "0")
+GATES: dict[str, Callable[[Path, Path], object]] = {
+    "verify": lambda folder, other: invoked("verify", folder),
+    "report": lambda folder, other: invoked("report", folder),
+    "best": lambda folder, other: invoked("best", folder),
+    "best --json": lambda folder, other: invoked("best", folder, "--json"),
+    "best --register": lambda folder, other: invoked("best", folder, "--register", "model"),
+    "export": lambda folder, other: invoked("export", folder, "--to", folder.parent / "table.csv"),
+    "compare": lambda folder, other: invoked("compare", other, folder),
+    "account": lambda folder, other: invoked("account", folder, "--address", "in-process"),
+    "owner-report": lambda folder, other: invoked("owner-report", trial_in(folder, "flat-seed0").root, *_OWNER),
+    "--from": lambda folder, other: run_sweep(replace(request(folder.parent / "new"), sources=(str(folder),))),
+    "run, and MLflow": lambda folder, other: run_sweep(replace(request(folder), tracking_uri=None)),
+    "dpsweep.open": lambda folder, other: dpsweep.open(folder),
+}
+"""Everything that shows, exports, compares, registers, records or returns what a stored result claims."""
+
+
+def invoked(*arguments: object) -> object:
+    result = CliRunner().invoke(app, list(map(str, arguments)))
+    if isinstance(result.exception, DataCorruption):
+        raise result.exception
+    return result
+
+
+UNCHECKED = {
+    "records/results.py": "defines how results are read",
+    "records/integrity.py": "reads a result to check its files",
+    "comparison/stored.py": "reads a sweep for the gate",
+    "comparison/claims.py": "is the gate",
+    "comparison/inventory.py": "counts trials",
+    "commands/upkeep.py": "verifies, or names what is to be deleted",
+    "commands/stored_trial.py": "computes every epsilon from the trace; reads why they are estimates",
+    "execution/removal.py": "deletes, forgets, or retries",
+    "execution/upkeep.py": "verifies, or deletes norms",
+    "execution/coordinator.py": "compares all claims itself before MLflow is opened",
+    "execution/reaccounting.py": "compares all claims itself before it accounts",
+    "execution/reuse.py": "compares the claims of each trial before it is copied",
+    "pipeline/reports.py": "compares all claims itself before it writes",
+    "report/live_report.py": "compares all claims itself before it writes",
+}
+"""Modules that may read results without `checked_record` and `founded_result`, and why nothing is passed on there."""
+
+
+def test_nothing_else_reads_results_past_the_gate() -> None:
+    root = Path(orchestration.__file__).parent
+    reading = re.compile(r"\b(stored_record|owned_record|read_result|stored_result)\b")
+    found = {file.relative_to(root).as_posix() for file in root.rglob("*.py") if reading.search(file.read_text())}
+    assert found == {*UNCHECKED}
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_nothing_passes_on_a_claim_below_its_trace(folder: Path, finished: str, gate: str) -> None:
+    forge(trial_in(folder, "flat-seed0").result, FORGERIES["epsilon"][0])
+    before = sorted(folder.parent.rglob("*"))
+    with pytest.raises(DataCorruption, match=r"claims epsilon 0\.5, but its trace costs 4\.99"):
+        GATES[gate](folder, Path(finished))
+    written = [each.name for each in folder.parent.rglob("*") if each not in before]
+    assert not {"table.csv", "results.json", "mlruns"}.intersection(written), written
+
+
+def test_status_says_that_it_checks_nothing(folder: Path) -> None:
+    forge(trial_in(folder, "flat-seed0").result, FORGERIES["epsilon"][0])
+    shown = CliRunner().invoke(app, ["status", str(folder)]).stdout
+    assert "0.5" not in shown.split()
+    assert "were not checked" in " ".join(shown.split())
+    assert json.loads(CliRunner().invoke(app, ["status", str(folder), "--json"]).stdout)["checked"] is False
+    assert "ε" not in CliRunner().invoke(app, ["list", str(folder)]).stdout
+
+
+def test_what_dpsweep_account_has_stored_is_checked_too(folder: Path) -> None:
+    assert CliRunner().invoke(app, ["account", str(folder), "--address", "in-process"]).exit_code == 0
+    stored = next(folder.rglob("account.json"))
+    forge(str(stored), lambda account: account.update(epsilon=0.5))
+    with pytest.raises(DataCorruption, match=r"account delta=1e-05,rdp claims epsilon 0\.5 of 1 record"):
+        render_again(str(folder))
+
+
+def test_a_claim_that_was_checked_is_not_computed_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dpsweep.open(folder)
+    computed = list[object]()
+    monkeypatch.setattr(claims, "_cost", lambda *given: computed.append(given))
+    dpsweep.open(folder)
+    assert computed == []
 
 
 def test_a_baseline_that_claims_privacy_is_refused(folder: Path) -> None:

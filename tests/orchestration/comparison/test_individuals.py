@@ -20,7 +20,7 @@ from orchestration.comparison.densities import density, loss_density
 from orchestration.comparison.individuals import exact_statistics, kind_of_capped, loss_correlation, released_statistics
 from orchestration.comparison.metrics import known
 from orchestration.comparison.statistics import pearson
-from orchestration.records.published import EpsilonHistogram, GroupEpsilon
+from orchestration.records.published import EpsilonHistogram, GroupEpsilon, IndividualStatistics
 from orchestration.records.results import read_exact_statistics, write_exact_statistics
 from tests.orchestration.sample_sweeps import sample_trial
 
@@ -153,8 +153,10 @@ def test_released_numbers_stay_what_they_are() -> None:
         mean_standard_error=0.25,
         quantiles={0.5: 0.375, 0.9: 1.5},
     )
-    found = released_statistics(released, ("a", "b"), "estimate", "rdp", 0.0625)
+    exact = IndividualStatistics("raw", "estimate", "rdp", mean=7.0, reasons=("known_seed",))
+    found = released_statistics(released, ("a", "b"), exact, 0.0625)
     assert (found.disclosure, found.kind, found.release_epsilon) == ("private", "estimate", 0.0625)
+    assert (found.method, found.reasons) == ("rdp", ("known_seed",))
     assert (found.mean, found.median, found.quantiles) == (0.5, 0.375, {0.5: 0.375, 0.9: 1.5})
     assert found.groups == (GroupEpsilon("b", 0.75, 0.125, 41.0),)
     assert found.histogram == EpsilonHistogram((0.0, 1.0, 2.0), (31.0, 9.0))

@@ -63,7 +63,7 @@ def test_noise_from_known_seeds_guarantees_nothing(number: int) -> None:
     assert found is not None
     assert found.estimate is not None
     assert found.estimate.kind == "estimate"
-    assert "known seeds" in found.reason
+    assert found.reasons == ("known_seed",)
 
 
 def test_one_trial_that_was_stopped_says_why_it_is_an_estimate() -> None:
@@ -73,7 +73,7 @@ def test_one_trial_that_was_stopped_says_why_it_is_an_estimate() -> None:
     assert found is not None
     assert found.estimate is not None
     assert found.estimate.kind == "estimate"
-    assert "before its planned end" in found.reason
+    assert found.reasons == ("end_followed_results",)
 
 
 def test_an_earlier_attempt_is_added() -> None:
@@ -108,9 +108,10 @@ def test_every_process_computes_the_same_bits() -> None:
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
-        (attempt("b", seed=0), "draw the same noise"),
-        (replace(attempt("b"), ended=False), "before its planned end"),
-        (attempt("b", trace=replace(RUN, noise_follows_results=True)), "noise followed results"),
+        (attempt("b", seed=0), "repeated_seed"),
+        (replace(attempt("b"), ended=False), "end_followed_results"),
+        (attempt("b", trace=replace(RUN, noise_follows_results=True)), "noise_followed_results"),
+        (replace(attempt("b"), reasons=("classes_from_rows",)), "classes_from_rows"),
     ],
 )
 def test_what_no_theorem_covers_is_an_estimate(other: Attempt, reason: str) -> None:
@@ -118,7 +119,7 @@ def test_what_no_theorem_covers_is_an_estimate(other: Attempt, reason: str) -> N
     assert found is not None
     assert found.estimate is not None
     assert found.estimate.kind == "estimate"
-    assert reason in found.reason
+    assert found.reasons == ("known_seed", reason) if reason == "repeated_seed" else reason in found.reasons
 
 
 def test_runs_without_a_common_adjacency_have_no_number() -> None:
@@ -127,7 +128,7 @@ def test_runs_without_a_common_adjacency_have_no_number() -> None:
     found = composed([trial("a", attempt(trace=fixed)), trial("b", attempt("b", trace=shuffled))])
     assert found is not None
     assert found.epsilon is None
-    assert "share no adjacency" in found.reason
+    assert "share no adjacency" in found.refusal
 
 
 def test_released_statistics_add_up() -> None:

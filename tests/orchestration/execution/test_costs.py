@@ -47,7 +47,9 @@ def test_a_run_as_planned_costs_what_any_run_of_its_trace_does(
 
 
 def test_estimates_have_the_same_numbers(found: Costs) -> None:
-    weaker = found.as_estimates()
+    weaker = found.weakened(("known_seed", "noise_followed_results"))
     kinds = [claim.kind for claim in (weaker.worst_case, *weaker.others, *weaker.groups)]
     assert {*kinds, *(risk.kind for risk in weaker.risks)} == {"estimate"}
+    reasons = {*(other.reasons for other in weaker.others), *(risk.reasons for risk in weaker.risks)}
+    assert reasons == {("known_seed", "noise_followed_results")}
     assert [each.epsilon for each in weaker.groups] == [each.epsilon for each in found.groups]

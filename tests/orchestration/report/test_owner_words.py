@@ -21,7 +21,7 @@ from orchestration.report.owner import owner_page, owner_sentences
 )
 def test_epsilon_and_odds_are_rounded_up(epsilon: float, shown: str, odds: str) -> None:
     report = OwnerReport(7, epsilon, 1e-5, "add_remove", "guarantee", "pld", epsilon)
-    words = owner_sentences(report, research_mode=False)
+    words = owner_sentences(report)
     assert f"epsilon {shown} at delta 1e-05" in words[0]
     assert f"e^epsilon = {odds}," in words[1]
     assert f"<td>{shown}</td>" in owner_page(report, words)

@@ -63,8 +63,7 @@ def test_a_draft_plans_cleanly_and_declares_all_that_it_uses(tmp_path: Path, suf
     plan = plan_sweep(sweep)
     assert (plan.refusals, plan.warnings) == ((), ("data peo ple: rows with a missing value are left out",))
     assert len(plan.trials) == 15
-    notes = plan.trials[0].dataset.notes
-    assert [note for note in notes if "not private" in note] == []
+    assert plan.trials[0].dataset.reasons == ()
     assert plan.trials[0].dataset.group_names == ("f", "m")
     params = sweep.data[0].params
     assert params["ranges"] == {"age": [15, 95], "income": [0, 100000]}
@@ -102,7 +101,7 @@ def test_other_tasks_are_drafted(tmp_path: Path, labels: list[str], task: str, l
     plan = plan_sweep(sweep)
     assert (plan.refusals, plan.warnings) == ((), ())
     assert plan.trials[0].dataset.task == task
-    assert [note for note in plan.trials[0].dataset.notes if "not private" in note] == []
+    assert plan.trials[0].dataset.reasons == ()
     assert [each.name for each in sweep.loss] == [loss]
     assert set(ranges) <= set(sweep.data[0].params["ranges"])
     assert not set(labels) & set(sweep.data[0].params["features"])

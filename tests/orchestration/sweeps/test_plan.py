@@ -199,9 +199,9 @@ def test_notes_of_the_data_are_warnings(tmp_path: Path) -> None:
     plan = planned(data=data, sampling={"method": "poisson", "batch_size": 8})
     assert plan.refusals == ()
     assert plan.warnings == (
-        "data table: not private: the classes (`classes`) were taken from the examples themselves, outside every "
-        "guarantee; declare them",
         "data table: rows with a missing value are left out",
+        "data table: no guarantee (classes_from_rows): the classes were read off the rows, which no ε covers; declare "
+        "`classes`",
     )
 
 

@@ -40,7 +40,7 @@ class TestImages:
         for wrong, said in (
             ({"group_names": ["f", "m"]}, "must give the values of each of sex, age"),
             ({"group_names": {"sex": ["f", "m"]}}, "names sex, but `group` is sex, age"),
-            ({"group": ["sex", "race"]}, "has columns file, sex, age, but needs file and sex and race"),
+            ({"group": ["sex", "race"]}, "lacks a column of file and sex and race"),
             ({"groups": None}, "Without attributes, the groups are the classes"),
         ):
             with pytest.raises(InvalidInput, match=said):
@@ -69,14 +69,13 @@ class TestImages:
         source = load_source(DataSpec("image_folder", params))
         assert source.group_names == ("group 1", "group 2"), "only the file tells their names"
         assert source.train.groups.tolist() == [0, 1, 1, 0, 0, 1]
-        (note,) = source.notes
-        assert note.startswith("not private: the classes (`classes`); the groups (`group_names`) were taken")
+        assert source.reasons == ("classes_from_rows", "groups_from_rows")
         declared = {**params, "classes": ["dog", "cat"], "group_names": ["z", "y", "x"]}
         source = load_source(DataSpec("image_folder", declared))
         assert source.group_names == ("z", "y", "x")
         assert source.train.groups.tolist() == [2, 1, 1, 2, 2, 1]
         assert source.train.labels.tolist() == [1, 1, 1, 0, 0, 0]
-        assert source.notes == ()
+        assert (source.notes, source.reasons) == ((), ())
 
     def test_a_picture_without_group_is_named(self, tmp_path: Path) -> None:
         folder = make_image_folder(tmp_path / "pictures", per_class=2)
@@ -110,7 +109,7 @@ class TestImages:
         with pytest.raises(InvalidInput, match="Not a directory"):
             load_source(DataSpec("image_folder", {"path": str(folder / "cat" / "00.png")}))
         (folder / "dog" / "01.png").write_bytes(b"not a picture")
-        with pytest.raises(DataCorruption, match=rf"cannot read {folder}/dog/\*\.png"):
+        with pytest.raises(DataCorruption, match="cannot read a picture: UnidentifiedImageError"):
             load_source(DataSpec("image_folder", params))
         shutil.rmtree(folder / "cat")
         (folder / "dog" / "01.png").unlink()
@@ -129,7 +128,7 @@ class TestImages:
     def test_folders_that_may_be_parts_or_classes_are_refused(self, tmp_path: Path, names: tuple[str, str]) -> None:
         for name in names:
             make_image_folder(tmp_path / name, per_class=2)
-        with pytest.raises(InvalidInput, match=f"holds the folders {', '.join(sorted(names))}, so '.*' may be a class"):
+        with pytest.raises(InvalidInput, match="holds a folder called like a training or test set"):
             load_source(DataSpec("image_folder", {"path": str(tmp_path)}))
 
     @pytest.mark.parametrize("name", ["train", "test"])
@@ -164,7 +163,7 @@ class TestImages:
         content = path.read_bytes()
         header = b"IHDR" + struct.pack(">II", 65_536, 65_536) + content[24:29]
         path.write_bytes(content[:12] + header + struct.pack(">I", zlib.crc32(header)) + content[33:])
-        with pytest.raises(DataCorruption, match=r"cannot read .*/cat/\*\.png: DecompressionBombError"):
+        with pytest.raises(DataCorruption, match=r"cannot read a picture: DecompressionBombError"):
             load_source(DataSpec("image_folder", {"path": str(folder)}))
 
     def test_a_picture_that_is_there_twice_by_a_link_is_refused(self, tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_parts_and_groups(tmp_path: Path) -> None:
     assert source.train.groups.tolist() == [0, 1] * 3
     read = load(tmp_path, groups=str(tmp_path / "who.csv"), group="site")
     assert read.group_names == ("group 1", "group 2")
-    assert "not private: the groups" in read.notes[0]
+    assert read.reasons == ("groups_from_rows",)
 
 
 @pytest.mark.parametrize(

@@ -52,22 +52,26 @@ class TestTable:
     @pytest.mark.parametrize(
         ("declared", "learnt"),
         [
-            ({}, "ranges or categories of age, job (`ranges`, `categories`); the classes (`classes`); the groups"),
-            ({"ranges": {"age": [0, 100]}}, "ranges or categories of job (`ranges`, `categories`); the classes"),
-            ({"classes": ["high", "low"]}, "ranges or categories of age, job (`ranges`, `categories`); the groups"),
-            ({**FEATURES, "groups": ["f", "m"]}, "the classes (`classes`) were"),
-            ({**FEATURES, "classes": ["high", "low"]}, "the groups (`groups`) were"),
-            ({**FEATURES, "classes": ["high", "low"], "groups": ["f", "m"]}, None),
+            ({}, ("ranges", "classes", "groups")),
+            ({"ranges": {"age": [0, 100]}}, ("ranges", "classes", "groups")),
+            ({"classes": ["high", "low"]}, ("ranges", "groups")),
+            ({**FEATURES, "groups": ["f", "m"]}, ("classes",)),
+            ({**FEATURES, "classes": ["high", "low"]}, ("groups",)),
+            ({**FEATURES, "classes": ["high", "low"], "groups": ["f", "m"]}, ()),
         ],
     )
     def test_all_that_is_learnt_from_the_rows_is_said(
-        self, tmp_path: Path, declared: dict[str, object], learnt: str | None
+        self, tmp_path: Path, declared: dict[str, object], learnt: tuple[str, ...]
     ) -> None:
         path = make_table(tmp_path / "people.csv")
         params = {"path": str(path), "label": "income", "group": "sex", "features": ["age", "job"], **declared}
-        private = [note for note in load_source(DataSpec("csv", params)).notes if "private" in note]
-        assert len(private) == (learnt is not None)
-        assert all(note.startswith(f"not private: {learnt}") for note in private)
+        source = load_source(DataSpec("csv", params))
+        assert source.reasons == tuple(f"{what}_from_rows" for what in learnt)
+        columns = ["job"] if "ranges" in declared else ["age", "job"]
+        said = (f"no range or categories: {', '.join(columns)}",) if "ranges" in learnt else ()
+        assert source.notes[: len(said)] == said
+        unnamed = load_source(DataSpec("csv", {name: params[name] for name in params if name != "features"}))
+        assert not any("job" in note for note in unnamed.notes), "only the file's first line gives these names"
 
     def test_values_are_taken_as_they_are_spelt(self, tmp_path: Path) -> None:
         (tmp_path / "spelt.csv").write_text("zip,y,g\n007,0,True\n08,1,NA\n08,1,Zürich\n7,0,\n007,10,True\n")
@@ -187,7 +191,7 @@ class TestTable:
     @pytest.mark.parametrize(
         ("params", "message"),
         [
-            ({"label": "incme"}, "no column 'incme' in .*did you mean 'income'"),
+            ({"label": "incme"}, "no column 'incme' in .*people.csv; spell it"),
             ({"label": "income", "group": "gender"}, "no column 'gender'"),
             ({"label": "income", "ranges": {"agee": [0, 1]}}, "'agee' has a range.*did you mean 'age'"),
             ({"label": "income", "ranges": {"age": [5, 5]}}, "must be increasing"),
@@ -232,12 +236,12 @@ class TestTable:
         ("text", "message"),
         [
             ("x,y\n", "the table has no rows"),
-            ("x,z,y\n1,,a\n2,,b\n", "no row is complete; column 'z' lacks most values"),
-            ("x,x,y\n1,2,a\n3,4,b\n", "more than one column named 'x'"),
-            ("x;y\n1;a\n", "there is no column 'y' in .*valid: x;y"),
+            ("x,z,y\n1,,a\n2,,b\n", "no row is complete; a column lacks most values"),
+            ("x,x,y\n1,2,a\n3,4,b\n", "more than one column of the same name"),
+            ("x;y\n1;a\n", "there is no column 'y' in .*bad.csv; spell it"),
             ("x,y\n1,a\n2,a\n", r"classes of 'bad' must be at least 2"),
-            ("x,y\n1,a\ninf,b\n", "column 'x' has values too large"),
-            ("x,y\n" + "".join(f"t{i},{i % 2}\n" for i in range(1001)), "column 'x' has more than 1000 distinct texts"),
+            ("x,y\n1,a\ninf,b\n", "a column has values too large"),
+            ("x,y\n" + "".join(f"t{i},{i % 2}\n" for i in range(1001)), "a column has more than 1000 distinct texts"),
         ],
     )
     def test_rows_that_cannot_be_learnt_from_are_named(self, tmp_path: Path, text: str, message: str) -> None:
@@ -347,7 +351,7 @@ class TestIntersections:
         for groups in (None, {"sex": ["f", "m"]}):
             source = self.load(tmp_path, group=["sex", "race"], groups=groups)
             assert source.group_names == tuple(f"group {place}" for place in range(1, 7))
-            assert "the groups (`groups`)" in source.notes[0]
+            assert "groups_from_rows" in source.reasons
 
     def test_the_label_may_be_one_of_them(self, tmp_path: Path) -> None:
         source = self.load(tmp_path, group=["sex", "y"], groups={"sex": ["f", "m"]})

@@ -1,0 +1,59 @@
+"""Answers that take long to compute, kept in the user's own cache, where nobody else can write.
+
+A question is a text that determines its answer completely; the digest of it and of the code that answers is the key. A
+cache that cannot be used, such as one on a full disk, is as good as an empty one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib.metadata
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import accounting
+from accounting.records import make_private_file, make_private_folder
+from workers.data import CACHE
+
+_PACKAGES: Final = ("dpsweep", "dp-accounting", "numpy", "scipy")
+"""Packages that compute the answers; with another version of one, everything is computed anew."""
+_TIMEOUT: Final = 5.0
+"""Seconds to wait for another process that writes."""
+
+
+def remembered(question: str, answer: Callable[[], str]) -> str:
+    """The answer to a question, or what the same code has answered before. Raises: as ``answer``."""
+    key = hashlib.sha256(f"{_code()}\n{question}".encode()).hexdigest()
+    with contextlib.suppress(sqlite3.Error, OSError), _opened() as store:
+        row = store.execute("select answer from answers where key = ?", (key,)).fetchone()
+        if row is not None:
+            return str(row[0])
+    found = answer()
+    with contextlib.suppress(sqlite3.Error, OSError), _opened() as store:
+        store.execute("insert or replace into answers values (?, ?)", (key, found))
+    return found
+
+
+@contextlib.contextmanager
+def _opened() -> Iterator[sqlite3.Connection]:
+    folder = Path(CACHE).expanduser() / "answers"
+    make_private_folder(folder)
+    file = folder / "answers.db"
+    if not file.exists():
+        make_private_file(file)
+    with contextlib.closing(sqlite3.connect(file, timeout=_TIMEOUT)) as store, store:
+        store.execute("create table if not exists answers (key text primary key, answer text)")
+        yield store
+
+
+@functools.cache
+def _code() -> str:
+    """Versions of the packages, and a sha256 of all source files of `accounting`, which may change within a version."""
+    root, sources = Path(accounting.__file__).parent, hashlib.sha256()
+    for file in sorted(root.rglob("*.py")):
+        sources.update(f"{file.relative_to(root).as_posix()}\n".encode() + file.read_bytes())
+    return " ".join((*map(importlib.metadata.version, _PACKAGES), sources.hexdigest()))

@@ -1,0 +1,27 @@
+"""Decides why the epsilons of a sweep's trials are estimates and no guarantees.
+
+Whatever makes a trial not private is decided here: what its specification and its data say (`workers.reasons`), and how
+its sweep tunes and schedules. What the course of a run adds is in its trace (`accounting.mechanism.Trace.reasons`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from accounting.reasons import Reason, union
+from orchestration.sweeps.schema import SweepSpec
+from workers.reasons import reasons_of_trial
+from workers.spec import TrialSpec
+
+
+def reasons_of(sweep: SweepSpec, spec: TrialSpec, of_data: Iterable[Reason]) -> tuple[Reason, ...]:
+    """Why every epsilon of the trial ``spec`` of ``sweep`` is an estimate; none for a trial without noise.
+
+    of_data: what was read off the rows, from the description of the data or from the trial's result.
+    """
+    of_sweep: dict[Reason, bool] = {
+        "unaccounted_tuning": sweep.tune is not None and sweep.tune.privacy == "unaccounted",
+        "unaccounted_scheduler": sweep.selects_unaccounted,
+    }
+    chosen = (reason for reason, holds in of_sweep.items() if holds and spec.is_private)
+    return union((reasons_of_trial(spec, of_data), chosen))

@@ -1,0 +1,25 @@
+"""Reasons why the epsilons of a trial are estimates, as far as they follow from its specification and its data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from accounting.reasons import Reason, union
+from workers.imports import is_import_path
+from workers.spec import TrialSpec
+
+
+def reasons_of_trial(spec: TrialSpec, of_data: Iterable[Reason]) -> tuple[Reason, ...]:
+    """Why the epsilons of a trial are estimates, whatever its training does; none for a trial without noise.
+
+    of_data: `Source.reasons`, what was read off the rows.
+    """
+    from workers.noise import noise_source_kind  # late: it imports torch
+
+    if not spec.is_private:
+        return ()
+    own: dict[Reason, bool] = {
+        "known_seed": not noise_source_kind(spec.noise_source).is_secret,
+        "own_clipping": is_import_path(spec.clipping.name),
+    }
+    return union((of_data, (reason for reason, holds in own.items() if holds)))
