@@ -44,6 +44,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     set_device(config.getoption("--device"))
+    # Commands that tests start with another home share the machine code of this one.
+    os.environ.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))
     _compile_once(config)
 
 

@@ -8,16 +8,13 @@ numba's cache would not notice a change there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
-
-import numba
 import numpy as np
 from numba import boolean, float64, int32, int64, types
 from numpy.typing import NDArray
 
+from accounting.individual.machine_code import helper, kernel
+
 Array = NDArray[np.float64]
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 GIVEN = types.Array(float64, 1, "C", readonly=True)
 TABLE = types.Array(float64, 2, "C", readonly=True)
@@ -31,31 +28,6 @@ _LANES = 16
 
 _WINDOW = 16
 """Number of neighbouring orders that `best_orders` evaluates at once."""
-
-
-def helper(function: Function) -> Function:
-    """Decorator: compile a function into each caller. Division by zero gives infinities and NaN, as in numpy."""
-    return cast(Function, numba.njit(error_model="numpy", nogil=True)(function))
-
-
-def kernel(*arguments: types.Type) -> Callable[[Function], Function]:
-    """Decorator: compile a function once per machine for arguments of these types. It runs without the GIL.
-
-    The code is stored beside this file, or else in the user's cache folder. Where neither can be written, each process
-    compiles anew. Each function has one signature: with several, two processes that compile at the same time could
-    store one signature's code under the other's name.
-    """
-
-    def compiled(function: Function) -> Function:
-        signature = [types.void(*arguments)]
-        try:
-            return cast(Function, numba.njit(signature, error_model="numpy", nogil=True, cache=True)(function))
-        except RuntimeError as error:
-            if "no locator" not in str(error):
-                raise
-            return cast(Function, numba.njit(signature, error_model="numpy", nogil=True)(function))
-
-    return compiled
 
 
 @kernel(TABLE, TABLE, int64, FOUND, types.Array(int32, 1, "C"), types.Array(int64, 1, "C"))

@@ -10,7 +10,8 @@ import numpy as np
 from numba import float64
 from numpy.typing import NDArray
 
-from accounting.individual.kernels import FOUND_TABLE, GIVEN, PLACES, TABLE, Array, helper, kernel
+from accounting.individual.kernels import FOUND_TABLE, GIVEN, PLACES, TABLE, Array
+from accounting.individual.machine_code import helper, kernel
 
 LOOSE = 1e-2
 """Relative gap between the bounds above which they are computed again by a slower method."""

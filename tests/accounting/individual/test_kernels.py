@@ -42,9 +42,10 @@ TRACES = {
 
 MODULE = """
 import numpy as np
-from accounting.individual.kernels import FOUND, GIVEN, kernel
+from numba import float64
+from accounting.individual.machine_code import kernel
 
-@kernel(GIVEN, FOUND)
+@kernel(float64[::1], float64[::1])
 def squares(values, found):
     for i in range(len(values)):
         found[i] = values[i] * values[i]
@@ -97,22 +98,26 @@ def _stored(folder: Path) -> list[Path]:
 
 
 def test_processes_that_compile_at_once_store_the_same_code(tmp_path: Path) -> None:
-    answers = _answers(tmp_path, tmp_path / "home", processes=2)
+    package, home = tmp_path / "package", tmp_path / "home"
+    package.mkdir()
+    answers = _answers(package, home, processes=2)
     assert {answer.partition("]")[0] for answer in answers} == {"[0.0, 1.0, 4.0, 9.0"}
-    assert sorted(path.suffix for path in _stored(tmp_path / "__pycache__")) == [".nbc", ".nbi"]
-    assert _answers(tmp_path, tmp_path / "home") == answers[:1]
+    assert sorted(path.suffix for path in _stored(home)) == [".nbc", ".nbi"]
+    assert _answers(package, home) == answers[:1]
+    assert _stored(package) == [], "pip would leave them behind"
 
 
-def test_an_installation_that_cannot_be_written_stores_code_in_the_users_cache_or_nowhere(tmp_path: Path) -> None:
-    (tmp_path / "__pycache__").write_text("not a folder")
-    home, nowhere = tmp_path / "home", tmp_path / "nowhere"
-    home.mkdir()
-    nowhere.write_text("not a folder")
-    for place in (home, nowhere):
-        (answer,) = _answers(tmp_path, place)
-        assert answer.startswith("[0.0, 1.0, 4.0, 9.0]")
-    assert len(_stored(home)) == 2
-    assert answer.endswith(" 0")
+@pytest.mark.parametrize("place", ["a file", "writable by all"])
+def test_code_is_stored_nowhere_where_the_cache_folder_is_unusable(place: str, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    if place == "a file":
+        home.write_text("not a folder")
+    else:
+        assert not _answers(tmp_path, home)[0].endswith(" 0")
+        for folder in (home / ".cache" / "dpsweep" / "machine-code").iterdir():
+            folder.chmod(0o777)
+    (answer,) = _answers(tmp_path, home)
+    assert answer == "[0.0, 1.0, 4.0, 9.0] 0"
 
 
 def test_exponentials_and_turns_are_those_of_numpy_to_the_last_bits() -> None:
