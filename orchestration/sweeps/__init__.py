@@ -11,6 +11,7 @@ __all__ = [
     "grid",
     "growth",
     "plan",
+    "reasons",
     "resources",
     "scheduler_groups",
     "schema",

@@ -10,6 +10,7 @@ from accounting.estimates import PrivacyEstimate
 from accounting.mechanism import Segment, Trace
 from accounting.records import write_trace
 from accounting.samplings import PoissonSampling
+from orchestration.comparison.reasons import claimed
 from orchestration.comparison.record import SweepRecord, rows
 from orchestration.records.layout import SweepFiles
 from orchestration.records.manifest import open_manifest, write_manifest
@@ -22,6 +23,7 @@ from orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.sample_grids import small
 from workers.evaluation import Evaluation, GroupEvaluation
 from workers.history import EpochRecord, TrainingResult
+from workers.reasons import reasons_of_trial
 from workers.spec import NoiseSpec
 
 DELTA = 1e-5
@@ -32,6 +34,7 @@ EXACT = IndividualStatistics(
     median=1.1,
     groups=(GroupEpsilon("a", 1.2, 0.1, 60.0), GroupEpsilon("b", 1.4, 0.2, 40.0)),
     histogram=EpsilonHistogram((0.0, 1.5, 3.0), (60.0, 40.0)),
+    reasons=("known_seed", "norms_estimated"),
 )
 """What the owner of the data may see of every private trial."""
 
@@ -55,10 +58,10 @@ def result_of(point: GridPoint, accuracy: float, kind: str = "guarantee") -> Tri
     training = TrainingResult(
         point.key, 2, 20, 10, "completed", 100, 40, ("a", "b"), 7, 1.0, history, evaluation(accuracy)
     )
-    noise = NoiseSpec(2.0 if point.is_private else 0.0)
-    return TrialResult(
+    spec = replace(point.spec, noise=NoiseSpec(2.0 if point.is_private else 0.0))
+    result = TrialResult(
         key=point.key,
-        spec=replace(point.spec, noise=noise),
+        spec=spec,
         worst_case=worst_case(epsilon, kind=kind),
         others=(),
         groups=(worst_case(epsilon, 1), worst_case(2.5 * epsilon, 2)) if point.is_private else (),
@@ -68,6 +71,7 @@ def result_of(point: GridPoint, accuracy: float, kind: str = "guarantee") -> Tri
         started=100.0,
         ended=107.5,
     )
+    return claimed(result, reasons_of_trial(spec, ()))
 
 
 def stopped_of(point: GridPoint) -> StoppedTrial:
@@ -100,7 +104,8 @@ def stored_sample(folder: Path, individuals: IndividualStatistics | None = None,
     for key, status in record.statuses.items():
         if isinstance(status.result, TrialResult):
             private = status.result.spec.is_private
-            write_result(files.trial(key).result, replace(status.result, individuals=individuals if private else None))
+            shown = replace(status.result, individuals=individuals if private else None)
+            write_result(files.trial(key).result, claimed(shown, shown.reasons))
             write_trace(files.trial(key).trace, Trace(100, (Segment(0, 20, PoissonSampling(0.1), 2.0),)))
     Path(files.results).write_text(json.dumps(rows(record)))
     return files

@@ -217,7 +217,7 @@ def plan_cases(folder: Path) -> dict[str, tuple[dict[str, object], str]]:
         ),
         "many texts": ({"data": column(folder, CANARY + "{i},1")}, "a column has more than 1000 distinct texts"),
         "no header": ({"data": column(folder, "{i},0", CANARY + ",7")}, "there is no column 'y' in"),
-        "a name twice": ({"data": column(folder, "{i},0", f"{CANARY},{CANARY},y")}, "more than one column of the same"),
+        "a name twice": ({"data": column(folder, "{i},0,1", f"{CANARY},{CANARY},y")}, "more than one column of"),
         "a range of no feature": (
             {"data": column(folder, "{i},0", CANARY + ",y", ranges={"x": [0, 1]}, classes=[0, 1])},
             "'x' has a range or categories, but is no feature",

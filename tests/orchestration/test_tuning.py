@@ -91,7 +91,7 @@ def test_it_says_wherever_a_trial_is_shown_that_no_epsilon_counts_the_choice(out
         assert row["tuning"] == "unaccounted"
         for together in row.get("composed", {}).values():
             assert together["kind"] == "estimate", "what candidates showed chose what was trained"
-            assert "candidates of their tuning are counted too" in together["reason"]
+            assert {"known_seed", "unaccounted_tuning"} <= {*together["reasons"]}
             assert together["candidates"] == 4
         (note,) = [note for note in row["notes"] if note.startswith("tuned: ")]
         assert words in note
@@ -126,7 +126,7 @@ def test_the_ledger_counts_the_candidates(outcome: Outcome, tmp_path: Path) -> N
     shutil.copytree(outcome.files.root, tmp_path / "copy", ignore=shutil.ignore_patterns("tuning"))
     (_, alone) = rows(stored_record(SweepFiles(str(tmp_path / "copy"))))
     assert alone["composed"]["sweep"]["kind"] == "estimate"
-    assert "are not counted: tuning/ is gone" in alone["composed"]["sweep"]["reason"]
+    assert "candidates_not_counted" in alone["composed"]["sweep"]["reasons"]
 
 
 def test_it_continues_and_reports_again_with_what_it_chose(outcome: Outcome) -> None:

@@ -44,7 +44,7 @@ def test_it_prints_the_setting_its_interval_and_its_model(folder: Path) -> None:
     assert "epsilon 3.00" in first
     assert "the interval is of the choice of test examples alone: there is one seed" in others
     assert f"model: {folder}/trials/{KEYS['flat-seed0']}/model.pt" in others
-    assert any(line.startswith("Research mode: the noise is drawn from the seeds") for line in others)
+    assert any(line.startswith("no guarantee (known_seed): the noise is drawn from a known seed") for line in others)
 
 
 def test_python_and_json_say_the_same(folder: Path) -> None:

@@ -96,7 +96,7 @@ def test_other_data_and_another_delta_are_said(one: Path, tmp_path: Path, change
     other = Path(stored_sample(tmp_path / "other", **changes).root)
     found = as_json(one, other)
     research, sentence = found["differences"]
-    assert research.startswith("Research mode: the noise is drawn from the seeds"), "the default of noise_source"
+    assert research.startswith("no guarantee (known_seed): "), "the default of noise_source"
     assert sentence.startswith(message)
     assert str(other) in sentence
     assert (found["composed"] is None) == ("data" in changes), "other records are not charged for"

@@ -15,16 +15,22 @@ from typer.testing import CliRunner
 
 import dpsweep
 import orchestration
+from accounting.accountants import account
 from accounting.errors import DataCorruption
+from accounting.reasons import Reason, weakened
+from accounting.records import TrialFiles
 from accounting.records.sealed import read_sealed, write_sealed
 from orchestration.commands.main import app
 from orchestration.comparison import claims
 from orchestration.execution.environment import IN_PROCESS
 from orchestration.pipeline import RunRequest, render_again, run_sweep
 from orchestration.records.layout import SweepFiles
+from orchestration.records.results import write_result
+from orchestration.sweeps.grid import grid
 from orchestration.sweeps.schema import parse_sweep
 from orchestration.tracking.no_tracking import NO_TRACKING
 from tests.orchestration.sample_grids import key_in, small, trial_in
+from tests.orchestration.sample_results import stopped_of
 
 TEXT = small(
     clipping=["none", {"name": "flat", "bound": 1.0}],
@@ -194,6 +200,20 @@ def test_nothing_passes_on_a_claim_below_its_trace(folder: Path, finished: str, 
         GATES[gate](folder, Path(finished))
     written = [each.name for each in folder.parent.rglob("*") if each not in before]
     assert not {"table.csv", "results.json", "mlruns"}.intersection(written), written
+
+
+@pytest.mark.parametrize("reasons", [(), ("end_followed_results",)])
+def test_a_stopped_trial_that_claims_a_guarantee_is_refused(tmp_path: Path, reasons: tuple[Reason, ...]) -> None:
+    point = grid(parse_sweep(small(clipping="flat", noise="constant", seeds=0, noise_source="os_entropy")))[0]
+    stopped, files = stopped_of(point), TrialFiles(str(tmp_path))
+    trace = replace(stopped.trace, ended_by_results=True)
+    cost = weakened(replace(account(trace, 1e-5, "rdp"), kind="guarantee", reasons=()), reasons)
+    write_result(files.result, replace(stopped, trace=trace, worst_case=cost, others=(), groups=(), risks=()))
+    if reasons:
+        assert claims.founded_result(files) is not None
+    else:
+        with pytest.raises(DataCorruption, match="claims that epsilon is a guarantee, but by rdp it is an estimate"):
+            claims.founded_result(files)
 
 
 def test_status_says_that_it_checks_nothing(folder: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from accounting.reasons import in_words
 from orchestration.comparison.evidence import NO_EVIDENCE
 from orchestration.comparison.findings import findings
 from orchestration.comparison.record import SweepRecord, exact, parse_failures, rows
@@ -48,13 +49,13 @@ def test_only_exact_results_are_tagged_as_sensitive(tmp_path: Path, release: str
     assert first_private(record).tags.get("sensitive") == tag
 
 
-@pytest.mark.parametrize(("source", "research"), [("seeded", "True"), ("os_entropy", "False")])
-def test_noise_from_a_known_seed_is_tagged_as_research(tmp_path: Path, source: str, research: str) -> None:
+@pytest.mark.parametrize(("source", "reasons"), [("seeded", ("known_seed",)), ("os_entropy", ())])
+def test_noise_from_a_known_seed_is_a_reason(tmp_path: Path, source: str, reasons: tuple[str, ...]) -> None:
     record, _ = sample_record(tmp_path, noise_source=source)
-    assert first_private(record).tags["research_mode"] == research
+    assert first_private(record).reasons == reasons
     data = record.data()
     warned = "subtract it" in " ".join(headline(data, findings(data, NO_EVIDENCE)))
-    assert warned == (research == "True"), "the page says first whether its ε hold against those who know the seeds"
+    assert warned == bool(reasons), "the page says first whether its ε hold against those who know the seeds"
 
 
 def test_a_finished_trial_is_compared_with_its_baseline(tmp_path: Path) -> None:
@@ -113,7 +114,7 @@ def test_a_stopped_trial_shows_what_it_had_reached_and_cost(tmp_path: Path) -> N
     assert shown.privacy is not None
     assert shown.privacy.epsilon == 1.5
     assert "after epoch 1 of 2" in str(shown.error)
-    assert shown.notes == ("trained with noise from a known seed: for experiments, not for release",)
+    assert shown.notes == in_words(("known_seed",))
     assert shown.quality is not None
     assert shown.quality.accuracy_change is None
 

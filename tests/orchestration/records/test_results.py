@@ -1,32 +1,31 @@
-"""Results of trials as they are stored, and what is read of those that earlier versions stored."""
+"""Results of trials as they are stored."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from accounting.attacks import attack_risk, privacy_curve
-from accounting.estimates import PrivacyEstimate
-from orchestration.records.results import StoppedTrial, read_result, write_result
+from accounting.errors import DataCorruption
+from accounting.records.sealed import read_sealed, write_sealed
+from orchestration.records.results import StoredResult, read_result, write_result
 from orchestration.sweeps.grid import grid
 from orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.sample_grids import small
-from tests.orchestration.sample_results import stopped_of
+from tests.orchestration.sample_results import result_of, stopped_of
 
 
-@pytest.mark.parametrize(("accountant", "kind"), [("pld", "estimate"), ("filter", "guarantee")])
-def test_the_cost_of_a_stopped_trial_is_read_as_an_estimate_unless_a_filter_enforced_it(
-    accountant: str, kind: str, tmp_path: Path
-) -> None:
+def test_the_reasons_of_a_trial_are_stored_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
     point = grid(parse_sweep(small(clipping="flat", noise="constant", seeds=0)))[0]
-    cost, stopped = PrivacyEstimate(1.5, 1e-5, "add_remove", accountant), stopped_of(point)
-    risks = (attack_risk(privacy_curve(stopped.trace)),)
-    assert risks[0].kind == "guarantee"
-    uri = str(tmp_path / "result.json")
-    write_result(uri, replace(stopped, worst_case=cost, others=(cost,), groups=(cost,), risks=risks))
-    found = read_result(uri)
-    assert isinstance(found, StoppedTrial)
-    assert [each.kind for each in (found.worst_case, *found.others, *found.groups)] == [kind] * 3
-    assert found.risks == (replace(risks[0], kind="estimate"),)
+    results: list[StoredResult] = [result_of(point, 0.7), replace(stopped_of(point), reasons=("own_clipping",))]
+    for place, result in enumerate(results):
+        uri = str(tmp_path / f"result{place}.json")
+        write_result(uri, result)
+        assert read_result(uri) == result
+        values = json.loads(read_sealed(uri, "") or b"")
+        assert values["reasons"] == list(result.reasons) != []
+        write_sealed(uri, json.dumps({**values, "reasons": ["no_such_reason"]}).encode())
+        with pytest.raises(DataCorruption, match="is no result of this version"):
+            read_result(uri)
