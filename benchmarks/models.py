@@ -26,8 +26,6 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])  # this file's own folder
 
 import peft
 import torch
-from opacus import GradSampleModule
-from opacus.grad_sample import GradSampleModuleFastGradientClipping
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence
@@ -172,6 +170,8 @@ def norm_error(model: nn.Module, engine: GradientEngine, x: Tensor, y: Tensor) -
 
 def ghost_of_opacus(make: Make, x: Tensor, y: Tensor) -> Callable[[], object]:
     """A step of Opacus with ghost clipping. Raises whatever Opacus refuses the model with."""
+    from opacus.grad_sample import GradSampleModuleFastGradientClipping
+
     torch.manual_seed(0)
     inner = make().train().to(x.device)
     model = GradSampleModuleFastGradientClipping(
@@ -194,6 +194,8 @@ def ghost_of_opacus(make: Make, x: Tensor, y: Tensor) -> Callable[[], object]:
 
 def hooks_of_opacus(make: Make, x: Tensor, y: Tensor) -> Callable[[], object]:
     """A step of Opacus with per-example gradients by hooks. Raises whatever Opacus refuses the model with."""
+    from opacus.grad_sample import GradSampleModule
+
     torch.manual_seed(0)
     model = GradSampleModule(make().train().to(x.device), loss_reduction="sum", strict=True)
 

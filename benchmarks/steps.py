@@ -1,13 +1,12 @@
-"""Plain and private training steps of the methods that `benchmarks.training` compares."""
+"""Plain and private training steps that `benchmarks.training` compares; those of peers are in `benchmarks.peers`."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
-from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
-from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
-from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
@@ -24,44 +23,78 @@ Mean = Callable[[Tensor, Tensor], Mapping[str, Tensor]]
 """Returns the mean of the gradients of a batch, by the name of the parameter."""
 
 
-def micro_batches(x: Tensor, y: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batch in micro-batches of ``size`` examples."""
-    return zip(x.split(size), y.split(size), strict=True)
-
-
-def losses(logits: Tensor, y: Tensor) -> Tensor:
+def classified(logits: Tensor, y: Tensor) -> Tensor:
     """Cross-entropy of each example."""
     return functional.cross_entropy(logits, y, reduction="none")
 
 
-def plain(model: nn.Module, micro_batch: int) -> Step:
+@dataclass(frozen=True)
+class Training:
+    """How every method trains a model.
+
+    micro_batch: examples in memory at once. losses: (output, targets) -> loss of each example. autocast: dtype of
+    `torch.autocast` in the forward pass, or None.
+    """
+
+    micro_batch: int
+    losses: Callable[[Tensor, Tensor], Tensor] = classified
+    autocast: torch.dtype | None = None
+
+    def forward(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
+        """Loss of each example, in the precision of the training."""
+        with self.precision(x.device):
+            return self.losses(model(x), y)
+
+    def precision(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
+        """The autocast of the forward pass."""
+        return contextlib.nullcontext() if self.autocast is None else torch.autocast(device.type, self.autocast)
+
+    def parts(self, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batch in micro-batches."""
+        return zip(x.split(self.micro_batch), y.split(self.micro_batch), strict=True)
+
+
+Make = Callable[[nn.Module, Training], Step]
+
+
+def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that are trained, by name."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def sgd(model: nn.Module) -> torch.optim.SGD:
+    """The optimizer of every method."""
+    return torch.optim.SGD(trained(model).values(), lr=LEARNING_RATE)
+
+
+def plain(model: nn.Module, training: Training) -> Step:
     """A step without privacy."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    optimizer = sgd(model)
 
     def step(x: Tensor, y: Tensor) -> None:
         optimizer.zero_grad()
-        for part_x, part_y in micro_batches(x, y, micro_batch):
-            (losses(model(part_x), part_y).sum() / len(x)).backward()
+        for part_x, part_y in training.parts(x, y):
+            (training.forward(model, part_x, part_y).sum() / len(x)).backward()
         optimizer.step()
 
     return step
 
 
-def dpsweep(model: nn.Module, micro_batch: int) -> Step:
+def dpsweep(model: nn.Module, training: Training) -> Step:
     """A private step by `GradientEngine`, without noise."""
-    return updating(model, clipping(model, micro_batch))
+    return updating(model, clipping(model, training))
 
 
-def dpsweep_with_noise(model: nn.Module, micro_batch: int) -> Step:
+def dpsweep_with_noise(model: nn.Module, training: Training) -> Step:
     """A private step by `GradientEngine`, with noise."""
-    clipped_mean, device = clipping(model, micro_batch), next(model.parameters()).device
+    clipped_mean, device = clipping(model, training), next(model.parameters()).device
     noise = make_noise_source("seeded", 0, device)
     return updating(model, lambda x, y: noise.added_to_each(clipped_mean(x, y), NOISE_MULTIPLIER * CLIP / len(x)))
 
 
 def updating(model: nn.Module, mean: Mean) -> Step:
     """A step that computes gradients by ``mean`` and updates the model."""
-    parameters, optimizer = dict(model.named_parameters()), torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    parameters, optimizer = trained(model), sgd(model)
 
     def step(x: Tensor, y: Tensor) -> None:
         for name, gradient in mean(x, y).items():
@@ -71,9 +104,9 @@ def updating(model: nn.Module, mean: Mean) -> Step:
     return step
 
 
-def clipping(model: nn.Module, micro_batch: int) -> Mean:
+def clipping(model: nn.Module, training: Training) -> Mean:
     """Mean of the clipped gradients of a batch, computed by `GradientEngine`."""
-    engine = GradientEngine(model, losses, micro_batch_size=micro_batch)
+    engine = engine_of(model, training)
 
     def clipped_mean(x: Tensor, y: Tensor) -> Mapping[str, Tensor]:
         def weigh(norms: BatchNorms, rows: slice) -> Tensor:
@@ -84,9 +117,14 @@ def clipping(model: nn.Module, micro_batch: int) -> Mean:
     return clipped_mean
 
 
-def norm_pass(model: nn.Module, micro_batch: int) -> Step:
+def engine_of(model: nn.Module, training: Training) -> GradientEngine:
+    """The engine for a model, in the micro-batches and the precision of the training."""
+    return GradientEngine(model, training.losses, micro_batch_size=training.micro_batch, autocast=training.autocast)
+
+
+def norm_pass(model: nn.Module, training: Training) -> Step:
     """Computes the gradient norms of all examples, without training."""
-    engine = GradientEngine(model, losses, micro_batch_size=micro_batch)
+    engine = engine_of(model, training)
 
     def step(x: Tensor, y: Tensor) -> None:
         engine.norms(x, y)
@@ -94,60 +132,19 @@ def norm_pass(model: nn.Module, micro_batch: int) -> Step:
     return step
 
 
-def opacus_hooks(model: nn.Module, micro_batch: int) -> Step:
-    """A private step of Opacus with per-example gradients by hooks, without noise."""
-    wrapped = GradSampleModule(model)
-    inner = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    optimizer = DPOptimizer(inner, noise_multiplier=0.0, max_grad_norm=CLIP, expected_batch_size=1)
-
-    def step(x: Tensor, y: Tensor) -> None:
-        optimizer.expected_batch_size = len(x)
-        for start in range(0, len(x), micro_batch):
-            rows = slice(start, start + micro_batch)
-            optimizer.zero_grad()
-            functional.cross_entropy(wrapped(x[rows]), y[rows]).backward()
-            optimizer.signal_skip_step(rows.stop < len(x))
-            optimizer.step()
-
-    return step
-
-
-def opacus_ghost(model: nn.Module, micro_batch: int) -> Step:
-    """A private step of Opacus with ghost clipping, without noise."""
-    for module in model.modules():
-        if isinstance(module, nn.Embedding):  # its norm sampler takes no expanded indices
-            module.register_forward_pre_hook(lambda _, args: (args[0].contiguous(),))
-    wrapped = GradSampleModuleFastGradientClipping(model, max_grad_norm=CLIP, use_ghost_clipping=True)
-    inner = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    optimizer = DPOptimizerFastGradientClipping(inner, noise_multiplier=0.0, max_grad_norm=CLIP, expected_batch_size=1)
-    criterion = DPLossFastGradientClipping(wrapped, optimizer, nn.CrossEntropyLoss())
-
-    def step(x: Tensor, y: Tensor) -> None:
-        optimizer.expected_batch_size = len(x)
-        for start in range(0, len(x), micro_batch):
-            rows = slice(start, start + micro_batch)
-            optimizer.zero_grad()
-            criterion(wrapped(x[rows]), y[rows]).backward()
-            optimizer.signal_skip_step(rows.stop < len(x))
-            optimizer.step()
-
-    return step
-
-
-def vmap_grad(model: nn.Module, micro_batch: int) -> Step:
+def vmap_grad(model: nn.Module, training: Training) -> Step:
     """A private step with per-example gradients by ``vmap(grad)`` of torch.func, without noise."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    parameters = dict(model.named_parameters())
+    optimizer, parameters = sgd(model), trained(model)
 
     def loss(values: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return functional.cross_entropy(functional_call(model, values, (x[None],)), y[None])
+        return training.forward(lambda row: functional_call(model, values, (row,)), x[None], y[None])[0]
 
     per_example = vmap(grad(loss), in_dims=(None, 0, 0))
 
     def step(x: Tensor, y: Tensor) -> None:
         optimizer.zero_grad()
         values = {name: parameter.detach() for name, parameter in parameters.items()}
-        for part_x, part_y in micro_batches(x, y, micro_batch):
+        for part_x, part_y in training.parts(x, y):
             gradients = per_example(values, part_x, part_y)
             norms = torch.stack([g.flatten(1).norm(dim=1) for g in gradients.values()]).norm(dim=0)
             weights = (CLIP / norms).clamp(max=1.0) / len(x)
@@ -157,15 +154,3 @@ def vmap_grad(model: nn.Module, micro_batch: int) -> Step:
         optimizer.step()
 
     return step
-
-
-METHODS: Mapping[str, Callable[[nn.Module, int], Step]] = {
-    "plain": plain,
-    "dpsweep": dpsweep,
-    "dpsweep_with_noise": dpsweep_with_noise,
-    "opacus_hooks": opacus_hooks,
-    "opacus_ghost": opacus_ghost,
-    "vmap": vmap_grad,
-    "norm_pass": norm_pass,
-}
-PRIVATE = ("dpsweep", "opacus_hooks", "opacus_ghost", "vmap")

@@ -1,4 +1,4 @@
-"""Time and memory of a private training step relative to a plain one, compared with Opacus and torch.func.
+"""Time and memory of a private training step relative to a plain one, compared with other libraries and torch.func.
 
     python benchmarks/training.py [--quick | --paper-batch] [--json] [--model NAME] [--device cuda] [--threads 2]
 
@@ -7,8 +7,9 @@ in the same micro-batches for every method. The private methods clip every per-e
 noise, which costs the same for all of them: `noise_ms` is its time, `secret_noise_ms` from a key (`os_entropy`), and
 `dpsweep_with_noise` is a complete private step as in a trial. Methods take turns. A ratio is relative to the plain step
 of the same turn; the median over a method's turns is printed, and `samples` is their number. `norm_pass` computes the
-norms of all examples without training. Peak memory is what a step adds to the process (or to the GPU). All methods use
-the allocator settings of a trial (`workers.memory`).
+norms of all examples without training. Peak memory is what a second step adds to the process (or to the GPU). All
+methods use the allocator settings of a trial (`workers.memory`). Peers are those of `benchmarks.peers` that are
+installed; `failed` says why others have no ratio. Models of the size of BERT-base are measured where they are named.
 """
 
 # ruff: noqa: E402
@@ -18,15 +19,18 @@ from __future__ import annotations
 import argparse
 import copy
 import ctypes
+import gc
 import json
+import math
 import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this file's own folder would shadow the package accounting
 
@@ -39,51 +43,46 @@ import torch
 from torch import Tensor, nn
 
 from accounting.errors import InvalidInput
-from benchmarks.steps import METHODS, PRIVATE
+from benchmarks import steps
+from benchmarks.peers import PEERS, installed
+from benchmarks.steps import Make, trained
+from benchmarks.workloads import LARGE, WORKLOADS, Workload
 from workers.devices import choose_device
-from workers.models import build_for_shape
 from workers.noise import make_noise_source
-from workers.spec import MAX_THREADS, Component
+from workers.spec import MAX_THREADS
 
+OURS: Mapping[str, Make] = {
+    "plain": steps.plain,
+    "dpsweep": steps.dpsweep,
+    "dpsweep_with_noise": steps.dpsweep_with_noise,
+    "vmap": steps.vmap_grad,
+    "norm_pass": steps.norm_pass,
+}
+REQUIRED = ("plain", "dpsweep", "dpsweep_with_noise", "norm_pass")
+"""Methods that take every model; others may refuse one."""
+CLIPPED = ("dpsweep", "vmap", *PEERS)
+"""Methods whose first step has the same clipped gradient."""
+FARTHEST: Mapping[str, float] = {"float32": 1e-2, "bfloat16": 0.5}
+"""Largest relative distance of two methods' clipped gradients; float32 flips a few ReLUs of deep networks."""
+SOURCES = ("seeded", "os_entropy")
+MODELS: Mapping[str, Workload] = {**WORKLOADS, **LARGE}
 SHORTEST_SAMPLE = 0.02
 """Seconds; faster steps are repeated within one sample."""
 FEWEST_SAMPLES: Mapping[str, int] = {"dpsweep": 8, "norm_pass": 8}
 """Minimum number of samples of methods with a target ratio; two for others, one if a plain step exceeds the budget."""
 
 
-@dataclass(frozen=True)
-class Workload:
-    """A model and its batch sizes.
+@dataclass
+class Begun:
+    """Methods that are ready to be measured. runs: their steps. peak: megabytes. failed: why others are left out.
 
-    paper_batch: of the papers. batch, quick_batch: of one measured step. micro_batch: examples in memory at once.
+    first: mean clipped gradient of the first step, flattened, on the CPU.
     """
 
-    model: str
-    shape: tuple[int, ...]
-    paper_batch: int
-    batch: int
-    quick_batch: int
-    micro_batch: int
-    params: Mapping[str, object] | None = None
-    classes: int = 10
-
-    def build(self) -> nn.Module:
-        return build_for_shape(Component(self.model, dict(self.params or {})), self.shape, self.classes, seed=0)
-
-    def data(self, batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        generator = torch.Generator().manual_seed(0)
-        x = torch.randn(batch, *self.shape, generator=generator)
-        return x.to(device), torch.randint(self.classes, (batch,), generator=generator).to(device)
-
-
-WORKLOADS: Mapping[str, Workload] = {
-    "logistic": Workload("logistic", (40,), 256, 256, 256, 256, classes=2),
-    "mlp_1000": Workload("pca_mlp", (60,), 600, 600, 600, 600),
-    "cnn": Workload("cnn_dpsgdf", (1, 28, 28), 256, 256, 256, 256),
-    "resnet20_gn": Workload("resnet20_gn", (3, 32, 32), 1024, 1024, 64, 128),
-    "wrn16_4": Workload("wrn16_4", (3, 32, 32), 4096, 128, 16, 32),
-    "transformer": Workload("transformer", (3, 32, 32), 256, 256, 128, 256),
-}
+    runs: dict[str, Callable[[], None]] = field(default_factory=dict)
+    peak: dict[str, float | None] = field(default_factory=dict)
+    first: dict[str, Tensor] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------------
@@ -95,7 +94,7 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def seconds(run: Callable[[], None], times: int, device: torch.device) -> float:
+def seconds(run: Callable[[], object], times: int, device: torch.device) -> float:
     """Elapsed seconds of one of ``times`` runs, on average."""
     synchronize(device)
     start = time.perf_counter()
@@ -128,13 +127,16 @@ def _status_kilobytes(status: Path, field: str) -> int:
     return int(line.split()[1])
 
 
-def check_agreement(models: Mapping[str, nn.Module], name: str) -> None:
-    """Check that all private methods have the same clipped mean gradient after the first step from the same weights."""
-    gradients = {m: torch.cat([p.grad.flatten() for p in models[m].parameters()]) for m in PRIVATE}  # type: ignore[union-attr]
-    for method in PRIVATE:
-        error = float((gradients[method] - gradients["vmap"]).norm() / gradients["vmap"].norm())
-        if not error < 1e-2:  # float32 flips a few ReLUs of deep networks
-            raise SystemExit(f"{name}: {method} and vmap(grad) disagree by {error:.1e}")
+def distances(first: Mapping[str, Tensor]) -> dict[str, float]:
+    """For each method, the relative distance of its clipped mean gradient to ours, after the same first step."""
+    ours = first["dpsweep"]
+    return {m: float((gradient - ours).norm() / ours.norm()) for m, gradient in first.items() if m != "dpsweep"}
+
+
+def disagreement(result: Mapping[str, Any]) -> str | None:
+    """Which methods of a result disagree about the clipped gradient, or None."""
+    far = [f"{m} by {d:.1e}" for m, d in result["distance"].items() if not d < FARTHEST[result["precision"]]]
+    return f"{result['model']}: from dpsweep differ {', '.join(far)}" if far else None
 
 
 def take_turns(
@@ -158,7 +160,7 @@ def take_turns(
 
 def noise_seconds(model: nn.Module, source: str, repeat: int, device: torch.device) -> float:
     """Seconds of adding noise to the summed gradients of all parameters."""
-    sums = {name: torch.zeros_like(parameter) for name, parameter in model.named_parameters()}
+    sums = {name: torch.zeros_like(parameter) for name, parameter in trained(model).items()}
     noise = make_noise_source(source, 0, device)
 
     def add() -> None:
@@ -168,47 +170,87 @@ def noise_seconds(model: nn.Module, source: str, repeat: int, device: torch.devi
     return seconds(add, repeat, device)
 
 
-def measure(workload: Workload, name: str, batch: int, device: torch.device, budget: float) -> dict[str, object]:
+def begin(workload: Workload, batch: int, device: torch.device) -> Begun:
+    """Every method after its first step, from the same weights; methods that fail there are left out."""
+    initial, begun = workload.build().to(device), Begun()
+    x, y = workload.examples(batch, device)
+    few = slice(0, 2 * workload.training.micro_batch)  # peak memory does not depend on the number of micro-batches
+    peers = {name: peer.make for name, peer in PEERS.items() if installed(peer.library)}
+    begun.failed |= {name: f"{peer.library} is not installed" for name, peer in PEERS.items() if name not in peers}
+    for method, make in {**OURS, **peers}.items():
+        model = copy.deepcopy(initial)
+        try:
+            step = make(model, workload.training)
+            step(x[few], y[few])
+            if method in CLIPPED:
+                begun.first[method] = torch.cat([given(p).flatten().float().cpu() for p in trained(model).values()])
+            begun.peak[method] = peak_megabytes(partial(step, x[few], y[few]), device)
+        except Exception as error:  # libraries refuse models with errors of any kind
+            if method in REQUIRED:
+                raise
+            begun.failed[method] = f"{type(error).__name__}: {str(error).strip()[:200]}"
+        else:
+            begun.runs[method] = partial(step, x, y)
+        free(device)
+    return begun
+
+
+def given(parameter: nn.Parameter) -> Tensor:
+    """The gradient of a parameter. Raises: RuntimeError where a method has left none."""
+    if parameter.grad is None:
+        raise RuntimeError(f"no gradient of a parameter of shape {list(parameter.shape)}")
+    return parameter.grad.detach()
+
+
+def free(device: torch.device) -> None:
+    """Give back the memory of what failed, which its traceback may hold in a cycle."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def measure(workload: Workload, name: str, batch: int, device: torch.device, budget: float) -> dict[str, Any]:
     """All results for one model. budget: seconds after which only turns needed for the minimum of samples start."""
-    initial = workload.build().to(device)
-    x, y = workload.data(batch, device)
-    models = {method: copy.deepcopy(initial) for method in METHODS}
-    steps = {method: make(models[method], min(batch, workload.micro_batch)) for method, make in METHODS.items()}
-    few = slice(0, 2 * workload.micro_batch)  # peak memory does not depend on the number of micro-batches
-    memory = {method: peak_megabytes(partial(step, x[few], y[few]), device) for method, step in steps.items()}
-    check_agreement(models, name)
-    runs = {method: partial(step, x, y) for method, step in steps.items()}
+    begun = begin(workload, batch, device)
+    runs, apart = begun.runs, distances(begun.first)
+    if device.type == "cuda":
+        for run in runs.values():  # memory that a method allocates for the first time is slow
+            run()
     first = seconds(runs["plain"], 1, device)
     warm = first if first > SHORTEST_SAMPLE else seconds(runs["plain"], 3, device)
     repeat = max(1, round(SHORTEST_SAMPLE / warm))
-    fewest = {method: FEWEST_SAMPLES.get(method, 2) if first < budget else 1 for method in METHODS}
+    fewest = {method: FEWEST_SAMPLES.get(method, 2) if first < budget else 1 for method in runs}
     samples = take_turns(runs, fewest, repeat, budget, device)
     ratios = {method: statistics.median(ratio for _, ratio in taken) for method, taken in samples.items()}
-    noise = {source: noise_seconds(initial, source, repeat, device) for source in ("seeded", "os_entropy")}
+    noise = {source: noise_seconds(workload.build().to(device), source, repeat, device) for source in SOURCES}
     return {
         "model": name,
+        "parameters": sum(each.numel() for each in trained(workload.build()).values()),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu x {torch.get_num_threads()}",
+        "precision": str(workload.training.autocast or torch.float32).removeprefix("torch."),
         "batch": batch,
-        "micro_batch": min(batch, workload.micro_batch),
+        "micro_batch": min(batch, workload.training.micro_batch),
         "paper_batch": workload.paper_batch,
         "plain_ms": round(statistics.median(taken for taken, _ in samples["plain"]) * 1e3, 3),
         **{method: round(ratio, 3) for method, ratio in ratios.items() if method != "plain"},
         "noise_ms": round(noise["seeded"] * 1e3, 3),
         "secret_noise_ms": round(noise["os_entropy"] * 1e3, 3),
-        "peak_mb": {method: value if value is None else round(value, 1) for method, value in memory.items()},
+        "peak_mb": {method: value if value is None else round(value, 1) for method, value in begun.peak.items()},
         "samples": {method: len(taken) for method, taken in samples.items()},
+        "distance": {method: float(f"{value:.1e}") for method, value in apart.items()},
+        "failed": begun.failed,
     }
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
 
-COLUMNS = ("dpsweep", "dpsweep_with_noise", "opacus_hooks", "opacus_ghost", "vmap", "norm_pass")
+COLUMNS = ("dpsweep", "dpsweep_with_noise", *PEERS, "vmap", "norm_pass")
 
 
-def as_row(result: Mapping[str, object]) -> str:
+def as_row(result: Mapping[str, Any]) -> str:
     """A row of the printed table."""
-    ratios = "".join(f"{result[column]:>{len(column) + 1}.2f}x" for column in COLUMNS)
-    return f"{result['model']:<12}{result['batch']:>6}{result['plain_ms']:>11.2f}{ratios}"
+    ratios = "".join(f"{result.get(column, math.nan):>{len(column) + 1}.2f}x" for column in COLUMNS)
+    return f"{result['model']:<18}{result['batch']:>6}{result['plain_ms']:>11.2f}{ratios}"
 
 
 def whole_threads(text: str) -> int:
@@ -233,19 +275,21 @@ def main() -> None:
     size.add_argument("--quick", action="store_true", help="small batches, within a minute")
     size.add_argument("--paper-batch", action="store_true", help="the batches of the papers: half an hour")
     parser.add_argument("--json", action="store_true", help="one JSON object per model")
-    parser.add_argument("--model", action="append", choices=WORKLOADS, help="only this model (may be repeated)")
+    parser.add_argument("--model", action="append", choices=MODELS, help="only this model (may be repeated)")
     parser.add_argument("--device", type=present_device, default="cpu", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--threads", type=whole_threads, default=torch.get_num_threads())
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     device = options.device
     if not options.json:
-        print(f"{'model':<12}{'batch':>6}{'plain ms':>11}" + "".join(f"  {column}" for column in COLUMNS))
+        print(f"{'model':<18}{'batch':>6}{'plain ms':>11}" + "".join(f"  {column}" for column in COLUMNS))
     for name in options.model or WORKLOADS:
-        workload = WORKLOADS[name]
+        workload = MODELS[name]
         batch, budget = (workload.quick_batch, 1.0) if options.quick else (workload.batch, 30.0)
         batch = workload.paper_batch if options.paper_batch else batch
         result = measure(workload, name, batch, device, budget)
+        if message := disagreement(result):
+            raise SystemExit(message)
         print(json.dumps(result) if options.json else as_row(result), flush=True)
 
 

@@ -53,13 +53,13 @@ if __name__ == "__main__" and not ALLOCATOR.items() <= os.environ.items():  # gl
 
 import numpy as np
 import torch
-from opacus import PrivacyEngine
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from accounting.errors import InvalidInput
 from benchmarks.cases import DIGITS, KINDS, Case
+from benchmarks.peers import installed
 from workers import training, trial
 from workers.contributions import SnapshotInterval
 from workers.data import Dataset, load_dataset
@@ -177,6 +177,8 @@ def dataloader(case: Case, data: DataSpec, device: torch.device) -> None:
 
 def opacus(case: Case, data: DataSpec, device: torch.device) -> None:
     """Train by Opacus' PrivacyEngine."""
+    from opacus import PrivacyEngine  # late: without it, the others are measured
+
     dataset = load(data)
     model, optimizer = start(case, dataset, device)
     model.train()
@@ -247,19 +249,19 @@ def counted(spent: dict[str, float], clock: Callable[[], float]) -> Iterator[Non
             patch.stop()
 
 
-def least(runs: Mapping[str, Callable[[], None]], clock: Callable[[], float]) -> dict[str, float]:
-    """The least seconds of each run over up to `TURNS` turns; no turn begins after `ENOUGH` seconds."""
+def least(runs: Mapping[str, Callable[[], None]], clock: Callable[[], float], enough: float) -> dict[str, float]:
+    """The least seconds of each run over up to `TURNS` turns; no turn begins after ``enough`` seconds."""
     found: dict[str, float] = {}
     began, turn = time.perf_counter(), 0
-    while turn == 0 or (turn < TURNS and time.perf_counter() - began < ENOUGH):
+    while turn == 0 or (turn < TURNS and time.perf_counter() - began < enough):
         for name, run in runs.items():
             found[name] = min(seconds_of(run, clock), found.get(name, math.inf))
         turn += 1
     return found
 
 
-def measure(case: Case, device: torch.device) -> dict[str, object]:
-    """All results of a case: ratios to the plain loop, and shares of the trial."""
+def measure(case: Case, device: torch.device, enough: float = ENOUGH) -> dict[str, object]:
+    """All results of a case: ratios to the plain loop, and shares of the trial. enough: as of `least`."""
     clock, released = clock_of(device), {"noise_source": "os_entropy", "execution": ExecutionSpec(device=str(device))}
     norms: Mapping[str, Refreshes] = {"dpsweep": "auto", "refreshed": 1.0, "off": "off"}
     trials = {name: case.spec(refreshes, **released) for name, refreshes in norms.items()}
@@ -267,11 +269,12 @@ def measure(case: Case, device: torch.device) -> dict[str, object]:
     examples = len(load(spec.data).train)
     # A first run does the imports at first use, such as those of torch's optimisers, which are not measured.
     once = replace(case.shortened(), epochs=1)
-    for loop in PEERS.values():
+    loops = {name: loop for name, loop in PEERS.items() if name != "opacus" or installed("opacus")}
+    for loop in loops.values():
         loop(once, once.spec("auto").data, device)
     dpsweep(once.spec("auto", **released))
-    runs = {name: partial(loop, case, spec.data, device) for name, loop in PEERS.items()}
-    seconds = least({**runs, **{name: partial(dpsweep, each) for name, each in trials.items()}}, clock)
+    runs = {name: partial(loop, case, spec.data, device) for name, loop in loops.items()}
+    seconds = least({**runs, **{name: partial(dpsweep, each) for name, each in trials.items()}}, clock, enough)
     spent = defaultdict[str, float](float)
     with counted(spent, clock):
         whole = seconds_of(partial(dpsweep, spec), clock)
@@ -290,7 +293,7 @@ COLUMNS = ("dataloader", "opacus", "dpsweep", "refreshed", "off")
 
 def as_row(result: Mapping[str, Any]) -> str:
     """A row of the printed table."""
-    ratios = "".join(f"{result[column]:>11.2f}x" for column in COLUMNS)
+    ratios = "".join(f"{result.get(column, math.nan):>11.2f}x" for column in COLUMNS)
     largest = sorted(result["shares"].items(), key=lambda share: -share[1])[:3]
     shares = ", ".join(f"{name} {share:.0%}" for name, share in largest)
     return f"{result['case']:<18}{result['examples']:>9}{result['plain_s']:>9.2f}{ratios}   {shares}"

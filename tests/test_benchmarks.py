@@ -22,8 +22,7 @@ from benchmarks.prediction import Sample, run, without_other_work
 def test_mistakes_are_errors_of_argparse(
     arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("opacus")
-    main = importlib.import_module("benchmarks.training").main  # without opacus, its types are not known
+    main = importlib.import_module("benchmarks.training").main
     monkeypatch.setattr(sys, "argv", ["training.py", *arguments])
     with pytest.raises(SystemExit) as ended:
         main()

@@ -1,0 +1,69 @@
+"""Wheels of what a machine with a GPU lacks: collected where there is a network, unpacked there for one run."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+NEEDED: Final[Mapping[str, tuple[str, ...]]] = {
+    "pydantic": ("pydantic", "pydantic-core", "annotated-types", "typing-inspection"),
+    "cryptography": ("cryptography", "cffi"),
+    "dp_accounting": ("dp-accounting", "dm-tree"),
+    "fairlearn": ("fairlearn",),
+    "opacus": ("opacus", "opt-einsum"),
+    "opake": ("opake-dpsgd", "opake-engine", "opake-accounting", "opake-base", "optree"),
+}
+"""Distributions by the module that the project or the benchmarks import."""
+EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
+    "ray": (
+        *("ray", "msgpack", "jsonschema", "jsonschema-specifications", "referencing", "rpds-py", "tensorboardx"),
+        *("plotly", "sqlalchemy", "greenlet"),
+    ),
+}
+"""Only when asked for: a wheel of 80 MB."""
+REQUIRED: Final = ("torch", "pydantic", "cryptography", "numpy", "scipy", "pyarrow", "sklearn", "PIL")
+"""Modules without which nothing can be measured."""
+_PLATFORMS: Final = ("manylinux2014_x86_64", *(f"manylinux_2_{glibc}_x86_64" for glibc in (17, 24, 27, 28, 31, 34)))
+_CONSTRAINTS: Final = Path(__file__).resolve().parents[2] / "constraints.txt"
+
+
+def collect(folder: Path, extras: Sequence[str]) -> int:
+    """Download the wheels for CPython 3.12 on x86-64 Linux into ``folder``. Returns an exit status."""
+    wanted = [name for names in (*NEEDED.values(), *(EXTRAS[each] for each in extras)) for name in names]
+    platforms = [word for each in _PLATFORMS for word in ("--platform", each)]
+    command = [sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "--only-binary=:all:"]
+    command += [
+        "--python-version",
+        "3.12",
+        "--implementation",
+        "cp",
+        *platforms,
+        "--constraint",
+        str(_CONSTRAINTS),
+        "--dest",
+        str(folder),
+    ]
+    status = subprocess.run([*command, *wanted], check=False).returncode
+    wheels = sorted(folder.glob("*.whl"))
+    size = sum(each.stat().st_size for each in wheels)
+    print(f"{folder}: {len(wheels)} wheels, {size / 2**20:.1f} MiB")
+    return status
+
+
+def unpacked(folder: Path, site: Path) -> list[str]:
+    """Unpack all wheels of a folder, if there is one. Returns what is to be added to the path of modules."""
+    wheels = sorted(folder.glob("*.whl")) if folder.is_dir() else []
+    for wheel in wheels:
+        with zipfile.ZipFile(wheel) as content:
+            content.extractall(site)
+    return [str(site)] if wheels else []
+
+
+def missing() -> list[str]:
+    """Required modules that cannot be found."""
+    return [name for name in REQUIRED if importlib.util.find_spec(name) is None]
