@@ -39,6 +39,6 @@ def digest(uri: str) -> str:
 
 def _written(files: TrialFiles) -> tuple[str, ...]:
     return (
-        *(files.spec, files.model, files.inputs, files.trace),
+        *(files.spec, files.model, files.inputs, files.trace, files.device),
         *(files.data_fingerprint, files.private_training, files.attacks, files.held_out, files.outcomes),
     )

@@ -6,7 +6,7 @@ here depends on the training data.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -15,6 +15,7 @@ from accounting.errors import DataCorruption
 from accounting.mechanism import Trace
 from accounting.reasons import Reason
 from accounting.records import read_bytes
+from workers.device_use import DeviceUse
 from workers.evaluation import Evaluation
 
 
@@ -38,7 +39,8 @@ class EpochRecord:
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a running trial. epoch: number of completed epochs. trace: of the steps so far."""
+    """Progress of a running trial. epoch: number of completed epochs. trace: of the steps so far. device: what trains
+    it, and how much of that is used; no part of what two runs are compared by."""
 
     epoch: int
     step: int
@@ -47,6 +49,7 @@ class Progress:
     trace: Trace
     evaluation: Evaluation
     public_evaluation: Evaluation | None = None
+    device: DeviceUse | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

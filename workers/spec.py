@@ -264,6 +264,8 @@ class ExecutionSpec:
 
     device: str = "auto"
     """``auto``, ``cpu``, ``cuda`` or ``cuda:0``."""
+    allow_cpu: bool = False
+    """Let trials that reserve a GPU train on the CPU where torch sees no GPU; otherwise they are refused."""
     micro_batch_size: Annotated[int, Field(ge=1)] | None = None
     """Examples whose gradients are computed at a time; by default the whole batch."""
     last_micro_batch: Literal["shorter", "padded"] = "shorter"
@@ -286,7 +288,10 @@ class ExecutionSpec:
             )
 
 
-SPEED: Final = ("device", "micro_batch_size", "last_micro_batch", "threads", "checkpoint_every_epochs", "deterministic")
+SPEED: Final = (
+    *("device", "allow_cpu", "micro_batch_size", "last_micro_batch"),
+    *("threads", "checkpoint_every_epochs", "deterministic"),
+)
 """Fields of `ExecutionSpec` that affect only speed; changing them does not make it another trial."""
 
 

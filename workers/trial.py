@@ -32,7 +32,8 @@ from workers.checkpoint import fingerprint, forget_checkpoint, load_checkpoint, 
 from workers.clipping import claims, make_clipping
 from workers.data import Dataset, load_dataset
 from workers.data_parallel import DividedGradients, first_random_states, follow, restore_random_state
-from workers.devices import choose_device
+from workers.device_use import DeviceUse, write_device_use
+from workers.devices import DeviceMeter, choose_device
 from workers.digests import note_written
 from workers.evaluation import Predictions, counted, evaluate
 from workers.held_out import write_wrong
@@ -246,17 +247,18 @@ def _train(
     group: RankGroup | None,
 ) -> TrainingResult:
     begun = begin(spec, files, code, releases, 1 if group is None else group.size)
-    trainer = begun.trainer
+    trainer, meter = begun.trainer, DeviceMeter(choose_device(spec.execution.device))
     with closed_afterwards(trainer.recorders):
         if group is not None:
             group.meet()
             trainer.divide(DividedGradients(trainer.local, group, begun.random_states))
-        _train_to_the_end(spec, trainer, begun.save, report)
+        _train_to_the_end(spec, trainer, begun.save, report, meter)
         trainer.store_norms()
         for recorder in trainer.recorders:
             recorder.complete()
         predictions = trainer.predictions()
         trainer.gradients.finish()
+    write_device_use(files.device, meter.use())
     inputs = describe_inputs(spec, begun.source, begun.dataset, begun.fitted)
     result = _finish(spec, files, trainer, begun.dataset, predictions, inputs, code)
     forget_checkpoint(files.checkpoint)
@@ -270,18 +272,21 @@ def _write_users(spec: TrialSpec, files: TrialFiles, dataset: Dataset) -> None:
         write_users(files.users, train.example_ids.numpy(), train.user_ids.numpy(), spec.norms.rows_per_part)
 
 
-def _train_to_the_end(spec: TrialSpec, trainer: Trainer, save: Callable[[], None], report: OnProgress) -> None:
+def _train_to_the_end(
+    spec: TrialSpec, trainer: Trainer, save: Callable[[], None], report: OnProgress, meter: DeviceMeter
+) -> None:
     saves_per_epoch, steps_per_epoch = 1.0 / spec.execution.checkpoint_every_epochs, trainer.mechanism.steps_per_epoch
     while trainer.may_continue():
         trainer.step()
-        progress = _end_epoch(trainer) if trainer.at_epoch_end else None
+        meter.sample()
+        progress = _end_epoch(trainer, meter.use()) if trainer.at_epoch_end else None
         if is_due(trainer.step_count, saves_per_epoch, steps_per_epoch) or not trainer.may_continue():
             save()
         if progress is not None:
             report(progress)
 
 
-def _end_epoch(trainer: Trainer) -> Progress:
+def _end_epoch(trainer: Trainer, device: DeviceUse) -> Progress:
     record = trainer.end_epoch()
     return Progress(
         epoch=trainer.epoch,
@@ -291,6 +296,7 @@ def _end_epoch(trainer: Trainer) -> Progress:
         trace=trainer.trace(),
         evaluation=record.test,
         public_evaluation=record.public,
+        device=device,
     )
 
 

@@ -244,18 +244,23 @@ def _settle(part: _Part, outcome: Numbered | Exception) -> None:
 
 
 class _Room:
-    """How many parts the cluster can run at once, counted anew as nodes come and go."""
+    """How many parts the cluster can run at once, counted anew as nodes come and go.
+
+    Parts keep off the nodes with GPUs as long as others can run them.
+    """
 
     def __init__(self, needs: Mapping[str, float], at_most: int | None) -> None:
         self._needs = {name: amount for name, amount in needs.items() if amount > 0.0}
         self._at_most = at_most
         self._unfit: dict[str, None] = {}
+        self._with_gpus: frozenset[str] = frozenset()
         self._counted, self._count = -_CENSUS, 1
 
     @property
     def selector(self) -> dict[str, str]:
-        """The label selector of tasks, which keeps them off the nodes that were found unfit."""
-        return {"ray.io/node-id": f"!in({','.join(self._unfit)})"} if self._unfit else {}
+        """The label selector of tasks, which keeps them off nodes that were found unfit, and off those with GPUs."""
+        avoided = [*self._unfit, *sorted(self._with_gpus - self._unfit.keys())]
+        return {"ray.io/node-id": f"!in({','.join(avoided)})"} if avoided else {}
 
     def without(self, node: str) -> bool:
         """Leave a node out from now on; False if it was left out before."""
@@ -274,8 +279,12 @@ class _Room:
         if time.monotonic() >= self._counted + _CENSUS:
             self._counted = time.monotonic()
             nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-            fit = [node["Resources"] for node in nodes if node["Alive"] and node["NodeID"] not in self._unfit]
-            self._count = sum(fitting(there, self._needs) for there in fit)
+            fit = {n["NodeID"]: n["Resources"] for n in nodes if n["Alive"] and n["NodeID"] not in self._unfit}
+            counts = {name: fitting(there, self._needs) for name, there in fit.items()}
+            gpus = frozenset(name for name, there in fit.items() if there.get("GPU", 0.0))
+            elsewhere = sum(count for name, count in counts.items() if name not in gpus)
+            self._with_gpus = gpus if elsewhere else frozenset()
+            self._count = elsewhere or sum(counts.values())
         return max(1, min(self._count, self._at_most or self._count))
 
     def running_limit(self) -> int:

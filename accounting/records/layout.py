@@ -44,6 +44,11 @@ class TrialFiles:
         return self._below("training.json")
 
     @property
+    def device(self) -> str:
+        """The device that trained the trial, its peak memory and utilization (JSON)."""
+        return self._below("device.json")
+
+    @property
     def result(self) -> str:
         """The whole result of the trial; if it exists, the trial is complete."""
         return self._below("result.json")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -51,6 +52,14 @@ def submit(
     max_gpu_hours: MaxGpuHours = None,
     max_trials: MaxTrials = None,
     stop_after_failures: StopAfterFailures = None,
+    priority: Annotated[
+        int, typer.Option(help="Trials of sweeps with a higher one begin first; none that runs is ended.")
+    ] = 0,
+    max_concurrent: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Begin a trial only while fewer than N of your trials train on the cluster."),
+    ] = None,
+    owner: Annotated[str | None, typer.Option(help="Whose sweep it is (default: your user name).")] = None,
 ) -> None:
     """Plan a sweep here, and run it as a job of a Ray cluster that goes on without this terminal.
 
@@ -60,6 +69,7 @@ def submit(
     prepare_environment(address)
     from orchestration.execution.job_package import Asked, packaged
     from orchestration.records.limits import Limits
+    from orchestration.records.turn import Turn, this_user
     from orchestration.sweeps.schema import parse_sweep
     from orchestration.sweeps.text import read_text
     from orchestration.sweeps.user_code import permitted
@@ -75,14 +85,15 @@ def submit(
     _require_own_output(spec, text, output)
     trials = _planned(spec, code)
     job_id = submission_id(name or spec.name, spec.plain())
-    asked = Asked(Limits(max_hours, max_trials, stop_after_failures, max_gpu_hours), tuple(retry or ()))
+    turn = Turn(owner or this_user(), priority, max_concurrent, time.time())
+    asked = Asked(Limits(max_hours, max_trials, stop_after_failures, max_gpu_hours), tuple(retry or ()), turn)
     asked.limits.require_use(max(each.gpus for each in spec.resources))
     with packaged(text, sweep.name, output, code, asked) as package:
         _describe(package)
         if jobs is None:
             _say(f"{job_id}: {trials} trials would be submitted to {address}, with output {output}")
             return
-        job = jobs.submit(job_id, output, package, variables)
+        job = jobs.submit(job_id, output, package, variables, turn)
     _say(f"{job.id}: {trials} trials, {job.state.lower()} at {address}, output {job.output}")
     _say(f"dpsweep status {job.id} --address {address}")
     if follow:
@@ -128,7 +139,9 @@ def drive() -> None:
 
     tracking = os.environ.get("MLFLOW_TRACKING_URI")
     asked = job.asked
-    request = RunRequest(spec, job.text, job.output, "auto", tracking, job.code, asked.limits, asked.retry)
+    request = RunRequest(
+        spec, job.text, job.output, "auto", tracking, job.code, asked.limits, asked.retry, turn=asked.turn
+    )
     run_to_the_end(request, as_json=False)
 
 

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import datetime
 import json
+import time
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from accounting.errors import DataCorruption, InvalidInput
+from accounting.errors import DataCorruption, InvalidInput, StorageError
 from orchestration.commands import panels
 from orchestration.commands.arguments import AsJson
 from orchestration.commands.cluster import jobs_at
 from orchestration.commands.console import show
+from orchestration.comparison.formats import seconds
 from orchestration.comparison.plain_text import for_terminal
-from orchestration.records.layout import absolute
+from orchestration.records.layout import SweepFiles, absolute
+from orchestration.records.status_snapshot import read_snapshot
 
 
 def list_sweeps(
@@ -67,11 +71,38 @@ def _list_stored(folder: str, as_json: bool) -> None:
 def _list_jobs(address: str, as_json: bool) -> None:
     jobs = jobs_at(address).all()
     if as_json:
-        plain = [{"id": job.id, "state": job.state, "submitted": job.submitted, "output": job.output} for job in jobs]
+        plain = [asdict(job) | {"progress": _progress(job.output)} for job in jobs]
         typer.echo(json.dumps({"jobs": plain}))
         return
-    rows = ((job.id, job.state.lower(), _minute(job.submitted), job.output) for job in jobs)
-    _show(("id", "state", "submitted (UTC)", "output"), rows)
+    now = time.time()
+    rows = (
+        (
+            job.id,
+            job.owner,
+            job.priority,
+            job.state.lower(),
+            seconds(max(0.0, now - job.submitted)),
+            _shown(_progress(job.output)),
+            job.output,
+        )
+        for job in jobs
+    )
+    _show(("id", "owner", "priority", "state", "age", "progress", "output"), rows)
+
+
+def _progress(output: str) -> dict[str, int] | None:
+    """Trials that are over, and all trials, by the status in the output; None where that cannot be read from here."""
+    try:
+        found = read_snapshot(SweepFiles(output).status)
+    except (DataCorruption, StorageError, InvalidInput):
+        return None
+    if found is None:
+        return None
+    return {"done": sum(trial.state.has_ended for trial in found.trials), "trials": len(found.trials)}
+
+
+def _shown(progress: dict[str, int] | None) -> str:
+    return "?" if progress is None else f"{progress['done']} of {progress['trials']}"
 
 
 def _show(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:

@@ -22,7 +22,7 @@ from accounting.records import exists
 from orchestration.commands import panels
 from orchestration.commands.cluster import jobs_at
 from orchestration.commands.console import show, stdout
-from orchestration.comparison.formats import clock, measured, number, seconds
+from orchestration.comparison.formats import clock, measured, number, percent, seconds
 from orchestration.comparison.plain_text import for_terminal
 from orchestration.records.layout import SweepFiles, absolute
 from orchestration.records.states import TrialState
@@ -176,8 +176,11 @@ def headline(snapshot: SweepSnapshot) -> Text:
     begun = sum(count for state, count in counts.items() if state.is_running)
     word = "interrupted" if begun and _is_over(snapshot) else "running"
     left = f"{clock(snapshot.seconds_left)} to finish" if snapshot.seconds_left is not None else "? to finish"
+    pending = counts[TrialState.PENDING]
+    starting = min(pending, snapshot.cluster.starting) if snapshot.cluster is not None else 0
+    begins = f"{starting} starting, " if starting else ""
     trials = (
-        f"{done} of {len(snapshot.trials)} trials done, {begun} {word}, {counts[TrialState.PENDING]} waiting, "
+        f"{done} of {len(snapshot.trials)} trials done, {begun} {word}, {begins}{pending - starting} waiting, "
         f"{counts[TrialState.FAILED]} failed; {clock(snapshot.elapsed)} elapsed"
     )
     if snapshot.is_stale():
@@ -206,6 +209,7 @@ def picture(snapshot: SweepSnapshot) -> RenderableType:
         lines.append(Text(f"this run ends early by {', '.join(snapshot.limits)}", style="dim"))
     if snapshot.cluster is not None:
         lines.append(_cluster(snapshot.cluster))
+    lines += map(Text, _devices(snapshot))
     failed = [
         Text.assemble(("failed", "red"), for_terminal(f" {trial.key}: {trial.error}"))
         for trial in snapshot.trials
@@ -234,6 +238,17 @@ def _cluster(cluster: ClusterSnapshot) -> Text:
         return Text(f"{text}; {cluster.waiting} trials wait: {cluster.shortage()}", style="yellow")
     waiting = f"; {cluster.waiting} trials wait for {_listed(cluster.trial)} each" if cluster.waiting else ""
     return Text(f"{text}{waiting}")
+
+
+def _devices(snapshot: SweepSnapshot) -> Iterator[str]:
+    """A line for each kind of device that trains or trained: trials, the highest peak memory, the mean utilization."""
+    found = [trial.device for trial in snapshot.trials if trial.device is not None]
+    for kind in sorted({(use.device.partition(":")[0], use.name) for use in found}):
+        uses = [use for use in found if (use.device.partition(":")[0], use.name) == kind]
+        busy = [use.utilization for use in uses if use.utilization is not None]
+        shown = f", {percent(sum(busy) / len(busy))} busy" if busy else ""
+        peak = max(use.peak_bytes for use in uses) / 2**20
+        yield for_terminal(f"{len(uses)} trials on {kind[0]} ({kind[1]}): at most {number(peak)} MiB each{shown}")
 
 
 def _listed(resources: Mapping[str, float]) -> str:

@@ -43,11 +43,13 @@ from orchestration.comparison.values import (
     mean_epsilon,
     median_epsilon,
     parts,
+    peak_memory,
     recall_by_class,
     release_epsilon,
     risk_by_group_size,
     tpr_at_fpr_1pct,
     unequal_cost,
+    utilization,
     wall_seconds,
 )
 from orchestration.records.published import PublishedTrial, task_of
@@ -232,6 +234,24 @@ METRICS = (
         "Seconds from the start of training to its end; of a trial that was interrupted, those of its last attempt.",
         places=frozenset({MetricTable.TRIALS, MetricTable.TERMINAL}),
     ),
+    Metric(
+        "peak_memory",
+        "system/peak_memory_mib",
+        "Peak memory, MiB",
+        peak_memory,
+        NUMBER,
+        "Of the device that trained the trial, in its last attempt: on a GPU of what torch had allocated, on a CPU of "
+        "the process.",
+    ),
+    Metric(
+        "gpu_utilization",
+        "system/gpu_utilization",
+        "GPU utilization",
+        utilization,
+        PERCENT,
+        "Mean share of time in which the GPU computed, by NVIDIA's management library (nvidia-ml-py), where there is "
+        "one.",
+    ),
 )
 FAMILIES = (
     Family(gaps, of_model=True),
@@ -243,7 +263,7 @@ FAMILIES = (
     Family(audit_bounds, of_model=True),
     Family(accounted_again),
 )
-SECTIONS = ("final/", "fairness/", "privacy/")
+SECTIONS = ("final/", "fairness/", "privacy/", "system/")
 """Sections of metrics in MLflow, in the order of logging; MLflow's comparison page opens with the first metric."""
 
 

@@ -60,6 +60,7 @@ def finished(point: GridPoint, result: TrialResult, baseline: TrialResult | None
         notes=_notes(result),
         started=result.started or None,  # 0 for the trial of a private selection, whose times are not shown
         ended=result.ended or None,
+        device=result.device,
     )
 
 
@@ -82,6 +83,7 @@ def stopped(point: GridPoint, result: StoppedTrial) -> PublishedTrial:
         notes=in_words(result.worst_case.reasons),
         started=result.started,
         ended=result.ended,
+        device=result.device,
     )
 
 
@@ -96,6 +98,7 @@ def unfinished(point: GridPoint, status: TrialStatus) -> PublishedTrial:
         history=status.history,
         started=status.started,
         ended=status.ended,
+        device=status.device,
     )
 
 

@@ -174,6 +174,7 @@ class SweepRecord:
             tags={
                 "baseline": self.baseline(point) or "",
                 **({"tuning": self.sweep.tune.privacy} if self.sweep.tune else {}),
+                **({"device": outcome.device.device, "device_name": outcome.device.name} if outcome.device else {}),
                 **({"sensitive": "true"} if release_mode(self.disclosure).is_sensitive else {}),
             },
         )
@@ -259,6 +260,8 @@ def _row(trial: PublishedTrial, result: StoredResult | None, worst_group: str) -
         "error": trial.error,
         **({"tuning": trial.tags["tuning"], "notes": list(trial.notes)} if "tuning" in trial.tags else {}),
     }
+    if trial.device is not None:
+        row |= {"device": trial.device.device, "device_name": trial.device.name}
     if result is None or trial.quality is None:
         return row
     return {

@@ -137,6 +137,16 @@ def initial_noise_multiplier(trial: PublishedTrial) -> float | None:
     return trial.history[0].noise_multiplier if trial.history and not trial.is_baseline else None
 
 
+def peak_memory(trial: PublishedTrial) -> float | None:
+    """Peak memory of the device that trained the trial, in MiB."""
+    return trial.device.peak_bytes / 2**20 if trial.device else None
+
+
+def utilization(trial: PublishedTrial) -> float | None:
+    """Mean share of time in which the GPU that trained the trial computed."""
+    return trial.device.utilization if trial.device else None
+
+
 def wall_seconds(trial: PublishedTrial) -> float | None:
     """Duration of training in seconds."""
     return trial.wall_seconds

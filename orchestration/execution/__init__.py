@@ -10,6 +10,7 @@ __all__ = [
     "early_start",
     "environment",
     "job_package",
+    "notices",
     "object_stores",
     "prediction",
     "probing",

@@ -17,6 +17,7 @@ from orchestration.records.failures import record_failure
 from orchestration.records.layout import SweepFiles
 from orchestration.records.release_modes import Disclosure
 from orchestration.records.status_snapshot import ClusterSnapshot, SweepSnapshot
+from orchestration.records.turn import Turn
 from orchestration.sweeps.plan import Plan, PlannedTrial
 from orchestration.sweeps.schema import SweepSpec
 from workers.imports import UserCode
@@ -111,8 +112,11 @@ class Backend(Protocol):
     def show(self, snapshot: SweepSnapshot) -> None:
         """Publish the numbers of a snapshot as metrics of the cluster; without a cluster, do nothing."""
 
-    def cluster(self, waiting: Sequence[str]) -> ClusterSnapshot | None:
-        """The cluster's nodes, and what the trials ``waiting`` (keys) lack to start; None without a cluster."""
+    def cluster(self, waiting: Sequence[str], training: int) -> ClusterSnapshot | None:
+        """The cluster's nodes, and what the trials ``waiting`` (keys) lack to start; None without a cluster.
+
+        training: number of trials that train.
+        """
 
 
 def lighter(planned: PlannedTrial, observer: TrainingObserver) -> PlannedTrial | None:
@@ -132,8 +136,9 @@ def lighter(planned: PlannedTrial, observer: TrainingObserver) -> PlannedTrial |
 
 Warn = Callable[[str], None]
 """Called with one sentence that the user should read."""
-Opening = Callable[[str, SweepSpec, SweepFiles, UserCode, Warn], AbstractContextManager[Backend]]
-"""Opens a backend for the duration of a ``with`` block, from address, sweep, its files, the user's code and warnings.
+Opening = Callable[[str, SweepSpec, SweepFiles, UserCode, Warn, Turn], AbstractContextManager[Backend]]
+"""Opens a backend for the duration of a ``with`` block, from address, sweep, its files, the user's code, warnings, and
+the sweep's turn among those that share its cluster.
 
 Raises: InvalidInput, before any trial starts, if the backend cannot run the sweep.
 """

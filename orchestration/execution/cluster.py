@@ -34,12 +34,13 @@ from accounting.jobs.parallel import fitting
 from accounting.records import KEY_VARIABLE, KeyCheck, require_key
 from orchestration.execution.autoscaler import has_autoscaler, is_beyond_autoscaler
 from orchestration.execution.environment import EMBEDDED, require_address, reread_environment
-from orchestration.execution.nodes import amounts_of
+from orchestration.execution.nodes import alive_nodes, amounts_of
 from orchestration.execution.quiet_stderr import stderr_without
 from orchestration.execution.session import private_session
 from orchestration.execution.shared_connection import kept
 from orchestration.execution.shared_storage import SHARED, Probe
 from orchestration.execution.sudden_end import told_if_killed
+from orchestration.execution.versions import SAME, differences, versions_here
 from orchestration.sweeps.user_code import packed
 from workers.imports import NO_CODE, UserCode
 from workers.memory import ALLOCATOR
@@ -330,7 +331,29 @@ def _misfit(work: str, needs: Mapping[str, float]) -> str:
 
 
 def _amounts() -> list[dict[str, float]]:
-    return [*map(amounts_of, _alive_nodes())]
+    return [*map(amounts_of, alive_nodes())]
+
+
+def check_versions() -> None:
+    """Require this process's versions on every node. Raises: InvalidInput with a line for each node with others."""
+    here, task = versions_here(), ray.remote(num_cpus=0, max_retries=2)(versions_here)
+    pending = {
+        f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})": task.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        ).remote()
+        for node in alive_nodes()
+    }
+    wrong = [f"node {name} has {other}; {SAME}" for name, each in pending.items() if (other := _others(here, each))]
+    if wrong:
+        raise InvalidInput("\n".join(wrong))
+
+
+def _others(here: Mapping[str, str], answer: Any) -> str:
+    """The versions of a node that differ, in words; "" if none does, or the node does not answer."""
+    try:
+        return differences(here, ray.get(answer, timeout=120))
+    except RayError:
+        return ""
 
 
 def check_shared_storage(probe: Probe) -> None:
@@ -355,18 +378,18 @@ def check_keys(check: KeyCheck | None) -> None:
 
 def _nodes_without(holds: Callable[..., bool], *arguments: object) -> list[str]:
     """The address of every node on which ``holds(*arguments)`` is false or does not answer; none that was lost."""
-    nodes, task = _alive_nodes(), ray.remote(num_cpus=0, max_retries=2)(holds)
+    nodes, task = alive_nodes(), ray.remote(num_cpus=0, max_retries=2)(holds)
     pending = [
         task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(*arguments)
         for node in nodes
     ]
     without = [node for node, answer in zip(nodes, pending, strict=True) if not _answers_yes(answer)]
-    there = {node["NodeID"] for node in _alive_nodes()}
+    there = {node["NodeID"] for node in alive_nodes()}
     return [node["NodeManagerAddress"] for node in without if node["NodeID"] in there]
 
 
 def _counted(addresses: Sequence[str]) -> str:
-    return f"{len(addresses)} of {len(_alive_nodes())} nodes ({', '.join(sorted(set(addresses)))})"
+    return f"{len(addresses)} of {len(alive_nodes())} nodes ({', '.join(sorted(set(addresses)))})"
 
 
 def _has_key(check: KeyCheck | None) -> bool:
@@ -382,8 +405,3 @@ def _answers_yes(answer: ray.ObjectRef[bool]) -> bool:
         return bool(ray.get(answer, timeout=120))
     except RayError:
         return False
-
-
-def _alive_nodes() -> list[dict[str, Any]]:
-    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    return [node for node in nodes if node["Alive"]]

@@ -39,6 +39,7 @@ from orchestration.records.results import (
 from orchestration.sweeps.plan import PlannedTrial
 from orchestration.sweeps.schema import SweepSpec
 from workers.attacks import AttackResults, read_attacks
+from workers.device_use import read_device_use
 from workers.history import Progress, TrainingResult, read_training_result
 from workers.run_state import Counters, read_counters
 
@@ -131,6 +132,7 @@ def _completed(
         departures=tuple(counters.departures),
         courses=tuple(counters.courses),
         digests=note_digests(files),
+        device=read_device_use(files.device),
     )
     write_result(files.result, result)
     return result
@@ -172,6 +174,7 @@ def complete_stopped(
         history=history,
         started=times.started,
         ended=times.ended,
+        device=progress.device,
     )
     write_result(files.result, stopped)
     return stopped

@@ -15,8 +15,10 @@ from orchestration.execution.stopping import close_here
 from orchestration.execution.storage_retries import train_patiently
 from orchestration.records.layout import SweepFiles
 from orchestration.records.status_snapshot import SweepSnapshot
+from orchestration.records.turn import FIRST_COME, Turn
 from orchestration.sweeps.plan import PlannedTrial
 from orchestration.sweeps.schema import SweepSpec
+from workers.devices import missing_gpu
 from workers.imports import UserCode
 from workers.less_memory import LackOfMemory
 from workers.trial import Progress
@@ -72,12 +74,14 @@ class InProcess:
     def show(self, snapshot: SweepSnapshot) -> None:
         return
 
-    def cluster(self, waiting: Sequence[str]) -> None:
+    def cluster(self, waiting: Sequence[str], training: int) -> None:
         return None
 
 
 @contextlib.contextmanager
-def in_process(address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode, warn: Warn) -> Iterator[InProcess]:
+def in_process(
+    address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode, warn: Warn, turn: Turn = FIRST_COME
+) -> Iterator[InProcess]:
     """The backend for ``--address in-process``.
 
     Raises: InvalidInput for a scheduler that compares parallel trials, and for trials on several ranks.
@@ -87,6 +91,8 @@ def in_process(address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode
             f"resources give a trial {most} ranks, but --address {IN_PROCESS} trains in one process; leave --address "
             "out, or give trials one rank"
         )
+    if any(each.gpus for each in sweep.resources) and not sweep.execution.allow_cpu and (reason := missing_gpu()):
+        raise InvalidInput(f"trials reserve a GPU, but {reason}; execution.allow_cpu: true lets them train on the CPU")
     if sweep.scheduler.name != "fifo":
         raise InvalidInput(
             f"scheduler {sweep.scheduler.name!r} compares trials that run side by side, but --address {IN_PROCESS} "
@@ -97,6 +103,8 @@ def in_process(address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode
 
 
 @contextlib.contextmanager
-def nothing_left(address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode, warn: Warn) -> Iterator[InProcess]:
+def nothing_left(
+    address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode, warn: Warn, turn: Turn = FIRST_COME
+) -> Iterator[InProcess]:
     """The backend for a sweep whose trials all have results: it accepts any scheduler and starts no cluster."""
     yield InProcess(TrialContext(files, sweep.disclosure, code))

@@ -18,6 +18,7 @@ from accounting.errors import InvalidInput
 from accounting.records import KeyCheck, new_key_check
 from orchestration.execution.cluster import own_packages
 from orchestration.records.limits import NO_LIMITS, Limits
+from orchestration.records.turn import FIRST_COME, Turn
 from orchestration.sweeps.user_code import packed, unpacked
 from workers.imports import UserCode
 
@@ -39,10 +40,11 @@ _DATA: Final = frozenset(
 
 @dataclass(frozen=True)
 class Asked:
-    """Limits of the run of a job, and trials that it trains anew; see `pipeline.RunRequest`."""
+    """Limits of the run of a job, trials that it trains anew, and its turn; see `pipeline.RunRequest`."""
 
     limits: Limits = NO_LIMITS
     retry: tuple[str, ...] = ()
+    turn: Turn = FIRST_COME
 
 
 ONLY_TO_RUN: Final = Asked()

@@ -12,15 +12,17 @@ from orchestration.records.status_snapshot import ClusterSnapshot, NodeSnapshot
 from orchestration.sweeps.resources import LABEL
 
 
-def cluster_now(waiting: Sequence[Mapping[str, float]]) -> ClusterSnapshot | None:
+def cluster_now(waiting: Sequence[Mapping[str, float]], training: int) -> ClusterSnapshot | None:
     """A snapshot of the cluster that this process is connected to; None while it does not answer.
 
-    waiting: resources that each trial reserves that has not started. The snapshot shows one of these trials, preferably
-    one that no node can run.
+    waiting: resources that each trial reserves that has not started. training: trials that train, each in a placement
+    group; of the others, as many are starting as there are further groups. The snapshot shows one of these trials,
+    preferably one that no node can run.
     """
     try:
-        alive: list[dict[str, Any]] = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+        alive = alive_nodes()
         free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
+        starting = max(0, _own_groups() - training)
     except (RayError, ConnectionError, RuntimeError):
         return None
     nodes = tuple(NodeSnapshot(node["NodeManagerAddress"], _amounts(node["Resources"])) for node in alive)
@@ -28,7 +30,21 @@ def cluster_now(waiting: Sequence[Mapping[str, float]]) -> ClusterSnapshot | Non
     lacks = [(trial, missing_resources(there, trial)) for trial in waiting]
     trial, missing = next(((each, lack) for each, lack in lacks if lack), lacks[0] if lacks else ({}, {}))
     stuck = sum(bool(lack) for _, lack in lacks)
-    return ClusterSnapshot(nodes, trial, _amounts(free), stuck or len(waiting), missing)
+    starting = min(starting, len(waiting))
+    return ClusterSnapshot(nodes, trial, _amounts(free), stuck or len(waiting) - starting, missing, starting)
+
+
+def _own_groups() -> int:
+    """Placement groups of this process that have their resources; their ids end with that of the job."""
+    job = ray.get_runtime_context().get_job_id()
+    groups: dict[str, dict[str, Any]] = ray.util.placement_group_table()
+    return sum(name.endswith(job) and group["state"] == "CREATED" for name, group in groups.items())
+
+
+def alive_nodes() -> list[dict[str, Any]]:
+    """The nodes of `ray.nodes` that are alive."""
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return [node for node in nodes if node["Alive"]]
 
 
 def amounts_of(node: Mapping[str, Any]) -> dict[str, float]:

@@ -10,13 +10,22 @@ from accounting.jobs import Part, PartwiseJob, Result
 from accounting.jobs.parallel import AccountingQueue
 from orchestration.execution.backend import TrainingObserver, TrialContext, Warn
 from orchestration.execution.closing import close_on_node
-from orchestration.execution.cluster import check_keys, check_resources, check_shared_storage, connected
+from orchestration.execution.cluster import (
+    check_keys,
+    check_resources,
+    check_shared_storage,
+    check_versions,
+    connected,
+)
 from orchestration.execution.gauges import Gauges
+from orchestration.execution.gpus import check_gpus
 from orchestration.execution.nodes import cluster_now
 from orchestration.execution.shared_storage import OnSharedStorage, Probe
 from orchestration.execution.tune import train
+from orchestration.execution.turns import Turns
 from orchestration.records.layout import SweepFiles
 from orchestration.records.status_snapshot import ClusterSnapshot, SweepSnapshot
+from orchestration.records.turn import FIRST_COME, Turn
 from orchestration.sweeps.fields import LEAST_QUANTITY
 from orchestration.sweeps.plan import PlannedTrial
 from orchestration.sweeps.schema import AccountingSettings, SweepSpec
@@ -33,13 +42,17 @@ class OnRay:
     trials_at_once = 64
     """Enough to keep the nodes busy with trials of one part each; the queue limits the concurrent work."""
 
-    def __init__(self, sweep: SweepSpec, context: TrialContext, queue: AccountingQueue) -> None:
-        self._sweep, self._context, self._queue, self._gauges = sweep, context, queue, Gauges()
+    def __init__(
+        self, sweep: SweepSpec, context: TrialContext, queue: AccountingQueue, turns: Turns | None = None
+    ) -> None:
+        """Train and account on the connected cluster. turns: the sweeps that share it; None if no other does."""
+        self._sweep, self._context, self._queue, self._turns = sweep, context, queue, turns
+        self._gauges = Gauges()
         self._amounts: dict[str, Mapping[str, float]] = {}
 
     def train(self, trials: Sequence[PlannedTrial], observer: TrainingObserver, name: str) -> None:
         self._amounts |= {planned.key: self._sweep.reserved(planned.spec).amounts for planned in trials}
-        train(trials, observer, self._sweep, self._context, name)
+        train(trials, observer, self._sweep, self._context, name, self._turns)
 
     def scatter(self, job: PartwiseJob[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
         """As `Backend.scatter`. Raises: InvalidInput, naming the nodes, if some that joined later lack the storage."""
@@ -59,22 +72,29 @@ class OnRay:
     def show(self, snapshot: SweepSnapshot) -> None:
         self._gauges.show(snapshot)
 
-    def cluster(self, waiting: Sequence[str]) -> ClusterSnapshot | None:
-        return cluster_now([self._amounts[key] for key in waiting if key in self._amounts])
+    def cluster(self, waiting: Sequence[str], training: int) -> ClusterSnapshot | None:
+        if self._turns is not None:
+            self._turns.renew()
+        return cluster_now([self._amounts[key] for key in waiting if key in self._amounts], training)
 
 
 @contextlib.contextmanager
-def embedded(address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode, warn: Warn) -> Iterator[OnRay]:
+def embedded(
+    address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode, warn: Warn, turn: Turn = FIRST_COME
+) -> Iterator[OnRay]:
     """The backend on a Ray cluster started for the sweep. Raises: InvalidInput if its resources do not suffice."""
     with connected(address, files.log, code) as shipped:
         part = {"CPU": sweep.accounting.cpus or 0.0}
         check_resources({**_needs_of_trials(sweep), "accounting a part": part})
+        check_gpus(sweep)
         with _queue(sweep.accounting, part, warn) as queue:
             yield OnRay(sweep, TrialContext(files, sweep.disclosure, shipped), queue)
 
 
 @contextlib.contextmanager
-def on_cluster(address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode, warn: Warn) -> Iterator[OnRay]:
+def on_cluster(
+    address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode, warn: Warn, turn: Turn = FIRST_COME
+) -> Iterator[OnRay]:
     """The backend on a running Ray cluster.
 
     Raises: InvalidInput if its resources do not suffice, or a node cannot read the sweep's files or has another key.
@@ -82,12 +102,18 @@ def on_cluster(address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode
     with connected(address, files.log, code) as shipped:
         part = {"CPU": reserved_cpus(sweep.accounting), **_custom_resource(sweep.accounting)}
         check_resources({**_needs_of_trials(sweep), "accounting a part": part}, _JOIN_TIMEOUT)
+        check_versions()
+        check_gpus(sweep)
         probe = Probe.written(files.probe)
         check_shared_storage(probe)
         context = TrialContext(files, sweep.disclosure, shipped, probe=probe)
         check_keys(context.key_check)
+        turns = Turns(f"{sweep.name} {files.root}", turn)
         with _queue(sweep.accounting, part, warn) as queue:
-            yield OnRay(sweep, context, queue)
+            try:
+                yield OnRay(sweep, context, queue, turns)
+            finally:
+                turns.leave()
 
 
 def _needs_of_trials(sweep: SweepSpec) -> dict[str, Mapping[str, float]]:

@@ -25,6 +25,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from accounting.errors import DpsweepError
 from orchestration.execution.backend import TrialContext
+from orchestration.execution.gpus import require_gpu
 from orchestration.execution.storage_retries import patiently
 from orchestration.sweeps.plan import PlannedTrial
 from orchestration.sweeps.resources import ResourceSettings
@@ -149,6 +150,7 @@ class _Rank:
         root, spec, releases = context.files.trial(planned.key).root, planned.spec, planned.releases
         try:
             context.require_node()
+            require_gpu(planned, reserved)
             code = unpacked(context.code)
             with connected(number, reserved.processes, place, nccl=reserved.gpus > 0) as group:
                 if number:

@@ -46,6 +46,7 @@ from orchestration.records.layout import SweepFiles
 from orchestration.records.ownership import claimed, exclusive
 from orchestration.records.published import IndividualStatistics
 from orchestration.records.results import StoredResult
+from orchestration.records.turn import FIRST_COME
 from orchestration.sweeps.schema import SchedulerSettings, SweepSpec
 from workers.imports import NO_CODE
 
@@ -128,9 +129,9 @@ def account_again(
         read_groups(request.group_by)
     with (
         closed_to_strangers(),
-        exclusive(folder.local_folder),
+        exclusive(folder.local_folder, folder.root),
         claimed(folder.claim),
-        opening(address)(address, _accounting_alone(record.sweep), folder, NO_CODE, warn) as execution,
+        opening(address)(address, _accounting_alone(record.sweep), folder, NO_CODE, warn, FIRST_COME) as execution,
     ):
         for sentence in in_words(union(result.reasons for result in results)):
             warn(sentence)

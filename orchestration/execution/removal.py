@@ -25,7 +25,7 @@ def delete_sweep(files: SweepFiles) -> tuple[str, ...]:
     """
     if not exists(files.manifest):
         raise InvalidInput(f"{files.root} holds no sweep; name the folder that `dpsweep run` wrote")
-    with exclusive(files.local_folder), claimed(files.claim):
+    with exclusive(files.local_folder, files.root), claimed(files.claim):
         record = stored_record(files)
         counted = _record_releases(files, record)
         if exists(SweepFiles(files.tuning).manifest):
@@ -55,7 +55,7 @@ def forget_keys(folder: str) -> tuple[str, ...]:
     """
     files = SweepFiles(absolute(folder))
     record = stored_record(files)
-    with exclusive(files.local_folder), claimed(files.claim):
+    with exclusive(files.local_folder, files.root), claimed(files.claim):
         kept = [point.key for point in record.points if exists(files.trial(point.key).checkpoint)]
         for key in kept:
             forget_checkpoint(files.trial(key).checkpoint)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from accounting.errors import DataCorruption, StorageError
+from orchestration.execution.notices import Notices
 from orchestration.records.release_modes import Disclosure, release_mode
 from orchestration.records.states import TrialState
 from orchestration.records.status import SweepStatus, TrialStatus
@@ -37,9 +38,9 @@ class StatusFile:
     """Writes snapshots of a sweep to ``uri``.
 
     disclosure: the release mode; a file that shows error texts is readable by its owner only. cluster: returns the
-    state of the cluster, given the keys of waiting trials. warn: called once, with a sentence, if trials wait for
-    resources that no node has. show: called with every snapshot. Failures to write are ignored, because the next
-    snapshot may succeed.
+    state of the cluster, given the keys of waiting trials and the number of those that train. warn: called once, with a
+    sentence, if trials wait for resources that no node has. show: called with every snapshot. notices: told how the
+    sweep ends, and whether it is stuck. Failures to write are ignored, because the next snapshot may succeed.
     """
 
     def __init__(
@@ -49,13 +50,15 @@ class StatusFile:
         sweep_id: str,
         disclosure: Disclosure,
         status: SweepStatus,
-        cluster: Callable[[Sequence[str]], ClusterSnapshot | None],
+        cluster: Callable[[Sequence[str], int], ClusterSnapshot | None],
         warn: Callable[[str], None],
         show: Callable[[SweepSnapshot], None],
+        notices: Notices,
     ) -> None:
         self._uri, self._name, self._sweep_id = uri, name, sweep_id
         self._is_sensitive = release_mode(disclosure).is_sensitive
         self._status, self._cluster, self._warn, self._show = status, cluster, warn, show
+        self._notices = notices
         self._seen = deque([(status.began, status.steps)], maxlen=_PACE_SNAPSHOTS)
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -67,30 +70,34 @@ class StatusFile:
         self._write("running", None)
         thread = threading.Thread(target=self._repeat, args=(period,), name="dpsweep-status", daemon=True)
         thread.start()
-        outcome = "interrupted"
+        outcome, failure = "interrupted", None
         try:
             yield
             over = "failed" if self._status.counts()[TrialState.FAILED] else "finished"
             outcome = "stopped" if self._status.stopped_by else over
+        except BaseException as error:
+            failure = error
+            raise
         finally:
             self._ended.set()
             thread.join(_THREAD_TIMEOUT)
+            self._notices.ended(self._write(outcome, None), failure)
             self._write(outcome, None)
 
     def _repeat(self, period: float) -> None:
         while not self._ended.wait(period):
             waiting = [trial.key for trial in self._status.trials if trial.state is TrialState.PENDING]
-            cluster = self._cluster(waiting)
+            cluster = self._cluster(waiting, self._status.counts()[TrialState.TRAINING])
             with self._lock:  # the last snapshot, which says how the sweep ended, must not be replaced
                 if not self._ended.is_set():
-                    self._write_unlocked("running", cluster)
+                    self._notices.watch(self._write_unlocked("running", cluster))
             self._warn_of_shortage(cluster)
 
-    def _write(self, state: str, cluster: ClusterSnapshot | None) -> None:
+    def _write(self, state: str, cluster: ClusterSnapshot | None) -> SweepSnapshot:
         with self._lock:
-            self._write_unlocked(state, cluster)
+            return self._write_unlocked(state, cluster)
 
-    def _write_unlocked(self, state: str, cluster: ClusterSnapshot | None) -> None:
+    def _write_unlocked(self, state: str, cluster: ClusterSnapshot | None) -> SweepSnapshot:
         snapshot = SweepSnapshot(
             name=self._name,
             sweep_id=self._sweep_id,
@@ -110,10 +117,12 @@ class StatusFile:
             steps_per_second=self._pace(),
             parts=self._status.parts,
             shard_bytes=self._status.shard_bytes,
+            told=self._notices.told,
         )
         with contextlib.suppress(StorageError):
             write_snapshot(self._uri, snapshot, self._is_sensitive)
         self._show(snapshot)
+        return snapshot
 
     def _pace(self) -> float | None:
         """Steps per second over the last snapshots; trials report their steps at the end of an epoch."""
@@ -150,6 +159,7 @@ def trial_snapshot(trial: TrialStatus) -> TrialSnapshot:
         error=trial.error,
         scores=trial.scores,
         reasons=trial.reasons,
+        device=trial.device,
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import http
 import http.client
 import json
 import logging
@@ -18,7 +19,7 @@ import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,6 +30,7 @@ from accounting.errors import InvalidInput
 from orchestration.execution.cluster import refused_token
 from orchestration.execution.job_package import Package
 from orchestration.records.ownership import PERIOD
+from orchestration.records.turn import Turn
 
 _ANSWER_WITHIN = 10.0
 """Seconds to wait for the first answer of a dashboard."""
@@ -37,6 +39,10 @@ _AGENT_WITHIN = 90.0
 _NO_AGENT = "No available agent"
 _STOP_WITHIN = 120
 """Seconds that a stopped driver has to close its MLflow runs before Ray kills it."""
+DRIVER_BYTES: Final = 2**30
+"""Memory that a driver takes on the head: measured .81 GiB for its imports, most of them torch built for CUDA."""
+_YOUNG: Final = 120.0
+"""Seconds in which a driver grows to its size."""
 _ENDED: Final = frozenset({"STOPPED", "SUCCEEDED", "FAILED"})
 _VERBOSE_LOGGERS: Final = ("ray", "ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk")
 """Loggers that report every packed and sent file, which `dpsweep submit` has already listed."""
@@ -49,7 +55,7 @@ class SubmittedSweep:
     """A submitted sweep.
 
     id: Ray's submission id. sweep_id: the same without the number of the attempt. output: the sweep's folder or URI, as
-    the cluster sees it. state: Ray's name for it. submitted: seconds since 1970 UTC.
+    the cluster sees it. state: Ray's name for it. submitted: seconds since 1970 UTC. owner, priority: as its `Turn`.
     """
 
     id: str
@@ -57,6 +63,8 @@ class SubmittedSweep:
     output: str
     state: str
     submitted: float
+    owner: str = ""
+    priority: str = "0"
 
     @property
     def has_ended(self) -> bool:
@@ -101,6 +109,8 @@ class SubmittedSweeps:
                 metadata["dpsweep.output"],
                 str(each.status.value),
                 (each.start_time or 0) / 1000.0,
+                metadata.get("dpsweep.owner", ""),
+                metadata.get("dpsweep.priority", "0"),
             )
             for each, metadata in described
             if each.submission_id and _SWEEP_ID in metadata
@@ -119,13 +129,16 @@ class SubmittedSweeps:
             raise InvalidInput(f"no sweep at {self._address} has the id or output {name!r}; there are: {there}")
         return next((job for job in reversed(found) if not job.has_ended), found[-1])
 
-    def submit(self, sweep_id: str, output: str, package: Package, environment: Mapping[str, str]) -> SubmittedSweep:
+    def submit(
+        self, sweep_id: str, output: str, package: Package, environment: Mapping[str, str], turn: Turn
+    ) -> SubmittedSweep:
         """Start a job that runs the packaged sweep, or return the job that already runs it.
 
         environment: variables of driver and workers. Raises: InvalidInput if the sweep already runs with another
-        output.
+        output, and if another one writes to this output.
         """
-        earlier = [job for job in self.all() if job.sweep_id == sweep_id]
+        jobs = self.all()
+        earlier = [job for job in jobs if job.sweep_id == sweep_id]
         running = next((job for job in earlier if not job.has_ended), None)
         if running is not None:
             if running.output.rstrip("/") != output.rstrip("/"):
@@ -133,6 +146,12 @@ class SubmittedSweeps:
                     f"{running.id} runs this sweep with --output {running.output}; wait for it, or give another --name"
                 )
             return running
+        for job in jobs:
+            if not job.has_ended and job.output.rstrip("/") == output.rstrip("/"):
+                raise InvalidInput(
+                    f"{job.id} of {job.owner} writes to {output}; wait for it, or choose another --output"
+                )
+        self._require_room(jobs)
         name = f"{sweep_id}-{len(earlier) + 1}" if earlier else sweep_id
         pause = 3.0 * PERIOD + 5.0 if "://" in output else 5.0
         variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_WITHIN), **environment}
@@ -140,9 +159,38 @@ class SubmittedSweeps:
             entrypoint=f"python3 -P -m orchestration.execution.supervisor {name} {pause:g}",
             submission_id=name,
             runtime_env={"py_modules": list(package.folders), "env_vars": variables},
-            metadata={_SWEEP_ID: sweep_id, "dpsweep.output": output},
+            metadata={
+                _SWEEP_ID: sweep_id,
+                "dpsweep.output": output,
+                "dpsweep.owner": turn.owner,
+                "dpsweep.priority": str(turn.priority),
+            },
         )
         return self.find(name)
+
+    def _require_room(self, jobs: Sequence[SubmittedSweep]) -> None:
+        """Raise `InvalidInput` if the head lacks memory for another driver; a young one has yet to take its own."""
+        memory = self._memory_of_head()
+        if memory is None:
+            return
+        running = [job for job in jobs if not job.has_ended]
+        young = sum(time.time() - job.submitted < _YOUNG for job in running)
+        if memory < (1 + young) * DRIVER_BYTES:
+            raise InvalidInput(
+                f"the head at {self._address} has {memory / 2**30:.1f} GiB of memory left, where {len(running)} sweeps "
+                f"run, {young} of them just begun, and a driver takes up to {DRIVER_BYTES / 2**30:g} GiB; submit it "
+                "when one has ended (`dpsweep list`), or give the head more memory"
+            )
+
+    def _memory_of_head(self) -> int | None:
+        """Bytes of memory that the head has left; None if its dashboard does not tell, as in its first seconds."""
+        with self._errors_as_invalid_input():
+            answer = self._client._do_request("GET", "/nodes?view=summary")
+        if answer.status_code != http.HTTPStatus.OK:
+            return None
+        nodes = answer.json().get("data", {}).get("summary", [])
+        heads = (node.get("mem") for node in nodes if node.get("raylet", {}).get("isHeadNode"))
+        return next((int(memory[1]) for memory in heads if memory), None)
 
     def _start(self, **job: Any) -> None:
         """Submit a job; retry while a head that has just started has no job agent yet."""

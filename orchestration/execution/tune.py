@@ -11,6 +11,7 @@ Tune stores and prints whatever a trial raises or reports, so trials raise and r
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,20 @@ from typing import Any
 from ray import cloudpickle, tune
 from ray.air.execution._internal import actor_manager
 from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
+from ray.tune.analysis import experiment_analysis
 from ray.tune.execution import tune_controller
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
+from ray.tune.search.basic_variant import BasicVariantGenerator
 
 from accounting.errors import DpsweepError, StorageError
 from accounting.records import exists
+from orchestration.execution.autoscaler import has_autoscaler
 from orchestration.execution.backend import TrainingObserver, TrialContext, lighter
+from orchestration.execution.gpu_nodes import off_gpu_nodes
+from orchestration.execution.gpus import require_gpu
 from orchestration.execution.ranks import train_together
 from orchestration.execution.storage_retries import train_patiently
+from orchestration.execution.turns import Turns
 from orchestration.sweeps.plan import PlannedTrial
 from orchestration.sweeps.resources import ResourceSettings
 from orchestration.sweeps.scheduler_groups import rivals
@@ -62,6 +69,7 @@ def _attempt(planned: PlannedTrial, context: TrialContext, resources: ResourceSe
         context.require_node()
         if resources.processes > 1:
             return train_together(planned, context, resources, _report)
+        require_gpu(planned, resources)
         train_patiently(planned, context, unpacked(context.code), _report)
     except RankLost:
         raise
@@ -96,6 +104,7 @@ def train(
     sweep: SweepSpec,
     context: TrialContext,
     name: str,
+    turns: Turns | None,
 ) -> None:
     """Train every trial, sending events to ``observer`` as they happen; return when all have ended or it must stop.
 
@@ -103,13 +112,13 @@ def train(
     This function retries those in a further round, in which the scheduler does not compare them with earlier trials.
     Trials that Ray killed for lack of memory are retried in the same way, at most half as many at once as before. A
     trial that lacked memory with no trial beside it, or on its device, starts anew in smaller micro-batches if it has
-    shown nothing.
+    shown nothing. turns: the sweeps that share the cluster; None if no other does.
     """
     for_all = sweep.resources[-1]
     retries, at_once = for_all.max_failures, for_all.max_concurrent
     while trials and not observer.must_stop:
         callback = _ObserverCallback(trials, observer, retries, context, alone=at_once == 1)
-        _train_round(trials, callback, sweep, at_once, name)
+        _train_round(trials, callback, sweep, at_once, name, turns)
         if callback.out_of_memory:
             at_once = max(1, min(at_once or len(trials), callback.most_at_once) // 2)
         elif retries > 0:
@@ -126,6 +135,7 @@ def _train_round(
     sweep: SweepSpec,
     at_once: int | None,
     name: str,
+    turns: Turns | None,
 ) -> None:
     """Train every trial once, with Tune's retries if its worker is lost."""
     context, scheduler, by_key = callback.context, sweep.scheduler, {planned.key: planned for planned in trials}
@@ -136,7 +146,8 @@ def _train_round(
         param_space={"key": tune.grid_search(list(by_key))},
         tune_config=tune.TuneConfig(
             scheduler=_SCHEDULERS[scheduler.name](scheduler, {key: rivals(each.point) for key, each in by_key.items()}),
-            max_concurrent_trials=at_once,
+            search_alg=None if turns is None else _InTurn(list(trials), sweep, turns, at_once or 0),
+            max_concurrent_trials=at_once if turns is None else None,
             reuse_actors=True,
             trial_name_creator=_trial_name,
             trial_dirname_creator=_trial_name,
@@ -169,14 +180,50 @@ def _reservation(
 
 
 def _placed(resources: ResourceSettings) -> tune.PlacementGroupFactory:
-    """The reservation of a trial on a node with the requested labels: one bundle for each rank.
+    """The reservation of a trial on a node with the requested labels: one bundle for each rank. Without GPUs it keeps
+    off the nodes that have some, if others can run it.
 
     A trial on several ranks gets an additional empty bundle for the process that follows them.
     """
     ranks = resources.processes
-    selector: dict[str, Any] = {"bundle_label_selector": [dict(resources.labels)] * ranks} if resources.labels else {}
+    labels = {**resources.labels, **off_gpu_nodes(resources.amounts)}
+    selector: dict[str, Any] = {"bundle_label_selector": [labels] * ranks} if labels else {}
     follower: list[dict[str, float]] = [{}] if ranks > 1 else []
     return tune.PlacementGroupFactory([*follower, *[resources.bundle] * ranks], strategy="STRICT_PACK", **selector)
+
+
+class _InTurn(BasicVariantGenerator):
+    """Creates the trials in their order, each when the sweep's turn has come on the cluster that it shares.
+
+    Where no autoscaler needs to see what waits, hardly more trials are created than there is room for: a reservation
+    that waits with Ray is served before those that other sweeps make later.
+    """
+
+    def __init__(self, trials: Sequence[PlannedTrial], sweep: SweepSpec, turns: Turns, at_once: int) -> None:
+        super().__init__(max_concurrent=at_once)
+        self._needs = [sweep.reserved(planned.spec).amounts for planned in trials]
+        self._turns, self._created = turns, list[Any]()
+        self._stays_off_gpus = {repr(needs): bool(off_gpu_nodes(needs)) for needs in self._needs}
+        self._is_scaled = has_autoscaler()
+
+    def next_trial(self) -> Any:
+        """Create the next trial, or None while it is not its turn."""
+        left = self._needs[len(self._created) :]
+        running = sum(trial.status == "RUNNING" for trial in self._created)
+        waiting = [needs for trial, needs in zip(self._created, self._needs, strict=False) if trial.status == "PENDING"]
+        self._turns.trains(running, [*waiting, *left])
+        if left:
+            if not self._turns.may_begin(left[0], running + len(waiting), self._stays_off_gpus[repr(left[0])]):
+                return None
+            if not self._is_scaled and len(waiting) > self._turns.fits(left[0]):
+                return None
+        trial = super().next_trial()  # type: ignore[no-untyped-call]
+        self._created += [trial] if trial is not None else []
+        return trial
+
+    def get_state(self) -> bool:
+        """Nothing: Tune stores it only for `Tuner.restore`, which is not used."""
+        return False
 
 
 @contextlib.contextmanager
@@ -214,7 +261,8 @@ class _Stop(tune.Stopper):
 
 def _fit(tuner: tune.Tuner, tune_folder: str) -> None:
     try:
-        tuner.fit()
+        with _without_metrics_of_tune():
+            tuner.fit()
     except EOFError as error:  # Tune reads back state files that a full disk has cut short
         raise StorageError(
             f"{tune_folder} holds a file that was cut short; is the disk full? Free some space, and the same command "
@@ -224,6 +272,18 @@ def _fit(tuner: tune.Tuner, tune_folder: str) -> None:
         if isinstance(error.__context__, DpsweepError):
             raise error.__context__ from None
         raise
+
+
+@contextlib.contextmanager
+def _without_metrics_of_tune() -> Iterator[None]:
+    """Suppress the warning that Tune finds no metrics in its own files, which are turned off."""
+    logger = logging.getLogger(experiment_analysis.__name__)
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _trial_name(trial: Any) -> str:

@@ -69,7 +69,7 @@ def prune_norms(files: SweepFiles, older_than: float) -> list[str]:
     selection, for which no individual epsilons are known. Returns: the keys of the trials whose norms were deleted.
     Raises: InvalidInput while the sweep runs; DataCorruption for damaged epsilons, and their norms are kept.
     """
-    with exclusive(files.local_folder), claimed(files.claim):
+    with exclusive(files.local_folder, files.root), claimed(files.claim):
         results = [each for each in trained(owned_record(files)) if each.ended <= time.time() - older_than]
         return [result.key for result in results if any(list(_deleted(files.trial(result.key))))]
 

@@ -12,6 +12,7 @@ from orchestration.execution.environment import EMBEDDED
 from orchestration.records.layout import SweepFiles, output_files
 from orchestration.records.limits import NO_LIMITS, Limits
 from orchestration.records.status import SweepStatus, TrialStatus
+from orchestration.records.turn import FIRST_COME, Turn
 from orchestration.sweeps.schema import SweepSpec
 from workers.imports import NO_CODE, UserCode
 
@@ -40,7 +41,8 @@ class RunRequest:
     None for the SQLite store in the sweep's folder, `NO_TRACKING` for none. code: the user's own modules that may be
     imported. limits: when the run stops early. retry: trials to start anew: ``failed``, ``all``, keys or unique
     prefixes of keys; ignored by a driver that its job has restarted, which continues within the same limits. sources:
-    folders of sweeps whose finished trials are copied instead of training them.
+    folders of sweeps whose finished trials are copied instead of training them. turn: the place of the sweep among
+    those that share a running cluster.
     """
 
     sweep: SweepSpec
@@ -52,6 +54,7 @@ class RunRequest:
     limits: Limits = NO_LIMITS
     retry: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
+    turn: Turn = FIRST_COME
 
     @property
     def files(self) -> SweepFiles:

@@ -12,6 +12,7 @@ from orchestration.execution.backend import Backend, Opening, backend, opening, 
 from orchestration.execution.coordinator import Coordinator, initial_status
 from orchestration.execution.disk_space import require_space
 from orchestration.execution.environment import open_cluster
+from orchestration.execution.notices import Notices
 from orchestration.execution.object_stores import require_answer, require_client
 from orchestration.execution.removal import start_anew
 from orchestration.execution.reuse import take_finished
@@ -23,6 +24,7 @@ from orchestration.records.manifest import Manifest, open_manifest, write_manife
 from orchestration.records.ownership import claimed, exclusive
 from orchestration.records.release_modes import release_mode
 from orchestration.records.status import SweepStatus
+from orchestration.records.status_snapshot import SweepSnapshot
 from orchestration.sweeps.growth import grown, past_of
 from orchestration.sweeps.plan import Plan, accept, plan_sweep
 from orchestration.sweeps.schema import SweepSpec
@@ -45,9 +47,11 @@ def run_stage(request: RunRequest, display: Display) -> Outcome:
     status = _initial_status(request, plan, earlier.spent if earlier else NOTHING_SPENT, display)
     with (
         closed_to_strangers(),
-        exclusive(files.local_folder),
+        exclusive(files.local_folder, files.root),
         claimed(files.claim),
-        _backend(request, plan, files)(request.address, sweep, files, request.code, display.warn) as execution,
+        _backend(request, plan, files)(
+            request.address, sweep, files, request.code, display.warn, request.turn
+        ) as execution,
     ):
         if release_mode(sweep.disclosure).is_sensitive:
             _close_folder(request, tracking_uri)
@@ -57,7 +61,7 @@ def run_stage(request: RunRequest, display: Display) -> Outcome:
         _take_over(request, plan, manifest, anew, display)
         _require_selected(sweep, plan, files)
         with (
-            _status_file(request, manifest, status, execution, display).kept_current(),
+            _status_file(request, manifest, status, execution, display, earlier).kept_current(),
             Coordinator(
                 sweep,
                 plan,
@@ -119,9 +123,16 @@ def _backend(request: RunRequest, plan: Plan, files: SweepFiles) -> Opening:
 
 
 def _status_file(
-    request: RunRequest, manifest: Manifest, status: SweepStatus, execution: Backend, display: Display
+    request: RunRequest,
+    manifest: Manifest,
+    status: SweepStatus,
+    execution: Backend,
+    display: Display,
+    earlier: SweepSnapshot | None,
 ) -> StatusFile:
+    """earlier: the last status by a killed driver of the same job, if there is one."""
     sweep = request.sweep
+    targets = () if sweep.adapted is not None and sweep.adapted.is_tuning else sweep.notify
     return StatusFile(
         request.files.status,
         sweep.name,
@@ -131,6 +142,7 @@ def _status_file(
         execution.cluster,
         display.warn,
         execution.show,
+        Notices(targets, request.files.root, earlier.told if earlier else (), display.warn),
     )
 
 

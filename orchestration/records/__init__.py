@@ -20,4 +20,5 @@ __all__ = [
     "states",
     "status",
     "status_snapshot",
+    "turn",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,10 @@ from typing import Final
 from accounting.errors import InvalidInput
 from accounting.records import TrialFiles
 
+_DIGITS: Final = 8
+"""Digits of the digest in the name of a local folder."""
+_LONGEST_STEM: Final = 100
+"""Most characters of the last part of a URI in the name of a local folder."""
 _LONGEST_NAME: Final = 255
 """Most bytes of the name of a file or folder, on all common file systems."""
 
@@ -141,8 +146,16 @@ class SweepFiles:
 
     @property
     def local_folder(self) -> Path:
-        """Local folder of files that only the driver uses: its log and the embedded MLflow store."""
-        return Path("runs", Path(self.root).name).resolve() if "://" in self.root else Path(self.root)
+        """Local folder of files that only the driver uses: its log and the embedded MLflow store.
+
+        For an object store it is named by the last part of the URI and a digest of the whole, which tells
+        ``s3://a/exp1`` from ``s3://b/exp1``.
+        """
+        if "://" not in self.root:
+            return Path(self.root)
+        whole = self.root.rstrip("/")
+        digest = hashlib.sha256(whole.encode()).hexdigest()[:_DIGITS]
+        return Path("runs", f"{Path(whole).name[:_LONGEST_STEM]}-{digest}").resolve()
 
     @property
     def log(self) -> Path:

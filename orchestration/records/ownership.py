@@ -40,10 +40,11 @@ class Claim:
 
 
 @contextlib.contextmanager
-def exclusive(folder: Path) -> Iterator[None]:
+def exclusive(folder: Path, output: str) -> Iterator[None]:
     """Lock ``folder`` for the duration of a ``with`` block; creates the folder if it is missing.
 
-    The lock ends with the process. Raises: InvalidInput if another process holds it or the folder is not writable.
+    output: folder or URI of the sweep, for messages. The lock ends with the process. Raises: InvalidInput if another
+    process holds it or the folder is not writable.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -57,7 +58,7 @@ def exclusive(folder: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise InvalidInput(
-                f"another dpsweep is running in {folder}; wait for it, or choose another folder with --output"
+                f"another dpsweep writes to {output}; wait for it, or choose another --output"
             ) from error
         try:
             yield

@@ -22,6 +22,7 @@ from accounting.samplings import Adjacency
 from orchestration.records.attempts import Attempt
 from orchestration.records.release_modes import Disclosure
 from orchestration.records.states import TrialState
+from workers.device_use import DeviceUse
 from workers.rates import ConfusionCounts
 from workers.tasks import main_score
 
@@ -362,6 +363,7 @@ class PublishedTrial:
     is_asked: bool = True
     tuning: PublishedTuning | None = None
     candidates: tuple[Attempt, ...] = ()
+    device: DeviceUse | None = None
 
     @property
     def wall_seconds(self) -> float | None:

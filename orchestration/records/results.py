@@ -17,6 +17,7 @@ from orchestration.records.published import IndividualStatistics, PublishedEpoch
 from orchestration.records.release_modes import release_mode
 from orchestration.records.stored_trace import StoredTrace
 from workers.attacks import AttackResults
+from workers.device_use import DeviceUse
 from workers.evaluation import Evaluation
 from workers.group_history import GroupCourse, GroupDepartures
 from workers.history import TrainingResult
@@ -68,6 +69,7 @@ class TrialResult:
     """Why every epsilon of the trial is an estimate, whatever its course was (`orchestration.sweeps.reasons`)."""
     digests: dict[str, str] = field(default_factory=dict)
     """sha256 of the trial's other public files, by name; those of private files are in `TrialFiles.private_digests`."""
+    device: DeviceUse | None = None
 
     @property
     def steps(self) -> int:
@@ -111,6 +113,7 @@ class StoppedTrial:
     group_names: tuple[str, ...] = ()
     reasons: tuple[Reason, ...] = ()
     digests: dict[str, str] = field(default_factory=dict)
+    device: DeviceUse | None = None
 
     @property
     def steps(self) -> int:

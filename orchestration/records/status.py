@@ -14,6 +14,7 @@ from orchestration.records.limits import NO_LIMITS, NOTHING_SPENT, Limits, Spent
 from orchestration.records.published import PublishedEpoch
 from orchestration.records.results import StoredResult, TrialResult
 from orchestration.records.states import TrialState
+from workers.device_use import DeviceUse
 from workers.evaluation import Evaluation
 from workers.history import Progress
 from workers.tasks import task_called
@@ -73,6 +74,12 @@ class TrialStatus:
         found = self.evaluation
         main = task_called(found.task).main if found else ""
         return {main: found.scores[main]} if found and main in found.scores else {}
+
+    @property
+    def device(self) -> DeviceUse | None:
+        """The device that trains or trained the trial; None before its first epoch."""
+        known = self.result or self.progress
+        return known.device if known else None
 
     @property
     def epsilon(self) -> float | None:

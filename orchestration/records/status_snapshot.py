@@ -21,6 +21,7 @@ from accounting.reasons import Reason
 from accounting.records import read_once_unsealed, write_sealed
 from orchestration.records.limits import NOTHING_SPENT, Spent
 from orchestration.records.states import TrialState
+from workers.device_use import DeviceUse
 
 PERIOD = 5.0
 """Seconds between two snapshots."""
@@ -45,6 +46,7 @@ class TrialSnapshot:
     error: str | None = None
     scores: Mapping[str, float] = field(default_factory=dict)
     reasons: tuple[Reason, ...] = ()
+    device: DeviceUse | None = None
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,8 @@ class ClusterSnapshot:
     """The nodes that a sweep runs on, and the resources that its trials wait for.
 
     trial: resources that one trial reserves. free: unused resources over all nodes. waiting: number of trials that have
-    not started. missing: resources of ``trial`` that no single node has, so that it waits until such a node joins.
+    not started, without those ``starting``, whose resources are reserved. missing: resources of ``trial`` that no
+    single node has, so that it waits until such a node joins.
     """
 
     nodes: tuple[NodeSnapshot, ...]
@@ -68,6 +71,7 @@ class ClusterSnapshot:
     free: Mapping[str, float]
     waiting: int
     missing: Mapping[str, float]
+    starting: int = 0
 
     def shortage(self) -> str:
         """A sentence that names the missing resources."""
@@ -87,7 +91,7 @@ class SweepSnapshot:
     job that the driver runs in, if it does. limits: of this run, as command-line options. spent: amounts that count
     towards the limits. steps: trained by all trials. steps_per_second: recent speed of all trials together. parts:
     accounted by this driver. shard_bytes: planned size of the norms so far, before compression; the sizes of the
-    written files are private.
+    written files are private. told: events that `notify` has sent.
     """
 
     name: str
@@ -108,6 +112,7 @@ class SweepSnapshot:
     steps_per_second: float | None = None
     parts: int = 0
     shard_bytes: int = 0
+    told: tuple[str, ...] = ()
 
     def counts(self) -> Mapping[TrialState, int]:
         """Number of trials by state; 0 for a state that no trial is in."""

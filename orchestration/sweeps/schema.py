@@ -226,6 +226,9 @@ class SweepSpec(SweepSection):
     """Ray resources of each trial: one section for all trials, or a list of sections with conditions."""
     execution: Execution = ExecutionSpec()
     """Options that change only speed and memory."""
+    notify: Several[Annotated[str, Field(min_length=1)]] = ()
+    """Addresses to POST to as JSON, or commands to run, when the sweep has finished, has failed or is stuck: once each.
+    ``${NAME}`` stands for an environment variable of the driver."""
     tune: TuneSettings | None = None
     """Hyperparameters that each setting tunes before settings are compared (training.md, Tuning)."""
     adapted: Adapted | None = None
@@ -296,6 +299,15 @@ class SweepSpec(SweepSection):
     @model_validator(mode="after")
     def _resources_are_clear(self) -> Self:
         check_sections(self.resources)
+        if (
+            self.execution.device == "cpu"
+            and not self.execution.allow_cpu
+            and any(each.gpus for each in self.resources)
+        ):
+            raise InvalidInput(
+                "resources.gpus reserves GPUs, but execution.device is 'cpu', so that they would stay idle; set gpus "
+                "to 0 or device to auto, or allow it with execution.allow_cpu: true"
+            )
         return self
 
     @model_validator(mode="after")

@@ -102,7 +102,7 @@ def test_private_files_are_private_and_public_ones_hold_nothing_of_single_exampl
     assert stat.S_IMODE(private.stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in private.rglob("*") if path.is_file()} == {0o600}
     public = {path.name for path in tmp_path.rglob("*") if path.is_file() and private not in path.parents}
-    assert public == {"spec.json", "trace.arrow", "model.pt", "inputs.pt", "training.json"}
+    assert public == {"spec.json", "trace.arrow", "model.pt", "inputs.pt", "training.json", "device.json"}
     words = set(json.loads(Path(files.training).read_text()))
     assert words.isdisjoint({"norms", "contributions", "losses", "counters", "non_finite_gradients"})
 

@@ -23,7 +23,7 @@ from accounting.errors import DataCorruption, InvalidInput, public_text
 from accounting.individual.epsilons import IndividualEpsilons, individual_epsilons
 from accounting.jobs import AccountingJob, Counting, Part, PartwiseJob, Result, account_in_process, epsilons_of_part
 from accounting.jobs.examples import account_all
-from accounting.jobs.parallel import AccountingFailed, AccountingQueue
+from accounting.jobs.parallel import AccountingFailed, AccountingQueue, _Room
 from accounting.jobs.users import account_users
 from accounting.records.epsilons import read_epsilons
 from accounting.records.files import list_files
@@ -279,6 +279,19 @@ def test_lack_of_memory_is_named_and_halves_what_runs_at_once(
             list(queue.scatter(job, [huge]))
         assert queue.room.running_limit() == 1, "two CPUs, and two kills"
         assert len(account_trial(job, queue.scatter).upper) == 50
+
+
+def test_parts_keep_off_gpus_while_other_nodes_can_run_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = {"NodeID": "a", "Alive": True, "Resources": {"CPU": 2.0}}
+    with_gpu = {"NodeID": "b", "Alive": True, "Resources": {"CPU": 8.0, "GPU": 1.0}}
+    nodes = [plain, with_gpu]
+    monkeypatch.setattr("ray.nodes", lambda: nodes)
+    room = _Room({"CPU": 1.0}, None)
+    assert (room.slots(), room.selector) == (2, {"ray.io/node-id": "!in(b)"})
+    room.without("a")
+    assert (room.slots(), room.selector) == (8, {"ray.io/node-id": "!in(a)"}), "the only ones that are left"
+    needs_more = _Room({"CPU": 4.0}, None)
+    assert (needs_more.slots(), needs_more.selector) == (2, {})
 
 
 def test_a_closed_queue_leaves_nobody_waiting(job: AccountingJob, cluster: None) -> None:

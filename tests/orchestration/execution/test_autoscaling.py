@@ -32,7 +32,7 @@ def sweep(resources: dict[str, Any]) -> str:
         norms={"refreshes_per_epoch": 1, "rows_per_part": 64},
         accounting={"individual": "rdp", "resource": "accounting"},
         resources=resources,
-        execution={"device": "cpu"},
+        execution={"device": "cpu", "allow_cpu": True},
     )
 
 

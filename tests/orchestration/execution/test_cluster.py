@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -293,7 +294,7 @@ def test_each_setting_trains_on_what_it_asks_for(address: str, tmp_path: Path) -
         seeds=0,
         epochs=1,
         resources=[ON_A100, {"cpus": 1}],
-        execution={"device": "cpu"},
+        execution={"device": "cpu", "allow_cpu": True},
     )
     done = run_on(address, tmp_path, text)
     assert done.returncode == 0, done.stderr
@@ -301,6 +302,8 @@ def test_each_setting_trains_on_what_it_asks_for(address: str, tmp_path: Path) -
     assert len(found) == 2, "the baseline and the private trial"
     (on_gpu,) = [note for note in found if "'GPU': 0.5" in note]
     assert on_gpu.startswith("train "), found
+    (other,) = [note for note in found if note != on_gpu]
+    assert other.startswith("account "), "off the node with a GPU, as another one can run it"
 
 
 def test_a_label_that_no_node_has_is_refused_in_words(address: str, tmp_path: Path) -> None:
@@ -310,6 +313,31 @@ def test_a_label_that_no_node_has_is_refused_in_words(address: str, tmp_path: Pa
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert "a trial with clipping flat reserves 1 CPU and 0.5 GPU and 1 label ray.io/accelerator-type=H100" in line
     assert json.loads(done.stdout or "{}") == {}
+
+
+def test_a_gpu_that_is_reserved_and_not_used_is_refused_in_words(address: str, tmp_path: Path) -> None:
+    """Ray counts a GPU where torch sees none: such trials would train on the CPU and keep others off the GPU."""
+    done = run_on(address, tmp_path, small(resources=[ON_A100, {}]))
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    for told in ("trials reserve a GPU on node ", "torch ", "driver", "CUDA_VISIBLE_DEVICES is '0'", "allow_cpu: true"):
+        assert told in line
+    assert not (tmp_path / "out" / "sweep.json").exists()
+
+
+def test_a_node_with_other_versions_is_refused_in_one_line(address: str, tmp_path: Path) -> None:
+    """What is installed is read from the packages' metadata, here from some that stand before them on this side."""
+    for name, version in (("dpsweep", "0.0.9"), ("torch", "2.11.0")):
+        folder = tmp_path / "installed" / f"{name}-{version}.dist-info"
+        folder.mkdir(parents=True)
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    done = run_on(address, tmp_path, small(seeds=0), PYTHONPATH=str(tmp_path / "installed"))
+    assert done.returncode == 2
+    first, *others = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert re.search(
+        r"node .* has dpsweep .* \(0\.0\.9 here\), torch .* \(2\.11\.0 here\); install the same versions", first
+    )
+    assert len(others) == 2, "a line for each node"
 
 
 WHERE = """

@@ -48,7 +48,7 @@ def test_two_trials_share_a_gpu_and_a_third_waits(tmp_path: Path) -> None:
         seeds=[0, 1, 2],
         epochs=1,
         resources={"cpus": 0.5, "gpus": 0.5},
-        execution={"device": "cpu"},
+        execution={"device": "cpu", "allow_cpu": True},
     )
     (tmp_path / "sweep.yaml").write_text(text)
     arguments = ("run", tmp_path / "sweep.yaml", "--output", tmp_path / "out", "--json")

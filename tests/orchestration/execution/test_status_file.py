@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestration.execution.environment import IN_PROCESS
+from orchestration.execution.notices import Notices
 from orchestration.execution.status_file import StatusFile
 from orchestration.pipeline import RunRequest, run_sweep
 from orchestration.records.layout import SweepFiles
@@ -53,8 +54,10 @@ def status_file(
     told: list[str],
     cluster: ClusterSnapshot | None = None,
     show: Callable[[SweepSnapshot], None] = lambda snapshot: None,
+    notices: Notices | None = None,
 ) -> StatusFile:
-    return StatusFile(uri, "small", "id", "none", status, lambda waiting: cluster, told.append, show)
+    notices = notices or Notices((), uri, (), told.append)
+    return StatusFile(uri, "small", "id", "none", status, lambda waiting, training: cluster, told.append, show, notices)
 
 
 def two_trials() -> SweepStatus:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import json
 import os
 import re
@@ -18,10 +19,16 @@ from pathlib import Path
 import pytest
 import yaml
 
+from accounting.errors import InvalidInput
 from accounting.records.files import exists
+from orchestration.execution import submission
+from orchestration.execution.environment import reread_environment
 from orchestration.execution.gauges import SWEEP_GAUGES
+from orchestration.execution.job_package import Package
+from orchestration.execution.submission import SubmittedSweeps
 from orchestration.records.layout import SweepFiles
 from orchestration.records.status_snapshot import SweepSnapshot, read_snapshot
+from orchestration.records.turn import Turn
 from orchestration.sweeps.schema import parse_sweep
 from orchestration.sweeps.user_code import permitted
 from tests.orchestration.processes import dpsweep, kill, script, wait_until
@@ -185,7 +192,7 @@ def test_a_killed_driver_finishes_unattended(head: Head, sweep_file: Path, tmp_p
     assert listed.returncode == 0, listed.stderr
     rows = [line.split() for line in listed.stdout.splitlines()[1:]]
     assert [row[0] for row in rows] == [job, f"{job}-2"]
-    assert rows[0][1] == "succeeded"
+    assert rows[0][1:4] == [getpass.getuser(), "0", "succeeded"]
 
 
 @pytest.mark.long
@@ -251,6 +258,18 @@ def test_a_missing_or_wrong_token_is_one_line(head: Head, sweep_file: Path, tmp_
     assert f"the Ray cluster at '{head.url}' requires a token" in only_error(without)
     wrong = head.run(*submit, RAY_AUTH_TOKEN="b2" * 32)
     assert f"the Ray cluster at '{head.url}' requires a token" in only_error(wrong)
+
+
+def test_a_full_head_takes_no_further_driver(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    reread_environment()
+    jobs = SubmittedSweeps(head.url)
+    wait_until(lambda: jobs._memory_of_head() is not None, "the dashboard to tell the memory of the head")
+    monkeypatch.setattr(submission, "DRIVER_BYTES", 2**50)
+    refused = r"the head at .* has [0-9.]+ GiB of memory left, where \d+ sweeps run, .*; submit it when one has ended"
+    with pytest.raises(InvalidInput, match=refused):
+        jobs.submit("small-1", "/out", Package((), (), (), 0), {}, Turn("ann"))
 
 
 def test_an_unknown_id_is_one_line(head: Head) -> None:

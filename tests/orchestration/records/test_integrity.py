@@ -87,6 +87,7 @@ def test_digests_of_private_files_are_private(trial: TrialFiles, tmp_path: Path)
         "model.pt",
         "inputs.pt",
         "training.json",
+        "device.json",
         "released.json",
     }
     private = json.loads(read_sealed(trial.private_digests, "") or b"")

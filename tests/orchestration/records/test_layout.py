@@ -24,5 +24,13 @@ def test_what_only_the_driver_writes_is_local_whatever_holds_the_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert SweepFiles("s3://bucket/runs/a").tune == str(tmp_path / "runs" / "a" / "tune")
+    assert SweepFiles("s3://bucket/runs/a").local_folder.parent == tmp_path / "runs"
     assert SweepFiles(str(tmp_path / "a")).tune == SweepFiles(str(tmp_path / "a")).earlier_tune
+
+
+def test_outputs_whose_last_parts_are_equal_share_no_local_folder() -> None:
+    """Two teams name their sweeps alike; a slash at the end is no other address, and a long name fits a file system."""
+    addresses = ("s3://bucket/teamA/exp1", "s3://bucket/teamB/exp1", "gs://bucket/teamA/exp1")
+    assert len({SweepFiles(address).local_folder for address in addresses}) == 3
+    assert SweepFiles(addresses[0] + "/").local_folder == SweepFiles(addresses[0]).local_folder
+    assert len(SweepFiles("s3://bucket/" + "n" * 300).local_folder.name) < 255

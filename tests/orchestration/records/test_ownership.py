@@ -106,20 +106,22 @@ def test_a_damaged_claim_is_no_claim_to_guess_about(uri: str, tmp_path: Path) ->
 
 def test_a_second_run_is_refused_until_the_first_ends(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "sweep"
-    with exclusive(folder), pytest.raises(InvalidInput, match="another dpsweep is running in"), exclusive(folder):
+    refused = pytest.raises(InvalidInput, match="another dpsweep writes to s3://bucket/sweep; wait for it")
+    with exclusive(folder, "s3://bucket/sweep"), refused, exclusive(folder, "s3://bucket/sweep"):
         pass
-    with exclusive(folder):
+    with exclusive(folder, "s3://bucket/sweep"):
         (folder / "sweep.json").touch()
     assert folder.is_dir()
 
 
 def test_a_run_that_could_not_start_leaves_nothing(tmp_path: Path) -> None:
-    with exclusive(tmp_path / "sweep"):
+    with exclusive(tmp_path / "sweep", ""):
         assert (tmp_path / "sweep").is_dir()
     assert not (tmp_path / "sweep").exists()
 
 
 def test_an_output_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(InvalidInput, match=r"cannot write to .*choose another folder"), exclusive(tmp_path / "file"):
+    refused = pytest.raises(InvalidInput, match=r"cannot write to .*choose another folder")
+    with refused, exclusive(tmp_path / "file", ""):
         pass

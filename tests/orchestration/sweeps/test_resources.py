@@ -77,3 +77,9 @@ def test_unclear_lists_are_refused(sections: Any, message: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         parse_sweep(small(resources=sections))
     assert message in str(refused.value)
+
+
+def test_a_gpu_that_no_trial_would_use_is_not_reserved() -> None:
+    with pytest.raises(InvalidInput, match=r"resources\.gpus reserves GPUs, but execution\.device is 'cpu'"):
+        parse_sweep(small(resources={"gpus": 1}, execution={"device": "cpu"}))
+    assert parse_sweep(small(resources={"gpus": 1}, execution={"device": "cpu", "allow_cpu": True})).execution.allow_cpu

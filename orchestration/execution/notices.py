@@ -1,0 +1,185 @@
+"""Tells people and programs that a sweep has finished, has failed, or is stuck: a POST of JSON, or a command."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from typing import Final, Literal
+
+from accounting.errors import InvalidInput
+from orchestration.records.states import TrialState
+from orchestration.records.status_snapshot import SweepSnapshot
+
+Event = Literal["finished", "failed", "stuck"]
+TIMEOUT: Final = 15.0
+"""Seconds that a server or a command may take."""
+_PAUSES: Final = (0.0, 2.0, 10.0)
+"""Seconds before each attempt to reach a server."""
+MISSING_FOR: Final = 300.0
+"""Seconds after which trials that no node can run are stuck; an autoscaler starts a node within this time."""
+IDLE_FOR: Final = 900.0
+"""Seconds without any running trial after which a sweep is stuck."""
+SILENT_FOR: Final = 3600.0
+"""Least seconds without an epoch, a part or an end after which a sweep with running trials is stuck."""
+_TIMES_LONGEST: Final = 4.0
+"""Such a sweep is stuck after so many times the longest pause between two signs of progress before."""
+_VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+
+class Notices:
+    """Sends each event once to every one of ``targets``.
+
+    targets: addresses (``http://``, ``https://``) and command lines, in which ``${NAME}`` stands for an environment
+    variable of the driver, so that secrets need not be in the sweep file. output: folder or URI of the sweep. told:
+    events that an earlier driver of the same job has sent. warn: called with a sentence for each target that failed.
+    """
+
+    def __init__(self, targets: Sequence[str], output: str, told: Sequence[str], warn: Callable[[str], None]) -> None:
+        self._targets, self._output, self._warn = targets, output, warn
+        self._told = list(dict.fromkeys(told))
+        self._threads: list[threading.Thread] = []
+        self._watch = _Watch()
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """Events that were sent."""
+        return tuple(self._told)
+
+    def watch(self, snapshot: SweepSnapshot) -> None:
+        """Tell that a running sweep is stuck, if this snapshot shows it."""
+        reason = self._watch.reason(snapshot, time.monotonic())
+        if reason is not None:
+            self.tell("stuck", reason, snapshot)
+
+    def ended(self, snapshot: SweepSnapshot, error: BaseException | None) -> None:
+        """Tell how the sweep has ended; nothing if its user interrupted it. Returns when all targets were told."""
+        if error is not None and not isinstance(error, KeyboardInterrupt):
+            self.tell("failed", f"its driver ended with {type(error).__name__}", snapshot)
+        elif snapshot.state == "failed":
+            failed = snapshot.counts()[TrialState.FAILED]
+            self.tell("failed", f"{failed} of {len(snapshot.trials)} trials have failed", snapshot)
+        elif error is None:
+            self.tell("finished", snapshot.reason or f"{len(snapshot.trials)} trials are done", snapshot)
+        self.wait()
+
+    def tell(self, event: Event, message: str, snapshot: SweepSnapshot | None) -> None:
+        """Send an event to every target in the background, unless it was sent before."""
+        if event in self._told or not self._targets:
+            return
+        self._told.append(event)
+        counts = {} if snapshot is None else {state.word: n for state, n in snapshot.counts().items() if n}
+        name = "" if snapshot is None else snapshot.name
+        content = {"event": event, "sweep": name, "output": self._output, "message": message, "trials": counts}
+        for target in self._targets:
+            thread = threading.Thread(target=self._send, args=(target, content), name="dpsweep-notice", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def wait(self) -> None:
+        """Wait until every target was told, or has failed."""
+        for thread in self._threads:
+            thread.join(len(_PAUSES) * (TIMEOUT + max(_PAUSES)))
+
+    def _send(self, target: str, content: dict[str, object]) -> None:
+        try:
+            whole = expanded(target)
+            if is_address(whole):
+                _post(whole, content)
+            else:
+                _run(whole, content)
+        except (InvalidInput, OSError, ValueError, subprocess.SubprocessError) as error:
+            reason = " ".join(str(error).split())
+            self._warn(f"{target} was not told that the sweep has {content['event']}: {reason}")
+
+
+def expanded(target: str) -> str:
+    """The target with the values of the variables that it names. Raises: InvalidInput for one that is not set."""
+
+    def value(found: re.Match[str]) -> str:
+        if found[1] not in os.environ:
+            raise InvalidInput(f"the variable {found[1]} is not set where the driver runs")
+        return os.environ[found[1]]
+
+    return _VARIABLE.sub(value, target)
+
+
+def is_address(target: str) -> bool:
+    """Whether a target is an address to post to, not a command."""
+    return target.startswith(("http://", "https://"))
+
+
+def _post(address: str, content: dict[str, object]) -> None:
+    """POST the content as JSON, with a few attempts. Raises: OSError, ValueError."""
+    body, headers = json.dumps(content).encode(), {"Content-Type": "application/json"}
+    for attempt, pause in enumerate(_PAUSES, 1):
+        time.sleep(pause)
+        try:
+            urllib.request.urlopen(urllib.request.Request(address, body, headers), timeout=TIMEOUT).close()
+            return
+        except urllib.error.HTTPError as error:
+            if error.code < 500 or attempt == len(_PAUSES):
+                raise
+        except OSError:
+            if attempt == len(_PAUSES):
+                raise
+
+
+def _run(command: str, content: dict[str, object]) -> None:
+    """Run the command without a shell: the content as JSON on its stdin, and its texts in ``DPSWEEP_...``."""
+    variables = {f"DPSWEEP_{name.upper()}": text for name, text in content.items() if isinstance(text, str)}
+    subprocess.run(
+        shlex.split(command),
+        input=json.dumps(content).encode(),
+        env={**os.environ, **variables},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        timeout=TIMEOUT,
+        check=True,
+    )
+
+
+class _Watch:
+    """Notices from snapshots of a running sweep whether it is stuck."""
+
+    def __init__(self) -> None:
+        self._progress: tuple[int, ...] = ()
+        self._since: dict[str, float] = {}
+        self._longest = 0.0
+
+    def reason(self, snapshot: SweepSnapshot, now: float) -> str | None:
+        """Why the sweep is stuck, in words; None if it is not. now: seconds of a monotonic clock."""
+        counts = snapshot.counts()
+        running = sum(count for state, count in counts.items() if state.is_running)
+        ended = sum(count for state, count in counts.items() if state.has_ended)
+        progress = (snapshot.steps, snapshot.parts, ended, running)
+        if progress != self._progress:
+            self._longest = max(self._longest, now - self._since.get("progress", now))
+            self._progress = progress
+            self._since["progress"] = now
+        cluster = snapshot.cluster
+        if cluster is not None and cluster.missing and cluster.waiting:
+            if self._held("missing", now, is_so=True) > MISSING_FOR:
+                return f"{cluster.waiting} trials wait: {cluster.shortage()}"
+        else:
+            self._held("missing", now, is_so=False)
+        silent = now - self._since["progress"]
+        if not running and counts[TrialState.PENDING] and silent > IDLE_FOR:
+            return f"no trial has begun for {silent / 60.0:.0f} minutes, and {counts[TrialState.PENDING]} wait"
+        if running and silent > max(SILENT_FOR, _TIMES_LONGEST * self._longest):
+            return f"{running} trials run, but none has shown progress for {silent / 60.0:.0f} minutes"
+        return None
+
+    def _held(self, what: str, now: float, is_so: bool) -> float:
+        """Seconds since ``what`` began to be so; 0 if it is not."""
+        if not is_so:
+            self._since.pop(what, None)
+            return 0.0
+        return now - self._since.setdefault(what, now)
