@@ -1,14 +1,12 @@
-"""The manifests in deploy/ are what the KubeRay operator and Ray accept, and fit the image and each other.
+"""The manifests in deploy/ are what Kubernetes, the KubeRay operator and Ray accept, and fit the images and each other.
 
-The operator's definitions are a megabyte each and not kept here. The tests that need them read the folder named by
-KUBERAY_CRDS, ``helm-chart/kuberay-operator/crds`` of ray-project/kuberay v1.7.0, and are skipped without it.
+The operator's definitions are in `tests.kuberay`, those of Kubernetes in the package kubernetes-validate.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -20,11 +18,11 @@ import yaml
 from jsonschema import Draft202012Validator, ValidationError
 
 from orchestration.commands.main import app
+from orchestration.execution.gpu_nodes import TRAINING_LABEL
+from tests.kuberay import KINDS, schema
 
 ROOT = Path(__file__).parents[1]
-CRDS = os.environ.get("KUBERAY_CRDS")
-with_definitions = pytest.mark.skipif(CRDS is None, reason="KUBERAY_CRDS does not name the operator's definitions")
-DEFINITIONS = {"RayJob": "ray.io_rayjobs.yaml", "RayCluster": "ray.io_rayclusters.yaml"}
+KUBERNETES = "1.33"
 DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
 
 
@@ -41,10 +39,7 @@ def groups() -> list[dict[str, Any]]:
 @functools.cache
 def definition(kind: str) -> Draft202012Validator:
     """The operator's schema of a kind. As the API server when it validates strictly, it refuses unknown fields."""
-    text = (Path(CRDS or "") / DEFINITIONS[kind]).read_text()
-    versions = yaml.load(text, Loader=yaml.CSafeLoader)["spec"]["versions"]
-    (schema,) = (each["schema"]["openAPIV3Schema"] for each in versions if each["name"] == "v1")
-    return Draft202012Validator(_strict(schema))
+    return Draft202012Validator(_strict(schema(kind)))
 
 
 def _strict(schema: Any) -> Any:
@@ -59,8 +54,7 @@ def _strict(schema: Any) -> Any:
     return found
 
 
-@with_definitions
-@pytest.mark.parametrize("kind", DEFINITIONS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_operator_knows_every_field_and_accepts_its_value(kind: str) -> None:
     definition(kind).validate(manifest(kind))
 
@@ -74,7 +68,6 @@ MISTAKES: dict[str, tuple[tuple[str | int, ...], Any]] = {
 }
 
 
-@with_definitions
 @pytest.mark.parametrize(("place", "value"), MISTAKES.values(), ids=MISTAKES.keys())
 def test_the_definitions_would_catch_a_mistake(place: tuple[str | int, ...], value: Any) -> None:
     wrong = copy.deepcopy(manifest("RayJob"))
@@ -84,6 +77,90 @@ def test_the_definitions_would_catch_a_mistake(place: tuple[str | int, ...], val
     target[place[-1]] = value
     with pytest.raises(ValidationError):
         definition("RayJob").validate(wrong)
+
+
+def pods() -> dict[str, Any]:
+    """Every pod that the manifests describe, by a name."""
+    submitter = manifest("RayJob")["spec"]["submitterPodTemplate"]
+    names = ["head", *(group["groupName"] for group in groups()[1:])]
+    return {"submitter": submitter, **dict(zip(names, (group["template"] for group in groups()), strict=True))}
+
+
+@pytest.mark.parametrize("name", ["storage", "networkpolicy"])
+def test_kubernetes_knows_every_field(name: str) -> None:
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    kubernetes_validate.validate(
+        yaml.safe_load((ROOT / "deploy" / f"{name}.yaml").read_text()), KUBERNETES, strict=True
+    )
+
+
+@pytest.mark.parametrize("name", ["submitter", "head", "gpu", "cpu"])
+def test_kubernetes_knows_every_field_of_a_pod(name: str) -> None:
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": pods()[name]["spec"]}
+    kubernetes_validate.validate(pod, KUBERNETES, strict=True)
+    wrong = copy.deepcopy(pod)
+    wrong["spec"]["containers"][0]["securityContexts"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, KUBERNETES, strict=True)
+
+
+@pytest.mark.parametrize("name", ["submitter", "head", "gpu", "cpu"])
+def test_pods_pass_pod_security_restricted(name: str) -> None:
+    """https://kubernetes.io/docs/concepts/security/pod-security-standards, the profile restricted."""
+    pod = pods()[name]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] > 0
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+    assert all({"persistentVolumeClaim", "emptyDir"} & volume.keys() for volume in pod.get("volumes", ()))
+    for container in pod["containers"]:
+        assert_restricted(container["securityContext"])
+        assert not any("hostPort" in port for port in container.get("ports", ()))
+    assert_restricted(manifest("RayCluster")["spec"]["autoscalerOptions"]["securityContext"])
+
+
+def assert_restricted(context: dict[str, Any]) -> None:
+    assert context == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def test_a_namespace_of_its_own_is_closed_but_to_those_that_must_come_in() -> None:
+    policy = yaml.safe_load((ROOT / "deploy" / "networkpolicy.yaml").read_text())["spec"]
+    nodes = {"matchLabels": {"ray.io/is-ray-node": "yes"}}  # KubeRay's label of every node
+    assert (policy["podSelector"], policy["policyTypes"]) == (nodes, ["Ingress", "Egress"])
+    assert {"from": [{"podSelector": nodes}]} in policy["ingress"]
+    others = [rule for rule in policy["ingress"] if rule["from"] != [{"podSelector": nodes}]]
+    assert all(rule["ports"] for rule in others), "no stranger reaches every port"
+    submitter = manifest("RayJob")["spec"]["submitterPodTemplate"]["metadata"]["labels"]
+    assert any({"podSelector": {"matchLabels": submitter}} in rule["from"] for rule in others)
+
+
+@pytest.mark.parametrize("name", ["raycluster", "rayjob"])
+def test_what_is_commented_out_is_accepted_too(name: str) -> None:
+    """Redis behind the head, queues of Kueue, priority classes."""
+    text = (ROOT / "deploy" / f"{name}.yaml").read_text()
+    option = r"^( *)# ((?:labels|gcsFaultToleranceOptions|priorityClassName|  redis\w+):)"
+    taken, count = re.subn(option, r"\1\2", text, flags=re.M)
+    assert count == 7
+    kind = {"raycluster": "RayCluster", "rayjob": "RayJob"}[name]
+    found = yaml.safe_load(taken)
+    definition(kind).validate(found)
+    assert "kueue.x-k8s.io/queue-name" in found["metadata"]["labels"]
+    spec = found["spec"] if kind == "RayCluster" else found["spec"]["rayClusterSpec"]
+    assert spec["gcsFaultToleranceOptions"]["redisPassword"]["valueFrom"]["secretKeyRef"]["name"] == "dpsweep-redis"
+    assert spec["headGroupSpec"]["template"]["spec"]["priorityClassName"] == "dpsweep"
+
+
+def test_gpu_nodes_have_the_label_that_other_work_keeps_off() -> None:
+    name, value = TRAINING_LABEL
+    assert [group["labels"][name] == value for group in groups()[1:]] == [True, False]
+
+
+def test_only_the_driver_has_the_password_of_mlflow() -> None:
+    for name, pod in pods().items():
+        (container,) = pod["spec"]["containers"]
+        secrets = {each["secretRef"]["name"] for each in container.get("envFrom", ())}
+        assert ("dpsweep-mlflow" in secrets) == (name == "head"), name
 
 
 def test_ray_start_knows_its_parameters() -> None:
@@ -111,15 +188,17 @@ def test_the_head_takes_no_work_and_workers_come_and_go() -> None:
     assert [limit.get("nvidia.com/gpu") for limit in limits] == ["1", None]
 
 
-def test_every_node_has_the_image_and_the_shared_folder_and_no_root() -> None:
+def test_every_node_has_its_image_and_the_shared_folder() -> None:
     claim = yaml.safe_load((ROOT / "deploy" / "storage.yaml").read_text())
     assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    assert claim["spec"]["storageClassName"], "the default class is rarely one that several nodes can write"
     for group in groups():
         pod = group["template"]["spec"]
         (container,) = pod["containers"]
-        assert container["image"] == "REGISTRY/dpsweep:0.1.0"
+        has_gpu = "nvidia.com/gpu" in container["resources"]["limits"]
+        assert container["image"] == f"REGISTRY/dpsweep:0.1.0-{'gpu' if has_gpu else 'cpu'}"
         assert container["resources"]["requests"] == container["resources"]["limits"]
-        assert pod["securityContext"]["runAsNonRoot"]
+        assert "ephemeral-storage" in container["resources"]["limits"]
         (volume,), (mount,) = pod["volumes"], container["volumeMounts"]
         assert (mount["name"], volume["persistentVolumeClaim"]["claimName"]) == (
             volume["name"],
@@ -141,5 +220,5 @@ def test_the_image_has_the_code_the_pins_and_their_ray() -> None:
     assert set(copied) == packages | {"pyproject.toml", "constraints.txt", "README.md", "LICENSE"}
     assert all((ROOT / name).exists() for name in copied)
     (pinned,) = re.findall(r"^ray==(.*)$", (ROOT / "constraints.txt").read_text(), re.M)
-    assert f"FROM rayproject/ray:{pinned}-py311-gpu" in DOCKERFILE
+    assert f"FROM rayproject/ray:{pinned}-py311-${{KIND}}" in DOCKERFILE
     assert manifest("RayCluster")["spec"]["rayVersion"] == pinned
