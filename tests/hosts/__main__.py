@@ -1,0 +1,32 @@
+"""``python -m tests.hosts faults`` and ``python -m tests.hosts teams``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.hosts.faults import run_table
+from tests.hosts.network import network
+from tests.hosts.teams import run_teams
+
+
+def main() -> None:
+    """Run the table of faults, or two teams on one cluster."""
+    parser = argparse.ArgumentParser(prog="python -m tests.hosts", description=__doc__)
+    parser.add_argument("what", choices=["faults", "teams"])
+    parser.add_argument("--only", default="", help="part of FAULT-STAGE, such as mlflow or -recording")
+    parser.add_argument("--keep", type=Path, help="a folder for the hosts' files, which is kept")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="dps-hosts-") as folder:
+        kept = given.keep or Path(folder)
+        kept.mkdir(parents=True, exist_ok=True)
+        kept.chmod(0o755)
+        with network(kept.resolve()) as made:
+            good = run_table(made, given.only.lower()) if given.what == "faults" else run_teams(made)
+    sys.exit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()

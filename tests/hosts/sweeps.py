@@ -1,0 +1,140 @@
+"""What is run on the hosts: a small sweep, where it is at a moment, and what it left."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tests.hosts.cluster import Cluster, Services
+from tests.hosts.network import Host
+from tests.orchestration.sample_grids import small
+
+WATCH = """
+import json, sys, time
+from accounting.errors import DpsweepError
+from orchestration.records.status_snapshot import read_snapshot
+last = None
+while True:
+    try:
+        found = read_snapshot(sys.argv[1] + "/status.json")
+    except (DpsweepError, OSError):
+        found = None
+    if found is not None:
+        counts = {state.value: count for state, count in found.counts().items()}
+        now = {"state": found.state, "counts": counts, "trials": len(found.trials), "pid": found.pid}
+        if now != last:
+            print(json.dumps(now), flush=True)
+            last = now
+    time.sleep(0.3)
+"""
+"""Prints a line whenever the status of a sweep has changed."""
+DIGESTS = """
+import hashlib, json, sys
+from tests.orchestration.servers import objects_in
+import os
+start = sys.argv[1] + "/trials/"
+found = objects_in("bucket", dict(os.environ))
+kept = {name: hashlib.sha256(content).hexdigest() for name, content in found.items()
+        if name.startswith(start) and "/private/" in name and name.endswith(".arrow")}
+print(json.dumps({name[len(start):]: digest for name, digest in kept.items()}))
+"""
+"""Prints the sha256 of every object with norms or epsilons of a sweep."""
+RECORDED = """
+import json, os, sys
+from mlflow import MlflowClient
+client = MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
+experiment = client.get_experiment_by_name("dpsweep")
+runs = client.search_runs([experiment.experiment_id], max_results=1000)
+parents = {run.info.run_id for run in runs if run.data.tags.get("mlflow.runName") == sys.argv[1]}
+trials = [run for run in runs if run.data.tags.get("mlflow.parentRunId") in parents
+          and run.data.tags.get("dpsweep.kind") == "trial"]
+print(json.dumps({
+    "finished": sum(run.info.status == "FINISHED" for run in trials), "trials": len(trials),
+    "parents": sorted(run.info.status for run in runs if run.info.run_id in parents),
+}))
+"""
+"""Prints how many trials of a sweep MLflow has as finished, and the states of its parent runs."""
+
+
+def text_of(name: str, seeds: int, **changes: object) -> str:
+    """A sweep of ``seeds`` trials whose norms are stored and accounted."""
+    return small(
+        **{
+            "name": name,
+            "clipping": "flat",
+            "noise": "constant",
+            "seeds": list(range(seeds)),
+            "epochs": 12,
+            "norms": {"refreshes_per_epoch": 1, "rows_per_part": 128},
+            "accounting": {"individual": "rdp"},
+            **changes,
+        }
+    )
+
+
+@dataclass
+class Submitted:
+    """A sweep that a client has submitted."""
+
+    client: Host
+    cluster: Cluster
+    services: Services
+    name: str
+    trials: int
+    output: str
+
+    def job_state(self) -> str:
+        """The state of its job, as `dpsweep list` tells it; "" if there is none."""
+        done = self.client.dpsweep("list", "--address", self.cluster.dashboard, "--json", **self.services.environment)
+        jobs = json.loads(done.stdout)["jobs"] if done.returncode == 0 else []
+        return str(next((job["state"] for job in reversed(jobs) if job["output"] == self.output), ""))
+
+
+def submitted(
+    client: Host, cluster: Cluster, services: Services, text: str, name: str, trials: int, *options: object
+) -> Submitted:
+    """Submit a sweep whose results go to the object store. Raises: AssertionError if it was refused."""
+    file, output = client.folder / f"{name.replace('/', '-')}.yaml", f"s3://bucket/{name}"
+    file.write_text(text)
+    variables = [f"--env={key}={value}" for key, value in services.environment.items()]
+    arguments = ("submit", file, "--address", cluster.dashboard, "--output", output, *variables, *options)
+    done = client.dpsweep(*arguments, **services.environment)
+    assert done.returncode == 0, done.stderr
+    return Submitted(client, cluster, services, name, trials, output)
+
+
+class Watcher:
+    """Follows the status of a sweep from the client's host. Use it as a context manager."""
+
+    def __init__(self, client: Host, services: Services, output: str) -> None:
+        self._client, self._services, self._output = client, services, output
+
+    def __enter__(self) -> Watcher:
+        self._process = self._client.watch(sys.executable, "-c", WATCH, self._output, **self._services.environment)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def wait(self, holds: Callable[[dict[str, Any]], bool], seconds: float = 600.0) -> dict[str, Any]:
+        """The first status from now on for which ``holds``. Raises: AssertionError if there is none in time."""
+        assert self._process.stdout is not None
+        deadline, line = time.monotonic() + seconds, ""
+        while time.monotonic() < deadline:
+            line = self._process.stdout.readline() or line
+            if line and holds(found := json.loads(line)):
+                return dict(found)
+        raise AssertionError(f"not in {seconds:g} s; at last {line}")
+
+
+def answer(host: Host, code: str, *arguments: str, **environment: str) -> Any:
+    """What a script prints as JSON on a host."""
+    done: subprocess.CompletedProcess[str] = host.run(sys.executable, "-c", code, *arguments, **environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])

@@ -1,0 +1,75 @@
+"""Two teams on one cluster: a sweep on CPUs that fills it, and one of higher priority that needs a GPU."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+from tests.hosts.cluster import Services, cluster
+from tests.hosts.faults import ended
+from tests.hosts.network import Network
+from tests.hosts.sweeps import Watcher, submitted, text_of
+
+_PLACES = """
+import json, os, sys
+from orchestration.records.layout import SweepFiles
+from orchestration.records.results import read_result
+from accounting.records.files import list_files
+found = []
+root = sys.argv[1]
+for key in sorted({name.split("/")[0] for name in list_files(root + "/trials")}):
+    result = read_result(SweepFiles(root).trial(key).result)
+    if result is not None:
+        found.append([result.started, result.ended])
+print(json.dumps(sorted(found)))
+"""
+"""Prints when each trial of a sweep started and ended."""
+
+
+def run_teams(network: Network) -> bool:
+    """Run both sweeps and print who trained when; whether the second began with the next free resources."""
+    services = Services(network.add("services"))
+    services.begin()
+    made = cluster(network)
+    made.add("gpu", "--num-cpus=1", "--num-gpus=1")
+    first, second = (network.add(name, **made.head.environment) for name in ("ann", "bob"))
+    long = {"epochs": 20, "norms": {"refreshes_per_epoch": "off"}}
+    on_gpu = {"resources": {"cpus": 1, "gpus": 0.5}, "execution": {"allow_cpu": True}}
+    fills = submitted(
+        first, made, services, text_of("exp1", 8, **long), "teamA/exp1", 8, "--owner", "ann", "--priority", "0"
+    )
+    with Watcher(first, services, fills.output) as watcher:
+        watcher.wait(lambda status: status["counts"].get("finished", 0) >= 1)
+    asked = time.time()
+    urgent = submitted(
+        second,
+        made,
+        services,
+        text_of("exp1", 2, **long, **on_gpu),
+        "teamB/exp1",
+        2,
+        "--owner",
+        "bob",
+        "--priority",
+        "5",
+    )
+    listed = second.dpsweep("list", "--address", made.dashboard, **services.environment)
+    print(listed.stdout, flush=True)
+    states = [ended(urgent), ended(fills)]
+    times = [_times(network, services, each.output) for each in (fills, urgent)]
+    begins = [started for started, _ in times[1]]
+    between = [started for started, _ in times[0] if begins and begins[0] < started < begins[-1]]
+    ran = [ended for started, ended in times[0] if started < begins[0] < ended]
+    for name, trials in zip(("exp1 of ann", "exp1 of bob"), times, strict=True):
+        print(f"{name}: " + ", ".join(f"{start - asked:+.0f} to {end - asked:+.0f} s" for start, end in trials))
+    print(f"jobs: {states}; trials of ann that began between bob's: {len(between)}; that ran on: {len(ran)}")
+    return states == ["SUCCEEDED", "SUCCEEDED"] and not between and len(times[0]) == 8
+
+
+def _times(network: Network, services: Services, output: str) -> list[list[float]]:
+    done = network.hosts["ann"].run(sys.executable, "-c", _PLACES, output, **services.environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: Any = json.loads(done.stdout)
+    return list(found)
