@@ -94,7 +94,7 @@ from benchmarks.gpu.runner import run_phases
 
 if __name__ == "__main__":
     out, *names = sys.argv[1:]
-    phases = [Phase(name, name, 1000.0 if name == "waits" else 3.0, "goes wrong") for name in names]
+    phases = [Phase(name, name, {"waits": 1000.0, "hangs": 0.5}.get(name, 10.0), "goes wrong") for name in names]
     report = Report(Path(out) / "gpu.json", "cpu", phases, Path(out))
     sys.exit(run_phases(phases, report, "cpu", SIZES["small"], 2000.0, Path(out), shared="workers.devices"))
 """
@@ -137,6 +137,7 @@ def test_what_goes_wrong_in_a_phase_is_kept_and_the_next_begins(tmp_path: Path) 
     assert "ValueError: no such kernel" in told
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("number", "state"), [(signal.SIGKILL, "running"), (signal.SIGINT, "interrupted")])
 def test_what_was_measured_outlives_the_end_of_the_run(number: signal.Signals, state: str, tmp_path: Path) -> None:
     with driven(tmp_path, "fine", "waits", "raises") as process:
