@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 import accounting
+from accounting.errors import DpsweepError
 from accounting.records import make_private_file, make_private_folder
 from workers.data import CACHE
 
@@ -23,17 +24,19 @@ _PACKAGES: Final = ("dpsweep", "dp-accounting", "numpy", "scipy")
 """Packages that compute the answers; with another version of one, everything is computed anew."""
 _TIMEOUT: Final = 5.0
 """Seconds to wait for another process that writes."""
+_UNUSABLE: Final = (sqlite3.Error, OSError, RuntimeError, DpsweepError)
+"""Errors of a cache that cannot be used; a user without a home has a RuntimeError."""
 
 
 def remembered(question: str, answer: Callable[[], str]) -> str:
     """The answer to a question, or what the same code has answered before. Raises: as ``answer``."""
     key = hashlib.sha256(f"{_code()}\n{question}".encode()).hexdigest()
-    with contextlib.suppress(sqlite3.Error, OSError), _opened() as store:
+    with contextlib.suppress(*_UNUSABLE), _opened() as store:
         row = store.execute("select answer from answers where key = ?", (key,)).fetchone()
         if row is not None:
             return str(row[0])
     found = answer()
-    with contextlib.suppress(sqlite3.Error, OSError), _opened() as store:
+    with contextlib.suppress(*_UNUSABLE), _opened() as store:
         store.execute("insert or replace into answers values (?, ?)", (key, found))
     return found
 

@@ -15,8 +15,21 @@ STRANGERS: Final = ("tests/orchestration/test_second_user.py",)
 
 HOSTILE: Final[tuple[Mutant, ...]] = (
     *bugs_in(
+        "accounting/reasons.py",
+        ("tests/orchestration/test_reasons.py::test_each_reason_has_its_cause_and_no_other_comes_with_it",),
+        B('kind="estimate", reasons=found', "reasons=found", "a claim with reasons stays a guarantee", True),
+    ),
+    *bugs_in(
+        "workers/data/table.py",
+        ("tests/orchestration/test_errors.py::test_an_error_of_the_plan_shows_type_and_place",),
+        B("if name in known else A_COLUMN", "if name else A_COLUMN", "errors show a first row as names", True),
+    ),
+    *bugs_in(
         "orchestration/comparison/claims.py",
         CLAIMS,
+        B("    yield from _stronger(claims)\n", "", "a result may hide why it is no guarantee", True),
+        B("        yield from _of_account(again, trace)\n", "        ()\n", "forged accountings are shown", True),
+        B("    require_founded(files, record)\n    return record", "    return record", "the gate lets all out", True),
         B(
             "yield from _smaller_risk(risk, trace, {1,",
             "{} and (risk, trace, {1,",
