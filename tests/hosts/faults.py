@@ -133,10 +133,10 @@ def _row(place: Place, fault: str, stage: str, expected: Mapping[str, str]) -> s
     text, started = text_of(name, TRIALS), time.monotonic()
 
     def submit() -> Submitted:
-        return submitted(place.client, place.cluster, place.services, text, name, TRIALS)
+        return submitted(place.client, place.cluster, place.services.environment, text, name, f"s3://bucket/{name}")
 
     sweep = submit()
-    with Watcher(place.client, place.services, sweep.output) as watcher:
+    with Watcher(sweep) as watcher:
         _break(place, watcher, fault, stage)
     states = [ended(sweep)] if fault != "GCS" else []
     if fault == "GCS":  # the job was lost with the head
@@ -171,7 +171,7 @@ def _told(
     recorded = answer(place.client, RECORDED, sweep.name, **environment)
     found = answer(place.client, DIGESTS, sweep.name, **environment)
     same = sum(found.get(name) == digest for name, digest in expected.items())
-    with Watcher(place.client, place.services, sweep.output) as watcher:
+    with Watcher(sweep) as watcher:
         failed = watcher.wait(lambda status: True)["counts"].get("failed", 0)
     equal = f"{same} of {len(expected)}" + (f", {len(found) - same} others" if len(found) > same else "")
     return (
@@ -189,7 +189,8 @@ def run_table(network: Network, only: str) -> bool:
         made.add(name, "--num-cpus=1")
     place = Place(network, made, services, network.add("client", **made.head.environment))
     print("undisturbed", file=sys.stderr, flush=True)
-    reference = submitted(place.client, made, services, text_of("undisturbed", TRIALS), "undisturbed", TRIALS)
+    undisturbed = (text_of("undisturbed", TRIALS), "undisturbed", "s3://bucket/undisturbed")
+    reference = submitted(place.client, made, services.environment, *undisturbed)
     assert ended(reference) == "SUCCEEDED"
     expected = answer(place.client, DIGESTS, "undisturbed", **services.environment)
     assert expected, "norms and epsilons are stored"

@@ -6,11 +6,11 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tests.hosts.cluster import Cluster, Services
+from tests.hosts.cluster import Cluster
 from tests.hosts.network import Host
 from tests.orchestration.sample_grids import small
 
@@ -83,39 +83,39 @@ class Submitted:
 
     client: Host
     cluster: Cluster
-    services: Services
+    environment: Mapping[str, str]
     name: str
-    trials: int
     output: str
 
     def job_state(self) -> str:
         """The state of its job, as `dpsweep list` tells it; "" if there is none."""
-        done = self.client.dpsweep("list", "--address", self.cluster.dashboard, "--json", **self.services.environment)
+        done = self.client.dpsweep("list", "--address", self.cluster.dashboard, "--json", **self.environment)
         jobs = json.loads(done.stdout)["jobs"] if done.returncode == 0 else []
         return str(next((job["state"] for job in reversed(jobs) if job["output"] == self.output), ""))
 
 
 def submitted(
-    client: Host, cluster: Cluster, services: Services, text: str, name: str, trials: int, *options: object
+    client: Host, cluster: Cluster, environment: Mapping[str, str], text: str, name: str, output: str, *options: object
 ) -> Submitted:
-    """Submit a sweep whose results go to the object store. Raises: AssertionError if it was refused."""
-    file, output = client.folder / f"{name.replace('/', '-')}.yaml", f"s3://bucket/{name}"
+    """Submit a sweep. environment: by which all find its storage and MLflow. Raises: AssertionError if refused."""
+    file = client.folder / f"{name}.yaml"
     file.write_text(text)
-    variables = [f"--env={key}={value}" for key, value in services.environment.items()]
+    variables = [f"--env={key}={value}" for key, value in environment.items()]
     arguments = ("submit", file, "--address", cluster.dashboard, "--output", output, *variables, *options)
-    done = client.dpsweep(*arguments, **services.environment)
+    done = client.dpsweep(*arguments, **environment)
     assert done.returncode == 0, done.stderr
-    return Submitted(client, cluster, services, name, trials, output)
+    return Submitted(client, cluster, environment, name, output)
 
 
 class Watcher:
     """Follows the status of a sweep from the client's host. Use it as a context manager."""
 
-    def __init__(self, client: Host, services: Services, output: str) -> None:
-        self._client, self._services, self._output = client, services, output
+    def __init__(self, sweep: Submitted) -> None:
+        self._sweep = sweep
 
     def __enter__(self) -> Watcher:
-        self._process = self._client.watch(sys.executable, "-c", WATCH, self._output, **self._services.environment)
+        sweep = self._sweep
+        self._process = sweep.client.watch(sys.executable, "-c", WATCH, sweep.output, **sweep.environment)
         return self
 
     def __exit__(self, *exception: object) -> None:

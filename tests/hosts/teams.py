@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Any
 
-from tests.hosts.cluster import Services, cluster
+from tests.hosts.cluster import cluster
 from tests.hosts.faults import ended
 from tests.hosts.network import Network
 from tests.hosts.sweeps import Watcher, submitted, text_of
@@ -30,35 +30,22 @@ print(json.dumps(sorted(found)))
 
 def run_teams(network: Network) -> bool:
     """Run both sweeps and print who trained when; whether the second began with the next free resources."""
-    services = Services(network.add("services"))
-    services.begin()
     made = cluster(network)
     made.add("gpu", "--num-cpus=1", "--num-gpus=1")
     first, second = (network.add(name, **made.head.environment) for name in ("ann", "bob"))
+    without = {"MLFLOW_TRACKING_URI": "none"}
     long = {"epochs": 20, "norms": {"refreshes_per_epoch": "off"}}
     on_gpu = {"resources": {"cpus": 1, "gpus": 0.5}, "execution": {"allow_cpu": True}}
-    fills = submitted(
-        first, made, services, text_of("exp1", 8, **long), "teamA/exp1", 8, "--owner", "ann", "--priority", "0"
-    )
-    with Watcher(first, services, fills.output) as watcher:
+    outputs = [str(network.folder / team / "exp1") for team in ("teamA", "teamB")]
+    fills = submitted(first, made, without, text_of("exp1", 8, **long), "exp1", outputs[0], "--owner", "ann")
+    with Watcher(fills) as watcher:
         watcher.wait(lambda status: status["counts"].get("finished", 0) >= 1)
-    asked = time.time()
-    urgent = submitted(
-        second,
-        made,
-        services,
-        text_of("exp1", 2, **long, **on_gpu),
-        "teamB/exp1",
-        2,
-        "--owner",
-        "bob",
-        "--priority",
-        "5",
-    )
-    listed = second.dpsweep("list", "--address", made.dashboard, **services.environment)
+    asked, turn = time.time(), ("--owner", "bob", "--priority", "5")
+    urgent = submitted(second, made, without, text_of("exp1", 2, **long, **on_gpu), "exp1", outputs[1], *turn)
+    listed = second.dpsweep("list", "--address", made.dashboard)
     print(listed.stdout, flush=True)
     states = [ended(urgent), ended(fills)]
-    times = [_times(network, services, each.output) for each in (fills, urgent)]
+    times = [_times(network, each.output) for each in (fills, urgent)]
     begins = [started for started, _ in times[1]]
     between = [started for started, _ in times[0] if begins and begins[0] < started < begins[-1]]
     ran = [ended for started, ended in times[0] if started < begins[0] < ended]
@@ -68,8 +55,8 @@ def run_teams(network: Network) -> bool:
     return states == ["SUCCEEDED", "SUCCEEDED"] and not between and len(times[0]) == 8
 
 
-def _times(network: Network, services: Services, output: str) -> list[list[float]]:
-    done = network.hosts["ann"].run(sys.executable, "-c", _PLACES, output, **services.environment)
+def _times(network: Network, output: str) -> list[list[float]]:
+    done = network.hosts["ann"].run(sys.executable, "-c", _PLACES, output)
     assert done.returncode == 0, done.stderr[-2000:]
     found: Any = json.loads(done.stdout)
     return list(found)
