@@ -49,6 +49,10 @@ def worst_case(epsilon: float, size: int = 1, kind: str = "guarantee") -> Privac
     return PrivacyEstimate(epsilon, DELTA, "add_remove", "pld", kind, group_size=size)  # type: ignore[arg-type]  # a Kind
 
 
+def _at(delta: float, *estimates: PrivacyEstimate) -> tuple[PrivacyEstimate, ...]:
+    return tuple(replace(estimate, delta=delta) for estimate in estimates)
+
+
 def result_of(point: GridPoint, accuracy: float, kind: str = "guarantee") -> TrialResult:
     epsilon = 3.0 if point.is_private else float("inf")
     history = tuple(
@@ -62,9 +66,9 @@ def result_of(point: GridPoint, accuracy: float, kind: str = "guarantee") -> Tri
     result = TrialResult(
         key=point.key,
         spec=spec,
-        worst_case=worst_case(epsilon, kind=kind),
+        worst_case=_at(spec.delta, worst_case(epsilon, kind=kind))[0],
         others=(),
-        groups=(worst_case(epsilon, 1), worst_case(2.5 * epsilon, 2)) if point.is_private else (),
+        groups=_at(spec.delta, worst_case(epsilon, 1), worst_case(2.5 * epsilon, 2)) if point.is_private else (),
         epsilons=(0.5 * epsilon, epsilon),
         training=training,
         individuals=None,

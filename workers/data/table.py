@@ -47,8 +47,8 @@ Range = tuple[FiniteFloat, FiniteFloat]
 
 @dataclass(frozen=True)
 class Roles:
-    """Names of the columns that have a role. named: features that the sweep file names; others the file's header does,
-    which may be the first row of a table without one, so that errors keep its names private."""
+    """Names of the columns that have a role. named: those that the sweep file gives. The others are from the first line
+    of the file, which may be a row of a table without a header, so that errors keep them private."""
 
     labels: tuple[str, ...]
     groups: tuple[str, ...]
@@ -171,7 +171,7 @@ def table(
     declared = Declared(task, ranges or {}, categories or {}, classes, declared_groups(by, groups))
     texts = declared.texts(labels, by, user)
     rows = read_table(path, texts)
-    roles = _roles(rows.column_names, labels, by, user, features)
+    roles = _roles(rows.column_names, labels, by, user, features, (*declared.ranges, *declared.categories))
     tables = [used_columns(rows, roles, texts, path)]
     if test_path is not None:
         require_other(test_path, path)
@@ -286,13 +286,14 @@ def _roles(
     groups: tuple[str, ...],
     user: str | None,
     features: Sequence[str] | None,
+    described: Sequence[str],
 ) -> Roles:
     chosen = [name for name in columns if name not in (*labels, *groups, user)] if features is None else features
     if both := next((label for label in labels if label in chosen), None):
         raise InvalidInput(f"the label column {both!r} is also a feature; leave it out of `features`")
     if repeat := repeated(chosen):
         raise InvalidInput(f"`features` names {repeat!r} more than once; name it once")
-    return Roles(labels, groups, user, tuple(chosen), frozenset(features or ()))
+    return Roles(labels, groups, user, tuple(chosen), frozenset((*(features or ()), *described)))
 
 
 def used_columns(rows: pa.Table, roles: Roles, texts: Mapping[str, Values], path: str) -> pa.Table:

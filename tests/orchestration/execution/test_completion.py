@@ -10,6 +10,7 @@ import pytest
 
 from accounting import attack_risk, privacy_curve
 from accounting.mechanism import Segment, SideQuery, Trace
+from accounting.reasons import weakened
 from accounting.records.traces import read_trace
 from accounting.samplings import PoissonSampling
 from orchestration.execution.completion import Times, bounding_trace, complete_trial
@@ -40,9 +41,9 @@ def test_noise_that_followed_results_costs_what_was_planned(tmp_path: Path) -> N
     assert {segment.noise_multiplier for segment in trace.segments} == {planned.spec.noise.initial_noise_multiplier}
     assert len(planned.trace.segments) == 3
     assert result.worst_case == planned.worst_case
-    assert result.worst_case.kind == "guarantee"
+    assert result.worst_case.reasons == ("known_seed",), "not that noise followed results"
     assert result.worst_case.epsilon == pytest.approx(5.0, rel=1e-3)
-    assert result.risks[0] == attack_risk(privacy_curve(planned.trace))
+    assert result.risks[0] == weakened(attack_risk(privacy_curve(planned.trace)), ("known_seed",))
     stored = read_result(SweepFiles(str(tmp_path)).trial(planned.spec.key).result)
     assert isinstance(stored, TrialResult)
     assert stored.risks == result.risks

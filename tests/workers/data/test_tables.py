@@ -193,7 +193,7 @@ class TestTable:
         [
             ({"label": "incme"}, "no column 'incme' in .*people.csv; spell it"),
             ({"label": "income", "group": "gender"}, "no column 'gender'"),
-            ({"label": "income", "ranges": {"agee": [0, 1]}}, "'agee' has a range.*did you mean 'age'"),
+            ({"label": "income", "ranges": {"agee": [0, 1]}}, "'agee' has a range or categories, but is no feature"),
             ({"label": "income", "ranges": {"age": [5, 5]}}, "must be increasing"),
             ({"label": "income", "ranges": {"age": 5}}, "ranges.age is 5: "),
             ({"label": "income", "ranges": {"age": [None, 5]}}, "ranges.age.0 is None: Input should be a valid number"),
@@ -257,7 +257,7 @@ class TestTable:
     ) -> None:
         path = tmp_path / "nested.parquet"
         parquet.write_table(pa.table({"x": values, "z": [1, 2], "y": ["a", "b"]}), path)
-        with pytest.raises(InvalidInput, match=f"column 'x' of {path} holds {kind}"):
+        with pytest.raises(InvalidInput, match=f"a column of {path} holds {kind}"):
             load_source(DataSpec("parquet", {"path": str(path), "label": "y"}))
         source = load_source(DataSpec("parquet", {"path": str(path), "label": "y", "features": ["z"]}))
         assert source.train.features.shape == (2, 1)
