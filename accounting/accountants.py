@@ -14,16 +14,16 @@ from typing import NamedTuple
 
 import numpy as np
 import scipy
-from scipy.special import log_expit, ndtri_exp
+from scipy.special import log_expit, logsumexp, ndtri_exp
 
 from accounting import pld
 from accounting.errors import InvalidInput, UnsupportedMechanism, require_finite, require_numbers
 from accounting.estimates import Kind, PrivacyEstimate
 from accounting.filters import IndividualFilter
-from accounting.gaussian import gaussian_epsilon
+from accounting.gaussian import gaussian_delta, gaussian_epsilon
 from accounting.mechanism import GaussianRelease, Trace
 from accounting.reasons import weakened
-from accounting.reductions import rare_cuts_apart
+from accounting.reductions import is_attained, rarest_apart
 from accounting.registry import lookup
 from accounting.renyi import (
     ORDERS,
@@ -31,13 +31,16 @@ from accounting.renyi import (
     epsilon_classic,
     epsilon_improved,
     improved_terms,
+    mixed_rdp,
     pure_rdp,
     sampled_gaussian_rdp,
 )
-from accounting.rounds import Round, gaussian_rounds, pure_epsilons, require_group_size
+from accounting.rounds import Round, SampledGaussian, gaussian_rounds, pure_epsilons, require_group_size
 
 _ROUND_UP = 1.0 + 1e-9
 """Inflation of closed forms, far above their floating-point error."""
+_ROUND_DOWN = 1.0 - 1e-12
+_HALVINGS = 60  # steps of bisection
 _TIGHT = 1.001
 """`auto` tries no further accountant once an epsilon is within this factor of a proven lower bound."""
 
@@ -55,7 +58,8 @@ def total_rdp(trace: Trace, group_size: int = 1) -> Array:
     """RDP of the whole run at every order of `accounting.renyi.ORDERS`: additive over adaptive composition."""
     total = np.zeros_like(ORDERS)
     for part in gaussian_rounds(trace, group_size):
-        total += part.count * sampled_gaussian_rdp(part.sample_rate, part.noise_multiplier)
+        costs = [sampled_gaussian_rdp(case.sample_rate, case.noise_multiplier) for case in part.cases]
+        total += part.count * mixed_rdp([case.probability for case in part.cases], costs)
     for epsilon in pure_epsilons(trace, group_size):
         total += pure_rdp(epsilon)
     return total
@@ -72,12 +76,13 @@ def total_rho(trace: Trace, group_size: int = 1) -> float:
         return math.inf
     rounds = _unsampled_rounds(trace, "zcdp", group_size)
     pure = [0.5 * epsilon**2 for epsilon in pure_epsilons(trace, group_size)]
-    return math.fsum([part.count * 0.5 / part.noise_multiplier**2 for part in rounds] + pure)
+    return math.fsum([count * 0.5 / sigma**2 for sigma, count in rounds] + pure)
 
 
 def epsilon_rdp(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
     """Renyi DP with the improved conversion."""
-    return Bounds(float(epsilon_improved(total_rdp(trace, group_size), delta)))
+    apart, left = rarest_apart(trace, delta, group_size)
+    return Bounds(float(epsilon_improved(total_rdp(apart, group_size), left)))
 
 
 def optimal_order(trace: Trace, delta: float) -> float:
@@ -87,7 +92,8 @@ def optimal_order(trace: Trace, delta: float) -> float:
 
 def epsilon_rdp_classic(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
     """Renyi DP with Mironov's conversion: the moments accountant of papers A and C."""
-    return Bounds(epsilon_classic(total_rdp(trace, group_size), delta))
+    apart, left = rarest_apart(trace, delta, group_size)
+    return Bounds(epsilon_classic(total_rdp(apart, group_size), left))
 
 
 def bounds_pld(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
@@ -95,7 +101,7 @@ def bounds_pld(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
 
     Where Renyi DP or one dominating Gaussian gives a lower upper bound, that bound is returned under its own name.
     """
-    certified = pld.epsilon_pld(trace, delta, group_size)
+    certified = pld.epsilon_of_rounds(pld.rounds_of_group(trace, group_size), delta)
     return Bounds(certified.upper, certified.lower, certified.method)
 
 
@@ -114,25 +120,38 @@ def epsilon_zcdp_sampled(trace: Trace, delta: float, group_size: int = 1) -> Bou
     """Concentrated DP of sampled batches, an estimate: paper C, Theorem 3.
 
     P = q^2 / sigma^2 up to order U = sigma^2 ln(1/(q sigma)) + 1. The authors checked the bound on the divergence
-    numerically for q <= 1/(16 sigma), but did not prove it.
+    numerically for q <= 1/(16 sigma), but did not prove it. U of a round with several cases is the least of theirs; the
+    bound on the divergence at U, over U, holds at all lower orders.
     """
-    rho, highest_order = 0.0, math.inf
-    for part in gaussian_rounds(trace, group_size):
-        q, sigma = part.sample_rate, part.noise_multiplier
-        if q == 1.0:
-            rho += part.count * 0.5 / sigma**2
-            continue
-        if not q <= 1.0 / (16.0 * sigma):
-            raise UnsupportedMechanism(
-                f"zcdp-sampled needs a sample rate of at most 1/(16 sigma) = {1.0 / (16.0 * sigma):.4g} at noise "
-                f"multiplier {sigma:.6g}, but it is {q:.6g}; use the accountant 'pld' or 'rdp'"
-            )
-        rho += part.count * q**2 / sigma**2
-        highest_order = min(highest_order, sigma**2 * math.log(1.0 / (q * sigma)) + 1.0)
+    rounds = gaussian_rounds(trace, group_size)
+    highest_order = min((_order(case) for part in rounds for case in part.cases), default=math.inf)
+    rho = math.fsum(part.count * _sampled_rho(part, highest_order) for part in rounds)
     rho += sum(0.5 * epsilon**2 for epsilon in pure_epsilons(trace, group_size))
     if math.isinf(highest_order) or math.log(delta) >= -rho * (highest_order - 1.0) ** 2:
         return Bounds(rho_to_epsilon(rho, delta))
     return Bounds(rho * highest_order - math.log(delta) / (highest_order - 1.0))
+
+
+def _order(case: SampledGaussian) -> float:
+    """The highest order of paper C's Theorem 3; infinite where nothing is sampled."""
+    _, q, sigma = case
+    if q == 1.0:
+        return math.inf
+    if not q <= 1.0 / (16.0 * sigma):
+        raise UnsupportedMechanism(
+            f"zcdp-sampled needs a sample rate of at most 1/(16 sigma) = {1.0 / (16.0 * sigma):.4g} at noise "
+            f"multiplier {sigma:.6g}, but it is {q:.6g}; use the accountant 'pld' or 'rdp'"
+        )
+    return sigma**2 * math.log(1.0 / (q * sigma)) + 1.0
+
+
+def _sampled_rho(part: Round, highest_order: float) -> float:
+    """P of one round: the mean of exp((U - 1) U P) over its cases, as log over (U - 1) U."""
+    costs = np.array([(q if q < 1.0 else math.sqrt(0.5)) ** 2 / sigma**2 for _, q, sigma in part.cases])
+    if len(costs) == 1:
+        return float(costs[0])
+    scale = highest_order * (highest_order - 1.0)
+    return float(logsumexp(costs * scale, b=[case.probability for case in part.cases])) / scale
 
 
 def epsilon_gdp(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
@@ -142,7 +161,7 @@ def epsilon_gdp(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
     mu = -2 ndtri(1/(1 + e^epsilon)): its trade-off function consists of two chords of that convex curve.
     """
     rounds = _unsampled_rounds(trace, "gdp", group_size)
-    squares = [part.count / part.noise_multiplier**2 for part in rounds]
+    squares = [count / sigma**2 for sigma, count in rounds]
     exact = gaussian_epsilon(math.sqrt(math.fsum(squares)), delta)
     pure = pure_epsilons(trace, group_size)
     if not pure:
@@ -202,24 +221,44 @@ def epsilon_dp_accounting_rdp(trace: Trace, delta: float, group_size: int = 1) -
 
 
 def _amplified_epsilon(part: Round, delta: float) -> float:
-    """Epsilon of one sampled round that spends ``delta``."""
-    unsampled_delta = delta / part.sample_rate
-    epsilon = gaussian_epsilon(1.0 / part.noise_multiplier, unsampled_delta)[0] if unsampled_delta < 1.0 else 0.0
+    """Epsilon of one sampled round that spends ``delta`` on average over its cases."""
+    high = max(_amplified(case.sample_rate, case.noise_multiplier, delta) for case in part.cases)
+    if len(part.cases) == 1:
+        return high
+    low = 0.0
+    for _ in range(_HALVINGS):
+        middle = 0.5 * (low + high)
+        spent = math.fsum(case.probability * _amplified_delta(case, middle) for case in part.cases)
+        low, high = (low, middle) if spent <= delta else (middle, high)
+    return high
+
+
+def _amplified_delta(case: SampledGaussian, epsilon: float) -> float:
+    """Delta of the sampled Gaussian mechanism at ``epsilon``, by the same theorem."""
+    _, q, sigma = case
+    grown = math.log1p(math.expm1(epsilon) / q) if epsilon < 30.0 else epsilon - math.log(q)
+    return q * gaussian_delta(1.0 / sigma, grown * _ROUND_DOWN)[0] * _ROUND_UP
+
+
+def _amplified(sample_rate: float, noise_multiplier: float, delta: float) -> float:
+    unsampled_delta = delta / sample_rate
+    epsilon = gaussian_epsilon(1.0 / noise_multiplier, unsampled_delta)[0] if unsampled_delta < 1.0 else 0.0
     if epsilon < 1.0:  # where a sum of logarithms would cancel, and could fall below 0
-        return math.log1p(part.sample_rate * math.expm1(epsilon))
+        return math.log1p(sample_rate * math.expm1(epsilon))
     with np.errstate(divide="ignore"):
-        return float(np.logaddexp(np.log1p(-part.sample_rate), math.log(part.sample_rate) + epsilon))
+        return float(np.logaddexp(np.log1p(-sample_rate), math.log(sample_rate) + epsilon))
 
 
-def _unsampled_rounds(trace: Trace, accountant: str, group_size: int) -> tuple[Round, ...]:
+def _unsampled_rounds(trace: Trace, accountant: str, group_size: int) -> list[tuple[float, int]]:
+    """(noise multiplier, count) of all rounds. Raises: UnsupportedMechanism if one is sampled."""
     rounds = gaussian_rounds(trace, group_size)
-    sampled = [part.sample_rate for part in rounds if part.sample_rate < 1.0]
+    sampled = [part.cases[0].sample_rate for part in rounds if part.is_sampled]
     if sampled:
         raise UnsupportedMechanism(
             f"{accountant} covers shuffled epochs and full batches, not batches sampled with rate {sampled[0]:.6g}; "
             "use the accountant 'pld' or 'rdp'"
         )
-    return rounds
+    return [(part.cases[0].noise_multiplier, part.count) for part in rounds]
 
 
 @dataclass(frozen=True)
@@ -231,11 +270,19 @@ class Accountant:
     is_proven: bool = True
 
     def __call__(self, trace: Trace, delta: float, group_size: int = 1) -> PrivacyEstimate:
+        return self.estimate(trace, delta, group_size)[0]
+
+    def estimate(self, trace: Trace, delta: float, group_size: int) -> tuple[PrivacyEstimate, float]:
+        """The claim, and a lower bound on the epsilon of the rounds' pairs, or 0.
+
+        The claim has that bound only where some run that the trace describes is these pairs (`is_attained`).
+        """
         unit = "example" if group_size == 1 else f"group of {group_size}"
         best = self._best(trace, delta, group_size) if trace.is_private else Bounds(math.inf, math.inf)
         name, kind = best.method or self.name, _kind(best.upper)
-        found = PrivacyEstimate(best.upper, delta, trace.adjacency, name, kind, unit, group_size, best.lower)
-        return weakened(found, () if self.is_proven else ("accountant_not_proven",))
+        lower = best.lower if is_attained(trace) or not trace.is_private else None
+        claim = PrivacyEstimate(best.upper, delta, trace.adjacency, name, kind, unit, group_size, lower)
+        return weakened(claim, () if self.is_proven else ("accountant_not_proven",)), best.lower or 0.0
 
     def _best(self, trace: Trace, delta: float, group_size: int) -> Bounds:
         """The method's bounds, or, if lower, those of the run without pure releases plus the sum of their epsilons."""
@@ -253,11 +300,12 @@ def _kind(epsilon: float) -> Kind:
     return "guarantee" if epsilon < math.inf else "none"
 
 
+_TIGHTEST = (Accountant("gdp", epsilon_gdp), Accountant("pld", bounds_pld), Accountant("rdp", epsilon_rdp))
+"""The methods among which `auto` chooses, in the order in which they are tried."""
+
 _METHODS = (
-    Accountant("rdp", epsilon_rdp),
+    *_TIGHTEST,
     Accountant("rdp-classic", epsilon_rdp_classic),
-    Accountant("pld", bounds_pld),
-    Accountant("gdp", epsilon_gdp),
     Accountant("zcdp", epsilon_zcdp),
     Accountant("zcdp-sampled", epsilon_zcdp_sampled, is_proven=False),
     Accountant("strong", epsilon_strong),
@@ -276,13 +324,19 @@ def auto(trace: Trace, delta: float, group_size: int = 1) -> PrivacyEstimate:
     """
     accepted: list[PrivacyEstimate] = []
     refusals: list[str] = []
-    for name in ("gdp", "pld", "rdp") if delta >= pld.MIN_DELTA else ("gdp", "rdp"):
-        if any(found.epsilon <= _TIGHT * (found.lower_epsilon or 0.0) for found in accepted):
+    proven = 0.0
+    for method in _TIGHTEST:
+        if method.bounds is bounds_pld and delta < pld.MIN_DELTA:
+            continue
+        if any(found.epsilon <= _TIGHT * proven for found in accepted):
             break
         try:
-            accepted.append(ACCOUNTANTS[name](trace, delta, group_size))
+            found, lower = method.estimate(trace, delta, group_size)
         except UnsupportedMechanism as refusal:
             refusals.append(str(refusal))
+        else:
+            accepted.append(found)
+            proven = max(proven, lower)
     if not accepted:
         raise UnsupportedMechanism(f"no accountant covers this trace: {'; '.join(dict.fromkeys(refusals))}")
     return min(accepted, key=lambda estimate: estimate.epsilon)
@@ -310,16 +364,9 @@ def account(trace: Trace, delta: float, accountant: str = "auto", group_size: in
         from accounting.selection import account_selected  # late: it rests on this module
 
         return account_selected(replace(trace, selection=None), trace.selection, delta, accountant, group_size)
-    parts = rare_cuts_apart(trace, delta, group_size)
-    method = lookup(ACCOUNTANTS, accountant, "accountant")
-    found = max((method(part, left, group_size) for part, left in parts), key=lambda estimate: estimate.epsilon)
-    if parts != ((trace, delta),):  # what bounds the dominating runs from below does not bound the run itself
-        found = replace(found, delta=delta, lower_epsilon=None if found.is_private else found.lower_epsilon)
+    found = lookup(ACCOUNTANTS, accountant, "accountant")(trace, delta, group_size)
     found = weakened(found, trace.reasons)
-    if trace.filter is None:
-        return found
-    found = replace(found, lower_epsilon=None)  # of runs in which every example contributes in full
-    if group_size > 1:
+    if trace.filter is None or group_size > 1:
         return found
     enforced = PrivacyEstimate(enforced_epsilon(trace.filter, trace, delta), delta, trace.adjacency, "filter")
     return enforced if found.kind != "guarantee" or enforced.epsilon < found.epsilon else found

@@ -7,6 +7,7 @@ module imports dp_accounting, which takes seconds.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import dp_accounting
 import numpy as np
@@ -16,11 +17,11 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 from accounting.errors import UnsupportedMechanism
-from accounting.mechanism import GaussianRelease, Segment, Trace
+from accounting.mechanism import GaussianRelease, Segment, Trace, join_segments
 from accounting.pld import epsilon_pld
-from accounting.reductions import with_displacement
-from accounting.rounds import gaussian_rounds
-from accounting.samplings import FixedBatchSampling, PoissonSampling
+from accounting.reductions import as_accounted
+from accounting.rounds import SampledGaussian, gaussian_rounds
+from accounting.samplings import FixedBatchSampling, PoissonSampling, TruncatedPoissonSampling
 
 _RELATIONS = {
     "add_remove": dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
@@ -36,7 +37,7 @@ def to_event(trace: Trace, group_size: int = 1) -> dp_accounting.DpEvent:
 
     Raises: UnsupportedMechanism for pure releases, for which dp_accounting has no dominating event.
     """
-    trace = with_displacement(trace)
+    trace = as_accounted(trace)
     released = [release.noise_multiplier for release in trace.releases if isinstance(release, GaussianRelease)]
     if len(released) < len(trace.releases):
         raise UnsupportedMechanism(
@@ -44,10 +45,10 @@ def to_event(trace: Trace, group_size: int = 1) -> dp_accounting.DpEvent:
         )
     sampled = any(segment.sampling.draws != "epoch" for segment in trace.segments)
     if group_size == 1 or not sampled:
-        parts = gaussian_rounds(trace, group_size)
-        return dp_accounting.ComposedDpEvent(
-            [_repeated(_sampled(part.sample_rate, part.noise_multiplier), part.count) for part in parts]
-        )
+        cut = [segment for segment in trace.segments if isinstance(segment.sampling, TruncatedPoissonSampling)]
+        rest = replace(trace, segments=join_segments(segment for segment in trace.segments if segment not in cut))
+        rounds = [_repeated(_sampled(part.cases[0]), part.count) for part in gaussian_rounds(rest, group_size)]
+        return dp_accounting.ComposedDpEvent([*rounds, *map(_truncated, cut)])
     releases = [dp_accounting.GaussianDpEvent(sigma / group_size) for sigma in released]
     steps = [_repeated(_group(segment, group_size), segment.steps) for segment in trace.segments]
     return dp_accounting.ComposedDpEvent(steps + releases)
@@ -57,9 +58,18 @@ def _repeated(event: dp_accounting.DpEvent, count: int) -> dp_accounting.DpEvent
     return dp_accounting.SelfComposedDpEvent(event, count)
 
 
-def _sampled(sample_rate: float, noise_multiplier: float) -> dp_accounting.DpEvent:
-    gaussian = dp_accounting.GaussianDpEvent(noise_multiplier)
-    return gaussian if sample_rate == 1.0 else dp_accounting.PoissonSampledDpEvent(sample_rate, gaussian)
+def _sampled(case: SampledGaussian) -> dp_accounting.DpEvent:
+    gaussian = dp_accounting.GaussianDpEvent(case.noise_multiplier)
+    return gaussian if case.sample_rate == 1.0 else dp_accounting.PoissonSampledDpEvent(case.sample_rate, gaussian)
+
+
+def _truncated(segment: Segment) -> dp_accounting.DpEvent:
+    """Ganesh (arXiv 2508.15089). It has the data set with the example at hand, where ours has either one."""
+    sampling = segment.sampling
+    assert isinstance(sampling, TruncatedPoissonSampling)
+    sizes = sampling.dataset_size, sampling.sample_rate, sampling.max_batch_size
+    event = dp_accounting.TruncatedSubsampledGaussianDpEvent(*sizes, segment.effective_noise_multiplier())
+    return _repeated(event, segment.steps)
 
 
 def _group(segment: Segment, group_size: int) -> dp_accounting.DpEvent:
@@ -70,7 +80,9 @@ def _group(segment: Segment, group_size: int) -> dp_accounting.DpEvent:
         case FixedBatchSampling(dataset_size=size, batch_size=batch):
             probabilities = scipy.stats.hypergeom.pmf(members, size, group_size, batch)
         case _:
-            raise UnsupportedMechanism("only Poisson and fixed batches have a mixture of Gaussians")
+            raise UnsupportedMechanism(
+                f"dp-accounting has no event for groups in {segment.sampling.words}; use the accountant 'pld'"
+            )
     kept = probabilities > _NEGLIGIBLE
     weights = probabilities[kept] / probabilities[kept].sum()
     moved = (1.0 + segment.sampling.displaced) * members[kept]
@@ -86,7 +98,7 @@ def dp_accounting_pld(trace: Trace, delta: float, group_size: int = 1, grid: flo
     Raises: UnsupportedMechanism for pure releases, for runs that need too coarse a grid, and where no finite epsilon
     is found because the accountant cuts off more probability than delta allows.
     """
-    trace = with_displacement(trace)
+    trace = as_accounted(trace)
     event = to_event(trace, group_size)
     accountant = PLDAccountant(_RELATIONS[trace.adjacency], _grid(trace, group_size) if grid is None else grid)
     with np.errstate(all="ignore"):
@@ -101,12 +113,13 @@ def dp_accounting_rdp(trace: Trace, delta: float, group_size: int = 1) -> float:
     Raises: UnsupportedMechanism for pure releases, for groups in sampled batches, and where rounding makes a
     divergence negative, which dp_accounting would count as no cost.
     """
-    trace = with_displacement(trace)
+    trace = as_accounted(trace)
     accountant = RdpAccountant(neighboring_relation=_RELATIONS[trace.adjacency])
     event = to_event(trace, group_size)
     if not accountant.supports(event):
         raise UnsupportedMechanism(
-            f"dp-accounting-rdp covers no groups of {group_size} in sampled batches; use the accountant 'pld'"
+            f"dp-accounting-rdp covers neither batches that may be cut nor groups of {group_size} in sampled batches; "
+            "use the accountant 'pld'"
         )
     with np.errstate(all="ignore"):
         accountant.compose(event)

@@ -15,8 +15,9 @@ from accounting.estimates import PrivacyEstimate
 from accounting.mechanism import Trace
 from accounting.pld import MIN_DELTA, GroupRounds, epsilon_of_rounds, rounds_of_group
 from accounting.reasons import union, weakened
+from accounting.reductions import is_attained
 from accounting.renyi import ORDERS, epsilon_improved
-from accounting.samplings import Adjacency, Sampling, TruncatedPoissonSampling
+from accounting.samplings import Adjacency, Sampling
 from accounting.selection import selected_rdp
 
 _MOST_MIXTURES = 2_000
@@ -32,8 +33,7 @@ def account_together(traces: Iterable[Trace], delta: float) -> PrivacyEstimate:
     whose noise is independent and whose traces were fixed before the first of them. It is an estimate if the kind of
     any trace is. Data sets may differ in size: a run without the example costs it nothing. Private selections count
     with their cost after the selection, by Renyi DP or by the sum of their epsilons. One run alone costs what `account`
-    says. Several have no certified lower bound where a filter limits examples or batches may be cut, because what
-    dominates such runs does not bound them from below.
+    says. Several have no certified lower bound where one of them has none (`CertifiedEpsilon`).
 
     Raises: InvalidInput without traces or for a delta outside (0, 1), UnsupportedMechanism for runs that no adjacency
     covers together, such as fixed batches beside shuffled epochs.
@@ -54,19 +54,13 @@ def account_together(traces: Iterable[Trace], delta: float) -> PrivacyEstimate:
     rdp = sum((count * total_rdp(trace) for trace, count in moved.items()), np.zeros_like(ORDERS))
     best = weakened(PrivacyEstimate(float(epsilon_improved(rdp, delta)), delta, adjacency, "rdp"), reasons)
     rounds = GroupRounds.together((rounds_of_group(trace), count) for trace, count in moved.items())
-    if len(rounds.mixtures) > _MOST_MIXTURES or delta < MIN_DELTA:
+    if len(rounds.laws) > _MOST_MIXTURES or delta < MIN_DELTA:
         return best
     certified = epsilon_of_rounds(rounds, delta)
-    best = replace(best, lower_epsilon=None if any(map(_is_dominated, moved)) else certified.lower)
+    best = replace(best, lower_epsilon=certified.lower if all(map(is_attained, moved)) else None)
     if certified.upper > best.epsilon:
         return best
     return replace(best, epsilon=certified.upper, accountant=certified.method)
-
-
-def _is_dominated(trace: Trace) -> bool:
-    """Whether the rounds of the trace may cost more than the run: examples limited by a filter, batches rarely cut."""
-    cut = any(isinstance(segment.sampling, TruncatedPoissonSampling) for segment in trace.segments)
-    return cut or trace.filter is not None
 
 
 def _with_selections(counts: Mapping[Trace, int], delta: float) -> PrivacyEstimate:

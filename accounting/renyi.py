@@ -9,6 +9,7 @@ small as 1e-12, so both evaluations below sum the non-negative terms of A_alpha 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,9 @@ _GRIDS = 8
 
 _LARGEST_EXPONENT = 600.0
 """Exponentials up to this neither overflow nor underflow; they are then summed directly, five times as fast."""
+
+_SUMMED = 30.0
+"""Logarithms of moments below this are mixed by their exponentials less 1."""
 
 _SMALL = 0.05
 """Below this alpha |y| the excess (1 + y)^alpha - 1 - alpha y is summed as a binomial series."""
@@ -84,6 +88,22 @@ def pure_rdp(epsilon: float, orders: Array = ORDERS) -> Array:
     with np.errstate(over="ignore"):
         moments_less_1 = 2.0 * np.sinh(0.5 * x) ** 2 + np.tanh(0.5 * epsilon) * np.sinh(x)
     return np.asarray(np.minimum(np.log1p(moments_less_1) / (orders - 1.0) * (1.0 + _ROUNDING), epsilon))
+
+
+def mixed_rdp(shares: Sequence[float], rdps: Sequence[Array]) -> Array:
+    """RDP at `ORDERS` of a mechanism drawn by a public coin: ``shares`` [cases] sum to 1, rdps [cases][orders].
+
+    log(sum_i p_i exp((alpha - 1) D_i)) / (alpha - 1), in both directions. exp(x) - 1 is summed, so that nothing
+    cancels however little a step costs.
+    """
+    if len(rdps) == 1:
+        return rdps[0]
+    exponents = (ORDERS - 1.0) * np.asarray(rdps)
+    with np.errstate(over="ignore", divide="ignore"):
+        small = np.log1p(np.asarray(shares) @ np.expm1(np.minimum(exponents, _SUMMED)))
+        large = logsumexp(exponents + np.log(np.asarray(shares))[:, None], axis=0)
+    mixed = np.where(exponents.max(axis=0) < _SUMMED, small, large)
+    return np.asarray(mixed / (ORDERS - 1.0) * (1.0 + _ROUNDING))
 
 
 def epsilon_improved(rdp: Array, delta: float) -> Array:

@@ -11,7 +11,8 @@ q N(1, sigma^2), in both directions: the sampled Gaussian mechanism with rate q 
 - Shuffled epochs under ``zero_out``: the example is in exactly one batch of the epoch. For every order of the data the
   epoch is one Gaussian, at worst that of its lowest noise: one round with q = 1 per epoch (paper C, Theorem 2).
 - Under ``replace_one``, where nothing is sampled: sigma is halved (docs/group-proof.md, Theorem 5).
-- Truncated Poisson sampling: sigma is halved for every batch that may be cut (docs/group-proof.md, Theorem 4).
+- Truncated Poisson sampling: by a public draw, a step is that of Poisson sampling, or sigma is halved, because the
+  others left no room (docs/group-proof.md, Theorem 4).
 
 Used by the accountants that work with a rate and a noise multiplier (Renyi, concentrated, strong composition). The
 mixtures of Gaussians that groups need are in `accounting.pld.group_rounds`.
@@ -25,6 +26,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
 from accounting.errors import UnsupportedMechanism, require_whole
 from accounting.mechanism import (
@@ -33,7 +35,7 @@ from accounting.mechanism import (
     Segment,
     Trace,
 )
-from accounting.reductions import with_displacement
+from accounting.reductions import as_accounted, cases_of
 from accounting.samplings import Sampling
 
 LARGEST_GROUP = 10**6
@@ -45,13 +47,25 @@ def require_group_size(group_size: int) -> int:
     return require_whole("group_size", group_size, at_least=1, at_most=LARGEST_GROUP)
 
 
-@dataclass(frozen=True)
-class Round:
-    """``count`` equal rounds of the sampled Gaussian mechanism; sample_rate 1 is the plain Gaussian mechanism."""
+class SampledGaussian(NamedTuple):
+    """One case of a round: with this ``probability`` it is the sampled Gaussian mechanism (plain at sample_rate 1)."""
 
+    probability: float
     sample_rate: float
     noise_multiplier: float
+
+
+@dataclass(frozen=True)
+class Round:
+    """``count`` equal rounds; each is one of ``cases``, by a public draw that does not depend on the data."""
+
+    cases: tuple[SampledGaussian, ...]
     count: int
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether an example may be left out."""
+        return any(case.sample_rate < 1.0 for case in self.cases)
 
 
 def gaussian_rounds(trace: Trace, group_size: int = 1) -> tuple[Round, ...]:
@@ -62,25 +76,36 @@ def gaussian_rounds(trace: Trace, group_size: int = 1) -> tuple[Round, ...]:
 
     Raises: UnsupportedMechanism for groups in sampled rounds, and for a private selection.
     """
-    group_size, trace = require_group_size(group_size), with_displacement(trace)
-    counts: Counter[tuple[float, float]] = Counter()
+    group_size, trace = require_group_size(group_size), as_accounted(trace)
+    counts: Counter[tuple[tuple[tuple[float, Sampling], ...], float]] = Counter()
     for sampling, segments in groupby(trace.segments, key=lambda segment: segment.sampling):
+        cases = cases_of(sampling, group_size)
         for noise_multiplier, count in _round_noise(sampling, segments):
-            counts[sampling.sample_rate, noise_multiplier / (1 + sampling.displaced)] += count
+            counts[cases, noise_multiplier] += count
+    merged: Counter[tuple[SampledGaussian, ...]] = Counter()
+    for (cases, sigma), count in counts.items():
+        merged[tuple(SampledGaussian(p, s.sample_rate, sigma / (1 + s.displaced)) for p, s in cases)] += count
     for release in trace.releases:
         if isinstance(release, GaussianRelease):
-            counts[1.0, release.noise_multiplier] += 1
-    if group_size > 1 and any(sample_rate < 1.0 for sample_rate, _ in counts):
+            merged[(SampledGaussian(1.0, 1.0, release.noise_multiplier),)] += 1
+    found = tuple(Round(cases, count) for cases, count in merged.items())
+    if group_size == 1:
+        return found
+    if any(part.is_sampled for part in found):
         raise UnsupportedMechanism(
             f"groups of {group_size} in sampled batches are not a sampled Gaussian mechanism; use the accountant 'pld'"
         )
-    return tuple(Round(rate, sigma / group_size, count) for (rate, sigma), count in counts.items())
+    return tuple(Round(tuple(_for_group(case, group_size) for case in part.cases), part.count) for part in found)
+
+
+def _for_group(case: SampledGaussian, group_size: int) -> SampledGaussian:
+    return case._replace(noise_multiplier=case.noise_multiplier / group_size)
 
 
 def pure_epsilons(trace: Trace, group_size: int = 1) -> tuple[float, ...]:
     """Epsilon of every pure release for a group of ``group_size`` examples."""
     group_size = require_group_size(group_size)
-    releases = with_displacement(trace).releases
+    releases = as_accounted(trace).releases
     return tuple(group_size * release.epsilon for release in releases if isinstance(release, PureRelease))
 
 

@@ -41,6 +41,9 @@ SMALLEST_RATE = 1e-12
 """Smallest accepted sample rate q: below it, rounding 1 - q to a double loses too many digits of q."""
 _ROUND_UP = 1.0 + 1e-9
 """Inflation of tail probabilities, far above the error of their evaluation."""
+_ROUND_DOWN = 1.0 - 1e-9
+_LEAST = 1e-290
+"""Least probability of a batch that is cut: below it, doubles lose precision."""
 
 
 class Sampling(Protocol):
@@ -257,9 +260,10 @@ class ShuffledSampling:
 class TruncatedPoissonSampling:
     """Poisson batches of ``dataset_size`` examples, cut to a uniformly random subset of at most ``max_batch_size``.
 
-    In a batch that is cut, an example that joins may displace another. Every batch is accounted for as if it were cut,
-    unless `accounting.reductions.rare_cuts_apart` sets rare cuts apart. Not accounted for under zero-out, for the same
-    reason as `FixedBatchSampling`, nor under replace-one. Proof: docs/group-proof.md, Theorem 4.
+    In a batch that is cut, an example that joins may displace another. Whether the other examples left no room has the
+    same law with the example and without, so that a step is one of the `cases`, by a public draw. A maximum of
+    ``dataset_size`` or more cuts nothing, whoever joins. Not accounted for under zero-out, for the same reason as
+    `FixedBatchSampling`, nor under replace-one. Proof: docs/group-proof.md, Theorem 4.
     """
 
     stored_name: ClassVar[str] = "truncated_poisson"
@@ -311,16 +315,31 @@ class TruncatedPoissonSampling:
                 f"has {dataset_size}; give both the same dataset_size"
             )
 
-    def cut_probability(self, group_size: int) -> float:
-        """Upper bound on the probability that a batch is cut, whichever group members are drawn: Pr[Bin(n, q) > B - k].
+    def cases(self, group_size: int) -> tuple[tuple[float, Sampling], ...]:
+        """The batches of a step, for any ``group_size`` examples: samplings and the probabilities of a public draw.
 
-        n is the number of examples outside the group. It may be all of ``dataset_size``, because the trace may be that
-        of the neighbouring data set without the group.
+        Guarantee: a step is dominated by the pair that reveals the draw and then has the batches drawn (Theorem 4).
+        The draw is whether the others left no room, C = 1[|R| > B - k]; batches in which they did displace. n may be
+        the size of the data set with the group or without it. For one example, that fewer joining examples are kept
+        in a batch that is cut counts, too.
         """
         from scipy import stats  # late: importing it takes half a second
 
-        room = self.max_batch_size - group_size
-        return float(min(1.0, stats.binom.sf(room, self.dataset_size, self.sample_rate) * _ROUND_UP))
+        size, most, rate = self.dataset_size, self.max_batch_size, self.sample_rate
+        cut = DisplacingSampling(self.uncut)
+        if group_size > 1:
+            full = min(1.0, max(float(stats.binom.sf(most - group_size, size, rate)) * _ROUND_UP, _LEAST))
+            return _possible((1.0 - full, self.uncut), (full, cut))
+        crowded = float(stats.binom.sf(most - 1, size - 1, rate)) * _ROUND_DOWN
+        filled = rate * float(stats.binom.pmf(most - 1, size - 1, rate)) * _ROUND_UP  # by one more, if n = |D'|
+        filled = min(1.0 - crowded, max(filled + (_ROUND_UP**2 - 1.0) * crowded, _LEAST))
+        kept = most / size * float(stats.binom.sf(most, size, rate)) / max(crowded, _LEAST) * _ROUND_UP
+        thinned = DisplacingSampling(PoissonSampling(min(max(kept, SMALLEST_RATE), rate)))
+        return _possible((1.0 - crowded - filled, self.uncut), (crowded, thinned), (filled, cut))
+
+
+def _possible(*cases: tuple[float, Sampling]) -> tuple[tuple[float, Sampling], ...]:
+    return tuple(case for case in cases if case[0] > 0.0)
 
 
 @final

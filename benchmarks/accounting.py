@@ -38,7 +38,7 @@ from accounting.accountants import account
 from accounting.events import dp_accounting_pld
 from accounting.individual.epsilons import individual_epsilons
 from accounting.mechanism import Segment, Trace
-from accounting.pld.composition import epsilon_pld
+from accounting.pld.composition import CertifiedEpsilon, epsilon_pld
 from accounting.samplings import PoissonSampling
 from accounting.schedules import make_schedule, planned_trace
 
@@ -85,7 +85,7 @@ def schedule(quick: bool) -> Iterator[Result]:
         planned = make_schedule("exponential", 2.0, decay=0.7 / levels)
         trace = planned_trace(planned, PoissonSampling(0.01), levels, steps_each, 50_000)
         ours, ours_s = timed(epsilon_pld, trace, SCHEDULE_DELTA)
-        certified = (ours.upper - ours.lower) / ours.upper
+        certified = _certified(ours)
         if not peers:
             yield Result(f"schedule_{levels}x{steps_each}", ours_s, certified_gap=certified)
         for name in peers:
@@ -133,7 +133,7 @@ def groups(quick: bool) -> Iterator[Result]:
         for size in sizes:
             ours, ours_s = timed(epsilon_pld, trace, GROUP_DELTA, size)
             value, peer_s = timed(dp_accounting_pld, trace, GROUP_DELTA, size, grid)
-            gap, certified = abs(ours.upper - value) / value, (ours.upper - ours.lower) / ours.upper
+            gap, certified = abs(ours.upper - value) / value, _certified(ours)
             yield Result(f"group_k{size}", ours_s, f"dp-accounting MoG, grid {grid:g}", peer_s, gap, certified)
 
 
@@ -142,7 +142,7 @@ def hard_groups(quick: bool) -> Iterator[Result]:
     for sigma, size in ((1.0, 64),) if quick else ((1.0, 256), (0.5, 64), (0.3, 256)):
         trace = Trace(50_000, (Segment(0, 2000, PoissonSampling(0.01), sigma),))
         ours, ours_s = timed(epsilon_pld, trace, GROUP_DELTA, size)
-        gap = (ours.upper - ours.lower) / ours.upper
+        gap = _certified(ours)
         yield Result(f"group_k{size}_sigma{sigma:g}", ours_s, certified_gap=gap)
 
 
@@ -221,6 +221,7 @@ def individual_pld(quick: bool) -> Iterator[Result]:
     values, steps_each = contributions(rows, snapshots, LEVELS), 20
     trace, starts = individual_trace(steps_each * snapshots), np.arange(snapshots) * steps_each
     ours, ours_s = timed(individual_epsilons, starts, values, trace, INDIVIDUAL_DELTA, "pld")
+    assert ours.lower is not None  # Poisson batches have one
     certified = float(np.max((ours.upper - ours.lower) / ours.upper))
     chosen = np.random.default_rng(1).choice(rows, sample, replace=False)
     shared = {level: _level_pld(level) for level in np.unique(values[chosen]).tolist()}
@@ -254,6 +255,11 @@ def _dp_accounting_pld_of(
     for part in parts[1:]:
         total = total.compose(part)
     return float(total.get_epsilon_for_delta(INDIVIDUAL_DELTA))
+
+
+def _certified(ours: CertifiedEpsilon) -> float:
+    """The gap between the bounds, relative to the upper one; 1 without a lower one."""
+    return (ours.upper - (ours.lower or 0.0)) / ours.upper
 
 
 def _gap(ours: Array, peer: Sequence[float]) -> float:

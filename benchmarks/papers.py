@@ -139,7 +139,7 @@ def paper_b() -> Iterator[Item]:
                 yield at_most("B", f"Figure 1, sigma 1, k = {size}: gap to dp-accounting's {computed}", 2e-3, gap)
         ratio = min(vadhan_epsilon(trace, B_DELTA, size) / tight[size].upper for size in B_SIZES[1:])
         yield at_least("B", f"Figure 1, sigma {sigma:g}: Vadhan's epsilon over ours, smallest of k > 1", 1.0, ratio)
-        lowest = min(tight[size].upper / (size * tight[1].lower) for size in B_SIZES)
+        lowest = min(tight[size].upper / (size * (tight[1].lower or tight[1].upper)) for size in B_SIZES)
         yield at_least("B", f"Figure 1, sigma {sigma:g}: ours over the linear lower bound, smallest", 1.0, lowest)
         doubled = Trace(B_EXAMPLES, (Segment(0, B_STEPS, fixed, 2.0 * sigma),), adjacency=trace.adjacency)
         others = group_epsilons(doubled, B_DELTA, B_SIZES)

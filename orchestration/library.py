@@ -84,9 +84,10 @@ class Trial:
     def epsilons(self) -> Epsilons:
         """The individual epsilon of every training example: arrays [examples] ``example_ids``, ``upper``, ``lower``.
 
-        They hold at ``delta``; ``kind`` says whether they are guarantees, output-specific or estimates, and ``reasons``
-        why they are estimates. They are as stored, not computed again: private data, which must not be published.
-        Raises: InvalidInput if they were not computed or were deleted, DataCorruption for damaged files.
+        ``lower`` is None where no lower bound is known. They hold at ``delta``; ``kind`` says whether they are
+        guarantees, output-specific or estimates, and ``reasons`` why they are estimates. They are as stored, not
+        computed again: private data, which must not be published. Raises: InvalidInput if they were not computed or
+        were deleted, DataCorruption for damaged files.
         """
         from accounting.individual import individual_reasons
         from accounting.reasons import union, weakened

@@ -9,14 +9,14 @@ holds if and only if no test is below
 
 (Wasserman and Zhou 2010; Dong, Roth and Su 2019, Section 2), so the largest of these lines over any set of epsilons is
 a lower bound on f, convex and valid for both ways to name the two hypotheses. This bound is published here: no attack
-does better. Lower bounds on the best attack against the rounds' dominating pairs show the numerical error.
+does better. Lower bounds on the best attack are those of the worst run that the trace describes, where they are known.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -36,6 +36,7 @@ from accounting.pld import (
     rounds_of_group,
 )
 from accounting.reasons import Reason
+from accounting.reductions import is_attained
 from accounting.samplings import Adjacency
 
 Array = npt.NDArray[np.float64]
@@ -47,9 +48,9 @@ _ROUNDING = 1e-12  # far above the rounding error of an interpolation
 
 
 class CertifiedInterval(NamedTuple):
-    """lower <= exact value <= upper."""
+    """lower <= exact value <= upper; lower is None where no lower bound is known for the run that took place."""
 
-    lower: float
+    lower: float | None
     upper: float
 
 
@@ -59,8 +60,9 @@ class PrivacyCurve:
 
     Guarantee, where kind is ``guarantee``: with every step's output visible and later steps chosen adaptively, the run
     is (epsilon, upper delta)-DP at every epsilon of ``profile`` at once, under ``adjacency``, for the records that
-    ``unit`` names. Lower bounds are bounds on the exact cost of the rounds' dominating pairs. whose: ``any`` group of
-    records of that size, or ``given`` ones by their own contributions.
+    ``unit`` names. Lower bounds are those of the worst run that the trace describes. There are none where that is not
+    the rounds' dominating pairs: batches may be cut, epochs are shuffled, a filter limits examples, or noise or end
+    followed results. whose: ``any`` group of records of that size, or ``given`` ones by their own contributions.
     """
 
     profile: CertifiedProfile
@@ -74,37 +76,42 @@ class PrivacyCurve:
     def delta(self, epsilon: float) -> CertifiedInterval:
         """delta at ``epsilon`` >= 0. Between the curve's points upper is linear in e^epsilon, where delta is convex."""
         epsilon = require_finite("epsilon", epsilon, at_least=0.0)
-        points, upper, lower = self.profile.epsilons, self.profile.upper, self.profile.lower.max(axis=0)
+        points, upper = self.profile.epsilons, self.profile.upper
+        lower = None if self.profile.lower is None else self.profile.lower.max(axis=0)
         right = int(np.searchsorted(points, epsilon, side="left"))
         if right == len(points):
-            return CertifiedInterval(0.0, float(upper[-1]))
+            return CertifiedInterval(None if lower is None else 0.0, float(upper[-1]))
         highest, end = float(upper[right]), float(points[right])
         if epsilon < end:
             share = math.expm1(epsilon - end) / math.expm1(float(points[right - 1]) - end)
             highest += (float(upper[right - 1]) - highest) * share * (1.0 + _ROUNDING)
-        return CertifiedInterval(float(lower[right]), min(highest, float(upper[max(right - 1, 0)])))
+        least = None if lower is None else float(lower[right])
+        return CertifiedInterval(least, min(highest, float(upper[max(right - 1, 0)])))
 
-    def trade_off(self, false_positive_rates: npt.ArrayLike) -> tuple[Array, Array]:
+    def trade_off(self, false_positive_rates: npt.ArrayLike) -> tuple[Array, Array | None]:
         """(lower, upper) false negative rate of the best attack at each of the rates [points], all in [0, 1].
 
         lower is convex, does not rise, and is at most 1 - alpha: no attack has fewer false negatives. upper is what an
-        attack on the rounds' dominating pair achieves, in the worse one of its two directions.
+        attack on the worst run achieves, in the worse one of its two directions, or None where that is unknown.
         """
         rates = require_numbers("false positive rates", false_positive_rates, 1).astype(np.float64)
         for rate in rates.tolist():
             require_finite("false positive rate", rate, at_least=0.0, at_most=1.0)
-        achieved = np.array([self._attacks.achieved(rate) for rate in rates.tolist()])
-        return 1.0 - self._attacks.limit(rates), 1.0 - achieved
+        fewest = 1.0 - self._attacks.limit(rates)
+        if self.profile.lower is None:
+            return fewest, None
+        return fewest, 1.0 - np.array([self._attacks.achieved(rate, self.profile.lower) for rate in rates.tolist()])
 
     def true_positive_rate(self, false_positive_rate: float) -> CertifiedInterval:
         """The largest true positive rate of any attack at ``false_positive_rate`` in [0, 1]: 1 - trade-off function."""
         lower, upper = self.trade_off([false_positive_rate])
-        return CertifiedInterval(1.0 - float(upper[0]), 1.0 - float(lower[0]))
+        return CertifiedInterval(None if upper is None else 1.0 - float(upper[0]), 1.0 - float(lower[0]))
 
     @property
     def advantage(self) -> CertifiedInterval:
         """Membership advantage: the largest true minus false positive rate of any attack, which is delta(0)."""
-        return CertifiedInterval(float(self.profile.lower[:, 0].max()), float(self.profile.upper[0]))
+        least = None if self.profile.lower is None else float(self.profile.lower[:, 0].max())
+        return CertifiedInterval(least, float(self.profile.upper[0]))
 
     def reconstruction(self, prior: float) -> float:
         """An upper bound on the probability that any attack reconstructs the record (the group's records, jointly).
@@ -141,7 +148,7 @@ def privacy_curve(trace: Trace, group_size: int = 1, deltas: Sequence[float] = (
     Raises: UnsupportedMechanism for a private selection.
     """
     unit = "example" if group_size == 1 else f"group of {group_size}"
-    profile = _profile(rounds_of_group(trace, group_size), deltas)
+    profile = _profile(rounds_of_group(trace, group_size), trace, deltas)
     return PrivacyCurve(profile, trace.adjacency, unit, group_size, trace.kind, "any", trace.reasons)
 
 
@@ -155,15 +162,16 @@ def curve_of_examples(
     """
     rounds = rounds_of_examples(trace, steps, contributions)
     members = len(require_numbers("contributions", contributions, 2))
-    profile = _profile(rounds, deltas)
+    profile = _profile(rounds, trace, deltas)
     unit = "given example" if members == 1 else f"{members} given examples"
     kind, reasons = trace.individual_kind, trace.individual_reasons
     return PrivacyCurve(profile, trace.adjacency, unit, members, kind, "given", reasons)
 
 
-def _profile(rounds: GroupRounds, deltas: Sequence[float]) -> CertifiedProfile:
+def _profile(rounds: GroupRounds, trace: Trace, deltas: Sequence[float]) -> CertifiedProfile:
     wanted = [require_finite("delta of a curve", delta, at_least=MIN_DELTA, below=1.0) for delta in deltas]
-    return profile_of_rounds(rounds, wanted)
+    found = profile_of_rounds(rounds, wanted)
+    return found if is_attained(trace) or not trace.is_private else replace(found, lower=None)
 
 
 @dataclass(frozen=True)
@@ -183,12 +191,15 @@ class AttackRisk:
     reasons: tuple[Reason, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON: each upper bound by its name, each certified lower one by the name + ``_at_least``."""
+        """Plain values for JSON: each upper bound by its name, each certified lower one by the name + ``_at_least``.
+
+        Lower bounds that are not known are left out.
+        """
         named = {"advantage": self.advantage} | {
             rate_name(rate): found for rate, found in zip(FALSE_POSITIVE_RATES, self.true_positive_rates, strict=True)
         }
         upper = {name: found.upper for name, found in named.items()}
-        lower = {f"{name}_at_least": found.lower for name, found in named.items()}
+        lower = {f"{name}_at_least": found.lower for name, found in named.items() if found.lower is not None}
         whose = {"unit": self.unit, "group_size": self.group_size, "adjacency": self.adjacency, "kind": self.kind}
         return whose | upper | lower | {"reasons": list(self.reasons)}
 

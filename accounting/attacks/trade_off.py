@@ -34,8 +34,10 @@ class AttackBounds:
         lines = self._limits + self._slopes * false_positive_rates[:, None]
         return np.asarray(np.clip(lines.min(axis=1) + _ROUNDING, false_positive_rates, 1.0))
 
-    def achieved(self, false_positive_rate: float) -> float:
+    def achieved(self, false_positive_rate: float, lower: Array) -> float:
         """A true positive rate that the best attack in the worse direction achieves; guessing achieves the FPR itself.
+
+        lower: the profile's lower bounds by direction [2, points].
 
         The ROC curve of a direction is on or above the line of each lower bound on its delta somewhere, and the limits
         confine where. Curves are concave, so between two such points the curve is above their chord. The chord's height
@@ -45,7 +47,7 @@ class AttackBounds:
         nearest = order[np.unique(np.geomspace(1, len(order), _CANDIDATES).astype(int)) - 1]
         found = max(
             _highest_chord(false_positive_rate, self._slopes[nearest], start[nearest], *self._where(nearest, start))
-            for start in (self._starts(0), self._starts(1))
+            for start in (self._starts(lower, 0), self._starts(lower, 1))
         )
         return float(np.clip(found - _ROUNDING, false_positive_rate, 1.0))
 
@@ -64,9 +66,9 @@ class AttackBounds:
         """Where the lines of the upper bounds on delta start, at false positive rate 0 [lines]."""
         return self._intercepts(self.profile.upper, self.profile.upper)
 
-    def _starts(self, direction: int) -> Array:
+    def _starts(self, lower: Array, direction: int) -> Array:
         """Where the lines that the ROC curve of a direction reaches start, at false positive rate 0 [lines]."""
-        return self._intercepts(self.profile.lower[direction], self.profile.lower[1 - direction])
+        return self._intercepts(lower[direction], lower[1 - direction])
 
     def _intercepts(self, own: Array, swapped: Array) -> Array:
         falls = np.exp(-self.profile.epsilons[: self._near])

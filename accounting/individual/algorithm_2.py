@@ -13,8 +13,9 @@ from numpy.typing import ArrayLike
 
 from accounting.errors import InvalidInput, UnsupportedMechanism, require_finite
 from accounting.individual.contributions import Array
-from accounting.mechanism import Trace, require_one_run
+from accounting.mechanism import Trace
 from accounting.recorded_contributions import checked_snapshots
+from accounting.reductions import as_accounted
 from accounting.renyi import ORDERS, classic_terms, sampled_gaussian_rdp
 from accounting.samplings import PoissonSampling
 
@@ -44,11 +45,10 @@ def algorithm_2(
             f"another value; give {1.0 / finest}"
         )
     delta = require_finite("delta", delta, above=0.0, below=1.0)
-    require_one_run(trace)
     steps, values = checked_snapshots(steps, contributions, trace)
+    trace = as_accounted(trace)
     for segment in trace.segments:
-        plain = isinstance(segment.sampling, PoissonSampling) and trace.adjacency != "replace_one"
-        if not plain or segment.side_queries or trace.releases:
+        if not isinstance(segment.sampling, PoissonSampling) or segment.side_queries or trace.releases:
             raise UnsupportedMechanism(
                 "Algorithm 2 covers Poisson-sampled DP-SGD without side queries and releases, and not replace_one; "
                 "use 'rdp' or 'pld'"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from accounting.individual.contributions import StepLaw
 from accounting.individual.spectrum_kernels import moments
 
 Array = NDArray[np.float64]
@@ -69,8 +70,13 @@ class MomentTable:
     errors: Array
 
 
-def moment_table(sample_rate: float, precisions: Array, contour: Contour, direction: str) -> MomentTable:
-    """Tabulate log A at nodes ``precisions`` [nodes], ascending, for one sampling rate and direction."""
+def moment_table(law: StepLaw, precisions: Array, contour: Contour, direction: str) -> MomentTable:
+    """Tabulate log A at nodes ``precisions`` [nodes], ascending, for one law and direction.
+
+    For a law that does not always take place it is log(1 + chance (A - 1)), whose derivatives are those of chance A
+    over that number.
+    """
+    sample_rate, chance = law
     exponents, roots = EXPONENTS[direction](contour.points), np.sqrt(precisions)
     found = np.empty((len(roots), contour.size), np.complex128)
     powers = np.empty((3, len(roots)))
@@ -78,7 +84,8 @@ def moment_table(sample_rate: float, precisions: Array, contour: Contour, direct
         for at, tilted, log_ratio, members in _tilted(sample_rate, roots, float(roots.max()), exponents):
             found[at] = _moments(tilted, log_ratio, exponents)
             powers[:, at] = [(tilted * members**k).sum(axis=1) for k in (2, 3, 4)]
-        suprema = _cell_suprema(sample_rate, precisions, exponents[0].real, powers)
+        suprema = chance * _cell_suprema(sample_rate, precisions, exponents[0].real, powers)
+        found = found if chance == 1.0 else 1.0 + chance * (found - 1.0)
         errors = _linearity_errors(np.diff(precisions), exponents, np.abs(found), suprema)
         log_moments = np.log(np.abs(found)) + 1j * np.unwrap(np.angle(found), axis=1)
     known = np.isfinite(log_moments) & (errors < UNKNOWN)
@@ -193,6 +200,11 @@ class DecayBound:
         y = np.clip(0.5 * frequency * self.lengths, 1e-12, np.pi)
         cells = (self.masses * np.maximum(1.0 - np.maximum(np.sin(y) / y, _SINC_LATER), 0.0)).sum(axis=1)
         return np.asarray(np.minimum(np.append(cells[:1], cells), np.append(cells, cells[-1:])))
+
+
+def no_decay(cells: int) -> DecayBound:
+    """The trivial bound, a decay of 0. Steps that may not take place have no better one."""
+    return DecayBound(np.zeros((cells, 1)), np.zeros((cells, 1)))
 
 
 def decay_bound(sample_rate: float, precisions: Array, exponent: float, layers: int = 128) -> DecayBound:

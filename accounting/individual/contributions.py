@@ -12,6 +12,8 @@ of the sum's sensitivity; ``side`` how far it moves a side query, in units of th
   to be at most 1. moved is 1 + c and side is 2; at c = 1 this is the factor 2 of paper B, Theorem 3.3. Under
   ``zero_out`` they are refused: the rest of the batch reveals whether the example is in it, which defeats the
   amplification by sampling (docs/group-proof.md).
+- Truncated Poisson batches: a step of Poisson sampling and, with the probability of a cut, one in which the example
+  displaces another, as in fixed batches (`_one_by_one`).
 - Shuffled epochs under ``zero_out``: the example is in one batch of the epoch. For every order of the data the epoch is
   one Gaussian, at worst the one with the largest u of its steps (paper C, Theorem 2).
 - Full batches and shuffled epochs under ``replace_one``: moved is 1 + c and side is 2, because nothing is known about
@@ -30,20 +32,24 @@ A'^2 <= (E sqrt(g L L g))^2 <= A A''.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from accounting.mechanism import GaussianRelease, PureRelease, Trace
 from accounting.recorded_contributions import checked_snapshots
-from accounting.reductions import with_displacement
+from accounting.reductions import as_accounted, cases_of
 from accounting.samplings import Sampling
 
 Array = NDArray[np.float64]
+
+_MOSTLY = 0.75
+"""Probability of batches that are cut above which all are accounted for as cut."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +77,21 @@ class Stretch:
         return np.asarray(np.square(self.slope * moved) + self.side)
 
 
-@dataclass(frozen=True)
-class SampledNodes:
-    """The nodes (values of u) for all steps with one sampling rate: precisions [nodes] increase; the first may be 0."""
+class StepLaw(NamedTuple):
+    """The sampled Gaussian mechanism at ``sample_rate``; it takes place with probability ``chance``, by a public draw.
+
+    Its moment is 1 - chance + chance A. log of that is convex in u, as log A is.
+    """
 
     sample_rate: float
+    chance: float
+
+
+@dataclass(frozen=True)
+class SampledNodes:
+    """The nodes (values of u) for all steps with one law: precisions [nodes] increase; the first may be 0."""
+
+    law: StepLaw
     precisions: Array
 
 
@@ -134,8 +150,8 @@ class StepWeights:
         return replace(self, sampled=sampled, steps=replace(self.steps, nodes=places[self.steps.nodes]))
 
 
-Spread = Callable[[Mapping[float, tuple[Stretch, ...]], Array], tuple[tuple[SampledNodes, ...], SparseRows]]
-"""Reduces the stretches with each sampling rate, given contributions [snapshots, rows]."""
+Spread = Callable[[Mapping[StepLaw, tuple[Stretch, ...]], Array], tuple[tuple[SampledNodes, ...], SparseRows]]
+"""Reduces the stretches with each law, given contributions [snapshots, rows]."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +170,7 @@ class RecordedContributions:
         steps: Sequence[int] | NDArray[np.integer[Any]], values: ArrayLike, trace: Trace
     ) -> RecordedContributions:
         """The contributions, validated. Raises: InvalidInput as `checked_snapshots` does."""
-        return RecordedContributions(*checked_snapshots(steps, values, trace), with_displacement(trace))
+        return RecordedContributions(*checked_snapshots(steps, values, trace), as_accounted(trace))
 
     def of(self, rows: NDArray[np.intp] | slice) -> RecordedContributions:
         """The contributions of some rows."""
@@ -164,7 +180,7 @@ class RecordedContributions:
     def unprotected(self) -> NDArray[np.bool_]:
         """Whether each example contributed to a step without noise; shape [rows]."""
         found = np.zeros(len(self.values), np.bool_)
-        for _, stretches in _stretches(tuple(self.steps), self.trace):
+        for _, _, stretches in _stretches(tuple(self.steps), self.trace):
             for part in stretches:
                 if part.slope == 0.0:
                     found |= part.offset + self.values[:, part.column] > 0.0
@@ -176,34 +192,59 @@ class RecordedContributions:
         trace = self.trace
         releases = [release.noise_multiplier**-2 for release in trace.releases if isinstance(release, GaussianRelease)]
         precision = np.full(len(self.values), float(sum(releases)))
-        sampled: dict[float, tuple[Stretch, ...]] = {}
-        for sampling, stretches in _stretches(tuple(self.steps), trace):
+        sampled: dict[StepLaw, tuple[Stretch, ...]] = {}
+        for sampling, chance, stretches in _stretches(tuple(self.steps), trace):
             if sampling.draws == "epoch":
                 precision += _shuffled_precision(stretches, values, sampling.steps_per_epoch)
             elif sampling.sample_rate == 1.0:
                 precision += sum(part.steps * part.precisions(values[part.column]) for part in stretches)
             else:
-                sampled[sampling.sample_rate] = sampled.get(sampling.sample_rate, ()) + stretches
+                law = StepLaw(sampling.sample_rate, chance)
+                sampled[law] = sampled.get(law, ()) + stretches
         pure = tuple(release.epsilon for release in trace.releases if isinstance(release, PureRelease))
         return StepWeights(*spread(sampled, values), precision, pure, trace.dataset_size)
 
 
 @functools.lru_cache(maxsize=16)
-def _stretches(steps: tuple[int, ...], trace: Trace) -> tuple[tuple[Sampling, tuple[Stretch, ...]], ...]:
-    """Stretches of each run of segments with one sampling, cut where noise or snapshot changes, in step order."""
+def _stretches(steps: tuple[int, ...], trace: Trace) -> tuple[tuple[Sampling, float, tuple[Stretch, ...]], ...]:
+    """Stretches of each run of segments with one sampling, cut where noise or snapshot changes, in step order.
+
+    With the probability that its steps take place (`_one_by_one`).
+    """
     ends = [*steps[1:], trace.steps]
-    runs: list[tuple[Sampling, tuple[Stretch, ...]]] = []
-    for sampling, segments in groupby(trace.segments, key=lambda segment: segment.sampling):
-        run: list[Stretch] = []
-        for segment in segments:
-            slope = 1.0 / segment.noise_multiplier if segment.noise_multiplier > 0.0 else 0.0
-            side = sum(((1 + sampling.displaced) / query.noise_multiplier) ** 2 for query in segment.side_queries)
-            for column, (first, last) in enumerate(zip(steps, ends, strict=True)):
-                start, stop = max(first, segment.start_step), min(last, segment.stop_step)
-                if start < stop:
-                    run.append(Stretch(column, start, stop, slope, sampling.displaced, side))
-        runs.append((sampling, tuple(run)))
+    runs: list[tuple[Sampling, float, tuple[Stretch, ...]]] = []
+    for whole, group in groupby(trace.segments, key=lambda segment: segment.sampling):
+        segments = tuple(group)
+        for chance, sampling in _one_by_one(whole):
+            run: list[Stretch] = []
+            for segment in segments:
+                slope = 1.0 / segment.noise_multiplier if segment.noise_multiplier > 0.0 else 0.0
+                side = sum(((1 + sampling.displaced) / query.noise_multiplier) ** 2 for query in segment.side_queries)
+                for column, (first, last) in enumerate(zip(steps, ends, strict=True)):
+                    start, stop = max(first, segment.start_step), min(last, segment.stop_step)
+                    if start < stop:
+                        run.append(Stretch(column, start, stop, slope, sampling.displaced, side))
+            runs.append((sampling, chance, tuple(run)))
     return tuple(runs)
+
+
+def _one_by_one(sampling: Sampling) -> tuple[tuple[float, Sampling], ...]:
+    """Independent steps, each with the probability that it takes place, that together dominate one of ``sampling``.
+
+    A step that is one of several cases p_1, p_2, ... is a function of these: the first case always takes place, case
+    i > 1 with p_i / (1 - p_2 - ... - p_(i-1)), and what the step shows is the first i > 1 that took place, or case 1.
+    Where most batches are cut, the case of one that is cut, which dominates the others, takes place alone.
+    """
+    likeliest, *others = cases_of(sampling, 1)
+    if not others:
+        return ((1.0, likeliest[1]),)
+    if math.fsum(chance for chance, _ in others) > _MOSTLY:
+        return ((1.0, others[-1][1]),)
+    steps, left = [(1.0, likeliest[1])], 1.0
+    for chance, case in others:
+        steps.append((min(chance / left, 1.0), case))
+        left -= chance
+    return tuple(steps)
 
 
 def _shuffled_precision(stretches: Sequence[Stretch], values: Array, steps_per_epoch: int) -> Array:

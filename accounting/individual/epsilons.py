@@ -24,35 +24,38 @@ from accounting.estimates import Claim
 from accounting.individual.contributions import Array, RecordedContributions
 from accounting.mechanism import Trace
 from accounting.reasons import Reason
-from accounting.reductions import without_cuts
+from accounting.reductions import is_attained, rarest_apart
 from accounting.registry import lookup
 
+Bounds = tuple[Array, Array | None]
+"""Upper and lower epsilon [rows]; None where the method bounds nothing from below."""
 
-def _by_rdp(recorded: RecordedContributions, delta: float) -> tuple[Array, Array]:
+
+def _by_rdp(recorded: RecordedContributions, delta: float) -> Bounds:
     from accounting.individual.rdp import rdp_epsilons  # loads numba and compiled code, which takes half a second
 
-    return rdp_epsilons(recorded, delta)
+    return rdp_epsilons(recorded, delta), None
 
 
-def _by_classic_rdp(recorded: RecordedContributions, delta: float) -> tuple[Array, Array]:
+def _by_classic_rdp(recorded: RecordedContributions, delta: float) -> Bounds:
     from accounting.individual.rdp import classic_epsilons
 
-    return classic_epsilons(recorded, delta)
+    return classic_epsilons(recorded, delta), None
 
 
-def _by_pld(recorded: RecordedContributions, delta: float) -> tuple[Array, Array]:
+def _by_pld(recorded: RecordedContributions, delta: float) -> Bounds:
     from accounting.individual.pld import pld_epsilons
 
     return pld_epsilons(recorded, delta)
 
 
-INDIVIDUAL_ACCOUNTANTS: Mapping[str, Callable[[RecordedContributions, float], tuple[Array, Array]]] = {
+INDIVIDUAL_ACCOUNTANTS: Mapping[str, Callable[[RecordedContributions, float], Bounds]] = {
     "rdp": _by_rdp,
     "rdp-classic": _by_classic_rdp,
     "pld": _by_pld,
 }
-"""Methods by name: recorded contributions, delta -> (upper, lower). Both are certified; ``pld`` is tight, and
-``rdp-classic`` has the conversion of papers A and C."""
+"""Methods by name: recorded contributions, delta -> bounds of the rounds' pairs. ``pld`` is tight, and ``rdp-classic``
+has the conversion of papers A and C."""
 
 FILTERED = "filter"
 """`IndividualEpsilons.method` where a privacy filter enforced the epsilons."""
@@ -67,13 +70,12 @@ class IndividualEpsilons:
     """Certified bounds on per-example epsilons: upper and lower [examples].
 
     Both are infinite for an example that contributed to a step without noise. upper holds for the given contributions.
-    lower bounds, with ``pld``, the true epsilon of the worst neighbouring pair, else the Renyi bound in exact
-    arithmetic. For truncated Poisson batches it is about the run that dominates them
-    (`accounting.reductions.without_cuts`).
+    lower, with ``pld``, is a bound on the true epsilon of the worst run with these contributions. It is None for other
+    methods, and where no lower bound is known of the run that took place (`CertifiedEpsilon`).
     """
 
     upper: Array
-    lower: Array
+    lower: Array | None
     delta: float
     method: str
     kind: Claim
@@ -96,20 +98,22 @@ def individual_epsilons(
     beyond the run, NaN or contributions outside [0, 1].
 
     If a privacy filter limited every example, upper is the epsilon of the filter's budget for every example (a
-    guarantee), lower is 0 and the method is ``filter``. To account for the contributions measured in such a run
+    guarantee), lower is None and the method is ``filter``. To account for the contributions measured in such a run
     instead, pass the trace without its filter.
     """
     delta = require_finite("delta", delta, above=0.0, below=1.0)
     account = lookup(INDIVIDUAL_ACCOUNTANTS, method, "individual accounting method")
-    reduced, left = without_cuts(trace, delta)
-    recorded = RecordedContributions.checked(steps, contributions, reduced)
+    apart, left = rarest_apart(trace, delta)
+    recorded = RecordedContributions.checked(steps, contributions, apart)
     if trace.filter is not None:
         enforced = np.full(len(recorded.values), enforced_epsilon(trace.filter, trace, delta))
-        return IndividualEpsilons(enforced, np.zeros_like(enforced), delta, FILTERED, individual_claim(trace))
+        return IndividualEpsilons(enforced, None, delta, FILTERED, individual_claim(trace))
     rows = max(1, min(_ROWS, _ENTRIES // len(recorded.steps)))
     starts = range(0, max(len(recorded.values), 1), rows)
     blocks = [_account_block(recorded.of(slice(i, i + rows)), left, account) for i in starts]
-    upper, lower = (np.concatenate(columns) for columns in zip(*blocks, strict=True))
+    upper = np.concatenate([above for above, _ in blocks])
+    below = [lower for _, lower in blocks if lower is not None] if is_attained(trace) else []
+    lower = np.concatenate(below) if below else None
     return IndividualEpsilons(upper, lower, delta, method, individual_claim(trace))
 
 
@@ -126,8 +130,9 @@ def individual_reasons(trace: Trace) -> tuple[Reason, ...]:
 def _account_block(
     recorded: RecordedContributions,
     delta: float,
-    account: Callable[[RecordedContributions, float], tuple[Array, Array]],
-) -> tuple[Array, Array]:
+    account: Callable[[RecordedContributions, float], Bounds],
+) -> Bounds:
     upper, lower = account(recorded, delta)
     unprotected = recorded.unprotected()
-    return np.where(unprotected, np.inf, upper), np.where(unprotected, np.inf, lower)
+    above = np.where(unprotected, np.inf, upper)
+    return above, None if lower is None else np.where(unprotected, np.inf, lower)

@@ -153,7 +153,7 @@ def sums(
 
 
 @helper
-def _least_upper(
+def _least(
     weights: Array,
     nodes: NDArray[np.int32],
     precision: float,
@@ -163,11 +163,10 @@ def _least_upper(
     best: float,
     place: int,
     total: Array,
-) -> tuple[float, int, int, int]:
-    """The least upper sum + term of one row, sought around the order ``place``, whose value is ``best``.
+) -> tuple[float, int]:
+    """The least sum + term of one row and its order, sought around the order ``place``, whose value is ``best``.
 
-    The window of orders grows until the least lies inside it or at the first or last order. Returns the least value,
-    its order, and the window [left, right) of orders whose sums are in ``total``.
+    The window of orders grows until the least lies inside it or at the first or last order. ``total`` is overwritten.
     """
     orders = len(terms)
     left = right = min(max(place - _WINDOW // 2 + 1, 0), orders - _WINDOW)
@@ -175,48 +174,16 @@ def _least_upper(
         falls_to_left = place == left and left < right
         start = max(left - _WINDOW, 0) if falls_to_left else right
         stop = left if falls_to_left else min(right + _WINDOW, orders)
-        _sums(weights, nodes, precision, table, plain, 2 * start, total[2 * start : 2 * stop])
+        _sums(weights, nodes, precision, table, plain, start, total[start:stop])
         left, right = min(left, start), max(right, stop)
         for k in range(start, stop):
-            value = total[2 * k] + terms[k]
+            value = total[k] + terms[k]
             if value < best:
                 best, place = value, k
-    return best, place, left, right
+    return best, place
 
 
-@helper
-def _least_lower(
-    weights: Array,
-    nodes: NDArray[np.int32],
-    precision: float,
-    table: Array,
-    plain: Array,
-    terms: Array,
-    highest: float,
-    place: int,
-    window: tuple[int, int],
-    total: Array,
-) -> float:
-    """The least lower sum + term of one row, from the order ``place`` to the first on either side above ``highest``.
-
-    window: the orders whose sums are in ``total``; further ones are written there.
-    """
-    left, right = window
-    least, orders = np.inf, len(terms)
-    for step in (1, -1):
-        k, above = place if step > 0 else place - 1, False
-        while 0 <= k < orders and not above:
-            if k < left or k >= right:
-                start, stop = (k, min(k + _WINDOW, orders)) if step > 0 else (max(k + 1 - _WINDOW, 0), k + 1)
-                _sums(weights, nodes, precision, table, plain, 2 * start, total[2 * start : 2 * stop])
-                left, right = min(left, start), max(right, stop)
-            value = total[2 * k + 1] + terms[k]
-            least, above = min(least, value), value > highest
-            k += step
-    return least
-
-
-@kernel(GIVEN, NODES, PLACES, GIVEN, TABLE, TABLE, PLACES, TABLE, TABLE, GIVEN, float64, FOUND_TABLE)
+@kernel(GIVEN, NODES, PLACES, GIVEN, TABLE, TABLE, PLACES, TABLE, TABLE, GIVEN, FOUND_TABLE)
 def best_orders(
     weights: Array,
     nodes: NDArray[np.int32],
@@ -228,22 +195,19 @@ def best_orders(
     table: Array,
     plain: Array,
     terms: Array,
-    slack: float,
     found: Array,
 ) -> None:
     """Find the best Renyi order of each row.
 
-    Writes found [5, rows]: the least of upper sum + terms; its index; upper and lower sum at the first order; the
-    least of lower sum + terms. Sums are as in `sums`, one per order: table [nodes, 2 orders] and plain [2, 2 orders]
-    have the upper and the lower entry of each order side by side; terms [orders]. coarse and coarse_plain have the
-    upper entries of the orders with indices ``places``, the first of them 0, then the lower entry of order 0.
+    Writes found [3, rows]: the least of sum + terms; its index; the sum at the first order. Sums are as in `sums`, one
+    per order: table [nodes, orders], plain [2, orders], terms [orders]. coarse and coarse_plain have the entries of the
+    orders with indices ``places``, the first of them 0.
 
-    The least upper sum is sought among the coarse orders, then around the best of them until it falls no further on
-    either side. The least lower sum is sought from there to the first order on either side where it exceeds the least
-    upper sum by ``slack``, or to the outermost order.
+    The least sum is sought among the coarse orders, then around the best of them until it falls no further on either
+    side.
     """
     orders, few = len(terms), len(places)
-    several, sums_of, at_few = np.empty(few + 1), np.empty(2 * orders), terms[places]
+    several, sums_of, at_few = np.empty(few), np.empty(orders), terms[places]
     for row in range(len(ends) - 1):
         at = slice(ends[row], ends[row + 1])
         own, own_nodes, own_precision = weights[at], nodes[at], precision[row]
@@ -253,10 +217,5 @@ def best_orders(
             value = several[k] + at_few[k]
             if value < best:
                 best, place = value, places[k]
-        best, place, left, right = _least_upper(
-            own, own_nodes, own_precision, table, plain, terms, best, place, sums_of
-        )
-        found[4, row] = _least_lower(
-            own, own_nodes, own_precision, table, plain, terms, best + slack, place, (left, right), sums_of
-        )
-        found[0, row], found[1, row], found[2, row], found[3, row] = best, place, several[0], several[few]
+        best, place = _least(own, own_nodes, own_precision, table, plain, terms, best, place, sums_of)
+        found[0, row], found[1, row], found[2, row] = best, place, several[0]

@@ -39,10 +39,12 @@ from accounting.individual.contour import (
     DecayBound,
     decay_bound,
     moment_table,
+    no_decay,
 )
 from accounting.individual.contributions import (
     Array,
     RecordedContributions,
+    StepLaw,
     StepWeights,
 )
 from accounting.individual.inversion import (
@@ -62,7 +64,7 @@ from accounting.individual.spectrum_kernels import LOOSE
 from accounting.individual.spreading import NODES, near_reached, of_rows, spread_linearly, weighted_sums
 from accounting.individual.table_cache import kept
 from accounting.individual.tail_bounds import within
-from accounting.pld import MIN_DELTA, CertifiedEpsilon, epsilon_of_rounds, rounds_of_examples
+from accounting.pld import MIN_DELTA, PairBounds, epsilon_of_rounds, rounds_of_examples
 
 _SIZES = (16, 32, 48, 64, 80, 96, 128, 160, 192, 256)
 """Numbers of points of a contour, tried in this order; if even the longest ends too early, exp(K) is damped on it."""
@@ -160,7 +162,7 @@ def _of_one_gaussian(costs: StepWeights, delta: float) -> Array:
     )
 
 
-def _alone(contributions: RecordedContributions, delta: float) -> CertifiedEpsilon:
+def _alone(contributions: RecordedContributions, delta: float) -> PairBounds:
     """Bounds of one row, as a group of one, on a lattice of privacy losses."""
     rounds = rounds_of_examples(contributions.trace, contributions.steps, contributions.values)
     for tolerance in _TOLERANCES:
@@ -187,28 +189,31 @@ def _interpolated_epsilons(costs: StepWeights, renyi: RenyiCosts, delta: float) 
 
 
 @kept(256 * 2**20)
-def _moment_columns(sample_rate: float, nodes: bytes, contour: Contour, direction: str) -> Array:
+def _moment_columns(law: StepLaw, nodes: bytes, contour: Contour, direction: str) -> Array:
     """`moment_table` and the decay at `_cut_sizes` as one table [nodes, 2 points + pieces + cuts].
 
     Columns: real parts, imaginary parts, the largest error in each piece of the contour plus `STEP_ERROR`, decay.
     """
-    table = moment_table(sample_rate, np.frombuffer(nodes), contour, direction)
+    table = moment_table(law, np.frombuffer(nodes), contour, direction)
     errors = table.errors.reshape(len(table.errors), _PIECES, -1).max(axis=2) + STEP_ERROR
     exponent = _real_exponent(contour.tilt, direction)
-    decays = [_node_decay(sample_rate, nodes, exponent, contour.spacing * size) for size in _cut_sizes(contour)]
+    decays = [_node_decay(law, nodes, exponent, contour.spacing * size) for size in _cut_sizes(contour)]
     return np.hstack([table.log_moments.real, table.log_moments.imag, errors, np.transpose(decays)])
 
 
 @kept(16 * 2**20)
-def _node_decay(sample_rate: float, nodes: bytes, exponent: float, frequency: float) -> Array:
+def _node_decay(law: StepLaw, nodes: bytes, exponent: float, frequency: float) -> Array:
     """`DecayBound.node_decay` [nodes]."""
-    return _decay_bound(sample_rate, nodes, exponent).node_decay(frequency)
+    return _decay_bound(law, nodes, exponent).node_decay(frequency)
 
 
 @functools.lru_cache(maxsize=64)
-def _decay_bound(sample_rate: float, nodes: bytes, exponent: float) -> DecayBound:
+def _decay_bound(law: StepLaw, nodes: bytes, exponent: float) -> DecayBound:
     """`decay_bound`, cached: 0.5 MB per result for 256 nodes."""
-    return decay_bound(sample_rate, np.frombuffer(nodes), exponent)
+    precisions = np.frombuffer(nodes)
+    if law.chance < 1.0:
+        return no_decay(len(precisions) - 1)
+    return decay_bound(law.sample_rate, precisions, exponent)
 
 
 def _real_exponent(tilt: float, direction: str) -> float:
@@ -270,7 +275,7 @@ class _Group:
         ends = np.array([self._contour(size).end for size in sizes])
         exponent = _real_exponent(self.bucket.tilt, self.direction)
         decays = [
-            np.transpose([_node_decay(p.sample_rate, p.precisions.tobytes(), exponent, end) for end in ends.tolist()])
+            np.transpose([_node_decay(p.law, p.precisions.tobytes(), exponent, end) for end in ends.tolist()])
             for p in self.costs.sampled
         ]
         table = np.concatenate([np.empty((0, len(ends))), *decays])
@@ -288,8 +293,7 @@ class _Group:
     def _columns(self, contour: Contour) -> Array:
         """The table for `weighted_sums`: K, its error and its decay, as `certified_bounds` takes them."""
         tables = [
-            _moment_columns(part.sample_rate, part.precisions.tobytes(), contour, self.direction)
-            for part in self.costs.sampled
+            _moment_columns(part.law, part.precisions.tobytes(), contour, self.direction) for part in self.costs.sampled
         ]
         width = 2 * contour.size + _PIECES + len(_CUTS)
         return tables[0] if len(tables) == 1 else np.concatenate([np.empty((0, width)), *tables])

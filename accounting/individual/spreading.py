@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from accounting.individual.contributions import Array, SampledNodes, SparseRows, StepWeights, Stretch
+from accounting.individual.contributions import Array, SampledNodes, SparseRows, StepLaw, StepWeights, Stretch
 from accounting.individual.kernels import mark, spread, sums
 
 NODES = 256
@@ -32,7 +32,7 @@ _SEVERAL_PARTS = 1 << 17
 
 
 def spread_linearly(
-    sampled: Mapping[float, tuple[Stretch, ...]], values: Array, nodes: int = NODES
+    sampled: Mapping[StepLaw, tuple[Stretch, ...]], values: Array, nodes: int = NODES
 ) -> tuple[tuple[SampledNodes, ...], SparseRows]:
     """The nodes of each sampling rate, and the weights on them: each step is split between the two nodes beside its u.
 
@@ -40,7 +40,7 @@ def spread_linearly(
     root x_0 + (k + t) h lies at t (2 (k + x_0 / h) + t) / (2 (k + x_0 / h) + 1) of the way from node k to the next.
     Rounding moves u by 1e-14 of itself, far below `renyi._ROUNDING`.
     """
-    parts = tuple(SampledNodes(sample_rate, _nodes(stretches, nodes)) for sample_rate, stretches in sampled.items())
+    parts = tuple(SampledNodes(law, _nodes(stretches, nodes)) for law, stretches in sampled.items())
     first, fields = 0, [np.empty((0, 9))]
     for part, stretches in zip(parts, sampled.values(), strict=True):
         fields.append(_fields(stretches, nodes, first))

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accounting.individual.contour import Contour, moment_table
-from accounting.individual.contributions import Array, StepWeights
+from accounting.individual.contributions import Array, StepLaw, StepWeights
 from accounting.individual.inversion import FLOAT_ERROR, STEP_ERROR, plain_exponent, tilts_from
 from accounting.individual.spreading import weighted_sums
 from accounting.individual.table_cache import kept
@@ -43,7 +43,7 @@ def within(
         return np.zeros(len(rows), np.bool_)
     contours = _contours(tilt)
     tables = [
-        np.transpose([_log_moments(p.sample_rate, p.precisions.tobytes(), each, direction) for each in contours])
+        np.transpose([_log_moments(p.law, p.precisions.tobytes(), each, direction) for each in contours])
         for p in costs.sampled
     ]
     table = np.concatenate([np.empty((0, len(contours))), *tables])
@@ -71,7 +71,7 @@ def _plain(pure: tuple[float, ...], tilt: float) -> tuple[Array, Array, Array]:
 
 
 @kept(16 * 2**20)
-def _log_moments(sample_rate: float, nodes: bytes, contour: Contour, direction: str) -> Array:
+def _log_moments(law: StepLaw, nodes: bytes, contour: Contour, direction: str) -> Array:
     """Upper bounds [nodes] on log A at the real point of a contour; they include the error of interpolation."""
-    table = moment_table(sample_rate, np.frombuffer(nodes), contour, direction)
+    table = moment_table(law, np.frombuffer(nodes), contour, direction)
     return np.asarray(table.log_moments[:, 0].real + table.errors[:, 0] + STEP_ERROR)

@@ -31,16 +31,16 @@ def epsilons_of_users(
     alone = counts == 1
     upper, lower = np.empty(len(ids)), np.empty(len(ids))
     single = individual_epsilons(steps, rows[order[starts[alone]]], trace, delta, "pld")
-    upper[alone], lower[alone] = single.upper, single.lower
+    upper[alone], lower[alone] = single.upper, np.nan if single.lower is None else single.lower
     for place in np.flatnonzero(~alone).tolist():
         own = rows[order[starts[place] : starts[place] + counts[place]]]
         together = epsilon_of_examples(trace, steps, own, delta)
-        upper[place], lower[place] = together.upper, together.lower
+        upper[place], lower[place] = together.upper, np.nan if together.lower is None else together.lower
     return Epsilons(
         example_ids=ids,
         groups=np.zeros(len(ids), np.int32),
         upper=upper,
-        lower=lower,
+        lower=None if np.isnan(lower).any() else lower,
         losses=np.full(len(ids), np.nan, np.float32),
         delta=delta,
         method="pld",

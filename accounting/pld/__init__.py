@@ -8,9 +8,11 @@ from accounting.pld.composition import (
     MIN_DELTA,
     CertifiedDelta,
     CertifiedEpsilon,
+    PairBounds,
     delta_pld,
     epsilon_of_rounds,
     epsilon_pld,
+    proven_lower,
 )
 from accounting.pld.group_rounds import GroupRounds, rounds_of_examples, rounds_of_group
 from accounting.pld.groups import (
@@ -22,7 +24,7 @@ from accounting.pld.groups import (
 )
 from accounting.pld.loss import LatticeLoss, discretise
 from accounting.pld.profile import CertifiedProfile, profile_of_rounds
-from accounting.pld.sensitivity import SensitivityMixture, examples_law, group_law
+from accounting.pld.sensitivity import RoundLaw, SensitivityMixture, examples_law, group_law
 
 __all__ = [
     "MIN_DELTA",
@@ -31,6 +33,8 @@ __all__ = [
     "CertifiedProfile",
     "GroupRounds",
     "LatticeLoss",
+    "PairBounds",
+    "RoundLaw",
     "SensitivityMixture",
     "delta_pld",
     "discretise",
@@ -43,6 +47,7 @@ __all__ = [
     "grows_at_least_linearly",
     "linear_growth",
     "profile_of_rounds",
+    "proven_lower",
     "rounds_of_examples",
     "rounds_of_group",
     "vadhan_epsilon",

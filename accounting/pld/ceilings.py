@@ -1,6 +1,6 @@
 """Upper bounds on a run's epsilon and delta without a lattice, for runs where a lattice certifies little or nothing.
 
-All hold for both directions. Where sensitivities are cut off (`SensitivityMixture.truncated`), the missing probability
+All hold for both directions. Where sensitivities or cases are left out (`RoundLaw.truncated`), the missing probability
 M of all rounds adds to delta in one direction and -log(1 - M) to epsilon in the other, because the true law is at least
 1 - M times the law that is kept.
 """
@@ -17,7 +17,16 @@ from scipy import special
 
 from accounting.gaussian import gaussian_delta, gaussian_epsilon
 from accounting.pld.group_rounds import GroupRounds
-from accounting.renyi import ORDERS, Array, epsilon_improved, gaussian_rdp, pure_rdp, sampled_gaussian_rdp
+from accounting.pld.sensitivity import SensitivityMixture
+from accounting.renyi import (
+    ORDERS,
+    Array,
+    epsilon_improved,
+    gaussian_rdp,
+    mixed_rdp,
+    pure_rdp,
+    sampled_gaussian_rdp,
+)
 
 Method = Literal["pld", "gdp", "rdp"]
 """The method behind an upper bound: the law of the loss, one dominating Gaussian, or Renyi divergences."""
@@ -38,19 +47,21 @@ class Ceiling:
 def total_variation(rounds: GroupRounds) -> float:
     """An upper bound on delta at epsilon 0: the sum of the rounds' total variation distances.
 
-    For a mixture it is at most the mean over its sensitivities a of TV(N(a, 1), N(0, 1)) = 2 Phi(a/2) - 1.
+    For a round it is at most the mean over its sensitivities a of TV(N(a, 1), N(0, 1)) = 2 Phi(a/2) - 1.
     """
     parts = [special.erf(rounds.gaussian / math.sqrt(8)), *np.tanh(np.asarray(rounds.pure) / 2)]
-    for mixture, count in rounds.mixtures:
-        shifted = special.erf(np.asarray(mixture.sensitivities) / math.sqrt(8))
-        parts.append(count * (float(shifted @ np.asarray(mixture.probabilities)) + mixture.missing))
+    for law, count in rounds.laws:
+        parts.append(count * law.missing)
+        for probability, mixture in law.cases:
+            shifted = special.erf(np.asarray(mixture.sensitivities) / math.sqrt(8))
+            parts.append(count * probability * float(shifted @ np.asarray(mixture.probabilities)))
     return math.fsum(parts) * _ROUND_UP
 
 
 def gaussian_ceiling(rounds: GroupRounds, delta: float) -> Ceiling:
     """The epsilon of one Gaussian that dominates all rounds.
 
-    A mixture of Gaussians is post-processing of the Gaussian with its largest sensitivity: draw a sensitivity, shrink
+    A round is post-processing of the Gaussian with its largest sensitivity: draw case and sensitivity, shrink
     the output by the ratio, and add the noise that this removed. Pure releases add to epsilon.
     """
     return Ceiling(_least(rounds, delta, _of_one_gaussian), "gdp")
@@ -58,7 +69,7 @@ def gaussian_ceiling(rounds: GroupRounds, delta: float) -> Ceiling:
 
 def gaussian_delta_ceiling(rounds: GroupRounds, epsilon: float) -> float:
     """The delta at ``epsilon`` of one Gaussian that dominates all rounds; the missing probabilities add to it."""
-    missing = math.fsum(count * mixture.missing for mixture, count in rounds.mixtures)
+    missing = math.fsum(count * law.missing for law, count in rounds.laws)
     left = epsilon * (1 - 1e-12) - math.fsum(rounds.pure) * (1 + 1e-12)
     return min(1.0, gaussian_delta(_dominating_mean(rounds), left)[0] + missing) if left >= 0.0 else 1.0
 
@@ -70,7 +81,7 @@ def delta_ceilings(rounds: GroupRounds, epsilons: Array) -> Array:
     that at epsilon 0 by the inequalities of Pinsker and of Bretagnolle and Huber; they need the Kullback-Leibler
     divergence, which is at most the Renyi divergence of any order above 1.
     """
-    missing = math.fsum(count * mixture.missing for mixture, count in rounds.mixtures) * _ROUND_UP
+    missing = math.fsum(count * law.missing for law, count in rounds.laws) * _ROUND_UP
     if not missing < 1.0:
         return np.ones_like(epsilons)
     rdp = _total_renyi(rounds) * _ROUND_UP
@@ -100,13 +111,13 @@ def _least(rounds: GroupRounds, delta: float, bound: Callable[[GroupRounds, floa
 
 def _cut(rounds: GroupRounds, delta: float) -> Iterator[tuple[GroupRounds, float, float]]:
     """(rounds without their largest, rarest sensitivities, remaining delta, addition to epsilon), one per share."""
-    total = sum(count for _, count in rounds.mixtures)
+    total = sum(count for _, count in rounds.laws)
     for share in _CUTS:
-        kept = tuple((mixture.truncated(share * delta / total), count) for mixture, count in rounds.mixtures)
-        missing = math.fsum(count * mixture.missing for mixture, count in kept) * _ROUND_UP
+        kept = tuple((law.truncated(share * delta / total), count) for law, count in rounds.laws)
+        missing = math.fsum(count * law.missing for law, count in kept) * _ROUND_UP
         if missing < delta:
             yield GroupRounds(kept, rounds.gaussian, rounds.pure), delta - missing, -math.log1p(-missing)
-        if all(len(mixture.sensitivities) <= 2 for mixture, _ in rounds.mixtures):
+        if all(law.atoms <= 2 and len(law.cases) == 1 for law, _ in rounds.laws):
             return
 
 
@@ -118,7 +129,7 @@ def _of_one_gaussian(rounds: GroupRounds, delta: float) -> float:
 
 
 def _dominating_mean(rounds: GroupRounds) -> float:
-    shifts = (mixture.sensitivities[-1] * math.sqrt(count) for mixture, count in rounds.mixtures)
+    shifts = (law.largest * math.sqrt(count) for law, count in rounds.laws)
     return math.hypot(rounds.gaussian, *shifts) * (1 + 1e-12)
 
 
@@ -129,11 +140,18 @@ def _of_renyi(rounds: GroupRounds, delta: float) -> float:
 def _total_renyi(rounds: GroupRounds) -> Array:
     """RDP at `ORDERS`, valid in both directions, of the rounds given that no missing sensitivity occurs."""
     total = gaussian_rdp(1 / rounds.gaussian) if rounds.gaussian else np.zeros_like(ORDERS)
-    for mixture, count in rounds.mixtures:
-        if mixture.sensitivities[-1] > 0.0:
-            first = int(mixture.sensitivities[0] == 0.0)
-            rate = math.fsum(mixture.probabilities[first:]) / (1 - mixture.missing) if first else 1.0
-            total = total + count * sampled_gaussian_rdp(min(rate, 1.0), 1 / mixture.sensitivities[-1])
+    for law, count in rounds.laws:
+        shares = [p * (1.0 - mixture.missing) / (1.0 - law.missing) for p, mixture in law.cases]
+        total = total + count * mixed_rdp(shares, [_renyi_of(mixture) for _, mixture in law.cases])
     for epsilon in rounds.pure:
         total = total + pure_rdp(epsilon)
     return np.asarray(total)
+
+
+def _renyi_of(mixture: SensitivityMixture) -> Array:
+    """RDP at `ORDERS` of a mixture given that no missing sensitivity occurs."""
+    if mixture.sensitivities[-1] == 0.0:
+        return np.zeros_like(ORDERS)
+    first = int(mixture.sensitivities[0] == 0.0)
+    rate = math.fsum(mixture.probabilities[first:]) / (1 - mixture.missing) if first else 1.0
+    return sampled_gaussian_rdp(min(rate, 1.0), 1 / mixture.sensitivities[-1])

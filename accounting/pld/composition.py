@@ -2,7 +2,8 @@
 
 Guarantee: for a group of ``group_size`` examples under the trace's adjacency, the run is (upper, delta)-DP, with every
 step's output visible and later steps chosen adaptively. lower is a certified lower bound on the exact epsilon of the
-rounds' dominating pairs, so the gap bounds the numerical error.
+rounds' dominating pairs, so the gap bounds the numerical error. It is given only where a run that the trace describes
+is these pairs (`accounting.reductions.is_attained`).
 
 Method: each round's loss is discretised upwards and downwards on one lattice (`accounting.pld.loss.discretise`); the
 rounds compose in the frequency domain (`accounting.pld.fourier`, which lists the error terms). An uncertified
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from accounting.pld.group_rounds import GroupRounds, rounds_of_group
 from accounting.pld.lattice import make_plan, spacing_for
 from accounting.pld.loss import DIRECTIONS, MAX_POINTS
 from accounting.pld.saddlepoint import Cumulants, Saddle, cumulants, saddle_at_delta, saddle_at_epsilon
+from accounting.reductions import is_attained
 
 TOLERANCE = 2e-4  # target for the relative gap between upper and lower
 MIN_DELTA = 1e-250  # below it, the mass that a round may lose to infinity underflows
@@ -47,12 +49,14 @@ _LOST = (1e-8, 1e-4, 1e-2)  # shares of delta that all rounds together may lose 
 class CertifiedEpsilon:
     """lower <= exact epsilon at ``delta`` <= upper; both are infinite for a run without noise.
 
+    lower: None where no lower bound is known for the run that took place: batches may be cut, epochs are shuffled, a
+    filter limits examples, or noise or end followed results.
     method: how upper was obtained: ``pld``, or ``gdp`` or ``rdp`` if one dominating Gaussian or Renyi DP is lower.
     kind: strength of upper for the run; ``estimate`` where the pairs bounded here need not dominate its steps.
     """
 
     upper: float
-    lower: float
+    lower: float | None
     delta: float
     method: Method = "pld"
     kind: Claim = "guarantee"
@@ -62,16 +66,21 @@ class CertifiedEpsilon:
 class CertifiedDelta:
     """lower <= exact delta at ``epsilon`` <= upper; both are 1 for a run without noise.
 
-    kind: as in `CertifiedEpsilon`.
+    lower, kind: as in `CertifiedEpsilon`.
     """
 
     upper: float
-    lower: float
+    lower: float | None
     epsilon: float
     kind: Claim = "guarantee"
 
 
-Certified = TypeVar("Certified", CertifiedEpsilon, CertifiedDelta)
+class PairBounds(NamedTuple):
+    """Bounds on the epsilon, or the delta, of the rounds' pairs themselves; method: as in `CertifiedEpsilon`."""
+
+    upper: float
+    lower: float
+    method: Method = "pld"
 
 
 def require_pld_delta(delta: float) -> float:
@@ -91,7 +100,8 @@ def epsilon_pld(trace: Trace, delta: float, group_size: int = 1, tolerance: floa
 
     Raises: InvalidInput for a delta outside [1e-250, 1).
     """
-    return _claimed(epsilon_of_rounds(rounds_of_group(trace, group_size), delta, tolerance), trace)
+    found = epsilon_of_rounds(rounds_of_group(trace, group_size), delta, tolerance)
+    return CertifiedEpsilon(found.upper, proven_lower(found.lower, trace), delta, found.method, trace.kind)
 
 
 def delta_pld(trace: Trace, epsilon: float, group_size: int = 1, tolerance: float = TOLERANCE) -> CertifiedDelta:
@@ -99,33 +109,33 @@ def delta_pld(trace: Trace, epsilon: float, group_size: int = 1, tolerance: floa
 
     Guarantee: see the module's description. Raises: InvalidInput for a negative or infinite epsilon.
     """
-    return _claimed(delta_of_rounds(rounds_of_group(trace, group_size), epsilon, tolerance), trace)
+    found = delta_of_rounds(rounds_of_group(trace, group_size), epsilon, tolerance)
+    return CertifiedDelta(found.upper, proven_lower(found.lower, trace), epsilon, trace.kind)
 
 
-def _claimed(found: Certified, trace: Trace) -> Certified:
-    """The bounds with the claim's kind; lower becomes 0 under a filter, where examples may contribute less."""
-    lower = found.lower if trace.filter is None else 0.0
-    return replace(found, lower=lower, kind=trace.kind)
+def proven_lower(of_pairs: float, trace: Trace) -> float | None:
+    """The lower bound on the pairs' cost, if it is one on the cost of the run; without noise it always is."""
+    return of_pairs if is_attained(trace) or not trace.is_private else None
 
 
 @np.errstate(all="ignore")  # overflow gives infinity or NaN, which no bound uses
-def epsilon_of_rounds(rounds: GroupRounds, delta: float, tolerance: float = TOLERANCE) -> CertifiedEpsilon:
+def epsilon_of_rounds(rounds: GroupRounds, delta: float, tolerance: float = TOLERANCE) -> PairBounds:
     """The epsilon of given rounds at ``delta``, certified from both sides; see `epsilon_pld`."""
     delta = require_pld_delta(delta)
     tolerance = require_finite("tolerance", tolerance, above=0.0)
     if not rounds.is_private:
-        return CertifiedEpsilon(math.inf, math.inf, delta)
-    if not rounds.mixtures and not rounds.pure:
+        return PairBounds(math.inf, math.inf)
+    if not rounds.laws and not rounds.pure:
         upper, lower = gaussian_epsilon(rounds.gaussian, delta)
-        return CertifiedEpsilon(upper, lower, delta)
+        return PairBounds(upper, lower)
     if total_variation(rounds) <= delta:
-        return CertifiedEpsilon(0.0, 0.0, delta)
+        return PairBounds(0.0, 0.0)
     ceiling = gaussian_ceiling(rounds, delta)
     upper, lower = _epsilon_on_lattices(rounds, delta, tolerance, ceiling.epsilon)
-    bounds = [CertifiedEpsilon(upper, lower, delta, ceiling.method if upper == ceiling.epsilon else "pld")]
+    bounds = [PairBounds(upper, lower, ceiling.method if upper == ceiling.epsilon else "pld")]
     if upper > lower * (1 + 2 * _ENOUGH * tolerance):
         renyi = renyi_ceiling(rounds, delta)
-        bounds.append(CertifiedEpsilon(renyi.epsilon, lower, delta, renyi.method))
+        bounds.append(PairBounds(renyi.epsilon, lower, renyi.method))
     return min(bounds, key=lambda bound: bound.upper)
 
 
@@ -173,14 +183,14 @@ def _epsilon_losing(
 
 
 @np.errstate(all="ignore")
-def delta_of_rounds(rounds: GroupRounds, epsilon: float, tolerance: float = TOLERANCE) -> CertifiedDelta:
+def delta_of_rounds(rounds: GroupRounds, epsilon: float, tolerance: float = TOLERANCE) -> PairBounds:
     """The delta of given rounds at ``epsilon``, certified from both sides; see `delta_pld`."""
     epsilon = require_finite("epsilon", epsilon, at_least=0.0)
     tolerance = require_finite("tolerance", tolerance, above=0.0)
     if not rounds.is_private:
-        return CertifiedDelta(1.0, 1.0, epsilon)
-    if not rounds.mixtures and not rounds.pure:
-        return CertifiedDelta(*gaussian_delta(rounds.gaussian, epsilon), epsilon)
+        return PairBounds(1.0, 1.0)
+    if not rounds.laws and not rounds.pure:
+        return PairBounds(*gaussian_delta(rounds.gaussian, epsilon))
     upper, lower = min(1.0, total_variation(rounds), gaussian_delta_ceiling(rounds, epsilon)), 0.0
     pair = [cumulants(rounds, direction, 1e-20) for direction in DIRECTIONS]
     log_delta = max(saddle_at_epsilon(generating, epsilon).log_delta for generating in pair)
@@ -190,7 +200,7 @@ def delta_of_rounds(rounds: GroupRounds, epsilon: float, tolerance: float = TOLE
         if upper <= lower * _NEAR:
             break
         log_delta = min(log_delta, math.log(max(upper, MIN_DELTA)))
-    return CertifiedDelta(upper, lower, epsilon)
+    return PairBounds(upper, lower)
 
 
 def _delta_losing(

@@ -36,9 +36,9 @@ from scipy import fft
 
 from accounting.pld.curve import Composed, Curve
 from accounting.pld.group_rounds import GroupRounds
-from accounting.pld.loss import MAX_ATOMS, Bound, Direction, LatticeLoss, lower_offset, table_length, tabulate
+from accounting.pld.loss import MAX_ATOMS, Bound, Direction, LatticeLoss, lower_offset, table_length, tabulate_round
 from accounting.pld.saddlepoint import log_peak
-from accounting.pld.sensitivity import Array, SensitivityMixture
+from accounting.pld.sensitivity import Array, RoundLaw, SensitivityMixture
 
 Spectrum = npt.NDArray[np.complex128]
 
@@ -143,9 +143,7 @@ Product = TypeVar("Product", bound=_Composable)
 
 def compose(rounds: GroupRounds, plan: LatticePlan) -> Composed:
     """Compose all rounds from above and below; the result is certified for any plan."""
-    total = _product(
-        rounds, plan, lambda mixture: _factors_of(mixture, plan), lambda eps: _randomised_response(eps, plan)
-    )
+    total = _product(rounds, plan, lambda law: _factors_of(law, plan), lambda eps: _randomised_response(eps, plan))
     return Composed(
         upper=_curve(total.upper, plan, "upper"),
         lower=_curve(total.lower, plan, "lower"),
@@ -158,33 +156,35 @@ def compose(rounds: GroupRounds, plan: LatticePlan) -> Composed:
 def compose_upper(rounds: GroupRounds, plan: LatticePlan) -> Curve:
     """`compose` for the upper bound of one direction only, at less than half the cost."""
 
-    def of_mixture(mixture: SensitivityMixture) -> _Factor:
-        kept = mixture.truncated(plan.tail).pooled(MAX_ATOMS, "upper")
-        table = tabulate(kept, plan.spacing, plan.direction, plan.tail, plan.floor)
+    def of_round(law: RoundLaw) -> _Factor:
+        kept = law.truncated(plan.tail).pooled(MAX_ATOMS, "upper")
+        table = tabulate_round(kept, plan.spacing, plan.direction, plan.tail, plan.floor)
         return _factors((table.law(plan.direction, "upper"),), plan)[0]
 
-    total = _product(rounds, plan, of_mixture, lambda eps: _randomised_response(eps, plan).upper)
+    total = _product(rounds, plan, of_round, lambda eps: _randomised_response(eps, plan).upper)
     return _curve(total, plan, "upper")
 
 
 def _product(
     rounds: GroupRounds,
     plan: LatticePlan,
-    of_mixture: Callable[[SensitivityMixture], Product],
+    of_round: Callable[[RoundLaw], Product],
     of_pure: Callable[[float], Product],
 ) -> Product:
     """The product of all rounds' factors, on all cores, or on fewer if long lattices would take too much memory."""
-    mixtures = rounds.mixtures + (((SensitivityMixture((rounds.gaussian,), (1.0,)), 1),) if rounds.gaussian else ())
-    chunks = [mixtures[start :: min(_CHUNKS, len(mixtures))] for start in range(min(_CHUNKS, len(mixtures)))]
+    gaussian = ((RoundLaw.certain(SensitivityMixture((rounds.gaussian,), (1.0,))), 1),) if rounds.gaussian else ()
+    laws = rounds.laws + gaussian
+    chunks = [laws[start :: min(_CHUNKS, len(laws))] for start in range(min(_CHUNKS, len(laws)))]
 
-    def product(chunk: Sequence[tuple[SensitivityMixture, int]]) -> Product:
+    def product(chunk: Sequence[tuple[RoundLaw, int]]) -> Product:
         equal = groupby(sorted(chunk, key=lambda pair: pair[1]), key=lambda pair: pair[1])
-        once = ((count, (of_mixture(mixture) for mixture, _ in pairs)) for count, pairs in equal)
+        once = ((count, (of_round(law) for law, _ in pairs)) for count, pairs in equal)
         with np.errstate(all="ignore"):  # each thread has its own
             powers: list[Product] = [_times(few).power(count) for count, few in once]
             return _times(powers)
 
-    longest = max((mixture for mixture, _ in mixtures), key=lambda one: one.sensitivities[-1], default=None)
+    mixtures = (mixture for law, _ in laws for _, mixture in law.cases)
+    longest = max(mixtures, key=lambda one: one.sensitivities[-1], default=None)
     points = table_length(longest, plan.spacing, plan.direction, plan.tail, plan.floor) if longest else 0
     threads = min(_CHUNKS, os.cpu_count() or 1, _POINTS_AT_ONCE // max(points, plan.points))
     with ThreadPoolExecutor(max(threads, 1)) as pool:
@@ -195,13 +195,15 @@ def _times(products: Iterable[Product]) -> Product:
     return functools.reduce(operator.mul, products)
 
 
-def _factors_of(mixture: SensitivityMixture, plan: LatticePlan) -> _Factors:
-    kept = mixture.truncated(plan.tail).pooled(MAX_ATOMS, "upper")
-    rounded = mixture.rounded_down(plan.tail).pooled(MAX_ATOMS, "lower")
-    table = tabulate(kept, plan.spacing, plan.direction, plan.tail, plan.floor)
+def _factors_of(law: RoundLaw, plan: LatticePlan) -> _Factors:
+    kept = law.truncated(plan.tail).pooled(MAX_ATOMS, "upper")
+    rounded = law.rounded_down(plan.tail).pooled(MAX_ATOMS, "lower")
+    table = tabulate_round(kept, plan.spacing, plan.direction, plan.tail, plan.floor)
     offset = lower_offset(rounded, plan.spacing)
     shared = kept == rounded and offset == 0.0
-    lower_table = table if shared else tabulate(rounded, plan.spacing, plan.direction, plan.tail, plan.floor, offset)
+    lower_table = (
+        table if shared else tabulate_round(rounded, plan.spacing, plan.direction, plan.tail, plan.floor, offset)
+    )
     upper, lower = _factors((table.law(plan.direction, "upper"), lower_table.law(plan.direction, "lower")), plan)
     if plan.opposite is None:
         return _Factors(upper, lower, math.inf)

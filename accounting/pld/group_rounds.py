@@ -1,7 +1,7 @@
 """From a trace to the random sensitivities of its rounds, for a group of equal or of given examples.
 
 All plain Gaussian mechanisms of a run are merged into one: sensitivities over noise add in quadrature. The other rounds
-are a list of distinct mixtures with counts.
+are a list of distinct laws with counts.
 """
 
 from __future__ import annotations
@@ -9,16 +9,17 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from accounting.errors import InvalidInput
-from accounting.mechanism import GaussianRelease, PureRelease, Trace
-from accounting.pld.sensitivity import SensitivityMixture, examples_law, group_law
+from accounting.mechanism import GaussianRelease, PureRelease, Segment, Trace
+from accounting.pld.sensitivity import RoundLaw, SensitivityMixture, examples_law, group_law
 from accounting.recorded_contributions import checked_snapshots
-from accounting.reductions import with_displacement
+from accounting.reductions import as_accounted, cases_of
 from accounting.rounds import require_group_size
 from accounting.samplings import Sampling
 
@@ -29,11 +30,11 @@ _GRID_POINTS = 512  # amplitudes of given examples are rounded up to multiples o
 class GroupRounds:
     """Dominating pairs of the rounds of a trace for one group; their product dominates the whole run.
 
-    mixtures: subsampled rounds and how often each occurs. gaussian: mean shift, in noise standard deviations, of all
-    plain Gaussian mechanisms together. pure: the epsilons of pure-DP releases. is_private: false without noise.
+    laws: subsampled rounds and how often each occurs. gaussian: mean shift, in noise standard deviations, of all plain
+    Gaussian mechanisms together. pure: the epsilons of pure-DP releases. is_private: false without noise.
     """
 
-    mixtures: tuple[tuple[SensitivityMixture, int], ...] = ()
+    laws: tuple[tuple[RoundLaw, int], ...] = ()
     gaussian: float = 0.0
     pure: tuple[float, ...] = ()
     is_private: bool = True
@@ -41,39 +42,51 @@ class GroupRounds:
     @property
     def count(self) -> int:
         """Number of rounds that a lattice has to discretise."""
-        return sum(count for _, count in self.mixtures) + len(self.pure) + (self.gaussian > 0.0)
+        return sum(count for _, count in self.laws) + len(self.pure) + (self.gaussian > 0.0)
 
     @staticmethod
     def together(parts: Iterable[tuple[GroupRounds, int]]) -> GroupRounds:
-        """The rounds of several runs, each with how often it was run; equal mixtures are counted together."""
-        counts: Counter[SensitivityMixture] = Counter()
+        """The rounds of several runs, each with how often it was run; equal laws are counted together."""
+        counts: Counter[RoundLaw] = Counter()
         square, pure, is_private = 0.0, list[float](), True
         for rounds, times in parts:
-            for mixture, count in rounds.mixtures:
-                counts[mixture] += times * count
+            for law, count in rounds.laws:
+                counts[law] += times * count
             square += times * rounds.gaussian**2
             pure += times * rounds.pure
             is_private = is_private and rounds.is_private
         return GroupRounds(tuple(counts.items()), math.sqrt(square), tuple(pure), is_private)
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """Steps over which the group's amplitudes (`Segment.amplitude`, per member) stay the same."""
+class _Case(NamedTuple):
+    """One way in which a step may draw its batch, and how far it then moves: `Segment.amplitude` per member."""
 
-    start: int
-    stop: int
+    probability: float
     sampling: Sampling
     amplitudes: tuple[float, ...]
 
 
+@dataclass(frozen=True)
+class _Piece:
+    """Steps over which the group's amplitudes stay the same; each is one of ``cases``, by a public draw."""
+
+    start: int
+    stop: int
+    cases: tuple[_Case, ...]
+
+    @property
+    def by_epoch(self) -> bool:
+        """Whether an epoch of these steps is one round."""
+        return self.cases[0].sampling.draws == "epoch"
+
+
 def rounds_of_group(trace: Trace, group_size: int = 1) -> GroupRounds:
     """The rounds that dominate a trace for any group of ``group_size`` examples."""
-    group_size, trace = require_group_size(group_size), with_displacement(trace)
+    group_size, trace = require_group_size(group_size), as_accounted(trace)
     if not trace.is_private:
         return GroupRounds(is_private=False)
-    pieces = [_Piece(s.start_step, s.stop_step, s.sampling, (s.amplitude(),) * group_size) for s in trace.segments]
-    return _rounds(trace, pieces, group_size, _equal_members)
+    pieces = [_Piece(s.start_step, s.stop_step, _cases(s, (1.0,), group_size)) for s in trace.segments]
+    return _rounds(trace, pieces, group_size, lambda case: _equal_members(case, group_size))
 
 
 def rounds_of_examples(trace: Trace, steps: Sequence[int], contributions: npt.ArrayLike) -> GroupRounds:
@@ -87,7 +100,7 @@ def rounds_of_examples(trace: Trace, steps: Sequence[int], contributions: npt.Ar
     steps, table = checked_snapshots(steps, contributions, trace)
     if len(table) == 0:
         raise InvalidInput("contributions have no rows, but a group has at least one member; give one row per member")
-    starts, trace = np.array(steps), with_displacement(trace)
+    starts, trace = np.array(steps), as_accounted(trace)
     if not trace.is_private:
         return GroupRounds(is_private=False)
     pieces = []
@@ -97,49 +110,48 @@ def rounds_of_examples(trace: Trace, steps: Sequence[int], contributions: npt.Ar
         for snapshot in range(first, last):
             start = max(int(starts[snapshot]), segment.start_step)
             stop = min(int(starts[snapshot + 1]) if snapshot + 1 < len(starts) else trace.steps, segment.stop_step)
-            pieces.append(
-                _Piece(
-                    start,
-                    stop,
-                    segment.sampling,
-                    tuple(map(segment.amplitude, table[:, snapshot].tolist())),
-                )
-            )
-    return _rounds(trace, pieces, table.shape[0], _given_members)
+            pieces.append(_Piece(start, stop, _cases(segment, table[:, snapshot].tolist(), len(table))))
+    return _rounds(trace, pieces, len(table), _given_members)
+
+
+def _cases(segment: Segment, contributions: Sequence[float], group_size: int) -> tuple[_Case, ...]:
+    return tuple(
+        _Case(probability, sampling, tuple(map(replace(segment, sampling=sampling).amplitude, contributions)))
+        for probability, sampling in cases_of(segment.sampling, group_size)
+    )
 
 
 def _rounds(
-    trace: Trace, pieces: Sequence[_Piece], group_size: int, law: Callable[[_Piece], SensitivityMixture]
+    trace: Trace, pieces: Sequence[_Piece], group_size: int, law: Callable[[_Case], SensitivityMixture]
 ) -> GroupRounds:
-    counts: Counter[tuple[Sampling, tuple[float, ...]]] = Counter()
-    example: dict[tuple[Sampling, tuple[float, ...]], _Piece] = {}
+    counts: Counter[tuple[_Case, ...]] = Counter()
     for piece in pieces:
-        if piece.sampling.draws != "epoch" and any(piece.amplitudes):
-            counts[piece.sampling, piece.amplitudes] += piece.stop - piece.start
-            example[piece.sampling, piece.amplitudes] = piece
-    shuffled = [piece for piece in pieces if piece.sampling.draws == "epoch"]
-    mixtures, squares = [], [_shuffled_square(shuffled)]
-    for key, count in counts.items():
-        mixture = law(example[key])
-        if mixture.is_gaussian:
-            squares.append(count * mixture.sensitivities[0] ** 2)
+        if not piece.by_epoch and any(any(case.amplitudes) for case in piece.cases):
+            counts[piece.cases] += piece.stop - piece.start
+    laws, squares = [], [_shuffled_square([piece for piece in pieces if piece.by_epoch], group_size)]
+    for cases, count in counts.items():
+        found = RoundLaw(tuple((case.probability, law(case)) for case in cases))
+        if found.is_gaussian:
+            squares.append(count * found.largest**2)
         else:
-            mixtures.append((mixture, count))
+            laws.append((found, count))
     gaussians = [r.noise_multiplier for r in trace.releases if isinstance(r, GaussianRelease)]
     squares.extend((group_size / multiplier) ** 2 for multiplier in gaussians)
     pure = tuple(group_size * r.epsilon for r in trace.releases if isinstance(r, PureRelease) and r.epsilon > 0.0)
-    return GroupRounds(tuple(mixtures), float(np.sqrt(sum(squares))), pure)
+    return GroupRounds(tuple(laws), float(np.sqrt(sum(squares))), pure)
 
 
-def _equal_members(piece: _Piece) -> SensitivityMixture:
-    return group_law(piece.sampling, len(piece.amplitudes)).scaled(piece.amplitudes[0])
+def _equal_members(case: _Case, group_size: int) -> SensitivityMixture:
+    return group_law(case.sampling, group_size).scaled(case.amplitudes[0])
 
 
-def _given_members(piece: _Piece) -> SensitivityMixture:
-    return examples_law(piece.sampling, piece.amplitudes, max(piece.amplitudes) / _GRID_POINTS)
+def _given_members(case: _Case) -> SensitivityMixture:
+    if not any(case.amplitudes):
+        return SensitivityMixture((0.0,), (1.0,))
+    return examples_law(case.sampling, case.amplitudes, max(case.amplitudes) / _GRID_POINTS)
 
 
-def _shuffled_square(pieces: Iterable[_Piece]) -> float:
+def _shuffled_square(pieces: Iterable[_Piece], group_size: int) -> float:
     """Squared mean shift of all reshuffled epochs: one Gaussian per epoch, each member at its largest amplitude.
 
     Given the order of an epoch, its batches are Gaussians whose squared shifts sum to at most the square of the sum of
@@ -149,10 +161,11 @@ def _shuffled_square(pieces: Iterable[_Piece]) -> float:
     whole, partial = 0.0, dict[tuple[int, int], npt.NDArray[np.float64]]()
     run_start, run_stop, length = 0, -1, 0
     for piece in pieces:
-        if piece.start != run_stop or piece.sampling.steps_per_epoch != length:
-            run_start, length = piece.start, piece.sampling.steps_per_epoch
+        (case,) = piece.cases
+        if piece.start != run_stop or case.sampling.steps_per_epoch != length:
+            run_start, length = piece.start, case.sampling.steps_per_epoch
         run_stop = piece.stop
-        amplitudes = np.asarray(piece.amplitudes)
+        amplitudes = np.broadcast_to(case.amplitudes, group_size)
         first, last = (piece.start - run_start) // length, (piece.stop - 1 - run_start) // length
         whole += max(0, last - first - 1) * float(amplitudes.sum()) ** 2
         for epoch in {first, last}:

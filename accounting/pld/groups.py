@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -23,12 +22,13 @@ from accounting.pld.composition import (
     delta_pld,
     epsilon_of_rounds,
     epsilon_pld,
+    proven_lower,
     require_pld_delta,
 )
 from accounting.pld.group_rounds import rounds_of_examples, rounds_of_group
 from accounting.pld.loss import DIRECTIONS
 from accounting.pld.saddlepoint import cumulants, saddle_at_epsilon
-from accounting.reductions import without_cuts
+from accounting.reductions import is_attained
 from accounting.rounds import gaussian_rounds, pure_epsilons, require_group_size
 
 _CONFIRMATIONS = 9  # epsilons tried above the saddle point's; steps of 0.05 % that double each time
@@ -59,29 +59,30 @@ def epsilon_of_examples(
     lower bounds the epsilon of the mixtures with rounded-up contributions. Proofs: docs/group-proof.md.
     """
     delta = require_pld_delta(delta)
-    reduced, left = without_cuts(trace, delta, len(require_numbers("contributions", contributions, 2)))
-    certified = epsilon_of_rounds(rounds_of_examples(reduced, steps, contributions), left, tolerance)
-    return replace(certified, delta=delta, kind=trace.individual_kind)
+    found = epsilon_of_rounds(rounds_of_examples(trace, steps, contributions), delta, tolerance)
+    lower = proven_lower(found.lower, trace)
+    return CertifiedEpsilon(found.upper, lower, delta, found.method, trace.individual_kind)
 
 
 def linear_growth(trace: Trace, delta: float, group_size: int) -> float:
-    """k times the certified lower epsilon of one example: the "lower bound" in the figures of paper B, Section 4.
+    """k times the epsilon of one example: the "lower bound" in the figures of paper B, Section 4.
 
     It bounds the epsilon of a group from below only if `grows_at_least_linearly`; else it is a reference. With sampled
     batches and few steps a group may cost less, because its members are rarely in the same batch.
     """
     group_size = require_group_size(group_size)
-    return group_size * epsilon_pld(trace, delta).lower
+    of_one = epsilon_pld(trace, delta)
+    return group_size * (of_one.upper if of_one.lower is None else of_one.lower)
 
 
 def grows_at_least_linearly(trace: Trace) -> bool:
-    """Whether `linear_growth` is a proven lower bound: the run is Gaussian and nothing is sampled.
+    """Whether `linear_growth` is a proven lower bound: the run is Gaussian, and nothing is sampled or shuffled.
 
     Such a run is one Gaussian with mean shift mu, or k mu for a group of k. With b = t mu/2 + eps/mu,
     the derivative of delta(t eps, t mu) by t is e^(t eps) (mu phi(b) - eps Phi(-b)), which is not negative, because
     Phi(-b) <= phi(b) / b and b >= eps / mu. So delta(k eps, k mu) >= delta(eps, mu).
     """
-    return not pure_epsilons(trace) and all(part.sample_rate == 1.0 for part in gaussian_rounds(trace))
+    return is_attained(trace) and not pure_epsilons(trace) and not any(p.is_sampled for p in gaussian_rounds(trace))
 
 
 @np.errstate(all="ignore")

@@ -33,7 +33,7 @@ import numpy.typing as npt
 from scipy import special
 
 from accounting.errors import InvalidInput, require_finite
-from accounting.pld.sensitivity import Array, SensitivityMixture
+from accounting.pld.sensitivity import Array, RoundLaw, SensitivityMixture
 
 Direction = Literal["remove", "add"]
 Bound = Literal["upper", "lower"]
@@ -190,6 +190,49 @@ def tabulate(
     return LossTable(mixture, spacing, start, outputs, own, average)
 
 
+@dataclass(frozen=True)
+class RoundTable:
+    """The tables of a round's cases, on one lattice, and their probabilities; ``dropped`` is that of other cases."""
+
+    tables: tuple[tuple[float, LossTable], ...]
+    dropped: float
+
+    def law(self, direction: Direction, bound: Bound) -> LatticeLoss:
+        """The law of the loss in one direction: each case's, times its probability.
+
+        An upper bound has the dropped cases at +infinity, a lower one leaves them out.
+        """
+        if len(self.tables) == 1 and not self.dropped:
+            return self.tables[0][1].law(direction, bound)
+        laws = [(probability, table.law(direction, bound)) for probability, table in self.tables]
+        start = min(law.start for _, law in laws)
+        places = [round(law.start - start) for _, law in laws]
+        length = max(place + len(law.probabilities) for place, (_, law) in zip(places, laws, strict=True))
+        masses, rounding = np.zeros((2, length))
+        for at, (probability, law) in zip(places, laws, strict=True):
+            masses[at : at + len(law.probabilities)] += probability * law.probabilities
+            rounding[at : at + len(law.probabilities)] += probability * law.rounding
+        infinity = sum(probability * law.infinity_mass for probability, law in laws)
+        infinity += self.dropped if bound == "upper" else 0.0
+        return LatticeLoss(laws[0][1].spacing, start, masses, infinity, rounding + 2 * _EPS * masses)
+
+
+def tabulate_round(
+    law: RoundLaw, spacing: float, direction: Direction, tail: float, floor: float, offset: float = 0.0
+) -> RoundTable:
+    """`tabulate` every case of a round on one lattice, each with its share of ``tail`` and ``floor``."""
+    tables = (
+        (p, tabulate(mixture, spacing, direction, share_of(tail, p), share_of(floor, p), offset))
+        for p, mixture in law.cases
+    )
+    return RoundTable(tuple(tables), law.dropped)
+
+
+def share_of(tail: float, probability: float) -> float:
+    """What a case of ``probability`` may lose if the round may lose ``tail``; at most a hundredth."""
+    return tail if probability == 1.0 else min(tail / probability, max(tail, 0.01))
+
+
 def table_length(mixture: SensitivityMixture, spacing: float, direction: Direction, tail: float, floor: float) -> int:
     """About how many points the table of `tabulate` has."""
     first, last = loss_at(mixture, np.array(output_range(mixture, direction, tail, floor)))
@@ -212,7 +255,7 @@ def discretise(
     if mixture.sensitivities[-1] == 0.0:
         raise InvalidInput("the mixture never depends on the group, so that it has no loss to discretise; leave it out")
     kept = mixture.truncated(tail) if bound == "upper" else mixture.rounded_down(tail)
-    offset = 0.0 if bound == "upper" else lower_offset(kept, spacing)
+    offset = 0.0 if bound == "upper" else _offset_of(kept, spacing)
     return tabulate(kept, spacing, direction, tail, tail, offset).law(direction, bound)
 
 
@@ -297,7 +340,12 @@ def output_range(mixture: SensitivityMixture, direction: Direction, tail: float,
     return float(shifts[0]) - short, high
 
 
-def lower_offset(mixture: SensitivityMixture, spacing: float) -> float:
+def lower_offset(law: RoundLaw, spacing: float) -> float:
+    """Shift of the lattice, in spacings, for a lower bound's tables: that of the likeliest case."""
+    return _offset_of(max(law.cases, key=lambda case: case[0])[1], spacing)
+
+
+def _offset_of(mixture: SensitivityMixture, spacing: float) -> float:
     """Shift of the lattice, in spacings, for a lower bound's table.
 
     Rounds much finer than the lattice have nearly all their mass in one cell at the smallest log ratio, log p_0. Their

@@ -37,12 +37,12 @@ class CertifiedProfile:
     """Bounds on delta at each of ``epsilons`` [points], which ascend from 0; the bounds never rise with epsilon.
 
     upper: on delta of the worse direction, shape [points]. lower: on the exact delta of the rounds' dominating pairs,
-    by direction, shape [2, points].
+    by direction, shape [2, points]; None where these are not the run's (`CertifiedEpsilon`).
     """
 
     epsilons: Array
     upper: Array
-    lower: Array
+    lower: Array | None
 
 
 @np.errstate(all="ignore")  # overflow gives infinity or NaN, which never tightens a bound
@@ -56,7 +56,7 @@ def profile_of_rounds(rounds: GroupRounds, deltas: Sequence[float] = ()) -> Cert
     least = min([_RESOLVED, *deltas])
     if not rounds.is_private:
         return CertifiedProfile(np.zeros(1), np.ones(1), np.ones((2, 1)))
-    if not rounds.mixtures and not rounds.pure:
+    if not rounds.laws and not rounds.pure:
         epsilons = _grid(gaussian_epsilon(rounds.gaussian, least)[0])
         bounds = np.array([gaussian_delta(rounds.gaussian, float(each)) for each in epsilons])
         return _monotone(epsilons, bounds[:, 0], bounds[:, [1, 1]].T)

@@ -15,8 +15,8 @@ import numpy as np
 import scipy
 
 from accounting.pld.group_rounds import GroupRounds
-from accounting.pld.loss import MAX_ATOMS, Direction, loss_at, output_range
-from accounting.pld.sensitivity import Array, SensitivityMixture
+from accounting.pld.loss import MAX_ATOMS, Direction, loss_at, output_range, share_of
+from accounting.pld.sensitivity import Array, RoundLaw
 
 _POINTS = 128  # outputs per table
 _ROWS = 128  # most tables; with more rounds, neighbours in order of strength share one
@@ -28,8 +28,8 @@ class Cumulants:
     """K(z) = log E[exp(z loss)] of a composed loss in one direction, and its first two derivatives."""
 
     direction: Direction
-    log_weights: Array  # [rounds, points]: log density of Q at the outputs plus log of their spacing
-    losses: Array  # [rounds, points]: log P / Q at the outputs
+    log_weights: Array  # [rounds, points]: log density of Q at the outputs plus logs of their spacing and of the case
+    losses: Array  # [rounds, points]: log P / Q at the outputs, of all cases side by side
     counts: Array  # [rounds]
     gaussian: float
     pure: Array  # [pure releases]
@@ -66,22 +66,27 @@ class Cumulants:
 
 def cumulants(rounds: GroupRounds, direction: Direction, tail: float) -> Cumulants:
     """Quadrature tables of all rounds; ``tail`` is the probability cut off the outputs on either side."""
-    mixtures, counts = _representatives(rounds.mixtures)
-    log_weights, losses = np.empty((2, len(mixtures), _POINTS))
-    atoms = 1
-    for row, mixture in enumerate(mixtures):
-        kept = mixture.truncated(tail).pooled(MAX_ATOMS, "upper")
-        atoms = max(atoms, len(kept.sensitivities))
-        low, high = output_range(kept, direction, tail, tail)
-        outputs = np.linspace(low, high, _POINTS)
-        losses[row] = loss_at(kept, outputs)
-        log_weights[row] = -(outputs**2) / 2 + np.log((high - low) / (_POINTS - 1) / np.sqrt(2 * np.pi))
-    return Cumulants(direction, log_weights, losses, counts, rounds.gaussian, np.asarray(rounds.pure), atoms)
+    laws, counts = _representatives(rounds.laws)
+    most, atoms = max((len(law.cases) for law in laws), default=1), 1
+    log_weights, losses = np.full((len(laws), most, _POINTS), -np.inf), np.zeros((len(laws), most, _POINTS))
+    for row, law in enumerate(laws):
+        kept = law.truncated(tail).pooled(MAX_ATOMS, "upper")
+        atoms = max(atoms, kept.atoms)
+        for place, (probability, mixture) in enumerate(kept.cases):
+            own_tail = share_of(tail, probability)
+            low, high = output_range(mixture, direction, own_tail, own_tail)
+            outputs = np.linspace(low, high, _POINTS)
+            losses[row, place] = loss_at(mixture, outputs)
+            spacing = (high - low) / (_POINTS - 1) / np.sqrt(2 * np.pi)
+            log_weights[row, place] = -(outputs**2) / 2 + np.log(probability * spacing)
+    weights_of_all, losses_of_all = (table.reshape(len(laws), most * _POINTS) for table in (log_weights, losses))
+    pure = np.asarray(rounds.pure)
+    return Cumulants(direction, weights_of_all, losses_of_all, counts, rounds.gaussian, pure, atoms)
 
 
-def _representatives(mixtures: Sequence[tuple[SensitivityMixture, int]]) -> tuple[list[SensitivityMixture], Array]:
-    """At most about `_ROWS` mixtures, each standing for a block of similar ones, and the blocks' counts."""
-    ordered = sorted(mixtures, key=lambda pair: (pair[0].probabilities, pair[0].sensitivities))
+def _representatives(laws: Sequence[tuple[RoundLaw, int]]) -> tuple[list[RoundLaw], Array]:
+    """At most about `_ROWS` laws, each standing for a block of similar ones, and the blocks' counts."""
+    ordered = sorted(laws, key=lambda pair: [(p, m.probabilities, m.sensitivities) for p, m in pair[0].cases])
     stride = -(-len(ordered) // _ROWS) if ordered else 1
     blocks = [ordered[start : start + stride] for start in range(0, len(ordered), stride)]
     counts = np.array([sum(count for _, count in block) for block in blocks], dtype=np.float64)

@@ -117,6 +117,63 @@ class SensitivityMixture:
         return len(self.probabilities) - drop, float(from_the_top[drop - 1]) if drop else 0.0
 
 
+@dataclass(frozen=True)
+class RoundLaw:
+    """The sensitivity of one round: by a public draw that does not depend on the data, one of several mixtures.
+
+    cases: (probability, mixture); the probabilities sum to 1 - ``dropped``. A round without a draw has one case. The
+    loss of the round has the law of the case drawn: the pair reveals the draw, which has the same law on both sides.
+    """
+
+    cases: tuple[tuple[float, SensitivityMixture], ...]
+    dropped: float = 0.0
+
+    @staticmethod
+    def certain(mixture: SensitivityMixture) -> RoundLaw:
+        """The law of a round that is always ``mixture``."""
+        return RoundLaw(((1.0, mixture),))
+
+    @property
+    def is_gaussian(self) -> bool:
+        """Whether the round is a plain Gaussian mechanism."""
+        return len(self.cases) == 1 and not self.dropped and self.cases[0][1].is_gaussian
+
+    @property
+    def largest(self) -> float:
+        """The largest sensitivity of any case."""
+        return max(mixture.sensitivities[-1] for _, mixture in self.cases)
+
+    @property
+    def atoms(self) -> int:
+        """The largest number of sensitivities of a case."""
+        return max(len(mixture.sensitivities) for _, mixture in self.cases)
+
+    @property
+    def missing(self) -> float:
+        """The probability of what was left out: rare cases, and the largest sensitivities of the others."""
+        return self.dropped + math.fsum(probability * mixture.missing for probability, mixture in self.cases)
+
+    def truncated(self, tail: float) -> RoundLaw:
+        """The law without cases of probability up to ``tail``, and each other case without as much of its largest."""
+        kept, dropped = self._split(tail)
+        return RoundLaw(tuple((p, mixture.truncated(tail / p)) for p, mixture in kept), dropped)
+
+    def rounded_down(self, tail: float) -> RoundLaw:
+        """A law that this one dominates, where missing mass counts as a loss of -infinity."""
+        kept, dropped = self._split(tail)
+        return RoundLaw(tuple((p, mixture.rounded_down(tail / p)) for p, mixture in kept), dropped)
+
+    def pooled(self, limit: int, bound: Literal["upper", "lower"]) -> RoundLaw:
+        """The law with every case `SensitivityMixture.pooled`."""
+        return RoundLaw(tuple((p, mixture.pooled(limit, bound)) for p, mixture in self.cases), self.dropped)
+
+    def _split(self, tail: float) -> tuple[tuple[tuple[float, SensitivityMixture], ...], float]:
+        if len(self.cases) == 1:
+            return self.cases, self.dropped
+        kept = tuple(case for case in self.cases if case[0] > tail) or (max(self.cases, key=lambda case: case[0]),)
+        return kept, self.dropped + math.fsum(case[0] for case in self.cases if case not in kept)
+
+
 def _cells(values: Array, limit: int) -> npt.NDArray[np.intp]:
     """Start indices of cells of equal width among ascending ``values``; the first value is a cell of its own.
 

@@ -43,15 +43,16 @@ EPSILON_SCHEMA = pa.schema(
 class Epsilons:
     """Per-example privacy of a run; arrays have shape [examples].
 
-    upper and lower are the certified bounds on epsilon, losses the loss at the last snapshot. kind is the strength of
-    upper (`accounting.estimates.PrivacyEstimate`) for all examples. reasons: why it is an estimate; files hold the kind
+    upper and lower are the certified bounds on epsilon; lower is None where there is none, as with Renyi DP and for
+    batches that may be cut or are shuffled. losses: the loss at the last snapshot. kind is the strength of upper
+    (`accounting.estimates.PrivacyEstimate`) for all examples. reasons: why it is an estimate; files hold the kind
     alone, and readers add the reasons of the trial.
     """
 
     example_ids: npt.NDArray[np.int64]
     groups: npt.NDArray[np.int32]
     upper: npt.NDArray[np.float64]
-    lower: npt.NDArray[np.float64]
+    lower: npt.NDArray[np.float64] | None
     losses: npt.NDArray[np.float32]
     delta: float
     method: str
@@ -65,7 +66,7 @@ class Epsilons:
             example_ids=self.example_ids[examples],
             groups=self.groups[examples],
             upper=self.upper[examples],
-            lower=self.lower[examples],
+            lower=None if self.lower is None else self.lower[examples],
             losses=self.losses[examples],
         )
 
@@ -75,12 +76,13 @@ class Epsilons:
         claims = {(part.delta, part.method, part.kind) for part in parts}
         if len(claims) != 1:
             raise InvalidInput(f"parts claim different (delta, method, kind): {sorted(claims)}; account them again")
+        below = [part.lower for part in parts if part.lower is not None]
         return replace(
             parts[0],
             example_ids=np.concatenate([part.example_ids for part in parts]),
             groups=np.concatenate([part.groups for part in parts]),
             upper=np.concatenate([part.upper for part in parts]),
-            lower=np.concatenate([part.lower for part in parts]),
+            lower=np.concatenate(below) if len(below) == len(parts) else None,
             losses=np.concatenate([part.losses for part in parts]),
         )
 
@@ -156,13 +158,15 @@ def _note(directory: str, part: int) -> str:
 
 def _to_table(epsilons: Epsilons) -> pa.Table:
     claim = {"delta": repr(float(epsilons.delta)), "method": epsilons.method, _CLAIM: epsilons.kind}
-    columns = (epsilons.example_ids, epsilons.groups, epsilons.upper, epsilons.lower, epsilons.losses)
+    lower = pa.nulls(len(epsilons.upper), pa.float64()) if epsilons.lower is None else epsilons.lower
+    columns = (epsilons.example_ids, epsilons.groups, epsilons.upper, lower, epsilons.losses)
     return pa.table(dict(zip(EPSILON_SCHEMA.names, columns, strict=True)), schema=EPSILON_SCHEMA.with_metadata(claim))
 
 
 def _from_table(table: pa.Table) -> Epsilons:
     claim = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
-    ids, groups, upper, lower, losses = (column.to_numpy() for column in table.columns)
+    ids, groups, upper, below, losses = (column.to_numpy() for column in table.columns)
+    lower = None if table["epsilon_lower"].null_count else below
     kind = _claim(claim[_CLAIM]) if _CLAIM in claim else without_guarantee(_claim(claim[_OLD_CLAIM]))
     return Epsilons(ids, groups, upper, lower, losses, float(claim["delta"]), claim["method"], kind)
 

@@ -19,7 +19,7 @@ from orchestration.comparison.formats import at_least_share, at_most_share
 
 RISK = (
     "no attack that sees every step and knows all other data exceeds these rates; in brackets, what some attack on the "
-    "worst data set achieves"
+    "worst data set achieves, where that is known: not if batches may be cut or epochs are shuffled"
 )
 _COLOURS = ("#1f5fa8", "#b3541e", "#2e7d4f", "#7a3e9d", "#8a6d1b", "#4f5b66")
 _POINTS = 120  # false positive rates per curve, on each of the two scales
@@ -34,7 +34,7 @@ def risk_of(curve: PrivacyCurve, prior: float | None) -> dict[str, Any]:
 
 
 def risk_table(curves: Sequence[PrivacyCurve], prior: float | None) -> Table:
-    """One row for each curve: upper bounds on attacks, with certified lower bounds in brackets."""
+    """One row for each curve: upper bounds on attacks, with certified lower bounds, where known, in brackets."""
     rates = [f"TPR at FPR {100 * rate:g}%" for rate in FALSE_POSITIVE_RATES]
     headings = [] if prior is None else [f"reconstruction at prior {prior:g}"]
     table = Table("unit", "advantage", *rates, *headings, "kind", title="attacks: at most (at least)")
@@ -63,11 +63,13 @@ def write_curve_plot(path: Path, curves: Sequence[PrivacyCurve], delta: float) -
     for place, curve in enumerate(curves):
         colour = _COLOURS[place % len(_COLOURS)]
         profile = curve.profile
-        lower = profile.lower.max(axis=0)
-        _lines(figure, 1, curve.unit, colour, profile.epsilons, profile.upper, np.where(lower > 0.0, lower, np.nan))
+        least = None if profile.lower is None else profile.lower.max(axis=0)
+        lower = None if least is None else np.where(least > 0.0, least, np.nan)
+        _lines(figure, 1, curve.unit, colour, profile.epsilons, profile.upper, lower)
         for column, rates in enumerate(scales, start=2):
             missed, missed_at_most = curve.trade_off(rates)
-            _lines(figure, column, curve.unit, colour, rates, 1.0 - missed, 1.0 - missed_at_most)
+            achieved = None if missed_at_most is None else 1.0 - missed_at_most
+            _lines(figure, column, curve.unit, colour, rates, 1.0 - missed, achieved)
     for column, rates in enumerate(scales, start=2):
         guess = go.Scatter(x=rates, y=rates, mode="lines", line={"color": "#888", "dash": "dot"}, name="guessing")
         figure.add_trace(guess.update(showlegend=column == 2), row=1, col=column)
@@ -81,15 +83,18 @@ def write_curve_plot(path: Path, curves: Sequence[PrivacyCurve], delta: float) -
     figure.update_yaxes(type="log", row=1, col=3)
     figure.add_hline(delta, line={"color": "#888", "dash": "dot"}, row=1, col=1)
     claims = ", ".join(dict.fromkeys(f"{curve.kind}, {curve.adjacency}" for curve in curves))
-    title = f"What no attack exceeds (solid; {claims}) and what some attack achieves (dashed)"
+    known = any(curve.profile.lower is not None for curve in curves)
+    title = f"What no attack exceeds (solid; {claims}){' and what some attack achieves (dashed)' if known else ''}"
     figure.update_layout(template="simple_white", title=title)
     write_file("--curve", path, figure.to_html(include_plotlyjs=True).encode(), private=False)
 
 
 def _lines(
-    figure: go.Figure, column: int, name: str, colour: str, x: np.ndarray, upper: np.ndarray, lower: np.ndarray
+    figure: go.Figure, column: int, name: str, colour: str, x: np.ndarray, upper: np.ndarray, lower: np.ndarray | None
 ) -> None:
     for values, dash, label in ((upper, "solid", name), (lower, "dash", f"{name}, at least")):
+        if values is None:
+            continue
         line = go.Scatter(x=x, y=values, mode="lines", name=label, legendgroup=label, showlegend=column == 1)
         figure.add_trace(line.update(line={"color": colour, "dash": dash}), row=1, col=column)
 
@@ -102,4 +107,5 @@ def _reconstruction(curve: PrivacyCurve, prior: float) -> float | None:
 
 
 def _interval(found: CertifiedInterval) -> str:
-    return f"{at_most_share(found.upper)} ({at_least_share(found.lower)})"
+    upper = at_most_share(found.upper)
+    return upper if found.lower is None else f"{upper} ({at_least_share(found.lower)})"

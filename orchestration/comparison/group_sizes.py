@@ -13,7 +13,7 @@ from accounting.pld import grows_at_least_linearly, linear_growth, vadhan_epsilo
 VADHAN = "Vadhan (upper bound)"
 COMPARISON = (
     "Vadhan's conversion is an upper bound; linear, k times the epsilon of one example, is a lower bound where nothing "
-    "is sampled, else a reference only (a group may cost less)"
+    "is sampled or shuffled, else a reference only (a group may cost less)"
 )
 
 

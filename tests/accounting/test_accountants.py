@@ -18,7 +18,7 @@ from accounting.errors import InvalidInput, UnsupportedMechanism
 from accounting.events import dp_accounting_pld
 from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
 from accounting.renyi import ORDERS
-from accounting.rounds import Round, gaussian_rounds
+from accounting.rounds import Round, SampledGaussian, gaussian_rounds
 from accounting.samplings import Adjacency, FixedBatchSampling, PoissonSampling, ShuffledSampling
 from accounting.schedules import make_schedule, planned_trace
 from tests.accounting import oracle
@@ -254,21 +254,25 @@ class TestOrder:
 
 class TestRounds:
     def test_a_fixed_batch_counts_half_the_noise_where_examples_displace_each_other(self) -> None:
-        assert gaussian_rounds(fixed()) == (Round(0.02, 2.0, 1000),)
+        assert gaussian_rounds(fixed()) == (Round((SampledGaussian(1.0, 0.02, 2.0),), 1000),)
 
     def test_an_epoch_costs_what_its_lowest_noise_costs(self) -> None:
         sampling = ShuffledSampling(10)
         segments = (Segment(0, 15, sampling, 4.0), Segment(15, 3, sampling, 2.0), Segment(18, 7, sampling, 8.0))
         trace = Trace(100, segments, adjacency="zero_out")
-        assert gaussian_rounds(trace) == (Round(1.0, 4.0, 1), Round(1.0, 2.0, 1), Round(1.0, 8.0, 1))
+        assert gaussian_rounds(trace) == tuple(
+            Round((SampledGaussian(1.0, 1.0, sigma),), 1) for sigma in (4.0, 2.0, 8.0)
+        )
 
     def test_side_queries_add_in_quadrature(self) -> None:
         trace = poisson(3.0, 0.1, 7, side=(SideQuery("counts", 4.0),))
-        assert gaussian_rounds(trace) == (Round(0.1, pytest.approx(2.4), 7),)  # type: ignore[arg-type]  # stands for a number
+        assert gaussian_rounds(trace) == (Round((SampledGaussian(1.0, 0.1, pytest.approx(2.4)),), 7),)  # type: ignore[arg-type]  # stands for a number
 
     def test_noise_levels_are_taken_together_across_segments(self) -> None:
         segments = tuple(Segment(10 * i, 10, PoissonSampling(0.1), [1.0, 2.0][i % 2]) for i in range(6))
-        assert gaussian_rounds(Trace(100, segments)) == (Round(0.1, 1.0, 30), Round(0.1, 2.0, 30))
+        assert gaussian_rounds(Trace(100, segments)) == tuple(
+            Round((SampledGaussian(1.0, 0.1, sigma),), 30) for sigma in (1.0, 2.0)
+        )
 
 
 class TestReleases:

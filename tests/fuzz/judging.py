@@ -153,9 +153,9 @@ def _of_rows(case: Case) -> Iterator[Said]:
     values = np.array(case.members.contributions, np.float32)
     for name in ("pld", "rdp"):
         found = individual_epsilons(case.members.steps, values, case.trace, case.delta, name)
-        for row, upper, lower in zip(case.members.contributions, found.upper, found.lower, strict=True):
-            bound = float(lower) if name == "pld" else None  # that of rdp bounds the epsilon by Renyi only
-            yield Members(case.members.steps, (row,)), name, float(upper), bound, found.kind
+        for place, row in enumerate(case.members.contributions):
+            bound = None if found.lower is None else float(found.lower[place])
+            yield Members(case.members.steps, (row,)), name, float(found.upper[place]), bound, found.kind
 
 
 def _of_members(case: Case) -> Iterator[Said]:

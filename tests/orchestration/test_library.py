@@ -88,7 +88,7 @@ def test_predictions_reproduce_the_evaluation_and_own_code_must_be_allowed(folde
         assert not trial.model().training
         epsilons = trial.epsilons()
         assert len(epsilons.upper) == trial.trace.dataset_size == result.training.train_size
-        assert np.all(epsilons.lower <= epsilons.upper)
+        assert epsilons.lower is None or np.all(epsilons.lower <= epsilons.upper)
 
 
 @pytest.mark.parametrize(

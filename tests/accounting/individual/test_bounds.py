@@ -20,6 +20,7 @@ from accounting.individual.rdp import RenyiCosts
 from accounting.mechanism import Segment, Trace
 from accounting.renyi import ORDERS
 from accounting.samplings import PoissonSampling
+from tests.accounting.known import known
 
 Array = NDArray[np.float64]
 DELTA = 1e-6
@@ -63,7 +64,7 @@ def test_rows_of_short_runs_of_large_data_lie_where_dp_accounting_puts_them(monk
     rows = np.random.default_rng(0).choice(LEVELS, (40, 4))
     found = account(rows, trace=short_trace(0.003, 0.7))
     assert [pld._DENSITIES[0] * nodes // tried[0] for nodes in tried] == list(pld._DENSITIES)
-    for row, upper, lower in zip(rows[:3], found.upper[:3], found.lower[:3], strict=True):
+    for row, upper, lower in zip(rows[:3], found.upper[:3], known(found.lower)[:3], strict=True):
         optimistic, pessimistic = (composed(row, side, 0.003, 0.7) for side in (False, True))
         assert lower <= pessimistic
         assert optimistic <= upper <= 1.1 * pessimistic
@@ -97,9 +98,9 @@ def test_the_best_order_is_that_of_all_orders_by_quadrature(
     costs = {level: np.array([renyi(0.01, 1.2 / level, order) for order in orders.tolist()]) for level in LEVELS}
     rows = np.random.default_rng(3).choice(LEVELS, (12, 4))
     found = account(rows, delta, method)
-    for row, upper, lower in zip(rows, found.upper, found.lower, strict=True):
+    for row, upper in zip(rows, found.upper, strict=True):
         exact = float(np.min(60.0 * sum(costs[level] for level in row) + conversion(orders, delta)))
-        assert lower * (1.0 - 1e-9) <= exact <= upper * (1.0 + 1e-8)
+        assert exact <= upper * (1.0 + 1e-8)
         assert upper <= 1.005 * exact
 
 
@@ -114,8 +115,9 @@ def test_a_larger_delta_costs_no_more(
 ) -> None:
     trace = short_trace(sample_rate, sigma)
     small, large = (account(np.array([row]), each, method, trace) for each in (delta, 2.0 * delta))
-    assert (large.lower <= small.upper).all()
-    if method != "pld":
+    if method == "pld":
+        assert (known(large.lower) <= small.upper).all()
+    else:
         assert (large.upper <= small.upper).all()
 
 
@@ -128,6 +130,7 @@ def test_larger_norms_cost_no_less(
     smaller = np.array([row])
     rows = np.vstack([smaller, np.minimum(smaller + growth, 1.0)])
     found = account(rows, method=method, trace=short_trace(sample_rate, sigma))
-    assert found.lower[0] <= found.upper[1]
-    if method != "pld":
+    if method == "pld":
+        assert known(found.lower)[0] <= found.upper[1]
+    else:
         assert found.upper[0] <= found.upper[1] * (1.0 + 1e-9)

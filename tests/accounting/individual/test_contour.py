@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from accounting.individual.contour import EXPONENTS, UNKNOWN, Array, Complex, Contour, decay_bound, moment_table
+from accounting.individual.contributions import StepLaw
 from accounting.renyi import ORDERS, sampled_gaussian_rdp
 
 NODES = np.square(np.linspace(0.0, 1.5, 120))
@@ -36,7 +37,7 @@ def _dense(sample_rate: float, precisions: Array, exponents: Complex) -> Complex
 @pytest.mark.parametrize(("sample_rate", "tilt"), [(0.01, 4.0), (0.2, 2.5)])
 def test_moments_match_mpmath(direction: str, sample_rate: float, tilt: float) -> None:
     contour = Contour(tilt, 0.7, 8)
-    table = moment_table(sample_rate, NODES, contour, direction)
+    table = moment_table(StepLaw(sample_rate, 1.0), NODES, contour, direction)
     exponents = EXPONENTS[direction](contour.points)
     for node in (0, 30, 119):
         for k in (0, 1, 4):
@@ -49,7 +50,7 @@ def test_moments_match_mpmath(direction: str, sample_rate: float, tilt: float) -
 @pytest.mark.parametrize(("sample_rate", "tilt"), [(0.01, 4.0), (0.01, 40.0), (0.2, 2.5), (0.7, 6.0)])
 def test_chords_stay_within_the_linearity_error(direction: str, sample_rate: float, tilt: float) -> None:
     contour = Contour(tilt, 0.05 * tilt, 24)
-    table = moment_table(sample_rate, NODES, contour, direction)
+    table = moment_table(StepLaw(sample_rate, 1.0), NODES, contour, direction)
     between = 0.5 * (NODES[1:] + NODES[:-1])
     cells = np.arange(0, 70, 6)
     truth = _dense(sample_rate, between[cells], EXPONENTS[direction](contour.points))

@@ -24,6 +24,7 @@ from accounting.individual.epsilons import INDIVIDUAL_ACCOUNTANTS, IndividualEps
 from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
 from accounting.renyi import ORDERS
 from accounting.samplings import Adjacency, FixedBatchSampling, PoissonSampling, Sampling, ShuffledSampling
+from tests.accounting.known import known
 
 DELTA = 1e-5
 STEPS = [0, 100, 200, 300]
@@ -58,33 +59,33 @@ def method(request: pytest.FixtureRequest) -> str:
 def test_rdp_is_within_a_thousandth_above_dp_accounting() -> None:
     contributions = _contributions(4)
     result = _account(contributions, _trace(), "rdp")
-    for row, upper, lower in zip(contributions, result.upper, result.lower, strict=True):
+    assert result.lower is None, "a bound on Renyi's bound is none on epsilon"
+    for row, upper in zip(contributions, result.upper, strict=True):
         accountant = RdpAccountant(ORDERS.tolist())
         for value in row:
             gaussian = dp_accounting.GaussianDpEvent(1.0 / value)
             accountant.compose(dp_accounting.PoissonSampledDpEvent(0.02, gaussian), 100)
         exact = accountant.get_epsilon(DELTA)
         assert exact * (1 - 1e-5) <= upper <= exact * 1.001
-        assert lower <= exact * (1 + 1e-5)
 
 
 def test_the_classic_conversion_is_that_of_dp_accountings_renyi_divergences() -> None:
     contributions = _contributions(4)
     result = _account(contributions, _trace(), "rdp-classic")
-    for row, upper, lower in zip(contributions, result.upper, result.lower, strict=True):
+    assert result.lower is None, "a bound on Renyi's bound is none on epsilon"
+    for row, upper in zip(contributions, result.upper, strict=True):
         accountant = RdpAccountant(ORDERS.tolist())
         for value in row:
             gaussian = dp_accounting.GaussianDpEvent(1.0 / value)
             accountant.compose(dp_accounting.PoissonSampledDpEvent(0.02, gaussian), 100)
         exact = float(np.min(np.asarray(accountant._rdp) + math.log(1 / DELTA) / (ORDERS - 1)))
         assert exact * (1 - 1e-5) <= upper <= exact * 1.001
-        assert lower <= exact * (1 + 1e-5)
 
 
 def test_pld_brackets_and_matches_dp_accounting() -> None:
     contributions = np.round(_contributions(4), 2)
     result = _account(contributions, _trace())
-    for row, upper, lower in zip(contributions, result.upper, result.lower, strict=True):
+    for row, upper, lower in zip(contributions, result.upper, known(result.lower), strict=True):
         composed = [
             privacy_loss_distribution.from_gaussian_mechanism(
                 1.0 / value, sampling_prob=0.02, value_discretization_interval=2e-4
@@ -126,7 +127,8 @@ def test_permuting_examples_permutes_results(method: str) -> None:
     straight = _account(contributions, _trace(), method)
     permuted = _account(contributions[order], _trace(), method)
     np.testing.assert_allclose(permuted.upper, straight.upper[order], rtol=1e-7)
-    np.testing.assert_allclose(permuted.lower, straight.lower[order], rtol=1e-7)
+    if straight.lower is not None:
+        np.testing.assert_allclose(known(permuted.lower), straight.lower[order], rtol=1e-7)
 
 
 def test_segments_and_snapshots_may_be_cut_anywhere(method: str) -> None:
@@ -191,7 +193,7 @@ def test_one_step_is_never_understated(sample_rate: float, sigma: float, steps: 
     contributions = np.array([[0.3], [0.7], [1.0]])
     trace = _trace(PoissonSampling(sample_rate), sigma, steps)
     result = individual_epsilons([0], contributions, trace, DELTA, "pld")
-    for value, upper, lower in zip(contributions[:, 0], result.upper, result.lower, strict=True):
+    for value, upper, lower in zip(contributions[:, 0], result.upper, known(result.lower), strict=True):
         assert _one_step_delta(sample_rate, sigma / value, upper) <= DELTA * (1 + 1e-6)
         assert lower == 0.0 or _one_step_delta(sample_rate, sigma / value, lower) >= DELTA * (1 - 1e-6)
 
@@ -217,7 +219,8 @@ def _one_step_delta(sample_rate: float, sigma: float, epsilon: float) -> float:
 def test_no_noise_is_infinite_unless_the_example_never_contributed(method: str) -> None:
     result = _account(np.array([[0.0, 0.0, 0.5, 0.0], [0.0] * 4]), _trace(sigma=0.0), method)
     np.testing.assert_array_equal(result.upper, [np.inf, 0.0])
-    np.testing.assert_array_equal(result.lower, [np.inf, 0.0])
+    if result.lower is not None:
+        np.testing.assert_array_equal(result.lower, [np.inf, 0.0])
 
 
 @pytest.mark.parametrize("method", INDIVIDUAL_ACCOUNTANTS)
@@ -305,7 +308,7 @@ def test_few_or_wide_steps_are_never_understated(sample_rate: float, sigma: floa
         for side in (False, True)
     )
     assert optimistic <= result.upper[0] <= 1.05 * pessimistic
-    assert result.lower[0] <= pessimistic
+    assert known(result.lower)[0] <= pessimistic
     assert result.upper[0] < individual_epsilons([0], np.ones((1, 1)), trace, DELTA, "rdp").upper[0]
 
 
@@ -314,7 +317,7 @@ def test_two_steps_are_bracketed_within_a_hundredth(sample_rate: float, sigma: f
     trace = _trace(PoissonSampling(sample_rate), sigma, 2)
     result = individual_epsilons([0], np.ones((1, 1)), trace, DELTA, "pld")
     exact = _two_step_epsilon(sample_rate, sigma)
-    assert 0.985 * exact <= result.lower[0] <= exact <= result.upper[0] <= 1.01 * exact
+    assert 0.985 * exact <= known(result.lower)[0] <= exact <= result.upper[0] <= 1.01 * exact
 
 
 def _two_step_epsilon(sample_rate: float, sigma: float) -> float:
@@ -369,7 +372,7 @@ def test_pld_agrees_with_dp_accounting_on_a_random_sample() -> None:
         total = functools.reduce(lambda one, other: one.compose(other), parts)
         peer = float(total.get_epsilon_for_delta(DELTA))
         assert ours.upper[row] == pytest.approx(peer, rel=1e-3)
-        assert ours.lower[row] <= peer * (1 + 1e-9)
+        assert known(ours.lower)[row] <= peer * (1 + 1e-9)
 
 
 def _level_pld(sigma: float, sample_rate: float) -> privacy_loss_distribution.PrivacyLossDistribution:

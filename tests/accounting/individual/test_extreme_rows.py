@@ -14,9 +14,10 @@ from accounting.gaussian import gaussian_epsilon
 from accounting.individual import individual_epsilons, pld
 from accounting.individual.contributions import RecordedContributions
 from accounting.mechanism import GaussianRelease, PureRelease, Segment, Trace
-from accounting.pld import CertifiedEpsilon
+from accounting.pld import PairBounds
 from accounting.renyi import sampled_gaussian_rdp
 from accounting.samplings import PoissonSampling
+from tests.accounting.known import known
 
 MEASURE = """
 import json, sys, time
@@ -45,7 +46,7 @@ def test_large_data_of_few_steps_are_tight_without_a_lattice(monkeypatch: pytest
     trace = Trace(10**7, (Segment(0, 240, PoissonSampling(0.01), 1.2),))
     rows = np.random.default_rng(0).beta(1.0, 1.5, (2000, 1)) * np.linspace(1.2, 0.6, 12)
     found = individual_epsilons(range(0, 240, 20), np.minimum(rows, 1.0), trace, 1e-8, "pld")
-    assert np.all(found.upper - found.lower <= np.maximum(0.01 * found.upper, 0.01))
+    assert np.all(found.upper - known(found.lower) <= np.maximum(0.01 * found.upper, 0.01))
 
 
 @pytest.mark.parametrize(("examples", "refined"), [(100_000, True), (100_001, False)])
@@ -55,7 +56,7 @@ def test_after_two_epochs_examples_are_accounted_alone_where_there_are_few(
     """Either way the upper bound is above the exact epsilon of a run at this contribution, and the lower one below."""
     alone, tried = pld._alone, list[int]()
 
-    def counted(contributions: RecordedContributions, delta: float) -> CertifiedEpsilon:
+    def counted(contributions: RecordedContributions, delta: float) -> PairBounds:
         tried.append(1)
         return alone(contributions, delta)
 
@@ -66,7 +67,7 @@ def test_after_two_epochs_examples_are_accounted_alone_where_there_are_few(
     for row, contribution in enumerate(rows[:, 0]):
         alike = Trace(examples, (Segment(0, 20, PoissonSampling(0.1), 1.0 / contribution),))
         exact = account(alike, 1e-6, "pld")
-        assert found.lower[row] <= exact.epsilon
+        assert known(found.lower)[row] <= exact.epsilon
         assert found.upper[row] >= (exact.lower_epsilon or 0.0)
         assert not refined or found.upper[row] <= 1.01 * exact.epsilon
 
@@ -105,7 +106,7 @@ def test_a_few_rows_need_few_nodes(method: str, rate: float) -> None:
     among_others = individual_epsilons([0, 1000], many, trace, 1e-6, method)
     assert sampled_gaussian_rdp.cache_info().misses > 200
     np.testing.assert_array_equal(few.upper, among_others.upper[:2])
-    np.testing.assert_array_equal(few.lower, among_others.lower[:2])
+    assert few.lower is among_others.lower is None or np.array_equal(known(few.lower), known(among_others.lower)[:2])
 
 
 @pytest.mark.parametrize("contribution", [1.0, 0.3])
@@ -122,7 +123,7 @@ def test_an_example_that_hardly_any_batch_draws_is_bracketed_within_a_hundredth(
     same = Trace(50_000, (Segment(0, steps, PoissonSampling(rate), sigma / contribution),), trace.releases)
     exact = account(same, 1e-5, "pld")
     assert exact.lower_epsilon is not None
-    assert 0.99 * exact.lower_epsilon <= found.lower[0] <= exact.epsilon * (1 + 1e-9)
+    assert 0.99 * exact.lower_epsilon <= known(found.lower)[0] <= exact.epsilon * (1 + 1e-9)
     assert exact.lower_epsilon * (1 - 1e-9) <= found.upper[0] <= 1.01 * exact.epsilon
 
 
@@ -132,9 +133,9 @@ def test_examples_that_cost_next_to_nothing_take_no_lattice(monkeypatch: pytest.
     trace = Trace(65_536, (Segment(0, 1000, PoissonSampling(0.01), 1.2),))
     rows = np.random.default_rng(0).uniform(1e-4, 2e-3, (300, 1))
     found = individual_epsilons([0], rows, trace, 1e-8, "pld")
-    assert (found.lower <= found.upper).all()
-    assert (found.upper - found.lower).max() < 0.01
-    assert (found.upper - found.lower > 0.01 * found.upper).any()
+    assert (known(found.lower) <= found.upper).all()
+    assert (found.upper - known(found.lower)).max() < 0.01
+    assert (found.upper - known(found.lower) > 0.01 * found.upper).any()
 
 
 def test_a_small_contribution_is_tight_after_any_number_of_steps() -> None:
@@ -144,7 +145,7 @@ def test_a_small_contribution_is_tight_after_any_number_of_steps() -> None:
     found = individual_epsilons([0], [[0.3]], trace, 1e-5, "pld")
     exact = account(Trace(50_000, (Segment(0, steps, PoissonSampling(rate), 2.0),)), 1e-5, "pld")
     assert exact.epsilon * (1 - 1e-3) <= found.upper[0] <= 1.01 * exact.epsilon
-    assert found.lower[0] >= 0.99 * exact.epsilon
+    assert known(found.lower)[0] >= 0.99 * exact.epsilon
 
 
 @pytest.mark.parametrize(
@@ -156,7 +157,7 @@ def test_many_steps_of_much_noise_cost_no_more_than_one_gaussian(
     """Their losses are too small for contours and for Renyi's bound, which says 0.05 and more."""
     trace = Trace(50_000, (Segment(0, steps, PoissonSampling(rate), sigma),), (PureRelease("choice", 1e-4),))
     found = individual_epsilons([0], [[1.0], [0.5]], trace, delta, "pld")
-    for contribution, upper, lower in zip((1.0, 0.5), found.upper, found.lower, strict=True):
+    for contribution, upper, lower in zip((1.0, 0.5), found.upper, known(found.lower), strict=True):
         mean = contribution * np.sqrt(steps) / sigma
         assert lower <= upper <= 1e-4 + 1.05 * gaussian_epsilon(mean, delta)[0]
         assert upper > 1e-4

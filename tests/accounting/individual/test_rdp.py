@@ -1,12 +1,10 @@
-"""The search for an example's best order finds what evaluating every order finds; its lower bound holds for all."""
+"""The search for an example's best order finds what evaluating every order finds; it is above the cost."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
 
-import mpmath as mp
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -62,7 +60,7 @@ def at_every_order(recorded: RecordedContributions) -> NDArray[np.float64]:
     for part, weights in zip(costs.sampled, weights_of(costs), strict=True):
         reached = weights.any(axis=0)
         noise = (np.inf if u == 0.0 else u**-0.5 for u in part.precisions[reached])
-        table = [0.0 * ORDERS if np.isinf(each) else sampled_gaussian_rdp(part.sample_rate, each) for each in noise]
+        table = [0.0 * ORDERS if np.isinf(each) else sampled_gaussian_rdp(part.law.sample_rate, each) for each in noise]
         total = total + weights[:, reached] @ np.array(table)
     return np.asarray(total)
 
@@ -79,7 +77,7 @@ def contributions(rows: int = 16) -> NDArray[np.float64]:
 @pytest.mark.parametrize("trace", TRACES.values(), ids=TRACES)
 def test_few_orders_find_what_all_orders_find(trace: Trace, delta: float) -> None:
     recorded = RecordedContributions.checked(STEPS, contributions(), trace)
-    upper, lower = rdp_epsilons(recorded, delta)
+    upper = rdp_epsilons(recorded, delta)
     everywhere = at_every_order(recorded)
     expected = epsilon_improved(everywhere, delta)
     np.testing.assert_allclose(upper, expected, rtol=1e-12)
@@ -88,7 +86,6 @@ def test_few_orders_find_what_all_orders_find(trace: Trace, delta: float) -> Non
     rows, places = np.arange(3, len(upper)), np.arange(10, len(FEW_ORDERS))
     some = everywhere[3:, np.isin(ORDERS, FEW_ORDERS)][:, 10:]
     np.testing.assert_allclose(found.rdp(rows, places), some, rtol=1e-12)
-    assert (lower <= upper).all()
 
 
 @pytest.mark.parametrize("delta", [1e-2, 1e-5, 1e-12])
@@ -96,19 +93,18 @@ def test_few_orders_find_what_all_orders_find(trace: Trace, delta: float) -> Non
 def test_the_classic_conversion_of_an_example(trace: Trace, delta: float) -> None:
     """rho + log(1 / delta) / (alpha - 1) at the best of all orders, and 0 for one that nothing is learnt of."""
     recorded = RecordedContributions.checked(STEPS, contributions(), trace)
-    upper, lower = classic_epsilons(recorded, delta)
+    upper = classic_epsilons(recorded, delta)
     everywhere = at_every_order(recorded)
     expected = np.min(everywhere + np.log(1.0 / delta) / (ORDERS - 1.0), axis=1)
     free = -np.expm1(-everywhere.min(axis=1)) < delta**2
     np.testing.assert_allclose(upper, np.where(free, 0.0, expected), rtol=1e-12)
-    assert (lower <= upper).all()
-    assert (upper >= rdp_epsilons(recorded, delta)[0]).all()
+    assert (upper >= rdp_epsilons(recorded, delta)).all()
 
 
 @pytest.mark.parametrize("trace", TRACES.values(), ids=TRACES)
-def test_the_lower_bound_is_below_what_the_steps_cost_unspread(trace: Trace) -> None:
+def test_an_epsilon_is_barely_above_what_the_steps_cost_unspread(trace: Trace) -> None:
     recorded = RecordedContributions.checked(STEPS, contributions(20), trace)
-    upper, lower = rdp_epsilons(recorded, 1e-5)
+    upper = rdp_epsilons(recorded, 1e-5)
     for row, values in enumerate(recorded.values):
         costs = recorded.of(np.array([row])).costs(spread_linearly)
         exact = costs.precision[0] * 0.5 * ORDERS + sum(pure_rdp(epsilon, ORDERS) for epsilon in costs.pure)
@@ -119,34 +115,9 @@ def test_the_lower_bound_is_below_what_the_steps_cost_unspread(trace: Trace) -> 
                     own = values[np.searchsorted(STEPS, step, side="right") - 1]
                     u = (own / segment.noise_multiplier) ** 2 + side
                     exact = exact + (sampled_gaussian_rdp(segment.sampling.sample_rate, u**-0.5) if u > 0.0 else 0.0)
-        assert lower[row] * (1 - 1e-12) <= epsilon_improved(exact, 1e-5) <= upper[row] * (1 + 1e-9)
-
-
-def fractional_rdp(q: float, sigma: float, alpha: float) -> float:
-    """RDP of the sampled Gaussian by the trapezoidal rule with 30 digits."""
-    with mp.workdps(30):
-        step = mp.mpf(sigma) ** 2 / 6
-        start, points = -13 * sigma, int((alpha + 26 * sigma) / step)
-
-        def moment(x: Any) -> Any:
-            return mp.npdf(x, 0, sigma) * (1 - q + q * mp.exp((2 * x - 1) / (2 * mp.mpf(sigma) ** 2))) ** alpha
-
-        return float(mp.log(step * mp.fsum(moment(start + i * step) for i in range(points))) / (alpha - 1))
-
-
-@pytest.mark.parametrize("steps", [1, 4])
-@pytest.mark.parametrize("sigma", [0.08, 0.099, 0.101])
-def test_the_lower_bound_holds_where_fractional_orders_count_as_unsampled(sigma: float, steps: int) -> None:
-    contributions = np.array([1.0, 0.93, 0.8, 0.5])
-    trace = Trace(1000, (Segment(0, steps, PoissonSampling(0.01), sigma),))
-    recorded = RecordedContributions.checked([0], contributions[:, None], trace)
-    upper, lower = rdp_epsilons(recorded, 1e-5)
-    some = ORDERS[(ORDERS > 1.2) & (ORDERS < 4.0)][::2]
-    for row, own in enumerate(contributions):
-        rdp = np.array([fractional_rdp(0.01, sigma / own, alpha) for alpha in some])
-        exact = np.min(steps * rdp + improved_terms(some, 1e-5))
-        assert 0.6 * exact < lower[row] <= exact
-        assert lower[row] <= upper[row]
+        unspread = epsilon_improved(exact, 1e-5)
+        assert unspread <= upper[row] * (1 + 1e-9)
+        assert upper[row] <= unspread * 1.01 + 1e-4
 
 
 @pytest.mark.parametrize("trace", TRACES.values(), ids=TRACES)
@@ -156,7 +127,7 @@ def test_spreading_keeps_the_steps_and_what_they_cost_together(trace: Trace) -> 
     assert (spread.steps.weights > 0.0).all()
     for part, weights in zip(spread.sampled, weights_of(spread), strict=True):
         steps, precision = 0, np.zeros(len(recorded.values))
-        for segment in (segment for segment in trace.segments if segment.sampling.sample_rate == part.sample_rate):
+        for segment in (segment for segment in trace.segments if segment.sampling.sample_rate == part.law.sample_rate):
             side = sum(query.noise_multiplier**-2 for query in segment.side_queries)
             for step in range(segment.start_step, segment.stop_step):
                 own = recorded.values[:, np.searchsorted(STEPS, step, side="right") - 1]

@@ -7,7 +7,7 @@ import pytest
 
 from accounting.individual import individual_epsilons, pld
 from accounting.individual.contour import Contour, MomentTable, moment_table
-from accounting.individual.contributions import Array
+from accounting.individual.contributions import Array, StepLaw
 from accounting.individual.table_cache import kept
 from accounting.mechanism import Segment, Trace
 from accounting.samplings import PoissonSampling
@@ -45,9 +45,9 @@ def test_a_second_part_computes_no_table_again(monkeypatch: pytest.MonkeyPatch) 
     """Contributions so different that they need more than 64 contours."""
     computed: list[tuple[Contour, str]] = []
 
-    def counted(sample_rate: float, precisions: Array, contour: Contour, direction: str) -> MomentTable:
+    def counted(law: StepLaw, precisions: Array, contour: Contour, direction: str) -> MomentTable:
         computed.append((contour, direction))
-        return moment_table(sample_rate, precisions, contour, direction)
+        return moment_table(law, precisions, contour, direction)
 
     monkeypatch.setattr(pld, "moment_table", counted)
     trace = Trace(60_000, (Segment(0, 2000, PoissonSampling(0.013), 0.9),))

@@ -27,6 +27,7 @@ from accounting.pld import (
 )
 from accounting.pld.loss import DIRECTIONS, Bound, Direction
 from accounting.samplings import FixedBatchSampling, PoissonSampling, ShuffledSampling
+from tests.accounting.known import known
 
 MIXTURES = {
     "subsampled": group_law(PoissonSampling(0.01), 1).scaled(1 / 0.8),
@@ -167,8 +168,8 @@ def test_equal_members_are_a_group(sampling, adjacency) -> None:  # type: ignore
     members = epsilon_of_examples(trace, [0, 20], np.ones((3, 2)), 1e-5)
     group = epsilon_pld(trace, 1e-5, 3)
     assert members.upper == pytest.approx(group.upper, rel=1e-3)
-    assert members.lower <= group.upper
-    assert group.lower <= members.upper
+    assert known(members.lower) <= group.upper
+    assert known(group.lower) <= members.upper
 
 
 def test_given_examples_against_brute_force_on_the_plane() -> None:
@@ -236,7 +237,7 @@ def test_published_comparisons_bracket_the_group() -> None:
     tight = group_epsilons(trace, 1e-6, (1, 2, 4))
     for size, claimed in zip((1, 2, 4), tight, strict=True):
         assert linear_growth(trace, 1e-6, size) <= claimed.upper
-        assert vadhan_epsilon(trace, 1e-6, size) >= claimed.lower
+        assert vadhan_epsilon(trace, 1e-6, size) >= known(claimed.lower)
     assert vadhan_epsilon(trace, 1e-6, 64) == math.inf
 
 
