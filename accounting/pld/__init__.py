@@ -12,7 +12,6 @@ from accounting.pld.composition import (
     delta_pld,
     epsilon_of_rounds,
     epsilon_pld,
-    proven_lower,
 )
 from accounting.pld.group_rounds import GroupRounds, rounds_of_examples, rounds_of_group
 from accounting.pld.groups import (
@@ -24,7 +23,7 @@ from accounting.pld.groups import (
 )
 from accounting.pld.loss import LatticeLoss, discretise
 from accounting.pld.profile import CertifiedProfile, profile_of_rounds
-from accounting.pld.sensitivity import RoundLaw, SensitivityMixture, examples_law, group_law
+from accounting.pld.sensitivity import SensitivityMixture, examples_law, group_law
 
 __all__ = [
     "MIN_DELTA",
@@ -34,7 +33,6 @@ __all__ = [
     "GroupRounds",
     "LatticeLoss",
     "PairBounds",
-    "RoundLaw",
     "SensitivityMixture",
     "delta_pld",
     "discretise",
@@ -47,7 +45,6 @@ __all__ = [
     "grows_at_least_linearly",
     "linear_growth",
     "profile_of_rounds",
-    "proven_lower",
     "rounds_of_examples",
     "rounds_of_group",
     "vadhan_epsilon",

@@ -2,7 +2,8 @@
 
 The process that computes a part writes it, with a note beside it in ``part-00003.json``: the sha256 of the part and of
 its inputs. Interrupted accounting continues from these notes. The manifest commits all parts at once; the notes of a
-trial's first accounting are then deleted. Everything here is derived from single examples and private.
+trial's first accounting are then deleted. Everything here is derived from single examples and private. A lower
+bound that is not known is stored as NaN.
 """
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ def _note(directory: str, part: int) -> str:
 
 def _to_table(epsilons: Epsilons) -> pa.Table:
     claim = {"delta": repr(float(epsilons.delta)), "method": epsilons.method, _CLAIM: epsilons.kind}
-    lower = pa.nulls(len(epsilons.upper), pa.float64()) if epsilons.lower is None else epsilons.lower
+    lower = np.full_like(epsilons.upper, np.nan) if epsilons.lower is None else epsilons.lower
     columns = (epsilons.example_ids, epsilons.groups, epsilons.upper, lower, epsilons.losses)
     return pa.table(dict(zip(EPSILON_SCHEMA.names, columns, strict=True)), schema=EPSILON_SCHEMA.with_metadata(claim))
 
@@ -166,7 +167,7 @@ def _to_table(epsilons: Epsilons) -> pa.Table:
 def _from_table(table: pa.Table) -> Epsilons:
     claim = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
     ids, groups, upper, below, losses = (column.to_numpy() for column in table.columns)
-    lower = None if table["epsilon_lower"].null_count else below
+    lower = None if np.isnan(below).any() else below
     kind = _claim(claim[_CLAIM]) if _CLAIM in claim else without_guarantee(_claim(claim[_OLD_CLAIM]))
     return Epsilons(ids, groups, upper, lower, losses, float(claim["delta"]), claim["method"], kind)
 

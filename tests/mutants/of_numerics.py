@@ -76,13 +76,6 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
             "full batches and Gaussian releases cost examples nothing",
             True,
         ),
-        B(
-            "least, above = min(least, value),",
-            "least, above = value,",
-            "a lower bound is the sum at an order that costs more",
-            False,
-            ("tests/accounting/individual/test_rdp.py",),
-        ),
     ),
     *bugs_in(
         "accounting/individual/pld.py",
@@ -137,7 +130,7 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
             "pure releases cost examples nothing",
             True,
         ),
-        B("precision**-0.5) if precision", "precision**-0.25) if precision", "noise of a node", True),
+        B("precision**-0.5)\n    return always", "precision**-0.25)\n    return always", "noise of a node", True),
     ),
     *bugs_in(
         "accounting/jobs/user_epsilons.py",

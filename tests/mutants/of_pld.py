@@ -51,8 +51,8 @@ PLD: Final[tuple[Mutant, ...]] = (
             True,
         ),
         B(
-            'mixture.truncated(plan.tail).pooled(MAX_ATOMS, "upper")\n    rounded',
-            'mixture.truncated(plan.tail).pooled(MAX_ATOMS, "lower")\n    rounded',
+            'law.truncated(plan.tail).pooled(MAX_ATOMS, "upper")\n    rounded',
+            'law.truncated(plan.tail).pooled(MAX_ATOMS, "lower")\n    rounded',
             "neighbours are merged at the smaller",
             True,
         ),
@@ -134,6 +134,6 @@ PLD: Final[tuple[Mutant, ...]] = (
             True,
             COMPOSITION,
         ),
-        B("max(piece.amplitudes) / _GRID_POINTS", "max(piece.amplitudes) / 4", "a coarse grid"),
+        B("max(case.amplitudes) / _GRID_POINTS", "max(case.amplitudes) / 4", "a coarse grid"),
     ),
 )

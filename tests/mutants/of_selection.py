@@ -64,6 +64,31 @@ SELECTIONS: Final[tuple[Mutant, ...]] = (
         "accounting/reductions.py",
         ("tests/accounting/test_selected_traces.py",),
         B("    require_one_run(trace)\n", "", "a selection costs what one of its runs costs", privacy=True),
+        B(
+            "return steps == 1",
+            "return True",
+            "the worst order of shuffled batches is taken for the run",
+            tests=("tests/accounting/test_lower_bounds.py",),
+        ),
+        B(
+            "if not 0.0 < spent <= _RAREST * delta:",
+            "if not 0.0 < spent:",
+            "Renyi divergences never see a batch that is cut",
+            privacy=True,
+            tests=("tests/accounting/test_truncated.py",),
+        ),
+    ),
+    *bugs_in(
+        "accounting/samplings.py",
+        ("tests/accounting/test_truncated.py",),
+        B(
+            "stats.binom.sf(most - 1, size - 1, rate)",
+            "stats.binom.sf(most + 1, size - 1, rate)",
+            "cuts too rare",
+            True,
+        ),
+        B("stats.binom.sf(most - group_size, size", "stats.binom.sf(most, size", "a group needs no room", True),
+        B("max(filled + (_ROUND_UP**2", "max(0.0 * filled + (_ROUND_UP**2", "one data set more is never cut", True),
     ),
     *bugs_in(
         "accounting/joint_cost.py",

@@ -260,7 +260,7 @@ def test_the_generic_conversion_of_a_single_step_is_that_of_its_exact_curve(sigm
 
 @pytest.mark.parametrize("sigma", [0.3, 1.0, 30.0])
 def test_linear_growth_is_a_lower_bound_where_nothing_is_sampled(sigma: float) -> None:
-    trace = Trace(100, (Segment(0, 20, ShuffledSampling(4), sigma),), adjacency="zero_out")
+    trace = Trace(100, (Segment(0, 20, ShuffledSampling(1), sigma),), adjacency="zero_out")
     assert grows_at_least_linearly(trace)
     for size, claimed in zip((2, 8), group_epsilons(trace, 1e-5, (2, 8)), strict=True):
         assert linear_growth(trace, 1e-5, size) <= claimed.upper
