@@ -118,8 +118,8 @@ def dp_accounting_rdp(trace: Trace, delta: float, group_size: int = 1) -> float:
     event = to_event(trace, group_size)
     if not accountant.supports(event):
         raise UnsupportedMechanism(
-            f"dp-accounting-rdp covers no groups of {group_size} in sampled batches, and no batches that may be cut; use "
-            "the accountant 'pld'"
+            f"dp-accounting-rdp covers no groups of {group_size} in sampled batches, and no batches that may be cut; "
+            "use the accountant 'pld'"
         )
     with np.errstate(all="ignore"):
         accountant.compose(event)

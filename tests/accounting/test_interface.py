@@ -32,8 +32,8 @@ EXPORTED = {
     "accounting.individual": """FILTERED INDIVIDUAL_ACCOUNTANTS IndividualEpsilons algorithm_2 individual_claim
         individual_epsilons""",
     "accounting.pld": """CertifiedDelta CertifiedEpsilon CertifiedProfile GroupRounds LatticeLoss MIN_DELTA
-        PairBounds SensitivityMixture delta_pld discretise epsilon_of_examples epsilon_of_rounds epsilon_pld examples_law
-        group_epsilons group_law grows_at_least_linearly linear_growth profile_of_rounds rounds_of_examples
+        PairBounds SensitivityMixture delta_pld discretise epsilon_of_examples epsilon_of_rounds epsilon_pld
+        examples_law group_epsilons group_law grows_at_least_linearly linear_growth profile_of_rounds rounds_of_examples
         rounds_of_group vadhan_epsilon""",
     "accounting.records": """Epsilons KEY_VARIABLE KeyCheck MANIFEST NormShards NormShardWriter NormSnapshot
         OwnedPart PartFiles PartNorms PartRecord ShareOfRows SortedRows StoredEpsilons StoredUsers TrialFiles
