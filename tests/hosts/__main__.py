@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -19,6 +20,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="part of FAULT-STAGE, such as mlflow or -recording")
     parser.add_argument("--keep", type=Path, help="a folder for the hosts' files, which is kept")
     given = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM):  # in the background of a shell too, the hosts must end
+        signal.signal(number, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="dps-hosts-") as folder:
         kept = given.keep or Path(folder)
         kept.mkdir(parents=True, exist_ok=True)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import sys
 import time
-from typing import Any
+from typing import Any, Final
 
 from tests.hosts.cluster import cluster
 from tests.hosts.faults import ended
 from tests.hosts.network import Network
 from tests.hosts.sweeps import Watcher, submitted, text_of
 
+_FILLING: Final = 40
+"""Trials of the first team: still many when the second one's driver has started."""
 _PLACES = """
 import json, os, sys
 from orchestration.records.layout import SweepFiles
@@ -37,7 +39,7 @@ def run_teams(network: Network) -> bool:
     long = {"epochs": 20, "norms": {"refreshes_per_epoch": "off"}}
     on_gpu = {"resources": {"cpus": 1, "gpus": 0.5}, "execution": {"allow_cpu": True}}
     outputs = [str(network.folder / team / "exp1") for team in ("teamA", "teamB")]
-    fills = submitted(first, made, without, text_of("exp1", 8, **long), "exp1", outputs[0], "--owner", "ann")
+    fills = submitted(first, made, without, text_of("exp1", _FILLING, **long), "exp1", outputs[0], "--owner", "ann")
     with Watcher(fills) as watcher:
         watcher.wait(lambda status: status["counts"].get("finished", 0) >= 1)
     asked, turn = time.time(), ("--owner", "bob", "--priority", "5")
@@ -52,7 +54,7 @@ def run_teams(network: Network) -> bool:
     for name, trials in zip(("exp1 of ann", "exp1 of bob"), times, strict=True):
         print(f"{name}: " + ", ".join(f"{start - asked:+.0f} to {end - asked:+.0f} s" for start, end in trials))
     print(f"jobs: {states}; trials of ann that began between bob's: {len(between)}; that ran on: {len(ran)}")
-    return states == ["SUCCEEDED", "SUCCEEDED"] and not between and len(times[0]) == 8
+    return states == ["SUCCEEDED", "SUCCEEDED"] and not between and len(times[0]) == _FILLING
 
 
 def _times(network: Network, output: str) -> list[list[float]]:
