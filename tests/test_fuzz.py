@@ -19,7 +19,7 @@ from tests.fuzz.cases import case_of
 from tests.fuzz.judging import Claim, Outcome, judged
 from tests.fuzz.lattice import Bracket
 from tests.fuzz.rounds import Members, full_members, rounds_of
-from tests.fuzz.table import as_dict, rows_of, table
+from tests.fuzz.table import as_dict, histogram, rows_of, table
 
 DELTA = 1e-5
 MIXED = Trace(
@@ -128,6 +128,10 @@ def test_the_table_names_the_worst_case_of_each_kind() -> None:
     assert plain["unsafe"]["gap"] == pytest.approx(1 / 0.9 - 1)
     assert plain["loose"]["gap"] == pytest.approx(1.2 / 1.001 - 1)
     assert f"{1 / 0.9 - 1:.1e}" in table([row])
+    assert histogram([row]).startswith("looseness of 2 tight claims: 1 below 0.0001, ")
+    assert histogram([row]).endswith(
+        "1 below 0.2, 0 below 1, 0 below inf\n1 under-stated, 0 of 0 lower bounds too high"
+    )
 
 
 def test_a_crash_or_a_warning_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:

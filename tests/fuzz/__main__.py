@@ -20,7 +20,7 @@ from functools import partial
 
 from tests.fuzz.cases import case_of
 from tests.fuzz.judging import Outcome, judged_number
-from tests.fuzz.table import as_dict, rows_of, table
+from tests.fuzz.table import as_dict, histogram, rows_of, table
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps([as_dict(row) for row in rows], indent=2))
     else:
         print(table(rows))
+        print(histogram(rows))
         print(f"{len(outcomes)} traces of seed {options.seed} in {time.monotonic() - began:.0f} s")
     return 1 if any(finding for outcome in outcomes for finding in outcome.findings) else 0
 

@@ -28,7 +28,7 @@ TIGHT = ("auto", "pld")
 LOOSE = 0.05
 """Claims that are farther above the exact epsilon get a remark."""
 SECONDS, KIBIBYTES = 10.0, 1 << 20
-_ROUNDING = 1e-8
+ROUNDING = 1e-8
 """Relative; of the oracle's own bounds."""
 _NOTHING = 1e-9
 """Epsilons below it are taken for this one: there the exact one is lost in rounding."""
@@ -57,9 +57,14 @@ class Claim:
         return self.lower / max(self.truth.high, _NOTHING) - 1.0
 
     @property
+    def is_judged(self) -> bool:
+        """Whether the claim is to be tight, and the oracle has an upper bound to compare it with."""
+        return self.truth.high < math.inf and self.accountant in TIGHT
+
+    @property
     def loose(self) -> float:
         """How far the claim is above the exact epsilon at least, relative; 0 if it may be exact."""
-        if self.truth.high == math.inf or self.accountant not in TIGHT:
+        if not self.is_judged:
             return 0.0
         return max(self.upper / max(self.truth.high, _NOTHING) - 1.0, 0.0) if self.upper > _NOTHING else 0.0
 
@@ -84,9 +89,9 @@ class Outcome:
         if self.kibibytes > KIBIBYTES:
             yield f"took {self.kibibytes >> 10} MiB"
         for claim in self.claims:
-            if claim.unsafe > _ROUNDING:
+            if claim.unsafe > ROUNDING:
                 yield f"understated: {claim}"
-            if claim.unsafe_lower > _ROUNDING:
+            if claim.unsafe_lower > ROUNDING:
                 yield f"lower bound overstated: {claim}"
             if self.case.trace.noise_follows_results and claim.kind != "estimate":
                 yield f"called a {claim.kind} although the noise followed results: {claim}"

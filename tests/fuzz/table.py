@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
-from tests.fuzz.judging import Claim, Outcome
+from tests.fuzz.judging import ROUNDING, Claim, Outcome
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,23 @@ def rows_of(outcomes: Sequence[Outcome]) -> list[Row]:
     for outcome in outcomes:
         kinds[outcome.case.row].append(outcome)
     return [Row(kind, tuple(found)) for kind, found in sorted(kinds.items())]
+
+
+_EDGES = (0.0, 1e-4, 1e-3, 1e-2, 0.05, 0.2, 1.0, float("inf"))
+"""Bounds of the bins of the histogram of how far claims are above the exact epsilon, relative."""
+
+
+def histogram(rows: Sequence[Row]) -> str:
+    """How many claims of accountants that are to be tight are how far above the exact epsilon, and the wrong ones."""
+    claims = [claim for row in rows for _, claim in row.claims if claim.is_judged]
+    counts = [sum(low <= claim.loose < high for claim in claims) for low, high in pairwise(_EDGES)]
+    bins = ", ".join(f"{count} below {high:g}" for count, (_, high) in zip(counts, pairwise(_EDGES), strict=True))
+    everyone = [claim for row in rows for _, claim in row.claims]
+    under = sum(claim.unsafe > ROUNDING for claim in everyone)
+    over = sum(claim.unsafe_lower > ROUNDING for claim in everyone)
+    known = sum(claim.lower is not None for claim in everyone)
+    wrong = f"{under} under-stated, {over} of {known} lower bounds too high"
+    return f"looseness of {len(claims)} tight claims: {bins}\n{wrong}"
 
 
 def as_dict(row: Row) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def assert_equal_lower(part: IndividualEpsilons, whole: IndividualEpsilons, rows
 
 def digest(method: str, steps: int) -> str:
     found = _whole(method, steps)
-    return hashlib.sha256(found.upper.tobytes() + np.asarray(found.lower).tobytes()).hexdigest()
+    return hashlib.sha256(found.upper.tobytes() + (b"" if found.lower is None else found.lower.tobytes())).hexdigest()
 
 
 @functools.cache
