@@ -53,7 +53,7 @@ which no ε covers.
 _GROUPS = """
 ## Metrics of a group
 
-In `results.json` under `by_group`, in MLflow in the table `groups.json` of a trial's run.
+In `results.json` under `by_group`, in MLflow in the table `groups.json` of the sweep's run, for all trials.
 """
 
 _FURTHER = """
@@ -93,7 +93,9 @@ steps so far), `clipping_bound` or `clipping_bound/GROUP`, `noise_multiplier`, `
 | `composed_epsilon_kind`, `composed_reasons` | of averages and sweeps: what their composed ε claims, and why |
 | `composed_refusal` | of averages and sweeps: why there is no composed ε; empty otherwise |
 | `seeds` | of averages: number of seeds |
-| `dpsweep.groups_digest` | sha256 of the table of groups, by which it is written once |
+| `dpsweep.groups_digest` | of sweeps: sha256 of the table of groups, by which it is written once |
+| `dpsweep.data` | name of the data set and a digest of its description; the sweep's run is linked to it |
+| `dpsweep.digest` | sha256 of what is recorded of a trial, by which nothing is recorded twice |
 | `best_setting` | of sweeps: the setting with the best main score |
 """
 

@@ -3,33 +3,82 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from orchestration.comparison.best import Best
+    from orchestration.comparison.findings import Difference
+    from orchestration.comparison.formats import Format
+    from orchestration.comparison.intervals import ConfidenceInterval
+
+_NEAREST: Final = 3
+"""Number of settings shown of those that cannot be told from the best."""
 
 
-def best_lines(found: Best, model: str) -> Iterator[str]:
-    """Lines on the setting, its value and interval, settings not distinguishable from it, its model, and warnings."""
-    from orchestration.comparison.formats import SHARES, difference, number
+def best_lines(found: Best, model: str, show_all: bool = False) -> Iterator[str]:
+    """Lines on the setting, its value and interval, settings not distinguishable from it, its model, and warnings.
+
+    show_all: show every setting that is not distinguishable from it, not only the nearest.
+    """
+    from orchestration.comparison.formats import SHARES, number
     from orchestration.comparison.metrics import metric
     from orchestration.comparison.values import epsilon
 
     shown, cost = metric(found.by).format, found.setting.over_seeds(epsilon)
     interval = found.interval
-    within = f" (95% interval {shown.one(interval.low)} to {shown.one(interval.high)})" if interval else ""
+    within = ""
+    if interval is not None and shown in SHARES and _spans(interval, 0.0, 1.0):
+        within = f" ({_runs(interval)} cannot tell: the 95% interval spans the whole range)"
+    elif interval is not None:
+        within = f" (95% interval {shown.one(interval.low)} to {shown.one(interval.high)})"
     claim = f"epsilon {number(cost.high if cost else None)} ({found.kind})"
     yield f"{found.name}: {found.by} {shown.one(found.value)}{within}, {claim}"
     if interval is None:
         yield "no interval is known: what its models predict of single test examples is not stored"
     elif interval.covers == "test examples":
         yield "the interval is of the choice of test examples alone: there is one seed"
-    for each in found.alike:
-        if each.interval is not None:
-            low, high = -each.interval.high, -each.interval.low
-            between = f"{difference(low, shown)} to {difference(high, shown)}{' points' * (shown in SHARES)}"
-            yield f"cannot be told from it: {each.other} (differs by {between})"
-        elif interval is not None:
-            yield f"cannot be compared with it: {each.other}, which has no common seeds or test examples"
+    yield from _alike(found, shown, show_all)
+    if interval is not None:
+        unknown = [each.other for each in found.alike if each.interval is None]
+        named = unknown if show_all else unknown[:_NEAREST]
+        more = f" and {len(unknown) - len(named)} more" if len(unknown) > len(named) else ""
+        if unknown:
+            yield f"cannot be compared with it, without common seeds or test examples: {', '.join(named)}{more}"
     yield f"model: {model}"
     yield from found.warnings
+
+
+def _alike(found: Best, shown: Format, show_all: bool) -> Iterator[str]:
+    """The settings that cannot be told from the best: how many, and the nearest by their measured difference."""
+    known = [(each, each.interval) for each in found.alike if each.interval is not None]
+    nearest = sorted(known, key=lambda pair: abs(pair[1].value))
+    listed = nearest if show_all else nearest[:_NEAREST]
+    if len(known) > len(listed):
+        yield f"cannot be told from it: {len(known)} settings; the nearest {len(listed)} (--all shows the rest):"
+    for each, interval in listed:
+        yield f"cannot be told from it: {_difference(each, interval, shown)}"
+
+
+def _difference(each: Difference, interval: ConfidenceInterval, shown: Format) -> str:
+    from orchestration.comparison.formats import SHARES, difference
+
+    points = " points" * (shown in SHARES)
+    if shown in SHARES and _spans(interval, -1.0, 1.0):
+        measured = f"{difference(-interval.value, shown)}{points}"
+        return f"{each.other} (measured {measured}, but {_runs(interval)} cannot tell: any difference is possible)"
+    between = f"{difference(-interval.high, shown)} to {difference(-interval.low, shown)}{points}"
+    return f"{each.other} (differs by {between})"
+
+
+def _spans(interval: ConfidenceInterval, least: float, most: float) -> bool:
+    """Whether the interval spans the whole range of possible values, as it is shown."""
+    return interval.low <= least + _SHOWN and interval.high >= most - _SHOWN
+
+
+_SHOWN: Final = 0.0005
+"""Half a unit of the last digit of a share as it is shown."""
+
+
+def _runs(interval: ConfidenceInterval) -> str:
+    words = {1: "one seed", 2: "two seeds", 3: "three seeds", 4: "four seeds"}
+    return words.get(interval.runs, f"{interval.runs} seeds")

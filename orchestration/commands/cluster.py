@@ -8,15 +8,18 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
+from urllib.parse import urlsplit
 
 import typer
 
-from accounting.errors import InvalidInput, StorageError
+from accounting.errors import DpsweepError, InvalidInput, StorageError
 from accounting.records import KEY_VARIABLE, exists, require_key
 from orchestration.commands import panels
 from orchestration.commands.arguments import MaxGpuHours, MaxHours, MaxTrials, Retry, StopAfterFailures, SweepFile
-from orchestration.comparison.plain_text import for_terminal
+from orchestration.comparison.formats import listed
+from orchestration.comparison.plain_text import for_terminal, looks_secret, masked, secrets_of
 from orchestration.execution.environment import prepare_environment
+from orchestration.execution.tracking_access import SECRET, cluster_token, own_access, sealed
 
 if TYPE_CHECKING:
     from orchestration.execution.job_package import Package
@@ -37,7 +40,17 @@ def submit(
     sweep: SweepFile,
     output: Annotated[str, typer.Option(help="Folder or URI of the sweep, as every node of the cluster sees it.")],
     address: Address,
-    name: Annotated[str | None, typer.Option(help="First part of the job's id (default: the sweep's name).")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name in MLflow, and first part of the job's id (default: the sweep's name).")
+    ] = None,
+    tracking_uri: Annotated[
+        str | None,
+        typer.Option(
+            envvar="MLFLOW_TRACKING_URI",
+            help="MLflow, as the head sees it (default: SQLite on the head), or 'none'. This shell's login goes to "
+            "the driver alone.",
+        ),
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Show what the job prints until it ends.")] = False,
     env: Annotated[
         list[str] | None,
@@ -86,9 +99,9 @@ def submit(
     trials = _planned(spec, code)
     job_id = submission_id(name or spec.name, spec.plain())
     turn = Turn(owner or this_user(), priority, max_concurrent, time.time())
-    asked = Asked(Limits(max_hours, max_trials, stop_after_failures, max_gpu_hours), tuple(retry or ()), turn)
+    asked = Asked(Limits(max_hours, max_trials, stop_after_failures, max_gpu_hours), tuple(retry or ()), turn, name)
     asked.limits.require_use(max(each.gpus for each in spec.resources))
-    with packaged(text, sweep.name, output, code, asked) as package:
+    with packaged(text, sweep.name, output, code, asked, _tracking(tracking_uri)) as package:
         _describe(package)
         if jobs is None:
             _say(f"{job_id}: {trials} trials would be submitted to {address}, with output {output}")
@@ -122,6 +135,30 @@ def stop(job: JobName, address: Address) -> None:
         return
     jobs.stop(found)
     _say(f"{found.id} is told to stop; submit the sweep again to continue it")
+    _tell_what_is_missing(found)
+
+
+def _tell_what_is_missing(job: SubmittedSweep) -> None:
+    """Where the stopped job was recording in MLflow, wait for its end, and say what is not recorded."""
+    from orchestration.records.layout import SweepFiles
+    from orchestration.records.status_snapshot import SweepSnapshot, read_snapshot
+
+    def seen() -> SweepSnapshot | None:
+        try:
+            found = read_snapshot(SweepFiles(job.output).status)
+        except DpsweepError:  # this machine need not see the output
+            return None
+        return found if found is not None and found.job == job.id and found.state == "recording" else None
+
+    deadline = time.monotonic() + _STOP_WITHIN
+    while (snapshot := seen()) is not None and not snapshot.is_over and time.monotonic() < deadline:
+        time.sleep(0.5)
+    if snapshot is not None and snapshot.recording is not None:
+        _say(snapshot.recording.missing() or snapshot.recording.line())
+
+
+_STOP_WITHIN = 15.0
+"""Seconds to wait until a driver that records has ended."""
 
 
 def drive() -> None:
@@ -131,16 +168,27 @@ def drive() -> None:
 
     prepare_environment("auto")
     from orchestration.execution.job_package import read_job
+    from orchestration.execution.tracking_access import opened
 
     job = read_job()
     require_key(job.key_check, f"the sweep in {job.output}")
+    os.environ.update(opened(job.tracking, cluster_token()))  # of this process alone: workers start from Ray's own
     spec = parse_sweep(job.text, job.origin)
     from orchestration.pipeline import RunRequest
 
     tracking = os.environ.get("MLFLOW_TRACKING_URI")
     asked = job.asked
     request = RunRequest(
-        spec, job.text, job.output, "auto", tracking, job.code, asked.limits, asked.retry, turn=asked.turn
+        spec,
+        job.text,
+        job.output,
+        "auto",
+        tracking,
+        job.code,
+        asked.limits,
+        asked.retry,
+        turn=asked.turn,
+        name=asked.name,
     )
     run_to_the_end(request, as_json=False)
 
@@ -185,7 +233,31 @@ def _variables(given: Sequence[str]) -> dict[str, str]:
             raise InvalidInput(
                 f"--env names {KEY_VARIABLE}, but Ray stores and prints such variables; set it where Ray is started"
             )
+        if looks_secret(name):
+            text = f"warning: --env {name}: Ray keeps and shows such variables, to everyone who can use the cluster"
+            own = "; leave it out, as this shell's login of MLflow goes to the driver alone" if name in SECRET else ""
+            print(for_terminal(f"{text}{own}"), file=sys.stderr)
     return {name: value for name, _, value in pairs}
+
+
+def _tracking(uri: str | None) -> str:
+    """Where and as whom the driver records, sealed with the token of the cluster; without one, no secret is sent."""
+    access, token = own_access() | ({"MLFLOW_TRACKING_URI": uri} if uri else {}), cluster_token()
+    if uri and urlsplit(uri).hostname in ("127.0.0.1", "localhost", "::1"):
+        print(
+            for_terminal(
+                f"warning: the head will look for MLflow at {masked(uri, uri)} on itself; give the one that "
+                "the head knows"
+            ),
+            file=sys.stderr,
+        )
+    if token is None:
+        secret = {name for name, value in access.items() if name in SECRET or secrets_of(value)}
+        if secret:
+            text = f"warning: {listed(sorted(secret))} is not sent, as the cluster has no token to keep it from others"
+            print(for_terminal(f"{text}; start the cluster with RAY_AUTH_MODE=token"), file=sys.stderr)
+        access = {name: value for name, value in access.items() if name not in secret}
+    return sealed(access, token or "")
 
 
 def _require_absolute(output: str) -> None:

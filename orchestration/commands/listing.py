@@ -18,6 +18,7 @@ from orchestration.commands import panels
 from orchestration.commands.arguments import AsJson
 from orchestration.commands.cluster import jobs_at
 from orchestration.commands.console import show
+from orchestration.commands.status import close_in_mlflow
 from orchestration.comparison.formats import seconds
 from orchestration.comparison.plain_text import for_terminal
 from orchestration.records.layout import SweepFiles, absolute
@@ -57,6 +58,8 @@ def _list_stored(folder: str, as_json: bool) -> None:
         raise InvalidInput(
             f"{folder} holds no sweep, and no folder below it does; name one that `dpsweep run` wrote to"
         )
+    for each in sweeps:
+        close_in_mlflow(each.snapshot)
     if as_json:
         typer.echo(json.dumps({"sweeps": [each.as_dict() for each in found]}, allow_nan=False))
     elif sweeps:

@@ -1,7 +1,7 @@
 """The command ``dpsweep``.
 
 Exit codes: 0 for success, 1 if a trial failed or stored files are damaged or cannot be written, 2 for invalid input
-(one line per mistake, nothing started), 130 when interrupted.
+(one line per mistake, nothing started), 3 if all results are on disk but not all in MLflow, 130 when interrupted.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from orchestration.commands import (
     owner,
     panels,
     planning,
+    record,
     results,
     status,
     upkeep,
@@ -62,6 +63,7 @@ status.register(app)
 listing.register(app)
 upkeep.register(app)
 results.register(app)
+record.register(app)
 planning.register(app)
 
 
@@ -83,6 +85,7 @@ def run(
     tracking_uri: TrackingUri = None,
     allow_code: AllowCode = None,
     retry: Retry = None,
+    name: Annotated[str | None, typer.Option(help="Name in MLflow (default: the sweep's name).")] = None,
     source: Annotated[
         list[str] | None,
         typer.Option(
@@ -116,7 +119,7 @@ def run(
 
         limits = Limits(max_hours, max_trials, stop_after_failures, max_gpu_hours)
         chosen = (tuple(retry or ()), tuple(source or ()))
-        run_to_the_end(RunRequest(spec, text, output, address, tracking_uri, code, limits, *chosen), as_json)
+        run_to_the_end(RunRequest(spec, text, output, address, tracking_uri, code, limits, *chosen, name=name), as_json)
 
 
 @app.command(**panels.listed(panels.RESULTS, "report runs/quickstart --watch"))

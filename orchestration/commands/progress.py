@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console, Group, RenderableType
@@ -18,6 +19,8 @@ from orchestration.records.states import TrialState
 from orchestration.records.status import SweepStatus, TrialStatus
 
 _SHOWN_AT_ONCE = 12
+_LINE_INTERVAL = 10.0
+"""Seconds between two lines on the recording in MLflow, where the output is no terminal."""
 
 
 class ConsoleDisplay:
@@ -25,6 +28,12 @@ class ConsoleDisplay:
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._status: SweepStatus | None = None
+
+    def missing_in_mlflow(self) -> str:
+        """What of the sweep that was watched last is not recorded; "" if nothing is missing, or trials are left."""
+        recording = self._status.recording if self._status else None
+        return for_terminal(recording.missing()) if recording else ""
 
     def warn(self, message: str) -> None:
         self._console.print(Text(for_terminal(f"warning: {message}"), style="yellow"), soft_wrap=True)
@@ -34,11 +43,31 @@ class ConsoleDisplay:
 
     @contextlib.contextmanager
     def watching(self, status: SweepStatus) -> Iterator[None]:
+        self._status = status
         if not self._console.is_terminal:
-            yield
+            with self._recording_told(status):
+                yield
             return
         with Live(console=self._console, get_renderable=lambda: _picture(status), refresh_per_second=2, transient=True):
             yield
+
+    @contextlib.contextmanager
+    def _recording_told(self, status: SweepStatus) -> Iterator[None]:
+        """Print a line every `_LINE_INTERVAL` seconds while the sweep is recorded in MLflow."""
+        ended = threading.Event()
+
+        def tell() -> None:
+            while not ended.wait(_LINE_INTERVAL):
+                if status.recording is not None and status.recording.goes_on:
+                    self._console.print(Text(status.recording.line()), soft_wrap=True)
+
+        thread = threading.Thread(target=tell, name="dpsweep-display", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
 
 
 def _line(trial: TrialStatus) -> Text:
@@ -50,7 +79,9 @@ def _line(trial: TrialStatus) -> Text:
 
 
 def _picture(status: SweepStatus) -> RenderableType:
-    counts, trials = status.counts(), status.trials
+    counts, trials, recording = status.counts(), status.trials, status.recording
+    if recording is not None and recording.goes_on:
+        return Text(f"{len(trials)} trials done; {recording.line()}", style="bold")
     ended = sum(trial.state.has_ended for trial in trials)
     left = status.seconds_left()
     headline = (

@@ -28,24 +28,29 @@ if TYPE_CHECKING:
 def export(
     folder: Folder,
     to: Annotated[Path, typer.Option(help="The file to write: .csv or .parquet.", metavar="FILE")],
+    all_columns: Annotated[
+        bool, typer.Option("--all-columns", help="Every value of results.json, as `results()` in Python.")
+    ] = False,
 ) -> None:
-    """Write one row per trial: its parameters that vary, its state, and every metric that the release mode shows, with
+    """Write one row per trial: its parameters that vary, its state, and the metrics that the release mode shows, with
     the intervals of its setting.
 
-    Withheld numbers are empty. The columns are those of `results()` in Python. With release: raw the file is readable
-    by you only.
+    Withheld numbers are empty; columns without any number are left out. With release: raw the file is readable by you
+    only.
     """
     from orchestration.comparison.claims import checked_record
     from orchestration.comparison.stored import stored_settings
-    from orchestration.comparison.trials_table import FORMATS, trial_table
+    from orchestration.comparison.trials_table import FORMATS, trial_table, useful_columns
     from orchestration.records.release_modes import release_mode
 
     write = lookup(FORMATS, to.suffix, "format of --to")
     files = SweepFiles(absolute(folder))
     record = checked_record(files)
-    table = trial_table(record, stored_settings(files))
+    whole = trial_table(record, stored_settings(files))
+    table = whole if all_columns else useful_columns(whole)
     write_file("--to", to, write(table), release_mode(record.disclosure).is_sensitive)
-    typer.echo(f"{to}: {len(table)} trials, {len(table[0])} columns")
+    more = "" if all_columns else f"; --all-columns writes all {len(whole[0])}"
+    typer.echo(f"{to}: {len(table)} trials, {len(table[0])} columns{more}")
 
 
 def compare(
@@ -88,6 +93,9 @@ def best(
         list[str] | None,
         typer.Option(help="A condition, such as worst_group=0.7; may be repeated.", metavar="METRIC=NUMBER"),
     ] = None,
+    show_all: Annotated[
+        bool, typer.Option("--all", help="Show all settings that cannot be told from it, not the nearest three.")
+    ] = False,
     register: Annotated[
         str | None, typer.Option(help="Register its model in MLflow under this name.", metavar="NAME")
     ] = None,
@@ -123,7 +131,7 @@ def best(
     if as_json:
         print_json({**found.as_dict(), "model": trial.model, **({"registered": registered} if registered else {})})
         return
-    for line in (*best_lines(found, trial.model), *([f"registered: {registered}"] if registered else [])):
+    for line in (*best_lines(found, trial.model, show_all), *([f"registered: {registered}"] if registered else [])):
         stdout().print(Text(for_terminal(line)), soft_wrap=True)
 
 

@@ -4,26 +4,37 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import typer
 from rich.console import Console
+
+from orchestration.comparison.plain_text import for_terminal
 
 if TYPE_CHECKING:
     from orchestration.pipeline import Outcome, RunRequest
 
 
+NOT_RECORDED: Final = 3
+"""Exit code if all results are on disk, and not all of them in MLflow."""
+
+
 def run_to_the_end(request: RunRequest, as_json: bool) -> NoReturn:
-    """Run the sweep and exit: with 0, with 1 if a trial failed, with 130 when interrupted."""
+    """Run the sweep and exit: with 0, with 1 if a trial failed, 3 if MLflow lacks records, 130 when interrupted."""
     from orchestration.commands.progress import ConsoleDisplay
     from orchestration.pipeline import run_sweep
 
+    display = ConsoleDisplay(Console(stderr=True))
     try:
-        outcome = run_sweep(request, ConsoleDisplay(Console(stderr=True)))
+        outcome = run_sweep(request, display)
     except KeyboardInterrupt:
-        print("interrupted; the same command continues where it stopped", file=sys.stderr)
+        missing = display.missing_in_mlflow()
+        print(f"interrupted; {missing or 'the same command continues where it stopped'}", file=sys.stderr)
         raise typer.Exit(130) from None
     show_outcome(outcome, as_json)
+    if outcome.recording and (missing := outcome.recording.missing()):
+        print(for_terminal(f"error: {missing}"), file=sys.stderr)
+        raise typer.Exit(NOT_RECORDED)
     raise typer.Exit(1 if outcome.record.failed else 0)
 
 

@@ -6,9 +6,9 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.console import Group, RenderableType
@@ -19,12 +19,14 @@ from rich.text import Text
 from accounting.errors import InvalidInput
 from accounting.reasons import in_words, union
 from accounting.records import exists
+from accounting.registry import lookup, one_of
 from orchestration.commands import panels
 from orchestration.commands.cluster import jobs_at
 from orchestration.commands.console import show, stdout
 from orchestration.comparison.formats import clock, measured, number, percent, seconds
 from orchestration.comparison.plain_text import for_terminal
 from orchestration.records.layout import SweepFiles, absolute
+from orchestration.records.recording import Recording
 from orchestration.records.states import TrialState
 from orchestration.records.status_snapshot import (
     PERIOD,
@@ -46,29 +48,58 @@ Address = Annotated[
 ]
 
 
+MOST_SHOWN: Final = 30
+"""Number of trials that are all shown by default; of more, those that run and have failed, and a summary."""
+_WORDS: Final = one_of([each.value for each in TrialState])
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """Trials to show. states: words of states, empty for all. all: all of many."""
+
+    states: Sequence[str] | None = None
+    all: bool = False
+
+    def __post_init__(self) -> None:
+        for word in self.states or ():
+            lookup({each.value: each for each in TrialState}, word, "state")
+
+
+_BY_DEFAULT: Final = _Shown()
+
+
 def status(
     sweep: Annotated[str, typer.Argument(help="Folder or URI of a sweep, or the id of a job.", metavar="DIR|URI|ID")],
     address: Address = None,
     watch: Annotated[bool, typer.Option("--watch", help="Show every change until the sweep has ended.")] = False,
+    trials: Annotated[
+        bool, typer.Option("--trials", help=f"Show every trial; by default those of up to {MOST_SHOWN} trials.")
+    ] = False,
+    state: Annotated[
+        list[str] | None,
+        typer.Option(metavar="STATE", help=f"Show the trials in this state: {_WORDS}; may be repeated."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON; with --watch one object per line.")] = False,
 ) -> None:
     """How far a sweep has come, and whether its driver is still alive; works from any machine that sees the folder."""
+    shown = _Shown(state, trials)
     files, asked = _found(sweep, address)
     if asked is not None and address is not None and watch:
         asked = _awaited(asked, files, address)
     if asked is not None:
         warn_of_another(asked, _current(files))
+    close_in_mlflow(_current(files))
     if as_json:
         for snapshot in _snapshots(files) if watch else [_read(files)]:
             print(json.dumps(as_object(snapshot), allow_nan=False), flush=True)
         return
     console = stdout()
     if not watch:
-        show(picture(_read(files)))
+        show(picture(_read(files), shown))
     elif console.is_terminal:
         with Live(console=console, auto_refresh=False) as live:
             for snapshot in _snapshots(files):
-                live.update(picture(snapshot), refresh=True)
+                live.update(picture(snapshot, shown), refresh=True)
     else:
         for snapshot in _snapshots(files):
             console.print(headline(snapshot), soft_wrap=True)
@@ -158,7 +189,7 @@ def _snapshots(files: SweepFiles) -> Iterator[SweepSnapshot]:
         while True:
             snapshot = _read(files)
             yield snapshot
-            if _is_over(snapshot) and not _is_followed(snapshot, files):
+            if snapshot.is_over and not _is_followed(snapshot, files):
                 return
             time.sleep(PERIOD)
 
@@ -174,7 +205,7 @@ def headline(snapshot: SweepSnapshot) -> Text:
     counts = snapshot.counts()
     done = sum(count for state, count in counts.items() if state.has_ended)
     begun = sum(count for state, count in counts.items() if state.is_running)
-    word = "interrupted" if begun and _is_over(snapshot) else "running"
+    word = "interrupted" if begun and snapshot.is_over else "running"
     left = f"{clock(snapshot.seconds_left)} to finish" if snapshot.seconds_left is not None else "? to finish"
     pending = counts[TrialState.PENDING]
     starting = min(pending, snapshot.cluster.starting) if snapshot.cluster is not None else 0
@@ -187,16 +218,25 @@ def headline(snapshot: SweepSnapshot) -> Text:
         word = f"stale: no sign of its driver for {seconds(snapshot.age())}"
         return Text(f"{for_terminal(snapshot.name)}: {word}; then {trials}", style="bold yellow")
     ending = f", {left}" if snapshot.state == "running" else f"; {snapshot.reason}" if snapshot.reason else ""
-    return Text(f"{for_terminal(snapshot.name)}: {for_terminal(snapshot.state)}, {trials}{ending}", style="bold")
+    state = snapshot.recording.line() if _is_recording(snapshot) and snapshot.recording else snapshot.state
+    return Text(f"{for_terminal(snapshot.name)}: {for_terminal(state)}, {trials}{ending}", style="bold")
 
 
-def _is_over(snapshot: SweepSnapshot) -> bool:
-    """Whether the driver has ended, so that no trial runs any more, whatever its last state."""
-    return snapshot.state != "running"
+def _is_recording(snapshot: SweepSnapshot) -> bool:
+    return snapshot.state == "recording" and snapshot.recording is not None and snapshot.recording.goes_on
 
 
-def picture(snapshot: SweepSnapshot) -> RenderableType:
-    """The headline, the driver, the cluster, and every trial."""
+def close_in_mlflow(snapshot: SweepSnapshot | None) -> None:
+    """End runs of the sweep that MLflow shows as running though its driver is gone."""
+    if snapshot is not None and snapshot.may_run_in_mlflow():
+        from orchestration.tracking.abandoned import end_abandoned
+
+        if problem := end_abandoned(snapshot):
+            print(for_terminal(f"warning: {problem}"), file=sys.stderr)
+
+
+def picture(snapshot: SweepSnapshot, shown: _Shown = _BY_DEFAULT) -> RenderableType:
+    """The headline, the driver, the cluster, the recording, and the trials to show."""
     job = f", job {snapshot.job}" if snapshot.job else ""
     driver = for_terminal(f"driver on {snapshot.host} (pid {snapshot.pid}){job}, seen {seconds(snapshot.age())} ago")
     lines = [headline(snapshot), Text(driver, style="dim")]
@@ -210,21 +250,61 @@ def picture(snapshot: SweepSnapshot) -> RenderableType:
     if snapshot.cluster is not None:
         lines.append(_cluster(snapshot.cluster))
     lines += map(Text, _devices(snapshot))
+    if snapshot.recording is not None:
+        lines += _recording(snapshot.recording)
+    trials, hidden = _chosen(snapshot, shown)
     failed = [
         Text.assemble(("failed", "red"), for_terminal(f" {trial.key}: {trial.error}"))
-        for trial in snapshot.trials
+        for trial in trials
         if trial.error
     ]
-    shown = union(trial.reasons for trial in snapshot.trials if trial.epsilon is not None)
-    reasons = [Text(for_terminal(sentence)) for sentence in in_words(shown)]
+    given = union(trial.reasons for trial in snapshot.trials if trial.epsilon is not None)
+    reasons = [Text(for_terminal(sentence)) for sentence in in_words(given)]
     if any(trial.epsilon is not None for trial in snapshot.trials):
         reasons.append(Text(_AS_WRITTEN, style="dim"))
-    return Group(*lines, _trials(snapshot), *reasons, *failed)
+    return Group(*lines, *([_trials(snapshot, trials)] if trials else []), *reasons, *failed, *hidden)
 
 
 _AS_WRITTEN = (
     "epsilons are as the driver wrote them, and were not checked; `dpsweep verify` compares them with the traces"
 )
+
+
+def _recording(recording: Recording) -> list[Text]:
+    if missing := recording.missing() if recording.failure else "":
+        return [Text(for_terminal(missing), style="yellow")]
+    return [Text(for_terminal(f"MLflow: {recording.page}"), style="dim")]
+
+
+def _chosen(snapshot: SweepSnapshot, shown: _Shown) -> tuple[list[TrialSnapshot], list[Text]]:
+    """The trials to show, and a summary of the others: by state, and their best result so far."""
+    if shown.states:
+        return [trial for trial in snapshot.trials if trial.state in shown.states], []
+    if shown.all or len(snapshot.trials) <= MOST_SHOWN:
+        return list(snapshot.trials), []
+    running = [trial for trial in snapshot.trials if trial.state.is_running]
+    failed = [trial for trial in snapshot.trials if trial.state is TrialState.FAILED]
+    trials = [*running[:_FIRST], *failed[:_FIRST]]
+    more = f" and {len(failed) - _FIRST} more failed ones" if len(failed) > _FIRST else ""
+    others = len(snapshot.trials) - len(trials)
+    text = f"{others} of {len(snapshot.trials)} trials are not shown{more}: --trials shows all, --state failed those"
+    return trials, [*_ranges(snapshot), Text(text, style="dim")]
+
+
+def _ranges(snapshot: SweepSnapshot) -> list[Text]:
+    """Least and largest result of the finished trials."""
+    done = [trial for trial in snapshot.trials if trial.state is TrialState.FINISHED]
+    found: dict[str, list[float]] = {"accuracy": [trial.accuracy for trial in done if trial.accuracy is not None]}
+    for trial in done:
+        for name, score in trial.scores.items():
+            found.setdefault(name, []).append(score)
+    found["epsilon"] = [trial.epsilon for trial in done if trial.epsilon is not None]
+    parts = [f"{name} {number(min(each))} to {number(max(each))}" for name, each in found.items() if each]
+    return [Text(f"finished trials: {', '.join(parts)}")] if parts else []
+
+
+_FIRST = 5
+"""Running and failed trials that the summary shows."""
 
 
 def _cluster(cluster: ClusterSnapshot) -> Text:
@@ -255,13 +335,13 @@ def _listed(resources: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {amount:g}" for name, amount in resources.items())
 
 
-def _trials(snapshot: SweepSnapshot) -> Table:
+def _trials(snapshot: SweepSnapshot, trials: Sequence[TrialSnapshot]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("trial", header_style="dim", no_wrap=True)
     for column in ("state", "epoch", "step", "epsilon", "on test data"):
         table.add_column(column, header_style="dim", overflow="fold")
-    for trial in snapshot.trials:
-        cut_off = trial.state.is_running and _is_over(snapshot)
+    for trial in trials:
+        cut_off = trial.state.is_running and snapshot.is_over
         state = Text("interrupted" if cut_off else trial.state.value, style=trial.state.style)
         epoch = str(trial.epoch) if trial.epoch is not None else ""
         table.add_row(

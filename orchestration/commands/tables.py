@@ -6,6 +6,7 @@ import math
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,6 +139,7 @@ def outcome_object(outcome: Outcome) -> dict[str, Any]:
         "composed": whole.as_dict() if (whole := composed(record.data().trials)) else None,
         "seconds": round(outcome.seconds, 3),
         "stopped": outcome.stopped,
+        "recording": asdict(outcome.recording) if outcome.recording else None,
         "failed": sum(row["status"] == "failed" for row in rows(record)),
         "trials": rows(record),
     }
@@ -168,16 +170,11 @@ def print_outcome(outcome: Outcome) -> None:
     if uri == NO_TRACKING:
         return
     console.print("Open MLflow:", style="bold")
+    page = outcome.recording.page if outcome.recording else ""
     serve = f"{python} -m mlflow ui --backend-store-uri {shlex.quote(uri)}"
-    for line in _mlflow_lines(serve, uri, outcome.address):
+    lines = [page or uri] if uri.startswith("http") else [serve, *([f"and then {page}"] if page else [])]
+    for line in lines:
         console.print(Text(f"  {line}"), soft_wrap=True)
-
-
-def _mlflow_lines(command: str, uri: str, address: str) -> list[str]:
-    """The command that serves a local store, or the address of the server, with the address of the comparison."""
-    if "://" in uri and not uri.startswith("http"):
-        return [command, *([f"and then http://127.0.0.1:5000/{address}"] if address else [])]
-    return [f"{uri.rstrip('/')}/{address}" if address and uri.startswith("http") else uri]
 
 
 def _outcome_table(outcome: Outcome) -> Table:

@@ -12,7 +12,7 @@ import numpy as np
 
 from orchestration.comparison.entries import Metric
 from orchestration.comparison.evidence import Evidence
-from orchestration.comparison.formats import SHARES, listed
+from orchestration.comparison.formats import SHARES, first_few, listed
 from orchestration.comparison.hidden_groups import hidden_groups_note
 from orchestration.comparison.intervals import ConfidenceInterval
 from orchestration.comparison.metrics import METRICS, main_metric, metric
@@ -279,7 +279,7 @@ def _diverged(found: Findings) -> list[str]:
     if not lost:
         return []
     return [
-        f"Warning: {listed(lost)} learnt nothing (it diverged, or it is no better than always predicting "
+        f"Warning: {first_few(lost)} learnt nothing (it diverged, or it is no better than always predicting "
         f"{'the mean' if found.main.task == 'regression' else 'the most frequent class'}); it is compared with nothing."
     ]
 
@@ -312,7 +312,7 @@ def _constant(found: Findings) -> list[str]:
     if not flat:
         return []
     rates = [rate for setting in flat if not np.isnan(rate := _mean(setting, "majority_class_rate"))]
-    named = listed([setting.name for setting in flat])
+    named = first_few([setting.name for setting in flat])
     return [
         f"Warning: {named} predicts one class for everybody in each group. Its gaps between groups say nothing: a "
         f"constant prediction reaches {100 * max(rates):.1f}% here."

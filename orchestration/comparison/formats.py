@@ -187,6 +187,15 @@ def measured(accuracy: float | None, scores: Mapping[str, float]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {_fit(value)}" for name, value in scores.items())
 
 
+def first_few(names: Sequence[str]) -> str:
+    """Names as `listed`, the first three of more than five.
+
+    >>> first_few(list("abcdefgh"))
+    'a, b, c and 5 more'
+    """
+    return listed(names if len(names) <= 5 else [*names[:3], f"{len(names) - 3} more"])
+
+
 def listed(names: Sequence[str]) -> str:
     """Names as a sentence lists them; at least one.
 

@@ -25,6 +25,7 @@ class SweepSummary:
     state: the state in its status.json, ``stale`` if a running sweep is stale, ``unknown`` without that file. trials:
     number of trials by the word for their state, from status.json or else from their results. changed: time of the last
     change, in seconds since 1970 UTC. problem: why the folder cannot be read; if set, only ``folder`` is known besides.
+    snapshot: of its status.json.
     """
 
     folder: str
@@ -33,6 +34,7 @@ class SweepSummary:
     trials: Mapping[str, int] = field(default_factory=dict)
     changed: float | None = None
     problem: str = ""
+    snapshot: SweepSnapshot | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -66,7 +68,7 @@ def _summary(files: SweepFiles) -> SweepSummary:
 
 def _of_snapshot(files: SweepFiles, snapshot: SweepSnapshot) -> SweepSummary:
     state = STALE if snapshot.is_stale() else snapshot.state
-    return SweepSummary(files.root, snapshot.name, state, _by_word(snapshot.counts()), snapshot.heartbeat)
+    return SweepSummary(files.root, snapshot.name, state, _by_word(snapshot.counts()), snapshot.heartbeat, "", snapshot)
 
 
 def _of_results(files: SweepFiles) -> SweepSummary:

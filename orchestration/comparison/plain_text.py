@@ -11,6 +11,15 @@ _SECRET = re.compile(r"pass|pwd|secret|token|key|auth|credential", re.IGNORECASE
 MASK = "***"
 
 
+def looks_secret(name: str) -> bool:
+    """Whether a variable of this name probably holds a secret.
+
+    >>> looks_secret("AWS_SECRET_ACCESS_KEY"), looks_secret("DPSWEEP_DATA")
+    (True, False)
+    """
+    return _SECRET.search(name) is not None
+
+
 def for_terminal(text: str) -> str:
     """The text with terminal control characters and characters that change the writing direction escaped."""
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

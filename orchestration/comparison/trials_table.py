@@ -13,9 +13,11 @@ from typing import Any, Final
 import pyarrow as pa
 from pyarrow import csv, parquet
 
-from orchestration.comparison.metrics import families, of_task
+from orchestration.comparison.metrics import METRICS, families, of_task
 from orchestration.comparison.parameters import asked, varying
+from orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
 from orchestration.comparison.record import SweepRecord, rows
+from workers.tasks import TASKS
 
 FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 """First characters of a cell that a spreadsheet may interpret as a formula."""
@@ -41,6 +43,47 @@ def trial_table(record: SweepRecord, settings: Mapping[str, Any] | None = None) 
     ]
     names = list(dict.fromkeys(name for row in found for name in row))
     return [{name: row.get(name) for name in names} for row in found]
+
+
+def useful_columns(table: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The table without columns that are empty, that repeat a label, or that detail what another column says.
+
+    Kept are trial, labels, parameters that vary, state, metrics, what each epsilon claims, the accuracy of each group,
+    and the intervals of the setting in its headline's metrics.
+    """
+    if not table:
+        return []
+    labels = [[row[name] for row in table] for name in table[0] if name.startswith("labels.")]
+    metrics = {metric.name for metric in METRICS}
+
+    def is_useful(name: str) -> bool:
+        values = [row[name] for row in table]
+        if name.startswith("parameters."):
+            return values not in labels
+        is_kept = name in metrics or name in _USEFUL or name.startswith(("labels.", *_USEFUL_FAMILIES))
+        is_interval = name.startswith("setting.intervals.") and name.split(".")[2] in _headline(table)
+        return (is_kept or is_interval) and any(value is not None for value in values)
+
+    names = [name for name in table[0] if is_useful(name) and not name.endswith(".value")]
+    return [{name: row[name] for name in names} for row in table]
+
+
+_USEFUL: Final = frozenset(
+    (
+        *("key", "status", "error", "asked", "private", "kind", "reasons", "adjacency", "accountant", "noise_source"),
+        *("noise_multiplier", "steps", "worst_group", "setting.name", "setting.runs", "setting.covers"),
+        *("composed.trial.epsilon", "composed.trial.kind", "composed.sweep.epsilon", "composed.sweep.kind"),
+    )
+)
+_USEFUL_FAMILIES: Final = ("group_accuracies.",)
+"""Beginnings of names of one column for each group."""
+
+
+def _headline(table: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Metrics of the headline: the main score, and those of the worst-served group that trials are compared by."""
+    mains = {task.main for task in TASKS.values()}
+    worst = {WORST_GROUP_METRICS[row["worst_group_by"]].name for row in table if row.get("worst_group_by")}
+    return mains | worst
 
 
 def _ordered(

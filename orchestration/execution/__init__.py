@@ -14,11 +14,13 @@ __all__ = [
     "object_stores",
     "prediction",
     "probing",
+    "publication",
     "reaccounting",
     "removal",
     "reuse",
     "shared_connection",
     "status_file",
     "submission",
+    "tracking_access",
     "upkeep",
 ]

@@ -21,6 +21,7 @@ from orchestration.comparison.claims import unfounded
 from orchestration.comparison.record import SweepRecord, exact
 from orchestration.comparison.stored import candidate_attempts, kept_trials
 from orchestration.execution.completion import Times, complete_stopped, complete_trial, epsilon_so_far, shown_trace
+from orchestration.execution.publication import publication
 from orchestration.execution.stopping import Close, account_stopped, is_left_to_account
 from orchestration.execution.storage_retries import PAUSES, patiently
 from orchestration.records.accounts import read_accounts
@@ -30,11 +31,10 @@ from orchestration.records.integrity import met_other_data, stored_result
 from orchestration.records.layout import SweepFiles
 from orchestration.records.manifest import Manifest
 from orchestration.records.published import PublishedAccount, PublishedTrial
+from orchestration.records.recording import NOTHING_RECORDED, Recording
 from orchestration.records.results import StoppedTrial, StoredResult
 from orchestration.records.states import TrialState
 from orchestration.records.status import SweepStatus, TrialStatus, status_of
-from orchestration.report.catalogue import figures_for_mlflow
-from orchestration.report.prose import headline
 from orchestration.report.writing import write_reports
 from orchestration.sweeps.plan import Plan, PlannedTrial
 from orchestration.sweeps.schema import SweepSpec
@@ -80,7 +80,8 @@ class Coordinator:
         self._attempts = AttemptLog(files, self._planned)
         self._candidates = candidate_attempts(files, sweep)
         self._accounts: dict[str, tuple[PublishedAccount, ...]] = {}
-        self._recorder = TrackingRecorder(tracker, self._shown)
+        begun = status.recording or NOTHING_RECORDED
+        self._recorder = TrackingRecorder(tracker, self._shown, begun, self._note_recording)
         self._accountant = ThreadPoolExecutor(trials_at_once, thread_name_prefix="dpsweep-accounting")
         self._interrupted = threading.Event()
         self._completions: list[Future[None]] = []
@@ -199,15 +200,14 @@ class Coordinator:
         self._warn(f"trial {key} {why}")
         return True
 
-    @property
-    def tracking_failure(self) -> str | None:
-        """Why records are missing in MLflow, or None. Results and reports on disk are complete either way."""
-        return str(self._recorder.failure) if self._recorder.failure else None
+    def _note_recording(self, recording: Recording) -> None:
+        if self._status.recording is not None:
+            self._status.recording = recording
 
     def finish(self) -> SweepRecord:
         """Wait until all trials are accounted, write the reports, and record all trials compared with their baselines.
 
-        An unavailable tracker raises nothing: see `tracking_failure`.
+        An unavailable tracker raises nothing: `SweepStatus.recording` says what is not recorded.
         """
         for completion in self._completions:
             completion.result()
@@ -217,13 +217,9 @@ class Coordinator:
         record = self._record()
         page, found = write_reports(self._files, record)
 
-        def publish(tracker: Tracker) -> None:
-            data = record.data()
-            tracker.log_report(page, data, figures_for_mlflow(data))
-            tracker.log_comparison(found, headline(data, found))
-            tracker.close("KILLED" if self._status.stopped_by else "FAILED" if record.failed else "FINISHED")
-
-        self._recorder.finish(self._points, publish)
+        data = record.data()
+        ended = [trial.key for trial in data.trials if trial.state.has_ended]
+        self._recorder.finish(ended, publication(record, data, page, found))
         return record
 
     def _change(self, key: str, **changes: object) -> None:

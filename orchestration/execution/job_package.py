@@ -40,11 +40,13 @@ _DATA: Final = frozenset(
 
 @dataclass(frozen=True)
 class Asked:
-    """Limits of the run of a job, trials that it trains anew, and its turn; see `pipeline.RunRequest`."""
+    """Limits of the run of a job, trials that it trains anew, its turn, and its name in MLflow; see
+    `pipeline.RunRequest`."""
 
     limits: Limits = NO_LIMITS
     retry: tuple[str, ...] = ()
     turn: Turn = FIRST_COME
+    name: str | None = None
 
 
 ONLY_TO_RUN: Final = Asked()
@@ -56,7 +58,8 @@ class JobDescription:
 
     text: of the sweep file. origin: name of the sweep file, for messages. output: absolute path or URI, as the nodes
     see it. code: the user's modules at the locations that `sweeps.user_code.packed` ships them to. key_check:
-    identifies the key that private files must be encrypted with; the key itself is not sent.
+    identifies the key that private files must be encrypted with; the key itself is not sent. tracking: where and as
+    whom the driver records in MLflow, as `tracking_access.sealed` returns it.
     """
 
     text: str
@@ -65,6 +68,7 @@ class JobDescription:
     code: UserCode
     key_check: KeyCheck | None
     asked: Asked = ONLY_TO_RUN
+    tracking: str = ""
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,9 @@ _DESCRIPTION = TypeAdapter(JobDescription)
 
 
 @contextlib.contextmanager
-def packaged(text: str, origin: str, output: str, code: UserCode, asked: Asked = ONLY_TO_RUN) -> Iterator[Package]:
+def packaged(
+    text: str, origin: str, output: str, code: UserCode, asked: Asked = ONLY_TO_RUN, tracking: str = ""
+) -> Iterator[Package]:
     """The package of a sweep in temporary folders, which are removed when the ``with`` block ends.
 
     It holds the user's packages without hidden files, ``__pycache__`` and files with a suffix of data or weights.
@@ -95,7 +101,7 @@ def packaged(text: str, origin: str, output: str, code: UserCode, asked: Asked =
         left_out = [path for folder in shipped for path in _prune(Path(folder))]
         job = Path(temporary, _FOLDER)
         job.mkdir()
-        description = JobDescription(text, origin, output, there, new_key_check(), asked)
+        description = JobDescription(text, origin, output, there, new_key_check(), asked, tracking)
         (job / "job.json").write_text(json.dumps(asdict(description)))
         own = ((origin, len(text.encode())), *(each for folder in shipped for each in _sizes(Path(folder))))
         _require_small(own)

@@ -66,6 +66,8 @@ class Notices:
         elif snapshot.state == "failed":
             failed = snapshot.counts()[TrialState.FAILED]
             self.tell("failed", f"{failed} of {len(snapshot.trials)} trials have failed", snapshot)
+        elif snapshot.recording is not None and (missing := snapshot.recording.missing()):
+            self.tell("failed", missing, snapshot)
         elif error is None:
             self.tell("finished", snapshot.reason or f"{len(snapshot.trials)} trials are done", snapshot)
         self.wait()

@@ -81,8 +81,10 @@ class StatusFile:
         finally:
             self._ended.set()
             thread.join(_THREAD_TIMEOUT)
-            self._notices.ended(self._write(outcome, None), failure)
-            self._write(outcome, None)
+            recording = self._status.recording
+            state = "recording" if recording is not None and recording.missing() else outcome
+            self._notices.ended(self._write(state, None), failure)
+            self._write(state, None)
 
     def _repeat(self, period: float) -> None:
         while not self._ended.wait(period):
@@ -90,7 +92,9 @@ class StatusFile:
             cluster = self._cluster(waiting, self._status.counts()[TrialState.TRAINING])
             with self._lock:  # the last snapshot, which says how the sweep ended, must not be replaced
                 if not self._ended.is_set():
-                    self._notices.watch(self._write_unlocked("running", cluster))
+                    recording = self._status.recording
+                    is_recording = recording is not None and recording.goes_on
+                    self._notices.watch(self._write_unlocked("recording" if is_recording else "running", cluster))
             self._warn_of_shortage(cluster)
 
     def _write(self, state: str, cluster: ClusterSnapshot | None) -> SweepSnapshot:
@@ -118,6 +122,7 @@ class StatusFile:
             parts=self._status.parts,
             shard_bytes=self._status.shard_bytes,
             told=self._notices.told,
+            recording=self._status.recording,
         )
         with contextlib.suppress(StorageError):
             write_snapshot(self._uri, snapshot, self._is_sensitive)

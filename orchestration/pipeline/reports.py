@@ -5,13 +5,12 @@ from __future__ import annotations
 from accounting.errors import DataCorruption
 from orchestration.comparison.claims import checked_record
 from orchestration.comparison.stored import owned_record
+from orchestration.execution.publication import publication
 from orchestration.execution.upkeep import damaged_files
 from orchestration.pipeline.request import Outcome
 from orchestration.pipeline.stage import open_tracker
 from orchestration.records.layout import SweepFiles, absolute
 from orchestration.records.release_modes import release_mode
-from orchestration.report.catalogue import figures_for_mlflow
-from orchestration.report.prose import headline
 from orchestration.report.writing import write_reports
 from orchestration.tracking.embedded import embedded_tracking_uri, stored_tracking_uri
 from orchestration.tracking.protocol import tracked
@@ -32,9 +31,8 @@ def show_accounts(folder: str, tracking_uri: str | None = None) -> None:
     tracker.open_sweep(tracked(record, files))
     for trial in data.trials:
         tracker.log_trial(trial)
-    tracker.log_report(page, data, figures_for_mlflow(data))
-    tracker.log_comparison(found, headline(data, found))
-    tracker.close("FAILED" if record.failed else "FINISHED")
+    for step in publication(record, data, page, found):
+        step(tracker)
 
 
 def render_again(folder: str) -> Outcome:

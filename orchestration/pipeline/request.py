@@ -11,6 +11,7 @@ from orchestration.comparison.record import SweepRecord
 from orchestration.execution.environment import EMBEDDED
 from orchestration.records.layout import SweepFiles, output_files
 from orchestration.records.limits import NO_LIMITS, Limits
+from orchestration.records.recording import Recording
 from orchestration.records.status import SweepStatus, TrialStatus
 from orchestration.records.turn import FIRST_COME, Turn
 from orchestration.sweeps.schema import SweepSpec
@@ -21,8 +22,8 @@ from workers.imports import NO_CODE, UserCode
 class Outcome:
     """The record of a run, its files and its MLflow store, which may be `NO_TRACKING`.
 
-    seconds: duration of the run. stopped: the limit that ended the run early, else None. address: of the comparison of
-    trials, relative to MLflow's own; "" if none was written.
+    seconds: duration of the run. stopped: the limit that ended the run early, else None. recording: in MLflow, which
+    may be incomplete; None without MLflow.
     """
 
     record: SweepRecord
@@ -30,7 +31,7 @@ class Outcome:
     tracking_uri: str
     seconds: float
     stopped: str | None = None
-    address: str = ""
+    recording: Recording | None = None
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ class RunRequest:
     imported. limits: when the run stops early. retry: trials to start anew: ``failed``, ``all``, keys or unique
     prefixes of keys; ignored by a driver that its job has restarted, which continues within the same limits. sources:
     folders of sweeps whose finished trials are copied instead of training them. turn: the place of the sweep among
-    those that share a running cluster.
+    those that share a running cluster. name: of the sweep in MLflow; by default that of the sweep file, or the one
+    that an earlier run of the folder was given.
     """
 
     sweep: SweepSpec
@@ -55,6 +57,7 @@ class RunRequest:
     retry: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
     turn: Turn = FIRST_COME
+    name: str | None = None
 
     @property
     def files(self) -> SweepFiles:

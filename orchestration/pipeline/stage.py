@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from accounting.errors import DataCorruption, InvalidInput
 from accounting.records import closed_to_strangers, exists, make_private_file, make_private_folder
+from orchestration.comparison.plain_text import masked
 from orchestration.execution.backend import Backend, Opening, backend, opening, solver
 from orchestration.execution.coordinator import Coordinator, initial_status
 from orchestration.execution.disk_space import require_space
@@ -22,13 +24,14 @@ from orchestration.records.layout import SweepFiles
 from orchestration.records.limits import NOTHING_SPENT, Spent
 from orchestration.records.manifest import Manifest, open_manifest, write_manifest
 from orchestration.records.ownership import claimed, exclusive
+from orchestration.records.recording import Recording
 from orchestration.records.release_modes import release_mode
 from orchestration.records.status import SweepStatus
 from orchestration.records.status_snapshot import SweepSnapshot
 from orchestration.sweeps.growth import grown, past_of
 from orchestration.sweeps.plan import Plan, accept, plan_sweep
 from orchestration.sweeps.schema import SweepSpec
-from orchestration.tracking.addresses import is_server
+from orchestration.tracking.addresses import LOCAL_SERVER, is_server
 from orchestration.tracking.embedded import embedded_tracking_uri
 from orchestration.tracking.mlflow import MlflowTracker
 from orchestration.tracking.no_tracking import NO_TRACKING, NoTracker
@@ -56,6 +59,7 @@ def run_stage(request: RunRequest, display: Display) -> Outcome:
         if release_mode(sweep.disclosure).is_sensitive:
             _close_folder(request, tracking_uri)
         tracker = open_tracker(tracking_uri, files)
+        status.recording = recording_in(tracking_uri, tracker, files, manifest.sweep_id)
         write_manifest(files, manifest)
         anew = start_anew(files, request.retry) if request.retry and earlier is None else ()
         _take_over(request, plan, manifest, anew, display)
@@ -83,9 +87,7 @@ def run_stage(request: RunRequest, display: Display) -> Outcome:
             record = coordinator.finish()
         if status.stopped_by:
             display.warn(f"stopped early: {status.stopped_by}")
-        if coordinator.tracking_failure:
-            display.warn(f"{coordinator.tracking_failure}; the same command records what is missing")
-    return Outcome(record, files, tracking_uri, status.elapsed, status.stopped_by, tracker.address)
+    return Outcome(record, files, tracking_uri, status.elapsed, status.stopped_by, status.recording)
 
 
 def _tracking_uri(request: RunRequest) -> str:
@@ -109,7 +111,8 @@ def _planned(request: RunRequest) -> tuple[Plan, Manifest]:
     manifest = grown(open_manifest(files, sweep.plain(), request.text), sweep, request.text, files.root)
     plan = accept(plan_sweep(sweep, request.code, past_of(manifest), solver(request.address, files)), files)
     require_space(files, plan)
-    return plan, replace(manifest, calibrations={**manifest.calibrations, **plan.calibrations})
+    calibrations = {**manifest.calibrations, **plan.calibrations}
+    return plan, replace(manifest, calibrations=calibrations, title=request.name or manifest.title)
 
 
 def _initial_status(request: RunRequest, plan: Plan, spent: Spent, display: Display) -> SweepStatus:
@@ -181,6 +184,17 @@ def _continuation_warning(status: SweepStatus, files: SweepFiles, no_longer_aske
         f"{files.root} holds this sweep, which is continued; {kept} of {len(status.trials)} trials have results and "
         f"keep them; to train these anew, choose another folder with --output{former}"
     )
+
+
+def recording_in(uri: str, tracker: Tracker, files: SweepFiles, sweep_id: str) -> Recording | None:
+    """The recording of a sweep at its start; None without MLflow."""
+    if uri == NO_TRACKING:
+        return None
+    known = masked(uri, uri)
+    server = known.rstrip("/") if is_server(uri) else LOCAL_SERVER
+    page = f"{server}/{tracker.address(sweep_id)}"
+    elsewhere = "" if uri == embedded_tracking_uri(files.local_folder) else f" --tracking-uri {shlex.quote(known)}"
+    return Recording(store=known, page=page, command=f"dpsweep record {shlex.quote(files.root)}{elsewhere}")
 
 
 def open_tracker(uri: str, files: SweepFiles) -> Tracker:

@@ -51,6 +51,11 @@ def stored_winners(request: RunRequest) -> Mapping[str, Winner] | None:
     return before.adapted.winners
 
 
+def _title(request: RunRequest) -> str:
+    """Name of the tuning in MLflow, which tells it from the sweep itself."""
+    return f"{request.name or request.sweep.name} (tuning)"
+
+
 def _run_candidates(request: RunRequest, display: Display) -> Outcome:
     """Train the candidates of every setting, round by round if later candidates depend on scores."""
     files, tune = request.files, request.sweep.tune
@@ -60,7 +65,9 @@ def _run_candidates(request: RunRequest, display: Display) -> Outcome:
     stage = begun(read_manifest(SweepFiles(files.tuning)), tuning_stage(request.sweep, request.text))
     while True:
         sweep = parse_sweep(stage)
-        outcome = run_stage(replace(request, sweep=sweep, text=stage, output=files.tuning, retry=retry), display)
+        outcome = run_stage(
+            replace(request, sweep=sweep, text=stage, output=files.tuning, retry=retry, name=_title(request)), display
+        )
         further = next_candidates(tune, sweep.adapted or Adapted(), scores_of(outcome.record))
         if outcome.stopped or further is None:
             return outcome

@@ -13,6 +13,7 @@ __all__ = [
     "manifest",
     "ownership",
     "published",
+    "recording",
     "release_modes",
     "remembered",
     "report_digests",

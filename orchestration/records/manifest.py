@@ -35,6 +35,7 @@ class Manifest:
     calibrations: noise multipliers found by plans of the sweep, by a digest of the calibration's inputs. key_check:
     check value of the key that encrypts private files; None if they are not encrypted. defaults: version of the
     defaults of sweep files by which ``text`` and ``earlier`` are read, see `orchestration.sweeps.former_defaults`.
+    title: name of the sweep in MLflow, where it is not that of the sweep file.
     """
 
     sweep_id: str
@@ -49,6 +50,7 @@ class Manifest:
     calibrations: dict[str, float] = field(default_factory=dict)
     key_check: KeyCheck | None = None
     defaults: int = 1
+    title: str = ""
 
     def provenance(self) -> dict[str, str]:
         """Everything except the sweep itself, as flat text entries such as ``versions.torch``."""

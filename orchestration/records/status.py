@@ -12,6 +12,7 @@ from types import MappingProxyType
 from accounting.reasons import Reason, union
 from orchestration.records.limits import NO_LIMITS, NOTHING_SPENT, Limits, Spent
 from orchestration.records.published import PublishedEpoch
+from orchestration.records.recording import Recording
 from orchestration.records.results import StoredResult, TrialResult
 from orchestration.records.states import TrialState
 from workers.device_use import DeviceUse
@@ -115,6 +116,8 @@ class SweepStatus:
         self._steps_at_start = 0
         self._parts = 0
         self.began = time.time()
+        self.recording: Recording | None = None
+        """How far the recording in MLflow has come; None without MLflow."""
 
     @property
     def trials(self) -> tuple[TrialStatus, ...]:

@@ -20,6 +20,7 @@ from accounting.errors import DataCorruption
 from accounting.reasons import Reason
 from accounting.records import read_once_unsealed, write_sealed
 from orchestration.records.limits import NOTHING_SPENT, Spent
+from orchestration.records.recording import Recording
 from orchestration.records.states import TrialState
 from workers.device_use import DeviceUse
 
@@ -86,9 +87,10 @@ class ClusterSnapshot:
 class SweepSnapshot:
     """A sweep at ``heartbeat``, in seconds since 1970 UTC by the driver's clock.
 
-    state: ``running``, ``finished``, ``failed`` (over, with trials that failed), ``stopped`` (by a limit that
-    ``reason`` names) or ``interrupted``. seconds_left: None if it cannot be estimated. job: submission id of the Ray
-    job that the driver runs in, if it does. limits: of this run, as command-line options. spent: amounts that count
+    state: ``running``, ``recording`` (all trials have ended, and not all are recorded in MLflow), ``finished``,
+    ``failed`` (over, with trials that failed), ``stopped`` (by a limit that ``reason`` names) or ``interrupted``.
+    recording: in MLflow; None without MLflow. seconds_left: None if it cannot be estimated. job: submission id of the
+    Ray job that the driver runs in, if it does. limits: of this run, as command-line options. spent: amounts that count
     towards the limits. steps: trained by all trials. steps_per_second: recent speed of all trials together. parts:
     accounted by this driver. shard_bytes: planned size of the norms so far, before compression; the sizes of the
     written files are private. told: events that `notify` has sent.
@@ -113,6 +115,7 @@ class SweepSnapshot:
     parts: int = 0
     shard_bytes: int = 0
     told: tuple[str, ...] = ()
+    recording: Recording | None = None
 
     def counts(self) -> Mapping[TrialState, int]:
         """Number of trials by state; 0 for a state that no trial is in."""
@@ -124,7 +127,18 @@ class SweepSnapshot:
 
     def is_stale(self, now: float | None = None) -> bool:
         """Whether the sweep claims to run, but its driver has written no snapshot for `STALE_AFTER` seconds."""
-        return self.state == "running" and self.age(now) > STALE_AFTER
+        return not self.is_over and self.age(now) > STALE_AFTER
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the driver has ended, as it says: it neither runs trials nor records them."""
+        is_recording = self.state == "recording" and self.recording is not None and self.recording.goes_on
+        return self.state != "running" and not is_recording
+
+    def may_run_in_mlflow(self) -> bool:
+        """Whether MLflow may show the sweep as running though its driver has ended, because it could not close it."""
+        is_open = self.recording is not None and not self.recording.is_closed
+        return is_open and (self.is_over or self.is_stale())
 
 
 _SNAPSHOT = TypeAdapter(SweepSnapshot)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from orchestration.comparison.findings import Difference, Findings
-from orchestration.comparison.formats import SHARES, Format, difference, listed, number, percent
+from orchestration.comparison.formats import SHARES, Format, difference, first_few, listed, number, percent
 from orchestration.comparison.metrics import metric
 from orchestration.comparison.rate_metrics import group_metric, spoken, spoken_worst
 from orchestration.comparison.settings import Setting, whose
@@ -104,16 +104,26 @@ def _distinguished(found: Findings, best: Setting, name: str, where: str) -> lis
     sentences = []
     if alike:
         cheapest = _cheapest([best, *(other for other in others if other.name in alike)])
-        sentences.append(f"{listed([best.name, *alike])} cannot be told apart {where}{cheapest}.")
+        named = alike
+        if len(alike) > _NAMED + 1:
+            near = sorted(
+                (abs(each.interval.value), each.other) for each in differences if each.other in alike and each.interval
+            )
+            named = [*(name for _, name in near[:_NAMED]), f"{len(alike) - _NAMED} other settings"]
+        sentences.append(f"{listed([best.name, *named])} cannot be told apart {where}{cheapest}.")
     if beaten:
         who = (
             f"Both {best.name} and {alike[0]} beat"
             if len(alike) == 1 and _beats_too(found, alike[0], beaten, name)
             else f"{best.name} beats"
         )
-        each = listed([f"{one.other} by {_range([one])}" for one in beaten])
+        each = first_few([f"{one.other} by {_range([one])}" for one in beaten])
         sentences.append(f"{who} {each}{' points' * (metric(name).format in SHARES)} {where}.")
     return sentences
+
+
+_NAMED = 3
+"""Number of indistinguishable settings that a sentence names, the nearest first."""
 
 
 def _cheapest(settings: Sequence[Setting]) -> str:
@@ -125,7 +135,7 @@ def _cheapest(settings: Sequence[Setting]) -> str:
         return ""
     least = [name for name, cost in rounded.items() if cost == min(rounded.values())]
     verb = "cost" if len(least) > 1 else "costs"
-    return f"; of these, {listed(least)} {verb} least, ε = {number(max(costs[name] for name in least))}"
+    return f"; of these, {first_few(least)} {verb} least, ε = {number(max(costs[name] for name in least))}"
 
 
 def _beats_too(found: Findings, name: str, beaten: Iterable[Difference], by: str) -> bool:

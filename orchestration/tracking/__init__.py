@@ -4,6 +4,7 @@ Other packages import only the modules in `__all__`. `protocol` and `recorder` d
 """
 
 __all__ = [
+    "abandoned",
     "addresses",
     "embedded",
     "mlflow",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import urllib.request
 from collections.abc import Iterator
@@ -14,8 +15,10 @@ import sqlalchemy
 
 from accounting.errors import DpsweepError
 from orchestration.comparison.plain_text import masked
-from orchestration.tracking.protocol import TrackingUnavailable
+from orchestration.tracking.protocol import EXPERIMENT, TrackingUnavailable
 
+LOCAL_SERVER: Final = "http://127.0.0.1:5000"
+"""Address of `mlflow ui`, which shows a database."""
 _DEFAULT_PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306, "mssql": 1433}
 
 
@@ -42,6 +45,11 @@ def probe(tracking_uri: str) -> None:
             ) from error
 
 
+def experiment_name() -> str:
+    """Name of the experiment of all sweeps: ``MLFLOW_EXPERIMENT_NAME``, as for MLflow itself, or `EXPERIMENT`."""
+    return os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
+
+
 def is_server(tracking_uri: str) -> bool:
     """Whether the URI names an MLflow server, which stores artifacts itself, and not a database."""
     return tracking_uri.partition(":")[0].split("+")[0] not in ("sqlite", "postgresql", "mysql", "mssql")
@@ -56,10 +64,23 @@ def reported(doing: str, uri: str) -> Iterator[None]:
         raise
     except Exception as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        advice = _RECORD_ANEW if "sqlite3.DatabaseError" in reason else ""
-        raise TrackingUnavailable(masked(f"{doing} MLflow at {uri}: {reason}{advice}", uri)) from error
+        raise TrackingUnavailable(masked(f"{doing} MLflow at {uri}: {_explained(reason, uri)}", uri)) from error
 
 
-_RECORD_ANEW: Final = (
-    "; the file is damaged: delete it, and the next `dpsweep run` of the sweep records all but registered models anew"
-)
+def _explained(reason: str, uri: str) -> str:
+    """The reason with what to do about it, where that is known. HTTP: MLflow tells the code in the text alone."""
+    host = uri.partition("://")[2].partition("/")[0].rpartition("@")[2]
+    user = os.environ.get("MLFLOW_TRACKING_USERNAME")
+    who = f"as {user!r}" if user else "without a login"
+    advice = {
+        "sqlite3.DatabaseError": f"{reason}; the file is damaged: delete it, and `dpsweep record` records all "
+        "but registered models anew",
+        "Invalid Host header": f"the server refuses the host name (403 Invalid Host header); start it with "
+        f"`--allowed-hosts {host}`, or name it as it expects",
+        "error code 401": f"the server refuses to be used {who} (401); set MLFLOW_TRACKING_USERNAME and "
+        "MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, where this command runs",
+        "error code 403": f"the server refuses to be used {who} for this (403); ask its administrator for EDIT on the "
+        f"experiment {experiment_name()!r}, name one of your own by MLFLOW_EXPERIMENT_NAME, or set another "
+        "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
+    }
+    return next((text for sign, text in advice.items() if sign in reason), reason)

@@ -3,6 +3,9 @@
 A sweep has one parent run. Its child runs are one per trial, and one per setting with the averages over its seeds. Only
 the driver writes. It also initialises an embedded store, because several processes that open a new SQLite store at
 the same time mostly fail. Runs are identified by their tags, so a resumed sweep continues its runs and duplicates none.
+
+A finished trial takes three requests: its run with its tags, all its numbers, and its end. What belongs to the whole
+sweep (data, groups, report) is recorded once, in the parent run.
 """
 
 from __future__ import annotations
@@ -13,15 +16,16 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 from orchestration.tracking.embedded import client_of  # first, as it keeps MLflow quiet
 
 # isort: split
 from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, Run
-from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS
+from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS, MLFLOW_RUN_NAME
 
 from orchestration.comparison.findings import Findings
 from orchestration.comparison.metrics import final_metrics
@@ -32,11 +36,11 @@ from orchestration.records.layout import SweepFiles
 from orchestration.records.published import PublishedDataset, PublishedSweep, PublishedTrial
 from orchestration.records.release_modes import release_mode
 from orchestration.records.states import TrialState
-from orchestration.tracking.addresses import is_server, probe, reported
+from orchestration.tracking.addresses import experiment_name, is_server, probe, reported
 from orchestration.tracking.models import SETTING, SWEEP, TRIAL, ModelLog, shared_view, valid_name
+from orchestration.tracking.parallel import each
 from orchestration.tracking.protocol import (
     COMPOSED,
-    EXPERIMENT,
     RunStatus,
     TrackedSweep,
     composition_entries,
@@ -48,12 +52,18 @@ from orchestration.tracking.runs import MlflowRuns, Point
 Tags = Mapping[str, str]
 _NO_TAGS: Tags = MappingProxyType({})
 
-_KIND, _GROUPS = "dpsweep.kind", "dpsweep.groups_digest"
+_KIND, _GROUPS, _DATA = "dpsweep.kind", "dpsweep.groups_digest", "dpsweep.data"
 _PARENT, _NOTE = "mlflow.parentRunId", "mlflow.note.content"
 _OUTCOME = "dpsweep.outcome"
 _OUTCOMES: Mapping[RunStatus, str] = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "interrupted"}
 """Outcome of a sweep by the status of its MLflow run."""
+_SEAL = "dpsweep.digest"
+"""Tag with a digest of all that is recorded of a trial. MLflow stores tags last, so a run with its digest is whole."""
+_MOST_TEXTS, _MOST_ENTRIES = 100, 1000
+"""Most parameters, or tags, and most entries that MLflow's client sends in one request."""
 _TABLE = "groups.json"
+IN_FLIGHT: Final = 8
+"""Most requests to a server or a database at a time; SQLite has one writer."""
 logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # prints a traceback for what is raised anyway
 _LONGEST_TAG, _LONGEST_PARAM = 5000, 500
 _STATUSES: Mapping[TrialState, str] = {
@@ -72,32 +82,40 @@ class MlflowTracker:
     used only when the experiment is created. Raises: TrackingUnavailable within seconds if MLflow cannot be reached.
     """
 
-    def __init__(self, tracking_uri: str, *, experiment: str = EXPERIMENT, artifact_root: str | None = None) -> None:
+    def __init__(self, tracking_uri: str, *, experiment: str | None = None, artifact_root: str | None = None) -> None:
         self._uri = tracking_uri
         with reported("cannot use", tracking_uri):
             probe(tracking_uri)
             self._client = client_of(tracking_uri)
             location = None if is_server(tracking_uri) else artifact_root
-            self._experiment = _experiment_id(self._client, experiment, location)
+            self._experiment = _experiment_id(self._client, experiment or experiment_name(), location)
+        self.in_flight = 1 if tracking_uri.startswith("sqlite") else IN_FLIGHT
         self._written = MlflowRuns(self._client, self._experiment, tracking_uri)
         self._sweep_id = self._parent = ""
         self._runs: dict[tuple[str, str], str] = {}
+        self._unsure: set[tuple[str, str]] = set()
         self._trials: dict[str, PublishedTrial] = {}
+
+    @property
+    def answered(self) -> int:
+        return self._written.answered
 
     def open_sweep(self, sweep: TrackedSweep, anew: Sequence[str] = ()) -> str:
         self._sweep_id, self._files = sweep.sweep_id, SweepFiles(sweep.root)
-        self._models = ModelLog(self._client, self._experiment, sweep.sweep_id, self._files)
+        self._models = ModelLog(self._client, self._experiment, sweep.sweep_id, self._files, self.in_flight)
         with self._reported("cannot open the sweep in"):
             self._runs = {}
-            for run in self._runs_of_sweep():
+            for run in self._runs_of(f"tags.`{SWEEP}` = '{self._sweep_id}'"):
                 self._adopt(run)
             for run_id in filter(None, (self._runs.pop(("trial", key), None) for key in anew)):
                 self._written.delete(run_id)
             self._parent = self._runs.get(("sweep", "")) or self._create("sweep", "", sweep.name)
             self._written.reopen(self._parent)
-            self._written.write(self._parent, tags={_OUTCOME: "running"})
-            self._client.log_text(self._parent, sweep.spec, "sweep.yaml")
-            self._client.log_dict(self._parent, dict(sweep.manifest), "manifest.json")
+            self._written.write(self._parent, tags={_OUTCOME: "running", MLFLOW_RUN_NAME: sweep.name})
+            self._written.attach(
+                self._parent,
+                {"sweep.yaml": sweep.spec, "manifest.json": json.dumps(dict(sweep.manifest), indent=2)},
+            )
         return self._parent
 
     def log_trial(self, trial: PublishedTrial) -> str:
@@ -105,24 +123,28 @@ class MlflowTracker:
         if trial.state not in _STATUSES:
             return self._runs.get(("trial", trial.key), "")
         with self._reported(f"cannot record trial {trial.key} in"):
-            run_id, params = self._trial_run(trial), _params(trial)
-            if trial.dataset is not None:
-                self._written.name_data(run_id, DatasetInput(_dataset(trial.dataset)))
-            tags = {**_tags(trial), **self._log_groups(run_id, trial)}
-            model = self._models.of_trial(run_id, trial) if trial.state is TrialState.FINISHED else None
-            self._written.write(run_id, params, tags, final_metrics(trial), _points(trial), model)
-            status = _STATUSES[trial.state]
+            run_id, status = self._trial_run(trial), _STATUSES[trial.state]
+            params, tags, values, points = _params(trial), _tags(trial), final_metrics(trial), _points(trial)
+            seal, held = _digest(params, tags, values, points), self._written.held(run_id)
+            if held.status == status and held.tags.get(_SEAL) == seal:
+                return run_id
+            count = len(params) + len(tags) + len(values) + len(points)
+            if len(params) > _MOST_TEXTS or len(tags) >= _MOST_TEXTS or count >= _MOST_ENTRIES:
+                # MLflow's client sends several requests, the tags before the last numbers
+                self._written.write(run_id, params, tags, values, points, moment=trial.ended)
+            self._written.write(run_id, params, {**tags, _SEAL: seal}, values, points, moment=trial.ended)
             if status != "RUNNING":
                 self._written.end(run_id, status, trial.ended)
         return run_id
 
     def log_report(self, page: str, data: PublishedSweep, figures: Mapping[str, str]) -> None:
         with self._reported("cannot attach the report in"):
-            self._client.log_text(self._parent, page, "report.html")
-            for name, figure in figures.items():
-                self._client.log_text(self._parent, figure, f"figures/{name}.html")
-            if release_mode(data.disclosure).is_sensitive:
-                self._written.write(self._parent, tags={"sensitive": "true"})
+            texts = {f"figures/{name}.html": figure for name, figure in figures.items()}
+            self._written.attach(self._parent, texts | ({"report.html": page} if page else {}))
+            datasets = {each.digest: each for each in (trial.dataset for trial in data.trials) if each is not None}
+            self._written.name_data(self._parent, [DatasetInput(_dataset(each)) for each in datasets.values()])
+            tags = {"sensitive": "true"} if release_mode(data.disclosure).is_sensitive else {}
+            self._written.write(self._parent, tags={**tags, **self._log_groups(data.trials)})
 
     def log_comparison(self, found: Findings, sentences: Sequence[str]) -> None:
         with self._reported("cannot record the comparison in"):
@@ -141,35 +163,46 @@ class MlflowTracker:
                 shared_view(self._sweep_id, found),
             )
 
-    @property
-    def address(self) -> str:
-        return f"#/experiments/{self._experiment}/runs?viewStateShareKey={self._sweep_id}&compareRunsMode=TABLE"
+    def address(self, sweep_id: str) -> str:
+        return f"#/experiments/{self._experiment}/runs?viewStateShareKey={sweep_id}&compareRunsMode=TABLE"
 
     def close(self, status: RunStatus = "FINISHED") -> None:
         with self._reported("cannot close the sweep in"):
-            for setting in finished_settings(trial for trial in self._trials.values()):
-                if len(setting.trials) > 1:
-                    self._log_average(setting)
+            settings = finished_settings(self._trials.values())
+            each(self._log_average, [setting for setting in settings if len(setting.trials) > 1], self.in_flight)
             counts = {f"trials/{state.word}": float(self._count(state)) for state in TrialState if state.has_ended}
             values, tags = composition_entries(self._trials.values())
             tags = {**tags, _OUTCOME: _OUTCOMES[status]}
             self._written.write(self._parent, tags=tags, values={**counts, **values})
-            for run_id in self._runs.values():
-                if run_id != self._parent:
-                    self._interrupt(run_id)
+            self._remove_duplicates()
+            self._interrupt_children()
             self._written.end(self._parent, status)
+
+    def interrupt(self) -> None:
+        with self._reported("cannot close the sweep in"):
+            self._interrupt(self._parent)
+            self._interrupt_children()
+
+    def _interrupt_children(self) -> None:
+        each(self._interrupt, [run for run in self._runs.values() if run != self._parent], self.in_flight)
+
+    def _remove_duplicates(self) -> None:
+        """Delete runs that MLflow made of requests that seemed to have failed, and that were sent again."""
+        if self._unsure:
+            for run in self._runs_of(f"tags.`{SWEEP}` = '{self._sweep_id}'"):
+                if self._runs.setdefault(_identity(run), run.info.run_id) != run.info.run_id:
+                    self._written.delete(run.info.run_id)
+            self._unsure.clear()
 
     def _count(self, state: TrialState) -> int:
         return sum(trial.state is state for trial in self._trials.values())
 
-    def _runs_of_sweep(self) -> Iterator[Run]:
-        """All runs of the sweep, oldest first."""
+    def _runs_of(self, chosen: str) -> Iterator[Run]:
+        """The runs that the filter ``chosen`` finds, oldest first."""
         found: list[Run] = []
         token = None
         while True:
-            page = self._client.search_runs(
-                [self._experiment], f"tags.`{SWEEP}` = '{self._sweep_id}'", page_token=token
-            )
+            page = self._client.search_runs([self._experiment], chosen, page_token=token)
             found += page
             token = page.token
             if not token:
@@ -177,13 +210,12 @@ class MlflowTracker:
 
     def _adopt(self, run: Run) -> None:
         """Register a run of an earlier driver; if it is still RUNNING, its driver was killed, and the run is ended."""
-        kind = run.data.tags.get(_KIND, "")
-        key = (kind, run.data.tags.get(SETTING if kind == "average" else TRIAL, ""))
+        identity = _identity(run)
         self._written.know(run)
-        if key in self._runs:
+        if identity in self._runs:
             self._written.delete(run.info.run_id)  # duplicate from two concurrent drivers: keep the older run
             return
-        self._runs[key] = run.info.run_id
+        self._runs[identity] = run.info.run_id
         self._interrupt(run.info.run_id)
 
     def _interrupt(self, run_id: str) -> None:
@@ -193,13 +225,23 @@ class MlflowTracker:
             self._written.end(run_id, "KILLED")
 
     def _create(self, kind: str, key: str, name: str, started: float | None = None, tags: Tags = _NO_TAGS) -> str:
-        """Create a run together with its identifying tags, so that a resume finds it even after a kill."""
-        tags = {**tags, SWEEP: self._sweep_id, _KIND: kind}
+        """Create a run together with its identifying tags, so that a resume finds it even after a kill.
+
+        After a failed attempt, MLflow is asked first whether it has made the run nevertheless.
+        """
+        own = {SWEEP: self._sweep_id, _KIND: kind}
         if kind != "sweep":
-            tags |= {_PARENT: self._parent, SETTING if kind == "average" else TRIAL: key}
-        run_id = self._written.create(name, tags, started)
-        self._runs[kind, key] = run_id
-        return run_id
+            own[SETTING if kind == "average" else TRIAL] = key
+        if (kind, key) in self._unsure:
+            for run in self._runs_of(" AND ".join(f"tags.`{tag}` = '{_quoted(text)}'" for tag, text in own.items())):
+                self._written.know(run)
+                self._runs[kind, key] = str(run.info.run_id)
+                return self._runs[kind, key]
+        self._unsure.add((kind, key))
+        parent = {} if kind == "sweep" else {_PARENT: self._parent}
+        self._runs[kind, key] = self._written.create(name, {**tags, **own, **parent}, started)
+        self._unsure.discard((kind, key))
+        return self._runs[kind, key]
 
     def _trial_run(self, trial: PublishedTrial) -> str:
         """The run of the trial. MLflow parameters are immutable, so a run with other parameters is replaced."""
@@ -215,14 +257,15 @@ class MlflowTracker:
         seed = f" · seed {trial.labels['seed']}" if "seed" in trial.labels else ""
         return self._create("trial", key, setting_name(trial) + seed, trial.started, _tags(trial))
 
-    def _log_groups(self, run_id: str, trial: PublishedTrial) -> dict[str, str]:
+    def _log_groups(self, trials: Sequence[PublishedTrial]) -> dict[str, str]:
         """Write the table of groups if it changed; returns the tags by which MLflow's page and a later run find it."""
-        table = group_table(trial)
-        content = {"columns": list(table), "data": [list(row) for row in zip(*table.values(), strict=True)]}
-        digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
-        if not content["data"] or self._written.held(run_id).tags.get(_GROUPS) == digest:
+        table = group_table(trials)
+        rows = [list(row) for row in zip(*table.values(), strict=True)]
+        content = json.dumps({"columns": list(table), "data": rows})
+        digest = hashlib.sha256(content.encode()).hexdigest()
+        if not rows or self._written.held(self._parent).tags.get(_GROUPS) == digest:
             return {}
-        self._written.attach(run_id, _TABLE, content)
+        self._written.attach(self._parent, {_TABLE: content})
         return {_GROUPS: digest, MLFLOW_LOGGED_ARTIFACTS: json.dumps([{"path": _TABLE, "type": "table"}])}
 
     def _log_average(self, setting: Setting) -> None:
@@ -250,14 +293,25 @@ class MlflowTracker:
 
     @contextmanager
     def _reported(self, doing: str) -> Iterator[None]:
-        """`reported` for this store; after an error, the state of runs and models is read again."""
+        """`reported` for this store; after an error, the models are requested again, as `MlflowRuns` does of runs."""
         try:
             with reported(doing, self._uri):
                 yield
         except BaseException:
-            self._written.forget()
             self._models.forget()
             raise
+
+
+def end_running(tracking_uri: str, sweep_id: str) -> None:
+    """End all runs of a sweep that are RUNNING as killed. Raises: TrackingUnavailable."""
+    with reported("cannot close the sweep in", tracking_uri):
+        probe(tracking_uri)
+        client = client_of(tracking_uri)
+        experiment = client.get_experiment_by_name(experiment_name())
+        chosen = f"tags.`{SWEEP}` = '{sweep_id}' AND attributes.status = 'RUNNING'"
+        for run in client.search_runs([experiment.experiment_id], chosen) if experiment else ():
+            client.set_tag(run.info.run_id, _OUTCOME, "interrupted")
+            client.set_terminated(run.info.run_id, "KILLED")
 
 
 def _experiment_id(client: MlflowClient, name: str, artifact_location: str | None) -> str:
@@ -269,6 +323,17 @@ def _experiment_id(client: MlflowClient, name: str, artifact_location: str | Non
     return str(experiment.experiment_id)
 
 
+def _identity(run: Run) -> tuple[str, str]:
+    """Kind and key of a run of the sweep, by its tags."""
+    kind = run.data.tags.get(_KIND, "")
+    return kind, run.data.tags.get(SETTING if kind == "average" else TRIAL, "")
+
+
+def _quoted(text: str) -> str:
+    """Text within the quotes of a filter of MLflow."""
+    return text.replace("'", "\\'")
+
+
 def _params(trial: PublishedTrial) -> dict[str, str]:
     """Labels and parameters as MLflow's text values."""
     return {valid_name(key): str(value)[:_LONGEST_PARAM] for key, value in {**trial.labels, **trial.params}.items()}
@@ -276,6 +341,8 @@ def _params(trial: PublishedTrial) -> dict[str, str]:
 
 def _tags(trial: PublishedTrial) -> dict[str, str]:
     tags = {**trial.tags, _OUTCOME: trial.state.word}
+    if trial.dataset is not None:
+        tags[_DATA] = f"{trial.dataset.name} {trial.dataset.digest[:36]}"
     if trial.privacy is not None:
         tags |= {"private": str(trial.privacy.is_private).lower()}
         tags |= {"accountant": trial.privacy.accountant, "adjacency": trial.privacy.adjacency}
@@ -288,6 +355,10 @@ def _tags(trial: PublishedTrial) -> dict[str, str]:
     return {
         key: value[:_LONGEST_TAG] for key, value in {**tags, _NOTE: "\n\n".join(map(for_markdown, remarks))}.items()
     }
+
+
+def _digest(*entries: object) -> str:
+    return hashlib.sha256(json.dumps(entries, default=asdict).encode()).hexdigest()
 
 
 def _points(trial: PublishedTrial) -> list[Point]:

@@ -1,4 +1,4 @@
-"""Logged models in MLflow, one per finished trial; the model of a setting's first seed represents the setting."""
+"""Logged models in MLflow of the best private settings, each of them by its first seed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 from mlflow import MlflowClient
-from mlflow.entities import LoggedModel, LoggedModelOutput, Metric
+from mlflow.entities import LoggedModel, LoggedModelOutput, LoggedModelStatus, Metric
 from mlflow.models import Model, ModelSignature
 from mlflow.types import Schema, TensorSpec
 
@@ -29,6 +29,7 @@ from orchestration.comparison.parameters import varying
 from orchestration.comparison.settings import Setting, first_seed, setting_name
 from orchestration.records.layout import SweepFiles
 from orchestration.records.published import PublishedTrial
+from orchestration.tracking.parallel import each
 from workers.trained_model import input_of, output_axes
 
 SWEEP, TRIAL, SETTING = "dpsweep.sweep", "dpsweep.trial_key", "dpsweep.setting"
@@ -48,6 +49,8 @@ _AXES: Final = 6
 _CLAIMS: Final[tuple[str, ...]] = ("epsilon_kind", "epsilon_reasons")
 MAX_CHARTED: Final = 1000
 """Maximum number of runs in a chart."""
+MOST_MODELS: Final = 5
+"""Number of settings, by each metric of the headline, that have a logged model; each takes about nine requests."""
 LARGEST_MODEL: Final = 100 * 2**20
 """Maximum size of a model in bytes; larger ones are not copied to MLflow, where a tag names their location."""
 
@@ -130,64 +133,90 @@ def _charts(parameters: Sequence[str], worst_group: Measured, main: str) -> list
 
 @dataclass
 class LoggedNumbers:
-    """A logged model, the data set it is linked to, and the numbers and claims that MLflow already stores for it."""
+    """A logged model, the data set it is linked to, and the numbers and claims that MLflow already stores for it.
+
+    is_complete: whether it has its weights, if they are kept at all.
+    """
 
     model_id: str
     dataset: Mapping[str, str]
     numbers: dict[str, float] = field(default_factory=dict)
     claims: Mapping[str, str] = field(default_factory=dict)
+    is_complete: bool = False
 
-    def metric(self, name: str, value: float, run: str) -> Metric:
-        """An MLflow metric with the current time, recorded for both the model and its ``run``."""
-        now = int(1000 * time.time())
-        return Metric(name, value, now, 0, model_id=self.model_id, run_id=run, **self.dataset)
+    def metric(self, name: str, value: float, run: str, ended: float | None) -> Metric:
+        """An MLflow metric, recorded for both the model and its ``run``.
+
+        ended: the time of the same number in the run, in seconds since 1970, so that MLflow sees one point, not two.
+        """
+        moment = int(1000 * (time.time() if ended is None or name in self.numbers else ended))
+        return Metric(name, value, moment, 0, model_id=self.model_id, run_id=run, **self.dataset)
 
 
 class ModelLog:
-    """The logged models of one sweep in one experiment. files: the sweep's files.
+    """The logged models of one sweep in one experiment: the best private settings, each by its first seed.
 
-    The existing models are requested once from MLflow, and again after `forget`.
+    files: the sweep's files. The existing models are requested from MLflow once, and again after `forget`. A model is
+    READY once MLflow has its weights, so that one whose driver was killed meanwhile is completed.
     """
 
-    def __init__(self, client: MlflowClient, experiment: str, sweep_id: str, files: SweepFiles) -> None:
+    def __init__(self, client: MlflowClient, experiment: str, sweep_id: str, files: SweepFiles, in_flight: int) -> None:
         self._client, self._experiment, self._sweep_id, self._files = client, experiment, sweep_id, files
+        self._in_flight = in_flight
         self._models: dict[str, LoggedNumbers] | None = None
 
     def forget(self) -> None:
         """Request the existing models again next time; to be called after an error."""
         self._models = None
 
-    def of_trial(self, run: str, trial: PublishedTrial) -> LoggedNumbers:
-        """The logged model of a finished trial; created with the trial's parameters, and without numbers, if new.
+    def record(self, found: Findings, runs: Mapping[str, str]) -> None:
+        """Record the models of the best settings, with weights, and the numbers of all models that MLflow has.
+
+        runs: run id by the key of the trial. The model of a setting is that of its first seed. It gets the means over
+        seeds, such as ``setting/accuracy``, so that a search ordered by them finds settings and not lucky seeds.
+        """
+        known = self._known()
+        chosen = {first_seed(setting).key for setting in best_settings(found)} | known.keys()
+        shown = [
+            (setting, first)
+            for setting in found.private
+            if (first := first_seed(setting)).key in chosen and first.key in runs
+        ]
+
+        def keep(pair: tuple[Setting, PublishedTrial]) -> None:
+            setting, trial = pair
+            self.keep(runs[trial.key], trial, final_metrics(trial) | _means(found, setting))
+
+        each(keep, shown, self._in_flight)
+
+    def keep(self, run: str, trial: PublishedTrial, values: Mapping[str, float]) -> LoggedNumbers:
+        """The logged model of a finished trial, with ``values`` and, where the trial's folder has them, its weights.
 
         run: id of the trial's run.
         """
+        known, claims = self._known(), _claims(trial)
+        model = known.get(trial.key)
+        if model is None:
+            model = known[trial.key] = LoggedNumbers(self._create(run, trial), {}, claims=claims)
+            self._client.log_outputs(run, [LoggedModelOutput(model.model_id, 0)])
+        if model.claims != claims:
+            self._client.set_logged_model_tags(model.model_id, claims)
+            model.claims = claims
+        if trial.dataset is not None:
+            model.dataset = {"dataset_name": trial.dataset.name, "dataset_digest": trial.dataset.digest[:36]}
+        self._log(run, model, values, trial.ended)
+        files = self._files.trial(trial.key)
+        if not model.is_complete and exists(files.model):
+            self._attach(model.model_id, files)
+        if not model.is_complete:
+            self._client.finalize_logged_model(model.model_id, "READY")
+            model.is_complete = True
+        return model
+
+    def _known(self) -> dict[str, LoggedNumbers]:
         if self._models is None:
             self._models = {model.tags[TRIAL]: _numbers_of(model) for model in self._existing()}
-        known, claims = self._models.get(trial.key), _claims(trial)
-        if known is None:
-            known = self._models[trial.key] = LoggedNumbers(self._create(run, trial), {}, claims=claims)
-        if known.claims != claims:
-            self._client.set_logged_model_tags(known.model_id, claims)
-            known.claims = claims
-        if trial.dataset is not None:
-            known.dataset = {"dataset_name": trial.dataset.name, "dataset_digest": trial.dataset.digest[:36]}
-        return known
-
-    def record(self, found: Findings, runs: Mapping[str, str]) -> None:
-        """Add missing numbers to the model of every finished trial.
-
-        runs: run id by the key of the trial. Only the model of a setting's first seed, which represents the setting,
-        gets the means over seeds, such as ``setting/accuracy``, so that a search ordered by them finds settings and not
-        lucky seeds. Only this model gets the weights, if the setting is private.
-        """
-        for setting in found.settings:
-            for trial in (each for each in setting.trials if each.key in runs):
-                run, is_first = runs[trial.key], trial is first_seed(setting)
-                model = self.of_trial(run, trial)
-                self._log(run, model, final_metrics(trial) | (_means(found, setting) if is_first else {}))
-                if is_first and not trial.is_baseline:
-                    self._keep_weights(model.model_id, self._files.trial(trial.key))
+        return self._models
 
     def _existing(self) -> Iterator[LoggedModel]:
         token: str | None = None
@@ -205,21 +234,14 @@ class ModelLog:
         tags = {SWEEP: self._sweep_id, TRIAL: trial.key, SETTING: setting[:5000], "path": path, **_claims(trial)}
         params = {str(name)[:250]: str(value)[:500] for name, value in {**trial.labels, **trial.params}.items()}
         model = self._client.create_logged_model(self._experiment, None, run, tags, params, "dpsweep")
-        self._client.log_outputs(run, [LoggedModelOutput(model.model_id, 0)])
-        self._client.finalize_logged_model(model.model_id, "READY")
         return str(model.model_id)
 
-    def _keep_weights(self, model_id: str, files: TrialFiles) -> None:
-        """Copy the weights to MLflow, unless it has them or they are no longer on disk."""
-        if exists(files.model) and not self._client.list_logged_model_artifacts(model_id):
-            self._attach(model_id, files)
-
-    def _log(self, run: str, model: LoggedNumbers, values: Mapping[str, float]) -> None:
+    def _log(self, run: str, model: LoggedNumbers, values: Mapping[str, float], ended: float | None) -> None:
         """Log the model's numbers that are new or have changed."""
         named = {valid_name(name): value for name, value in values.items() if math.isfinite(value)}
         changed = {name: value for name, value in named.items() if model.numbers.get(name) != value}
         if changed:
-            self._client.log_batch(run, metrics=[model.metric(*each, run) for each in changed.items()])
+            self._client.log_batch(run, metrics=[model.metric(*number, run, ended) for number in changed.items()])
             model.numbers |= changed
 
     def _attach(self, model_id: str, files: TrialFiles) -> None:
@@ -250,12 +272,27 @@ class ModelLog:
 
 def _numbers_of(model: LoggedModel) -> LoggedNumbers:
     claims = {name: model.tags[name] for name in _CLAIMS if name in model.tags}
-    return LoggedNumbers(model.model_id, {}, {metric.key: metric.value for metric in (model.metrics or [])}, claims)
+    numbers = {metric.key: metric.value for metric in (model.metrics or [])}
+    return LoggedNumbers(model.model_id, {}, numbers, claims, model.status == LoggedModelStatus.READY)
 
 
 def _claims(trial: PublishedTrial) -> dict[str, str]:
     """Tags that say what the epsilon of the trial claims, and why it is no guarantee."""
     return dict(zip(_CLAIMS, (trial.privacy.kind if trial.privacy else "none", ", ".join(trial.reasons)), strict=True))
+
+
+def best_settings(found: Findings) -> list[Setting]:
+    """The `MOST_MODELS` best private settings by the mean of each metric of the headline."""
+    chosen: list[Setting] = []
+    for name in found.headline:
+        left = list(found.private)
+        for _ in range(MOST_MODELS):
+            best = found.best(name, left)
+            if best is None:
+                break
+            left.remove(best)
+            chosen.append(best)
+    return list({setting.name: setting for setting in chosen}.values())
 
 
 def _means(found: Findings, setting: Setting) -> dict[str, float]:

@@ -16,7 +16,13 @@ NO_TRACKING: Final = "none"
 class NoTracker:
     """A `Tracker` that records nothing. A later run of the sweep with MLflow records all trials of the sweep there."""
 
-    address: Final = ""
+    answered: Final = 0
+
+    def __init__(self) -> None:
+        self.in_flight = 1
+
+    def address(self, sweep_id: str) -> str:
+        return ""
 
     def open_sweep(self, sweep: TrackedSweep, anew: Sequence[str] = ()) -> str:
         return ""
@@ -31,4 +37,7 @@ class NoTracker:
         return
 
     def close(self, status: RunStatus = "FINISHED") -> None:
+        return
+
+    def interrupt(self) -> None:
         return

@@ -47,14 +47,23 @@ class TrackedSweep:
 def tracked(record: SweepRecord, files: SweepFiles) -> TrackedSweep:
     """The argument for `Tracker.open_sweep`, from the record of a sweep."""
     manifest = record.manifest
-    return TrackedSweep(manifest.sweep_id, record.sweep.name, manifest.text, files.root, manifest.provenance())
+    name = manifest.title or record.sweep.name
+    return TrackedSweep(manifest.sweep_id, name, manifest.text, files.root, manifest.provenance())
 
 
 class Tracker(Protocol):
-    """Records a sweep. Every method is idempotent, and may raise `TrackingUnavailable`."""
+    """Records a sweep. Every method is idempotent, and may raise `TrackingUnavailable`.
+
+    in_flight: number of threads that may call `log_trial` at the same time, each for another trial.
+    """
+
+    in_flight: int
 
     @property
-    def address(self) -> str:
+    def answered(self) -> int:
+        """Number of writes that the store has confirmed."""
+
+    def address(self, sweep_id: str) -> str:
         """Address of the page that compares the sweep's trials, relative to the tracker's address; "" if none."""
 
     def open_sweep(self, sweep: TrackedSweep, anew: Sequence[str] = ()) -> str:
@@ -64,22 +73,26 @@ class Tracker(Protocol):
         """
 
     def log_trial(self, trial: PublishedTrial) -> str:
-        """Update the trial's run, and the model of a finished trial. Call it while the trial runs and after it ended.
+        """Update the trial's run. Call it while the trial runs and after it ended.
 
         Returns the run's id, or "" if the trial has not started.
         """
 
     def log_report(self, page: str, data: PublishedSweep, figures: Mapping[str, str]) -> None:
-        """Attach the rendered page and its main figures to the parent run; tag the run if they are sensitive."""
+        """Attach the rendered page ("" for none), its main figures, data and groups to the parent run; tag the run if
+        they are sensitive."""
 
     def log_comparison(self, found: Findings, sentences: Sequence[str]) -> None:
-        """Add missing numbers to the models of finished trials, and the headline to the parent run.
+        """Record the models of the best settings, and add the headline to the parent run.
 
         The headline is the best private setting with its numbers, and the ``sentences``.
         """
 
     def close(self, status: RunStatus = "FINISHED") -> None:
         """Write the averages over seeds and end the parent run; no run of the sweep is RUNNING afterwards."""
+
+    def interrupt(self) -> None:
+        """End the parent run and all others that are RUNNING as killed, and write nothing else."""
 
 
 def epoch_metrics(epoch: PublishedEpoch) -> dict[str, float]:
@@ -104,9 +117,24 @@ def composition_entries(trials: Iterable[PublishedTrial]) -> tuple[dict[str, flo
     return finite, {**tags, "composed_reasons": ", ".join(found.reasons), "composed_refusal": found.refusal}
 
 
-def group_table(trial: PublishedTrial) -> dict[str, list[str | float | None]]:
-    """Columns of MLflow's table of the test groups: names, `GROUP_METRICS` and, if published, the mean epsilon_i of
-    each group's training examples, the success rate of the membership attack, and the audit's lower bound."""
+def group_table(trials: Iterable[PublishedTrial]) -> dict[str, list[str | float | None]]:
+    """Columns of MLflow's table of the test groups of all trials: trial, clipping, group, `GROUP_METRICS` and, if
+    published, the mean epsilon_i of each group's training examples, the success rate of the membership attack, and the
+    audit's lower bound; None where a trial has no such value."""
+    parts = [(trial, _groups_of(trial)) for trial in trials]
+    shown = [(trial, part) for trial, part in parts if part["group"]]
+    names = dict.fromkeys(name for _, part in shown for name in part)
+    table: dict[str, list[str | float | None]] = {name: [] for name in ("trial", "clipping", *names)}
+    for trial, part in shown:
+        rows = len(part["group"])
+        table["trial"] += [trial.key] * rows
+        table["clipping"] += [str(trial.labels.get("clipping", ""))] * rows
+        for name in names:
+            table[name] += part.get(name, [None] * rows)
+    return table
+
+
+def _groups_of(trial: PublishedTrial) -> dict[str, list[str | float | None]]:
     groups, task = trial.quality.groups if trial.quality else (), task_of([trial])
     known = [metric for metric in GROUP_METRICS if metric.task in (None, task)]
     table: dict[str, list[str | float | None]] = {

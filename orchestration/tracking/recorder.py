@@ -1,40 +1,64 @@
-"""Records trials in the tracker while a sweep runs, in its own thread, so that a slow tracker delays nothing."""
+"""Records trials in the tracker, several at a time, while a sweep runs and until all are recorded."""
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Final
 
 from orchestration.records.published import PublishedTrial
+from orchestration.records.recording import NOTHING_RECORDED, Recording
+from orchestration.tracking.parallel import each
 from orchestration.tracking.protocol import Tracker, TrackingUnavailable
 
 INTERVAL, LONGEST_INTERVAL = 2.0, 30.0
 """Seconds between two updates; the interval doubles up to the second value while the tracker fails."""
-LAST_PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0)
-"""Seconds to wait before each attempt to record the remaining changes after the sweep has ended."""
-LAST_BEGUN_WITHIN = 60.0
-"""Seconds after the end of the sweep in which a further attempt begins; one at a server that never answers takes 40."""
+PAUSES: Final = (1.0, 15.0)
+"""Seconds between two attempts after the sweep has ended: the first pause, doubled up to the second."""
+SILENCE = 180.0
+"""Seconds without a single confirmed write after which recording is given up; any write starts them anew."""
+LAST_MOMENTS = 4.0
+"""Seconds that a driver takes, when it is told to stop, to record what it can and to close the sweep's runs."""
+_PACE_SECONDS = 20.0
 
 
 class TrackingRecorder:
-    """Updates the runs of changed trials every few seconds. Between `start` and `finish` only its thread writes.
+    """Updates the runs of changed trials every few seconds. Between `start` and `finish` only its threads write.
 
     Each update is the whole current state of a trial, with all its epochs, not a single event. A slow tracker therefore
-    gets fewer and larger updates, and a failed update is repeated until it succeeds. A trial is first recorded when it
-    has run for one interval, so a shorter trial takes half as many requests.
+    gets fewer and larger updates, and a failed update is repeated until it succeeds. What waits is a set of keys, so it
+    never outgrows the sweep. A trial is first recorded when it has run for one interval, so a shorter trial takes half
+    as many requests.
 
-    current: returns the trial with a given key as it is now; called from the recorder's thread.
+    current: returns the trial with a given key as it is now; called from the recorder's threads. begun: where it is
+    recorded. told: called with the progress when it has changed, once all trials have ended.
     """
 
-    def __init__(self, tracker: Tracker, current: Callable[[str], PublishedTrial]) -> None:
-        self._tracker, self._current = tracker, current
+    def __init__(
+        self,
+        tracker: Tracker,
+        current: Callable[[str], PublishedTrial],
+        begun: Recording = NOTHING_RECORDED,
+        told: Callable[[Recording], None] = lambda recording: None,
+    ) -> None:
+        self._tracker, self._current, self._begun, self._told = tracker, current, begun, told
         self._recorded: dict[str, PublishedTrial] = {}
         self._changed: set[str] = set()
+        self._failed: set[str] = set()
+        self._busy: set[str] = set()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="dpsweep-recorder", daemon=True)
+        self._lock = threading.Lock()
+        self._moments: deque[float] = deque(maxlen=1000)
+        self._keys: frozenset[str] = frozenset()
+        self._until = math.inf
         self.failure: TrackingUnavailable | None = None
         """Why the last update failed, or None. Results on disk are complete either way."""
+        self._is_over = self._is_complete = self._is_closed = False
 
     def start(self) -> None:
         """Start recording."""
@@ -44,71 +68,135 @@ class TrackingRecorder:
         """Record the trial with the next update. Returns at once. Thread-safe."""
         self._changed.add(key)
 
-    def finish(self, keys: Iterable[str], publish: Callable[[Tracker], None]) -> None:
-        """Stop the thread, record the given trials and call ``publish``, with one attempt per pause in `LAST_PAUSES`.
+    def finish(self, keys: Iterable[str], publish: Sequence[Callable[[Tracker], None]]) -> None:
+        """Stop following, record the given trials, and take the steps of ``publish``; the last one closes the runs.
 
-        None begins later than `LAST_BEGUN_WITHIN`. If all attempts fail, `failure` holds the last error; nothing is
-        raised.
+        As long as the tracker confirms a write now and then, this goes on until everything is recorded. After `SILENCE`
+        it gives up: `failure` then holds the last error; nothing is raised.
         """
+        self._keys = frozenset(keys)
         self._end()
-        self._changed.update(keys)
-        deadline = time.monotonic() + LAST_BEGUN_WITHIN
-        for pause in LAST_PAUSES:
-            if time.monotonic() + pause > deadline:
+        self._changed.update(self._keys)
+        left = list(publish)
+        pause, answered, heard = PAUSES[0], self._tracker.answered, time.monotonic()
+        while not self._attempt(left):
+            if self._tracker.answered != answered:
+                pause, answered, heard = PAUSES[0], self._tracker.answered, time.monotonic()
+            elif time.monotonic() - heard >= SILENCE:
+                self._is_over = True
+                self._tell()
                 return
             time.sleep(pause)
-            if self._attempt(publish):
-                return
+            pause = min(2.0 * pause, PAUSES[1])
+        self._is_over = self._is_complete = self._is_closed = True
+        self._tell()
 
     def abandon(self) -> None:
-        """Record the remaining changes and close the sweep's runs as killed; one attempt, nothing is raised."""
-        self._end()
-        self._attempt(lambda tracker: tracker.close("KILLED"))
+        """Record what can be in `LAST_MOMENTS`, and close the sweep's runs as killed; nothing is raised."""
+        self._until = time.monotonic() + LAST_MOMENTS / 2.0
+        self._ending.set()
+
+        def end() -> None:
+            try:
+                self._end()
+                self._round()
+            except TrackingUnavailable as error:
+                self.failure = error
+            try:
+                self._tracker.interrupt()
+                self._is_closed = True
+            except TrackingUnavailable as error:
+                self.failure = error
+
+        last = threading.Thread(target=end, name="dpsweep-recorder-end", daemon=True)
+        last.start()
+        last.join(LAST_MOMENTS)
+        self._is_over = True
+        self._told(self.recording)
+
+    @property
+    def recording(self) -> Recording:
+        """How many of the trials to record are recorded as they ended, the recent pace, and whether it is over."""
+        with self._lock:
+            done = sum(key in self._recorded and self._recorded[key].state.has_ended for key in self._keys)
+            recent = [moment for moment in self._moments if moment > time.monotonic() - _PACE_SECONDS]
+        took = max(time.monotonic() - recent[0], 1.0) if recent else 1.0
+        ended_early = self._is_over and not self._is_complete
+        return replace(
+            self._begun,
+            recorded=done,
+            trials=len(self._keys),
+            per_second=len(recent) / took,
+            is_complete=self._is_complete,
+            is_closed=self._is_closed,
+            failure=str(self.failure or "interrupted") if ended_early else None,
+        )
 
     def _end(self) -> None:
         self._ending.set()
-        self._thread.join()
+        if self._thread.ident is not None:  # it was started
+            self._thread.join()
 
     def _follow(self) -> None:
         pause = INTERVAL
         while not self._ending.wait(pause):
-            pause = INTERVAL if self._attempt() else min(2.0 * pause, LONGEST_INTERVAL)
+            pause = INTERVAL if self._attempt([]) else min(2.0 * pause, LONGEST_INTERVAL)
 
-    def _attempt(self, then: Callable[[Tracker], None] = lambda tracker: None) -> bool:
-        """Record every changed trial, then call ``then``. Returns whether all of it succeeded."""
+    def _attempt(self, steps: list[Callable[[Tracker], None]]) -> bool:
+        """Record every changed trial, then take ``steps``, removing each. Returns whether all of it succeeded."""
         try:
-            self._record_changed()
-            then(self._tracker)
+            self._round()
+            while steps:
+                steps[0](self._tracker)
+                del steps[0]
         except TrackingUnavailable as error:
             self.failure = error
             return False
         self.failure = None
         return True
 
-    def _record_changed(self) -> None:
-        begun = set[str]()
+    def _round(self) -> None:
+        """Record the trials that have changed; those that failed before come last, so that they hold up no other."""
+        keys = sorted(self._changed.copy(), key=lambda key: key in self._failed)
+        each(self._record, keys, self._tracker.in_flight)
+
+    def _record(self, key: str) -> None:
+        if time.monotonic() > self._until:
+            return
+        with self._lock:  # threads of an interrupted round may still be at work
+            if key not in self._changed or key in self._busy:
+                return
+            self._changed.discard(key)
+            self._busy.add(key)
         try:
-            while self._changed:
-                trial = self._current(self._changed.pop())
-                if self._has_just_begun(trial):
-                    begun.add(trial.key)
-                else:
-                    self._record(trial)
+            self._record_now(key)
         finally:
-            self._changed.update(begun)
+            self._busy.discard(key)
+
+    def _record_now(self, key: str) -> None:
+        trial = self._current(key)
+        if self._has_just_begun(trial):
+            self._changed.add(key)
+            return
+        if self._recorded.get(key) == trial:
+            return
+        try:
+            self._tracker.log_trial(trial)
+        except BaseException:
+            self._changed.add(key)
+            self._failed.add(key)
+            raise
+        self._failed.discard(key)
+        with self._lock:
+            self._recorded[key] = trial
+            self._moments.append(time.monotonic())
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._keys:
+            self._told(self.recording)
 
     def _has_just_begun(self, trial: PublishedTrial) -> bool:
         if self._ending.is_set() or not trial.state.is_running:
             return False
         return trial.key not in self._recorded and time.time() - (trial.started or 0.0) < INTERVAL
-
-    def _record(self, trial: PublishedTrial) -> None:
-        key = trial.key
-        if self._recorded.get(key) == trial:
-            return
-        try:
-            self._tracker.log_trial(trial)
-        except TrackingUnavailable:
-            self._changed.add(key)
-            raise
-        self._recorded[key] = trial

@@ -14,14 +14,15 @@ from mlflow.exceptions import MlflowException
 from accounting.errors import InvalidInput
 from orchestration.comparison.best import Best
 from orchestration.comparison.formats import number
+from orchestration.comparison.metrics import final_metrics
 from orchestration.comparison.plain_text import masked
 from orchestration.comparison.values import delta, epsilon
 from orchestration.records.layout import SweepFiles
-from orchestration.tracking.addresses import probe, reported
+from orchestration.records.published import PublishedTrial
+from orchestration.tracking.addresses import experiment_name, probe, reported
 from orchestration.tracking.embedded import embedded_tracking_uri
-from orchestration.tracking.models import SETTING, SWEEP, TRIAL
+from orchestration.tracking.models import SETTING, SWEEP, TRIAL, ModelLog
 from orchestration.tracking.no_tracking import NO_TRACKING
-from orchestration.tracking.protocol import EXPERIMENT
 
 _MODEL: Final = "dpsweep.logged_model"
 ALIAS: Final = "champion"
@@ -59,9 +60,12 @@ def register_best(
         client = MlflowClient(tracking_uri=uri, registry_uri=uri)
         model = _logged(client, sweep_id, found.trial.key)
         if model is None:
+            _keep(client, sweep_id, files, found.trial)
+            model = _logged(client, sweep_id, found.trial.key)
+        if model is None:
             raise InvalidInput(
                 f"MLflow at {masked(uri, uri)} keeps no weights of the model of {found.trial.key}; give the "
-                "--tracking-uri that the sweep was run with, or register its model.pt by hand"
+                f"--tracking-uri that the sweep was recorded in, or record it there: `dpsweep record {files.root}`"
             )
         try:
             version = _version(client, model, name, _facts(found))
@@ -77,12 +81,22 @@ def register_best(
 
 def _logged(client: MlflowClient, sweep_id: str, key: str) -> LoggedModel | None:
     """The logged model of a trial, if MLflow has its weights."""
-    experiment = client.get_experiment_by_name(EXPERIMENT)
+    experiment = client.get_experiment_by_name(experiment_name())
     if experiment is None:
         return None
     chosen = f"tags.`{SWEEP}` = '{sweep_id}'"
     found = client.search_logged_models([experiment.experiment_id], f"{chosen} AND tags.`{TRIAL}` = '{key}'")
     return next((model for model in found if client.list_logged_model_artifacts(model.model_id)), None)
+
+
+def _keep(client: MlflowClient, sweep_id: str, files: SweepFiles, trial: PublishedTrial) -> None:
+    """Make the logged model of a trial that is not among the best, if the trial has a run."""
+    experiment = client.get_experiment_by_name(experiment_name())
+    if experiment is not None:
+        chosen = f"tags.`{SWEEP}` = '{sweep_id}' AND tags.`{TRIAL}` = '{trial.key}'"
+        for run in client.search_runs([experiment.experiment_id], chosen):
+            models = ModelLog(client, experiment.experiment_id, sweep_id, files, 1)
+            models.keep(run.info.run_id, trial, final_metrics(trial))
 
 
 def _version(client: MlflowClient, model: LoggedModel, name: str, facts: Mapping[str, str]) -> str:

@@ -1,15 +1,15 @@
 """Writes the runs of one MLflow experiment with few requests; a request costs as much CPU as an epoch of a small model.
 
 The content of runs is cached, because only this process writes them. After an error, which may have come before or
-after a write, the cache is cleared, and runs are read again when they are needed.
+after a write, the run is read again before it is next written. Several threads may write at once, each another run.
 """
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -19,7 +19,7 @@ from mlflow import MlflowClient
 from mlflow.entities import DatasetInput, Metric, Param, Run, RunTag
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
-from orchestration.tracking.models import LoggedNumbers, valid_name
+from orchestration.tracking.models import valid_name
 
 _SCALARS: Final = ("final/", "privacy/", "fairness/", "deviation/", "trials/")
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
@@ -40,7 +40,7 @@ class Point:
 class Held:
     """Cached content of a run.
 
-    metrics: the last value of each metric. names_data: whether the run is linked to its data. artifacts: URI of its
+    metrics: the last value of each metric. data: digests of the data that the run is linked to. artifacts: URI of its
     files. points: name and step of all recorded points of series; None until they are requested.
     """
 
@@ -48,7 +48,7 @@ class Held:
     params: dict[str, str]
     tags: dict[str, str]
     metrics: dict[str, float]
-    names_data: bool
+    data: set[str]
     artifacts: str
     points: set[tuple[str, int]] | None = None
 
@@ -59,30 +59,39 @@ class MlflowRuns:
     def __init__(self, client: MlflowClient, experiment: str, tracking_uri: str) -> None:
         self._client, self._experiment, self._uri = client, experiment, tracking_uri
         self._held: dict[str, Held] = {}
+        self.answered = 0
+        """Number of writes that MLflow has confirmed."""
+
+    @contextmanager
+    def _writing(self, run_id: str) -> Iterator[None]:
+        """Count a write of the run, or forget its content if the write failed."""
+        try:
+            yield
+        except BaseException:
+            self._held.pop(run_id, None)
+            raise
+        self.answered += 1
 
     def create(self, name: str, tags: Mapping[str, str], started: float | None = None) -> str:
         """Create a run with all its tags in one request, so that a kill leaves either the complete run or none."""
-        run = self._client.create_run(self._experiment, milliseconds(started), dict(tags), name)
+        with self._writing(""):
+            run = self._client.create_run(self._experiment, milliseconds(started), dict(tags), name)
         self.know(run)
         return str(run.info.run_id)
 
     def know(self, run: Run) -> None:
         """Cache the content of a run that was found by a search."""
-        data, names_data = run.data, bool(run.inputs and run.inputs.dataset_inputs)
+        data, linked = run.data, {each.dataset.digest for each in (run.inputs.dataset_inputs if run.inputs else ())}
         points = None if data.metrics else set[tuple[str, int]]()
         self._held[run.info.run_id] = Held(
             run.info.status,
             dict(data.params),
             dict(data.tags),
             dict(data.metrics),
-            names_data,
+            linked,
             run.info.artifact_uri,
             points,
         )
-
-    def forget(self) -> None:
-        """Clear the cache: every run is read again before it is next written."""
-        self._held.clear()
 
     def held(self, run_id: str) -> Held:
         """The content of the run, from the cache or from MLflow."""
@@ -97,19 +106,21 @@ class MlflowRuns:
         tags: Mapping[str, str] = _NOTHING,
         values: Mapping[str, float] = _NO_VALUES,
         points: Sequence[Point] = (),
-        model: LoggedNumbers | None = None,
+        moment: float | None = None,
     ) -> None:
         """Write everything that the run does not hold yet in one request.
 
         params: those that the run holds already stay unchanged, because MLflow parameters are immutable. values:
-        scalars, written at step 0. model: the logged model for which the values are recorded too.
+        scalars, written at step 0. moment: time of values that are new, in seconds since 1970 UTC; by default now, as
+        for those that have changed.
         """
         held, now = self.held(run_id), int(1000 * time.time())
+        first = milliseconds(moment) or now
         new = {key: value for key, value in params.items() if key not in held.params}
         changed = {key: value for key, value in tags.items() if held.tags.get(key, "") != value}
         named = {valid_name(name): value for name, value in values.items()}
         scalars = [
-            model.metric(key, value, run_id) if model else Metric(key, value, now, 0)
+            Metric(key, value, now if key in held.metrics else first, 0)
             for key, value in named.items()
             if held.metrics.get(key) != value
         ]
@@ -120,18 +131,17 @@ class MlflowRuns:
             if (valid_name(point.name), point.step) not in recorded
         ]
         if new or changed or scalars or further:
-            self._client.log_batch(
-                run_id,
-                [*further, *scalars],
-                [Param(key, value) for key, value in new.items()],
-                [RunTag(key, value) for key, value in changed.items()],
-            )
+            with self._writing(run_id):
+                self._client.log_batch(
+                    run_id,
+                    [*further, *scalars],
+                    [Param(key, value) for key, value in new.items()],
+                    [RunTag(key, value) for key, value in changed.items()],
+                )
         held.params |= new
         held.tags |= changed
         held.metrics |= {metric.key: metric.value for metric in (*further, *scalars)}
         recorded.update((metric.key, metric.step) for metric in further)
-        if model:
-            model.numbers |= {metric.key: metric.value for metric in scalars}
 
     def _points(self, run_id: str) -> set[tuple[str, int]]:
         held = self.held(run_id)
@@ -141,38 +151,45 @@ class MlflowRuns:
             held.points = {(metric.key, metric.step) for history in histories for metric in history}
         return held.points
 
-    def attach(self, run_id: str, name: str, content: Mapping[str, object]) -> None:
-        """Store a JSON file with the run, at the cached artifact URI, which saves a request."""
+    def attach(self, run_id: str, texts: Mapping[str, str]) -> None:
+        """Store text files with the run, by name, which may lead through folders; each takes one request."""
         with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder, name)
-            file.write_text(json.dumps(content))
-            repository = get_artifact_repository(self.held(run_id).artifacts, self._uri)
-            repository.log_artifact(str(file))  # type: ignore[no-untyped-call]  # MLflow's has no types
+            for name, text in texts.items():
+                Path(folder, name).parent.mkdir(parents=True, exist_ok=True)
+                Path(folder, name).write_text(text)
+            repository = get_artifact_repository(self.held(run_id).artifacts, self._uri)  # cached: saves a request each
+            with self._writing(run_id):
+                repository.log_artifacts(folder)  # type: ignore[no-untyped-call]  # MLflow's has no types
 
-    def name_data(self, run_id: str, data: DatasetInput) -> None:
+    def name_data(self, run_id: str, data: Sequence[DatasetInput]) -> None:
         """Link the run to its data, unless it is linked already."""
         held = self.held(run_id)
-        if not held.names_data:
-            self._client.log_inputs(run_id, [data])
-            held.names_data = True
+        new = [each for each in data if each.dataset.digest not in held.data]
+        if new:
+            with self._writing(run_id):
+                self._client.log_inputs(run_id, new)
+            held.data |= {each.dataset.digest for each in new}
 
     def reopen(self, run_id: str) -> None:
         """Set the status of the run to RUNNING."""
         held = self.held(run_id)
         if held.status != "RUNNING":
-            self._client.update_run(run_id, status="RUNNING")
+            with self._writing(run_id):
+                self._client.update_run(run_id, status="RUNNING")
             held.status = "RUNNING"
 
     def end(self, run_id: str, status: str, ended: float | None = None) -> None:
         """End the run with this status, unless it has it already. ended: seconds since 1970 UTC; by default now."""
         held = self.held(run_id)
         if held.status != status:
-            self._client.set_terminated(run_id, status, milliseconds(ended))
+            with self._writing(run_id):
+                self._client.set_terminated(run_id, status, milliseconds(ended))
             held.status = status
 
     def delete(self, run_id: str) -> None:
         """Delete the run."""
-        self._client.delete_run(run_id)
+        with self._writing(run_id):
+            self._client.delete_run(run_id)
         self._held.pop(run_id, None)
 
 

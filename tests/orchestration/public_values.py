@@ -27,12 +27,12 @@ _MODEL = (
     r"/digests/(model\.pt|training\.json|released\.json)$",
     r"(result|released)\.json/sha256$",
     r"/released\.json/|/individuals/",
-    r"groups_digest|groups\.json/data/",
+    r"groups_digest|dpsweep\.digest|groups\.json/data/",
 )
 """Places of the model, of what test data say of it, and of what was released with noise."""
 _RUN = (
     r"/(started|ended|seconds|created|sweep_id)$|wall_seconds|(sweep|status)\.json/sha256$",
-    r"^status\.json/(elapsed|steps_per_second|.*heartbeat)$",
+    r"^status\.json/(elapsed|steps_per_second|.*heartbeat|recording/(page|per_second))$",
     r"^digests\.json/(comparison\.json|report\.html|results\.json|sha256)$|/MLmodel$",
     r"time|/timestamp|/date$|/pid$|trial_id|uuid|dpsweep\.log/",
     r"/mlflow\.parentRunId$|/dpsweep\.sweep$",

@@ -16,6 +16,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg2
 
@@ -52,7 +53,8 @@ def postgres() -> Iterator[str]:
         **common,
     )
     options = ["-D", "data", "-h", "127.0.0.1", "-p", str(port), "-k", folder, "-c", "fsync=off"]
-    server = subprocess.Popen([POSTGRES / "postgres", *options], **common)
+    server = subprocess.Popen([POSTGRES / "postgres", *options], start_new_session=True, **common)
+    _GROUPS[port] = server.pid
     try:
         address = f"dpsweep@127.0.0.1:{port}/postgres"
         wait_until(lambda: psycopg2.connect(f"postgresql://{address}").close(), psycopg2.OperationalError)
@@ -77,6 +79,21 @@ def mlflow_server(
     changes = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **secrets}
     with _listening(command, port, {**os.environ, **changes}) as address:
         yield address
+
+
+_GROUPS: dict[int | None, int] = {}
+"""Process groups of the servers that run, by port."""
+
+
+@contextmanager
+def paused(address: str) -> Iterator[None]:
+    """Stop a server for the duration of a ``with`` block: it takes connections and answers nothing."""
+    group = _GROUPS[urlsplit(address).port]
+    os.killpg(group, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.killpg(group, signal.SIGCONT)
 
 
 def has_s3() -> bool:
@@ -141,6 +158,7 @@ def _listening(command: Sequence[str], port: int, environment: Mapping[str, str]
     server = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True, env=environment
     )
+    _GROUPS[port] = server.pid
     try:
         wait_until(lambda: connect_to(server, port), ConnectionRefusedError)
         yield f"http://127.0.0.1:{port}"
@@ -161,7 +179,7 @@ def connect_to(server: subprocess.Popen[bytes], port: int) -> None:
     socket.create_connection(("127.0.0.1", port), timeout=5).close()
 
 
-def wait_until(attempt: Callable[[], object], failure: type[Exception], seconds: float = 90.0) -> None:
+def wait_until(attempt: Callable[[], object], failure: type[Exception], seconds: float = 300.0) -> None:
     deadline = time.monotonic() + seconds
     while True:
         try:

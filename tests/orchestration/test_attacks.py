@@ -101,12 +101,12 @@ def test_attacks_and_correlations_stay_private(tmp_path: Path, release: str) -> 
     record = render_again(files.root).record
     for point in record.points:
         trial = record.trial(point)
-        assert "attack_success_rate" not in group_table(trial)
+        assert "attack_success_rate" not in group_table([trial])
         assert "privacy/loss_correlation" not in final_metrics(trial)
         assert "final/training_accuracy" not in final_metrics(trial)
-        assert set(group_table(trial)["training_accuracy"]) == {None}
+        assert set(group_table([trial])["training_accuracy"]) == {None}
         assert "fairness/clipping_bias_gap" not in final_metrics(trial)
-        assert set(group_table(trial)["gradient_norm"]) == {None}
+        assert set(group_table([trial])["gradient_norm"]) == {None}
     owner = Path(files.private_report).read_text()
     for name in ("group-norm", "group-bias", "group-noise", "norms", "loss of flat · constant"):
         assert f'data-figure="{name}' in owner
@@ -120,8 +120,8 @@ def test_exact_results_are_disclosed_by_raw_alone(tmp_path: Path) -> None:
     record = render_again(files.root).record
     for point in record.points:
         trial = record.trial(point)
-        assert group_table(trial)["attack_success_rate"] == [CANARY] * 10
-        assert group_table(trial)["training_accuracy"] == [TRAINING] * 10
+        assert group_table([trial])["attack_success_rate"] == [CANARY] * 10
+        assert group_table([trial])["training_accuracy"] == [TRAINING] * 10
         assert final_metrics(trial)["final/training_accuracy"] == TRAINING
         assert trial.tags["sensitive"] == "true"
     exact = read_exact_statistics(trial_in(files.root, "flat-seed0").private_summary, "")

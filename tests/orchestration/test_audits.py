@@ -72,7 +72,7 @@ def test_audits_stay_private(tmp_path: Path, release: str) -> None:
     record = render_again(files.root).record
     trial = record.trial(record.points[0])
     assert trial.audit is None
-    assert "audited_epsilon" not in group_table(trial)
+    assert "audited_epsilon" not in group_table([trial])
     assert "privacy/audited_epsilon" not in final_metrics(trial)
 
 
@@ -84,7 +84,7 @@ def test_audits_are_disclosed_by_raw_alone(tmp_path: Path) -> None:
     assert trial.tags["sensitive"] == "true"
     assert final_metrics(trial)["privacy/audited_epsilon"] == CANARY
     assert final_metrics(trial)["privacy/audit_confidence"] == 0.95
-    shown = group_table(trial)["audited_epsilon"]
+    shown = group_table([trial])["audited_epsilon"]
     assert set(shown) <= {GROUP_CANARY, None}
     assert GROUP_CANARY in shown
 

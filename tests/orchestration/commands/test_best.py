@@ -11,15 +11,22 @@ from typer.testing import CliRunner, Result
 
 import dpsweep
 from accounting.errors import DataCorruption, InvalidInput
+from orchestration.commands.choice_text import best_lines
 from orchestration.commands.main import app
+from orchestration.comparison.best import Best, best
+from orchestration.comparison.evidence import gather
+from orchestration.comparison.findings import Difference, findings
+from orchestration.comparison.intervals import ConfidenceInterval, Covers
 from orchestration.records.layout import SweepFiles
 from tests.orchestration.execution.test_upkeep import files as files
 from tests.orchestration.execution.test_upkeep import trained as trained
 from tests.orchestration.sample_grids import keys_of, small
-from tests.orchestration.sample_outcomes import outcomes
+from tests.orchestration.sample_outcomes import outcomes, sweep_of
 from tests.orchestration.sample_results import stored_sample
+from tests.orchestration.tracking.recordings import NOTHING
 from workers.outcomes import write_outcomes
 
+SEEDS: Covers = "seeds and test examples"
 KEYS = keys_of(small(clipping=["none", "flat"], noise="constant", seeds=[0, 1]))
 
 
@@ -89,3 +96,37 @@ def test_a_damaged_model_is_not_named(files: SweepFiles, name: str) -> None:
 
 def chosen_key(files: SweepFiles) -> str:
     return str(json.loads(chosen(files.root, "--json").stdout)["trial"])
+
+
+def alike(count: int, spans: bool = False) -> Best:
+    """A winner from which ``count`` settings cannot be told, each a point further away than the one before."""
+    trials, evidence = sweep_of({"flat": (0.9, 0.8)}, seeds=2)
+    data = replace(NOTHING, trials=tuple(trials))
+    found = best(findings(data, gather(trials, evidence)))
+    ends = (-1.0, 1.0) if spans else (-0.5, 0.6)
+    differences = [
+        Difference(found.name, f"other {place}", "accuracy", ConfidenceInterval(0.01 * place, *ends, 2, SEEDS))
+        for place in reversed(range(count))
+    ]
+    return replace(found, alike=tuple(differences))
+
+
+def test_of_many_that_cannot_be_told_from_it_the_nearest_three_are_named() -> None:
+    lines = [line for line in best_lines(alike(99), "model.pt") if "told from it" in line]
+    assert lines[0] == "cannot be told from it: 99 settings; the nearest 3 (--all shows the rest):"
+    assert [line.partition(" (")[0].removeprefix("cannot be told from it: ") for line in lines[1:]] == [
+        "other 0",
+        "other 1",
+        "other 2",
+    ]
+    assert "differs by −60.0 to +50.0 points" in lines[1]
+    assert sum("told from it" in line for line in best_lines(alike(99), "model.pt", show_all=True)) == 99
+
+
+def test_an_interval_that_spans_everything_is_said_in_words() -> None:
+    found = alike(2, spans=True)
+    whole = ConfidenceInterval(found.value, 0.0, 1.0, 2, SEEDS)
+    lines = list(best_lines(replace(found, interval=whole), "model.pt"))
+    assert "(two seeds cannot tell: the 95% interval spans the whole range)" in lines[0]
+    assert "other 1 (measured −1.0 points, but two seeds cannot tell: any difference is possible)" in " ".join(lines)
+    assert "100.0" not in " ".join(lines)

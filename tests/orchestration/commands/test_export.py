@@ -29,8 +29,8 @@ from workers.outcomes import write_outcomes
 KEYS = keys_of(small(clipping=["none", "flat"], noise="constant", seeds=[0, 1]))
 
 
-def export(folder: Path, file: Path) -> str:
-    done = CliRunner().invoke(app, ["export", str(folder), "--to", str(file)])
+def export(folder: Path, file: Path, *options: str) -> str:
+    done = CliRunner().invoke(app, ["export", str(folder), "--to", str(file), *(options or ("--all-columns",))])
     assert done.exit_code == 0, done.output
     return done.stdout
 
@@ -169,3 +169,22 @@ def test_rows_have_the_intervals_of_their_setting(tmp_path: Path) -> None:
     Path(files.comparison).write_text("{}")
     with pytest.raises(DataCorruption, match=r"comparison\.json is damaged; delete it"):
         stored_settings(files)
+
+
+def test_by_default_there_are_only_columns_that_say_something(tmp_path: Path) -> None:
+    files = stored_sample(tmp_path / "sweep")
+    write_reports(files, stored_record(files))
+    all_of_them = export(tmp_path / "sweep", tmp_path / "all.parquet")
+    done = CliRunner().invoke(app, ["export", files.root, "--to", str(tmp_path / "a.parquet")])
+    table, whole = (parquet.read_table(tmp_path / name) for name in ("a.parquet", "all.parquet"))
+    assert f"{len(whole.column_names)} columns" in all_of_them
+    assert f"{len(table.column_names)} columns; --all-columns writes all {len(whole.column_names)}" in done.stdout
+    assert set(table.column_names) < set(whole.column_names)
+    assert {"key", "labels.seed", "status", "error", "epsilon", "kind", "accuracy", "group_accuracies.a"} <= set(
+        table.column_names
+    )
+    assert not any(column.null_count == len(column) for column in table.columns), "none is empty"
+    assert "parameters.target_epsilon" in table.column_names
+    assert not any(name.startswith(("by_group.", "risks.", "groups.")) for name in table.column_names)
+    for name in table.column_names:
+        assert table[name].to_pylist() == whole[name].to_pylist()

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from accounting.errors import InvalidInput
 from orchestration.commands.console import show
-from orchestration.commands.main import main
+from orchestration.commands.main import app, main
 from orchestration.commands.status import picture, warn_of_another
 from orchestration.execution.submission import SubmittedSweep
 from orchestration.records.states import TrialState
@@ -212,3 +213,29 @@ def test_a_flipped_digit_is_noticed_and_a_status_of_an_earlier_version_is_read(
     assert line.startswith(f"error: {file} is damaged: its content differs from its checksum")
     file.write_text(json.dumps({name: value for name, value in json.loads(written).items() if name != "sha256"}))
     assert status(monkeypatch, tmp_path) == 0
+
+
+def test_many_trials_are_summed_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first that run or have failed, and how many there are besides; every trial on request."""
+    ended = [
+        replace(TRIALS[0], key=f"done-{place}", state=TrialState.FINISHED, accuracy=0.01 * place) for place in range(40)
+    ]
+    failed = [replace(TRIALS[0], key=f"lost-{place}", state=TrialState.FAILED, error="lost") for place in range(7)]
+    write_snapshot(str(tmp_path / "status.json"), replace(snapshot(), trials=(*ended, *failed)), private=False)
+    shown = shown_by("status", tmp_path)
+    assert "done-0" not in shown
+    assert (shown.count("lost-"), "lost-4" in shown) == (10, True), "five rows, and five errors"
+    assert "42 of 47 trials are not shown and 2 more failed ones: --trials shows all" in shown
+    assert "finished trials: accuracy 0.00 to 0.390" in shown
+    assert shown_by("status", tmp_path, "--trials").count("done-") == 40
+    only = shown_by("status", tmp_path, "--state", "failed")
+    assert (only.count("done-"), "lost-6" in only) == (0, True)
+    refused = CliRunner().invoke(app, ["status", str(tmp_path), "--state", "faild"]).exception
+    assert isinstance(refused, InvalidInput)
+    assert "unknown state 'faild'; did you mean 'failed'?" in str(refused)
+
+
+def shown_by(*arguments: object) -> str:
+    done = CliRunner().invoke(app, list(map(str, arguments)))
+    assert done.exit_code == 0, done.output
+    return done.stdout

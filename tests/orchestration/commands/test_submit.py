@@ -9,6 +9,7 @@ import pytest
 
 from orchestration.commands.main import main
 from orchestration.execution.job_package import LARGEST, Asked, packaged, read_job
+from orchestration.execution.tracking_access import opened, own_access, sealed
 from orchestration.records.layout import SweepFiles
 from orchestration.records.limits import Limits
 from orchestration.records.manifest import open_manifest, write_manifest
@@ -171,3 +172,27 @@ def test_drive_outside_a_job_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys
         main()
     assert ended.value.code == 2
     assert "started by the jobs of `dpsweep submit`" in capsys.readouterr().err
+
+
+def test_a_login_travels_sealed_and_names_that_look_secret_are_warned_of(
+    sweep_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing of it is in the package as text; without a token it is not sent at all."""
+    for name, value in {"MLFLOW_TRACKING_USERNAME": "ann", "MLFLOW_TRACKING_PASSWORD": "hers"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "the token")
+    text = sealed(own_access(), "the token")
+    assert opened(text, "the token") == {"MLFLOW_TRACKING_USERNAME": "ann", "MLFLOW_TRACKING_PASSWORD": "hers"}
+    with packaged(small(), "sweep.yaml", "/a", NO_CODE, tracking=text) as package:
+        (job,) = [Path(folder, "job.json") for folder in package.folders if Path(folder, "job.json").exists()]
+        assert "hers" not in job.read_text()
+    said = ("--output", "s3://bucket/a", "--env", "MLFLOW_TRACKING_PASSWORD=hers")
+    code, _, warned = submit(monkeypatch, capsys, sweep_file, *said)
+    assert code == 0
+    assert "warning: --env MLFLOW_TRACKING_PASSWORD: Ray keeps and shows such variables" in warned
+    assert "leave it out, as this shell's login of MLflow goes to the driver alone" in warned
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/nowhere")
+    code, _, warned = submit(monkeypatch, capsys, sweep_file, "--output", "s3://bucket/a")
+    assert "MLFLOW_TRACKING_PASSWORD and MLFLOW_TRACKING_USERNAME is not sent, as the cluster has no token" in warned
+    assert "hers" not in warned

@@ -47,13 +47,20 @@ FIRST, SECOND = (keys_of(TEXT)[name] for name in ("flat-seed0", "flat-seed1"))
 class KeptTracker:
     """A tracker that keeps in memory what it was told last."""
 
-    address = ""
+    answered = 0
 
     def __init__(self) -> None:
+        self.in_flight = 1
         self.trials: dict[str, PublishedTrial] = {}
         self.reports: list[PublishedSweep] = []
         self.closed: list[RunStatus] = []
         self.comparisons: list[tuple[Findings, tuple[str, ...]]] = []
+
+    def address(self, sweep_id: str) -> str:
+        return ""
+
+    def interrupt(self) -> None:
+        self.closed.append("KILLED")
 
     def open_sweep(self, sweep: TrackedSweep, anew: Sequence[str] = ()) -> str:
         return sweep.sweep_id

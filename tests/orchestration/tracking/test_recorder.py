@@ -5,12 +5,14 @@ from __future__ import annotations
 import shutil
 import threading
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from orchestration.records.published import PublishedTrial
+from orchestration.records.recording import Recording
 from orchestration.records.states import TrialState
 from orchestration.tracking import recorder
 from orchestration.tracking.embedded import embedded_tracking_uri
@@ -44,7 +46,8 @@ class GrowingTrial:
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "INTERVAL", 0.01)
-    monkeypatch.setattr(recorder, "LAST_PAUSES", (0.0, 0.01))
+    monkeypatch.setattr(recorder, "PAUSES", (0.01, 0.02))
+    monkeypatch.setattr(recorder, "SILENCE", 0.1)
 
 
 def recorded_steps(folder: Path) -> list[int]:
@@ -64,7 +67,7 @@ def test_a_trial_is_seen_while_it_trains(folder: Path) -> None:
         assert run.info.status == "RUNNING"
         assert run.data.params["model"] == "mlp"
     trial.epochs = EPOCHS
-    following.finish([trial.key], lambda tracker: tracker.close())
+    following.finish([trial.key], [lambda tracker: tracker.close()])
     assert following.failure is None
     assert recorded_steps(folder) == [epoch.step for epoch in trial.whole.history]
     assert {run.info.status for run in runs_of(client_of(folder))} == {"FINISHED"}
@@ -87,10 +90,10 @@ def test_a_trial_that_is_over_at_once_is_recorded_as_it_ended_alone(
     following = TrackingRecorder(tracker, trial)
     monkeypatch.setattr(recorder, "INTERVAL", 60.0)
     following.changed(trial.key)
-    assert following._attempt()
+    assert following._attempt([])
     assert seen == []
     trial.epochs = EPOCHS
-    assert following._attempt(), "it was not forgotten"
+    assert following._attempt([]), "it was not forgotten"
     assert seen == [TrialState.FINISHED]
     assert recorded_steps(folder) == [epoch.step for epoch in trial.whole.history]
 
@@ -117,7 +120,7 @@ def test_a_slow_tracker_holds_nothing_up_and_gets_fewer_updates(folder: Path) ->
         trial.epochs = epochs
         following.changed(trial.key)
     tracker.released.set()
-    following.finish([trial.key], lambda tracker: tracker.close())
+    following.finish([trial.key], [lambda tracker: tracker.close()])
     assert tracker.updates <= 3
     assert recorded_steps(folder) == [epoch.step for epoch in trial.whole.history]
 
@@ -138,13 +141,13 @@ def test_a_tracker_that_was_gone_for_a_while_has_everything_in_the_end(folder: P
     store.rmdir()
     shutil.move(aside, store)
     trial.epochs = EPOCHS
-    following.finish([trial.key], lambda tracker: tracker.close())
+    following.finish([trial.key], [lambda tracker: tracker.close()])
     assert following.failure is None
     assert recorded_steps(folder) == [epoch.step for epoch in trial.whole.history]
     before = content(client_of(folder))
     again = TrackingRecorder(opened(folder), trial)
     again.start()
-    again.finish([trial.key], lambda tracker: tracker.close())
+    again.finish([trial.key], [lambda tracker: tracker.close()])
     assert content(client_of(folder)) == before
 
 
@@ -153,28 +156,71 @@ def test_a_tracker_that_stays_away_is_named_and_loses_what_disk_still_has(folder
     following.start()
     (folder / "mlflow.db").unlink()
     (folder / "mlflow.db").mkdir()
-    following.finish([trial.key], lambda tracker: tracker.close())
+    following.finish([trial.key], [lambda tracker: tracker.close()])
     assert "cannot record trial flat-constant-0" in str(following.failure)
 
 
-def test_a_tracker_that_never_answers_does_not_hold_up_the_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    attempts: list[str] = []
+class Clock:
+    """Time as the recorder sees it, which passes only while it waits."""
 
-    class Mute(MlflowTracker):
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_recording_goes_on_as_long_as_the_tracker_answers_now_and_then(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It refuses four requests of five, 20 s each, for far longer than it may be silent; then it falls silent."""
+    clock, silence = Clock(), 180.0
+    monkeypatch.setattr(recorder, "time", clock)
+    monkeypatch.setattr(recorder, "SILENCE", silence)
+    trials = {trial.key: trial for trial in (tracked(sample_trial(seed=seed, disclosure="none")) for seed in range(7))}
+    asked: list[str] = []
+    told: list[Recording] = []
+
+    class Flapping(MlflowTracker):
         def log_trial(self, trial: PublishedTrial) -> str:
-            attempts.append(trial.key)
-            time.sleep(0.2)
-            raise TrackingUnavailable("no answer")
+            asked.append(trial.key)
+            if len(asked) % 5 or len(self._trials) == 5:
+                clock.sleep(20.0)
+                raise TrackingUnavailable("no answer")
+            return super().log_trial(trial)
 
-    monkeypatch.setattr(recorder, "LAST_PAUSES", (0.0,) * 10)
-    monkeypatch.setattr(recorder, "LAST_BEGUN_WITHIN", 0.3)
-    trial = GrowingTrial()
-    trial.epochs = EPOCHS
-    following = TrackingRecorder(Mute(embedded_tracking_uri(folder), artifact_root=str(folder)), trial)
+    tracker = Flapping(embedded_tracking_uri(folder), artifact_root=str(folder / "artifacts"))
+    tracker.open_sweep(SWEEP)
+    following = TrackingRecorder(tracker, lambda key: trials[key], Recording(command="the command"), told.append)
+    following.finish(trials, [lambda tracker: tracker.close()])
+    assert 3.0 * silence < clock.now < 5.0 * silence
+    assert told[0].goes_on
+    found = following.recording
+    assert (found.count, found.is_complete, found.is_closed) == ("5 of 7", False, False)
+    assert found.missing() == "5 of 7 trials are recorded in MLflow (no answer); `the command` records the rest"
+    again = TrackingRecorder(opened(folder), lambda key: trials[key])
+    again.finish(trials, [lambda tracker: tracker.close()])
+    assert again.recording.is_complete
+    assert Counter(run.info.status for run in runs_of(client_of(folder))) == {"FINISHED": 9}, "with the average"
+
+
+def test_a_silent_tracker_does_not_hold_up_the_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "LAST_MOMENTS", 0.1)
+    tracker, trial = SlowTracker(folder), GrowingTrial()
+    tracker.open_sweep(SWEEP)
+    following = TrackingRecorder(tracker, trial)
     following.start()
-    following.finish([trial.key], lambda tracker: tracker.close())
-    assert 2 <= len(attempts) <= 3
-    assert "no answer" in str(following.failure)
+    following.changed(trial.key)
+    wait_until(lambda: tracker.updates > 0, "a request that is never answered")
+    following.abandon()
+    assert not following.recording.is_closed
+    tracker.released.set()
 
 
 def test_an_abandoned_sweep_keeps_what_is_known_and_nothing_running(folder: Path) -> None:
@@ -183,6 +229,7 @@ def test_an_abandoned_sweep_keeps_what_is_known_and_nothing_running(folder: Path
     trial.epochs = 5
     following.changed(trial.key)
     following.abandon()
+    assert following.recording.is_closed
     assert len(recorded_steps(folder)) == 5
     runs = runs_of(client_of(folder))
     assert {run.info.status for run in runs} == {"KILLED"}

@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
+import getpass
 import json
+import socket
+import threading
+import time
 import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
+from accounting.errors import InvalidInput
+from orchestration.execution.tracking_access import opened as opened_access
+from orchestration.execution.tracking_access import sealed
+from orchestration.records.recording import Recording
+from orchestration.tracking import recorder
 from orchestration.tracking.embedded import embedded_tracking_uri
 from orchestration.tracking.mlflow import MlflowTracker
 from orchestration.tracking.protocol import TrackingUnavailable
+from orchestration.tracking.recorder import TrackingRecorder
 from tests.orchestration.processes import dpsweep
 from tests.orchestration.sample_grids import small
 from tests.orchestration.sample_sweeps import sample_trial
-from tests.orchestration.servers import POSTGRES, closed_port, has_s3, mlflow_server, objects_in, postgres, s3
-from tests.orchestration.tracking.recordings import NOTHING, SWEEP, content, record, tracked
+from tests.orchestration.servers import POSTGRES, closed_port, has_s3, mlflow_server, objects_in, paused, postgres, s3
+from tests.orchestration.tracking.recordings import NOTHING, SWEEP, content, record, runs_of, tracked
 
 from mlflow import MlflowClient  # isort: skip  (after orchestration.tracking.mlflow, which keeps it quiet)
+from mlflow.server import get_app_client  # isort: skip
 
 
 SMALLEST = small(model="logistic", clipping="flat", noise="constant", seeds=0)
-OVER_HTTP, DIRECT = "over HTTP", "on the database"
+OVER_HTTP, DIRECT, AWAY = "over HTTP", "on the database", "away"
 """Experiments."""
 
 
@@ -106,6 +118,80 @@ def test_a_server_on_postgresql_and_the_database_itself_are_the_same_store(
 
 
 @REAL
+def test_a_server_that_is_away_while_trials_are_recorded_loses_and_doubles_none(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First the server is paused with eight requests under way, which it answers later; then its database."""
+    for name, value in {**USER, "MLFLOW_HTTP_REQUEST_TIMEOUT": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(recorder, "PAUSES", (0.2, 1.0))
+    trials = {trial.key: trial for trial in (tracked(sample_trial(seed=seed, disclosure="none")) for seed in range(20))}
+    faults = {4: served.address, 12: served.database}
+
+    def told(recording: Recording) -> None:
+        if address := faults.pop(recording.recorded, None):
+            threading.Thread(target=away, args=(address,)).start()
+
+    def away(address: str) -> None:
+        with paused(address):
+            time.sleep(4.0)
+
+    tracker = MlflowTracker(served.address, experiment=AWAY)
+    tracker.open_sweep(SWEEP)
+    following = TrackingRecorder(tracker, lambda key: trials[key], Recording(), told)
+    following.finish(trials, [lambda tracker: tracker.close()])
+    assert not faults
+    assert following.recording.is_complete
+    assert following.recording.count == "20 of 20"
+    runs = runs_of(MlflowClient(served.database), AWAY)
+    assert Counter(run.data.tags["dpsweep.kind"] for run in runs) == {"sweep": 1, "trial": 20, "average": 1}
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    assert {run.data.tags.get("dpsweep.trial_key") for run in runs} == {*trials, None}
+
+
+@REAL
+def test_two_users_record_as_themselves(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each from what it submitted: the other's experiment is refused in one line, with the way out."""
+    for user in ("ann", "ben"):
+        monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "admin")
+        monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", USER["MLFLOW_TRACKING_PASSWORD"])
+        get_app_client("basic-auth", tracking_uri=served.address).create_user(user, f"password of {user}")
+    for user in ("ann", "ben"):
+        access = {
+            "MLFLOW_TRACKING_URI": served.address,
+            "MLFLOW_EXPERIMENT_NAME": f"sweeps of {user}",
+            "MLFLOW_TRACKING_USERNAME": user,
+            "MLFLOW_TRACKING_PASSWORD": f"password of {user}",
+        }
+        text = sealed(access, "the cluster's token")
+        assert user not in text
+        with pytest.raises(InvalidInput, match="another token"):
+            opened_access(text, "another")
+        for name, value in opened_access(text, "the cluster's token").items():
+            monkeypatch.setenv(name, value)
+        tracker = MlflowTracker(served.address)
+        tracker.open_sweep(replace(SWEEP, sweep_id=user))
+        record(tracker, [tracked(sample_trial(disclosure="none"))])
+        runs = runs_of(MlflowClient(served.database), f"sweeps of {user}")
+        assert {run.data.tags["mlflow.user"] for run in runs} <= {user, getpass.getuser()}
+        assert {run.info.status for run in runs} == {"FINISHED"}
+    with pytest.raises(TrackingUnavailable, match=r"as 'ben' for this \(403\).*MLFLOW_EXPERIMENT_NAME"):
+        MlflowTracker(served.address, experiment="sweeps of ann").open_sweep(SWEEP)
+
+
+@REAL
+def test_a_name_that_the_server_does_not_allow_is_one_line_with_its_option(served: Served) -> None:
+    port = urlsplit(served.address).port
+    name = socket.gethostname()
+    try:
+        socket.create_connection((name, port or 0), timeout=1).close()
+    except OSError:
+        pytest.skip(f"this machine does not reach itself as {name} on loopback")
+    with pytest.raises(TrackingUnavailable, match=f"403 Invalid Host header.*--allowed-hosts {name}:{port}"):
+        MlflowTracker(f"http://{name}:{port}")
+
+
+@REAL
 def test_a_server_with_accounts_keeps_artifacts_in_an_object_store(served: Served, tmp_path: Path) -> None:
     """The sweep knows the server's address and its user's password, and no key of the bucket."""
     (tmp_path / "sweep.yaml").write_text(SMALLEST)
@@ -115,6 +201,7 @@ def test_a_server_with_accounts_keeps_artifacts_in_an_object_store(served: Serve
         assert refused.returncode == 2
         (line,) = [line for line in refused.stderr.splitlines() if line.startswith("error: ")]
         assert f"cannot use MLflow at {served.address}" in line
+        assert "(401); set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD" in line
         assert not (tmp_path / "refused" / "sweep.json").exists()
     done = dpsweep(*run, "--output", tmp_path / "out", "--json", **USER)
     assert done.returncode == 0, done.stderr

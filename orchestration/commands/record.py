@@ -1,0 +1,61 @@
+"""`dpsweep record`: record a stored sweep in MLflow."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import asdict
+
+import typer
+
+from orchestration.commands import panels
+from orchestration.commands.arguments import AsJson, Folder, TrackingUri
+from orchestration.commands.running import NOT_RECORDED, print_json
+from orchestration.comparison.plain_text import for_terminal
+from orchestration.records.recording import NOTHING_RECORDED, Recording
+
+_LINE_INTERVAL = 5.0
+"""Least seconds between two lines on the progress."""
+
+
+def record(folder: Folder, tracking_uri: TrackingUri = None, as_json: AsJson = False) -> None:
+    """Record a stored sweep in MLflow: what its driver could not record, or all of one that ran without MLflow.
+
+    Also of a driver that was killed. What MLflow has already is kept, and nothing is recorded twice. By default in the
+    store that the driver recorded in. Exit code 3 if MLflow stays silent before everything is recorded.
+    """
+    from orchestration.pipeline import record_again
+
+    shown = _Printer()
+    try:
+        found = record_again(folder, tracking_uri, shown)
+    except KeyboardInterrupt:
+        print(for_terminal(f"interrupted; {shown.last.missing() or 'the same command goes on'}"), file=sys.stderr)
+        raise typer.Exit(130) from None
+    if as_json:
+        print_json(asdict(found))
+    if missing := found.missing():
+        print(for_terminal(f"error: {missing}"), file=sys.stderr)
+        raise typer.Exit(NOT_RECORDED)
+    if not as_json:
+        typer.echo(for_terminal(f"{found.count} trials are recorded in MLflow at {found.store}"))
+        typer.echo(for_terminal(found.page))
+
+
+class _Printer:
+    """Prints how far the recording has come, at most once every `_LINE_INTERVAL` seconds."""
+
+    def __init__(self) -> None:
+        self.last = NOTHING_RECORDED
+        self._printed = time.monotonic()
+
+    def __call__(self, recording: Recording) -> None:
+        self.last = recording
+        if recording.goes_on and time.monotonic() - self._printed >= _LINE_INTERVAL:
+            self._printed = time.monotonic()
+            print(recording.line(), file=sys.stderr, flush=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to ``app``."""
+    app.command(**panels.listed(panels.RESULTS, "record runs/quickstart --tracking-uri http://HOST:5000"))(record)

@@ -1,0 +1,135 @@
+"""Records stored sweeps in MLflow: what a driver could not record, or what was run without MLflow."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from accounting.errors import InvalidInput, StorageError
+from accounting.records import exists, read_bytes
+from orchestration.comparison.claims import checked_record
+from orchestration.comparison.findings import findings
+from orchestration.comparison.stored import stored_evidence
+from orchestration.execution.publication import publication
+from orchestration.pipeline.stage import open_tracker, recording_in
+from orchestration.records.layout import SweepFiles, absolute
+from orchestration.records.ownership import claimed, exclusive
+from orchestration.records.recording import NOTHING_RECORDED, Recording
+from orchestration.records.release_modes import release_mode
+from orchestration.records.states import TrialState
+from orchestration.records.status_snapshot import PERIOD, read_snapshot, write_snapshot
+from orchestration.tracking.embedded import embedded_tracking_uri
+from orchestration.tracking.no_tracking import NO_TRACKING
+from orchestration.tracking.protocol import tracked
+from orchestration.tracking.recorder import TrackingRecorder
+
+Show = Callable[[Recording], None]
+
+
+def record_again(folder: str, tracking_uri: str | None, show: Show = lambda recording: None) -> Recording:
+    """Record a stored sweep, and its tuning, in MLflow; what is there already is kept, and nothing is recorded twice.
+
+    tracking_uri: by default the store that the sweep's driver recorded in, else the SQLite store in the sweep's folder.
+    show: called with the progress. Returns the outcome of the stage that is not recorded as a whole, else of the last.
+
+    Raises: InvalidInput if the folder holds no sweep, a driver runs in it, or MLflow cannot be opened; DataCorruption
+    for damaged files.
+    """
+    files = SweepFiles(absolute(folder))
+    stages = [each for each in (SweepFiles(files.tuning), files) if exists(each.manifest)]
+    if not stages:
+        raise InvalidInput(f"{files.root} holds no sweep, so there is nothing to record; name one that ran there")
+    with exclusive(files.local_folder, files.root), claimed(files.claim):
+        for stage in stages:
+            found = _record_stage(stage, _store(stage, tracking_uri), show)
+            if found.missing():
+                return found
+    return found
+
+
+def _store(files: SweepFiles, given: str | None) -> str:
+    """The tracking URI: as given, that of the environment, or that of the driver. Raises: InvalidInput for 'none'."""
+    uri = given or os.environ.get("MLFLOW_TRACKING_URI")
+    if uri == NO_TRACKING:
+        raise InvalidInput("a sweep is recorded in MLflow; give the --tracking-uri of one in place of 'none'")
+    snapshot = read_snapshot(files.status)
+    if uri or snapshot is None or snapshot.recording is None:
+        return uri or embedded_tracking_uri(files.local_folder)
+    if "***" in snapshot.recording.store:
+        raise InvalidInput(
+            f"the sweep was recorded in {snapshot.recording.store}, whose password is not stored; give it as "
+            "--tracking-uri, or in MLFLOW_TRACKING_URI"
+        )
+    return snapshot.recording.store
+
+
+def _record_stage(files: SweepFiles, uri: str, show: Show) -> Recording:
+    record = checked_record(files)
+    data = record.data()
+    trials = {trial.key: trial for trial in data.trials}
+    page = read_bytes(files.report).decode() if exists(files.report) else ""
+    steps = publication(record, data, page, findings(data, stored_evidence(files, data)))
+    tracker = open_tracker(uri, files)
+    begun = recording_in(uri, tracker, files, record.manifest.sweep_id)
+    assert begun is not None, "there is a store"
+    told = _Status(files, release_mode(record.disclosure).is_sensitive, show)
+    recorder = TrackingRecorder(tracker, lambda key: trials[key], begun, told)
+    tracker.open_sweep(tracked(record, files))
+    try:
+        recorder.finish([key for key, trial in trials.items() if trial.state.has_ended], steps)
+    except BaseException:
+        recorder.abandon()
+        raise
+    finally:
+        told.end(recorder.recording)
+    return recorder.recording
+
+
+class _Status:
+    """Passes on the progress of a recording, and keeps the sweep's ``status.json``, where there is one, current."""
+
+    def __init__(self, files: SweepFiles, is_sensitive: bool, show: Show) -> None:
+        self._uri, self._is_sensitive, self._show = files.status, is_sensitive, show
+        self._before = read_snapshot(files.status)
+        self._last = NOTHING_RECORDED
+        self._written = 0.0
+
+    def __call__(self, recording: Recording) -> None:
+        self._last = recording
+        self._show(recording)
+        if recording.goes_on and time.monotonic() - self._written >= PERIOD:
+            self._written = time.monotonic()
+            self._write("recording")
+
+    def end(self, recording: Recording) -> None:
+        """Note how the recording ended: an interrupted sweep stays interrupted."""
+        before, self._last = self._before, recording
+        if before is None:
+            return
+        state = before.state
+        if self._last.missing():
+            state = "recording"
+        elif all(trial.state.has_ended for trial in before.trials):
+            state = "failed" if before.counts()[TrialState.FAILED] else "finished"
+        elif state in ("running", "recording"):  # of a driver that was killed: nobody runs in a folder that is free
+            state = "interrupted"
+        self._write(state)
+
+    def _write(self, state: str) -> None:
+        if self._before is not None:
+            now = replace(
+                self._before,
+                state=state,
+                heartbeat=time.time(),
+                seconds_left=None,
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                job=None,
+                recording=self._last,
+            )
+            with contextlib.suppress(StorageError):
+                write_snapshot(self._uri, now, self._is_sensitive)

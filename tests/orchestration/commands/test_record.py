@@ -1,0 +1,155 @@
+"""`dpsweep record`, and what `status` and `list` say and do of a sweep that is not recorded as a whole."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from accounting.errors import InvalidInput
+from orchestration.commands.main import app
+from orchestration.records.layout import SweepFiles
+from orchestration.records.ownership import exclusive
+from orchestration.records.recording import Recording
+from orchestration.records.states import TrialState
+from orchestration.records.status_snapshot import (
+    STALE_AFTER,
+    SweepSnapshot,
+    TrialSnapshot,
+    read_snapshot,
+    write_snapshot,
+)
+from orchestration.tracking import recorder
+from orchestration.tracking.embedded import embedded_tracking_uri
+from orchestration.tracking.mlflow import MlflowTracker
+from orchestration.tracking.protocol import TrackedSweep, TrackingUnavailable
+from tests.orchestration.sample_results import stored_sample
+from tests.orchestration.tracking.recordings import content, runs_of
+
+from mlflow import MlflowClient  # isort: skip
+
+
+def dpsweep(*arguments: object) -> Result:
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepFiles:
+    """A stored sweep that ran without MLflow."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return stored_sample(tmp_path / "sweep")
+
+
+def client_of(files: SweepFiles) -> MlflowClient:
+    return MlflowClient(embedded_tracking_uri(files.local_folder))
+
+
+def left_by_a_driver(files: SweepFiles, **changes: object) -> None:
+    """A status whose driver recorded in the sweep's own store, and was killed or gave up long ago."""
+    uri = embedded_tracking_uri(files.local_folder)
+    recording = Recording(1, 3, 0.5, uri, "http://127.0.0.1:5000/#/", command=f"dpsweep record {files.root}")
+    snapshot = SweepSnapshot(
+        name="small",
+        sweep_id="sweep",
+        state="recording",
+        heartbeat=time.time() - 2.0 * STALE_AFTER,
+        elapsed=1.0,
+        seconds_left=None,
+        host="host",
+        pid=1,
+        job=None,
+        trials=tuple(TrialSnapshot(key, TrialState.FINISHED, 20, 20) for key in ("a", "b", "c")),
+        recording=replace(recording, **changes),  # type: ignore[arg-type]  # fields of a Recording
+    )
+    write_snapshot(files.status, snapshot, private=False)
+
+
+def test_what_ran_without_mlflow_is_recorded_once(files: SweepFiles) -> None:
+    done = dpsweep("record", files.root)
+    assert done.exit_code == 0, done.output
+    said, page = done.stdout.splitlines()
+    assert said.startswith("4 of 4 trials are recorded in MLflow at sqlite:///")
+    assert page.startswith("http://127.0.0.1:5000/#/experiments/")
+    before = content(client_of(files))
+    kinds = Counter(tags["dpsweep.kind"] for _, _, tags, *_ in before.values())
+    assert kinds == {"sweep": 1, "trial": 4}
+    again = json.loads(dpsweep("record", files.root, "--json").stdout)
+    assert (again["recorded"], again["trials"], again["is_complete"]) == (4, 4, True)
+    assert content(client_of(files)) == before
+
+
+def test_a_store_that_falls_silent_ends_it_with_the_count_and_the_command(
+    files: SweepFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "PAUSES", (0.01, 0.02))
+    monkeypatch.setattr(recorder, "SILENCE", 0.1)
+    left_by_a_driver(files)
+    whole, log_trial = [0], MlflowTracker.log_trial
+
+    def falls_silent(self: MlflowTracker, trial: object) -> str:
+        whole[0] += 1
+        if whole[0] > 2:
+            raise TrackingUnavailable("no answer")
+        return log_trial(self, trial)  # type: ignore[arg-type]  # a PublishedTrial
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowTracker, "log_trial", falls_silent)
+        ended = dpsweep("record", files.root)
+    assert ended.exit_code == 3
+    missing = f"2 of 4 trials are recorded in MLflow (no answer); `dpsweep record {files.root}` records the rest"
+    assert ended.stderr == f"error: {missing}\n"
+    found = read_snapshot(files.status)
+    assert found is not None
+    assert (found.state, found.is_over) == ("recording", True)
+    shown = dpsweep("status", files.root)
+    assert missing in shown.stdout
+    assert "RUNNING" not in {run.info.status for run in runs_of(client_of(files))}, "status has asked MLflow"
+    assert dpsweep("record", files.root).exit_code == 0
+    assert "small: finished, 3 of 3 trials done" in dpsweep("status", files.root).stdout
+    runs = runs_of(client_of(files))
+    assert len(runs) == 5
+    assert {run.info.status for run in runs} <= {"FINISHED", "FAILED"}
+
+
+@pytest.mark.parametrize("command", [("status",), ("list",)])
+def test_what_a_killed_driver_left_running_is_ended_by_whoever_asks(files: SweepFiles, command: tuple[str]) -> None:
+    tracker = MlflowTracker(embedded_tracking_uri(files.local_folder), artifact_root=files.artifacts)
+    tracker.open_sweep(TrackedSweep("sweep", "small", "", files.root))
+    left_by_a_driver(files)
+    assert [run.info.status for run in runs_of(client_of(files))] == ["RUNNING"]
+    shown = dpsweep(*command, files.root)
+    assert shown.exit_code == 0, shown.output
+    assert "stale" in shown.stdout
+    (run,) = runs_of(client_of(files))
+    assert (run.info.status, run.data.tags["dpsweep.outcome"]) == ("KILLED", "interrupted")
+
+
+def test_a_driver_that_records_is_left_alone(files: SweepFiles) -> None:
+    left_by_a_driver(files, per_second=4.2)
+    snapshot = read_snapshot(files.status)
+    assert snapshot is not None
+    write_snapshot(files.status, replace(snapshot, heartbeat=time.time()), private=False)
+    assert "small: recording in MLflow, 1 of 3, 4 a second" in dpsweep("status", files.root).stdout
+    with exclusive(files.local_folder, files.root):
+        refused = dpsweep("record", files.root).exception
+    assert isinstance(refused, InvalidInput)
+    assert "another dpsweep is running" in str(refused)
+
+
+def test_it_says_what_it_needs(files: SweepFiles, tmp_path: Path) -> None:
+    for arguments, reason in (
+        ((tmp_path / "nothing",), "holds no sweep, so there is nothing to record"),
+        ((files.root, "--tracking-uri", "none"), "give the --tracking-uri of one in place of 'none'"),
+        ((files.root, "--tracking-uri", "http://127.0.0.1:9"), "cannot use MLflow at http://127.0.0.1:9"),
+    ):
+        refused = dpsweep("record", *arguments).exception
+        assert isinstance(refused, InvalidInput)
+        assert reason in str(refused)
+    left_by_a_driver(files, store="postgresql://me:***@host/mlflow")
+    assert "whose password is not stored" in str(dpsweep("record", files.root).exception)
+    assert "set MLFLOW_TRACKING_URI to its address" in dpsweep("status", files.root).stderr
