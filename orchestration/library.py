@@ -106,9 +106,10 @@ class Trial:
     def model(self) -> nn.Module:
         """The trained model, in evaluation mode on the CPU; it maps prepared features [n, ...] to logits [n, classes].
 
-        No stored code is executed. A model of the user's own is imported only if it was allowed when the sweep was
-        opened. Raises: InvalidInput for a trial that did not finish or a model that is not allowed, DataCorruption for
-        damaged files.
+        No stored code is executed unasked. A model of the user's own is imported only if it was allowed when the sweep
+        was opened, as it was when the sweep was run or opened. Raises: InvalidInput for a trial that did not finish, a
+        model that is not allowed, and code that has changed since the trial was trained; DataCorruption for damaged
+        files.
         """
         from workers.trained_model import load_model
 
@@ -209,9 +210,10 @@ class Sweep:
     ) -> Registered:
         """Register the model of `best` in MLflow under a name, and give it an alias, as ``dpsweep best --register``.
 
-        ``mlflow.pyfunc.load_model`` loads the ``address`` of the result without running stored code. tracking_uri:
-        where the sweep was recorded; by default ``MLFLOW_TRACKING_URI``, else the store in its folder. Raises:
-        InvalidInput for a name that MLflow refuses, and if MLflow has no weights of that model; TrackingUnavailable.
+        ``mlflow.pyfunc.load_model`` loads the ``address`` of the result anywhere; a model of the user's own carries the
+        code that it was trained with, which runs then. tracking_uri: where the sweep was recorded; by default
+        ``MLFLOW_TRACKING_URI``, else the store in its folder. Raises: InvalidInput for a name that MLflow refuses, and
+        if MLflow has no weights of that model; TrackingUnavailable.
         """
         from orchestration.tracking.registry import register_best
 
@@ -279,8 +281,9 @@ def run(
 ) -> Sweep:
     """Train, account and compare every trial of a sweep, as ``dpsweep run`` with the same options, without output.
 
-    A folder that holds the sweep, or an earlier version of it, is continued: trials with results keep them. resume: has
-    no effect. retry: ``failed``, ``all`` or keys of trials to train anew. sources: folders of other sweeps, as
+    A folder that holds the sweep, or an earlier version of it, is continued: trials with results keep them. The user's
+    own code is read anew by every call; results of it as it was before an edit are not continued. resume: has no
+    effect. retry: ``failed``, ``all`` or keys of trials to train anew. sources: folders of other sweeps, as
     ``--from``. Failed trials are in `Sweep.failed`. Raises: InvalidInput, before any trial starts, for a sweep that
     cannot run and for a process that is already connected to Ray.
     """

@@ -7,12 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
-import importlib
-import importlib.util
-import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, ParamSpec, TypeVar
@@ -20,6 +16,8 @@ from typing import Any, Final, ParamSpec, TypeVar
 from pydantic import ValidationError, validate_call
 
 from accounting.errors import DpsweepError, InvalidInput, public_text
+from workers.own_modules import SourceFile, load_module
+from workers.own_sources import file_module_name, module_file, sources_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -30,11 +28,27 @@ class UserModule:
     """A module of the user's own that may be imported.
 
     location: its name in a sweep, ``module`` or ``file.py``. source: the path of the file, or of the folder that holds
-    the module; None for an installed module.
+    the module; None for an installed module. files: its sources, with those of the user's modules that it imports, as
+    they were when the run was planned; they are what runs.
     """
 
     location: str
     source: str | None = None
+    files: tuple[SourceFile, ...] = field(default=(), repr=False)
+
+    def sources(self) -> tuple[SourceFile, ...]:
+        """`files`, or the sources as they are now if none were read before; see `sources_of`."""
+        return self.files or sources_of(self.location, self.source)
+
+    def as_it_is(self) -> UserModule:
+        """This module with its sources as they are now."""
+        return replace(self, files=sources_of(self.location, self.source))
+
+    @property
+    def folder(self) -> str | None:
+        """The folder whose modules it may import; None for an installed module."""
+        is_file = self.source is not None and self.location.endswith(".py")
+        return str(Path(self.source or "").resolve().parent) if is_file else self.source
 
 
 @dataclass(frozen=True)
@@ -42,6 +56,15 @@ class UserCode:
     """All modules of the user's own that may be imported."""
 
     modules: tuple[UserModule, ...] = ()
+
+    def named(self, location: str) -> UserModule | None:
+        """The module that a sweep calls ``location``, if it may be imported."""
+        return next((module for module in self.modules if module.location == location), None)
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """The folders whose modules may be imported, each once."""
+        return tuple(dict.fromkeys(filter(None, (module.folder for module in self.modules))))
 
 
 NO_CODE: Final = UserCode()
@@ -91,14 +114,14 @@ def import_function(name: str, what: str, code: UserCode) -> Callable[..., Any]:
             function is not defined in it (functions that it imported from elsewhere are refused).
     """
     location, function = split_import_path(name, what)
-    allowed = next((module for module in code.modules if module.location == location), None)
+    allowed = code.named(location)
     if allowed is None:
         raise InvalidInput(
             f"{what} {name!r}: {location!r} is not among the code that may be run; if you trust it, name its module or "
             "file: --allow-code FILE.py, or allow_code=['FILE.py'] in Python"
         )
     with blamed_on(name, what):
-        module = _load(allowed, name, what)
+        module = _load(allowed, code, f"{what} {name!r}")
     found = getattr(module, function, None)
     if not callable(found):
         raise InvalidInput(f"{what} {name!r}: {location!r} has no function {function!r}; name one that it defines")
@@ -116,13 +139,6 @@ def import_function(name: str, what: str, code: UserCode) -> Callable[..., Any]:
     return call
 
 
-def module_file(folder: Path, location: str) -> Path | None:
-    """The Python file of module ``location`` below ``folder``, or None; imports nothing."""
-    stem = folder.joinpath(*location.split("."))
-    candidates = (stem / "__init__.py", stem.with_name(f"{stem.name}.py"))
-    return next((file for file in candidates if file.is_file()), None)
-
-
 @contextlib.contextmanager
 def blamed_on(name: str, what: str) -> Iterator[None]:
     """Turn errors of the user's code into an `InvalidInput` with their type and place.
@@ -138,53 +154,31 @@ def blamed_on(name: str, what: str) -> Iterator[None]:
         raise InvalidInput(f"{what} {name!r} failed with {found}") from error
 
 
-def _load(module: UserModule, name: str, what: str) -> ModuleType:
-    if module.location.endswith(".py"):
-        return _load_file(Path(module.source or module.location), name, what)
-    if module.source is not None:
-        _make_importable(Path(module.source))
-    loaded = _load_module(module.location, name, what)
-    if module.source is not None:
-        expected, found = module_file(Path(module.source), module.location), loaded.__file__
-        if expected is None or found is None or expected.resolve() != Path(found).resolve():
+def _load(module: UserModule, code: UserCode, subject: str) -> ModuleType:
+    """Import a module of ``code``. subject: what it is imported for, for errors."""
+    location, files = module.location, module.sources()
+    if location.endswith(".py"):
+        if not files:
             raise InvalidInput(
-                f"{what} {name!r}: Python has another module {module.location!r} ({found}) than the one in "
-                f"{module.source}; rename yours"
+                f"{subject}: there is no file {Path(module.source or location).absolute()}; correct the path"
             )
-    return loaded
-
-
-def _make_importable(folder: Path) -> None:
-    """Append ``folder`` to the import path of this process, after installed packages."""
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
-
-
-def _load_module(location: str, name: str, what: str) -> ModuleType:
+        return load_module(file_module_name(Path(files[0].path)), files, code.folders, subject)
     try:
-        return importlib.import_module(location)
+        loaded = load_module(location, files, code.folders, subject)
     except ModuleNotFoundError as error:
         if not location.startswith(error.name or "\0"):
             raise  # the module exists, but something that it imports does not
-        raise InvalidInput(f"{what} {name!r}: no module {location!r} can be imported here; install it") from error
+        raise InvalidInput(f"{subject}: no module {location!r} can be imported here; install it") from error
+    if module.source is not None and not _lies_in(loaded, module, files):
+        raise InvalidInput(
+            f"{subject}: Python has another module {location!r} ({loaded.__file__}) than the one in {module.source}; "
+            "rename yours"
+        )
+    return loaded
 
 
-def _load_file(path: Path, name: str, what: str) -> ModuleType:
-    if not path.is_file():
-        raise InvalidInput(f"{what} {name!r}: there is no file {path.absolute()}; correct the path")
-    resolved = path.resolve()
-    module_name = f"dpsweep_user_{resolved.stem}_{hashlib.sha256(str(resolved).encode()).hexdigest()[:8]}"
-    if module_name in sys.modules:
-        return sys.modules[module_name]
-    spec = importlib.util.spec_from_file_location(module_name, resolved)
-    if spec is None or spec.loader is None:
-        raise InvalidInput(f"{what} {name!r}: {resolved} is not a Python file")
-    _make_importable(resolved.parent)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[module_name]
-        raise
-    return module
+def _lies_in(loaded: ModuleType, module: UserModule, files: tuple[SourceFile, ...]) -> bool:
+    """Whether the loaded module is that of the folder `UserModule.source`."""
+    expected = files[0].path if files else module_file(Path(module.source or ""), module.location)
+    found = loaded.__file__
+    return expected is not None and found is not None and Path(found).resolve() == Path(expected).resolve()

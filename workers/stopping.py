@@ -36,7 +36,7 @@ def close_trial(
     files = TrialFiles(root)
     if not exists(files.checkpoint):
         raise DataCorruption(f"{files.checkpoint} is missing; restore it from a backup, or {START_ANEW}")
-    spec = as_begun(files, spec.checked())
+    spec = as_begun(files, spec.checked(), code)
     with reproducible(spec.execution, spec.seed), explained(spec.execution):
         trainer = begin(spec, files, code, releases, ranks).trainer
         if trainer.step_count != step and ranks > 1:

@@ -1,7 +1,7 @@
 """Loads a trained model from its trial's folder, together with the preprocessing and preparation of its inputs.
 
-No stored code is executed: files are read as tensors, numbers and strings. The user's own code is imported only if the
-caller allows it.
+Files are read as tensors, numbers and strings. The user's own code is imported only if the caller allows it, and only
+as it was when the trial began.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from workers.data import Dataset, Preparation, Scaling, Split, Tokens, load_sour
 from workers.evaluation import batch_size, in_batches, slices
 from workers.imports import NO_CODE, UserCode, is_import_path
 from workers.models import build_for_shape, offered
+from workers.own_record import require_same_code
 from workers.preprocessing import State, make_preprocessing
 from workers.spec import TrialSpec
 from workers.tasks import task_called
@@ -147,8 +148,8 @@ def load_model(files: TrialFiles, spec: TrialSpec, code: UserCode = NO_CODE) -> 
     """The trained model of ``spec`` on the CPU, in evaluation mode, with averaged parameters if averaging was on.
 
     Raises:
-        InvalidInput: the trial has not finished training, an earlier version trained it, the weights do not fit, or the
-            user's own model is not in ``code``.
+        InvalidInput: the trial has not finished training, an earlier version trained it, the weights do not fit, the
+            user's own model is not in ``code``, or ``code`` has changed since the trial began.
         DataCorruption: a stored file is damaged.
     """
     return _build(files, spec, _read(files.inputs, _INPUTS), code)
@@ -172,6 +173,7 @@ def load_trained(files: TrialFiles, spec: TrialSpec, code: UserCode = NO_CODE) -
 
 
 def _build(files: TrialFiles, spec: TrialSpec, inputs: Mapping[str, Any], code: UserCode) -> nn.Module:
+    require_same_code(files, spec, code, f"allow the files there in place of yours: {files.code}/...")
     weights = _read(files.model)
     shape, offers = tuple(inputs["feature_shape"]), inputs.get("offered", {})  # earlier versions offered nothing
     model = build_for_shape(spec.model, shape, inputs["num_classes"], spec.seed, code, offers)

@@ -44,6 +44,7 @@ from workers.membership import likelihood_ratio_attack
 from workers.models import build_model
 from workers.noise import make_noise_source
 from workers.outcomes import outcomes_of, write_outcomes
+from workers.own_record import require_same_code, store_code
 from workers.preprocessing import make_preprocessing
 from workers.ranks import RankGroup
 from workers.reasons import reasons_of_trial
@@ -84,7 +85,7 @@ def run_trial(
         DataCorruption: a stored file is damaged; training does not start anew by itself.
     """
     files = TrialFiles(root)
-    spec = as_begun(files, spec.checked())
+    spec = as_begun(files, spec.checked(), code)
     if exists(files.training):
         _refuse_other_releases(files, releases)
         forget_checkpoint(files.checkpoint)
@@ -107,7 +108,7 @@ def follow_trial(
     _meet(group)
     if exists(files.training):
         return
-    spec = as_begun(files, spec.checked())
+    spec = as_begun(files, spec.checked(), code)
     with reproducible(spec.execution, spec.seed), explained(spec.execution):
         owner = fingerprint(spec.to_json(), mechanism_of(spec, len(dataset.train), releases, code), dataset.digest())
         stored = load_checkpoint(files.checkpoint, owner)
@@ -130,12 +131,12 @@ def _ignore(progress: Progress) -> None:
     return None
 
 
-def as_begun(files: TrialFiles, spec: TrialSpec) -> TrialSpec:
+def as_begun(files: TrialFiles, spec: TrialSpec, code: UserCode) -> TrialSpec:
     """``spec`` with the speed settings (`SPEED`) that the trial began with.
 
     Other settings would round the steps since the checkpoint differently, and as a resumed run repeats its noise, the
-    noise would not hide such a difference. Raises: InvalidInput if the folder holds another trial, DataCorruption if
-    the stored spec is damaged.
+    noise would not hide such a difference. Raises: InvalidInput if the folder holds another trial, or one that began
+    with other ``code``; DataCorruption if the stored spec is damaged.
     """
     if not exists(files.spec):
         return spec
@@ -150,6 +151,7 @@ def as_begun(files: TrialFiles, spec: TrialSpec) -> TrialSpec:
         raise InvalidInput(
             f"{files.root} holds a trial that differs in {', '.join(different)}; use another folder, or {START_ANEW}"
         )
+    require_same_code(files, spec, code)
     return spec
 
 
@@ -209,6 +211,7 @@ def begin(spec: TrialSpec, files: TrialFiles, code: UserCode, releases: tuple[Re
 
     if stored is None:
         trainer.begin()
+        store_code(files, spec, code)
         write_bytes_atomically(files.spec, spec.to_json().encode())
         _write_users(spec, files, dataset)
         write_private_sealed(files.data_fingerprint, json.dumps({"data": digest}).encode())

@@ -24,6 +24,11 @@ class TrialFiles:
         return self._below("spec.json")
 
     @property
+    def code(self) -> str:
+        """Folder of the sources of the user's own code that the trial was trained with, as when it began."""
+        return self._below("code")
+
+    @property
     def trace(self) -> str:
         """The trace of the run (Arrow), for accounting."""
         return self._below("trace.arrow")

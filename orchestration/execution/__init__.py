@@ -18,6 +18,7 @@ __all__ = [
     "reaccounting",
     "removal",
     "reuse",
+    "same_code",
     "shared_connection",
     "status_file",
     "submission",

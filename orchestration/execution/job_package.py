@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib.util
-import json
 import shutil
 import tempfile
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -76,13 +76,15 @@ class Package:
     """Folders for Ray to ship.
 
     own: names and sizes in bytes of the user's files. left_out: files of the user's packages that are not shipped.
-    dpsweep: size of dpsweep itself in bytes.
+    dpsweep: size of dpsweep itself in bytes. code: sha256 of each of the user's modules that runs, by its place in the
+    record of a trial.
     """
 
     folders: tuple[str, ...]
     own: tuple[tuple[str, int], ...]
     left_out: tuple[str, ...]
     dpsweep: int
+    code: Mapping[str, str] = field(default_factory=dict)
 
 
 _DESCRIPTION = TypeAdapter(JobDescription)
@@ -102,12 +104,14 @@ def packaged(
         job = Path(temporary, _FOLDER)
         job.mkdir()
         description = JobDescription(text, origin, output, there, new_key_check(), asked, tracking)
-        (job / "job.json").write_text(json.dumps(asdict(description)))
+        (job / "job.json").write_bytes(_DESCRIPTION.dump_json(description))
         own = ((origin, len(text.encode())), *(each for folder in shipped for each in _sizes(Path(folder))))
         _require_small(own)
         folders = own_packages()
         dpsweep = sum(size for folder in folders for _, size in _sizes(Path(folder)))
-        yield Package((*folders, *shipped, str(job)), own, tuple(left_out), dpsweep)
+        sources = (file for module in code.modules for file in module.sources())
+        digests = {file.place: hashlib.sha256(file.content).hexdigest() for file in sources}
+        yield Package((*folders, *shipped, str(job)), own, tuple(left_out), dpsweep, digests)
 
 
 def read_job() -> JobDescription:

@@ -62,19 +62,26 @@ def forget_keys(folder: str) -> tuple[str, ...]:
     return tuple(kept)
 
 
-def start_anew(files: SweepFiles, which: Sequence[str]) -> tuple[str, ...]:
-    """Delete the stored files of trials, so that they are trained from nothing; their releases stay counted.
+def named_trials(files: SweepFiles, which: Sequence[str]) -> tuple[str, ...]:
+    """The keys of the trials that --retry names.
 
-    which: ``failed``, ``all`` (trials that the sweep file asks for), or keys or unique prefixes of keys. Returns: the
-    keys of these trials. Raises: InvalidInput for a name that fits no trial or several, DataCorruption, StorageError.
+    which: ``failed``, ``all`` (trials that the sweep file asks for), or keys or unique prefixes of keys. Raises:
+    InvalidInput for a name that fits no trial or several, DataCorruption.
     """
     record = stored_record(files)
     asked = [point.key for point in record.points if point.is_asked]
-    keys = dict.fromkeys(key for name in which for key in _keys_named(name, asked, record, files))
-    _record_releases(files, record)
+    return tuple(dict.fromkeys(key for name in which for key in _keys_named(name, asked, record, files)))
+
+
+def start_anew(files: SweepFiles, keys: Sequence[str]) -> None:
+    """Delete the stored files of trials, so that they are trained from nothing; their releases stay counted.
+
+    Raises: DataCorruption, StorageError.
+    """
+    if keys:
+        _record_releases(files, stored_record(files))
     for key in keys:
         delete_folder(files.trial(key).root)
-    return tuple(keys)
 
 
 def _keys_named(name: str, asked: Sequence[str], record: SweepRecord, files: SweepFiles) -> list[str]:

@@ -25,17 +25,24 @@ from orchestration.records.release_modes import release_mode
 from orchestration.records.results import TrialResult
 from orchestration.sweeps.plan import PlannedTrial
 from orchestration.sweeps.schema import SweepSpec
+from workers.imports import NO_CODE, UserCode
+from workers.own_record import require_same_code
 
 
 def take_finished(
-    files: SweepFiles, planned: Iterable[PlannedTrial], sweep: SweepSpec, manifest: Manifest, folder: str
+    files: SweepFiles,
+    planned: Iterable[PlannedTrial],
+    sweep: SweepSpec,
+    manifest: Manifest,
+    folder: str,
+    code: UserCode = NO_CODE,
 ) -> tuple[str, ...]:
     """Copy the finished trials in ``folder`` that ``sweep`` asks for and has not begun; return their keys.
 
     Their releases count as releases of this sweep. Trials of old versions that stored no fingerprint of the data, or
-    have other keys, are not copied. Raises, before anything is copied: InvalidInput for a sweep with another release
-    mode or encryption, and for trials of other data; DataCorruption for damaged files and for claims below what their
-    traces cost.
+    have other keys, are not copied. code: the user's own, as further trials run it. Raises, before anything is copied:
+    InvalidInput for a sweep with another release mode or encryption, and for trials of other data or code;
+    DataCorruption for damaged files and for claims below what their traces cost.
     """
     other = SweepFiles(absolute(folder))
     record = owned_record(other)
@@ -61,6 +68,7 @@ def take_finished(
                 f"--from {folder}: trial {each.key} was trained on other data than those that are there now; restore "
                 "the data, or train anew"
             )
+        require_same_code(source, each.spec, code, "train anew, without --from")
         found.append((source, target, result))
     for source, target, result in found:
         _take(files, source, target, result, record)

@@ -31,6 +31,7 @@ from orchestration.execution.cluster import refused_token
 from orchestration.execution.job_package import Package
 from orchestration.records.ownership import PERIOD
 from orchestration.records.turn import Turn
+from workers.own_record import has_changed
 
 _ANSWER_WITHIN = 10.0
 """Seconds to wait for the first answer of a dashboard."""
@@ -48,6 +49,8 @@ _VERBOSE_LOGGERS: Final = ("ray", "ray.dashboard.modules.dashboard_sdk", "ray.da
 """Loggers that report every packed and sent file, which `dpsweep submit` has already listed."""
 _SWEEP_ID = "dpsweep.id"
 """Metadata key of jobs started by `dpsweep submit`: the id of the sweep without the number of the attempt."""
+_CODE: Final = "dpsweep.code"
+"""Metadata key: the digests of the user's code that the job runs."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class SubmittedSweep:
 
     id: Ray's submission id. sweep_id: the same without the number of the attempt. output: the sweep's folder or URI, as
     the cluster sees it. state: Ray's name for it. submitted: seconds since 1970 UTC. owner, priority: as its `Turn`.
+    code: JSON of `Package.code`.
     """
 
     id: str
@@ -65,6 +69,7 @@ class SubmittedSweep:
     submitted: float
     owner: str = ""
     priority: str = "0"
+    code: str = "{}"
 
     @property
     def has_ended(self) -> bool:
@@ -111,6 +116,7 @@ class SubmittedSweeps:
                 (each.start_time or 0) / 1000.0,
                 metadata.get("dpsweep.owner", ""),
                 metadata.get("dpsweep.priority", "0"),
+                metadata.get(_CODE, "{}"),
             )
             for each, metadata in described
             if each.submission_id and _SWEEP_ID in metadata
@@ -135,7 +141,7 @@ class SubmittedSweeps:
         """Start a job that runs the packaged sweep, or return the job that already runs it.
 
         environment: variables of driver and workers. Raises: InvalidInput if the sweep already runs with another
-        output, and if another one writes to this output.
+        output, or with the user's code as it was before an edit, and if another one writes to this output.
         """
         jobs = self.all()
         earlier = [job for job in jobs if job.sweep_id == sweep_id]
@@ -144,6 +150,13 @@ class SubmittedSweeps:
             if running.output.rstrip("/") != output.rstrip("/"):
                 raise InvalidInput(
                     f"{running.id} runs this sweep with --output {running.output}; wait for it, or give another --name"
+                )
+            before: dict[str, str] = json.loads(running.code)
+            edited = sorted(place for place, digest in package.code.items() if before.get(place) != digest)
+            if edited:
+                raise InvalidInput(
+                    f"{has_changed(edited)} since {running.id} was submitted, which runs what it was; stop it with "
+                    "`dpsweep stop` or wait for it, and submit again with another output"
                 )
             return running
         for job in jobs:
@@ -164,6 +177,7 @@ class SubmittedSweeps:
                 "dpsweep.output": output,
                 "dpsweep.owner": turn.owner,
                 "dpsweep.priority": str(turn.priority),
+                _CODE: json.dumps(dict(package.code)),
             },
         )
         return self.find(name)

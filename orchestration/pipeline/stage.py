@@ -6,18 +6,21 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from accounting.errors import DataCorruption, InvalidInput
 from accounting.records import closed_to_strangers, exists, make_private_file, make_private_folder
 from orchestration.comparison.plain_text import masked
+from orchestration.comparison.stored import kept_trials
 from orchestration.execution.backend import Backend, Opening, backend, opening, solver
 from orchestration.execution.coordinator import Coordinator, initial_status
 from orchestration.execution.disk_space import require_space
 from orchestration.execution.environment import open_cluster
 from orchestration.execution.notices import Notices
 from orchestration.execution.object_stores import require_answer, require_client
-from orchestration.execution.removal import start_anew
+from orchestration.execution.removal import named_trials, start_anew
 from orchestration.execution.reuse import take_finished
+from orchestration.execution.same_code import begun_with_other_code, refuse
 from orchestration.execution.status_file import StatusFile, earlier_driver
 from orchestration.pipeline.request import Display, Outcome, RunRequest
 from orchestration.records.layout import SweepFiles
@@ -36,6 +39,7 @@ from orchestration.tracking.embedded import embedded_tracking_uri
 from orchestration.tracking.mlflow import MlflowTracker
 from orchestration.tracking.no_tracking import NO_TRACKING, NoTracker
 from orchestration.tracking.protocol import Tracker, TrackingUnavailable
+from workers.own_record import has_changed
 
 
 def run_stage(request: RunRequest, display: Display) -> Outcome:
@@ -61,8 +65,8 @@ def run_stage(request: RunRequest, display: Display) -> Outcome:
         tracker = open_tracker(tracking_uri, files)
         status.recording = recording_in(tracking_uri, tracker, files, manifest.sweep_id)
         write_manifest(files, manifest)
-        anew = start_anew(files, request.retry) if request.retry and earlier is None else ()
-        _take_over(request, plan, manifest, anew, display)
+        anew = _started_anew(request, plan, manifest, request.retry if earlier is None else (), display)
+        _take_over(request, plan, manifest, display)
         _require_selected(sweep, plan, files)
         with (
             _status_file(request, manifest, status, execution, display, earlier).kept_current(),
@@ -156,12 +160,38 @@ def _close_folder(request: RunRequest, tracking_uri: str) -> None:
         make_private_file(Path(tracking_uri.removeprefix("sqlite:///")))  # SQLite's journals take its mode
 
 
-def _take_over(request: RunRequest, plan: Plan, manifest: Manifest, anew: Sequence[str], display: Display) -> None:
-    """Copy finished trials from the request's sources, and tell of them and of the trials that start anew."""
+def _started_anew(
+    request: RunRequest, plan: Plan, manifest: Manifest, retry: Sequence[str], display: Display
+) -> tuple[str, ...]:
+    """Delete the files of trials that start anew: those of ``retry``, and those of other code that have shown nothing.
+
+    Raises: InvalidInput, before anything is deleted, for others that began with other code than the request's.
+    """
+    files, anew = request.files, named_trials(request.files, retry) if retry else ()
+    if request.code.modules:
+        kept = kept_trials(files, request.sweep, manifest).points
+        points = (*(planned.point for planned in plan.trials), *kept)
+        others = begun_with_other_code(files, points, request.code, anew)
+        refuse(others, files, _ANEW)
+        for other in others:
+            display.warn(
+                f"trial {other.point.key}: {has_changed(other.files)} since it began, and it has shown nothing"
+            )
+        anew = (*anew, *(other.point.key for other in others))
+    start_anew(files, anew)
     for key in anew:
         display.warn(f"trial {key} starts anew; what it has released stays counted")
+    return anew
+
+
+_ANEW: Final = "train them anew with --retry all, which costs privacy again, "
+"""The advice on trials of other code; see `refuse`."""
+
+
+def _take_over(request: RunRequest, plan: Plan, manifest: Manifest, display: Display) -> None:
+    """Copy finished trials from the request's sources, and tell of them."""
     for source in request.sources:
-        taken = take_finished(request.files, plan.trials, request.sweep, manifest, source)
+        taken = take_finished(request.files, plan.trials, request.sweep, manifest, source, request.code)
         display.warn(f"{len(taken)} finished trials are taken from {source}")
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from accounting.records import closed_to_strangers
+from accounting.records import closed_to_strangers, exists
+from orchestration.comparison.stored import stored_record
 from orchestration.comparison.winners import best_candidates, scores_of
+from orchestration.execution.same_code import begun_with_other_code, refuse
 from orchestration.execution.shared_connection import kept_open
 from orchestration.pipeline.request import Display, Outcome, RunRequest
 from orchestration.pipeline.stage import run_stage
@@ -26,6 +28,7 @@ def run_tuning(request: RunRequest, display: Display) -> Outcome:
     stopped it. Raises: as `run_sweep`.
     """
     if (winners := stored_winners(request)) is not None:
+        _require_tuned_code(request)
         return _run_tuned(request, display, winners)
     with closed_to_strangers(), kept_open():
         tuning = _run_candidates(request, display)
@@ -36,6 +39,13 @@ def _run_tuned(request: RunRequest, display: Display, winners: Mapping[str, Winn
     """Train the best candidate of each setting with each of the sweep's seeds."""
     text = tuned_stage(request.text, winners)
     return run_stage(replace(request, sweep=parse_sweep(text), text=text), display)
+
+
+def _require_tuned_code(request: RunRequest) -> None:
+    """Raise `InvalidInput` if the candidates that an earlier run chose among were trained with other code."""
+    files = SweepFiles(request.files.tuning)
+    if request.code.modules and exists(files.manifest):
+        refuse(begun_with_other_code(files, stored_record(files).points, request.code), files)
 
 
 def stored_winners(request: RunRequest) -> Mapping[str, Winner] | None:

@@ -122,8 +122,9 @@ def require_unaltered(files: TrialFiles, result: StoredResult, uri: str) -> None
 
 
 def require_unaltered_model(files: TrialFiles, result: StoredResult) -> None:
-    """Raises: DataCorruption if the model, or what turns examples into its input, is missing or has changed."""
-    for uri in (files.model, files.inputs):
+    """Raises: DataCorruption if the model, its code, or what prepares its inputs is missing or has changed."""
+    code = (f"{files.root}/{name}" for name in result.digests if f"{files.root}/{name}".startswith(f"{files.code}/"))
+    for uri in (files.model, files.inputs, *code):
         require_unaltered(files, result, uri)
 
 

@@ -9,29 +9,26 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
-import re
 import shutil
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from importlib.machinery import ModuleSpec
 from pathlib import Path, PurePath
 
 from accounting.errors import InvalidInput
 from orchestration.sweeps.schema import SweepSpec
-from workers.imports import UserCode, UserModule, module_file, split_import_path
+from workers.imports import UserCode, UserModule, split_import_path
+from workers.own_modules import SourceFile, python_finds
+from workers.own_sources import is_installed, module_file
 
 _PACKAGE = "dpsweep_user_code"
 """Folder in which the user's modules are shipped. Ray makes the folder importable on every worker, but not the modules
 inside it."""
-_INSTALLED = re.compile(r"(site|dist)-packages|python3\.\d+")
-"""Names of folders with installed packages; a sweep file's folder may contain a Python environment."""
 
 
 def permitted(sweep: SweepSpec, folder: Path, allowed: Sequence[str] = ()) -> UserCode:
-    """The user's own code that ``sweep`` names, located without importing any of it.
+    """The user's own code that ``sweep`` names, as it is now, located and read without importing any of it.
 
     folder: the folder of the sweep file; code inside it may run. allowed: names of further modules, with their
     submodules, and of files that may run.
@@ -53,18 +50,20 @@ def permitted(sweep: SweepSpec, folder: Path, allowed: Sequence[str] = ()) -> Us
             refused.append(str(error))
     if refused:
         raise InvalidInput("\n".join(refused))
-    return UserCode(tuple(dict.fromkeys(found)))
+    return UserCode(tuple(module.as_it_is() for module in dict.fromkeys(found)))
 
 
 def allowed_again(sweep: SweepSpec, allowed: Sequence[str]) -> UserCode:
-    """The part of a stored sweep's user code that ``allowed`` names; nothing is imported.
+    """The part of a stored sweep's user code that ``allowed`` names, as it is now; nothing is imported.
 
-    The folder of the sweep file is not stored, so an allowed file matches every name that its path ends with.
+    The folder of the sweep file is not stored, so an allowed file matches every name that its path ends with. A sweep
+    that names a file outside of its folder is matched by the name of the file alone.
     """
     allowances = [_allowance(name) for name in allowed]
     locations = [split_import_path(name, what)[0] for what, name in sweep.own_components]
     found = (_meant(location, allowance) for location in locations for allowance in allowances)
-    return UserCode(tuple(dict.fromkeys(module for module in found if module is not None)))
+    distinct = dict.fromkeys(module for module in found if module is not None)
+    return UserCode(tuple(module.as_it_is() for module in distinct))
 
 
 def _meant(location: str, allowance: UserModule) -> UserModule | None:
@@ -74,7 +73,9 @@ def _meant(location: str, allowance: UserModule) -> UserModule | None:
         return replace(allowance, location=location) if inside else None
     file = PurePath(allowance.location)
     if location.endswith(".py"):
-        return UserModule(location, str(file)) if file.match(location) else None
+        outside = PurePath(location).is_absolute() or ".." in PurePath(location).parts
+        is_meant = file.match(PurePath(location).name if outside else location)
+        return UserModule(location, str(file)) if is_meant else None
     module = PurePath(*location.split("."))
     for path in (module.with_suffix(".py"), module / "__init__.py"):
         if file.match(str(path)):
@@ -95,10 +96,10 @@ def _allowance(name: str) -> UserModule:
     if not all(part.isidentifier() for part in name.split(".")):
         raise InvalidInput(f"--allow-code is {name!r}, but must be a module or a file ending in .py")
     top = name.partition(".")[0]
-    found = _found_by_python(top)
+    found = python_finds(top)
     if found is not None and found.origin is not None:
         origin = Path(found.origin)
-        own = origin.suffix == ".py" and not _is_installed(origin.resolve(), Path("/"))
+        own = origin.suffix == ".py" and not is_installed(origin.resolve(), Path("/"))
         return UserModule(name, str(origin.parents[origin.name == "__init__.py"]) if own else None)
     if module_file(Path.cwd(), name) is None:
         raise InvalidInput(
@@ -147,24 +148,18 @@ def _own_module(location: str, subject: str, folder: Path, allowances: Mapping[s
 def _require_inside(folder: Path, files: Sequence[Path], subject: str, allowance: str) -> None:
     """Raises: InvalidInput for a file that, after following links, is outside ``folder`` or in an environment in it."""
     for file in map(Path.resolve, files):
-        if not file.is_relative_to(folder) or _is_installed(file, folder):
+        if not file.is_relative_to(folder) or is_installed(file, folder):
             raise InvalidInput(
                 f"{subject}: {file} is not the sweep's own, which lies in {folder} outside of any environment, and no "
                 f"other is run unasked; if you trust it, add --allow-code {allowance}"
             )
 
 
-def _is_installed(file: Path, within: Path) -> bool:
-    """Whether ``file`` belongs to this Python, or to an environment below ``within``."""
-    standard = file.is_relative_to(Path(sysconfig.get_path("stdlib")).resolve())
-    return standard or any(map(_INSTALLED.fullmatch, file.relative_to(within).parts))
-
-
 def _elsewhere(top: str, folder: Path) -> str | None:
     """Where Python finds the top-level module ``top`` if not in ``folder``, else None."""
     if top in sys.stdlib_module_names:
         return "of the standard library"
-    found = _found_by_python(top)
+    found = python_finds(top)
     if found is None:
         return None
     places = [found.origin] if found.origin else list(found.submodule_search_locations or ())
@@ -173,49 +168,49 @@ def _elsewhere(top: str, folder: Path) -> str | None:
     return next((str(place) for place in resolved if place not in ours), None)
 
 
-def _found_by_python(top: str) -> ModuleSpec | None:
-    try:
-        return importlib.util.find_spec(top)
-    except ValueError:  # a module without a spec, such as __main__
-        return None
-
-
 @contextlib.contextmanager
 def packed(code: UserCode) -> Iterator[tuple[list[str], UserCode]]:
     """Temporary folders for Ray to ship, and ``code`` with sources relative to them; removed when the block ends.
 
-    A file is shipped alone, a module with its top-level package. Installed modules are not shipped: they must be
-    installed on the workers too.
+    Shipped are the sources of ``code`` as they were read, and with a module the other files of its top-level package.
+    Installed modules are not shipped: they must be installed on the workers too.
     """
-    places = sorted({_source(module).parent for module in code.modules if module.source is not None})
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary, _PACKAGE)
+        folders = code.folders
         there = tuple(
-            module if module.source is None else _shipped(module, root, str(places.index(_source(module).parent)))
+            module if module.folder is None else _shipped(module, root, str(folders.index(module.folder)))
             for module in code.modules
         )
-        yield ([str(root)] if places else []), UserCode(there)
-
-
-def _source(module: UserModule) -> Path:
-    """The file or package folder to ship for a module that is not installed."""
-    source = Path(module.source or "")
-    if module.location.endswith(".py"):
-        return source
-    top = module.location.partition(".")[0]
-    file = module_file(source, top)
-    return file if file is not None and file.name == f"{top}.py" else source / top
+        yield ([str(root)] if folders else []), UserCode(there)
 
 
 def _shipped(module: UserModule, root: Path, place: str) -> UserModule:
-    """Copy the module into ``root/place``; return it with the copy as its source."""
-    source, target = _source(module), root / place / _source(module).name
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if source.is_dir():
-        shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
-    else:
-        shutil.copy(source, target)
-    return replace(module, source=str(PurePath(place, source.name) if module.location.endswith(".py") else place))
+    """Write the module's files to ``root/place``; return it with these as its source."""
+    is_file, top = module.location.endswith(".py"), module.location.partition(".")[0]
+    package = Path(module.folder or "", top)
+    if not is_file and package.is_dir():
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(package, root / place / top, ignore=ignored, dirs_exist_ok=True)
+    files = []
+    for index, file in enumerate(module.sources()):
+        name = PurePath(file.path).name if is_file and not index else _below(file.name, PurePath(file.path).name)
+        target = root / place / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(file.content)
+        files.append(replace(file, path=str(PurePath(place, name))))
+    source = str(PurePath(place, PurePath(files[0].path).name)) if is_file else place
+    return replace(module, source=source, files=tuple(files))
+
+
+def _below(module: str, file: str) -> str:
+    """The path of a module's file below the folder that it is imported from.
+
+    >>> _below("package.nets", "nets.py"), _below("package", "__init__.py")
+    ('package/nets.py', 'package/__init__.py')
+    """
+    path = PurePath(*module.split("."))
+    return str(path / file if file == "__init__.py" else path.with_suffix(".py"))
 
 
 def unpacked(code: UserCode) -> UserCode:
@@ -229,8 +224,14 @@ def unpacked(code: UserCode) -> UserCode:
             raise InvalidInput(f"the folder {_PACKAGE}, which Ray ships, did not arrive on this node; run again")
         return str(Path(next(iter(found.submodule_search_locations)), source))
 
+    def placed(file: SourceFile) -> SourceFile:
+        return replace(file, path=place(file.path)) if file.name else file
+
     return UserCode(
         tuple(
-            module if module.source is None else replace(module, source=place(module.source)) for module in code.modules
+            module
+            if module.source is None
+            else replace(module, source=place(module.source), files=tuple(map(placed, module.files)))
+            for module in code.modules
         )
     )

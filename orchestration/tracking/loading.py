@@ -1,4 +1,8 @@
-"""The loader module that MLmodel files of trials name for ``mlflow.pyfunc``. It executes no stored code."""
+"""The loader module that MLmodel files of trials name for ``mlflow.pyfunc``.
+
+It executes stored code only for a model of the user's own, which the logged model carries as it was trained: by its own
+importer, not by MLflow's ``code_paths``, so that models whose modules share names load in one process.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from accounting.records import TrialFiles, read_bytes
+from workers.own_record import stored_code
 from workers.spec import TrialSpec
 from workers.trained_model import TrainedModel, load_trained
 
@@ -26,7 +31,8 @@ class Predictor:
 def _load_pyfunc(path: str) -> Predictor:
     """Load the model; MLflow calls this function by its name.
 
-    path: a folder with the files of a trial: spec, weights, and input preparation.
+    path: a folder with the files of a trial: spec, weights, input preparation, and the user's own code.
     """
     files = TrialFiles(path)
-    return Predictor(load_trained(files, TrialSpec.from_json(read_bytes(files.spec))))
+    spec = TrialSpec.from_json(read_bytes(files.spec))
+    return Predictor(load_trained(files, spec, stored_code(files, spec)))

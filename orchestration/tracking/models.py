@@ -21,7 +21,7 @@ from mlflow.entities import LoggedModel, LoggedModelOutput, LoggedModelStatus, M
 from mlflow.models import Model, ModelSignature
 from mlflow.types import Schema, TensorSpec
 
-from accounting.records import TrialFiles, exists, read_bytes
+from accounting.records import TrialFiles, exists, list_files, read_bytes
 from orchestration.comparison.entries import Metric as Measured
 from orchestration.comparison.findings import Findings
 from orchestration.comparison.metrics import final_metrics, metric
@@ -245,8 +245,13 @@ class ModelLog:
             model.numbers |= changed
 
     def _attach(self, model_id: str, files: TrialFiles) -> None:
-        """Copy weights, input preparation and spec, with the signature; does nothing above `LARGEST_MODEL`."""
-        contents = {Path(uri).name: read_bytes(uri) for uri in (files.model, files.inputs, files.spec)}
+        """Copy weights, input preparation, spec and the user's own code, with the signature.
+
+        Does nothing above `LARGEST_MODEL`.
+        """
+        own = (f"{files.code}/{place}" for place in list_files(files.code))
+        uris = (files.model, files.inputs, files.spec, *own)
+        contents = {uri.removeprefix(f"{files.root}/"): read_bytes(uri) for uri in uris}
         if sum(map(len, contents.values())) > LARGEST_MODEL:
             return
         shape, kind = input_of(files)
@@ -255,10 +260,10 @@ class ModelLog:
             Schema([TensorSpec(np.dtype(np.float32), (-1,) * (1 + output_axes(files)))]),
         )
         with tempfile.TemporaryDirectory() as folder:
-            inner = Path(folder, "trial")
-            inner.mkdir()
             for name, content in contents.items():
-                Path(inner, name).write_bytes(content)
+                target = Path(folder, "trial", name)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(content)
             described = Model(signature=signature, model_id=model_id)
             described.add_flavor(
                 "python_function",

@@ -93,10 +93,25 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         "orchestration/pipeline/stage.py",
         ("tests/orchestration/test_limits.py",),
         B(
-            "if request.retry and earlier is None else ()",
-            "if request.retry else ()",
+            "request.retry if earlier is None else ()",
+            "request.retry",
             "a driver that its job starts again trains anew what the first one has trained anew",
             privacy=True,
+        ),
+    ),
+    *bugs_in(
+        "orchestration/pipeline/stage.py",
+        ("tests/orchestration/test_edited_code.py::test_a_sweep_is_not_continued_beside_results_of_other_code",),
+        B("        refuse(others, files, _ANEW)\n", "", "results of two versions of a model stand beside each other"),
+    ),
+    *bugs_in(
+        "workers/own_modules.py",
+        ("tests/workers/test_own_modules.py",),
+        B("return self.file.content if path == self.file.path else super()", "return super()", "an edited file is run"),
+        B(
+            "        if not all(_is_executed",
+            "        if False and not all(_is_executed",
+            "none is loaded anew",
         ),
     ),
     *bugs_in(

@@ -1,0 +1,143 @@
+"""The record of the user's code that a trial was trained with, in the trial's folder ``code``.
+
+It holds the sources themselves, not only their digests: so a reader sees what differs, a model loads where its module
+was edited or lost, and an edit that changes nothing that runs is told from one that does. It is no part of the trial's
+key: under another key an edited file would silently be trained again, which costs privacy again.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import Final
+
+from accounting.errors import START_ANEW, InvalidInput
+from accounting.records import TrialFiles, delete_folder, exists, read_bytes, write_bytes_atomically
+from workers.imports import UserCode, UserModule, is_import_path
+from workers.own_modules import SourceFile
+from workers.own_sources import digests_of, folder_of
+from workers.spec import TrialSpec
+
+
+def own_locations(spec: TrialSpec) -> tuple[str, ...]:
+    """The modules and files of the user's own that a trial names, each once."""
+    names = (spec.data.name, spec.model.name, spec.loss.name, spec.clipping.name)
+    return tuple(dict.fromkeys(name.rpartition(":")[0] for name in names if is_import_path(name)))
+
+
+def own_code(spec: TrialSpec, code: UserCode) -> Mapping[str, bytes]:
+    """The sources that a trial runs of ``code``, by their place below `TrialFiles.code`.
+
+    Raises: InvalidInput if its components import different modules by one name, as a process has only one of them.
+    """
+    modules = filter(None, map(code.named, own_locations(spec)))
+    found: dict[str, SourceFile] = {}
+    for file in (file for module in modules for file in module.sources()):
+        same = found.setdefault(file.name or file.place, file)
+        if same.content != file.content:
+            raise InvalidInput(
+                f"the trial's own components import two modules as {file.name!r}, {same.path} and {file.path}; rename "
+                "one of them"
+            )
+    return {file.place: file.content for file in found.values()}
+
+
+def store_code(files: TrialFiles, spec: TrialSpec, code: UserCode) -> None:
+    """Store the sources that the trial is about to run, in place of those of an earlier start."""
+    if own_locations(spec):
+        delete_folder(files.code)
+    for place, content in own_code(spec, code).items():
+        write_bytes_atomically(f"{files.code}/{place}", content)
+
+
+def changed_code(files: TrialFiles, spec: TrialSpec, code: UserCode) -> tuple[str, ...]:
+    """The files of ``code`` that are not as they were when the trial began, by their place below `TrialFiles.code`.
+
+    Only modules that are in ``code`` are compared. Comments, layout and texts that nothing reads do not count. With
+    equal files their imports are equal too, so a file that they no longer import shows in the one that imported it.
+    """
+    now = own_code(spec, code)
+    return tuple(name for place in now for name in _changed(place, _stored(files, place), now[place]))
+
+
+def require_same_code(files: TrialFiles, spec: TrialSpec, code: UserCode, next_step: str = START_ANEW) -> None:
+    """Raises: InvalidInput, ending in ``next_step``, if files of ``code`` are not as they were when the trial began."""
+    changed = changed_code(files, spec, code)
+    if changed:
+        raise InvalidInput(
+            f"{has_changed(changed)} since the trial in {files.root} began; restore what is kept in {files.code}, or "
+            f"{next_step}"
+        )
+
+
+def has_changed(files: Sequence[str]) -> str:
+    """Words for files that are not as they were.
+
+    >>> has_changed(["net.py"]), has_changed(["net.py", "layers.py"])
+    ('net.py has changed', 'net.py and layers.py have changed')
+    """
+    *others, last = files
+    return f"{', '.join(others)} and {last} have changed" if others else f"{last} has changed"
+
+
+def stored_code(files: TrialFiles, spec: TrialSpec) -> UserCode:
+    """The code that a trial in a local folder was trained with, from its record; installed modules as they are."""
+    return UserCode(tuple(_recorded(files, location).as_it_is() for location in own_locations(spec)))
+
+
+def _recorded(files: TrialFiles, location: str) -> UserModule:
+    path = PurePath(files.code, folder_of(location))
+    if location.endswith(".py"):
+        return UserModule(location, str(path / PurePath(location).name))
+    top = location.partition(".")[0]
+    is_installed = exists(f"{files.code}/{digests_of(top)}")
+    return UserModule(location, None if is_installed else str(path))
+
+
+def _stored(files: TrialFiles, place: str) -> bytes | None:
+    try:
+        return read_bytes(f"{files.code}/{place}")
+    except FileNotFoundError:
+        return None
+
+
+def _changed(place: str, before: bytes | None, now: bytes) -> tuple[str, ...]:
+    """The files at a place that differ: itself, or those of an installed package that its digests name."""
+    if before == now:
+        return ()
+    if not place.endswith(".py"):
+        lines = {*(before or b"").decode().splitlines()} ^ {*now.decode().splitlines()}
+        return tuple(sorted({f"{line.rpartition(' ')[2]} (installed)" for line in lines}))
+    return () if before is not None and _meaning(before) == _meaning(now) else (place,)
+
+
+def _meaning(source: bytes) -> str | bytes:
+    """What a source runs: its syntax without positions, comments and texts that stand alone; itself if it has none.
+
+    Where a source reads a ``__doc__``, texts count.
+    """
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return source
+    nodes = [*ast.walk(tree)]
+    names = {node.id if isinstance(node, ast.Name) else node.attr for node in nodes if isinstance(node, _NAMED)}
+    if not names & {"__doc__", "getdoc"}:
+        for node in nodes:
+            for name in ("body", "orelse", "finalbody"):
+                block = getattr(node, name, None)
+                if isinstance(block, list):
+                    setattr(node, name, [each for each in block if not _is_text(each)])
+    return ast.dump(tree)
+
+
+_NAMED: Final = (ast.Name, ast.Attribute)
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )
