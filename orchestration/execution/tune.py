@@ -212,7 +212,8 @@ class _InTurn(BasicVariantGenerator):
         running = sum(trial.status == "RUNNING" for trial in self._created)
         waiting = [needs for trial, needs in zip(self._created, self._needs, strict=False) if trial.status == "PENDING"]
         self._turns.trains(running, [*waiting, *left])
-        if left:
+        is_idle = bool(self._created) and not running and not waiting
+        if left and not is_idle:  # Tune would wait for a trial without giving back what its idle workers reserve
             if not self._turns.may_begin(left[0], running + len(waiting), self._stays_off_gpus[repr(left[0])]):
                 return None
             if not self._is_scaled and len(waiting) > self._turns.fits(left[0]):
