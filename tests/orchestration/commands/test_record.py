@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 from accounting.errors import InvalidInput
 from orchestration.commands.main import app
 from orchestration.records.layout import SweepFiles
+from orchestration.records.manifest import read_manifest
 from orchestration.records.ownership import exclusive
 from orchestration.records.recording import Recording
 from orchestration.records.states import TrialState
@@ -51,11 +52,12 @@ def client_of(files: SweepFiles) -> MlflowClient:
 
 def left_by_a_driver(files: SweepFiles, **changes: object) -> None:
     """A status whose driver recorded in the sweep's own store, and was killed or gave up long ago."""
-    uri = embedded_tracking_uri(files.local_folder)
+    uri, manifest = embedded_tracking_uri(files.local_folder), read_manifest(files)
+    assert manifest is not None
     recording = Recording(1, 3, 0.5, uri, "http://127.0.0.1:5000/#/", command=f"dpsweep record {files.root}")
     snapshot = SweepSnapshot(
         name="small",
-        sweep_id="sweep",
+        sweep_id=manifest.sweep_id,
         state="recording",
         heartbeat=time.time() - 2.0 * STALE_AFTER,
         elapsed=1.0,
@@ -119,8 +121,10 @@ def test_a_store_that_falls_silent_ends_it_with_the_count_and_the_command(
 @pytest.mark.parametrize("command", [("status",), ("list",)])
 def test_what_a_killed_driver_left_running_is_ended_by_whoever_asks(files: SweepFiles, command: tuple[str]) -> None:
     tracker = MlflowTracker(embedded_tracking_uri(files.local_folder), artifact_root=files.artifacts)
-    tracker.open_sweep(TrackedSweep("sweep", "small", "", files.root))
     left_by_a_driver(files)
+    snapshot = read_snapshot(files.status)
+    assert snapshot is not None
+    tracker.open_sweep(TrackedSweep(snapshot.sweep_id, "small", "", files.root))
     assert [run.info.status for run in runs_of(client_of(files))] == ["RUNNING"]
     shown = dpsweep(*command, files.root)
     assert shown.exit_code == 0, shown.output
@@ -138,7 +142,7 @@ def test_a_driver_that_records_is_left_alone(files: SweepFiles) -> None:
     with exclusive(files.local_folder, files.root):
         refused = dpsweep("record", files.root).exception
     assert isinstance(refused, InvalidInput)
-    assert "another dpsweep is running" in str(refused)
+    assert files.root in str(refused)
 
 
 def test_it_says_what_it_needs(files: SweepFiles, tmp_path: Path) -> None:
