@@ -24,11 +24,13 @@ from accounting.gaussian import gaussian_delta, gaussian_epsilon
 from accounting.mechanism import Trace
 from accounting.pld.ceilings import Method, gaussian_ceiling, gaussian_delta_ceiling, renyi_ceiling, total_variation
 from accounting.pld.curve import Composed
+from accounting.pld.exact import HIGHEST_EXACT, exact_deltas, exact_epsilon
 from accounting.pld.fourier import LatticePlan, compose, compose_upper
 from accounting.pld.group_rounds import GroupRounds, rounds_of_group
 from accounting.pld.lattice import make_plan, spacing_for
 from accounting.pld.loss import DIRECTIONS, MAX_POINTS
 from accounting.pld.saddlepoint import Cumulants, Saddle, cumulants, saddle_at_delta, saddle_at_epsilon
+from accounting.pld.sensitivity import RoundLaw
 from accounting.reductions import is_attained
 
 TOLERANCE = 2e-4  # target for the relative gap between upper and lower
@@ -130,13 +132,31 @@ def epsilon_of_rounds(rounds: GroupRounds, delta: float, tolerance: float = TOLE
         return PairBounds(upper, lower)
     if total_variation(rounds) <= delta:
         return PairBounds(0.0, 0.0)
+    if (deltas := exact_deltas(rounds)) is not None:
+        upper, lower = exact_epsilon(deltas, delta)
+        if upper <= lower * (1 + tolerance):
+            return PairBounds(upper, lower)
     ceiling = gaussian_ceiling(rounds, delta)
     upper, lower = _epsilon_on_lattices(rounds, delta, tolerance, ceiling.epsilon)
     bounds = [PairBounds(upper, lower, ceiling.method if upper == ceiling.epsilon else "pld")]
     if upper > lower * (1 + 2 * _ENOUGH * tolerance):
+        lower = max(lower, _of_the_strongest(rounds, delta))
         renyi = renyi_ceiling(rounds, delta)
-        bounds.append(PairBounds(renyi.epsilon, lower, renyi.method))
+        bounds = [bounds[0]._replace(lower=lower), PairBounds(renyi.epsilon, lower, renyi.method)]
     return min(bounds, key=lambda bound: bound.upper)
+
+
+def _of_the_strongest(rounds: GroupRounds, delta: float) -> float:
+    """A lower bound on epsilon: that of the one sampled round with the largest mean sensitivity, as others only add."""
+    if not rounds.laws:
+        return 0.0
+    strongest, _ = max(rounds.laws, key=lambda pair: _mean_sensitivity(pair[0]))
+    deltas = exact_deltas(GroupRounds(((strongest, 1),)))
+    return 0.0 if deltas is None else exact_epsilon(deltas, delta)[1]
+
+
+def _mean_sensitivity(law: RoundLaw) -> float:
+    return sum(share * float(np.dot(mixture.sensitivities, mixture.probabilities)) for share, mixture in law.cases)
 
 
 def _epsilon_on_lattices(rounds: GroupRounds, delta: float, tolerance: float, ceiling: float) -> tuple[float, float]:
@@ -191,7 +211,13 @@ def delta_of_rounds(rounds: GroupRounds, epsilon: float, tolerance: float = TOLE
         return PairBounds(1.0, 1.0)
     if not rounds.laws and not rounds.pure:
         return PairBounds(*gaussian_delta(rounds.gaussian, epsilon))
-    upper, lower = min(1.0, total_variation(rounds), gaussian_delta_ceiling(rounds, epsilon)), 0.0
+    if (deltas := exact_deltas(rounds)) is not None and epsilon <= HIGHEST_EXACT:
+        upper, lower = deltas(epsilon)
+        if upper <= lower * _NEAR:
+            return PairBounds(upper, lower)
+    else:
+        upper, lower = 1.0, 0.0
+    upper = min(upper, total_variation(rounds), gaussian_delta_ceiling(rounds, epsilon))
     pair = [cumulants(rounds, direction, 1e-20) for direction in DIRECTIONS]
     log_delta = max(saddle_at_epsilon(generating, epsilon).log_delta for generating in pair)
     for share in _LOST:
