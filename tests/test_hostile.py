@@ -92,3 +92,9 @@ def test_the_floor_is_the_known_delta_of_a_gaussian() -> None:
 def test_the_command_says_how_many_it_tried(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--only", "traces", "--inputs", "30"]) == 0
     assert "traces                30" in capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_what_is_planted_in_a_folder_harms_nobody(capsys: pytest.CaptureFixture[str]) -> None:
+    """A few of all attempts; the gate tries the kinds in tests/accounting/records/test_local_files.py."""
+    assert main(["--folders", "--cells", "60"]) == 0, capsys.readouterr().out

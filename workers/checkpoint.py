@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
-from pyarrow import fs
 
 from accounting.errors import START_ANEW, DataCorruption, InvalidInput
-from accounting.records import open_filesystem, read_private, write_private
+from accounting.records import delete, read_private, with_partials, write_private
 
 _KIND: Final = b"dpsweep-checkpoint-"
 _MAGIC: Final = _KIND + b"7\n"
@@ -67,13 +66,13 @@ def load_checkpoint(uri: str, owner: str) -> dict[str, Any] | None:
     return state
 
 
-def forget_checkpoint(uri: str) -> None:
-    """Delete the checkpoint of a finished run: it holds the key, with which the noise could be subtracted.
+def forget_checkpoint(uri: str) -> bool:
+    """Delete the checkpoint of a run: it holds the key, with which the noise could be subtracted.
 
     Temporary files of a process that was killed while writing a checkpoint hold the key too and are also deleted.
+    Returns: whether there was any of them.
     """
-    filesystem, path = open_filesystem(uri)
-    folder, _, name = path.rpartition("/")
-    for info in filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True)):
-        if info.base_name == name or info.base_name.startswith(f".{name}."):
-            filesystem.delete_file(info.path)
+    found = with_partials(uri)
+    for each in found:
+        delete(each)
+    return bool(found)

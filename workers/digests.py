@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 
 from accounting.errors import DataCorruption
-from accounting.records import TrialFiles, list_files, read_bytes, read_private_sealed, write_private_sealed
+from accounting.records import TrialFiles, digest_of, list_files, read_private_sealed, write_private_sealed
 
 
 def note_written(files: TrialFiles) -> None:
@@ -15,7 +14,7 @@ def note_written(files: TrialFiles) -> None:
     `TrialFiles.private_digests` holds them until the trial is accounted, and from then on those of private files alone.
     """
     there = set(list_files(files.root))
-    digests = {name: digest(uri) for uri in _written(files) if (name := uri.removeprefix(f"{files.root}/")) in there}
+    digests = {name: digest_of(uri) for uri in _written(files) if (name := uri.removeprefix(f"{files.root}/")) in there}
     write_private_sealed(files.private_digests, json.dumps(digests).encode())
 
 
@@ -30,11 +29,6 @@ def noted_when_written(files: TrialFiles) -> dict[str, str]:
         return {}
     noted: dict[str, str] = {} if content is None else json.loads(content)
     return noted if files.model.removeprefix(f"{files.root}/") in noted else {}
-
-
-def digest(uri: str) -> str:
-    """sha256 of a file as it is stored. Raises: as `read_bytes`."""
-    return hashlib.sha256(read_bytes(uri)).hexdigest()
 
 
 def _written(files: TrialFiles) -> tuple[str, ...]:

@@ -316,7 +316,7 @@ def _kept_in(folder: str, owner: str, change: Change) -> Change:
     def kept(features: Tensor) -> Tensor:
         pictures = hashlib.sha256(features.contiguous().numpy().tobytes()).hexdigest()
         key = fingerprint(owner, tuple(features.shape), pictures)
-        uri = f"{folder}/{key}.features"
+        uri = f"{folder if '://' in folder else os.path.realpath(folder)}/{key}.features"
         stored = None
         with contextlib.suppress(DataCorruption):
             stored = load_checkpoint(uri, key)

@@ -1,55 +1,58 @@
-"""File input and output through pyarrow.fs: the same code for local paths, ``s3://`` and ``gs://``.
+"""File input and output: local paths by `local_files`, object stores (``s3://``, ``gs://``) through pyarrow.fs.
 
 Writes are atomic. Locally: temporary name, fsync, rename, fsync of the folder. On object stores an object
 appears only when its upload completes. Private files have mode 0600, in folders of mode 0700, where the file system
-has modes.
+has modes. Local paths lead through no link; `UnsafeFile` names what is one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
-import secrets
-import shutil
+import stat
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from pyarrow import fs
 
 from accounting.errors import InvalidInput, StorageError
+from accounting.records import local_files
+from accounting.records.sizes import largest
 from accounting.records.stores import connected
 
 
 def open_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
-    """The file system of a local path or URI, and the path inside it.
+    """The file system of an object store's address, and the path inside it.
 
     Raises: InvalidInput for what is no address; as `connected`.
     """
-    if "://" not in uri:
-        return fs.LocalFileSystem(), os.path.abspath(uri)
     try:
         parts = urlsplit(uri)
     except ValueError as error:  # such as a bracket that is not closed
         raise InvalidInput(f"{uri!r} is not an address: {error}; use a local path, s3:// or gs://") from error
     if not parts.scheme:
         raise InvalidInput(f"{uri!r} is not an address, as it begins with no scheme; use a local path, s3:// or gs://")
-    if parts.scheme == "file":
-        return fs.LocalFileSystem(), unquote(parts.path)
     filesystem, base = connected(parts.scheme, parts.netloc)
     return filesystem, "/".join(piece for piece in (base.strip("/"), parts.path.strip("/")) if piece)
 
 
 def is_local(uri: str) -> bool:
     """Whether ``uri`` lies in the file system of this machine, or in one that is mounted there."""
-    return _is_local(open_filesystem(uri)[0])
+    return _local(uri) is not None
 
 
 def read_bytes(uri: str) -> bytes:
-    """The whole content. Raises FileNotFoundError when nothing is there, `StorageError` for other failures."""
-    filesystem, path = open_filesystem(uri)
-    with _named_errors("read", uri), filesystem.open_input_file(path) as stream:
-        return bytes(stream.read())
+    """The whole content. Raises FileNotFoundError when nothing is there, `StorageError` for other failures, and
+    `UnsafeFile` for a local path that is no regular file, or larger than a file of its kind."""
+    local = _local(uri)
+    with _named_errors("read", uri):
+        if local is not None:
+            return local_files.read(local, largest(uri))
+        filesystem, path = open_filesystem(uri)
+        with filesystem.open_input_file(path) as stream:
+            _require_size(uri, stream.size())
+            return bytes(stream.read())
 
 
 def read_range(uri: str, start: int, size: int) -> tuple[bytes, int]:
@@ -57,32 +60,41 @@ def read_range(uri: str, start: int, size: int) -> tuple[bytes, int]:
 
     Raises: as `read_bytes`.
     """
-    filesystem, path = open_filesystem(uri)
-    with _named_errors("read", uri), filesystem.open_input_file(path) as stream:
-        whole = stream.size()
-        return bytes(stream.read_at(size, start)) if start + size <= whole else b"", whole
+    local = _local(uri)
+    with _named_errors("read", uri):
+        if local is not None:
+            return local_files.read_range(local, start, size)
+        filesystem, path = open_filesystem(uri)
+        with filesystem.open_input_file(path) as stream:
+            whole = stream.size()
+            return bytes(stream.read_at(size, start)) if start + size <= whole else b"", whole
+
+
+def digest_of(uri: str) -> str:
+    """sha256 of a file as it is stored. Raises: as `read_bytes`."""
+    local = _local(uri)
+    if local is None:
+        return hashlib.sha256(read_bytes(uri)).hexdigest()
+    with _named_errors("read", uri):
+        return local_files.digest(local, largest(uri))
 
 
 def write_bytes_atomically(uri: str, data: bytes | memoryview, private: bool = False) -> None:
     """Replace the content of ``uri``: whatever fails, it holds either the old bytes or the new ones.
 
-    private gives the file mode 0600; other files get mode 0664, less the umask. Folders that are created get mode 0775,
-    less the umask: users outside the owner's group can never write. Files of folders that only the owner may enter are
+    private gives the file mode 0600; other files get mode 0644, less the umask. Folders that are created get mode 0755,
+    less the umask: only their owner can write. Files of folders that only the owner may enter are
     written by `write_in_private_folder`.
 
-    Raises: StorageError (disk full, no permission, a folder of a private file that is a link, ...); the old content is
-    then unchanged.
+    Raises: StorageError (disk full, no permission, ...), UnsafeFile; the old content is then unchanged.
     """
-    filesystem, path = open_filesystem(uri)
+    local = _local(uri)
     with _named_errors("write", uri):
-        if _is_local(filesystem):
-            folder = Path(path).parent
-            if private:
-                _refuse_links(folder)
-            _make_folders(folder, 0o775)
-            _replace_local(Path(path), (data,), private)
+        if local is not None:
+            local_files.make_folders(os.path.dirname(local), 0o755)
+            local_files.replace_file(local, (data,), private)
         else:
-            _put_object(filesystem, path, (data,))
+            _put_object(*open_filesystem(uri), (data,))
 
 
 def write_in_private_folder(uri: str, *pieces: bytes | memoryview) -> None:
@@ -90,13 +102,13 @@ def write_in_private_folder(uri: str, *pieces: bytes | memoryview) -> None:
 
     The file gets mode 0600, its folder and every folder created for it mode 0700. Raises: as `write_bytes_atomically`.
     """
-    filesystem, path = open_filesystem(uri)
+    local = _local(uri)
     with _named_errors("write", uri):
-        if _is_local(filesystem):
-            make_private_folder(Path(path).parent)
-            _replace_local(Path(path), pieces, private=True)
+        if local is not None:
+            local_files.make_private_folder(os.path.dirname(local))
+            local_files.replace_file(local, pieces, private=True)
         else:
-            _put_object(filesystem, path, pieces)
+            _put_object(*open_filesystem(uri), pieces)
 
 
 def append_in_private_folder(uri: str, data: bytes) -> None:
@@ -105,92 +117,155 @@ def append_in_private_folder(uri: str, data: bytes) -> None:
     Object stores cannot append, so there the object is rewritten. A crash may leave only a prefix of ``data``; the
     caller's format must be able to detect that.
     """
-    filesystem, path = open_filesystem(uri)
-    if _is_local(filesystem):
+    local = _local(uri)
+    if local is not None:
         with _named_errors("write", uri):
-            make_private_folder(Path(path).parent)
-            _append_local(Path(path), data)
+            local_files.make_private_folder(os.path.dirname(local))
+            local_files.append(local, data)
     else:
         existing = read_bytes(uri) if exists(uri) else b""
         write_in_private_folder(uri, existing + data)
 
 
 def exists(uri: str) -> bool:
-    """Whether there is a file or folder at ``uri``. Raises `StorageError` when the storage cannot tell."""
-    filesystem, path = open_filesystem(uri)
+    """Whether anything is at ``uri``, a link included. Raises `StorageError` when the storage cannot tell."""
+    local = _local(uri)
     with _named_errors("read", uri):
+        if local is not None:
+            return local_files.info(local) is not None
+        filesystem, path = open_filesystem(uri)
         return bool(filesystem.get_file_info(path).type != fs.FileType.NotFound)
 
 
 def is_closed(uri: str) -> bool:
     """Whether a local folder is there that this process may not read, as the private ones of another user."""
-    filesystem, path = open_filesystem(uri)
-    return _is_local(filesystem) and os.path.isdir(path) and not os.access(path, os.R_OK | os.X_OK, effective_ids=True)
+    local = _local(uri)
+    with _named_errors("read", uri):
+        return local is not None and local_files.is_closed(local)
 
 
 def modified(uri: str) -> float | None:
     """When the file at ``uri`` was last written, in seconds since 1970 UTC; None if it is missing or not known."""
-    filesystem, path = open_filesystem(uri)
+    local = _local(uri)
     with _named_errors("read", uri):
+        if local is not None:
+            there = local_files.info(local)
+            return None if there is None or not stat.S_ISREG(there.st_mode) else there.st_mtime
+        filesystem, path = open_filesystem(uri)
         found = filesystem.get_file_info(path)
     return found.mtime_ns / 1e9 if found.type == fs.FileType.File and found.mtime_ns else None
 
 
 def delete(uri: str) -> None:
-    """Delete a file if it exists. Raises `StorageError` when the storage refuses."""
-    filesystem, path = open_filesystem(uri)
+    """Delete a file if it exists; a link is deleted, not what it leads to. Raises `StorageError`, `UnsafeFile`."""
+    local = _local(uri)
     with _named_errors("delete", uri), contextlib.suppress(FileNotFoundError):
-        filesystem.delete_file(path)
+        if local is not None:
+            local_files.delete(local)
+        else:
+            filesystem, path = open_filesystem(uri)
+            filesystem.delete_file(path)
+
+
+def with_partials(uri: str) -> tuple[str, ...]:
+    """``uri``, if a file is there, and the files that processes which were killed while writing it left.
+
+    Object stores show no object before its upload is complete. Raises: StorageError, UnsafeFile.
+    """
+    local = _local(uri)
+    if local is None:
+        return (uri,) if exists(uri) else ()
+    with _named_errors("list", uri):
+        return local_files.with_partials(local)
 
 
 def delete_folder(uri: str) -> None:
     """Delete a folder with everything below it, if it exists; a link below it is deleted, not what it leads to.
 
-    Raises: StorageError when the storage refuses, and for a folder that is itself a symbolic link.
+    Raises: StorageError when the storage refuses, UnsafeFile for anything that is no folder, such as a link.
     """
-    filesystem, path = open_filesystem(uri)
-    if _is_local(filesystem) and os.path.islink(path):
-        raise StorageError(f"{uri} is a symbolic link; delete the folder that it leads to, and the link, yourself")
+    local = _local(uri)
     with _named_errors("delete", uri), contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(path) if _is_local(filesystem) else filesystem.delete_dir(path)
+        if local is not None:
+            local_files.delete_folder(local)
+        else:
+            filesystem, path = open_filesystem(uri)
+            filesystem.delete_dir(path)
 
 
 def delete_if_empty(uri: str) -> None:
-    """Delete a folder if it has no entries. A symbolic link is left alone."""
-    filesystem, path = open_filesystem(uri)
-    if _is_local(filesystem) and os.path.islink(path):
-        return
+    """Delete a folder if it has no entries. Raises: StorageError, UnsafeFile."""
+    local = _local(uri)
     with _named_errors("delete", uri), contextlib.suppress(FileNotFoundError):
+        if local is not None:
+            local_files.delete_if_empty(local)
+            return
+        filesystem, path = open_filesystem(uri)
         if not filesystem.get_file_info(fs.FileSelector(path)):
             filesystem.delete_dir(path)
 
 
 def list_files(uri: str) -> tuple[str, ...]:
-    """Sorted paths, relative to a folder, of all files below it, without temporary files of unfinished writes."""
-    filesystem, path = open_filesystem(uri)
+    """Sorted paths, relative to a folder, of all files below it, without temporary files of unfinished writes.
+
+    Locally, links and whatever else is no folder are listed too, and no link is followed.
+    """
+    local = _local(uri)
     with _named_errors("list", uri):
+        if local is not None:
+            with contextlib.suppress(FileNotFoundError):
+                names = [name for name in local_files.list_files(local) if not name.endswith(local_files.TEMPORARY)]
+                return tuple(sorted(names))
+            return ()
+        filesystem, path = open_filesystem(uri)
         found = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True, recursive=True))
-    names = (info.path[len(path) :].lstrip("/") for info in found if info.type == fs.FileType.File)
-    return tuple(sorted(name for name in names if not name.endswith(_TEMPORARY)))
+    return tuple(sorted(info.path[len(path) :].lstrip("/") for info in found if info.type == fs.FileType.File))
 
 
 def list_folders(uri: str) -> tuple[str, ...]:
     """Sorted names of the folders directly in a folder, without hidden ones and symbolic links."""
-    filesystem, path = open_filesystem(uri)
+    local = _local(uri)
     with _named_errors("list", uri):
+        if local is not None:
+            with contextlib.suppress(FileNotFoundError):
+                return tuple(sorted(name for name in local_files.list_folders(local) if not name.startswith(".")))
+            return ()
+        filesystem, path = open_filesystem(uri)
         found = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
-    folders = (info for info in found if info.type == fs.FileType.Directory and not info.base_name.startswith("."))
-    linked = _is_local(filesystem)
-    return tuple(sorted(info.base_name for info in folders if not (linked and os.path.islink(info.path))))
+    names = (info.base_name for info in found if info.type == fs.FileType.Directory)
+    return tuple(sorted(name for name in names if not name.startswith(".")))
 
 
-_TEMPORARY = ".partial"
+@contextlib.contextmanager
+def closed_to_strangers() -> Iterator[None]:
+    """Context in which no file this process creates is writable by others, also files that libraries create."""
+    before = os.umask(0o077)
+    os.umask(before | 0o022)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
 PRIVATE = "private"
 """Name of every folder with files derived from single examples."""
 
 
-def _is_local(filesystem: fs.FileSystem) -> bool:
-    return bool(filesystem.type_name == "local")
+def _local(uri: str) -> str | None:
+    """The absolute path of a local file; None for an object in a store. Raises: as `open_filesystem`."""
+    if "://" not in uri:
+        return os.path.abspath(uri)
+    if uri.startswith("file://"):
+        return os.path.abspath(unquote(urlsplit(uri).path))
+    return None
+
+
+def _require_size(uri: str, size: int) -> None:
+    if size > largest(uri):
+        raise local_files.UnsafeFile(
+            f"{uri} has {size:,} bytes, but an object of its kind has at most {largest(uri):,}; it was altered: "
+            "restore it from a backup"
+        )
 
 
 @contextlib.contextmanager
@@ -225,102 +300,3 @@ def _put_object(filesystem: fs.FileSystem, path: str, pieces: Sequence[bytes | m
     with stream:
         for piece in pieces:
             stream.write(piece)
-
-
-def _replace_local(path: Path, pieces: Sequence[bytes | memoryview], private: bool) -> None:
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_TEMPORARY}")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _mode(private))
-    try:
-        try:
-            for piece in pieces:
-                _write_all(handle, piece)
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
-
-
-def _append_local(path: Path, data: bytes) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, _mode(private=True))
-    try:
-        before = os.fstat(handle).st_size
-        try:
-            _write_all(handle, data)
-            os.fsync(handle)
-        except OSError:
-            os.ftruncate(handle, before)
-            raise
-    finally:
-        os.close(handle)
-    _sync_folder(path.parent)
-
-
-def _mode(private: bool) -> int:
-    """Mode of a new file, before the umask is applied."""
-    return 0o600 if private else 0o664
-
-
-def make_private_folder(path: Path) -> None:
-    """Make a local folder that only its owner can enter; an existing one gets that mode."""
-    _refuse_links(path)
-    _make_folders(path, 0o700)
-    if path.stat().st_mode & 0o077:
-        path.chmod(0o700)
-
-
-def make_private_file(path: Path) -> None:
-    """Make an empty local file that only its owner can read; an existing one gets that mode and keeps its content."""
-    path.touch(0o600)
-    path.chmod(0o600)
-
-
-@contextlib.contextmanager
-def closed_to_strangers() -> Iterator[None]:
-    """Context in which no file this process creates is writable by all users, also files that libraries create."""
-    before = os.umask(0o077)
-    os.umask(before | 0o002)
-    try:
-        yield
-    finally:
-        os.umask(before)
-
-
-def _write_all(handle: int, data: bytes | memoryview) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(handle, view) :]
-
-
-def _make_folders(folder: Path, mode: int) -> None:
-    """Make a folder and the folders above it that are missing. mode: of each new one, before the umask is applied."""
-    missing = [level for level in (folder, *folder.parents) if not level.exists()]
-    for level in reversed(missing):
-        level.mkdir(mode=mode, exist_ok=True)
-
-
-def _refuse_links(folder: Path) -> None:
-    """Raise `StorageError` if ``folder``, or a parent up to the nearest one named `PRIVATE`, is a symbolic link.
-
-    A link may lead to wherever somebody else wants, so private files are not written through one.
-    """
-    levels = (folder, *folder.parents)
-    names = [level.name for level in levels]
-    below = levels[: names.index(PRIVATE) + 1] if PRIVATE in names else levels[:1]
-    for level in below:
-        if level.is_symlink():
-            raise StorageError(
-                f"{level} is a symbolic link, and private files are not written through one; delete it, or move the "
-                "folder that it leads to there"
-            )
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -22,7 +22,7 @@ import pyarrow as pa
 from accounting.errors import START_ANEW, DataCorruption, PrivateDetail
 from accounting.records.arrow_tables import Oversized, read_table, stored_column
 from accounting.records.encryption import decrypted, encrypted
-from accounting.records.files import exists, list_files, read_bytes, write_in_private_folder
+from accounting.records.files import exists, list_files, read_range, write_in_private_folder
 from accounting.records.private_files import append_private, read_private, write_private
 
 MANIFEST = "manifest.jsonl"
@@ -185,10 +185,10 @@ def read_stored(directory: str, record: PartRecord) -> bytes:
     """
     uri = f"{directory}/{record.path}"
     try:
-        data = read_bytes(uri)
+        data, size = read_range(uri, 0, record.num_bytes)
     except FileNotFoundError:
         raise corrupt(uri, "the manifest lists it, but it is missing") from None
-    if len(data) != record.num_bytes:
+    if size != record.num_bytes:
         raise corrupt(uri, "its length differs from the manifest")
     if hashlib.sha256(data).hexdigest() != record.sha256:
         raise corrupt(uri, "its sha256 differs from the manifest")

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from accounting.errors import DataCorruption, InvalidInput, PrivateDetail, keep_whole, require_whole
 from accounting.records.background import Background
-from accounting.records.files import delete, exists, list_files
+from accounting.records.files import delete, delete_folder, exists, list_files
 from accounting.records.part_files import COMMITS, NORM_SCHEMA, PartFiles, mismatch, open_norms
 from accounting.records.parts import MANIFEST, PartStore, RepeatedIds
 from accounting.records.snapshots import SnapshotWriter
@@ -272,10 +272,12 @@ def has_norms(directory: str) -> bool:
 
 
 def delete_norms(directory: str) -> Iterator[str]:
-    """Delete the norms in a folder; yields the name of each file that was deleted.
+    """Delete a folder of norms; yields the name of each file that was deleted.
 
     The files that commit the norms are deleted first, so that an interrupted deletion leaves only uncommitted files.
+    What a process left that was killed while it wrote goes with the folder.
     """
     for name in sorted(list_files(directory), key=lambda name: name not in COMMITS):
         delete(f"{directory}/{name}")
         yield name
+    delete_folder(directory)

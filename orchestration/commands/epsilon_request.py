@@ -14,6 +14,7 @@ from accounting.records import TrialFiles
 from accounting.schedules import parse_schedule
 from orchestration.commands.run_flags import RunFlags
 from orchestration.commands.stored_trial import stored_reasons, stored_trace
+from orchestration.records.layout import absolute
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,8 @@ class RunSource:
         return self.trial is not None or self.trace is not None
 
     def _stored(self) -> AccountedRun:
-        files = None if self.trial is None else TrialFiles(self.trial)
-        trace = stored_trace(str(self.trace) if files is None else files.trace)
+        files = None if self.trial is None else TrialFiles(absolute(self.trial))
+        trace = stored_trace(absolute(str(self.trace)) if files is None else files.trace)
         fields: dict[str, Any] = {"trial": self.trial, "trace": self.trace, "steps": trace.steps}
         return AccountedRun(trace, fields, trace.dataset_size, files, () if files is None else stored_reasons(files))
 

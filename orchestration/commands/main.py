@@ -7,9 +7,7 @@ Exit codes: 0 for success, 1 if a trial failed or stored files are damaged or ca
 from __future__ import annotations
 
 import errno
-import signal
 import sys
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -42,6 +40,7 @@ from orchestration.commands.arguments import (
     SweepFile,
     TrackingUri,
 )
+from orchestration.commands.ending import ended_by_signals
 from orchestration.commands.running import run_to_the_end, show_outcome
 from orchestration.comparison.plain_text import for_terminal
 from orchestration.execution.environment import EMBEDDED, prepare_environment
@@ -157,9 +156,9 @@ def forget(
 
 def main() -> None:
     """Run the command; print errors that a user can act on, one line each, and set the exit code."""
-    _treat_as_interrupts()
     try:
-        app()
+        with ended_by_signals():
+            app()
     except (InvalidInput, Unreachable, UnsupportedMechanism) as error:
         _print_error(error)
         sys.exit(2)
@@ -171,23 +170,6 @@ def main() -> None:
             raise
         print("error: the disk is full; free some space, and the same command continues", file=sys.stderr)
         sys.exit(1)
-
-
-_TERMINATION = (signal.SIGTERM, signal.SIGHUP)
-"""Signals that end a command like Ctrl-C: those of `kill` and of a terminal that closes."""
-
-
-def _treat_as_interrupts() -> None:
-    """Treat `_TERMINATION` signals as Ctrl-C. An ignored signal, such as SIGHUP under nohup, stays ignored."""
-    for number in _TERMINATION:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _interrupt)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    for each in _TERMINATION:  # a terminal and its shell both send one; the second must not interrupt the cleanup
-        signal.signal(each, signal.SIG_IGN)
-    raise KeyboardInterrupt
 
 
 def _print_error(error: DpsweepError) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import typer
 from rich.console import Console
 
+from orchestration.commands.ending import INTERRUPTED, ends_workers
 from orchestration.comparison.plain_text import for_terminal
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ NOT_RECORDED: Final = 3
 
 def run_to_the_end(request: RunRequest, as_json: bool) -> NoReturn:
     """Run the sweep and exit: with 0, with 1 if a trial failed, 3 if MLflow lacks records, 130 when interrupted."""
+    ends_workers()
     from orchestration.commands.progress import ConsoleDisplay
     from orchestration.pipeline import run_sweep
 
@@ -30,7 +32,7 @@ def run_to_the_end(request: RunRequest, as_json: bool) -> NoReturn:
     except KeyboardInterrupt:
         missing = display.missing_in_mlflow()
         print(f"interrupted; {missing or 'the same command continues where it stopped'}", file=sys.stderr)
-        raise typer.Exit(130) from None
+        raise typer.Exit(INTERRUPTED) from None
     show_outcome(outcome, as_json)
     if outcome.recording and (missing := outcome.recording.missing()):
         print(for_terminal(f"error: {missing}"), file=sys.stderr)

@@ -14,6 +14,7 @@ from accounting.records import exists, list_files
 from accounting.registry import lookup
 from orchestration.commands import panels
 from orchestration.commands.arguments import AsJson, Folder
+from orchestration.commands.ending import ends_workers
 from orchestration.commands.number_lists import whole_numbers
 from orchestration.comparison.formats import number, seconds
 from orchestration.comparison.plain_text import for_terminal
@@ -168,6 +169,7 @@ def account(
     if delta is not None:
         require_finite("delta", delta, above=0.0, below=1.0)
     sizes = tuple(whole_numbers("--group-sizes", group_sizes, 1)) if group_sizes else ()
+    ends_workers()
     prepare_environment(address)
     from orchestration.execution.reaccounting import ReaccountingRequest, account_again
     from orchestration.pipeline import show_accounts

@@ -31,7 +31,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from accounting.errors import InvalidInput
 from accounting.jobs.parallel import fitting
-from accounting.records import KEY_VARIABLE, KeyCheck, require_key
+from accounting.records import KEY_VARIABLE, KeyCheck, make_folders, require_key, require_library_file
 from orchestration.execution.autoscaler import has_autoscaler, is_beyond_autoscaler
 from orchestration.execution.environment import EMBEDDED, require_address, reread_environment
 from orchestration.execution.nodes import alive_nodes, amounts_of
@@ -267,9 +267,13 @@ class _LogFile(logging.FileHandler):
 
 @contextlib.contextmanager
 def logged_to(path: Path) -> Iterator[None]:
-    """Send the log of Ray and Tune to a file instead of the terminal. Raises: InvalidInput if it is not writable."""
+    """Send the log of Ray and Tune to a file instead of the terminal.
+
+    Raises: InvalidInput if it is not writable; UnsafeFile for a link in its place.
+    """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(str(path.parent), 0o755)
+        require_library_file(str(path))
         handler = _LogFile(path)
     except OSError as error:
         raise InvalidInput(f"cannot write to {path.parent}: {error.strerror}; choose another --output") from error

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 from accounting.errors import InvalidInput
-from accounting.records import delete, delete_folder, delete_if_empty, exists, list_files
+from accounting.records import delete, delete_folder, delete_if_empty, exists, list_files, list_folders, with_partials
 from orchestration.comparison.record import SweepRecord
 from orchestration.comparison.stored import stored_record
+from orchestration.execution.object_stores import abort_uploads
 from orchestration.records.attempts import AttemptLog
 from orchestration.records.layout import SweepFiles, absolute
 from orchestration.records.ownership import claimed, exclusive
+from orchestration.records.safety import require_no_links
 from orchestration.records.states import TrialState
 from workers.checkpoint import forget_checkpoint
 
@@ -25,41 +28,57 @@ def delete_sweep(files: SweepFiles) -> tuple[str, ...]:
     """
     if not exists(files.manifest):
         raise InvalidInput(f"{files.root} holds no sweep; name the folder that `dpsweep run` wrote")
+    require_no_links(files)
     with exclusive(files.local_folder, files.root), claimed(files.claim):
         record = stored_record(files)
         counted = _record_releases(files, record)
         if exists(SweepFiles(files.tuning).manifest):
             counted += delete_sweep(SweepFiles(files.tuning))
         delete_folder(files.selection)
-        for uri in _files(files):
-            delete(uri)
+        for uri in files.top_files:
+            for each in with_partials(uri):
+                delete(each)
         trials = [files.trial(point.key).root for point in record.points]
         for uri in (*trials, files.tune, files.earlier_tune, files.artifacts):
             delete_folder(uri)
         for uri in (files.trials, files.private, str(files.local_folder / "private")):
             delete_if_empty(uri)
-        delete(files.manifest)
+        for uri in with_partials(files.manifest):
+            delete(uri)
     if "://" in files.root:
         delete(files.claim)
         delete_if_empty(files.root)
+        abort_uploads(files.root)
     return counted
 
 
 def forget_keys(folder: str) -> tuple[str, ...]:
-    """Delete the checkpoints, and with them the noise keys, of all trials that have not finished.
+    """Delete the checkpoints, and with them the noise keys, of all trials of a sweep, its tuning and its selection.
 
-    Returns: the keys of these trials. A resumed sweep starts them anew with other noise; what they have shown stays
+    Also what processes left that were killed while writing one, and parts of uploads that were cut off. Returns: the
+    keys of these trials. A resumed sweep starts them anew with other noise; what they have shown stays
     counted. Deleting is not erasing: backups, snapshots and the disk itself may keep the content of a file.
 
-    Raises: InvalidInput for a folder without a sweep, and while another process runs it.
+    Raises: InvalidInput for a folder without a sweep, and while another process runs it, and as `abort_uploads`;
+    UnsafeFile for a link in it, with nothing deleted.
     """
     files = SweepFiles(absolute(folder))
-    record = stored_record(files)
-    with exclusive(files.local_folder, files.root), claimed(files.claim):
-        kept = [point.key for point in record.points if exists(files.trial(point.key).checkpoint)]
-        for key in kept:
-            forget_checkpoint(files.trial(key).checkpoint)
-    return tuple(kept)
+    every = (files, SweepFiles(files.tuning), SweepFiles(files.selection))
+    sweeps = [each for each in every if exists(each.manifest)]
+    if not sweeps:
+        raise InvalidInput(f"{files.root} holds no sweep; name the folder that `dpsweep run` wrote")
+    require_no_links(files)
+    forgotten: dict[str, None] = {}
+    with contextlib.ExitStack() as held:
+        for sweep in sweeps:
+            held.enter_context(exclusive(sweep.local_folder, sweep.root))
+            held.enter_context(claimed(sweep.claim))
+        for sweep in sweeps:
+            for key in list_folders(sweep.trials):
+                if forget_checkpoint(sweep.trial(key).checkpoint):
+                    forgotten[key] = None
+    abort_uploads(files.root)
+    return tuple(forgotten)
 
 
 def named_trials(files: SweepFiles, which: Sequence[str]) -> tuple[str, ...]:
@@ -117,11 +136,3 @@ def _record_releases(files: SweepFiles, record: SweepRecord) -> tuple[str, ...]:
             for attempt in attempts:
                 log.note(attempt)
     return tuple(key for key, attempts in log.all.items() if attempts)
-
-
-def _files(files: SweepFiles) -> tuple[str, ...]:
-    """The files of a sweep outside its folders, except its manifest."""
-    journals = (f"{files.database}{suffix}" for suffix in ("", "-journal", "-wal", "-shm"))
-    reports = (files.report, files.private_report, files.comparison, files.results, files.status, files.error)
-    digests = (files.report_digests, files.private_report_digests)
-    return (*reports, *digests, str(files.log), files.probe, *journals)

@@ -16,6 +16,7 @@ from orchestration.records.integrity import damages
 from orchestration.records.layout import SweepFiles
 from orchestration.records.ownership import claimed, exclusive
 from orchestration.records.results import StoredResult, TrialResult
+from orchestration.records.safety import require_no_links
 from orchestration.records.status_snapshot import read_snapshot
 
 _READERS = 8
@@ -69,6 +70,7 @@ def prune_norms(files: SweepFiles, older_than: float) -> list[str]:
     selection, for which no individual epsilons are known. Returns: the keys of the trials whose norms were deleted.
     Raises: InvalidInput while the sweep runs; DataCorruption for damaged epsilons, and their norms are kept.
     """
+    require_no_links(files)
     with exclusive(files.local_folder, files.root), claimed(files.claim):
         results = [each for each in trained(owned_record(files)) if each.ended <= time.time() - older_than]
         return [result.key for result in results if any(list(_deleted(files.trial(result.key))))]

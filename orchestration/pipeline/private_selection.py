@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 from accounting.errors import InvalidInput
 from accounting.records import KEY_VARIABLE, delete_folder, exists, is_encrypting, make_private_folder
@@ -101,7 +100,7 @@ def _drawn_stage(request: RunRequest) -> str:
             )
         return before.text
     accept(plan_sweep(sweep, request.code, solver=solver(request.address, files)), files)
-    make_private_folder(Path(files.private))
+    make_private_folder(files.private)
     return selection_stage(
         sweep, request.text, draw_runs(settings_of(sweep, tune), tune.selection, len(candidates_of(tune)))
     )

@@ -6,6 +6,7 @@ from orchestration.pipeline.private_selection import run_private_selection
 from orchestration.pipeline.request import NO_DISPLAY, Display, Outcome, RunRequest
 from orchestration.pipeline.stage import run_stage
 from orchestration.pipeline.tuning import run_tuning
+from orchestration.records.safety import require_safe
 
 
 def run_sweep(request: RunRequest, display: Display = NO_DISPLAY) -> Outcome:
@@ -15,8 +16,9 @@ def run_sweep(request: RunRequest, display: Display = NO_DISPLAY) -> Outcome:
     selection in the private folder, which only the best of each trial leaves. Trials with results keep them, and their
     files are not written again; ``display`` is told their number. A trial that fails does not end the run; the record
     lists it. Raises: InvalidInput, before any trial starts, for a trial that cannot run, a folder that holds a sweep of
-    another name, and a cluster, storage or MLflow that cannot be used.
+    another name or that others can change, and a cluster, storage or MLflow that cannot be used.
     """
+    require_safe(request.files)
     if request.sweep.tune is None or request.sweep.adapted is not None:
         return run_stage(request, display)
     if request.sweep.tune.is_selection:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 from accounting.errors import DataCorruption, InvalidInput
@@ -29,6 +28,7 @@ from orchestration.records.manifest import Manifest, open_manifest, write_manife
 from orchestration.records.ownership import claimed, exclusive
 from orchestration.records.recording import Recording
 from orchestration.records.release_modes import release_mode
+from orchestration.records.safety import require_safe_tracking
 from orchestration.records.status import SweepStatus
 from orchestration.records.status_snapshot import SweepSnapshot
 from orchestration.sweeps.growth import grown, past_of
@@ -155,9 +155,9 @@ def _status_file(
 
 def _close_folder(request: RunRequest, tracking_uri: str) -> None:
     """Make the sweep's folder, and MLflow's database in it, readable by their owner only."""
-    make_private_folder(request.files.local_folder)
+    make_private_folder(str(request.files.local_folder))
     if request.tracking_uri is None:
-        make_private_file(Path(tracking_uri.removeprefix("sqlite:///")))  # SQLite's journals take its mode
+        make_private_file(tracking_uri.removeprefix("sqlite:///"))  # SQLite's journals take its mode
 
 
 def _started_anew(
@@ -230,8 +230,10 @@ def recording_in(uri: str, tracker: Tracker, files: SweepFiles, sweep_id: str) -
 def open_tracker(uri: str, files: SweepFiles) -> Tracker:
     """The tracker of an MLflow store, or one that records nothing for `NO_TRACKING`.
 
-    Raises: InvalidInput if the store cannot be opened.
+    Raises: InvalidInput if the store cannot be opened; UnsafeFile for a link in the place of the embedded one.
     """
+    if uri == embedded_tracking_uri(files.local_folder):
+        require_safe_tracking(files)
     try:
         return NoTracker() if uri == NO_TRACKING else MlflowTracker(uri, artifact_root=files.artifacts)
     except TrackingUnavailable as error:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from accounting.errors import StorageError, private_text
-from accounting.records import TrialFiles, delete, write_private
+from accounting.records import TrialFiles, delete, make_folders, write_private
 from orchestration.records.layout import SweepFiles
 from orchestration.records.release_modes import Disclosure, release_mode
 
@@ -56,6 +56,6 @@ def record_refusals(refusals: Sequence[Refused], files: SweepFiles) -> str | Non
         with contextlib.suppress(StorageError):
             delete(files.error)
         return None
-    files.local_folder.mkdir(parents=True, exist_ok=True)
+    make_folders(str(files.local_folder), 0o755)
     write_private(files.error, "\n".join(hidden).encode())
     return f"the texts of these errors, which may quote the data, are in {files.error}"

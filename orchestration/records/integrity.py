@@ -16,6 +16,8 @@ from accounting.records import (
     MANIFEST,
     NormShards,
     TrialFiles,
+    UnsafeFile,
+    digest_of,
     exists,
     has_norms,
     list_files,
@@ -26,7 +28,7 @@ from accounting.records import (
 )
 from orchestration.records.accounts import ACCOUNT_AGAIN
 from orchestration.records.results import StoredResult, TrialResult, read_result, write_result
-from workers.digests import digest, noted_when_written
+from workers.digests import noted_when_written
 
 _PRIVATE = "private/"
 _STEP = "/step="
@@ -42,7 +44,7 @@ def note_digests(files: TrialFiles) -> dict[str, str]:
     later, known = files.accounted_again(""), noted_when_written(files)
     others = (files.result, files.checkpoint, files.private_digests)
     digests = {
-        name: known.get(name) or digest(uri)
+        name: known.get(name) or digest_of(uri)
         for name in list_files(files.root)
         if (uri := f"{files.root}/{name}") not in others
         and not uri.startswith(later)
@@ -87,9 +89,15 @@ def damages(files: TrialFiles, result: StoredResult) -> Iterator[str]:
         yield str(error)
     noted = {f"{files.root}/{name}": sha256 for name, sha256 in (result.digests | private).items()}
     there = {uri: sha256 for uri, sha256 in noted.items() if uri not in optional or exists(uri)}
-    changed = [uri for uri, sha256 in there.items() if _is_changed(uri, sha256)]
-    for uri in changed:
-        yield _changed(uri, _accounted_anew(files) if _is_accounted(uri, files) else START_ANEW)
+    changed: list[str] = []
+    for uri, sha256 in there.items():
+        try:
+            if _is_changed(uri, sha256):
+                changed.append(uri)
+                yield _changed(uri, _accounted_anew(files) if _is_accounted(uri, files) else START_ANEW)
+        except UnsafeFile as error:
+            changed.append(uri)
+            yield str(error)
     accounts = [f"{files.root}/{name.removesuffix(f'/{MANIFEST}')}" for name in _accounts(files)]
     for directory, is_there, verify, next_step in (
         *((norms, has_norms, _verify_norms, START_ANEW) for norms in (files.norms, files.exact_norms)),
@@ -117,7 +125,7 @@ def _accounted_anew(files: TrialFiles) -> str:
 def require_unaltered(files: TrialFiles, result: StoredResult, uri: str) -> None:
     """Raises: DataCorruption if the public file ``uri`` of a trained trial is missing or has changed since training."""
     name = uri.removeprefix(f"{files.root}/")
-    if name in result.digests and (not exists(uri) or digest(uri) != result.digests[name]):
+    if name in result.digests and (not exists(uri) or digest_of(uri) != result.digests[name]):
         raise DataCorruption(_changed(uri, START_ANEW))
 
 
@@ -130,7 +138,7 @@ def require_unaltered_model(files: TrialFiles, result: StoredResult) -> None:
 
 def _is_changed(uri: str, noted: str) -> bool:
     """Whether the file is missing from a directory that is there, or has another sha256 than the ``noted`` one."""
-    return digest(uri) != noted if exists(uri) else bool(list_files(uri.rpartition("/")[0]))
+    return digest_of(uri) != noted if exists(uri) else bool(list_files(uri.rpartition("/")[0]))
 
 
 def _changed(uri: str, next_step: str) -> str:

@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote, unquote, urlsplit
 
 from accounting.errors import InvalidInput
 from accounting.records import TrialFiles
@@ -22,8 +23,10 @@ _LONGEST_NAME: Final = 255
 def absolute(location: str) -> str:
     """``location`` as an absolute path, because workers run in other directories; an object-store URI is unchanged.
 
-    >>> absolute("s3://bucket/runs/a"), absolute("/data/../runs/a")
-    ('s3://bucket/runs/a', '/runs/a')
+    The links on the way are the user's own and are followed here, once: below a sweep's folder none is.
+
+    >>> absolute("s3://bucket/runs/a"), absolute("/data/../runs/a"), absolute("file:///runs/a%20b")
+    ('s3://bucket/runs/a', '/runs/a', 'file:///runs/a%20b')
 
     Raises: InvalidInput for a location with a null character or a name that is too long, which no file may have.
     """
@@ -31,6 +34,8 @@ def absolute(location: str) -> str:
         raise InvalidInput(f"{location!r} holds a null character, which no file name may; give another path")
     if "://" not in location and any(len(os.fsencode(name)) > _LONGEST_NAME for name in Path(location).parts):
         raise InvalidInput(f"{location} holds a name of more than {_LONGEST_NAME} bytes; give another path")
+    if location.startswith("file://"):
+        return f"file://{quote(os.path.realpath(unquote(urlsplit(location).path)))}"
     return location if "://" in location else str(Path(location).expanduser().resolve())
 
 
@@ -59,6 +64,8 @@ def output_files(output: str | None, name: str) -> SweepFiles:
     return SweepFiles(root)
 
 
+LOCK: Final = ".lock"
+"""Name of the file that the process locks which changes a sweep in a local folder."""
 DATABASE: Final = "mlflow.db"
 """Name of the embedded MLflow store."""
 
@@ -82,7 +89,7 @@ class SweepFiles:
 
     def attempts(self, key: str) -> str:
         """Folder of the attempts at a trial (`AttemptLog`). Nothing deletes it: released results stay released."""
-        return self._below("attempts", key)
+        return f"{self.attempts_of_all}/{key}"
 
     @property
     def trials(self) -> str:
@@ -196,3 +203,32 @@ class SweepFiles:
     def probe(self) -> str:
         """File that the driver writes and every node reads, to check that the storage is shared."""
         return self._below("storage-probe")
+
+    @property
+    def lock(self) -> str:
+        """Local file whose lock the process holds that changes the sweep."""
+        return str(self.local_folder / LOCK)
+
+    @property
+    def attempts_of_all(self) -> str:
+        """Folder of the attempts at all trials."""
+        return self._below("attempts")
+
+    @property
+    def in_place(self) -> tuple[str, ...]:
+        """Local files that libraries open by their paths and change in place."""
+        journals = (f"{self.database}{suffix}" for suffix in ("", "-journal", "-wal", "-shm"))
+        return (str(self.log), *journals)
+
+    @property
+    def top_files(self) -> tuple[str, ...]:
+        """The files of a sweep outside its folders, except its manifest; and those in its folder ``private/``."""
+        reports = (self.report, self.private_report, self.comparison, self.results, self.status, self.error)
+        digests = (self.report_digests, self.private_report_digests)
+        return (*reports, *digests, self.probe, *self.in_place)
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """The folders that a sweep fills; those of other sweeps in it, such as the tuning, are among them."""
+        own = (self.trials, self.attempts_of_all, self.private, self.tuning, self.earlier_tune, self.artifacts)
+        return (*own, self.tune, str(self.local_folder / "private"))

@@ -8,7 +8,6 @@ second driver is refused until the claim expires.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import secrets
@@ -22,9 +21,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from accounting.errors import InvalidInput, StorageError
-from accounting.records import read_bytes, write_bytes_atomically
+from accounting.records import delete_with_only, locked, make_folders, read_bytes, write_bytes_atomically
+from orchestration.records.layout import LOCK
 
-_LOCK = ".lock"
 PERIOD = 20.0
 """Seconds between two renewals of a claim; a claim expires after three periods without renewal."""
 
@@ -44,33 +43,24 @@ def exclusive(folder: Path, output: str) -> Iterator[None]:
     """Lock ``folder`` for the duration of a ``with`` block; creates the folder if it is missing.
 
     output: folder or URI of the sweep, for messages. The lock ends with the process. Raises: InvalidInput if another
-    process holds it or the folder is not writable.
+    process holds it or the folder is not writable; UnsafeFile for a lock that is no regular file.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / _LOCK).open("w")
-    except OSError as error:
-        raise InvalidInput(
-            f"cannot write to {folder}: {error.strerror}; choose another folder with --output"
-        ) from error
-    with lock:
+    with contextlib.ExitStack() as held:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            make_folders(str(folder), 0o755)
+            held.enter_context(locked(str(folder / LOCK)))
         except BlockingIOError as error:
             raise InvalidInput(
                 f"another dpsweep writes to {output}; wait for it, or choose another --output"
             ) from error
+        except OSError as error:
+            raise InvalidInput(
+                f"cannot write to {folder}: {error.strerror}; choose another folder with --output"
+            ) from error
         try:
             yield
         finally:
-            _remove_unused(folder)
-
-
-def _remove_unused(folder: Path) -> None:
-    """Remove the folder if it holds only the lock file, because the run could not start."""
-    if [entry.name for entry in folder.iterdir()] == [_LOCK]:
-        (folder / _LOCK).unlink()
-        folder.rmdir()
+            delete_with_only(str(folder), LOCK)  # nothing else is there if the run could not start
 
 
 @contextlib.contextmanager

@@ -43,11 +43,11 @@ def remembered(question: str, answer: Callable[[], str]) -> str:
 
 @contextlib.contextmanager
 def _opened() -> Iterator[sqlite3.Connection]:
-    folder = Path(CACHE).expanduser() / "answers"
-    make_private_folder(folder)
+    folder = Path(CACHE).expanduser().resolve() / "answers"
+    make_private_folder(str(folder))
     file = folder / "answers.db"
     if not file.exists():
-        make_private_file(file)
+        make_private_file(str(file))
     with contextlib.closing(sqlite3.connect(file, timeout=_TIMEOUT)) as store, store:
         store.execute("create table if not exists answers (key text primary key, answer text)")
         yield store

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from accounting.errors import DataCorruption
 from accounting.records import (
+    digest_of,
     exists,
     read_private_sealed,
     read_sealed,
@@ -18,7 +19,6 @@ from accounting.records import (
     write_sealed,
 )
 from orchestration.records.layout import SweepFiles
-from workers.digests import digest
 
 
 def write_public_reports(files: SweepFiles, contents: Mapping[str, bytes], sensitive: bool) -> None:
@@ -60,7 +60,7 @@ def changed_report_files(files: SweepFiles) -> Iterator[str]:
             found = f"{files.root}/{name}"
             if not exists(found):
                 yield f"{found}: it is missing; {again}"
-            elif digest(found) != noted:
+            elif digest_of(found) != noted:
                 yield f"{found}: its sha256 differs from the one noted when it was written; {again}"
 
 

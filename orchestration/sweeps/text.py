@@ -11,6 +11,7 @@ import json
 import math
 import re
 import reprlib
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ MAX_VALUES = 100_000
 def read_text(path: Path) -> str:
     """The text of a sweep file. Raises: InvalidInput if it cannot be read, is over `MAX_BYTES`, or is not UTF-8."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise InvalidInput(f"{path} is no file, but a folder, a pipe or a device; give the path of a sweep file")
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:

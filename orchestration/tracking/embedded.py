@@ -20,7 +20,7 @@ import mlflow
 from mlflow import MlflowClient
 
 from accounting.errors import StorageError
-from accounting.records import write_bytes_atomically
+from accounting.records import UnsafeFile, write_bytes_atomically
 from orchestration.records.layout import DATABASE
 from orchestration.tracking.no_tracking import NO_TRACKING
 from workers.data import CACHE
@@ -51,11 +51,11 @@ def client_of(tracking_uri: str) -> MlflowClient:
     file = Path(tracking_uri.removeprefix(_SCHEME))
     if not tracking_uri.startswith(_SCHEME) or (file.exists() and file.stat().st_size):
         return MlflowClient(tracking_uri=tracking_uri)
-    empty = CACHE.expanduser() / f"mlflow-{mlflow.__version__}.db"
+    empty = CACHE.expanduser().resolve() / f"mlflow-{mlflow.__version__}.db"
     if _is_copied(empty, file):
         return MlflowClient(tracking_uri=tracking_uri)
     client = MlflowClient(tracking_uri=tracking_uri)
-    with contextlib.suppress(StorageError, sqlite3.Error):
+    with contextlib.suppress(StorageError, UnsafeFile, sqlite3.Error):
         write_bytes_atomically(str(empty), _emptied(file))
     return client
 

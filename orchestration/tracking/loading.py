@@ -6,6 +6,7 @@ importer, not by MLflow's ``code_paths``, so that models whose modules share nam
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +34,6 @@ def _load_pyfunc(path: str) -> Predictor:
 
     path: a folder with the files of a trial: spec, weights, input preparation, and the user's own code.
     """
-    files = TrialFiles(path)
+    files = TrialFiles(os.path.realpath(path))
     spec = TrialSpec.from_json(read_bytes(files.spec))
     return Predictor(load_trained(files, spec, stored_code(files, spec)))

@@ -19,6 +19,7 @@ from orchestration.comparison.plain_text import masked
 from orchestration.comparison.values import delta, epsilon
 from orchestration.records.layout import SweepFiles
 from orchestration.records.published import PublishedTrial
+from orchestration.records.safety import require_safe_tracking
 from orchestration.tracking.addresses import experiment_name, probe, reported
 from orchestration.tracking.embedded import embedded_tracking_uri
 from orchestration.tracking.models import SETTING, SWEEP, TRIAL, ModelLog
@@ -55,6 +56,8 @@ def register_best(
     uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or embedded_tracking_uri(files.local_folder)
     if uri == NO_TRACKING:
         raise InvalidInput("a model is registered in MLflow; give the --tracking-uri of one in place of 'none'")
+    if uri == embedded_tracking_uri(files.local_folder):
+        require_safe_tracking(files)
     with reported("cannot register a model in", uri):
         probe(uri)
         client = MlflowClient(tracking_uri=uri, registry_uri=uri)

@@ -36,11 +36,13 @@ EXPORTED = {
         examples_law group_epsilons group_law grows_at_least_linearly linear_growth profile_of_rounds rounds_of_examples
         rounds_of_group vadhan_epsilon""",
     "accounting.records": """Epsilons KEY_VARIABLE KeyCheck MANIFEST NormShards NormShardWriter NormSnapshot
-        OwnedPart PartFiles PartNorms PartRecord ShareOfRows SortedRows StoredEpsilons StoredUsers TrialFiles
-        check_contributions
-        closed_to_strangers commit_epsilons delete delete_folder delete_if_empty delete_norms exists forget_notes
+        OwnedPart PartFiles PartNorms PartRecord ShareOfRows SortedRows StoredEpsilons StoredUsers TrialFiles UnsafeFile
+        check_contributions closed_to_strangers commit_epsilons delete delete_folder delete_if_empty delete_norms
+        delete_with_only digest_of exists forget_notes
         has_norms is_closed
-        is_encrypting list_files list_folders make_private_file make_private_folder modified new_key_check
+        is_encrypting is_local list_files list_folders locked make_folders make_private_file make_private_folder
+        modified new_key_check others_can_write replace_file require_library_file require_own_folder require_own_folders
+        require_plain_entries require_plain_file require_plain_folder with_partials
         noted_epsilons noted_rows open_filesystem read_bytes read_contributions read_encrypted read_epsilons read_groups
         read_once_unsealed read_private read_private_sealed read_sealed read_table read_trace require_key shares_of
         verify_epsilons verify_users write_in_private_folder

@@ -2,9 +2,12 @@
 
     python -m tests.hostile --inputs 100000
     python -m tests.hostile --only traces --inputs 1000 --seed 7
+    python -m tests.hostile --folders --jobs 4
+    python -m tests.hostile --folders --second-user --commands run,delete --cells 500
 
-The exit status is 1 when an input was answered with a traceback, with nothing within a minute of CPU time, or with too
-small an epsilon.
+With --folders, links, pipes, devices and more are planted at every place of a sweep's folder, and every command runs on
+it. The exit status is 1 when an input was answered with a traceback, with nothing within a minute of CPU time, or with
+too small an epsilon, or when a command changed a file outside the folder.
 """
 
 from __future__ import annotations
@@ -13,15 +16,19 @@ import argparse
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.hostile.of_folders import COMMANDS, KINDS, VICTIM, Counts, Template, cells, tried
 from tests.hostile.table import TARGETS
 from tests.hostile.target import Tally, fed
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
+    if options.folders:
+        return _folders(options)
     chosen = [target for target in TARGETS if options.only in target.name]
     share = -(-options.inputs // len(chosen))
     print(f"{'target':15} {'inputs':>8} {'accepted':>9} {'refused':>8} {'findings':>9} {'seconds':>8}")
@@ -38,10 +45,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if total else 0
 
 
+def _folders(options: argparse.Namespace) -> int:
+    """Print the table of commands by kinds: how many attempts were refused, and how many were harmless."""
+    commands, kinds = options.commands.split(","), options.kinds.split(",")
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="hostile-") as folder:
+        template = Template.made(Path(folder) / "template")
+        wanted = cells(template, commands, kinds)[: options.cells]
+        found = tried(template, wanted, VICTIM if options.second_user else None, options.jobs)
+    print(f"{'refused/harmless':16} {' '.join(f'{kind:>15}' for kind in kinds)}")
+    for command in commands:
+        counts = [found.get((command, kind), Counts()) for kind in kinds]
+        shown = [f"{each.refused}/{each.harmless}" for each in counts]
+        print(f"{command:16} {' '.join(f'{each:>15}' for each in shown)}")
+    wrong = [line for each in found.values() for line in each.wrong]
+    kinds_of_wrong = Counter(line.partition(":")[0] for line in wrong)
+    told = ", ".join(f"{kinds_of_wrong[what]} {what}" for what in ("destroyed", "hung", "traceback"))
+    others = len(wrong) - sum(kinds_of_wrong[what] for what in ("destroyed", "hung", "traceback"))
+    print(f"{len(wanted)} attempts in {time.monotonic() - began:.0f} s: {told}, {others} else wrong")
+    for line in wrong:
+        print(f"\n{line}")
+    return 1 if wrong else 0
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.hostile", description=__doc__.partition("\n")[0])
     parser.add_argument("--inputs", type=int, default=100_000, help="of all targets together")
     parser.add_argument("--only", default="", choices=["", *(target.name for target in TARGETS)])
+    parser.add_argument("--folders", action="store_true", help="plant links, pipes and more in the folder of a sweep")
+    parser.add_argument("--commands", default=",".join(COMMANDS), help="of --folders: some of the commands")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="of --folders: some of what is planted")
+    parser.add_argument("--cells", type=int, help="of --folders: as many attempts, spread over all (default: all)")
+    parser.add_argument("--jobs", type=int, default=2, help="of --folders: attempts at a time")
+    parser.add_argument(
+        "--second-user", action="store_true", help="of --folders: one user runs commands on another's folder (as root)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the first inputs; equal seeds give equal inputs")
     return parser
 

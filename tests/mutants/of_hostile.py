@@ -73,7 +73,18 @@ HOSTILE: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "accounting/records/files.py",
         STRANGERS,
-        B("os.umask(before | 0o002)", "os.umask(before)", "strangers write into what libraries make", True),
+        B("os.umask(before | 0o022)", "os.umask(before)", "strangers write into what libraries make", True),
+    ),
+    *bugs_in(
+        "accounting/records/local_files.py",
+        ("tests/accounting/records/test_local_files.py",),
+        B("if _place(handle) == path:", "if True:", "folders are reached through links"),
+        B("if most is not None and found.st_size > most:", "if False:", "a record of any size is read"),
+        B(
+            "    _require_owner(path, found)\n    if found.st_nlink > 1:",
+            "    if False:",
+            "files of others are changed",
+        ),
     ),
     *bugs_in(
         "accounting/records/private_files.py",

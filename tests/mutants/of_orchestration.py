@@ -297,8 +297,12 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
             "the claim is not read again",
         ),
         B("if age < 3.0 * period:", "if age < 0.0:", "a live claim is taken over"),
-        B("fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB", "two drivers share a folder"),
         B("if not _is_ours(uri, mine):", "if False:", "a replaced driver goes on"),
+    ),
+    *bugs_in(
+        "accounting/records/local_files.py",
+        OWNERSHIP,
+        B("fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB", "two drivers share a folder"),
     ),
     *bugs_in(
         "orchestration/execution/stopping.py",

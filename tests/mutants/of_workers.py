@@ -116,14 +116,9 @@ WORKERS: Final[tuple[Mutant, ...]] = (
         B("for each in others:", "for each in others[1:]:", "a rank's sum is left out"),
     ),
     *bugs_in(
-        "workers/checkpoint.py",
+        "accounting/records/local_files.py",
         ("tests/workers/test_checkpoint.py",),
-        B(
-            " or info.base_name.startswith",
-            " or False and info.base_name.startswith",
-            "temporary files keep the key of the noise",
-            True,
-        ),
+        B(" or _is_partial_of(each, name)", "", "temporary files keep the key of the noise", True),
     ),
     *bugs_in(
         "workers/evaluation.py",

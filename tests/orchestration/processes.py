@@ -70,6 +70,15 @@ def start(*arguments: object, log: Path, **changes: str) -> Running:
 
 def _command(command: list[str], environment: dict[str, str], folder: str, out: str, err: str) -> None:
     """The command as a new interpreter runs it, in a process that was forked."""
+    set_up_command(command, environment, folder, out, err)
+    try:
+        main()
+    finally:
+        atexit._run_exitfuncs()  # multiprocessing leaves them out
+
+
+def set_up_command(command: list[str], environment: dict[str, str], folder: str, out: str, err: str) -> None:
+    """Give this process, which was forked, what a new interpreter has that runs ``command`` in ``folder``."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored where the tests run under nohup
     for descriptor, file in ((1, out), (2, err)):
         opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -84,10 +93,6 @@ def _command(command: list[str], environment: dict[str, str], folder: str, out: 
     tempfile.tempdir = None  # chosen as the parent imported torch, without these variables
     random.seed()  # forked processes share the state of their parent
     sys.argv = command
-    try:
-        main()
-    finally:
-        atexit._run_exitfuncs()  # multiprocessing leaves them out
 
 
 @contextlib.contextmanager

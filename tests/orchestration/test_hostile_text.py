@@ -14,7 +14,8 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from accounting.errors import DpsweepError, StorageError
+from accounting.errors import DpsweepError
+from accounting.records import UnsafeFile
 from accounting.records.files import write_in_private_folder
 from orchestration.commands import cluster, listing
 from orchestration.commands.main import app, report
@@ -176,19 +177,26 @@ def test_a_private_folder_that_leads_elsewhere_is_not_written(folder: Path, tmp_
     victim.mkdir(mode=0o755)
     shutil.rmtree(folder / "private")
     (folder / "private").symlink_to(victim)
-    with pytest.raises(StorageError, match="is a symbolic link, and private files are not written through one"):
+    with pytest.raises(UnsafeFile, match="/private is a symbolic link, which dpsweep does not write there"):
         render_again(str(folder))
     assert list(victim.iterdir()) == []
     assert stat.S_IMODE(victim.stat().st_mode) == 0o755
-    with pytest.raises(StorageError, match="symbolic link"):
+    with pytest.raises(UnsafeFile, match="symbolic link"):
         write_in_private_folder(str(folder / "private" / "norms" / "x"), b"")
 
 
 def test_keys_of_unfinished_trials_are_forgotten_on_request(folder: Path) -> None:
     assert forget_keys(str(folder)) == ()
     (trial,) = (folder / "trials").iterdir()
-    kept = trial / "private" / "checkpoint.pt"
-    kept.write_bytes(b"key")
-    (trial / "private" / ".checkpoint.pt.0.partial").write_bytes(b"key")
+    candidate = folder / "tuning" / "trials" / "candidate"
+    for each in (trial, candidate):
+        (each / "private").mkdir(parents=True, exist_ok=True)
+        (each / "private" / "checkpoint.pt").write_bytes(b"key")
+        (each / "private" / ".checkpoint.pt.0.partial").write_bytes(b"key")
+    shutil.copy(folder / "sweep.json", folder / "tuning")
+    assert forget_keys(str(folder)) == (trial.name, candidate.name)
+    (trial / "private" / ".checkpoint.pt.1.partial").write_bytes(
+        b"all that a process left which was killed in its first"
+    )
     assert forget_keys(str(folder)) == (trial.name,)
-    assert not list((trial / "private").glob("*checkpoint*"))
+    assert not list(folder.rglob("*checkpoint*"))

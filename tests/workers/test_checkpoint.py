@@ -23,9 +23,10 @@ def test_only_its_owner_can_read_a_checkpoint(tmp_path: Path) -> None:
 def test_what_a_killed_process_left_of_it_is_forgotten_too(tmp_path: Path) -> None:
     file, others = tmp_path / "checkpoint.pt", {"summary.json", ".summary.json.1"}
     save_checkpoint(str(file), "trial", {"step": 3})
-    for name in (".checkpoint.pt.4711", *others):
+    for name in (".checkpoint.pt.4711.partial", *others):
         (tmp_path / name).write_bytes(b"rest")
-    forget_checkpoint(str(file))
+    assert forget_checkpoint(str(file))
+    assert not forget_checkpoint(str(file))
     assert {path.name for path in tmp_path.iterdir()} == others
 
 

@@ -57,8 +57,15 @@ def die_in_file_operation(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 
     write = os.write
     monkeypatch.setattr(os, "write", dying(write, lambda handle, data: write(handle, data[: len(data) // 2])))
-    for name in ("open", "mkdir", "chmod", "replace", "unlink"):
+    for name in ("mkdir", "fchmod", "replace", "unlink"):
         monkeypatch.setattr(os, name, dying(getattr(os, name)))
+    plain, creating = os.open, dying(os.open)
+
+    def opened(path: Any, flags: int, *args: Any, **options: Any) -> int:
+        handle: int = (creating if flags & os.O_CREAT else plain)(path, flags, *args, **options)
+        return handle
+
+    monkeypatch.setattr(os, "open", opened)
 
 
 def survives(spec: TrialSpec, root: Path, monkeypatch: pytest.MonkeyPatch, operations: int) -> bool:

@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import os
 import re
+import stat
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -89,8 +90,12 @@ def reading(path: Path, shown: str | Path | None = None) -> Iterator[None]:
     """Turn errors while ``path`` is read and decoded into a one-line DataCorruption that names ``shown`` or ``path``.
 
     shown: in place of a path that tells of an example, as the name of its file or of the folder of its class does. The
-    library's own message may quote the content, so it stays in the cause.
+    library's own message may quote the content, so it stays in the cause. A named pipe, a socket or a device is
+    refused with InvalidInput before it is opened: it might never answer.
     """
+    with contextlib.suppress(OSError):  # the reader says why it cannot be read
+        if not path.is_dir() and not stat.S_ISREG(path.stat().st_mode):
+            raise InvalidInput(f"{shown or path} is a pipe, a socket or a device; give the path of a file")
     try:
         yield
     except UNREADABLE as error:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from accounting.errors import InvalidInput
-from accounting.records import is_encrypting, make_private_file, make_private_folder
+from accounting.records import UnsafeFile, is_encrypting, make_private_file, make_private_folder
 from workers.node_folder import node_folder
 
 _MAX_ROWS_IN_MEMORY: Final = 1024
@@ -68,7 +68,7 @@ class ColumnFiles:
             )
         files = [self.folder / f"{self.key}.{number}" for number in range(len(forms))]
         try:
-            make_private_folder(self.folder)
+            make_private_folder(os.path.realpath(self.folder))
             with _exclusively(self.folder / f"{self.key}.lock"):
                 if not all(file.exists() for file in files):
                     _write(files, blocks())
@@ -107,7 +107,7 @@ def once_on_node(
         if shutil.disk_usage(folder.parent).free < _ROOM * size:
             return None
         return ColumnFiles(folder, key()).columns(forms, blocks)
-    except (InvalidInput, OSError):  # it was removed, or has filled up meanwhile
+    except (InvalidInput, UnsafeFile, OSError):  # it was removed, or has filled up meanwhile
         return None
 
 
@@ -134,7 +134,7 @@ def _write(files: Sequence[Path], blocks: Blocks) -> None:
     unfinished = [file.with_suffix(f"{file.suffix}.unfinished") for file in files]
     for file in unfinished:
         file.unlink(missing_ok=True)
-        make_private_file(file)
+        make_private_file(os.path.realpath(file))
     with contextlib.ExitStack() as stack:
         opened = [stack.enter_context(file.open("wb")) for file in unfinished]
         for block in blocks:

@@ -27,8 +27,8 @@ from accounting.errors import DataCorruption, InvalidInput, StorageError
 from accounting.records import snapshots
 from accounting.records.encryption import KEY_VARIABLE
 from accounting.records.files import (
+    delete,
     list_files,
-    open_filesystem,
     read_bytes,
     read_range,
     write_bytes_atomically,
@@ -131,8 +131,7 @@ def test_nothing_is_read_until_the_run_is_complete(root: str) -> None:
 def test_a_run_that_was_interrupted_at_its_end_is_complete_with_what_it_has(root: str) -> None:
     write_all(root)
     whole = contents(root)
-    filesystem, path = open_filesystem(f"{root}/complete.json")
-    filesystem.delete_file(path)
+    delete(f"{root}/complete.json")
     write_norms(root, 8)
     assert contents(root) == whole
 
@@ -250,10 +249,10 @@ def die_after(patch: pytest.MonkeyPatch, operations: int) -> None:
     left = itertools.count(operations, -1)
 
     def dying(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
             if next(left) <= 0:
                 raise Killed
-            return function(*arguments)
+            return function(*arguments, **options)
 
         return call
 

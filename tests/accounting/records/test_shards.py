@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accounting.errors import DataCorruption, InvalidInput, StorageError
+from accounting.errors import DataCorruption, InvalidInput
 from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
+from accounting.records import UnsafeFile
 from accounting.records import files as storage
 from accounting.records.epsilons import (
     Epsilons,
@@ -216,6 +217,7 @@ def test_unknown_stores_and_forbidden_places_are_one_clear_error(tmp_path: Path)
     with pytest.raises(InvalidInput, match="'s3://\\[bucket/key' is not an address"):
         open_filesystem("s3://[bucket/key")
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(StorageError, match="Not a directory"):
+    with pytest.raises(UnsafeFile, match=f"{tmp_path}/file is a file"):
         write_bytes_atomically(str(tmp_path / "file" / "below"), b"data")
-    assert open_filesystem(f"file://{tmp_path}/a%20b")[1] == f"{tmp_path}/a b"
+    write_bytes_atomically(f"file://{tmp_path}/a%20b", b"data")
+    assert (tmp_path / "a b").read_bytes() == b"data"

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from accounting.errors import DataCorruption, InvalidInput, StorageError
+from accounting.errors import DataCorruption, InvalidInput
 from accounting.mechanism import Segment, Trace
+from accounting.records import UnsafeFile
 from accounting.samplings import PoissonSampling
 from orchestration.commands.main import app
 from orchestration.comparison.stored import stored_record
@@ -153,7 +154,7 @@ def test_a_linked_folder_and_a_damaged_ledger_are_refused(files: SweepFiles, tmp
     (tmp_path / "elsewhere").mkdir()
     (Path(files.root) / "tune").rename(tmp_path / "elsewhere" / "tune")
     (Path(files.root) / "tune").symlink_to(tmp_path / "elsewhere" / "tune")
-    with pytest.raises(StorageError, match="is a symbolic link"):
+    with pytest.raises(UnsafeFile, match="is a symbolic link"):
         raise delete(files.root, "--yes").exception or AssertionError
     assert (tmp_path / "elsewhere" / "tune" / "state.json").exists()
     assert Path(files.manifest).exists(), "so that the command can be given again"

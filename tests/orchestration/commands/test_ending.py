@@ -6,6 +6,7 @@ import os
 import pty
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,24 @@ def test_an_embedded_cluster_adds_no_lines_of_its_own_when_its_driver_is_told_to
     process.send_signal(signal.SIGTERM)
     assert process.wait(PATIENCE) == 130
     assert (tmp_path / "log").read_text().splitlines() == ["interrupted; the same command continues where it stopped"]
+
+
+_STUCK = """
+import hashlib
+from orchestration.commands.ending import ended_by_signals
+with ended_by_signals():
+    print("ready", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # half an hour in which Python calls no handler
+"""
+
+
+def test_a_command_that_a_library_keeps_busy_is_ended_by_force() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", _STUCK], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    assert said == "ended by force, as it did not end by itself; every file is whole, old or new\n"

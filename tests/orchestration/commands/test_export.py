@@ -121,14 +121,14 @@ def test_nothing_private_is_exported_and_exact_numbers_make_a_private_file(tmp_p
     assert modes[1] == 0o600
 
 
-def test_nobody_but_owner_and_group_can_write_what_is_exported(tmp_path: Path) -> None:
+def test_nobody_but_its_owner_can_write_what_is_exported(tmp_path: Path) -> None:
     stored_sample(tmp_path / "sweep")
     before = os.umask(0)
     try:
         export(tmp_path / "sweep", tmp_path / "a.csv")
     finally:
         os.umask(before)
-    assert stat.S_IMODE((tmp_path / "a.csv").stat().st_mode) == 0o664
+    assert stat.S_IMODE((tmp_path / "a.csv").stat().st_mode) == 0o644
 
 
 @pytest.mark.parametrize(

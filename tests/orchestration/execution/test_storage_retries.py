@@ -16,7 +16,7 @@ from pyarrow import fs
 
 from accounting.errors import StorageError
 from accounting.records import files as storage
-from accounting.records import read_bytes, read_epsilons
+from accounting.records import local_files, read_bytes, read_epsilons
 from orchestration.execution import storage_retries
 from orchestration.execution.backend import TrialContext
 from orchestration.execution.storage_retries import train_patiently
@@ -96,13 +96,13 @@ def test_what_refuses_for_good_fails_the_trial(
         begun += 1
         return run_trial(*arguments, **options)
 
-    def refuse(*arguments: object) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
         raise OSError(errno.ENOSPC, "no space left on device")
 
     monkeypatch.setattr(storage_retries, "PAUSES", (0.0, 0.0))
     monkeypatch.setattr(storage_retries, "run_trial", counted)
     monkeypatch.setattr(storage, "_put_object", refuse)
-    monkeypatch.setattr(storage, "_replace_local", refuse)
+    monkeypatch.setattr(local_files, "replace_file", refuse)
     context = TrialContext(
         SweepFiles(root.format(name=uuid.uuid4(), folder=tmp_path)), parse_sweep(TEXT).disclosure, NO_CODE
     )

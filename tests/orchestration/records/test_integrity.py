@@ -189,8 +189,9 @@ def test_no_file_of_the_report_is_read_to_note_its_digest(
         return read_bytes(uri)
 
     with monkeypatch.context() as patch:
-        for module in ("workers.digests", "accounting.records.sealed", "accounting.records.private_files"):
+        for module in ("accounting.records.sealed", "accounting.records.private_files"):
             patch.setattr(f"{module}.read_bytes", refused)
+        patch.setattr("orchestration.records.report_digests.digest_of", refused)
         render_again(str(tmp_path))
     assert verified(tmp_path).exit_code == 0
     Path(files.results).write_text("[]")

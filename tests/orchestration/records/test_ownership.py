@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from accounting.errors import InvalidInput
+from accounting.records import UnsafeFile
 from orchestration.records.layout import SweepFiles
 from orchestration.records.ownership import claimed, exclusive
 
@@ -122,6 +123,6 @@ def test_a_run_that_could_not_start_leaves_nothing(tmp_path: Path) -> None:
 
 def test_an_output_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    refused = pytest.raises(InvalidInput, match=r"cannot write to .*choose another folder")
+    refused = pytest.raises(UnsafeFile, match=r"file is a file, which dpsweep does not write")
     with refused, exclusive(tmp_path / "file", ""):
         pass

@@ -1,0 +1,69 @@
+"""How a command ends by a signal: as by Ctrl-C, and by force where that takes too long.
+
+Python calls its handlers of signals between two of its own instructions, so that a library that computes or waits for a
+file keeps a command alive. A thread of its own hears of a signal at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import Final
+
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
+"""Signals that end a command like Ctrl-C: those of `kill` and of a terminal that closes."""
+WITHIN: Final = 4.0
+"""Seconds in which a command ends after one of these signals, by itself or by force."""
+_WORKERS_WITHIN: Final = 30.0
+"""Seconds for a command that ends workers, marks runs of MLflow as interrupted and removes Ray's folder."""
+INTERRUPTED: Final = 130
+"""Exit code of a command that was interrupted."""
+_within = [WITHIN]
+
+
+def ends_workers() -> None:
+    """Note that this command has workers to end, which takes longer. It is over in seconds all the same."""
+    _within[0] = _WORKERS_WITHIN
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Context in which SIGTERM and SIGHUP raise KeyboardInterrupt, and end this process if it goes on.
+
+    An ignored signal, such as SIGHUP under nohup, stays ignored.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    ended, _within[0] = threading.Event(), WITHIN
+    handled = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    handlers = {number: signal.signal(number, _interrupt) for number in handled}
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    threading.Thread(target=_end_late, args=(reader, ended), name="dpsweep-ending", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+        signal.set_wakeup_fd(before)
+        os.close(writer)
+        for number, handler in handlers.items():
+            if signal.getsignal(number) is _interrupt:  # else one came, and another must not disturb the end
+                signal.signal(number, handler)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    for each in _SIGNALS:  # a terminal and its shell both send one; the second must not interrupt the cleanup
+        signal.signal(each, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _end_late(reader: int, ended: threading.Event) -> None:
+    """End this process by force if a signal has not ended it in time."""
+    while numbers := os.read(reader, 64):  # nothing once the other end is closed
+        if not set(_SIGNALS).isdisjoint(numbers) and not ended.wait(_within[0]):
+            os.write(2, b"ended by force, as it did not end by itself; every file is whole, old or new\n")
+            os._exit(INTERRUPTED)
+    os.close(reader)

@@ -1,0 +1,180 @@
+"""Local files that others have planted: refused by name, and nothing that they lead to is read, changed or deleted."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from accounting.records import files as storage
+from accounting.records import local_files
+from accounting.records.local_files import UnsafeFile
+from accounting.records.sizes import largest
+
+ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+STRANGER = 65534
+OPERATIONS: dict[str, Callable[[str], object]] = {
+    "read": storage.read_bytes,
+    "read a range": lambda path: storage.read_range(path, 0, 1),
+    "digest": storage.digest_of,
+    "write": lambda path: storage.write_bytes_atomically(path, b"new"),
+    "write a private one": lambda path: storage.write_in_private_folder(path, b"new"),
+    "append": lambda path: storage.append_in_private_folder(path, b"new"),
+    "make private": local_files.make_private_file,
+    "lock": lambda path: local_files.locked(path).__enter__(),
+    "for a library": local_files.require_library_file,
+}
+"""What is done to files."""
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """A folder with a file, to which links lead; its state must not change."""
+    (tmp_path / "outside").mkdir(mode=0o755)
+    (tmp_path / "outside" / "file.json").write_text("theirs")
+    return tmp_path / "outside"
+
+
+def unchanged(outside: Path) -> bool:
+    mode = stat.S_IMODE(outside.stat().st_mode)
+    return [path.read_text() for path in outside.iterdir()] == ["theirs"] and mode == 0o755
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "link to .", "pipe", "folder"])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_what_is_no_regular_file_is_refused_by_name(tmp_path: Path, outside: Path, operation: str, kind: str) -> None:
+    path = tmp_path / "sweep" / "private" / "file.json"
+    path.parent.mkdir(parents=True, mode=0o700)
+    match kind:
+        case "link":
+            path.symlink_to(outside / "file.json")
+        case "dangling link":
+            path.symlink_to(outside / "nothing")
+        case "link to .":
+            path.symlink_to(".")
+        case "pipe":
+            os.mkfifo(path)
+        case _:
+            path.mkdir()
+    said = {"pipe": "a named pipe", "folder": "a folder"}.get(kind, "a symbolic link")
+    with pytest.raises(UnsafeFile, match=f"{path} is {said}, which dpsweep does not write there"):
+        OPERATIONS[operation](str(path))
+    assert unchanged(outside)
+    assert os.listdir(path.parent) == ["file.json"]
+
+
+@pytest.mark.parametrize("operation", [*OPERATIONS, "list", "list folders", "delete", "delete a folder", "exists"])
+@pytest.mark.parametrize("level", ["sweep/trials", "sweep/trials/key", "sweep/trials/key/private"])
+def test_no_folder_is_reached_through_a_link(tmp_path: Path, outside: Path, operation: str, level: str) -> None:
+    further: dict[str, Callable[[str], object]] = {
+        "list": lambda path: storage.list_files(os.path.dirname(path)),
+        "list folders": lambda path: storage.list_folders(os.path.dirname(path)),
+        "delete": storage.delete,
+        "delete a folder": storage.delete_folder,
+        "exists": storage.exists,
+    }
+    link = tmp_path / level
+    link.parent.mkdir(parents=True)
+    path = tmp_path / "sweep" / "trials" / "key" / "private" / "file.json"
+    there = outside / path.parent.relative_to(link)
+    there.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(outside)
+    with pytest.raises(UnsafeFile, match=f"{link} is a symbolic link"):
+        (OPERATIONS | further)[operation](str(path))
+    assert (outside / "file.json").read_text() == "theirs"
+    assert there == outside or os.listdir(there) == []
+
+
+def test_deleting_follows_no_link(tmp_path: Path, outside: Path) -> None:
+    folder = tmp_path / "folder"
+    (folder / "inner").mkdir(parents=True)
+    (folder / "inner" / "one").symlink_to(".")
+    (folder / "inner" / "two").symlink_to(outside)
+    (folder / "file").symlink_to(outside / "file.json")
+    assert storage.list_files(str(folder)) == ("file", "inner/one", "inner/two")
+    storage.delete(str(folder / "file"))
+    storage.delete_folder(str(folder))
+    assert not folder.exists()
+    assert unchanged(outside)
+
+
+def test_the_links_above_are_the_users_own_once_they_are_resolved(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "mine").symlink_to("real")
+    with pytest.raises(UnsafeFile, match="mine is a symbolic link"):
+        storage.write_bytes_atomically(str(tmp_path / "mine" / "file"), b"")
+    storage.write_bytes_atomically(f"{os.path.realpath(tmp_path / 'mine')}/file", b"here")
+    assert (tmp_path / "real" / "file").read_bytes() == b"here"
+
+
+def test_a_file_that_is_far_too_large_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    path.touch()
+    os.truncate(path, 3 * 2**30)
+    for operation in (storage.read_bytes, storage.digest_of):
+        with pytest.raises(UnsafeFile, match=r"3,221,225,472 bytes, but a file of its kind has at most 268,435,456"):
+            operation(str(path))
+    assert largest("a/status.json") < largest("a/results.json") < largest("a/model.pt")
+
+
+@ROOT
+def test_what_another_user_owns_is_neither_appended_to_nor_filled(tmp_path: Path) -> None:
+    folder = tmp_path / "private"
+    folder.mkdir(mode=0o700)
+    (folder / "manifest.jsonl").write_text("theirs")
+    os.chown(folder / "manifest.jsonl", STRANGER, STRANGER)
+    with pytest.raises(UnsafeFile, match="belongs to another user"):
+        storage.append_in_private_folder(str(folder / "manifest.jsonl"), b"mine")
+    os.chown(folder, STRANGER, STRANGER)
+    with pytest.raises(UnsafeFile, match=r"belongs to another user \(uid 65534\).*copy it to a folder of your own"):
+        storage.write_in_private_folder(str(folder / "file"), b"mine")
+    assert (folder / "manifest.jsonl").read_text() == "theirs"
+
+
+def test_a_file_with_two_names_is_not_changed_in_place(tmp_path: Path, outside: Path) -> None:
+    (tmp_path / "mlflow.db").hardlink_to(outside / "file.json")
+    with pytest.raises(UnsafeFile, match="has 2 names"):
+        local_files.require_library_file(str(tmp_path / "mlflow.db"))
+
+
+@pytest.mark.parametrize(("mode", "others"), [(0o755, False), (0o777, True), (0o1777, True), (0o757, True)])
+def test_a_folder_that_others_can_change(tmp_path: Path, mode: int, others: bool) -> None:
+    (tmp_path / "folder" / "inner").mkdir(parents=True)
+    (tmp_path / "folder" / "inner").chmod(mode)
+    assert local_files.others_can_write(str(tmp_path / "folder" / "inner")) == others
+    if others:
+        with pytest.raises(UnsafeFile, match=rf"inner can be changed by other users \(mode {mode:04o}\).*chmod go-w"):
+            local_files.require_own_folders(str(tmp_path / "folder"))
+    else:
+        local_files.require_own_folders(str(tmp_path / "folder"))
+
+
+@ROOT
+def test_a_group_of_ones_own_is_nobody_else(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder").chmod(0o775)
+    assert not local_files.others_can_write(str(tmp_path / "folder")), "root's own group"
+    os.chown(tmp_path / "folder", 0, STRANGER)
+    assert local_files.others_can_write(str(tmp_path / "folder"))
+
+
+def test_a_folder_put_in_anothers_place_meanwhile_is_not_written(
+    tmp_path: Path, outside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder stays open: a link that takes its name later leads nobody astray."""
+    folder, write = tmp_path / "folder", os.write
+    folder.mkdir()
+
+    def swapped(handle: int, data: bytes) -> int:
+        if not folder.is_symlink():
+            folder.rename(tmp_path / "moved")
+            folder.symlink_to(outside)
+        return write(handle, data)
+
+    monkeypatch.setattr(os, "write", swapped)
+    storage.write_bytes_atomically(str(folder / "file"), b"mine")
+    assert unchanged(outside)
+    assert (tmp_path / "moved" / "file").read_bytes() == b"mine"

@@ -1,0 +1,51 @@
+"""Files that a user names in options: a new file each time, and a private one only where nobody else can replace it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from accounting.errors import InvalidInput
+from orchestration.commands.output_files import write_file
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_file_that_another_user_had_made_is_replaced_by_ones_own(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.touch(0o666)
+    os.chown(path, 65534, 65534)
+    with path.open() as theirs:
+        write_file("--to", path, b"secret", private=True)
+        assert theirs.read() == ""
+    found = path.stat()
+    assert (found.st_uid, stat.S_IMODE(found.st_mode)) == (os.geteuid(), 0o600)
+    assert os.listdir(tmp_path) == ["report.html"]
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777])
+def test_a_private_file_goes_into_no_folder_that_others_can_change(tmp_path: Path, mode: int) -> None:
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(mode)
+    with pytest.raises(InvalidInput, match=r"--to .*is private, but other users can change .*shared; name a file"):
+        write_file("--to", folder / "report.html", b"secret", private=True)
+    assert os.listdir(folder) == []
+    write_file("--to", folder / "table.csv", b"public", private=False)
+    assert (folder / "table.csv").read_bytes() == b"public"
+
+
+def test_a_link_or_a_pipe_in_its_place_is_refused_and_a_linked_folder_is_the_users_own(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("mine")
+    (tmp_path / "link").symlink_to("victim")
+    os.mkfifo(tmp_path / "pipe")
+    for name, kind in (("link", "a symbolic link"), ("pipe", "a named pipe")):
+        with pytest.raises(InvalidInput, match=f"--to .*{name} is {kind}"):
+            write_file("--to", tmp_path / name, b"new", private=False)
+    assert (tmp_path / "victim").read_text() == "mine"
+    (tmp_path / "real").mkdir()
+    (tmp_path / "folder").symlink_to("real")
+    write_file("--to", tmp_path / "folder" / "file", b"new", private=True)
+    assert (tmp_path / "real" / "file").read_bytes() == b"new"

@@ -1,0 +1,42 @@
+"""Commands on inputs that others have planted: refused in one line, without waiting for them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from accounting.errors import InvalidInput
+from accounting.records.local_files import UnsafeFile
+from orchestration.commands.main import app
+from tests.orchestration.sample_results import stored_sample
+
+
+def refusal(*arguments: object) -> BaseException:
+    error = CliRunner().invoke(app, list(map(str, arguments))).exception
+    assert isinstance(error, InvalidInput | UnsafeFile), repr(error)
+    return error
+
+
+@pytest.mark.parametrize("command", ["plan", "run"])
+def test_a_pipe_for_a_sweep_file_is_refused(tmp_path: Path, command: str) -> None:
+    os.mkfifo(tmp_path / "sweep.yaml")
+    assert "is no file, but a folder, a pipe or a device" in str(refusal(command, tmp_path / "sweep.yaml"))
+
+
+def test_a_pipe_for_a_table_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo(tmp_path / "people.csv")
+    assert "is a pipe, a socket or a device" in str(refusal("init", tmp_path / "people.csv", "--label", "y"))
+    assert os.listdir(tmp_path) == ["people.csv"]
+
+
+@pytest.mark.parametrize("command", ["status", "report", "verify", "best", "forget", "delete"])
+def test_a_pipe_for_a_record_is_refused_by_name(tmp_path: Path, command: str) -> None:
+    folder = Path(stored_sample(tmp_path / "sweep").root)
+    for name in ("sweep.json", "status.json"):
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+    assert "json is a named pipe" in str(refusal(command, folder, *(["--yes"] if command == "delete" else [])))

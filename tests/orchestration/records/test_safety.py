@@ -1,0 +1,98 @@
+"""A sweep's folder that somebody else made is refused before a run fills it, and before anything is deleted in it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from accounting.errors import InvalidInput
+from accounting.records import UnsafeFile
+from orchestration.execution.removal import delete_sweep, forget_keys
+from orchestration.execution.upkeep import prune_norms
+from orchestration.records.layout import SweepFiles
+from orchestration.records.safety import require_no_links, require_safe, require_safe_tracking
+from tests.orchestration.sample_results import stored_sample
+
+ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> SweepFiles:
+    return stored_sample(tmp_path / "sweep")
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> SweepFiles:
+    return stored_sample(tmp_path / "other")
+
+
+def contents(files: SweepFiles) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in Path(files.root).rglob("*") if path.is_file()}
+
+
+def test_a_new_folder_and_ones_own_are_safe(tmp_path: Path, files: SweepFiles) -> None:
+    require_safe(SweepFiles(str(tmp_path / "new")))
+    require_safe(files)
+
+
+@pytest.mark.parametrize("name", ["trials", "tuning", "private", "attempts", "tune", "mlflow-artifacts"])
+def test_a_folder_that_leads_to_another_sweep_is_refused_by_name(
+    files: SweepFiles, other: SweepFiles, name: str
+) -> None:
+    place = Path(files.root) / name
+    if place.exists():
+        place.rename(Path(files.root) / "moved")
+    place.symlink_to(Path(other.root) / name)
+    before = contents(other)
+    with pytest.raises(InvalidInput, match=rf"{place} is a symbolic link.*another --output is a new folder"):
+        require_safe(files)
+    for command in (delete_sweep, require_no_links, lambda files: prune_norms(files, 0.0)):
+        with pytest.raises(UnsafeFile, match=f"{place} is a symbolic link"):
+            command(files)
+    with pytest.raises(UnsafeFile, match=f"{place} is a symbolic link"):
+        forget_keys(files.root)
+    assert contents(other) == before
+    assert Path(files.manifest).exists()
+
+
+@pytest.mark.parametrize("name", ["dpsweep.log", "mlflow.db", "mlflow.db-wal", "report.html", ".lock", "sweep.json"])
+def test_a_file_that_leads_elsewhere_is_refused_and_what_it_leads_to_stays(
+    files: SweepFiles, tmp_path: Path, name: str
+) -> None:
+    place, victim = Path(files.root) / name, tmp_path / "victim"
+    victim.write_text("mine")
+    place.unlink(missing_ok=True)
+    place.symlink_to(victim)
+    with pytest.raises(InvalidInput, match=f"{place} is a symbolic link"):
+        require_safe(files)
+    if name.startswith("mlflow"):
+        with pytest.raises(InvalidInput, match=f"{place} is a symbolic link.*--tracking-uri"):
+            require_safe_tracking(files)
+    with pytest.raises(UnsafeFile, match="is a symbolic link"):
+        forget_keys(files.root)
+    assert victim.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["", "trials", "attempts"])
+def test_a_folder_that_others_can_change_is_refused_with_what_to_do(files: SweepFiles, name: str) -> None:
+    place = Path(files.root) / name
+    place.mkdir(exist_ok=True)
+    place.chmod(0o777)
+    with pytest.raises(InvalidInput, match=r"can be changed by other users \(mode 0777\).*chmod go-w.*--output"):
+        require_safe(files)
+
+
+@ROOT
+def test_a_folder_of_another_user_is_refused(files: SweepFiles) -> None:
+    os.chown(files.root, 65534, 65534)
+    with pytest.raises(InvalidInput, match=r"belongs to another user \(uid 65534\).*folder of your own"):
+        require_safe(files)
+
+
+def test_a_lock_is_no_way_to_empty_a_file(files: SweepFiles, tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("mine")
+    Path(files.lock).hardlink_to(tmp_path / "victim")
+    assert forget_keys(files.root) == ()
+    assert (tmp_path / "victim").read_text() == "mine"

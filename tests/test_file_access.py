@@ -1,0 +1,74 @@
+"""Which modules open, change, list or delete files: one does those below a sweep's folder."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parent.parent
+_OF_PATHS: Final = {
+    *("read_text", "read_bytes", "write_text", "write_bytes", "touch", "unlink"),
+    *("rmdir", "mkdir", "iterdir", "symlink_to", "hardlink_to", "chmod"),
+}
+_OF_OS: Final = {
+    *("open", "remove", "unlink", "rename", "replace", "mkdir", "makedirs", "rmdir", "truncate", "chmod"),
+    *("scandir", "listdir", "walk", "fwalk", "link", "symlink"),
+}
+ELSEWHERE: Final[Mapping[str, str]] = {
+    "accounting/records/local_files.py": "the layer itself",
+    "accounting/individual/machine_code.py": "the source of dpsweep",
+    "orchestration/comparison/claims.py": "the source of dpsweep",
+    "orchestration/records/remembered.py": "the source of dpsweep",
+    "orchestration/execution/tracking_access.py": "a file that the user named",
+    "workers/own_modules.py": "the user's modules",
+    "workers/own_sources.py": "the user's modules",
+    "workers/devices.py": "/proc and /sys",
+    "orchestration/report/page.py": "the template, which is part of dpsweep",
+    "orchestration/sweeps/user_code.py": "the user's modules, and a temporary folder",
+    "orchestration/execution/job_package.py": "a temporary folder of what a job is given",
+    "orchestration/execution/session.py": "Ray's folder, which was made for the run with mode 0700",
+    "orchestration/execution/tune.py": "what Tune wrote about an error into the driver's own folder of Ray",
+    "orchestration/execution/quiet_stderr.py": "descriptors of pipes",
+    "orchestration/tracking/runs.py": "a temporary folder",
+    "orchestration/tracking/models.py": "a temporary folder",
+    "orchestration/tracking/addresses.py": "the folder of a database that the user named",
+    "workers/probe.py": "/proc",
+    "workers/memory.py": "/proc",
+    "workers/data/files.py": "the user's data, and the cache",
+    "workers/data/images.py": "the user's data",
+    "workers/data/cifar.py": "the user's data",
+    "workers/data/texts.py": "the user's data",
+    "workers/data/mapped.py": "a cache with mode 0700",
+}
+"""Modules that open files by their paths, none of which lies below a sweep's folder."""
+
+
+def opened(path: Path) -> Iterator[str]:
+    """Calls that open, change, list or delete files by their paths."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call):
+            continue
+        match node.func:
+            case ast.Name(id="open"):
+                yield f"{node.lineno}: open"
+            case ast.Attribute(value=ast.Name(id="os"), attr=name) if name in _OF_OS:
+                yield f"{node.lineno}: os.{name}"
+            case ast.Attribute(value=ast.Name(id="shutil"), attr=name) if name != "disk_usage":
+                yield f"{node.lineno}: shutil.{name}"
+            case ast.Attribute(value=ast.Name(id="fs"), attr="LocalFileSystem"):
+                yield f"{node.lineno}: pyarrow's local files"
+            case ast.Attribute(attr=name) if name in _OF_PATHS:
+                yield f"{node.lineno}: .{name}"
+
+
+def test_files_of_a_sweep_are_opened_in_one_module() -> None:
+    found = {
+        path.relative_to(ROOT).as_posix(): calls
+        for package in ("accounting", "workers", "orchestration")
+        for path in (ROOT / package).rglob("*.py")
+        if (calls := list(opened(path)))
+    }
+    assert {file: calls for file, calls in found.items() if file not in ELSEWHERE} == {}
+    assert set(ELSEWHERE) == set(found), "what is listed opens files"
