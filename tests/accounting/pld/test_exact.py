@@ -69,7 +69,7 @@ def test_a_few_rare_steps_cost_at_least_one() -> None:
     assert least <= lower <= upper < 1.2 * cost
 
 
-@pytest.mark.parametrize("epsilons", [(1.5, 1.5), (0.1, 0.1, 0.1), (0.5, 0.7, 0.7, 2.0)])
+@pytest.mark.parametrize("costs", [(1.5, 1.5), (0.1, 0.1, 0.1), (0.5, 0.7, 0.7, 2.0)])
 def test_pure_releases_together_are_exact(costs: tuple[float, ...]) -> None:
     trace = Trace(1000, (), tuple(PureRelease(f"release {i}", epsilon) for i, epsilon in enumerate(costs)))
     for epsilon in (0.0, 0.3, 0.9 * sum(costs)):
