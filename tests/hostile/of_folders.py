@@ -309,7 +309,10 @@ def called(folder: Path, arguments: list[str], user: int | None, patience: float
     """
     with tempfile.TemporaryDirectory() as said:
         Path(said).chmod(0o777)
-        process = FORKS.Process(target=_called, args=(str(folder), arguments, user, f"{said}/err"))
+        errors = Path(said) / "err"
+        errors.touch()  # so that it is there, and empty, if the process ends before it writes
+        errors.chmod(0o666)
+        process = FORKS.Process(target=_called, args=(str(folder), arguments, user, str(errors)))
         process.start()
         connection.wait([process.sentinel], patience)
         if process.exitcode is None:
@@ -317,7 +320,7 @@ def called(folder: Path, arguments: list[str], user: int | None, patience: float
             process.join()
             return None, "no end"
         process.join()
-        return process.exitcode, Path(f"{said}/err").read_text(errors="replace")
+        return process.exitcode, errors.read_text(errors="replace")
 
 
 def _called(folder: str, arguments: list[str], user: int | None, err: str) -> None:
