@@ -21,7 +21,7 @@ ELSEWHERE: Final[Mapping[str, str]] = {
     "accounting/individual/machine_code.py": "the source of dpsweep",
     "orchestration/comparison/claims.py": "the source of dpsweep",
     "orchestration/records/remembered.py": "the source of dpsweep",
-    "orchestration/execution/tracking_access.py": "a file that the user named",
+    "orchestration/tracking/access.py": "the token of the cluster",
     "workers/own_modules.py": "the user's modules",
     "workers/own_sources.py": "the user's modules",
     "workers/devices.py": "/proc and /sys",

@@ -19,7 +19,7 @@ from orchestration.commands.arguments import MaxGpuHours, MaxHours, MaxTrials, R
 from orchestration.comparison.formats import listed
 from orchestration.comparison.plain_text import for_terminal, looks_secret, masked, secrets_of
 from orchestration.execution.environment import prepare_environment
-from orchestration.execution.tracking_access import SECRET, cluster_token, own_access, sealed
+from orchestration.tracking.access import SECRET, cluster_token, own_access, sealed
 
 if TYPE_CHECKING:
     from orchestration.execution.job_package import Package
@@ -168,7 +168,7 @@ def drive() -> None:
 
     prepare_environment("auto")
     from orchestration.execution.job_package import read_job
-    from orchestration.execution.tracking_access import opened
+    from orchestration.tracking.access import opened
 
     job = read_job()
     require_key(job.key_check, f"the sweep in {job.output}")

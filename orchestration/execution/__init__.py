@@ -22,6 +22,5 @@ __all__ = [
     "shared_connection",
     "status_file",
     "submission",
-    "tracking_access",
     "upkeep",
 ]

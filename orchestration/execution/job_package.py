@@ -59,7 +59,7 @@ class JobDescription:
     text: of the sweep file. origin: name of the sweep file, for messages. output: absolute path or URI, as the nodes
     see it. code: the user's modules at the locations that `sweeps.user_code.packed` ships them to. key_check:
     identifies the key that private files must be encrypted with; the key itself is not sent. tracking: where and as
-    whom the driver records in MLflow, as `tracking_access.sealed` returns it.
+    whom the driver records in MLflow, as `tracking.access.sealed` returns it.
     """
 
     text: str

@@ -5,6 +5,7 @@ Other packages import only the modules in `__all__`. `protocol` and `recorder` d
 
 __all__ = [
     "abandoned",
+    "access",
     "addresses",
     "embedded",
     "mlflow",

@@ -215,7 +215,7 @@ def test_a_logged_model_carries_its_code(folder: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LOAD, *addresses],
         cwd=away,
-        env=environment(),
+        env=environment(MLFLOW_TRACKING_URI=store),
         capture_output=True,
         text=True,
         check=False,

@@ -9,11 +9,11 @@ import pytest
 
 from orchestration.commands.main import main
 from orchestration.execution.job_package import LARGEST, Asked, packaged, read_job
-from orchestration.execution.tracking_access import opened, own_access, sealed
 from orchestration.records.layout import SweepFiles
 from orchestration.records.limits import Limits
 from orchestration.records.manifest import open_manifest, write_manifest
 from orchestration.sweeps.schema import parse_sweep
+from orchestration.tracking.access import opened, own_access, sealed
 from tests.orchestration.sample_grids import small
 from workers.imports import NO_CODE
 

@@ -18,10 +18,10 @@ from urllib.parse import urlsplit
 import pytest
 
 from accounting.errors import InvalidInput
-from orchestration.execution.tracking_access import opened as opened_access
-from orchestration.execution.tracking_access import sealed
 from orchestration.records.recording import Recording
 from orchestration.tracking import recorder
+from orchestration.tracking.access import opened as opened_access
+from orchestration.tracking.access import sealed
 from orchestration.tracking.embedded import embedded_tracking_uri
 from orchestration.tracking.mlflow import MlflowTracker
 from orchestration.tracking.protocol import TrackingUnavailable
