@@ -254,7 +254,7 @@ def _tracking(uri: str | None) -> str:
     if token is None:
         secret = {name for name, value in access.items() if name in SECRET or secrets_of(value)}
         if secret:
-            text = f"warning: {listed(sorted(secret))} is not sent, as the cluster has no token to keep it from others"
+            text = f"warning: not sent: {listed(sorted(secret))}, as the cluster has no token to keep it from others"
             print(for_terminal(f"{text}; start the cluster with RAY_AUTH_MODE=token"), file=sys.stderr)
         access = {name: value for name, value in access.items() if name not in secret}
     return sealed(access, token or "")

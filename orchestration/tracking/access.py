@@ -25,7 +25,7 @@ VARIABLES: Final = (
     "MLFLOW_TRACKING_TOKEN",
 )
 """Variables of MLflow's client that name where and as whom it records."""
-SECRET: Final = frozenset(VARIABLES[3:])
+SECRET: Final = frozenset(VARIABLES[2:])
 _SALT, _NONCE = 16, 12
 
 

@@ -194,5 +194,5 @@ def test_a_login_travels_sealed_and_names_that_look_secret_are_warned_of(
     monkeypatch.setenv("RAY_AUTH_TOKEN", "")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/nowhere")
     code, _, warned = submit(monkeypatch, capsys, sweep_file, "--output", "s3://bucket/a")
-    assert "MLFLOW_TRACKING_PASSWORD and MLFLOW_TRACKING_USERNAME is not sent, as the cluster has no token" in warned
+    assert "not sent: MLFLOW_TRACKING_PASSWORD and MLFLOW_TRACKING_USERNAME, as the cluster has no token" in warned
     assert "hers" not in warned
