@@ -178,15 +178,15 @@ def test_a_login_travels_sealed_and_names_that_look_secret_are_warned_of(
     sweep_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing of it is in the package as text; without a token it is not sent at all."""
-    for name, value in {"MLFLOW_TRACKING_USERNAME": "ann", "MLFLOW_TRACKING_PASSWORD": "hers"}.items():
+    for name, value in {"MLFLOW_TRACKING_USERNAME": "ann", "MLFLOW_TRACKING_PASSWORD": "xyzzy"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("RAY_AUTH_TOKEN", "the token")
     text = sealed(own_access(), "the token")
-    assert opened(text, "the token") == {"MLFLOW_TRACKING_USERNAME": "ann", "MLFLOW_TRACKING_PASSWORD": "hers"}
+    assert opened(text, "the token") == {"MLFLOW_TRACKING_USERNAME": "ann", "MLFLOW_TRACKING_PASSWORD": "xyzzy"}
     with packaged(small(), "sweep.yaml", "/a", NO_CODE, tracking=text) as package:
         (job,) = [Path(folder, "job.json") for folder in package.folders if Path(folder, "job.json").exists()]
-        assert "hers" not in job.read_text()
-    said = ("--output", "s3://bucket/a", "--env", "MLFLOW_TRACKING_PASSWORD=hers")
+        assert "xyzzy" not in job.read_text()
+    said = ("--output", "s3://bucket/a", "--env", "MLFLOW_TRACKING_PASSWORD=xyzzy")
     code, _, warned = submit(monkeypatch, capsys, sweep_file, *said)
     assert code == 0
     assert "warning: --env MLFLOW_TRACKING_PASSWORD: Ray keeps and shows such variables" in warned
@@ -195,4 +195,4 @@ def test_a_login_travels_sealed_and_names_that_look_secret_are_warned_of(
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/nowhere")
     code, _, warned = submit(monkeypatch, capsys, sweep_file, "--output", "s3://bucket/a")
     assert "not sent: MLFLOW_TRACKING_PASSWORD and MLFLOW_TRACKING_USERNAME, as the cluster has no token" in warned
-    assert "hers" not in warned
+    assert "xyzzy" not in warned
