@@ -23,7 +23,7 @@ USED_IN = {
     spreading: ("spread", "mark", "sums"),
     rdp: ("best_orders",),
     inversion: ("reach", "certified_bounds"),
-    kernels: ("_sums", "_least_upper", "_least_lower"),
+    kernels: ("_sums", "_least"),
     spectrum_kernels: ("_terms", "_curve", "_height", "_estimate", "_search", "_aliasing"),
 }
 ROWS = np.array([[0.4, 0.9, 0.0], [1.0, 0.2, 0.7], [0.05, 1e-3, 0.0]])
