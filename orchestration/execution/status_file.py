@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from accounting.errors import DataCorruption, StorageError
+from accounting.records import UnsafeFile
 from orchestration.execution.notices import Notices
 from orchestration.records.release_modes import Disclosure, release_mode
 from orchestration.records.states import TrialState
@@ -124,7 +125,7 @@ class StatusFile:
             told=self._notices.told,
             recording=self._status.recording,
         )
-        with contextlib.suppress(StorageError):
+        with contextlib.suppress(StorageError, UnsafeFile):  # no file for others to read, but no reason to stop training
             write_snapshot(self._uri, snapshot, self._is_sensitive)
         self._show(snapshot)
         return snapshot

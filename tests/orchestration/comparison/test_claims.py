@@ -179,6 +179,7 @@ UNCHECKED = {
     "execution/coordinator.py": "compares all claims itself before MLflow is opened",
     "execution/reaccounting.py": "compares all claims itself before it accounts",
     "execution/reuse.py": "compares the claims of each trial before it is copied",
+    "pipeline/tuning.py": "compares the code of candidates, and passes no epsilon on",
     "pipeline/reports.py": "compares all claims itself before it writes",
     "report/live_report.py": "compares all claims itself before it writes",
 }

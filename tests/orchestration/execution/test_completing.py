@@ -169,7 +169,7 @@ def test_what_is_released_are_the_upper_bounds_with_the_stated_noise(
 
     def without_lower(*given: Any) -> IndividualEpsilons:
         found = individual_epsilons(*given)
-        return replace(found, lower=np.zeros_like(found.lower))
+        return replace(found, lower=np.zeros_like(found.upper))
 
     monkeypatch.setattr("accounting.jobs.examples.individual_epsilons", without_lower)
     Path(released.files.released).unlink(missing_ok=True)

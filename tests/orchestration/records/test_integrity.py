@@ -89,6 +89,7 @@ def test_digests_of_private_files_are_private(trial: TrialFiles, tmp_path: Path)
         "training.json",
         "device.json",
         "released.json",
+        f"code{own_people.__file__}",
     }
     private = json.loads(read_sealed(trial.private_digests, "") or b"")
     assert set(private) == {
