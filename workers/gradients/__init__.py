@@ -3,7 +3,6 @@
 from workers.gradients.checks import check_model
 from workers.gradients.engine import GradientEngine
 from workers.gradients.half_precision import in_its_precision, require_autocast
-from workers.gradients.hidden_state import HiddenState
 from workers.gradients.layers import OUTERMOST
 from workers.gradients.modes import modes_kept, modes_of, set_modes
 from workers.gradients.planners import Planner, ShapePlanner, TimingPlanner
@@ -14,7 +13,6 @@ __all__ = [
     "OUTERMOST",
     "BatchNorms",
     "GradientEngine",
-    "HiddenState",
     "Planner",
     "RandomState",
     "ShapePlanner",

@@ -14,7 +14,6 @@ from torch._ops import OpOverload
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from workers.gradients.hidden_state import HiddenState
 from workers.gradients.modes import modes_kept
 from workers.gradients.randomness import RandomState
 
@@ -125,14 +124,14 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
 
 
 @torch.no_grad()
-def draws(model: nn.Module, loss: object, device: torch.device, run: Callable[[], object]) -> bool:
-    """Whether ``run``, a forward pass of model and loss, draws random numbers from torch, numpy or Python.
+def draws(model: nn.Module, device: torch.device, run: Callable[[], object]) -> bool:
+    """Whether ``run``, a forward pass of the model, draws random numbers from torch, numpy or Python.
 
-    If so, results differ from pass to pass. The model, its hidden state, modes and all random states are restored.
+    If so, results differ from pass to pass. The model, its modes and all random states are restored.
     """
     if any(module.training and rate > 0.0 for module, _, rate in _rates(model)):
         return True
-    start, constants, hidden = Start(model), ConstantDraws(device), HiddenState(model, loss)
+    start, constants = Start(model), ConstantDraws(device)
     with RandomState.preserved(device), modes_kept(model):
         before = RandomState.of(device)
         try:
@@ -143,7 +142,6 @@ def draws(model: nn.Module, loss: object, device: torch.device, run: Callable[[]
             run()
         drawn = constants.replaced or not before.is_current() or not start.is_current()
     start.restore()
-    hidden.restore()
     return drawn
 
 
