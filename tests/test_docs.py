@@ -71,9 +71,9 @@ def test_the_cluster_page_shows_commands_that_exist() -> None:
     page = (ROOT / "docs" / "cluster.md").read_text()
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     shown = [shlex.split(line)[2:] for line in page.splitlines() if line.startswith("$ dpsweep ")]
-    assert {"plan", "submit", "status", "logs", "list", "stop"} == {arguments[0] for arguments in shown}
+    assert {"plan", "submit", "record", "status", "logs", "list", "stop"} == {arguments[0] for arguments in shown}
     for name, *arguments in shown:
-        address = [] if name == "plan" else ["--address", "http://127.0.0.1:8265"]
+        address = [] if name in ("plan", "record") else ["--address", "http://127.0.0.1:8265"]
         commands[name].make_context(name, [*arguments, *address])
 
 

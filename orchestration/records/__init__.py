@@ -18,6 +18,7 @@ __all__ = [
     "remembered",
     "report_digests",
     "results",
+    "safety",
     "states",
     "status",
     "status_snapshot",

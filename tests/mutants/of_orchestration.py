@@ -330,7 +330,7 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
             True,
         ),
         B(
-            "return digest(uri) != noted if exists(uri) else",
+            "return digest_of(uri) != noted if exists(uri) else",
             "return False if exists(uri) else",
             "altered files are not noticed",
         ),

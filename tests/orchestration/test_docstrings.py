@@ -31,6 +31,6 @@ def test_public_functions_and_classes_have_docstrings() -> None:
         for path in FILES
         for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
-        if not ast.get_docstring(node)
+        if not ast.get_docstring(node) and "overload" not in map(ast.unparse, node.decorator_list)
     ]
     assert without == []

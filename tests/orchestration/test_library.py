@@ -71,7 +71,7 @@ def test_results_are_those_of_results_json(folder: Path) -> None:
     assert Path(sweep.report()).is_file()
     written = json.loads((folder / "results.json").read_text())
     assert all(row.pop("setting") for row in written), "the setting of a trial, with intervals"
-    assert written == stored
+    assert written == json.loads(json.dumps(stored))
 
 
 def test_predictions_reproduce_the_evaluation_and_own_code_must_be_allowed(folder: Path) -> None:

@@ -297,7 +297,8 @@ FILTER = {"name": "filter", "bound": 2.0, "noise_factor": 0.8}
 
 
 def test_a_filter_has_the_target_as_budget_and_less_noise() -> None:
-    (flat, filtered) = planned(clipping=[{"name": "flat", "bound": 2.0}, FILTER], noise="constant").trials
+    asked = {"clipping": [{"name": "flat", "bound": 2.0}, FILTER], "noise": "constant", "noise_source": "os_entropy"}
+    (flat, filtered) = planned(**asked).trials
     sigma = flat.spec.noise.initial_noise_multiplier
     assert filtered.spec.noise.initial_noise_multiplier == pytest.approx(0.8 * sigma, rel=1e-5)
     assert filtered.spec.clipping.params["epsilon"] == 5.0

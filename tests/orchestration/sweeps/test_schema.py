@@ -251,7 +251,7 @@ def test_files_that_hold_no_sweep_are_refused(tmp_path: Path) -> None:
         "latin": "not UTF-8",
         "large": "more than 262,144 bytes",
         "missing": "No such file",
-        ".": "Is a directory",
+        ".": "is no file, but a folder",
     }.items():
         with pytest.raises(InvalidInput, match=message):
             read_text(tmp_path / name)
