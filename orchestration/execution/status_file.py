@@ -125,7 +125,9 @@ class StatusFile:
             told=self._notices.told,
             recording=self._status.recording,
         )
-        with contextlib.suppress(StorageError, UnsafeFile):  # no file for others to read, but no reason to stop training
+        with contextlib.suppress(
+            StorageError, UnsafeFile
+        ):  # no file for others to read, but no reason to stop training
             write_snapshot(self._uri, snapshot, self._is_sensitive)
         self._show(snapshot)
         return snapshot

@@ -72,10 +72,11 @@ class ColumnFiles:
             with _exclusively(self.folder / f"{self.key}.lock"):
                 if not all(file.exists() for file in files):
                     _write(files, blocks())
-        except OSError as error:
+        except (OSError, UnsafeFile) as error:
+            reason = os.strerror(error.errno or 0) if isinstance(error, OSError) else "no folder of this user's own"
             raise InvalidInput(
-                f"cache {str(self.folder)!r} cannot hold the examples ({os.strerror(error.errno or 0)}); name another "
-                "folder, or leave out `cache`"
+                f"cache {str(self.folder)!r} cannot hold the examples ({reason}); name another folder, or leave out "
+                "`cache`"
             ) from error
         return tuple(_mapped(file, form) for file, form in zip(files, forms, strict=True))
 

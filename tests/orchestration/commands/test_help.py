@@ -53,7 +53,9 @@ def path(tmp_path: Path) -> str:
     return f"{tmp_path}:{os.environ['PATH']}"
 
 
-@pytest.mark.parametrize(("typed", "offered"), [("st", {"status", "stop"}), ("export --", {"--to", "--all-columns", "--help"})])
+@pytest.mark.parametrize(
+    ("typed", "offered"), [("st", {"status", "stop"}), ("export --", {"--to", "--all-columns", "--help"})]
+)
 def test_bash_completes_commands_and_options(path: str, typed: str, offered: set[str]) -> None:
     """By the script that --show-completion prints, in a real bash."""
     words = ["dpsweep", *typed.split()]
