@@ -36,9 +36,10 @@ _RUN = (
     r"^digests\.json/(comparison\.json|report\.html|results\.json|sha256)$|/MLmodel$",
     r"time|/timestamp|/date$|/pid$|trial_id|uuid|dpsweep\.log/",
     r"/mlflow\.parentRunId$|/dpsweep\.sweep$",
+    r"peak_(bytes|memory)|utili[sz]ation|device\.json(/sha256)?$",
     r"^tune/.*(pkl|storage|tuner|runner_data|_session|basic-variant).*",
 )
-"""Places of what tells runs apart: times, processes and random identities."""
+"""Places of what tells runs apart: times, memory, processes and random identities."""
 _FROM_MODEL, _OF_RUN = re.compile("|".join(_MODEL)), re.compile("|".join(_RUN))
 _COARSE = re.compile(
     r"accurac(y|ies)|parity|odds|opportunity|confusion|_gap|worst_group|bound|sensitivity|mean|median|quantiles|"

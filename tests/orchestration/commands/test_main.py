@@ -35,7 +35,7 @@ def test_a_plan_is_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     (row,) = [line for line in lines if "dpsgd_f-exponential-epsilon5-seed0-" in line]
     assert "5.000" in row
     assert "KiB" in row
-    assert "ε at δ = 1e-05, adjacency add_remove" in lines
+    assert "ε at δ = 1e-05, adjacency add_remove: an estimate" in lines
     assert "data digits: 1,318 training and 359 test examples in 10 groups" in lines
 
 
