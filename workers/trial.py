@@ -211,7 +211,8 @@ def begin(spec: TrialSpec, files: TrialFiles, code: UserCode, releases: tuple[Re
 
     if stored is None:
         trainer.begin()
-        store_code(files, spec, code)
+        if not exists(files.spec):  # else the code is that of the start before, which has been compared
+            store_code(files, spec, code)
         write_bytes_atomically(files.spec, spec.to_json().encode())
         _write_users(spec, files, dataset)
         write_private_sealed(files.data_fingerprint, json.dumps({"data": digest}).encode())
