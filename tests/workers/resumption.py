@@ -54,8 +54,8 @@ def delete_unfinished(root: Path) -> None:
 
 
 def stored_bytes(root: Path) -> dict[str, str]:
-    """Digest of every file of a trial but device.json: the peak memory of two runs differs as their times do."""
-    files = (path for path in root.rglob("*") if path.is_file() and path.name != "device.json")
+    """Digest of every file of a trial but device.json, whose peak memory differs between runs, and its digest."""
+    files = (path for path in root.rglob("*") if path.is_file() and path.name not in ("device.json", "digests.json"))
     return {str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
