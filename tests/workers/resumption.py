@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from accounting.accountants import account
+from accounting.records import read_private_sealed
 from accounting.records.layout import TrialFiles
 from accounting.records.traces import read_trace
 from tests.workers.own_code import code_of
@@ -54,9 +56,17 @@ def delete_unfinished(root: Path) -> None:
 
 
 def stored_bytes(root: Path) -> dict[str, str]:
-    """Digest of every file of a trial but device.json, whose peak memory differs between runs, and its digest."""
-    files = (path for path in root.rglob("*") if path.is_file() and path.name not in ("device.json", "digests.json"))
-    return {str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    """Digest of every file of a trial but device.json, whose peak memory differs between runs, and its own digest."""
+    files = (path for path in root.rglob("*") if path.is_file() and path.name != "device.json")
+    return {str(path.relative_to(root)): hashlib.sha256(_comparable(path)).hexdigest() for path in files}
+
+
+def _comparable(path: Path) -> bytes:
+    content = path.read_bytes()
+    if path.name != "digests.json":
+        return content
+    noted = json.loads(read_private_sealed(str(path), "") or b"{}")
+    return json.dumps({name: sha256 for name, sha256 in noted.items() if name != "device.json"}).encode()
 
 
 def assert_same_trial(spec: TrialSpec, undisturbed: Path, resumed: Path) -> None:
