@@ -112,10 +112,16 @@ def load_module(name: str, files: Iterable[SourceFile], folders: Iterable[str], 
         importlib.invalidate_caches()
         wanted = {file.name: file for file in files if file.name}
         loaded = {each: sys.modules[each] for each in wanted if each in sys.modules}
+        forgotten: dict[str, ModuleType] = {}
         if not all(_is_executed(module, wanted[each], subject) for each, module in loaded.items()):
-            _forget({*loaded, *(each for each, module in [*sys.modules.items()] if _source(module) is not None)})
+            others = {each: module for each, module in [*sys.modules.items()] if _source(module) is not None}
+            forgotten = {**loaded, **others}
+            _forget(forgotten)
         _finder.wanted = wanted
-        return importlib.import_module(name)
+        try:
+            return importlib.import_module(name)
+        finally:
+            _keep_packages(forgotten)
 
 
 def python_finds(name: str, *folders: Path) -> ModuleSpec | None:
@@ -152,6 +158,20 @@ def _forget(names: Iterable[str]) -> None:
         package = sys.modules.get(parent)
         if package is not None and getattr(package, last, None) is module:
             delattr(package, last)
+
+
+def _keep_packages(forgotten: Mapping[str, ModuleType]) -> None:
+    """Put back the forgotten packages that modules still lie in, which somebody else imported, unless loaded anew.
+
+    Python takes a module for one of its package, and an import of it by name fails where the package is missing.
+    """
+    for name, package in forgotten.items():
+        if name not in sys.modules and any(each.startswith(f"{name}.") for each in sys.modules):
+            sys.modules[name] = package
+    for name, module in [*sys.modules.items()]:
+        parent, _, last = name.rpartition(".")
+        if parent in forgotten and not hasattr(sys.modules[parent], last):
+            setattr(sys.modules[parent], last, module)
 
 
 def _is_executed(module: ModuleType, file: SourceFile, subject: str) -> bool:

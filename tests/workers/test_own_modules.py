@@ -105,6 +105,24 @@ def test_what_the_user_imported_first_is_kept_only_if_it_is_certain_to_be_curren
     assert sys.modules[name] is unedited
 
 
+def test_a_module_that_the_user_imported_keeps_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the package is loaded anew, and then another module without it."""
+    package = tmp_path / "kept_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "layers.py").write_text("H = 4\ndef f():\n    return H\n")
+    (package / "mine.py").write_text("")
+    (tmp_path / "kept_alone.py").write_text("def f():\n    return 1\n")
+    call("kept_package.layers:f", code("kept_package.layers", tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    mine = importlib.import_module("kept_package.mine")
+    call("kept_alone:f", code("kept_alone", tmp_path))
+    rewrite(tmp_path / "kept_alone.py", "def f():\n    return 2\n")
+    assert call("kept_alone:f", code("kept_alone", tmp_path)) == 2
+    assert sys.modules["kept_package.mine"] is mine
+    assert sys.modules["kept_package"].mine is mine
+
+
 def test_who_reloads_an_edited_module_gets_the_file_as_it_is(tmp_path: Path) -> None:
     """As a notebook does; the next call reads it anew too, and a model that was built before imports what it knew."""
     file, late = tmp_path / "reloaded.py", tmp_path / "late_reloaded.py"
