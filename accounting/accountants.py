@@ -96,12 +96,14 @@ def epsilon_rdp_classic(trace: Trace, delta: float, group_size: int = 1) -> Boun
     return Bounds(epsilon_classic(total_rdp(apart, group_size), left))
 
 
-def bounds_pld(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
+def bounds_pld(trace: Trace, delta: float, group_size: int = 1, tolerance: float = pld.TOLERANCE) -> Bounds:
     """Privacy loss distributions, composed with certified error, for every trace and group size.
+
+    The bounds hold for any ``tolerance``, the target for their relative gap.
 
     Where Renyi DP or one dominating Gaussian gives a lower upper bound, that bound is returned under its own name.
     """
-    certified = pld.epsilon_of_rounds(pld.rounds_of_group(trace, group_size), delta)
+    certified = pld.epsilon_of_rounds(pld.rounds_of_group(trace, group_size), delta, tolerance)
     return Bounds(certified.upper, certified.lower, certified.method)
 
 

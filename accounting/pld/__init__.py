@@ -6,6 +6,7 @@ Building blocks for other accountants: `group_law` and `examples_law` return a `
 
 from accounting.pld.composition import (
     MIN_DELTA,
+    TOLERANCE,
     CertifiedDelta,
     CertifiedEpsilon,
     PairBounds,
@@ -27,6 +28,7 @@ from accounting.pld.sensitivity import SensitivityMixture, examples_law, group_l
 
 __all__ = [
     "MIN_DELTA",
+    "TOLERANCE",
     "CertifiedDelta",
     "CertifiedEpsilon",
     "CertifiedProfile",

@@ -22,6 +22,7 @@ from accounting.mechanism import Trace
 from accounting.reasons import Reason, union
 from accounting.records import TrialFiles, read_trace
 from accounting.release import ReleaseSpec
+from accounting.so_far import cost_so_far
 from orchestration.comparison.record import SweepRecord
 from orchestration.comparison.stored import stored_record
 from orchestration.records.attempts import Attempt
@@ -121,6 +122,11 @@ class _Claims:
         return [(epoch.epoch, epoch.step, epsilon) for epoch, epsilon in shown]
 
     @property
+    def ends(self) -> tuple[int, ...]:
+        """The last step of each epoch."""
+        return tuple(step for _, step, _ in self.epochs)
+
+    @property
     def of_run(self) -> tuple[Reason, ...]:
         """Reasons that the specification and the data of the trial give."""
         told = () if isinstance(self.result, StoppedTrial) else self.result.training.reasons
@@ -177,7 +183,8 @@ def _unfounded(claims: _Claims) -> Iterator[str]:
     for risk in result.risks:
         yield from _smaller_risk(risk, trace, {1, *(group.group_size for group in groups)})
     for epoch, step, shown in claims.epochs:
-        least = min(_cost(trace.until(step), delta, "rdp", 1).epsilon, result.worst_case.epsilon)
+        so_far = cost_so_far(trace, claims.ends, step, delta, result.worst_case.accountant)
+        least = min(so_far, result.worst_case.epsilon)
         if not shown >= least * (1.0 - _ROUNDING):
             yield f"it claims epsilon {shown:.6g} after epoch {epoch}, but its trace had cost {least:.6g}"
     if claims.release is not None and result.individuals is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from accounting.jobs import (
 from accounting.mechanism import Segment, Trace
 from accounting.records import StoredEpsilons, TrialFiles, read_trace
 from accounting.release import ReleaseSpec, release_counted
+from accounting.so_far import cost_so_far
 from orchestration.comparison.individuals import exact_statistics, released_statistics
 from orchestration.execution.costs import Costs, costs, costs_as_planned
 from orchestration.execution.estimate_quality import quality_of_estimates
@@ -123,7 +123,7 @@ def _completed(
         groups=found.groups,
         risks=found.risks,
         reasons=planned.reasons,
-        epsilons=_by_epoch(bound, training, planned.spec.delta, found.worst_case.epsilon),
+        epsilons=_by_epoch(bound, training, found.worst_case),
         training=training,
         individuals=individuals,
         started=times.started,
@@ -138,11 +138,15 @@ def _completed(
     return result
 
 
-def _by_epoch(bound: Trace, training: TrainingResult, delta: float, worst: float) -> tuple[float, ...]:
+def _by_epoch(bound: Trace, training: TrainingResult, worst: PrivacyEstimate) -> tuple[float, ...]:
     """Epsilon of all that was shown by the end of each epoch; a selected run is shown only after the selection."""
     if bound.selection is not None:
-        return (worst,) * len(training.history)
-    return tuple(min(epsilon_after(bound, record.step, delta), worst) for record in training.history)
+        return (worst.epsilon,) * len(training.history)
+    ends = tuple(record.step for record in training.history)
+    return tuple(
+        worst.epsilon if step == bound.steps else cost_so_far(bound, ends, step, worst.delta, worst.accountant)
+        for step in ends
+    )
 
 
 def complete_stopped(
@@ -181,17 +185,23 @@ def complete_stopped(
 
 
 def epsilon_so_far(planned: PlannedTrial, trace: Trace) -> float:
-    """Upper bound on the epsilon of ``trace``, the run so far; only an estimate if `bounding_trace` returns None."""
-    bound = bounding_trace(trace, planned.trace)
+    """Upper bound on the epsilon of ``trace``, the run so far; only an estimate if `bounding_trace` returns None.
+
+    By the accountant of the planned worst case. A selected run shows nothing before its end.
+    """
+    plan, worst = planned.trace, planned.worst_case
+    if plan.selection is not None or trace.steps == plan.steps:
+        return worst.epsilon
+    bound = bounding_trace(trace, plan)
     if bound is None:
-        return epsilon_after(trace, trace.steps, planned.spec.delta)
-    return min(epsilon_after(bound, bound.steps, planned.spec.delta), planned.worst_case.epsilon)
+        return cost_so_far(trace, (trace.steps,), trace.steps, worst.delta, worst.accountant)
+    return cost_so_far(plan, _ends(planned), trace.steps, worst.delta, worst.accountant)
 
 
-@functools.lru_cache(maxsize=4096)  # trials that differ only in the seed have the same trace
-def epsilon_after(trace: Trace, step: int, delta: float) -> float:
-    """Worst-case epsilon of the first ``step`` steps, by RDP: an upper bound cheap enough to compute every epoch."""
-    return account(trace.until(step), delta, "rdp").epsilon
+def _ends(planned: PlannedTrial) -> tuple[int, ...]:
+    """Last steps of the planned epochs."""
+    per_epoch = planned.trace.segments[0].sampling.steps_per_epoch
+    return tuple(range(per_epoch, planned.trace.steps + 1, per_epoch))
 
 
 def _costs(trace: Trace, planned: PlannedTrial, sweep: SweepSpec) -> Costs:

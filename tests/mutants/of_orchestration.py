@@ -217,8 +217,8 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
             COMPLETING,
         ),
         B(
-            'account(trace.until(step), delta, "rdp")',
-            'account(trace.until(step - 1), delta, "rdp")',
+            "cost_so_far(plan, _ends(planned), trace.steps,",
+            "cost_so_far(plan, _ends(planned), trace.steps - 1,",
             "the cost so far lacks a step",
             True,
         ),

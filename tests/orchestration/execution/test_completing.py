@@ -134,7 +134,7 @@ def test_examples_are_accounted_at_the_delta_of_the_trial(default: Trained) -> N
 
 
 def test_each_epoch_shows_what_its_steps_cost(default: Trained) -> None:
-    """By the cheap accountant, which is that of this sweep: the last epoch costs the whole."""
+    """By the accountant of this sweep: the last epoch costs the whole."""
     result = default.completed()
     trace = read_trace(default.files.trace)
     spent = [account(trace.until(record.step), DELTA, "rdp").epsilon for record in result.training.history]
