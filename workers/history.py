@@ -58,7 +58,7 @@ class TrainingResult:
 
     stopped: ``completed`` after all planned epochs, ``budget`` if another epoch would have exceeded the budget.
     evaluation: the final model on held-out data. reasons: why the epsilons of the trial are estimates
-    (`workers.reasons`).
+    (`workers.reasons`). references: scores of simple models that were trained beside it (`workers.references`).
     """
 
     key: str
@@ -75,6 +75,7 @@ class TrainingResult:
     evaluation: Evaluation
     notes: tuple[str, ...] = ()
     reasons: tuple[Reason, ...] = ()
+    references: dict[str, float] = field(default_factory=dict)
 
     __pydantic_config__ = ConfigDict(ser_json_inf_nan="strings")
 

@@ -332,6 +332,8 @@ class TrialSpec:
     execution: ExecutionSpec = field(default_factory=ExecutionSpec)
     adjacency: Adjacency | None = None
     """Adjacency of the privacy claim; None: the first one that the sampling supports."""
+    reference: Annotated[bool, Field(exclude_if=operator.not_)] = False
+    """Whether simple models are trained beside it, if it is not private (`workers.references`)."""
     selection: Annotated[Selection | None, Field(exclude_if=_is_none)] = None
     """How the trial was selected among several candidates, if it was; only the selected one is released."""
 

@@ -49,6 +49,7 @@ from workers.preprocessing import make_preprocessing
 from workers.ranks import RankGroup
 from workers.reasons import reasons_of_trial
 from workers.recording import closed_afterwards, is_due
+from workers.references import reference_scores
 from workers.reproducible import explained, reproducible
 from workers.run_state import ModelModes, ModelValues
 from workers.spec import AttackSpec, TrialSpec, at_speed_of
@@ -346,6 +347,7 @@ def _finish(
         evaluation=counted(trainer.history[-1].test, tested, dataset.test, dataset),
         notes=(*dataset.notes, *claims(spec.clipping), *_of_norms(spec)),
         reasons=reasons_of_trial(spec, dataset.reasons),
+        references=reference_scores(dataset) if spec.reference and not spec.is_private else {},
     )
     note_written(files)
     write_bytes_atomically(files.training, result.to_json())

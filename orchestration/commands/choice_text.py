@@ -31,6 +31,8 @@ def best_lines(found: Best, model: str, show_all: bool = False) -> Iterator[str]
         within = f" ({_runs(interval)} cannot tell: the 95% interval spans the whole range)"
     elif interval is not None:
         within = f" (95% interval {shown.one(interval.low)} to {shown.one(interval.high)})"
+    if found.unknown_cost:
+        yield found.unknown_cost
     claim = f"epsilon {number(cost.high if cost else None)} ({found.kind})"
     yield f"{found.name}: {found.by} {shown.one(found.value)}{within}, {claim}"
     if interval is None:

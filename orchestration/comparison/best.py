@@ -27,8 +27,8 @@ class Best:
     """The private setting with the best mean of a metric.
 
     by: name of the metric. value: the mean. interval: None if it is unknown. alike: differences to other settings that
-    are not distinguishable from it. warnings: as in the report's headline. reasons: why its epsilon is an estimate, by
-    its trials and by the choice itself.
+    are not distinguishable from it. unknown_cost: as in `Findings`. warnings: the others of the report's headline.
+    reasons: why its epsilon is an estimate, by its trials and by the choice itself.
     """
 
     setting: Setting
@@ -38,6 +38,7 @@ class Best:
     alike: tuple[Difference, ...]
     warnings: tuple[str, ...]
     reasons: tuple[Reason, ...] = ()
+    unknown_cost: str = ""
 
     @property
     def kind(self) -> Claim:
@@ -68,6 +69,7 @@ class Best:
             "trial": self.trial.key,
             "trials": [trial.key for trial in self.setting.trials],
             "not_distinguishable": [each.as_dict() for each in self.alike],
+            "unknown_cost": self.unknown_cost,
             "warnings": list(self.warnings),
         }
 
@@ -83,8 +85,10 @@ def best(
     Choosing by results on private data costs privacy beyond the epsilon of the chosen model, which is then an estimate;
     choosing by test data does not.
 
+    A setting that has learnt nothing is never chosen (`sanity.why_useless`).
+
     Raises: InvalidInput for an unknown metric, a metric without a direction, a max_epsilon that is no number above 0,
-    a condition that is no finite number, and if no setting fulfils the conditions.
+    a condition that is no finite number, and if no setting that has learnt something fulfils the conditions.
     """
     name = _name(found, by or found.main.name)
     least = {
@@ -92,8 +96,11 @@ def best(
     }
     if max_epsilon != math.inf:
         require_finite("max_epsilon", max_epsilon, above=0.0)
-    allowed = [setting for setting in found.private if _fulfils(setting, max_epsilon, least)]
+    fulfilling = [setting for setting in found.private if _fulfils(setting, max_epsilon, least)]
+    allowed = [setting for setting in fulfilling if setting.name not in found.useless]
     winner = found.best(name, allowed)
+    if winner is None and (useless := found.best(name, fulfilling)):
+        raise InvalidInput(_not_of_use(found, useless))
     if winner is None:
         raise InvalidInput(_nothing(found, name, max_epsilon, least))
     mean = winner.over_seeds(metric(name).value)
@@ -101,8 +108,17 @@ def best(
     alike = found.indistinguishable(winner, name, allowed)
     chosen: tuple[Reason, ...] = ("chosen_by_private_results",) if any(metric(n).exact for n in (name, *least)) else ()
     reasons = union((winner.reasons, chosen))
-    warned = (*in_words(reasons), *warnings(found))
-    return Best(winner, name, value, found.interval(winner, name), alike, warned, reasons)
+    warned = (*in_words(reasons), *(each for each in warnings(found) if each != found.unknown_cost))
+    return Best(winner, name, value, found.interval(winner, name), alike, warned, reasons, found.unknown_cost)
+
+
+def _not_of_use(found: Findings, setting: Setting) -> str:
+    """Why the best setting under the conditions is not recommended, and which ones are."""
+    others = ", ".join(each.name for each in found.useful[:3])
+    step = (
+        f"relax a condition: {others} learnt more" if others else "train longer, tune the bound, or allow more epsilon"
+    )
+    return f"no setting under these conditions is of use: {setting.name} {found.useless[setting.name]}; {step}"
 
 
 def _name(found: Findings, name: str) -> str:

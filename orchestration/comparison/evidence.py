@@ -79,6 +79,17 @@ class Evidence:
             self._intervals[asked] = self._interval(setting.trials, (group, name))
         return self._intervals[asked]
 
+    def over_examples(self, setting: Setting, name: str) -> tuple[float, float] | None:
+        """Ends of the 95% interval of the mean of these very models over other test examples; None if unknown.
+
+        It says nothing of other seeds. Where there are two, `interval` is too wide to say anything.
+        """
+        runs = self._runs(setting.trials, ("", name))
+        if runs is None or not np.isfinite(runs.resampled).all():
+            return None
+        low, high = np.percentile(runs.resampled.mean(0), [50.0 * (1.0 - LEVEL), 50.0 * (1.0 + LEVEL)])
+        return float(low), float(high)
+
     def _interval(self, trials: Sequence[PublishedTrial], name: Name) -> ConfidenceInterval | None:
         runs = self._runs(trials, name)
         if runs is None:

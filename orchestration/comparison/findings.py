@@ -17,9 +17,10 @@ from orchestration.comparison.hidden_groups import hidden_groups_note
 from orchestration.comparison.intervals import ConfidenceInterval
 from orchestration.comparison.metrics import METRICS, main_metric, metric
 from orchestration.comparison.rate_metrics import GROUP_METRICS, WORST_GROUP_METRICS
+from orchestration.comparison.sanity import has_diverged, is_constant, why_cost_is_unknown, why_useless
 from orchestration.comparison.settings import Setting, finished_settings, group_names
-from orchestration.comparison.values import epsilon, has_learnt
-from orchestration.records.published import NON_PRIVATE, PublishedSweep, PublishedTrial
+from orchestration.comparison.values import epsilon
+from orchestration.records.published import NON_PRIVATE, PublishedSweep
 
 Verdict = Literal["better", "worse", "not distinguishable", "unknown"]
 COMPARED: Final = ("epsilon", "sigma", "data", "model", "sampling", "epochs")
@@ -82,16 +83,36 @@ class Findings:
         return tuple(setting for setting in self.settings if not setting.is_baseline)
 
     @cached_property
+    def useless(self) -> Mapping[str, str]:
+        """Private settings that have learnt nothing, and why, by name; they are never recommended (`why_useless`)."""
+        found = {setting.name: why_useless(setting, self.evidence, self.main) for setting in self.private}
+        return {name: why for name, why in found.items() if why}
+
+    @cached_property
+    def useful(self) -> tuple[Setting, ...]:
+        """Private settings that have learnt something."""
+        return tuple(setting for setting in self.private if setting.name not in self.useless)
+
+    @cached_property
+    def unknown_cost(self) -> str:
+        """A sentence if no baseline tells what privacy costs; "" otherwise, and without any (`why_cost_is_unknown`)."""
+        finished = [setting for setting in self.settings if setting.is_baseline]
+        return why_cost_is_unknown(finished, self.evidence, self.main)
+
+    @cached_property
     def baselines(self) -> tuple[Setting, ...]:
-        """Non-private settings that have not diverged, the best by `main` first."""
+        """Non-private settings that have not diverged, the best by `main` first; none if `unknown_cost`."""
+        if self.unknown_cost:
+            return ()
         found = [setting for setting in self.settings if setting.is_baseline and not has_diverged(setting)]
         return tuple(sorted(found, key=lambda setting: -_mean(setting, self.main.name)))
 
     @cached_property
     def methods(self) -> tuple[Setting, ...]:
-        """The best private setting of each method by `main`; settings of one method differ only in tuned values."""
+        """The best private setting of each method by `main`, of those that are `useful`; settings of one method differ
+        only in tuned values."""
         best: dict[tuple[object, ...], Setting] = {}
-        for setting in self.private:
+        for setting in self.useful:
             method = _method(setting)
             if method not in best or _mean(setting, self.main.name) > _mean(best[method], self.main.name):
                 best[method] = setting
@@ -113,11 +134,9 @@ class Findings:
         return Difference(one.name, other.name, name, found)
 
     def best(self, name: str, among: Iterable[Setting] | None = None) -> Setting | None:
-        """The setting with the best mean of a metric, in ``among`` or by default in `private`; None if none has it."""
+        """The setting with the best mean of a metric, in ``among`` or by default in `useful`; None if none has it."""
         sign = 1.0 if metric(name).better == "higher" else -1.0
-        known = [
-            setting for setting in (self.private if among is None else among) if not np.isnan(_mean(setting, name))
-        ]
+        known = [setting for setting in (self.useful if among is None else among) if not np.isnan(_mean(setting, name))]
         return max(known, key=lambda setting: sign * _mean(setting, name), default=None)
 
     def indistinguishable(self, best: Setting, name: str, among: Iterable[Setting]) -> tuple[Difference, ...]:
@@ -130,9 +149,9 @@ class Findings:
         """Private settings that are on the Pareto front beyond noise.
 
         A setting is on it if, compared with every other private setting that costs no more (epsilon to two digits), it
-        is better by intervals in at least one metric of `headline`.
+        is better by intervals in at least one metric of `headline`. One that has learnt nothing is not.
         """
-        known = [one for one in self.private if self.interval(one, self.main.name)]
+        known = [one for one in self.useful if self.interval(one, self.main.name)]
         return tuple(one for one in known if all(self._is_ahead(one, other) for other in self._rivals(one)))
 
     def _rivals(self, one: Setting) -> list[Setting]:
@@ -167,6 +186,7 @@ def as_dict(found: Findings) -> dict[str, Any]:
                 "groups": _of_groups(found, setting),
                 "reasons": list(setting.reasons),
                 "on_front_beyond_noise": setting in found.front,
+                "useless": found.useless.get(setting.name, ""),
             }
             for setting in found.settings
         ],
@@ -177,6 +197,7 @@ def as_dict(found: Findings) -> dict[str, Any]:
         ],
         "comparisons": found.comparisons,
         "worst_group": found.worst_group.name,
+        "unknown_cost": found.unknown_cost,
         "warnings": warnings(found),
     }
 
@@ -218,27 +239,6 @@ def _of_groups(found: Findings, setting: Setting) -> dict[str, dict[str, Any]]:
     return {name: known for name, known in intervals.items() if known}
 
 
-def has_diverged(setting: Setting) -> bool:
-    """Whether no trial of the setting has both a finite loss and a better score than a constant prediction."""
-    return not any(trial.quality and has_learnt(trial.quality) for trial in setting.trials)
-
-
-def is_constant(setting: Setting) -> bool:
-    """Whether every trial predicts a single class within each group, so that gaps between groups say nothing."""
-    return all(_is_constant(trial) for trial in setting.trials)
-
-
-def _is_constant(trial: PublishedTrial) -> bool:
-    quality = trial.quality
-    counts = [group.counts for group in quality.groups if group.counts] if quality else []
-    if quality is None or quality.counts is None:
-        return False
-    predicted = [np.count_nonzero(each.matrix.sum(0)) for each in (counts or [quality.counts])]
-    groups_are_classes = all(np.count_nonzero(each.matrix.sum(1)) == 1 for each in counts)
-    everyone = np.count_nonzero(quality.counts.matrix.sum(0))
-    return everyone == 1 if groups_are_classes else all(classes == 1 for classes in predicted)
-
-
 def _mean(setting: Setting, name: str) -> float:
     found = setting.over_seeds(metric(name).value)
     return found.mean if found else float("nan")
@@ -270,11 +270,25 @@ def tuned_values(found: Findings) -> dict[str, int]:
 def warnings(found: Findings) -> list[str]:
     """Warnings to read before trusting a difference, one sentence or more each."""
     hidden = hidden_groups_note(trial for setting in found.settings for trial in setting.trials)
-    told = (_diverged, _above_baseline, _constant, _unequally_tuned, _untuned)
+    told = (_unknown, _diverged, _above_baseline, _useless, _constant, _unequally_tuned, _untuned)
     return [*(sentence for each in told for sentence in each(found)), *hidden]
 
 
+def _unknown(found: Findings) -> list[str]:
+    return [found.unknown_cost] if found.unknown_cost else []
+
+
+def _useless(found: Findings) -> list[str]:
+    """A sentence on private settings that have learnt nothing, by the reason that they share."""
+    by_reason: dict[str, list[str]] = {}
+    for name, why in found.useless.items():
+        by_reason.setdefault(why.partition(" (")[0], []).append(name)
+    return [f"Not recommended: {first_few(names)} {why}." for why, names in by_reason.items()]
+
+
 def _diverged(found: Findings) -> list[str]:
+    if found.unknown_cost:
+        return []
     lost = [setting.name for setting in found.settings if setting.is_baseline and has_diverged(setting)]
     if not lost:
         return []
@@ -308,7 +322,7 @@ def _amount(gain: float, of: Metric) -> str:
 
 
 def _constant(found: Findings) -> list[str]:
-    flat = [setting for setting in found.settings if is_constant(setting)]
+    flat = [setting for setting in found.settings if is_constant(setting) and setting.name not in found.useless]
     if not flat:
         return []
     rates = [rate for setting in flat if not np.isnan(rate := _mean(setting, "majority_class_rate"))]

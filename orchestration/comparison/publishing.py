@@ -61,6 +61,7 @@ def finished(point: GridPoint, result: TrialResult, baseline: TrialResult | None
         started=result.started or None,  # 0 for the trial of a private selection, whose times are not shown
         ended=result.ended or None,
         device=result.device,
+        references=result.training.references,
     )
 
 

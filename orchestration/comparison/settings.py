@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from accounting.reasons import Reason
@@ -190,12 +190,16 @@ def group_names(trials: Iterable[PublishedTrial]) -> tuple[str, ...]:
     return tuple(sorted(accuracies, key=lambda name: statistics.fmean(accuracies[name])))
 
 
-def best_trade_offs(settings: Sequence[Setting], worst_group: Metric) -> tuple[Setting, ...]:
+def best_trade_offs(
+    settings: Sequence[Setting], worst_group: Metric, useless: Container[str] = ()
+) -> tuple[Setting, ...]:
     """The private settings on the Pareto front of epsilon, accuracy (or main score), and a worst-group metric.
+
+    useless: names of settings that are not on it, whatever they cost.
 
     Epsilons are compared to two significant digits, because trials calibrated to one target differ by rounding.
     """
-    private = [setting for setting in settings if not setting.is_baseline]
+    private = [setting for setting in settings if not setting.is_baseline and setting.name not in useless]
     costed = []
     for setting in private:
         cost, total, worst = map(setting.over_seeds, (epsilon, main, worst_group.value))

@@ -65,14 +65,14 @@ def loss(trial: PublishedTrial) -> float | None:
     return trial.quality.loss if trial.quality else None
 
 
-_CONSTANT_SCORE = {"regression": 0.0}
+CONSTANT_SCORES = {"regression": 0.0}
 """The main score of a constant prediction, by task, where it does not depend on the data."""
 
 
 def has_learnt(found: Evaluation | PublishedQuality) -> bool:
     """Whether the loss is finite, and the main score better than that of a constant prediction where that is known."""
     majority = counted(found.counts, majority_rate)
-    constant = _CONSTANT_SCORE.get(found.task) if majority is None else majority
+    constant = CONSTANT_SCORES.get(found.task) if majority is None else majority
     return math.isfinite(found.loss) and (constant is None or (found.main or 0.0) > constant + 1e-9)
 
 

@@ -19,7 +19,7 @@ def publication(
 
     page: the report under the sweep's release mode; "" if there is none yet.
     """
-    figures, sentences = figures_for_mlflow(data), headline(data, found)
+    figures, sentences = figures_for_mlflow(data, found.useless), headline(data, found)
     return (
         lambda tracker: tracker.log_report(page, data, figures),
         lambda tracker: tracker.log_comparison(found, sentences),

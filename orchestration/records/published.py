@@ -337,7 +337,8 @@ class PublishedTrial:
     `comparison.ledger`. accounts: results of `dpsweep account`. started, ended: start and end of training, in seconds
     since 1970 UTC. is_asked: False if only an earlier version of the sweep file asked for it. tuning: None without
     tuning, and if its candidates are private. candidates: releases of the candidates of an unaccounted tuning, which
-    trained on the same records.
+    trained on the same records. references: scores of simple models that were trained beside a baseline
+    (`workers.references`).
     """
 
     key: str
@@ -364,6 +365,7 @@ class PublishedTrial:
     tuning: PublishedTuning | None = None
     candidates: tuple[Attempt, ...] = ()
     device: DeviceUse | None = None
+    references: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def wall_seconds(self) -> float | None:

@@ -5,7 +5,7 @@ To add a figure, add a function to `orchestration.report.figures` and one entry 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -135,20 +135,21 @@ class DrawnFigure:
     figure: Plot
 
 
-def drawn_figures(data: PublishedSweep) -> tuple[DrawnFigure, ...]:
-    """Every figure for which there is data, in the order of `FIGURES`."""
-    return _drawn(data, FIGURES)
+def drawn_figures(data: PublishedSweep, useless: Container[str] = ()) -> tuple[DrawnFigure, ...]:
+    """Every figure for which there is data, in the order of `FIGURES`. useless: names of settings that wear no ring."""
+    return _drawn(data, FIGURES, useless)
 
 
-def figures_for_mlflow(data: PublishedSweep) -> dict[str, str]:
-    """The figures to attach to the sweep's MLflow run, by name, as HTML pages."""
-    return {drawn.name: drawn.figure.page() for drawn in _drawn(data, [kind for kind in FIGURES if kind.in_mlflow])}
+def figures_for_mlflow(data: PublishedSweep, useless: Container[str] = ()) -> dict[str, str]:
+    """The figures to attach to the sweep's MLflow run, by name, as HTML pages. useless: as in `drawn_figures`."""
+    attached = [kind for kind in FIGURES if kind.in_mlflow]
+    return {drawn.name: drawn.figure.page() for drawn in _drawn(data, attached, useless)}
 
 
-def _drawn(data: PublishedSweep, kinds: Sequence[Figure]) -> tuple[DrawnFigure, ...]:
+def _drawn(data: PublishedSweep, kinds: Sequence[Figure], useless: Container[str]) -> tuple[DrawnFigure, ...]:
     settings = finished_settings(data.trials)
     worst = WORST_GROUP_METRICS[data.worst_group]
-    scene = Scene(settings, style_of(settings), group_names(data.trials), worst, data.task)
+    scene = Scene(settings, style_of(settings), group_names(data.trials), worst, data.task, useless)
     return tuple(
         DrawnFigure(kind, kind.name + which, titled(kind, data.task) + which, figure)
         for kind in kinds

@@ -16,10 +16,12 @@ def decisions(found: Findings, delta: float) -> list[str]:
     """Sentences on the best accuracy, the best-served worst group, and which settings are not distinguishable."""
     main = found.main.name
     best = found.best(main)
+    if best is None and found.private:
+        return [_nothing_learnt(found)]
     if best is None:
         return ["No private trial has finished, so there is no trade-off to show yet."]
     worst = found.worst_group.name
-    fairest = found.best(worst, [best, *found.private])
+    fairest = found.best(worst, [best, *found.useful])
     sentences = [_most_accurate(found, best, delta), *_distinguished(found, best, main, f"in {_main_name(found)}")]
     if fairest is not None:
         sentences += [_fairest(found, fairest, best)]
@@ -27,6 +29,16 @@ def decisions(found: Findings, delta: float) -> list[str]:
         where = "for the worst-served group" if by == _main_name(found) else f"in the {by} of the worst-served group"
         sentences += _distinguished(found, fairest, worst, where)
     return [*sentences, *_caveats(found, best)]
+
+
+def _nothing_learnt(found: Findings) -> str:
+    """The sentence in place of all comparisons where no private setting has learnt anything."""
+    if not found.useless:
+        return f"No private setting has {_main_name(found)} to compare."
+    name, why = next(iter(found.useless.items()))
+    others = len(found.useless) - 1
+    more = f", and {others} other settings learnt nothing either" if others else ""
+    return f"Nothing trained here with privacy is of use: {name} {why}{more}."
 
 
 def _most_accurate(found: Findings, best: Setting, delta: float) -> str:
@@ -51,7 +63,9 @@ def _with_interval(found: Findings, setting: Setting, name: str) -> str:
 
 def _against_baseline(found: Findings, best: Setting) -> str:
     change, shown = best.over_seeds(metric(f"{found.main.name}_change").value), found.main.format
-    if found.baselines and (interval := found.evidence.difference(best, found.baselines[0], found.main.name)):
+    if found.unknown_cost:
+        text = ""
+    elif found.baselines and (interval := found.evidence.difference(best, found.baselines[0], found.main.name)):
         ends = f"{difference(interval.low, shown)} to {difference(interval.high, shown)}"
         text = f", {_below(interval.value, shown)} the best non-private setting ({ends})"
     else:

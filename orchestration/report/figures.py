@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeGuard
 
@@ -40,7 +40,7 @@ class Scene:
     """The data of every figure: finished settings, their style, and the groups in increasing order of accuracy.
 
     worst_group: the metric of the worst group that settings are compared by. task: task of the sweep; for tasks other
-    than classification, the main score replaces accuracy.
+    than classification, the main score replaces accuracy. useless: names of settings that wear no ring.
     """
 
     settings: Sequence[Setting]
@@ -48,6 +48,7 @@ class Scene:
     groups: Sequence[str]
     worst_group: Metric = WORST_GROUP_METRICS["accuracy"]
     task: str = "classification"
+    useless: Container[str] = ()
 
     @property
     def main(self) -> GroupMetric:

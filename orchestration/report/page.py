@@ -72,7 +72,7 @@ def render(data: PublishedSweep, evidence: Evidence = NO_EVIDENCE) -> str:
     found = findings(data, evidence)
     settings = found.settings
     style = style_of(settings)
-    drawn = drawn_figures(data)
+    drawn = drawn_figures(data, found.useless)
     panels = _panels(data, drawn)
     sections = (
         _opening(data, found),

@@ -37,13 +37,14 @@ _MOST_CLASSES = 20
 
 def settings_table(found: Findings, style: Style) -> str:
     """One row per setting: every metric of `MetricTable.SETTINGS`, averaged over its seeds, with known intervals."""
-    settings, front = found.settings, best_trade_offs(found.settings, found.worst_group)
+    settings, front = found.settings, best_trade_offs(found.settings, found.worst_group, found.useless)
     shown = columns(MetricTable.SETTINGS, found.worst_group.name, found.task)
     heads = (("Setting", ""), ("Seeds", "n"), ("Composed ε", "n"), *((metric.heading, "n") for metric in shown))
     rows: list[list[Cell]] = []
     for setting in settings:
         beyond = ", beyond noise" if setting in found.front else ""
         mark = f'<span class="front">Pareto front{beyond}</span>' if setting in front else ""
+        mark += f"<br><small>{escape(found.useless[setting.name])}</small>" if setting.name in found.useless else ""
         rows.append(
             [
                 (named(setting, style) + mark, ""),

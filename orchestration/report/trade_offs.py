@@ -75,7 +75,7 @@ def _privacy(scene: Scene, y: Axis) -> Plot | None:
 def _scatter(scene: Scene, x: Axis, y: Axis) -> Plot:
     """One marker per setting at its mean over seeds, whiskers over their range, a faint dot per seed."""
     figure = blank(height=430)
-    style, front = scene.style, best_trade_offs(scene.settings, scene.worst_group)
+    style, front = scene.style, best_trade_offs(scene.settings, scene.worst_group, scene.useless)
     adapted = hyperparameters(scene.settings)
     for setting in scene.settings:
         across, up = setting.over_seeds(x.value), setting.over_seeds(y.value)

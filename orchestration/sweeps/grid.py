@@ -293,7 +293,8 @@ def _trial(sweep: SweepSpec, choice: Choice) -> TrialSpec:
 
 def _baseline(sweep: SweepSpec, choice: Choice, candidate: int | None, names: Names) -> Draft:
     trial, own = _trial(sweep, choice), sweep.baseline.optimizer
-    trial, setting = _adapted(sweep, replace(trial, optimizer=own or trial.optimizer), None, candidate)
+    trial = replace(trial, optimizer=own or trial.optimizer, reference=sweep.reference)
+    trial, setting = _adapted(sweep, trial, None, candidate)
     canonical = content(trial)
     key = trial_key((NON_PRIVATE, f"seed{trial.seed}"), canonical)
     point = GridPoint(

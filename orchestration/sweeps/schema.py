@@ -201,6 +201,9 @@ class SweepSpec(SweepSection):
     """Privacy of every private trial: delta, and a target epsilon or a noise multiplier."""
     baseline: BaselineSettings = BaselineSettings()
     """Settings that differ for the non-private baseline."""
+    reference: bool = False
+    """Whether simple models (a rule on one column, logistic or linear regression) are trained beside the non-private
+    baselines of tables; a baseline below one of them says nothing about what privacy costs."""
     norms: Axis[Norms] = (NormSpec(),)
     """How often the gradient norms of all examples are stored; ``off``: never."""
     attacks: Attacks | None = None

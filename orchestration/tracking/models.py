@@ -290,7 +290,7 @@ def best_settings(found: Findings) -> list[Setting]:
     """The `MOST_MODELS` best private settings by the mean of each metric of the headline."""
     chosen: list[Setting] = []
     for name in found.headline:
-        left = list(found.private)
+        left = list(found.useful)
         for _ in range(MOST_MODELS):
             best = found.best(name, left)
             if best is None:

@@ -14,9 +14,10 @@ from sklearn import metrics as sklearn_metrics
 from accounting.errors import InvalidInput
 from orchestration.comparison.best import best, parse_conditions
 from orchestration.comparison.evidence import NO_EVIDENCE, Evidence, gather
-from orchestration.comparison.findings import Findings, as_dict, findings, has_diverged, warnings
+from orchestration.comparison.findings import Findings, as_dict, findings, warnings
 from orchestration.comparison.metrics import METRICS, final_metrics, known, of_task
 from orchestration.comparison.rate_metrics import GROUP_METRICS, RATE_METRICS, WORST_GROUP_METRICS
+from orchestration.comparison.sanity import has_diverged
 from orchestration.comparison.settings import finished_settings, group_value
 from orchestration.records.published import PublishedSweep, PublishedTrial, PublishedTuning
 from orchestration.report.prose import headline
@@ -213,7 +214,9 @@ def test_a_constant_predictor_is_flagged() -> None:
     gap = flat.over_seeds(next(each for each in METRICS if each.name == "demographic_parity_difference").value)
     assert gap is not None
     assert gap.mean == 0.0
-    assert "flat · constant predicts one class for everybody in each group" in " ".join(warnings(all_found))
+    said = " ".join(warnings(all_found))
+    assert "Not recommended: flat · constant predicts one class for everybody in each group" in said
+    assert "which reaches 59.3%" in said
 
 
 def test_settings_that_were_not_tuned_alike_are_a_warning() -> None:

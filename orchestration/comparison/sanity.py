@@ -1,0 +1,140 @@
+"""Whether settings have learnt anything, which stands before every comparison of them. Pure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from orchestration.comparison.entries import Metric
+from orchestration.comparison.evidence import Evidence
+from orchestration.comparison.formats import first_few
+from orchestration.comparison.metrics import metric
+from orchestration.comparison.settings import Setting
+from orchestration.comparison.values import CONSTANT_SCORES, has_learnt
+from orchestration.records.published import PublishedTrial
+
+_HARDLY: Final = {"classification": 0.2, "regression": 0.05}
+"""By task: a baseline that gains at most this share of what a perfect model gains over a constant prediction has learnt
+almost nothing. R² is this share by its definition."""
+
+
+_ENOUGH_SEEDS: Final = 3
+"""With fewer seeds, Student's t makes the interval over seeds so wide that no setting would be told from constant."""
+
+
+def has_diverged(setting: Setting) -> bool:
+    """Whether no trial of the setting has both a finite loss and a better score than a constant prediction."""
+    return not any(trial.quality and has_learnt(trial.quality) for trial in setting.trials)
+
+
+def is_constant(setting: Setting) -> bool:
+    """Whether every trial predicts a single class within each group, so that gaps between groups say nothing."""
+    return all(_is_constant(trial) for trial in setting.trials)
+
+
+def _is_constant(trial: PublishedTrial) -> bool:
+    quality = trial.quality
+    counts = [group.counts for group in quality.groups if group.counts] if quality else []
+    if quality is None or quality.counts is None:
+        return False
+    predicted = [np.count_nonzero(each.matrix.sum(0)) for each in (counts or [quality.counts])]
+    groups_are_classes = all(np.count_nonzero(each.matrix.sum(1)) == 1 for each in counts)
+    everyone = np.count_nonzero(quality.counts.matrix.sum(0))
+    return everyone == 1 if groups_are_classes else all(classes == 1 for classes in predicted)
+
+
+def constant_score(setting: Setting, main: Metric) -> float | None:
+    """The main score of the best constant prediction on the setting's test data; None if it is not known."""
+    if main.task in CONSTANT_SCORES:
+        return CONSTANT_SCORES[main.task]
+    found = setting.over_seeds(metric("majority_class_rate").value)
+    return found.mean if found else None
+
+
+def why_useless(setting: Setting, evidence: Evidence, main: Metric) -> str:
+    """Why a setting is never recommended, as a clause that follows its name; "" if it has learnt something.
+
+    It predicts one class, has diverged, or the 95% interval of its main score reaches down to a constant prediction.
+    With one or two seeds that is the interval over test examples alone. Without an interval the mean counts.
+    """
+    constant, found = constant_score(setting, main), setting.over_seeds(main.value)
+    shown = main.format.one
+    always = f"always predicting {_always(main)}, which reaches {shown(constant)}" if constant is not None else ""
+    if is_constant(setting):
+        return f"predicts one class for everybody in each group{f', and is no better than {always}' if always else ''}"
+    if has_diverged(setting):
+        return f"is no better than {always}" if always else "has diverged"
+    if constant is None or found is None:
+        return ""
+    ends = _ends(setting, evidence, main)
+    if ends is not None and ends[0] <= constant:
+        between = f"{shown(ends[0])} to {shown(ends[1])}"
+        return f"cannot be told from {always} (it reaches {shown(found.mean)}, 95% interval {between})"
+    return "" if found.mean > constant + 1e-9 else f"is no better than {always}"
+
+
+def _ends(setting: Setting, evidence: Evidence, main: Metric) -> tuple[float, float] | None:
+    if len(setting.trials) < _ENOUGH_SEEDS:
+        return evidence.over_examples(setting, main.name)
+    interval = evidence.interval(setting, main.name)
+    return None if interval is None else (interval.low, interval.high)
+
+
+def _always(main: Metric) -> str:
+    return "the mean" if main.task == "regression" else "the most frequent class"
+
+
+def why_cost_is_unknown(baselines: Sequence[Setting], evidence: Evidence, main: Metric) -> str:
+    """A sentence if no non-private setting has learnt enough to tell what privacy costs; "" otherwise, or without any.
+
+    baselines: all non-private settings that have finished. The best of them is compared with a constant prediction, and
+    with the references that were trained beside it (``reference: true``).
+    """
+    if not baselines:
+        return ""
+    best = max(baselines, key=lambda setting: _mean(setting, main))
+    reached, constant, shown = _mean(best, main), constant_score(best, main), main.format.one
+    unknown = "the baseline learnt almost nothing; the cost of privacy is unknown."
+    if all(has_diverged(setting) for setting in baselines):
+        return f"No use as a reference: {unknown} {first_few([each.name for each in baselines])} {_lost(best, main)}."
+    if best_reference := _reference(best):
+        name, score = best_reference
+        ends = _ends(best, evidence, main)
+        if (reached if ends is None else ends[1]) < score:
+            return (
+                f"No use as a reference: {unknown} {best.name} reaches {shown(reached)}, but {name}, which costs "
+                f"nothing, {shown(score)}: train it longer, with another rate, or other inputs."
+            )
+    if constant is None or not 0.0 <= constant < 1.0:
+        return ""
+    why = why_useless(best, evidence, main)
+    if why or reached - constant <= _HARDLY.get(str(main.task), 0.0) * (1.0 - constant):
+        return (
+            f"No use as a reference: {unknown} {best.name} reaches {shown(reached)}, and always predicting "
+            f"{_always(main)} {shown(constant)}: train it longer, with another rate, or other inputs, such as narrower "
+            "ranges."
+        )
+    return ""
+
+
+def _lost(best: Setting, main: Metric) -> str:
+    return f"diverged, or is no better than always predicting {_always(main)}"
+
+
+def _reference(setting: Setting) -> tuple[str, float] | None:
+    """The best reference of the setting's trials, with its mean score; None if none was trained."""
+    scores: dict[str, list[float]] = {}
+    for trial in setting.trials:
+        for name, score in trial.references.items():
+            scores.setdefault(name, []).append(score)
+    means = {name: statistics.fmean(found) for name, found in scores.items()}
+    return max(means.items(), key=lambda pair: pair[1], default=None)
+
+
+def _mean(setting: Setting, main: Metric) -> float:
+    found = setting.over_seeds(main.value)
+    return found.mean if found and math.isfinite(found.mean) else -math.inf

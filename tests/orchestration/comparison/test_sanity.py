@@ -1,0 +1,105 @@
+"""Before any comparison stands whether models have learnt something: what has not is never recommended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from accounting.errors import InvalidInput
+from orchestration.commands.choice_text import best_lines
+from orchestration.comparison.best import best
+from orchestration.comparison.evidence import gather
+from orchestration.comparison.findings import Findings, as_dict, findings
+from orchestration.comparison.settings import best_trade_offs
+from orchestration.records.published import PublishedSweep, PublishedTrial
+from orchestration.report.page import render
+from orchestration.report.prose import headline
+from tests.orchestration.sample_outcomes import LABELS, of_predictions, outcomes, sweep_of, trial
+from workers.outcomes import Outcomes
+
+CONSTANT = float((LABELS == 0).mean())
+
+
+def with_useless(useless: Outcomes) -> tuple[list[PublishedTrial], dict[str, Outcomes]]:
+    """A sweep whose cheapest setting has these predictions, and whose dearer one works."""
+    trials, found = sweep_of({"none": (0.95, 0.92)}, seeds=2)
+    for seed in range(2):
+        for cost, own in ((0.3, useless), (4.0, outcomes((0.93, 0.9), seed))):
+            trials.append(trial(own, "flat", seed, cost, level=cost))
+            found[trials[-1].key] = own
+    return trials, found
+
+
+def in_sweep(trials: Sequence[PublishedTrial], found: dict[str, Outcomes]) -> tuple[PublishedSweep, Findings]:
+    data = PublishedSweep("sample", tuple(trials), 1e-5)
+    return data, findings(data, gather(trials, found))
+
+
+def nearly_constant() -> Outcomes:
+    """Always class 0, but for a few examples that are predicted right: barely above the constant prediction."""
+    few = np.flatnonzero(LABELS == 1)[:12]
+    predicted = np.zeros_like(LABELS)
+    predicted[few] = 1
+    return of_predictions(predicted)
+
+
+@pytest.mark.parametrize("useless", [of_predictions(np.zeros_like(LABELS)), nearly_constant()])
+def test_what_is_no_better_than_constant_is_never_recommended_and_wears_no_badge(useless: Outcomes) -> None:
+    data, found = in_sweep(*with_useless(useless))
+    (name,) = found.useless
+    assert "level 0.3" in name
+    said = " ".join(headline(data, found))
+    assert f"Not recommended: {name}" in said
+    assert "cannot be told apart" not in said
+    assert best(found).name != name
+    assert name not in [each.other for each in best(found, "worst_group").alike]
+    assert name not in {each.name for each in (*found.front, *found.methods)}
+    assert name not in {each.name for each in best_trade_offs(found.settings, found.worst_group, found.useless)}
+    stored = {each["name"]: each for each in as_dict(found)["settings"]}
+    assert stored[name]["useless"]
+    assert not stored[best(found).name]["useless"]
+
+
+def test_best_says_so_where_nothing_else_is_left() -> None:
+    _, found = in_sweep(*with_useless(nearly_constant()))
+    with pytest.raises(
+        InvalidInput, match=r"no setting under these conditions is of use: .*always predicting the most"
+    ):
+        best(found, max_epsilon=1.0)
+
+
+def test_a_report_of_nothing_useful_decides_so_and_counts_no_points() -> None:
+    trials, outcome = with_useless(of_predictions(np.zeros_like(LABELS)))
+    kept = [each for each in trials if each.labels.get("level") != 4.0]
+    data, found = in_sweep(kept, {each.key: outcome[each.key] for each in kept})
+    said = " ".join(headline(data, found))
+    assert "Nothing trained here with privacy is of use" in said
+    assert "points below" not in said
+    assert "Pareto front" not in render(data, gather(kept, outcome)).split("<table")[1]
+
+
+@pytest.mark.parametrize("share", [CONSTANT + 0.04, CONSTANT + 0.005])
+def test_a_baseline_near_the_constant_prediction_leaves_the_cost_unknown(share: float) -> None:
+    data, found = in_sweep(*sweep_of({"none": (share, share), "flat": (share - 0.001, share - 0.001)}, seeds=3))
+    assert "the baseline learnt almost nothing; the cost of privacy is unknown" in found.unknown_cost
+    said = headline(data, found)
+    assert found.unknown_cost in said
+    assert "points below" not in " ".join(said)
+    assert found.baselines == ()
+    assert as_dict(found)["unknown_cost"] == found.unknown_cost
+
+
+def test_a_baseline_below_a_reference_that_costs_nothing_leaves_the_cost_unknown() -> None:
+    trials, outcome = sweep_of({"none": (0.85, 0.85), "flat": (0.84, 0.84)}, seeds=3)
+    references = {"the best rule on a single column": 0.95, "logistic regression": 0.94}
+    beside = [replace(each, references=references) if each.is_baseline else each for each in trials]
+    _, found = in_sweep(beside, outcome)
+    assert "but the best rule on a single column, which costs nothing, 95.0%" in found.unknown_cost
+    assert next(best_lines(best(found), "model.pt")) == found.unknown_cost, "the first line of `best`"
+    _, without = in_sweep(trials, outcome)
+    assert without.unknown_cost == ""
+    low = [replace(each, references={"logistic regression": 0.8}) if each.is_baseline else each for each in trials]
+    assert in_sweep(low, outcome)[1].unknown_cost == ""
