@@ -22,6 +22,8 @@ from workers.data import Dataset, Split
 from workers.evaluation import Predictions
 from workers.tasks import TASKS, task_called
 
+Users = npt.NDArray[np.int64]
+_USER: Final = "user"
 _COLUMNS: Final = {
     "example_id": pa.int64(),
     "label": pa.int32(),
@@ -36,7 +38,7 @@ _COLUMNS: Final = {
 class Outcomes:
     """Test examples of one classification trial, each array [n]: id in the source, label, group, and `Predictions`.
 
-    group_names, num_classes: of the data set.
+    group_names, num_classes: of the data set. users: [n], id of the owner of each example; None if the data name none.
     """
 
     example_ids: npt.NDArray[np.int64]
@@ -47,13 +49,15 @@ class Outcomes:
     confidences: npt.NDArray[np.float64]
     group_names: tuple[str, ...]
     num_classes: int
+    users: Users | None = None
 
     @classmethod
     def of(cls, found: Predictions, split: Split, dataset: Dataset) -> Outcomes:
         """The outcomes of predictions ``found`` for ``split``."""
         rows = split.example_ids.numpy(), split.labels.numpy(), split.groups.numpy()
         names = dataset.group_names
-        return cls(*rows, found.classes, found.log_losses, found.confidences, names, dataset.num_classes)
+        numbers = found.classes, found.log_losses, found.confidences
+        return cls(*rows, *numbers, names, dataset.num_classes, _users(split))
 
     @property
     def test_set(self) -> str:
@@ -69,7 +73,7 @@ class ScoredOutcomes:
     """Test examples of one trial with a task other than classification.
 
     example_ids, groups: [n], id in the source and group. kept: [n, m], values of `Task.kept`. task: name of the task.
-    labels: digest of the labels.
+    labels: digest of the labels. users: as in `Outcomes`.
     """
 
     example_ids: npt.NDArray[np.int64]
@@ -78,13 +82,14 @@ class ScoredOutcomes:
     group_names: tuple[str, ...]
     task: str
     labels: str
+    users: Users | None = None
 
     @classmethod
     def of(cls, found: Predictions, split: Split, dataset: Dataset) -> ScoredOutcomes:
         """The outcomes of predictions ``found`` for ``split``."""
         labels = hashlib.sha256(np.ascontiguousarray(split.labels.numpy()).data).hexdigest()
         rows = split.example_ids.numpy(), split.groups.numpy()
-        return cls(*rows, found.kept, dataset.group_names, dataset.task, labels)
+        return cls(*rows, found.kept, dataset.group_names, dataset.task, labels, _users(split))
 
     @property
     def test_set(self) -> str:
@@ -93,6 +98,10 @@ class ScoredOutcomes:
         for column in (self.example_ids, self.groups):
             digest.update(column.tobytes())
         return digest.hexdigest()
+
+
+def _users(split: Split) -> Users | None:
+    return None if split.user_ids is None else split.user_ids.numpy()
 
 
 AnyOutcomes = Outcomes | ScoredOutcomes
@@ -106,6 +115,8 @@ def outcomes_of(found: Predictions, split: Split, dataset: Dataset) -> AnyOutcom
 def write_outcomes(uri: str, outcomes: AnyOutcomes) -> None:
     """Store the outcomes, readable by the owner only."""
     table = _table(outcomes) if isinstance(outcomes, Outcomes) else _scored_table(outcomes)
+    if outcomes.users is not None:
+        table = table.append_column(_USER, pa.array(outcomes.users))
     stream = pa.BufferOutputStream()
     with pa.ipc.new_file(stream, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
         writer.write_table(table)
@@ -143,8 +154,9 @@ def read_outcomes(uri: str) -> AnyOutcomes | None:
         table = read_table(stored)
         facts = table.schema.metadata or {}
         names = tuple(json.loads(facts[b"groups"]))
+        users = table[_USER].to_numpy().astype(np.int64) if _USER in table.column_names else None
         if b"task" in facts:
-            return _scored_outcomes(table, facts, names)
+            return _scored_outcomes(table, facts, names, users)
         columns = [table[name].to_numpy() for name in _COLUMNS]
         classes = int(facts[b"classes"])
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
@@ -153,13 +165,16 @@ def read_outcomes(uri: str) -> AnyOutcomes | None:
         ) from error
     ids, labels, groups, predicted = (column.astype(np.int64) for column in columns[:4])
     log_losses, confidences = (column.astype(np.float64) for column in columns[4:])
-    return Outcomes(ids, labels, groups, predicted, log_losses, confidences, names, classes)
+    return Outcomes(ids, labels, groups, predicted, log_losses, confidences, names, classes, users)
 
 
-def _scored_outcomes(table: pa.Table, facts: Mapping[bytes, bytes], names: tuple[str, ...]) -> ScoredOutcomes:
+def _scored_outcomes(
+    table: pa.Table, facts: Mapping[bytes, bytes], names: tuple[str, ...], users: Users | None
+) -> ScoredOutcomes:
     task = facts[b"task"].decode()
     if task not in TASKS:
         raise ValueError("another task")
     ids, groups = (table[name].to_numpy().astype(np.int64) for name in ("example_id", "group"))
-    kept = np.stack([table[f"kept_{place}"].to_numpy() for place in range(table.num_columns - 2)], 1)
-    return ScoredOutcomes(ids, groups, kept.astype(np.float64), names, task, facts[b"labels"].decode())
+    count = sum(name.startswith("kept_") for name in table.column_names)
+    kept = np.stack([table[f"kept_{place}"].to_numpy() for place in range(count)], 1)
+    return ScoredOutcomes(ids, groups, kept.astype(np.float64), names, task, facts[b"labels"].decode(), users)

@@ -119,7 +119,7 @@ class TrialFiles:
 
     @property
     def outcomes(self) -> str:
-        """The final model's prediction for each test example (Arrow), for intervals and paired comparisons."""
+        """The final model's prediction for each test example, and its user if known (Arrow), for paired comparisons."""
         return self._below("private", "outcomes.ipc")
 
     @property

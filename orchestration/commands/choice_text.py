@@ -20,6 +20,7 @@ def best_lines(found: Best, model: str, show_all: bool = False) -> Iterator[str]
 
     show_all: show every setting that is not distinguishable from it, not only the nearest.
     """
+    from orchestration.comparison.entries import by_selection
     from orchestration.comparison.formats import SHARES, number
     from orchestration.comparison.metrics import metric
     from orchestration.comparison.values import epsilon
@@ -33,12 +34,14 @@ def best_lines(found: Best, model: str, show_all: bool = False) -> Iterator[str]
         within = f" (95% interval {shown.one(interval.low)} to {shown.one(interval.high)})"
     if found.unknown_cost:
         yield found.unknown_cost
+    if interval is not None and interval.corrected is not None:
+        within = f", {by_selection(metric(found.by), shown.one(interval.corrected))}{within}"
     claim = f"epsilon {number(cost.high if cost else None)} ({found.kind})"
     yield f"{found.name}: {found.by} {shown.one(found.value)}{within}, {claim}"
     if interval is None:
         yield "no interval is known: what its models predict of single test examples is not stored"
     elif interval.covers == "test examples":
-        yield "the interval is of the choice of test examples alone: there is one seed"
+        yield "the interval is of the choice of test examples alone: with one seed, whether it is the best is unknown"
     yield from _alike(found, shown, show_all)
     if interval is not None:
         unknown = [each.other for each in found.alike if each.interval is None]
@@ -69,7 +72,7 @@ def _difference(each: Difference, interval: ConfidenceInterval, shown: Format) -
         measured = f"{difference(-interval.value, shown)}{points}"
         return f"{each.other} (measured {measured}, but {_runs(interval)} cannot tell: any difference is possible)"
     between = f"{difference(-interval.high, shown)} to {difference(-interval.low, shown)}{points}"
-    return f"{each.other} (differs by {between})"
+    return f"{each.other} (differs by {between}{', by test examples alone' * interval.is_of_one_seed})"
 
 
 def _spans(interval: ConfidenceInterval, least: float, most: float) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import sys
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -97,6 +97,11 @@ def run(
     max_gpu_hours: MaxGpuHours = None,
     max_trials: MaxTrials = None,
     stop_after_failures: StopAfterFailures = None,
+    until: Annotated[
+        Literal["told-apart"] | None,
+        typer.Option(help="Add seeds until every method is told from the best; each costs privacy, which is counted."),
+    ] = None,
+    max_seeds: Annotated[int, typer.Option(min=2, help="With --until: most seeds of a setting.")] = 20,
     as_json: AsJson = False,
 ) -> None:
     """Train, account and compare every trial of a sweep; a folder that holds it, or an earlier version, is continued.
@@ -118,7 +123,9 @@ def run(
 
         limits = Limits(max_hours, max_trials, stop_after_failures, max_gpu_hours)
         chosen = (tuple(retry or ()), tuple(source or ()))
-        run_to_the_end(RunRequest(spec, text, output, address, tracking_uri, code, limits, *chosen, name=name), as_json)
+        most = None if until is None else max_seeds
+        asked = RunRequest(spec, text, output, address, tracking_uri, code, limits, *chosen, name=name, most_seeds=most)
+        run_to_the_end(asked, as_json)
 
 
 @app.command(**panels.listed(panels.RESULTS, "report runs/quickstart --watch"))

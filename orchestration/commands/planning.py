@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -92,14 +93,21 @@ def _predicted(
 def _show(spec: SweepSpec, planned: Plan, predicted: Prediction | None, as_json: bool) -> None:
     from orchestration.commands.console import show, stdout
     from orchestration.commands.tables import plan_lines, plan_rows, plan_table, prediction_lines
+    from orchestration.comparison import power
 
+    design, seeds = power.design(spec, planned.trials), len(set(spec.seeds))
     if as_json:
-        print_json(plan_rows(planned, spec) | ({} if predicted is None else {"prediction": predicted.as_dict()}))
+        shown = [asdict(power.detectable(design, count)) for count in power.SEEDS] if design else []
+        more = {} if predicted is None else {"prediction": predicted.as_dict()}
+        print_json(plan_rows(planned, spec) | {"detectable": shown} | more)
     else:
         show(plan_table(planned, spec))
-        for line in [*plan_lines(planned), *([] if predicted is None else prediction_lines(predicted))]:
+        hours = None if predicted is None else predicted.cpu_hours
+        lines = power.lines(design, seeds, hours) if design else []
+        for line in [*plan_lines(planned), *([] if predicted is None else prediction_lines(predicted)), *lines]:
             stdout().print(line, soft_wrap=True)
-    for warning in planned.warnings:
+    limits = power.warnings(design, seeds, spec.compare.detect) if design else []
+    for warning in (*planned.warnings, *limits):
         print(for_terminal(f"warning: {warning}"), file=sys.stderr)
     for reason in planned.reasons():
         print(for_terminal(f"refused: {reason}"), file=sys.stderr)

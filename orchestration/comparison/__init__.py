@@ -21,6 +21,7 @@ __all__ = [
     "metrics",
     "parameters",
     "plain_text",
+    "power",
     "publishing",
     "rate_metrics",
     "reasons",

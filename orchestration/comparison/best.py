@@ -26,8 +26,9 @@ WORST_GROUP: Final = "worst_group"
 class Best:
     """The private setting with the best mean of a metric.
 
-    by: name of the metric. value: the mean. interval: None if it is unknown. alike: differences to other settings that
-    are not distinguishable from it. unknown_cost: as in `Findings`. warnings: the others of the report's headline.
+    by: name of the metric. value: the mean over runs; for an extreme over groups, settings are ordered by
+    ``interval.corrected``. interval: allows for the choice; None if it is unknown. alike: differences to other settings
+    that are not distinguishable from it. unknown_cost: as in `Findings`. warnings: the others of the report's headline.
     reasons: why its epsilon is an estimate, by its trials and by the choice itself.
     """
 
@@ -109,7 +110,8 @@ def best(
     chosen: tuple[Reason, ...] = ("chosen_by_private_results",) if any(metric(n).exact for n in (name, *least)) else ()
     reasons = union((winner.reasons, chosen))
     warned = (*in_words(reasons), *(each for each in warnings(found) if each != found.unknown_cost))
-    return Best(winner, name, value, found.interval(winner, name), alike, warned, reasons, found.unknown_cost)
+    interval = found.interval_of_best(winner, name, allowed)
+    return Best(winner, name, value, interval, alike, warned, reasons, found.unknown_cost)
 
 
 def _not_of_use(found: Findings, setting: Setting) -> str:

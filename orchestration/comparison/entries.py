@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Literal
 
+from orchestration.comparison.extremes import Extreme
 from orchestration.comparison.formats import Format
 from orchestration.comparison.tested import Measure
 from orchestration.comparison.values import Value
@@ -39,7 +40,8 @@ class Metric:
     noise; if so, it is known only where exact statistics are shown. whose: returns the group that the number belongs
     to, or None. better: whether higher or lower values are better; "" if neither is. measure: computes the number from
     (resampled) outcomes of test examples, for its interval; None if it does not depend on them. task: the task whose
-    trials have it (`workers.tasks`); None for all tasks.
+    trials have it (`workers.tasks`); None for all tasks. extreme: of which group metrics it is an extreme over groups,
+    or None.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Metric:
     better: Better = ""
     measure: Measure | None = None
     task: str | None = None
+    extreme: Extreme | None = None
 
 
 @dataclass(frozen=True)
@@ -80,3 +83,9 @@ class Family:
 
     values: Callable[[PublishedTrial], Mapping[str, float | None]]
     of_model: bool = False
+
+
+def by_selection(of: Metric, corrected: str) -> str:
+    """Words on an extreme over groups: the direction of the bias of choosing it, and its ``corrected`` value."""
+    is_low = of.extreme is not None and of.extreme.kind in ("lowest", "ratio")
+    return f"{'low' if is_low else 'high'} by selection, corrected {corrected}"

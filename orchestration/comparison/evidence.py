@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from orchestration.comparison.formats import CHANGE, FIT, NUMBER, Format, possible
-from orchestration.comparison.intervals import LEVEL, Array, ConfidenceInterval, RunValues, interval, unpaired
+from orchestration.comparison.denominators import units_behind
+from orchestration.comparison.extremes import Extreme, corrected, extreme_bounds, extreme_difference_bounds
+from orchestration.comparison.formats import SHARES, Format, possible
+from orchestration.comparison.intervals import (
+    LEVEL,
+    Array,
+    ConfidenceInterval,
+    Moments,
+    RunValues,
+    SpreadOfSeeds,
+    difference_bounds,
+    moments,
+    paired,
+    singles,
+    unpaired,
+)
 from orchestration.comparison.metrics import METRICS, metric
 from orchestration.comparison.rate_metrics import GROUP_METRICS, group_metric
-from orchestration.comparison.settings import Setting
+from orchestration.comparison.seeds import pooled
+from orchestration.comparison.settings import Setting, finished_settings
 from orchestration.comparison.tested import ScoreSums, Seen, Tally, Tested
 from orchestration.records.published import RUNS, PublishedTrial
 from workers import rates
@@ -25,8 +40,8 @@ _FEWER_RESAMPLES: Final = 300
 _MANY_TRIALS: Final = 100
 """Larger sweeps get `_FEWER_RESAMPLES` resamples: the ends of intervals vary more, their coverage is the same."""
 _CELLS_AT_ONCE: Final = 2**24
-_OF_EVERYONE: Final = ("accuracy", "accuracy_change")
-"""Shares of all test examples; others depend on groups, or on fewer examples, such as those of one class."""
+_FEW_CELLS: Final = 64
+"""Up to this number, a product of matrices sums them faster than sorting does."""
 Name = tuple[str, str]
 """Name of a group, or "" for all test examples, and name of a metric."""
 
@@ -49,34 +64,39 @@ class _TestedTrial:
 class _Numbers:
     """Metrics of one trial on its test set and on B resamples of it.
 
-    values: [1 + B] by name; the first entry is on the original test examples. test_set: identifies the test examples.
-    sizes: number of examples of each group that is large enough to be shown. examples: number of all test examples.
-    overlap: number of test examples divided by number of training examples.
+    values: [1 + B] by name; the first entry is on the original test examples. units: number of independent units behind
+    each rate, 0 for other numbers. test_set: identifies the test examples. overlap: number of test examples divided by
+    number of training examples.
     """
 
     values: Mapping[Name, Array]
+    units: Mapping[Name, float]
+    groups: tuple[str, ...]
     test_set: str
-    sizes: Mapping[str, int]
-    examples: int
     overlap: float
 
 
 class Evidence:
-    """Intervals and differences for trials with stored outcomes; trials of older versions have none."""
+    """Intervals and differences for trials with stored outcomes; trials of older versions have none.
 
-    def __init__(self, numbers: Mapping[str, _Numbers]) -> None:
+    private: the private settings of the sweep, over which the variance between seeds is pooled.
+    """
+
+    def __init__(self, numbers: Mapping[str, _Numbers], private: Sequence[Setting] = ()) -> None:
         self._numbers = numbers
-        self._intervals: dict[tuple[tuple[str, ...], Name], ConfidenceInterval | None] = {}
+        self._private = tuple(setting for setting in private if setting.trials)
+        self._intervals: dict[tuple[tuple[str, ...], Name, float], ConfidenceInterval | None] = {}
         """Cache of the intervals, because several tables and pages show the same ones."""
+        self._pools: dict[tuple[Name, ...], SpreadOfSeeds | None] = {}
 
-    def interval(self, setting: Setting, name: str, group: str = "") -> ConfidenceInterval | None:
-        """Mean of a metric over the seeds and splits of a setting, with its 95% interval; None if unknown.
+    def interval(self, setting: Setting, name: str, group: str = "", level: float = LEVEL) -> ConfidenceInterval | None:
+        """Mean of a metric over the seeds and splits of a setting, with its interval; None if unknown.
 
         group: name of a group, or "" for all test examples.
         """
-        asked = tuple(trial.key for trial in setting.trials), (group, name)
+        asked = tuple(trial.key for trial in setting.trials), (group, name), level
         if asked not in self._intervals:
-            self._intervals[asked] = self._interval(setting.trials, (group, name))
+            self._intervals[asked] = self._interval(setting, (group, name), (1.0 - level) / 2.0)
         return self._intervals[asked]
 
     def over_examples(self, setting: Setting, name: str) -> tuple[float, float] | None:
@@ -84,68 +104,179 @@ class Evidence:
 
         It says nothing of other seeds. Where there are two, `interval` is too wide to say anything.
         """
-        runs = self._runs(setting.trials, ("", name))
+        runs = self._runs(setting.trials, [("", name)])
         if runs is None or not np.isfinite(runs.resampled).all():
             return None
-        low, high = np.percentile(runs.resampled.mean(0), [50.0 * (1.0 - LEVEL), 50.0 * (1.0 + LEVEL)])
+        low, high = np.percentile(runs.resampled[..., 0].mean(0), [50.0 * (1.0 - LEVEL), 50.0 * (1.0 + LEVEL)])
         return float(low), float(high)
 
-    def _interval(self, trials: Sequence[PublishedTrial], name: Name) -> ConfidenceInterval | None:
-        runs = self._runs(trials, name)
-        if runs is None:
+    def _interval(self, setting: Setting, name: Name, tail: float) -> ConfidenceInterval | None:
+        whole, extreme = self._runs(setting.trials, [name]), _extreme(name)
+        if whole is None or not np.isfinite(value := float(whole.values.mean())):
             return None
-        ends = possible(_format(name))
-        found = interval(runs, examples=self._examples(trials, name), possible=ends)
-        return found and found.within(*ends)
+        cells = self._cells(setting.trials, extreme)
+        if extreme is None or cells is None:
+            found = moments(whole, self._pool(setting, [name]))
+            low, high = (float(each[0]) for each in singles(found, tail))
+            better: float | None = None
+        else:
+            names, runs = cells
+            found = moments(runs, self._pool(setting, names))
+            low, high = extreme_bounds(extreme, found, tail)
+            better = corrected(extreme, found) if len(names) > len(extreme.of) else None
+        ends = _finite(ConfidenceInterval(value, low, high, found.runs, found.covers, better))
+        return ends and ends.within(*possible(_format(name)))
+
+    def best_interval(
+        self, setting: Setting, name: str, among: Sequence[Setting], value: Callable[[Setting], float]
+    ) -> ConfidenceInterval | None:
+        """The interval of a setting that was chosen as the best of S settings ``among`` by ``value``.
+
+        Say that higher is better, and that L_s and U_s are bounds of each setting s with value p_s. The chosen one lies
+        above L_s except with S times the probability for one (Bonferroni). It lies below p_s + max_t (U_t - p_t) as a
+        single setting does: else the truly best one, m, which has p_m <= p_s, would lie above U_m.
+        """
+        plain = self.interval(setting, name)
+        known = [(each, self.interval(each, name)) for each in among]
+        spans = [(value(each), found) for each, found in known if found is not None]
+        if plain is None or len(spans) < 2:
+            return plain
+        strict = self.interval(setting, name, level=1.0 - (1.0 - LEVEL) / len(among))
+        if strict is None:
+            return plain
+        chosen = value(setting)
+        if metric(name).better == "lower":
+            low = chosen - max(mean - found.low for mean, found in spans)
+            found = replace(strict, low=min(low, strict.high))
+        else:
+            high = chosen + max(found.high - mean for mean, found in spans)
+            found = replace(strict, high=max(high, strict.low))
+        return found.within(*possible(_format(("", name))))
 
     def difference(
-        self, one: Setting, other: Setting, name: str, group: str = "", comparisons: int = 1
+        self, one: Setting, other: Setting, name: str, group: str = "", comparisons: int = 1, level: float = LEVEL
     ) -> ConfidenceInterval | None:
         """A metric of ``one`` minus the metric of ``other``, paired by seed and split, with an interval.
 
-        comparisons: number of differences that are looked at; all their intervals hold simultaneously with 95%
+        comparisons: number of differences that are looked at; all their intervals hold simultaneously with ``level``
         (Bonferroni). Settings without common seeds are compared unpaired, on their common test examples; None if they
         have different test examples.
         """
-        found = self._difference(one, other, (group, name), 1.0 - (1.0 - LEVEL) / comparisons)
+        tail = (1.0 - level) / comparisons / 2.0
+        found = self._difference(one, other, (group, name), tail)
         return found and found.within(*_possible_differences((group, name)))
 
-    def _difference(self, one: Setting, other: Setting, name: Name, level: float) -> ConfidenceInterval | None:
+    def _difference(self, one: Setting, other: Setting, name: Name, tail: float) -> ConfidenceInterval | None:
         of_one, of_other = ({_run(trial): trial for trial in setting.trials} for setting in (one, other))
         common = [run for run in of_one if run in of_other and self._same_test(of_one[run], of_other[run])]
         ours, theirs = (
             [trials[run] for run in common] if common else list(setting.trials)
             for trials, setting in ((of_one, one), (of_other, other))
         )
-        first, second = self._runs(ours, name), self._runs(theirs, name)
+        first, second = self._runs(ours, [name]), self._runs(theirs, [name])
         if first is None or second is None:
             return None
-        examples, ends = self._examples([*ours, *theirs], name), _possible_differences(name)
-        if common:
-            return interval(first.minus(second), level, examples, ends)
-        sets = {self._numbers[trial.key].test_set for trial in (*ours, *theirs)}
-        return unpaired(first, second, level, examples, ends) if len(sets) == 1 else None
+        if not common and len({self._numbers[trial.key].test_set for trial in (*ours, *theirs)}) > 1:
+            return None
+        join, extreme = paired if common else unpaired, _extreme(name)
+        value = float(first.values.mean() - second.values.mean())
+        if not np.isfinite(value):
+            return None
+        cells = [self._cells(trials, extreme) for trials in (ours, theirs)]
+        is_private = not (one.is_baseline or other.is_baseline)
+        if extreme is None or None in cells:
+            pool = self._pool(one, [name]) if is_private else None
+            found = join(first, second, pool)
+            low, high = difference_bounds(found, tail)
+            return _finite(ConfidenceInterval(value, low, high, found.runs, found.covers))
+        return self._of_extremes(extreme, (ours, theirs), join, one if is_private else None, tail, value)
+
+    def _of_extremes(
+        self,
+        extreme: Extreme,
+        trials: tuple[Sequence[PublishedTrial], Sequence[PublishedTrial]],
+        join: Callable[[RunValues, RunValues, SpreadOfSeeds | None], Moments],
+        pooled_as: Setting | None,
+        tail: float,
+        value: float,
+    ) -> ConfidenceInterval | None:
+        """The difference of two extremes over those groups that both settings have."""
+        common = set.intersection(*({*self._numbers[each.key].groups} for side in trials for each in side))
+        sides = [self._cells(side, extreme, common) for side in trials]
+        if sides[0] is None or sides[1] is None or sides[0][0] != sides[1][0]:
+            return None
+        (names, first), (_, second) = sides[0], sides[1]
+        pool = self._pool(pooled_as, names) if pooled_as else None
+        found, alone = join(first, second, pool), [moments(first), moments(second)]
+        low, high = extreme_difference_bounds(extreme, found, tail, alone)
+        apart = corrected(extreme, alone[0]) - corrected(extreme, alone[1])
+        return _finite(ConfidenceInterval(value, low, high, found.runs, found.covers, apart))
 
     def _same_test(self, one: PublishedTrial, other: PublishedTrial) -> bool:
         found = [self._numbers[trial.key].test_set for trial in (one, other) if trial.key in self._numbers]
         return len(found) == 2 and found[0] == found[1]
 
-    def _examples(self, trials: Iterable[PublishedTrial], name: Name) -> int:
-        """Smallest number of test examples behind a share of a trial; 0 for numbers that are not shares."""
-        if _format(name) in (NUMBER, FIT, CHANGE):
-            return 0
-        return min(_examples_behind(self._numbers[trial.key], name) for trial in trials)
+    def _cells(
+        self, trials: Sequence[PublishedTrial], extreme: Extreme | None, groups: Set[str] | None = None
+    ) -> tuple[tuple[Name, ...], RunValues] | None:
+        """The numbers of groups that an extreme is of, with their names; None if it has none in every trial.
 
-    def _runs(self, trials: Sequence[PublishedTrial], name: Name) -> RunValues | None:
+        groups: groups to take, by default all that have a number in every trial.
+        """
+        if extreme is None or any(trial.key not in self._numbers for trial in trials):
+            return None
+        every = [self._numbers[trial.key] for trial in trials]
+        shown = [name for name in every[0].groups if all(name in each.groups for each in every)]
+        known = [
+            group
+            for group in shown
+            if (groups is None or group in groups)
+            and all(np.isfinite(each.values.get((group, name), [np.nan])[0]) for each in every for name in extreme.of)
+        ]
+        names = tuple((group, name) for name in extreme.of for group in known)
+        runs = self._runs(trials, names) if known else None
+        return None if runs is None else (names, runs)
+
+    def _pool(self, setting: Setting, names: Sequence[Name]) -> SpreadOfSeeds | None:
+        """The spread between seeds of the private settings, if the setting is one of them."""
+        if setting.is_baseline:
+            return None
+        asked = tuple(names)
+        if asked not in self._pools:
+            self._pools[asked] = pooled(self._alike(names))
+        return self._pools[asked]
+
+    def _alike(self, names: Sequence[Name]) -> list[RunValues]:
+        """Numbers of the private settings that share the most frequent seeds and splits, their runs in one order."""
+        by_runs: dict[tuple[tuple[str, ...], ...], list[RunValues]] = {}
+        for setting in self._private:
+            trials = sorted(setting.trials, key=lambda trial: str(_run(trial)))
+            found = self._runs(trials, names)
+            if found is not None and np.isfinite(found.values).all():
+                where = tuple((str(_run(trial)), self._numbers[trial.key].test_set) for trial in trials)
+                by_runs.setdefault(where, []).append(found)
+        return max(by_runs.values(), key=len, default=[])
+
+    def _runs(self, trials: Sequence[PublishedTrial], names: Sequence[Name]) -> RunValues | None:
         if not trials or any(trial.key not in self._numbers for trial in trials):
             return None
         found = [self._numbers[trial.key] for trial in trials]
-        if any(name not in each.values for each in found):
+        if any(name not in each.values for each in found for name in names):
             return None
-        values = np.stack([each.values[name] for each in found])
+        values = np.stack([np.stack([each.values[name] for name in names], axis=-1) for each in found])
         sets = {test_set: place for place, test_set in enumerate(dict.fromkeys(each.test_set for each in found))}
-        splits = np.array([sets[each.test_set] for each in found])
-        return RunValues(values[:, 0], values[:, 1:], splits, max(each.overlap for each in found))
+        return RunValues(
+            values[:, 0],
+            values[:, 1:],
+            np.array([sets[each.test_set] for each in found]),
+            np.array([np.mean([each.units.get(name, 0.0) for each in found]) for name in names]),
+            np.array([_reach(name) for name in names]),
+            max(each.overlap for each in found),
+        )
+
+
+def _finite(found: ConfidenceInterval) -> ConfidenceInterval | None:
+    return found if np.isfinite((found.value, found.low, found.high)).all() else None
 
 
 def _run(trial: PublishedTrial) -> tuple[object, ...]:
@@ -157,31 +288,38 @@ def _format(name: Name) -> Format:
     return (group_metric(name[1]) if name[0] else metric(name[1])).format
 
 
+def _extreme(name: Name) -> Extreme | None:
+    return None if name[0] else metric(name[1]).extreme
+
+
+def _reach(name: Name) -> tuple[float, float]:
+    least, most = possible(_format(name))
+    return (least, most) if np.isfinite((least, most)).all() else (0.0, 1.0)  # not asked for: it is no share
+
+
 def _possible_differences(name: Name) -> tuple[float, float]:
     least, most = possible(_format(name))
     return least - most, most - least
 
 
-def _examples_behind(numbers: _Numbers, name: Name) -> int:
-    """Number of test examples behind a share; of the smallest group unless the share is one of all test examples."""
-    group, metric_name = name
-    if group:
-        return numbers.sizes[group]
-    sizes = () if metric_name in _OF_EVERYONE else numbers.sizes.values()
-    return min(sizes, default=numbers.examples)
+def gather(
+    trials: Iterable[PublishedTrial], outcomes: Mapping[str, AnyOutcomes], resamples: int | None = None
+) -> Evidence:
+    """Resample the test examples of all finished trials, or their users if the data name them.
 
-
-def gather(trials: Iterable[PublishedTrial], outcomes: Mapping[str, AnyOutcomes]) -> Evidence:
-    """Resample the test examples of all finished trials. outcomes: by the key of the trial."""
+    outcomes: by the key of the trial. resamples: their number; by default as many as intervals need.
+    """
+    trials = tuple(trials)
     finished = {trial.key: _TestedTrial(trial, outcomes[trial.key]) for trial in trials if trial.key in outcomes}
     by_test: dict[str, list[_TestedTrial]] = {}
     for each in finished.values():
         by_test.setdefault(each.outcomes.test_set, []).append(each)
-    resamples = RESAMPLES if len(finished) <= _MANY_TRIALS else _FEWER_RESAMPLES
+    usual = RESAMPLES if len(finished) <= _MANY_TRIALS else _FEWER_RESAMPLES
     numbers: dict[str, _Numbers] = {}
     for test_set, members in by_test.items():
-        numbers |= _resampled(test_set, members, resamples)
-    return Evidence(numbers)
+        numbers |= _resampled(test_set, members, resamples or usual)
+    private = [setting for setting in finished_settings(trials) if not setting.is_baseline]
+    return Evidence(numbers, private)
 
 
 def _resampled(test_set: str, members: Sequence[_TestedTrial], resamples: int) -> dict[str, _Numbers]:
@@ -190,7 +328,9 @@ def _resampled(test_set: str, members: Sequence[_TestedTrial], resamples: int) -
     of_group = first.num_classes**2 if isinstance(first, Outcomes) else first.kept.shape[1]
     cells = len(first.group_names) * of_group
     found: dict[str, list[dict[Name, Array]]] = {each.trial.key: [] for each in members}
-    for weights in _weights(test_set, len(first.groups), resamples, max(1, _CELLS_AT_ONCE // cells)):
+    users = next((each.outcomes.users for each in members if each.outcomes.users is not None), None)
+    owners = np.arange(len(first.groups)) if users is None else np.unique(users, return_inverse=True)[1]
+    for weights in _weights(test_set, owners, resamples, max(1, _CELLS_AT_ONCE // cells)):
         seen: dict[str, Tested] = {}
         for each in sorted(members, key=lambda each: not each.trial.is_baseline):
             before = seen.get(each.trial.tags.get("baseline", ""))
@@ -201,12 +341,26 @@ def _resampled(test_set: str, members: Sequence[_TestedTrial], resamples: int) -
     return {
         each.trial.key: _Numbers(
             {name: np.concatenate([part[name] for part in found[each.trial.key]]) for name in found[each.trial.key][0]},
+            _units(each, found[each.trial.key][0]),
+            each.shown,
             test_set,
-            {group.name: group.test_examples for group in each.trial.quality.groups} if each.trial.quality else {},
-            len(first.groups),
             _overlap(each.trial),
         )
         for each in members
+    }
+
+
+def _units(each: _TestedTrial, names: Iterable[Name]) -> dict[Name, float]:
+    """Number of independent units behind each number of a trial."""
+    outcomes = each.outcomes
+    of_group = {name: outcomes.groups == place for place, name in enumerate(outcomes.group_names)}
+    everyone = np.ones(len(outcomes.groups), dtype=bool)
+    return {
+        (group, name): units_behind(
+            outcomes, name, of_group[group] if group else everyone, _format((group, name)) in SHARES
+        )
+        for group, name in names
+        if group or metric(name).extreme is None
     }
 
 
@@ -216,18 +370,21 @@ def _overlap(trial: PublishedTrial) -> float:
     return float(profile.get("test_size", 0)) / float(profile.get("train_size", 1))
 
 
-def _weights(test_set: str, size: int, resamples: int, at_once: int) -> Iterator[npt.NDArray[np.int32]]:
+def _weights(
+    test_set: str, owners: npt.NDArray[np.intp], resamples: int, at_once: int
+) -> Iterator[npt.NDArray[np.int32]]:
     """Number of times that each example is drawn, in parts [b, n] of at most ``at_once`` resamples.
 
-    The very first row is the original test set, which has each example once. Seeded by ``test_set``: the same in every
-    process.
+    owners: [n], index of the unit that is drawn with all its examples: the example itself, or its user. The very first
+    row is the original test set, which has each example once. Seeded by ``test_set``: the same in every process.
     """
     draw = np.random.default_rng(int.from_bytes(hashlib.sha256(test_set.encode()).digest()[:8], "big"))
-    first = np.ones((1, size), dtype=np.int32)
+    size = int(owners.max()) + 1
+    first = np.ones((1, len(owners)), dtype=np.int32)
     for start in range(0, resamples, at_once):
         rows = min(at_once, resamples - start)
         drawn = draw.integers(0, size, (rows, size)) + size * np.arange(rows)[:, None]
-        counts = np.bincount(drawn.ravel(), minlength=rows * size).reshape(rows, size).astype(np.int32)
+        counts = np.bincount(drawn.ravel(), minlength=rows * size).reshape(rows, size).astype(np.int32)[:, owners]
         yield np.concatenate((first, counts)) if start == 0 else counts
 
 
@@ -276,6 +433,8 @@ def _tally(counts: Array, losses: Array, errors: Array) -> Tally:
 
 def _sums(weights: npt.NDArray[np.int32] | Array, cells: npt.NDArray[np.int64], count: int) -> Array:
     """[b, count]: sums of the weights [b, n] of the examples in each cell."""
+    if count <= _FEW_CELLS:
+        return np.asarray(weights.astype(np.float64) @ (cells[:, None] == np.arange(count)).astype(np.float64))
     order = np.argsort(cells, kind="stable")
     present, starts = np.unique(cells[order], return_index=True)
     found = np.zeros((len(weights), count))

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Final, Literal
 
 import numpy as np
+from scipy import special
 
 from orchestration.comparison.entries import Metric
 from orchestration.comparison.evidence import Evidence
 from orchestration.comparison.formats import SHARES, first_few, listed
 from orchestration.comparison.hidden_groups import hidden_groups_note
-from orchestration.comparison.intervals import ConfidenceInterval
+from orchestration.comparison.intervals import LEVEL, ConfidenceInterval
 from orchestration.comparison.metrics import METRICS, main_metric, metric
 from orchestration.comparison.rate_metrics import GROUP_METRICS, WORST_GROUP_METRICS
 from orchestration.comparison.sanity import has_diverged, is_constant, why_cost_is_unknown, why_useless
@@ -22,7 +24,7 @@ from orchestration.comparison.settings import Setting, finished_settings, group_
 from orchestration.comparison.values import epsilon
 from orchestration.records.published import NON_PRIVATE, PublishedSweep
 
-Verdict = Literal["better", "worse", "not distinguishable", "unknown"]
+Verdict = Literal["better", "worse", "not distinguishable", "unknown (one seed)", "unknown"]
 COMPARED: Final = ("epsilon", "sigma", "data", "model", "sampling", "epochs")
 """Labels that distinguish compared settings, besides the method; settings that differ only in other labels count as
 one method with several tuned values."""
@@ -42,6 +44,8 @@ class Difference:
         """Verdict on the first setting, compared with the second."""
         if self.interval is None:
             return "unknown"
+        if self.interval.is_of_one_seed:
+            return "unknown (one seed)"
         if self.interval.low <= 0.0 <= self.interval.high:
             return "not distinguishable"
         return "better" if (self.interval.low > 0.0) == (metric(self.metric).better == "higher") else "worse"
@@ -51,6 +55,8 @@ class Difference:
         return {**asdict(self), "verdict": self.verdict}
 
 
+POWER: Final = 0.8
+"""Share of sweeps in which a difference that is called detectable is found."""
 _ACCURACY: Final = metric("accuracy")
 
 
@@ -59,13 +65,23 @@ class Findings:
     """The finished settings of a sweep, compared.
 
     worst_group: the worst-group metric that compares them. main: accuracy, or the main score of another task; higher is
-    better.
+    better. looks: number of times that verdicts were read to decide whether to add seeds; 0 if that was not asked.
     """
 
     settings: tuple[Setting, ...]
     evidence: Evidence
     worst_group: Metric = WORST_GROUP_METRICS["accuracy"]
     main: Metric = _ACCURACY
+    looks: int = 0
+
+    @property
+    def level(self) -> float:
+        """Confidence level at which all verdicts hold together; see `orchestration.pipeline.until`.
+
+        >>> Findings((), Evidence({})).level, round(Findings((), Evidence({}), looks=2).level, 4)
+        (0.95, 0.9924)
+        """
+        return 1.0 - (1.0 - LEVEL) * (6.0 / (math.pi * self.looks) ** 2 if self.looks else 1.0)
 
     @property
     def task(self) -> str:
@@ -130,19 +146,53 @@ class Findings:
 
     def difference(self, one: Setting, other: Setting, name: str) -> Difference:
         """The difference of two settings in one metric; its interval is corrected for all `comparisons`."""
-        found = self.evidence.difference(one, other, name, comparisons=self.comparisons)
+        found = self.evidence.difference(one, other, name, comparisons=self.comparisons, level=self.level)
         return Difference(one.name, other.name, name, found)
 
     def best(self, name: str, among: Iterable[Setting] | None = None) -> Setting | None:
-        """The setting with the best mean of a metric, in ``among`` or by default in `useful`; None if none has it."""
+        """The setting with the best `value` of a metric in ``among``, by default `useful`; None if none has it."""
         sign = 1.0 if metric(name).better == "higher" else -1.0
-        known = [setting for setting in (self.useful if among is None else among) if not np.isnan(_mean(setting, name))]
-        return max(known, key=lambda setting: sign * _mean(setting, name), default=None)
+        known = [
+            setting for setting in (self.useful if among is None else among) if not np.isnan(self.value(setting, name))
+        ]
+        return max(known, key=lambda setting: sign * self.value(setting, name), default=None)
+
+    def value(self, setting: Setting, name: str) -> float:
+        """The mean of a metric by which settings are ordered; NaN if unknown.
+
+        Of an extreme over groups, such as the worst-served group, the value that is corrected for its choice.
+        """
+        mean = _mean(setting, name)
+        if metric(name).extreme is None or np.isnan(mean):
+            return mean
+        found = self.interval(setting, name)
+        return mean if found is None or found.corrected is None else found.corrected
+
+    def interval_of_best(
+        self, best: Setting, name: str, among: Iterable[Setting] | None = None
+    ) -> ConfidenceInterval | None:
+        """The interval of the setting that `best` has chosen from ``among``, which allows for that choice."""
+        known = [
+            setting for setting in (self.useful if among is None else among) if not np.isnan(self.value(setting, name))
+        ]
+        return self.evidence.best_interval(best, name, known, lambda setting: self.value(setting, name))
+
+    def detectable(self, name: str) -> float | None:
+        """The difference of two methods in a metric that these seeds and test examples find in four of five sweeps.
+
+        By the median half width of the measured differences; None with one seed, one method or without intervals.
+        """
+        found = [self.difference(*pair, name).interval for pair in itertools.combinations(self.methods, 2)]
+        halves = [(each.high - each.low) / 2.0 for each in found if each is not None and not each.is_of_one_seed]
+        if not halves:
+            return None
+        reach = float(special.ndtri(1.0 - (1.0 - self.level) / 2.0 / self.comparisons))
+        return float(np.median(halves)) * (1.0 + float(special.ndtri(POWER)) / reach)
 
     def indistinguishable(self, best: Setting, name: str, among: Iterable[Setting]) -> tuple[Difference, ...]:
         """Differences of ``best`` to the other settings in ``among`` from which it is not distinguishable."""
         found = (self.difference(best, other, name) for other in among if other is not best)
-        return tuple(each for each in found if each.verdict in ("not distinguishable", "unknown"))
+        return tuple(each for each in found if each.verdict not in ("better", "worse"))
 
     @cached_property
     def front(self) -> tuple[Setting, ...]:
@@ -165,7 +215,7 @@ class Findings:
 def findings(data: PublishedSweep, evidence: Evidence) -> Findings:
     """The finished settings of a sweep, compared by the resampled outcomes of their trials."""
     worst_group = WORST_GROUP_METRICS[data.worst_group]
-    return Findings(finished_settings(data.trials), evidence, worst_group, main_metric(data.task))
+    return Findings(finished_settings(data.trials), evidence, worst_group, main_metric(data.task), data.looks)
 
 
 def as_dict(found: Findings) -> dict[str, Any]:
@@ -196,6 +246,7 @@ def as_dict(found: Findings) -> dict[str, Any]:
             for name in found.headline
         ],
         "comparisons": found.comparisons,
+        "level": found.level,
         "worst_group": found.worst_group.name,
         "unknown_cost": found.unknown_cost,
         "warnings": warnings(found),
@@ -306,11 +357,12 @@ def _above_baseline(found: Findings) -> list[str]:
     for setting in found.methods:
         gain = _mean(setting, found.main.name) - _mean(best, found.main.name)
         if gain > 0.0:
-            above.append((setting, gain, found.difference(setting, best, found.main.name).verdict == "better"))
+            above.append((setting, gain, found.difference(setting, best, found.main.name).verdict))
     if not above:
         return []
-    setting, gain, sure = max(above, key=lambda each: each[1])
-    how = "beyond its interval" if sure else "within its interval"
+    setting, gain, verdict = max(above, key=lambda each: each[1])
+    hows = {"better": "beyond its interval", "not distinguishable": "within its interval"}
+    how = hows.get(verdict, verdict)
     return [
         f"Warning: {setting.name} is {_amount(gain, found.main)} above the best non-private setting ({how}). Noise "
         "does not help a well-tuned model: tune the baseline before reading what privacy costs."

@@ -1,15 +1,20 @@
 """Confidence intervals for numbers that vary with seeds, splits and test examples. Pure numpy.
 
-Test examples are resampled by the bootstrap, with the same resamples for every run on the same test set, so that runs
-stay paired. Seeds and splits are too few to resample (percentiles of 5 seeds: about 84% coverage for 95%); their
-contribution is therefore the sample variance, with Student's t. The variances are added, and the degrees of freedom
-follow from Satterthwaite's approximation.
+Test examples, or the users whom they belong to, are resampled by the bootstrap, with the same resamples for every run
+on the same test set, so that runs stay paired. Seeds and splits are too few to resample (percentiles of 5 seeds: about
+84% coverage for 95%); their contribution is the variance between runs, with Student's t, which
+`orchestration.comparison.seeds` pools over the private settings of a sweep. The variances are added, and the degrees of
+freedom follow from Satterthwaite's approximation.
+
+The bootstrap says little of few examples. In differences, a share is therefore treated as if two more had been seen,
+one of which counts (Agresti and Caffo 2000), and the interval of a single share follows Clopper and Pearson at its
+effective number of examples (Korn and Graubard 1998).
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import numpy as np
@@ -19,164 +24,451 @@ from scipy import special
 Array = npt.NDArray[np.float64]
 Covers = Literal["seeds and test examples", "splits, seeds and test examples", "test examples"]
 LEVEL: Final = 0.95
+TAIL: Final = (1.0 - LEVEL) / 2.0
+"""Probability that the truth lies beyond one end of an interval."""
 _FEW: Final = 3
 """With fewer degrees of freedom, the sample variance over seeds may be far too small."""
+_FEW_EVENTS: Final = 2.0
+"""Number of rare outcomes that the assumption of runs that agree on every example counts for, beside the bootstrap."""
+_MORE_UNITS: Final = 2.0
+_OTHER_SPREAD: Final = 0.1
+"""Seeds of one setting spread more than those of the others if an F test rejects that they do not at this level."""
 
 
 @dataclass(frozen=True)
 class ConfidenceInterval:
-    """A mean over ``runs`` runs with its interval. covers: sources of variation that the interval accounts for."""
+    """A mean over ``runs`` runs with its interval. covers: sources of variation that the interval accounts for.
+
+    corrected: of an extreme over groups, such as the worst-served group, the value without the bias of choosing the
+    extreme of noisy numbers; None for other numbers.
+    """
 
     value: float
     low: float
     high: float
     runs: int
     covers: Covers
+    corrected: float | None = None
 
     def within(self, least: float, most: float) -> ConfidenceInterval:
-        """The interval cut to the possible values [least, most]; it still contains ``value``."""
-        low, high = max(self.low, min(least, self.value)), min(self.high, max(most, self.value))
-        return ConfidenceInterval(self.value, low, high, self.runs, self.covers)
+        """The interval cut to the possible values [least, most]; the ends stay in order."""
+        low, high = (min(max(end, least), most) for end in (self.low, self.high))
+        corrected = None if self.corrected is None else min(max(self.corrected, least), most)
+        return replace(self, low=low, high=high, corrected=corrected)
+
+    @property
+    def is_of_one_seed(self) -> bool:
+        """Whether it knows nothing of other seeds, so that it decides nothing about settings."""
+        return self.covers == "test examples"
 
 
 @dataclass(frozen=True)
 class RunValues:
-    """One number of several runs.
+    """K numbers of each of R runs, such as the accuracy of K groups.
 
-    values: [R], on the original test examples. resampled: [R, B]; runs of one split have the same resample of the test
-    examples in column b. splits: [R], index of the split; runs of one split have the same test examples. overlap:
-    number of test examples divided by number of training examples if splits are drawn from the same data, else 0.
+    values: [R, K], on the original test examples. resampled: [R, B, K]; runs of one split have the same resample of the
+    test examples in row b. splits: [R], index of the split; runs of one split have the same test examples. units: [K],
+    number of resampled units (examples, or users) behind each number if it is a share or a difference of shares, else
+    0. reach: [K, 2], least and largest possible value of a share. overlap: number of test examples divided by number of
+    training examples if splits are drawn from the same data, else 0.
     """
 
     values: Array
     resampled: Array
     splits: npt.NDArray[np.int64]
+    units: Array
+    reach: Array
     overlap: float = 0.0
 
-    def minus(self, other: RunValues) -> RunValues:
-        """The differences to ``other``, whose runs are paired with these one to one."""
-        return RunValues(self.values - other.values, self.resampled - other.resampled, self.splits, self.overlap)
+    @classmethod
+    def of_one(
+        cls,
+        values: Array,
+        resampled: Array,
+        splits: npt.NDArray[np.int64],
+        units: float = 0.0,
+        reach: tuple[float, float] = (0.0, 1.0),
+        overlap: float = 0.0,
+    ) -> RunValues:
+        """One number of each run: values [R], resampled [R, B]."""
+        return cls(values[:, None], resampled[..., None], splits, np.array([units]), np.array([reach]), overlap)
+
+    def of(self, runs: Sequence[int]) -> RunValues:
+        """Only these runs."""
+        at = list(runs)
+        return replace(self, values=self.values[at], resampled=self.resampled[at], splits=self.splits[at])
 
 
-def interval(
-    runs: RunValues, level: float = LEVEL, examples: int = 0, possible: tuple[float, float] = (0.0, 1.0)
-) -> ConfidenceInterval | None:
-    """The mean over runs with its interval; None if the mean is not finite, or fewer than two resamples are.
+@dataclass(frozen=True)
+class SpreadOfSeeds:
+    """Variance between the runs of private settings, pooled; each [K, K] for one run and K numbers.
 
-    examples: number of examples behind a share, or a difference of shares, with values in ``possible``; 0 for other
-    numbers. Where resamples do not vary, the interval follows from this number (`_ends`).
+    own: covariance of the numbers of one setting. shared: covariance with those of another setting of the same seed.
+    own_chance, shared_chance: the parts that come from single test examples, which the bootstrap contains. freedom:
+    degrees of freedom of one setting. settings: number of pooled settings.
     """
-    value = float(runs.values.mean())
-    usable = np.isfinite(runs.resampled).all(0)
-    if not math.isfinite(value) or usable.sum() < 2:
-        return None
-    resampled = runs.resampled[:, usable]
-    means = resampled.mean(0)
-    half = _half_width(*_variance(runs, resampled, float(means.var(ddof=1))), level)
-    low, high = _ends(value, means, half, _reach(level, examples), possible)
-    return ConfidenceInterval(value, low, high, len(runs.values), _covers(runs))
+
+    own: Array
+    shared: Array
+    own_chance: Array
+    shared_chance: Array
+    freedom: int
+    settings: int
+
+    def of_mean(self, runs: int) -> _Pooled:
+        """Covariance of the means of one setting over its runs."""
+        part = self.own - self.shared
+        return _Pooled(self.own / runs, self.own_chance / runs, self.shared / runs, part / runs, self)
+
+    def of_pair(self, runs: tuple[int, int], is_paired: bool) -> _Pooled:
+        """Covariance of the means of two settings, the numbers of the second after those of the first."""
+        one, other = runs
+        nothing, part = np.zeros_like(self.own), self.own - self.shared
+        scale = np.repeat([one**-0.5, other**-0.5], len(self.own))
+
+        def joined(own: Array, across: Array) -> Array:
+            between = across if is_paired else nothing
+            return np.asarray(np.block([[own, between], [between, own]]) * scale * scale[:, None])
+
+        return _Pooled(
+            joined(self.own, self.shared),
+            joined(self.own_chance, self.shared_chance),
+            joined(self.shared, self.shared),
+            joined(part, nothing),
+            self,
+        )
 
 
-def unpaired(
-    one: RunValues,
-    other: RunValues,
-    level: float = LEVEL,
-    examples: int = 0,
-    possible: tuple[float, float] = (-1.0, 1.0),
-) -> ConfidenceInterval | None:
-    """The difference of two means with its interval, for runs with the same test examples but without common seeds.
+@dataclass(frozen=True)
+class _Pooled:
+    """Covariance of means, and of its parts: of seeds, common to all settings, and of single runs."""
 
-    examples, possible: as in `interval`.
+    between: Array
+    chance: Array
+    of_seeds: Array
+    of_runs: Array
+    source: SpreadOfSeeds
+
+    def degrees(self, weights: Array) -> Array:
+        """[C]: degrees of freedom of the variance of weighted sums [C, K], by Satterthwaite's approximation.
+
+        Runs of one seed are alike under all settings, so that more settings say little more about the seeds.
+        """
+        freedom, settings = self.source.freedom, self.source.settings
+        seeds = np.maximum(_quadratic(weights, self.of_seeds), 0.0)
+        runs = np.maximum(_quadratic(weights, self.of_runs), 0.0)
+        spent = (seeds + runs / settings) ** 2 / freedom
+        spent += (runs * (1.0 - 1.0 / settings)) ** 2 / (freedom * max(settings - 1, 1))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found = np.where(spent > 0.0, (seeds + runs) ** 2 / spent, freedom)
+        # a difference of one number is free of the seeds' part, and has only that of single runs
+        only_runs = (seeds <= 1e-9 * (seeds + runs)) & (np.abs(weights.sum(1)) < 1e-9)
+        found = np.where(only_runs, freedom * max(settings - 1, 1), found)
+        return np.asarray(np.clip(found, freedom, freedom * settings))
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Means over runs of K numbers and the covariances of these means.
+
+    bias: of the bootstrap. examples: by resampling test examples. between: between runs of one split; chance: its part
+    that comes from single test examples, which ``examples`` contains. freedom: degrees of freedom of ``between``.
+    by_split: [splits, K], means. settings: 2 where the second half of the numbers is of another setting.
     """
-    value = float(one.values.mean() - other.values.mean())
-    means = one.resampled.mean(0) - other.resampled.mean(0)
-    means = means[np.isfinite(means)]
-    if not math.isfinite(value) or len(means) < 2:
-        return None
-    seeds = [_of_seeds(runs, runs.resampled[:, np.isfinite(runs.resampled).all(0)]) for runs in (one, other)]
-    treated, between, spent = (sum(part) for part in zip(*seeds, strict=True))
-    variance = _total(float(means.var(ddof=1)), treated, between, min(len(one.values), len(other.values)) - 1)
-    half = _half_width(variance, _degrees(variance, spent, len(one.values) - 1), level)
-    low, high = _ends(value, means, half, _reach(level, examples), possible)
-    return ConfidenceInterval(value, low, high, min(len(one.values), len(other.values)), _covers(one))
+
+    value: Array
+    bias: Array
+    examples: Array
+    between: Array
+    chance: Array
+    freedom: int
+    by_split: Array
+    units: Array
+    reach: Array
+    overlap: float
+    runs: int
+    covers: Covers
+    settings: int = 1
+    pooled: _Pooled | None = None
 
 
-def _reach(level: float, examples: int) -> float:
-    """Clopper and Pearson's upper bound on a share of which ``examples`` examples show nothing; 0 without examples."""
-    return 1.0 - ((1.0 - level) / 2.0) ** (1.0 / examples) if examples else 0.0
+def moments(runs: RunValues, pool: SpreadOfSeeds | None = None) -> Moments:
+    """Moments of the means of one setting's runs."""
+    own = _moments(runs)
+    return own if pool is None or not own.freedom else replace(own, pooled=pool.of_mean(own.runs))
 
 
-def _ends(value: float, means: Array, half: float, reach: float, possible: tuple[float, float]) -> tuple[float, float]:
-    """Ends of the interval around ``value``, whose bootstrap ``means`` correct its bias; half: its half width.
-
-    If all resamples agree, every example has the same value, and examples that were not drawn, a share of at most
-    ``reach``, may have any of the ``possible`` values. For a share this is the interval of Clopper and Pearson, and a
-    difference of 1 or -1 excludes 0 when the exact test of McNemar does.
-    """
-    centre = value - (float(means.mean()) - value)
-    low, high = min(centre - half, value), max(centre + half, value)
-    if not reach or np.ptp(means) > 0.0:
-        return low, high
-    least, most = possible
-    return min(low, value - reach * (value - least)), max(high, value + reach * (most - value))
-
-
-def _half_width(variance: float, degrees: float, level: float) -> float:
-    """Half width of the interval at this confidence level around a mean, by Student's t distribution."""
-    return float(special.stdtrit(degrees, 0.5 + level / 2.0)) * math.sqrt(variance)
+def paired(one: RunValues, other: RunValues, pool: SpreadOfSeeds | None = None) -> Moments:
+    """Moments of two settings whose runs are paired one to one; the numbers of ``other`` come second."""
+    joined = RunValues(
+        np.concatenate((one.values, other.values), axis=1),
+        np.concatenate((one.resampled, other.resampled), axis=2),
+        one.splits,
+        np.concatenate((one.units, other.units)),
+        np.concatenate((one.reach, other.reach)),
+        max(one.overlap, other.overlap),
+    )
+    own = replace(_moments(joined), settings=2)
+    if pool is None or not own.freedom:
+        return own
+    return replace(own, pooled=pool.of_pair((own.runs, own.runs), is_paired=True))
 
 
-def _covers(runs: RunValues) -> Covers:
-    if len(np.unique(runs.splits)) > 1:
-        return "splits, seeds and test examples"
-    return "seeds and test examples" if len(runs.values) > 1 else "test examples"
+def unpaired(one: RunValues, other: RunValues, pool: SpreadOfSeeds | None = None) -> Moments:
+    """As `paired`, for runs with the same test examples but without common seeds."""
+    first, second = _moments(one), _moments(other)
+    means = np.concatenate([_known(each).mean(0) for each in (one, other)], axis=1)
+    least = min(first.runs, second.runs)
+    found = Moments(
+        np.concatenate((first.value, second.value)),
+        np.concatenate((first.bias, second.bias)),
+        _covariance(means - means.mean(0), len(means) - 1),
+        _blocks(first.between, second.between),
+        _blocks(first.chance, second.chance),
+        min(first.freedom, second.freedom),
+        np.concatenate((first.by_split[:1], second.by_split[:1]), axis=1),
+        np.concatenate((first.units, second.units)),
+        np.concatenate((first.reach, second.reach)),
+        max(first.overlap, second.overlap),
+        least,
+        first.covers if first.runs == least else second.covers,
+        settings=2,
+    )
+    if pool is None or not found.freedom:
+        return found
+    return replace(found, pooled=pool.of_pair((first.runs, second.runs), is_paired=False))
 
 
-def _variance(runs: RunValues, resampled: Array, of_examples: float) -> tuple[float, float]:
-    """Variance of the mean over runs, and its degrees of freedom."""
+def _moments(runs: RunValues) -> Moments:
+    resampled, count = _known(runs), len(runs.values)
+    means, value = resampled.mean(0), runs.values.mean(0)
     names = np.unique(runs.splits)
-    freedom = len(runs.values) - len(names)
-    treated, between, spent = _of_seeds(runs, resampled)
-    whole = _total(of_examples, treated, between, freedom)
-    degrees = _degrees(whole, spent, freedom)
-    if len(names) < 2:
-        return whole, degrees
-    means = np.array([runs.values[runs.splits == name].mean() for name in names])
-    # correction for splits that overlap, being of the same data: Nadeau and Bengio 2003, Section 3.2
-    of_splits = float(means.var(ddof=1)) * (1.0 / len(names) + runs.overlap)
-    return (of_splits, len(names) - 1.0) if of_splits > whole else (whole, degrees)
+    freedom = count - len(names)
+    size = len(value)
+    between, chance = np.zeros((size, size)), np.zeros((size, size))
+    if freedom:
+        between = _covariance(_within_splits(runs.values, runs.splits), freedom * count)
+        apart = _within_splits(resampled - runs.values[:, None], runs.splits)
+        chance = _covariance(apart.reshape(-1, size), freedom * count * resampled.shape[1])
+    return Moments(
+        value,
+        means.mean(0) - value,
+        _covariance(means - means.mean(0), len(means) - 1),
+        between,
+        chance,
+        freedom,
+        np.stack([runs.values[runs.splits == name].mean(0) for name in names]),
+        runs.units,
+        runs.reach,
+        runs.overlap,
+        count,
+        _covers(count, len(names)),
+    )
 
 
-def _total(of_examples: float, treated: float, between: float, freedom: int) -> float:
-    """The variance of a mean. With few seeds, which may agree by chance, it is never below the bootstrap's variance."""
-    total = max(0.0, of_examples - treated) + between
-    return max(total, of_examples) if freedom < _FEW else total
+def _known(runs: RunValues) -> Array:
+    """Resampled values, with the original one where a resample has no example that counts, and spread as far."""
+    known = np.isfinite(runs.resampled)
+    if known.all():
+        return runs.resampled
+    original = runs.values[:, None]
+    share = np.maximum(known.mean(1, keepdims=True), 1.0 / known.shape[1])
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.where(known, original + (runs.resampled - original) / np.sqrt(share), original))
 
 
-def _degrees(variance: float, spent: float, least: int) -> float:
-    """Degrees of freedom by Satterthwaite's approximation, at least those of the seeds (``least``)."""
-    return max(float(least), variance**2 / spent) if spent else math.inf
+def _covariance(apart: Array, degrees: int) -> Array:
+    return np.asarray(apart.T @ apart / max(degrees, 1))
 
 
-def _of_seeds(runs: RunValues, resampled: Array) -> tuple[float, float, float]:
-    """Parts of the variance of the mean that come from the seeds; all 0 if every split has one run.
-
-    Returns ``treated``: the part from runs that treat single examples differently, which the bootstrap variance already
-    contains; ``between``: the variance between runs, which contains ``treated``; and the square of the larger one
-    divided by its degrees of freedom, for Satterthwaite's approximation.
-    """
-    freedom, count = len(runs.values) - len(np.unique(runs.splits)), len(runs.values)
-    if freedom < 1:
-        return 0.0, 0.0, 0.0
-    between = float(_within_splits(runs.values[:, None], runs.splits)[0]) / freedom / count
-    treated = float(_within_splits(resampled - runs.values[:, None], runs.splits).mean()) / freedom / count
-    return treated, between, max(treated, between) ** 2 / freedom
+def _blocks(first: Array, second: Array) -> Array:
+    apart = np.zeros((len(first), len(second)))
+    return np.asarray(np.block([[first, apart], [apart.T, second]]))
 
 
 def _within_splits(values: Array, splits: npt.NDArray[np.int64]) -> Array:
-    """Sum of squared deviations of values [R, B] from the mean of their split. Returns: [B]."""
-    total = np.zeros(values.shape[1])
+    """Deviations of values [R, ...] from the mean of their split."""
+    found = np.empty_like(values)
     for split in np.unique(splits):
-        own = values[splits == split]
-        total += ((own - own.mean(0)) ** 2).sum(0)
-    return total
+        own = splits == split
+        found[own] = values[own] - values[own].mean(0)
+    return found
+
+
+def _covers(runs: int, splits: int) -> Covers:
+    if splits > 1:
+        return "splits, seeds and test examples"
+    return "seeds and test examples" if runs > 1 else "test examples"
+
+
+def _quadratic(weights: Array, matrix: Array) -> Array:
+    return np.asarray(np.einsum("ck,ck->c", weights @ matrix, weights))
+
+
+@dataclass(frozen=True)
+class _Spread:
+    """Variance of weighted sums [C] and its degrees of freedom; of_examples: its part that the bootstrap has."""
+
+    variance: Array
+    of_examples: Array
+    degrees: Array
+
+    def reach(self, tail: float) -> Array:
+        """[C]: quantile of Student's t beyond which the truth lies with probability ``tail``."""
+        return np.asarray(special.stdtrit(self.degrees, 1.0 - tail))
+
+
+def _spread(found: Moments, weights: Array) -> _Spread:
+    """Spread of weighted sums of means. weights: [C, K]."""
+    of_examples = np.maximum(_quadratic(weights, found.examples), 0.0)
+    chance, own = _quadratic(weights, found.chance), _quadratic(weights, found.between)
+    between, freedom = own, np.full(len(weights), float(found.freedom))
+    if found.pooled is not None:
+        pooled, known = found.pooled, found.pooled.degrees(weights)
+        more = np.maximum(chance - _quadratic(weights, pooled.chance), 0.0)
+        spread = np.maximum(_quadratic(weights, pooled.between), 0.0) + more
+        with np.errstate(divide="ignore", invalid="ignore"):
+            other = special.fdtrc(np.maximum(freedom, 1.0), known, own / spread) < _OTHER_SPREAD
+        stays = other & (freedom > 0)
+        between = np.where(stays, own, np.maximum(own, spread))
+        freedom = np.where(stays, freedom, known)
+    variance = np.maximum(of_examples - chance, 0.0) + between
+    variance = np.where(freedom < _FEW, np.maximum(variance, of_examples), variance)
+    spent = np.maximum(between, chance) ** 2 / np.maximum(freedom, 1.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        degrees = np.where(spent > 0.0, np.maximum(freedom, variance**2 / spent), np.inf)
+    count = len(found.by_split)
+    if count > 1:
+        # correction for splits that overlap, being of the same data: Nadeau and Bengio 2003, Section 3.2
+        of_splits = (found.by_split @ weights.T).var(0, ddof=1) * (1.0 / count + found.overlap)
+        wider = of_splits > variance
+        variance, degrees = np.where(wider, of_splits, variance), np.where(wider, count - 1.0, degrees)
+    return _Spread(variance, np.minimum(of_examples, variance), degrees)
+
+
+def bounds(found: Moments, weights: Array, tail: float = TAIL) -> tuple[Array, Array]:
+    """Lower and upper bounds [C] on weighted sums [C, K] of the true means, each wrong with probability ``tail``.
+
+    Shares are treated as if two more units had been seen, one of which counts (Agresti and Caffo 2000); of a pair of
+    settings, each of the two is right under one of them (Bonett and Price 2012).
+    """
+    centre, variance, spread = _adjusted(found, weights)
+    half, plain = spread.reach(tail) * np.sqrt(variance), weights @ (found.value - found.bias)
+    return np.minimum(centre - half, plain), np.maximum(centre + half, plain)
+
+
+def deviations(found: Moments) -> Array:
+    """[K]: standard deviation of each mean, which few examples that agree do not bring to 0."""
+    return np.asarray(np.sqrt(_adjusted(found, np.eye(len(found.value)))[1]))
+
+
+def _adjusted(found: Moments, weights: Array) -> tuple[Array, Array, _Spread]:
+    """Centre and variance [C] of weighted sums of means, with two more units of every share."""
+    spread = _spread(found, weights)
+    more = np.where(found.units > 0.0, _MORE_UNITS, 0.0)
+    total = np.maximum(found.units + more, 1.0)
+    kept, middle = np.where(more > 0.0, found.units / total, 1.0), found.reach.mean(1)
+    span = found.reach[:, 1] - found.reach[:, 0]
+    off = np.where(more > 0.0, found.value - middle, 0.0)
+    centre = weights @ np.where(more > 0.0, middle + kept * off, found.value - found.bias)
+    variance = np.maximum(_quadratic(weights * kept, found.examples), 0.0)
+    unseen = np.sqrt(more) / 2.0 * span / total
+    variance += _quadratic(weights, _same_units(found, -1.0) * unseen * unseen[:, None])
+    # what recentring adds: the same units stand behind the number of one place in both settings of a pair
+    drift = np.sqrt(found.units * more / total**3) * off
+    variance += _quadratic(weights, _same_units(found, 1.0) * drift * drift[:, None])
+    of_seeds: Array = np.maximum(spread.variance - spread.of_examples, 0.0)
+    return np.asarray(centre, dtype=np.float64), np.asarray(variance + of_seeds, dtype=np.float64), spread
+
+
+def _same_units(found: Moments, across: float) -> Array:
+    """[K, K]: 1 for a number itself, and ``across`` for that of the same units under the other setting of a pair."""
+    size = len(found.value) // found.settings
+    settings = np.full((found.settings, found.settings), across) + (1.0 - across) * np.eye(found.settings)
+    return np.asarray(np.kron(settings, np.eye(size)), dtype=np.float64)
+
+
+def singles(found: Moments, tail: float = TAIL) -> tuple[Array, Array]:
+    """Lower and upper bounds [K] on each true mean, each wrong with probability ``tail``.
+
+    Of a share: the interval of Clopper and Pearson at the effective number of examples, as far beyond the value on
+    either side as that and Student's interval of the seeds together reach (Zou and Donner 2008). Of a change of a share
+    (a reach below 0): as `bounds`; if all resamples agree, unseen examples may have changed by anything possible.
+    """
+    weights = np.eye(len(found.value))
+    spread = _spread(found, weights)
+    reach = spread.reach(tail)
+    value = found.value - found.bias
+    half = reach * np.sqrt(spread.variance)
+    low, high = value - half, value + half
+    is_share, is_change = (
+        (found.units > 0.0) & negative for negative in (found.reach[:, 0] >= 0.0, found.reach[:, 0] < 0.0)
+    )
+    if is_change.any():
+        below, above = bounds(found, weights, tail)
+        unseen = np.where(spread.of_examples > 0.0, 0.0, 1.0 - tail ** (1.0 / np.maximum(found.units, 1.0)))
+        below = np.minimum(below, found.value - unseen * (found.value - found.reach[:, 0]))
+        above = np.maximum(above, found.value + unseen * (found.reach[:, 1] - found.value))
+        low, high = np.where(is_change, below, low), np.where(is_change, above, high)
+    if is_share.any():
+        exact_low, exact_high = _clopper_pearson(found, spread, special.ndtr(-reach))
+        of_seeds = reach * np.sqrt(np.maximum(spread.variance - spread.of_examples, 0.0))
+        low = np.where(is_share, found.value - np.hypot(found.value - exact_low, of_seeds), low)
+        high = np.where(is_share, found.value + np.hypot(exact_high - found.value, of_seeds), high)
+    return np.minimum(low, found.value), np.maximum(high, found.value)
+
+
+def _clopper_pearson(found: Moments, spread: _Spread, tails: Array) -> tuple[Array, Array]:
+    """Bounds [K] on shares, at the number of independent examples that would vary as much (Korn and Graubard 1998).
+
+    Where few examples show the rarer outcome, runs are taken to agree on each example, which is the worst that they
+    can do.
+    """
+    share = np.clip(found.value, 0.0, 1.0)
+    units = np.maximum(found.units, 1.0)
+    of_one = share * (1.0 - share)
+    events = units * np.minimum(share, 1.0 - share)
+    variance = (events * spread.of_examples + _FEW_EVENTS * of_one / units) / (events + _FEW_EVENTS)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        effective = np.where(variance > 0.0, of_one / variance, units)
+    right = share * effective
+    wrong = effective - right
+    with np.errstate(invalid="ignore"):
+        low = np.where(right > 1e-9, special.betaincinv(np.maximum(right, 1e-9), wrong + 1.0, tails), 0.0)
+        high = np.where(wrong > 1e-9, special.betaincinv(right + 1.0, np.maximum(wrong, 1e-9), 1.0 - tails), 1.0)
+    return np.asarray(low), np.asarray(high)
+
+
+def difference_bounds(found: Moments, tail: float = TAIL) -> tuple[float, float]:
+    """Lower and upper bounds on the first of two numbers minus the second, each wrong with probability ``tail``.
+
+    Of shares, 0 is within them unless the exact test of McNemar excludes it. If all resamples agree, examples that were
+    not drawn, a share that the bound of Clopper and Pearson limits, may differ by anything possible.
+    """
+    weights = np.array([[1.0, -1.0]])
+    low, high = (float(each[0]) for each in bounds(found, weights, tail))
+    units = float(found.units.min())
+    if not units:
+        return low, high
+    value, varies = float((weights @ found.value)[0]), float(_quadratic(weights, found.examples)[0])
+    if _is_due_to_chance(value, varies, units, tail):
+        low, high = min(low, 0.0), max(high, 0.0)
+    if varies <= 0.0:
+        reach = 1.0 - tail ** (1.0 / units)
+        least = float(found.reach[0, 0] - found.reach[1, 1])
+        low, high = min(low, value - reach * (value - least)), max(high, value + reach * (-least - value))
+    return low, high
+
+
+def _is_due_to_chance(value: float, varies: float, units: float, tail: float) -> bool:
+    """Whether two shares of the same units may be equal by the exact test of McNemar.
+
+    Of several runs, the mean difference of each unit counts, by its square. varies: variance of the difference by the
+    choice of units.
+    """
+    unlike = units * (units * max(varies, 0.0) + value**2)
+    if unlike <= 0.0:
+        return True
+    ahead = min((unlike + units * abs(value)) / 2.0, unlike)
+    # P(at least `ahead` of `unlike` fair coins), for numbers that need not be whole
+    return float(special.betainc(ahead, unlike - ahead + 1.0, 0.5)) > tail

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from accounting.registry import lookup
 from orchestration.comparison.entries import Family, Metric, MetricTable
+from orchestration.comparison.extremes import Extreme
 from orchestration.comparison.formats import (
     AT_MOST,
     CORRELATION,
@@ -187,6 +188,7 @@ METRICS = (
         better="lower",
         measure=unequal_change,
         task="classification",
+        extreme=Extreme("gap", ("accuracy_change",)),
     ),
     *RATE_METRICS,
     Metric(

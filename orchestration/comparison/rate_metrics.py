@@ -11,6 +11,7 @@ from typing import Final
 
 from accounting.registry import lookup
 from orchestration.comparison.entries import Better, GroupMetric, Metric, MetricTable
+from orchestration.comparison.extremes import Extreme
 from orchestration.comparison.formats import CORRELATION, COUNT, GAP, NUMBER, PERCENT, POINTS, Format
 from orchestration.comparison.score_metrics import (
     SCORE_GROUP_METRICS,
@@ -44,10 +45,18 @@ from workers import rates
 from workers.rates import Array
 from workers.tasks import MAIN_SCORES
 
-_GAPS: tuple[tuple[str, str, Format, Better, str], ...] = (
-    ("accuracy_gap", "Accuracy gap", GAP, "lower", "The best minus the worst accuracy of a group, in points."),
+_GAPS: tuple[tuple[str, Extreme, str, Format, Better, str], ...] = (
+    (
+        "accuracy_gap",
+        Extreme("gap", ("accuracy",)),
+        "Accuracy gap",
+        GAP,
+        "lower",
+        "The best minus the worst accuracy of a group, in points.",
+    ),
     (
         "demographic_parity_difference",
+        Extreme("gap", ("selection_rate",)),
         "Demographic parity, difference",
         GAP,
         "lower",
@@ -56,6 +65,7 @@ _GAPS: tuple[tuple[str, str, Format, Better, str], ...] = (
     ),
     (
         "demographic_parity_ratio",
+        Extreme("ratio", ("selection_rate",)),
         "Demographic parity, ratio",
         CORRELATION,
         "higher",
@@ -63,6 +73,7 @@ _GAPS: tuple[tuple[str, str, Format, Better, str], ...] = (
     ),
     (
         "equalized_odds_difference",
+        Extreme("gap", ("true_positive_rate", "false_positive_rate")),
         "Equalised odds, difference",
         GAP,
         "lower",
@@ -70,6 +81,7 @@ _GAPS: tuple[tuple[str, str, Format, Better, str], ...] = (
     ),
     (
         "equalized_odds_ratio",
+        Extreme("ratio", ("true_positive_rate", "false_positive_rate")),
         "Equalised odds, ratio",
         CORRELATION,
         "higher",
@@ -77,14 +89,22 @@ _GAPS: tuple[tuple[str, str, Format, Better, str], ...] = (
     ),
     (
         "equal_opportunity_difference",
+        Extreme("gap", ("true_positive_rate",)),
         "Equal opportunity, difference",
         GAP,
         "lower",
         "The largest minus the smallest true positive rate of a group, in points.",
     ),
-    ("equal_opportunity_ratio", "Equal opportunity, ratio", CORRELATION, "higher", ""),
+    (
+        "equal_opportunity_ratio",
+        Extreme("ratio", ("true_positive_rate",)),
+        "Equal opportunity, ratio",
+        CORRELATION,
+        "higher",
+        "",
+    ),
 )
-"""Gaps between groups: name in `workers.rates`, heading, format, direction, meaning."""
+"""Gaps between groups: name in `workers.rates`, the extreme that it is, heading, format, direction, meaning."""
 _OF_TWO_CLASSES: tuple[tuple[str, str, Better], ...] = (
     ("true_positive_rate", "TPR", "higher"),
     ("false_positive_rate", "FPR", "lower"),
@@ -105,8 +125,9 @@ RATE_METRICS = (
             better=better,
             measure=between_groups(name),
             task="classification",
+            extreme=extreme,
         )
-        for name, heading, shown, better, meaning in _GAPS
+        for name, extreme, heading, shown, better, meaning in _GAPS
     ),
     Metric(
         "balanced_accuracy",
@@ -279,6 +300,7 @@ def _worst(of: GroupMetric) -> Metric:
         better=of.better,
         measure=_worst_measure(of),
         task=of.task,
+        extreme=Extreme("lowest" if of.better == "higher" else "highest", (of.name,)),
     )
 
 

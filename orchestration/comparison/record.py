@@ -206,6 +206,7 @@ class SweepRecord:
             created=self.manifest.created,
             provenance=self.manifest.provenance(),
             worst_group=self.worst_group,
+            looks=self.sweep.compare.looks,
         )
 
     @property

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from orchestration.comparison.entries import GroupMetric, Metric, MetricTable
+from orchestration.comparison.extremes import Extreme
 from orchestration.comparison.formats import CHANGE, FIT, GAP, NUMBER, PERCENT, POINTS, Format
 from orchestration.comparison.tested import by_group, change_by_group_of, change_of, gap_of, of_sums, overall
 from orchestration.comparison.values import on_training, score_called, score_gap
@@ -95,6 +96,7 @@ def _compared(task: Task, score: Score) -> Iterator[Metric]:
         better="lower",
         measure=gap_of(of),
         task=task.name,
+        extreme=Extreme("gap", (score.name,)),
     )
     yield on_training_examples(score.name, f"Training {score.heading}", _FORMATS[score.unit], task.name)
 

@@ -44,7 +44,8 @@ class RunRequest:
     prefixes of keys; ignored by a driver that its job has restarted, which continues within the same limits. sources:
     folders of sweeps whose finished trials are copied instead of training them. turn: the place of the sweep among
     those that share a running cluster. name: of the sweep in MLflow; by default that of the sweep file, or the one
-    that an earlier run of the folder was given.
+    that an earlier run of the folder was given. most_seeds: add seeds, up to this number, until settings are told apart
+    (`orchestration.pipeline.until`); None for the seeds of the file.
     """
 
     sweep: SweepSpec
@@ -58,6 +59,7 @@ class RunRequest:
     sources: tuple[str, ...] = ()
     turn: Turn = FIRST_COME
     name: str | None = None
+    most_seeds: int | None = None
 
     @property
     def files(self) -> SweepFiles:

@@ -6,6 +6,7 @@ from orchestration.pipeline.private_selection import run_private_selection
 from orchestration.pipeline.request import NO_DISPLAY, Display, Outcome, RunRequest
 from orchestration.pipeline.stage import run_stage
 from orchestration.pipeline.tuning import run_tuning
+from orchestration.pipeline.until import run_until_told_apart
 from orchestration.records.safety import require_safe
 
 
@@ -19,6 +20,8 @@ def run_sweep(request: RunRequest, display: Display = NO_DISPLAY) -> Outcome:
     another name or that others can change, and a cluster, storage or MLflow that cannot be used.
     """
     require_safe(request.files)
+    if request.most_seeds is not None:
+        return run_until_told_apart(request, request.most_seeds, display)
     if request.sweep.tune is None or request.sweep.adapted is not None:
         return run_stage(request, display)
     if request.sweep.tune.is_selection:

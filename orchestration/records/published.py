@@ -393,7 +393,7 @@ class PublishedSweep:
     """A sweep as shown in the report and in MLflow.
 
     provenance: flat entries of the manifest (versions, git state, hardware). worst_group: the group metric whose worst
-    value over groups compares settings.
+    value over groups compares settings. looks: ``compare.looks`` of the sweep file.
     """
 
     name: str
@@ -403,6 +403,7 @@ class PublishedSweep:
     created: str = ""
     provenance: Mapping[str, str] = field(default_factory=dict)
     worst_group: str = "accuracy"
+    looks: int = 0
 
     @property
     def task(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from orchestration.comparison.entries import by_selection
 from orchestration.comparison.findings import Difference, Findings
 from orchestration.comparison.formats import SHARES, Format, difference, first_few, listed, number, percent
 from orchestration.comparison.metrics import metric
@@ -28,7 +29,7 @@ def decisions(found: Findings, delta: float) -> list[str]:
         by = spoken_worst(found.worst_group)
         where = "for the worst-served group" if by == _main_name(found) else f"in the {by} of the worst-served group"
         sentences += _distinguished(found, fairest, worst, where)
-    return [*sentences, *_caveats(found, best)]
+    return [*sentences, *_could_show(found), *_looks(found), *_caveats(found, best)]
 
 
 def _nothing_learnt(found: Findings) -> str:
@@ -46,19 +47,25 @@ def _most_accurate(found: Findings, best: Setting, delta: float) -> str:
     most = "most accurate" if found.main.name == "accuracy" else "best"
     which = "private" if len(found.private) == 1 else f"{most} private"
     word = "" if found.main.name == "accuracy" else f"{_main_name(found)} "
+    reached = f"{word}{_with_interval(found, best, found.main.name, chosen=True)}"
     return (
-        f"The {which} setting, {best.name}, reaches {word}{_with_interval(found, best, found.main.name)} on test data"
+        f"The {which} setting, {best.name}, reaches {reached} on test data"
         f"{_against_baseline(found, best)}, at ε = {number(cost.mean if cost else None)}, δ = {delta:g}{_seeds(best)}."
     )
 
 
-def _with_interval(found: Findings, setting: Setting, name: str) -> str:
+def _with_interval(found: Findings, setting: Setting, name: str, chosen: bool = False) -> str:
+    """A metric with its interval. chosen: whether the setting is the best of several, which its interval allows for."""
     of = metric(name)
-    mean, interval, shown = setting.over_seeds(of.value), found.interval(setting, name), of.format.one
+    mean, shown = setting.over_seeds(of.value), of.format.one
+    interval = found.interval_of_best(setting, name) if chosen else found.interval(setting, name)
     text = shown(mean.mean if mean else None)
     if interval is None:
         return text
-    return f"{text} (95% interval {shown(interval.low).removesuffix('%')} to {shown(interval.high).removesuffix('%')})"
+    over = " over test examples alone" if interval.is_of_one_seed else ""
+    without = "" if interval.corrected is None else f"{by_selection(of, shown(interval.corrected))}; "
+    ends = f"{shown(interval.low).removesuffix('%')} to {shown(interval.high).removesuffix('%')}"
+    return f"{text} ({without}95% interval{over} {ends})"
 
 
 def _against_baseline(found: Findings, best: Setting) -> str:
@@ -66,7 +73,8 @@ def _against_baseline(found: Findings, best: Setting) -> str:
     if found.unknown_cost:
         text = ""
     elif found.baselines and (interval := found.evidence.difference(best, found.baselines[0], found.main.name)):
-        ends = f"{difference(interval.low, shown)} to {difference(interval.high, shown)}"
+        over = "over test examples alone " if interval.is_of_one_seed else ""
+        ends = f"{over}{difference(interval.low, shown)} to {difference(interval.high, shown)}"
         text = f", {_below(interval.value, shown)} the best non-private setting ({ends})"
     else:
         text = f", {_below(change.mean, shown)} the non-private baseline" if change else ""
@@ -96,7 +104,7 @@ def _fairest(found: Findings, fairest: Setting, best: Setting) -> str:
     worst, by = found.worst_group, spoken_worst(found.worst_group)
     low, high = ("lowest", "highest") if worst.better == "higher" else ("highest", "lowest")
     groups = " or ".join(sorted(whose(worst, fairest)))
-    whom = f"group {groups} gets {_with_interval(found, fairest, worst.name)}"
+    whom = f"group {groups} gets {_with_interval(found, fairest, worst.name, chosen=True)}"
     if len(found.private) == 1:
         return f"Of all groups, {whom}, the {low} {by}."
     if fairest is best:
@@ -165,6 +173,38 @@ def _range(differences: Sequence[Difference]) -> str:
     return f"{number(min(ends))} to {number(max(ends))}"
 
 
+def _could_show(found: Findings) -> list[str]:
+    """A sentence on the smallest differences that the sweep could have shown; none where nothing is compared."""
+    known = [(name, size) for name in found.headline if (size := found.detectable(name)) is not None]
+    if not known:
+        return []
+    sizes = []
+    for name, size in known:
+        is_share = metric(name).format in SHARES
+        amount = f"{min(100 * size, 100.0):.1f} points" if is_share else number(size)
+        where = (
+            _main_name(found)
+            if name == found.main.name
+            else f"the {spoken_worst(found.worst_group)} of the worst group"
+        )
+        sizes.append(f"{amount} in {where}")
+    seeds = min(len(setting.trials) for setting in found.methods)
+    return [
+        f"With {seeds} runs of each setting, differences of {listed(sizes)} are found in 4 of 5 sweeps; smaller ones "
+        "often stay hidden."
+    ]
+
+
+def _looks(found: Findings) -> list[str]:
+    """A sentence on seeds that were added by results; none if that was not asked."""
+    if not found.looks:
+        return []
+    return [
+        f"Seeds were added until settings are told apart, and verdicts were read {found.looks} times: all of them hold "
+        f"together with {100 * found.level:.2f}%, so that any at any time is wrong in at most 5 of 100 sweeps."
+    ]
+
+
 def _caveats(found: Findings, best: Setting) -> list[str]:
     interval = found.interval(best, found.main.name)
     if interval is None:
@@ -175,5 +215,8 @@ def _caveats(found: Findings, best: Setting) -> list[str]:
             "stored beside this sweep."
         ]
     if interval.covers == "test examples":
-        return ["Each setting has one seed: intervals are of the choice of test examples alone, not of the seed."]
+        return [
+            "Each setting has one seed: intervals are of the choice of test examples alone, not of the seed. Whether "
+            "one setting is better than another is unknown (one seed): another seed may turn any difference around."
+        ]
     return []

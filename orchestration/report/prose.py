@@ -53,16 +53,23 @@ TERMS = (
     ),
     (
         "Interval",
-        "Where the number would lie with other seeds, splits and test examples, in 95 of 100 sweeps: test examples are "
-        "resampled, the same for all trials, seeds and splits enter with Student’s t. With one seed it says nothing of "
-        "other seeds. It is no statement about privacy.",
+        "Where the number would lie with other seeds, splits and test examples, in 95 of 100 sweeps: test examples (or "
+        "users, if the data name them) are resampled, the same for all trials; seeds and splits enter with Student’s "
+        "t, their spread pooled over private settings. With one seed it says nothing of other seeds. It is no "
+        "statement about privacy.",
     ),
     (
-        "Better, worse, not distinguishable",
+        "Low or high by selection",
+        "The worst of several groups is partly the unluckiest: its measured value is too low, and a gap between groups "
+        "too large. The corrected value is without that bias, settings are ordered by it, and the interval is of the "
+        "true extreme.",
+    ),
+    (
+        "Better, worse, not distinguishable, unknown",
         "Differences are paired: equal seed, equal split, equal test examples. Their intervals are widened so that all "
         "of them together hold in 95 of 100 sweeps (Bonferroni, over all pairs of private settings and two metrics). "
-        "A setting is better or worse where the interval leaves out 0. Settings chosen by their results on these test "
-        "data look better than they are.",
+        "A setting is better or worse where the interval leaves out 0, and with one seed nothing is known. The "
+        "interval of the best of several settings, in the headline, allows for that choice.",
     ),
     (
         "Pareto front",

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from html import escape
 
-from orchestration.comparison.entries import GroupMetric, Metric, MetricTable
+from orchestration.comparison.entries import GroupMetric, Metric, MetricTable, by_selection
 from orchestration.comparison.findings import Difference, Findings
 from orchestration.comparison.formats import CORRELATION, MISSING, PERCENT, SHARES, at_most_share, difference, number
 from orchestration.comparison.intervals import ConfidenceInterval
@@ -59,7 +59,9 @@ def settings_table(found: Findings, style: Style) -> str:
 def _interval(found: Findings, setting: Setting, metric: Metric) -> str:
     """The 95% interval to show below a number; "" if none is known."""
     interval = found.evidence.interval(setting, metric.name) if metric.measure else None
-    return _range(interval, metric.format.one)
+    corrected = None if interval is None else interval.corrected
+    word = "" if corrected is None else f"<br><small>{by_selection(metric, metric.format.one(corrected))}</small>"
+    return word + _range(interval, metric.format.one)
 
 
 def _range(interval: ConfidenceInterval | None, shown: Callable[[float | None], str]) -> str:

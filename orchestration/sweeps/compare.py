@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Final, Literal
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 from accounting.errors import InvalidInput
 from accounting.registry import one_of
 from orchestration.sweeps.fields import SweepSection
+from orchestration.sweeps.text import shortly
 from workers import rates
 from workers.tasks import TASKS, Task
 
@@ -18,6 +19,19 @@ _SHORT: Final[Mapping[object, str]] = {"tpr": "true_positive_rate", "fpr": "fals
 
 def _full_name(value: object) -> object:
     return _SHORT.get(value, value) if isinstance(value, str) else value
+
+
+def _points(value: object) -> object:
+    """Read ``3 points`` as 0.03; a number is a share."""
+    text = value.split() if isinstance(value, str) else []
+    if len(text) == 2 and text[1] in ("point", "points"):
+        try:
+            return float(text[0]) / 100.0
+        except ValueError:
+            pass
+    if isinstance(value, str):
+        raise InvalidInput(f"detect is {shortly(value)!r}; give percentage points, such as: 3 points")
+    return value
 
 
 class CompareSettings(SweepSection):
@@ -58,6 +72,12 @@ class CompareSettings(SweepSection):
     """Metric of groups; a setting is compared by its value for the group where it is worst. ``tpr`` and ``fpr`` are
     short for the true and the false positive rate. By default accuracy, or the main score of another task: r2,
     micro_f1, token_accuracy, mean_iou."""
+    detect: Annotated[float, Field(gt=0.0, lt=1.0), BeforeValidator(_points)] | None = None
+    """Smallest difference in accuracy between two settings that the sweep should show, such as ``3 points`` (or the
+    share 0.03). `dpsweep plan` warns if the planned seeds and test examples cannot show it."""
+    looks: Annotated[int, Field(ge=0, le=1000)] = 0
+    """Number of times that verdicts have been read to decide whether to add seeds; written by ``dpsweep run --until``.
+    At look k verdicts hold with 1 - 0.05 * 6 / (pi^2 k^2), so that any at any look is wrong with at most 0.05."""
 
 
 def _names(task: Task) -> tuple[str, ...]:

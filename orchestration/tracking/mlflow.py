@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,7 +38,7 @@ from orchestration.records.published import PublishedDataset, PublishedSweep, Pu
 from orchestration.records.release_modes import release_mode
 from orchestration.records.states import TrialState
 from orchestration.tracking.addresses import experiment_name, is_server, probe, reported
-from orchestration.tracking.models import SETTING, SWEEP, TRIAL, ModelLog, shared_view, valid_name
+from orchestration.tracking.models import SETTING, SWEEP, TRIAL, ModelLog, setting_value, shared_view, valid_name
 from orchestration.tracking.parallel import each
 from orchestration.tracking.protocol import (
     COMPOSED,
@@ -150,6 +151,7 @@ class MlflowTracker:
         with self._reported("cannot record the comparison in"):
             runs = {key: run for (kind, key), run in self._runs.items() if kind == "trial"}
             self._models.record(found, runs)
+            self._log_values(found, runs)
             note = "\n\n".join(map(for_markdown, [*sentences, f"Report: {self._files.report}"]))
             tags, best, means = {_NOTE: note[:_LONGEST_TAG]}, found.best(found.main.name), dict[str, float]()
             if best is not None:
@@ -162,6 +164,18 @@ class MlflowTracker:
                 f"mlflow.sharedViewState.{self._sweep_id}",
                 shared_view(self._sweep_id, found),
             )
+
+    def _log_values(self, found: Findings, runs: Mapping[str, str]) -> None:
+        """Write to every run the `Findings.value` of its setting by which the table of runs is ordered."""
+        name = found.worst_group.name
+        values = [(setting, found.value(setting, name)) for setting in found.settings]
+        known = [
+            (runs[trial.key], value)
+            for setting, value in values
+            for trial in setting.trials
+            if trial.key in runs and math.isfinite(value)
+        ]
+        each(lambda pair: self._written.write(pair[0], values={setting_value(name): pair[1]}), known, self.in_flight)
 
     def address(self, sweep_id: str) -> str:
         return f"#/experiments/{self._experiment}/runs?viewStateShareKey={sweep_id}&compareRunsMode=TABLE"

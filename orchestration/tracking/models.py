@@ -62,14 +62,22 @@ def columns(worst_group: Measured, main: str = "accuracy") -> tuple[str, ...]:
         "params.`schedule`",
         "metrics.`privacy/epsilon`",
         f"metrics.`{worst_group.tracked}`",
+        f"metrics.`{setting_value(worst_group.name)}`",
         f"metrics.`final/{main}`",
         f"metrics.`fairness/{main}_gap`",
         f"metrics.`fairness/{main}_change`",
     )
 
 
+def setting_value(name: str) -> str:
+    """Name in MLflow of a worst-group metric of a whole setting, corrected for choosing the worst of noisy groups."""
+    return f"setting/{name}_corrected"
+
+
 def shared_view(sweep_id: str, found: Findings) -> str:
     """State of MLflow's table of runs that compares the trials of the sweep, the best by worst-group metric first.
+
+    Settings are ordered by the value that is corrected for choosing the worst of noisy groups.
 
     Its charts are parallel coordinates over the parameters that vary, and the worst group against the main score.
     """
@@ -77,7 +85,7 @@ def shared_view(sweep_id: str, found: Findings) -> str:
     return json.dumps(
         {
             "searchFilter": f"tags.`{SWEEP}` = '{sweep_id}'",
-            "orderByKey": f"metrics.`{worst_group.tracked}`",
+            "orderByKey": f"metrics.`{setting_value(worst_group.name)}`",
             "orderByAsc": worst_group.better == "lower",
             "startTime": "ALL",
             "lifecycleFilter": "Active",
@@ -303,7 +311,9 @@ def best_settings(found: Findings) -> list[Setting]:
 def _means(found: Findings, setting: Setting) -> dict[str, float]:
     names = dict.fromkeys((*found.headline, f"worst_group_{found.main.name}", f"{found.main.name}_gap", "epsilon"))
     means = {name: setting.over_seeds(metric(name).value) for name in names}
-    return {f"setting/{name}": mean.mean for name, mean in means.items() if mean is not None}
+    values = {f"setting/{name}": mean.mean for name, mean in means.items() if mean is not None}
+    worst = found.value(setting, found.worst_group.name)
+    return values | ({setting_value(found.worst_group.name): worst} if math.isfinite(worst) else {})
 
 
 @functools.lru_cache(maxsize=4096)

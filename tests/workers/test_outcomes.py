@@ -46,6 +46,21 @@ def test_they_are_what_the_stored_model_predicts(trained: TrialFiles) -> None:
     assert found.log_losses.mean() == pytest.approx(log_loss(test.labels.numpy(), probabilities), rel=1e-5)
 
 
+def test_the_owner_of_each_example_is_kept_and_private(trained: TrialFiles, tmp_path: Path) -> None:
+    """Rows of one user are resampled together."""
+    found = stored(trained)
+    assert found.users is None, "the data name none"
+    owned = replace(found, users=np.arange(len(found.labels), dtype=np.int64) // 3 + 10**12)
+    uri = str(tmp_path / "outcomes.ipc")
+    write_outcomes(uri, owned)
+    again = read_outcomes(uri)
+    assert isinstance(again, Outcomes)
+    assert again.users is not None
+    np.testing.assert_array_equal(again.users, owned.users)
+    assert stat.S_IMODE(Path(uri).stat().st_mode) == 0o600
+    assert again.test_set == found.test_set, "the same test examples, known by their users or not"
+
+
 def test_the_evaluation_counts_them(trained: TrialFiles) -> None:
     evaluation, found = run_trial(small_trial(epochs=1), trained.root).evaluation, stored(trained)
     assert evaluation.counts is not None

@@ -1,0 +1,219 @@
+"""How often intervals cover the truth and verdicts are wrong, in simulated sweeps whose truth is known.
+
+    python -m benchmarks.coverage                  every case
+    python -m benchmarks.coverage --case gap-10    one case
+    python -m benchmarks.coverage --sweeps 600     more sweeps of each case; the standard error falls
+
+A row shows shares of sweeps, or of settings in them, in percent, and mean widths of 95% intervals in points: ``cover``
+should be 95 or more, ``false`` (sweeps with any wrong verdict) 5 or less, ``power`` high and ``width`` small. The
+columns are those measured by the case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Final
+
+import numpy as np
+
+from benchmarks.simulated import Population, simulated
+from orchestration.comparison.best import best
+from orchestration.comparison.findings import Findings
+from orchestration.comparison.intervals import ConfidenceInterval
+from orchestration.comparison.settings import Setting
+
+Numbers = Iterator[tuple[str, float]]
+Measured = Callable[[Population, Findings], Numbers]
+TOLD: Final = ("better", "worse")
+"""Verdicts that tell two settings apart."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Simulated sweeps, and the functions that compare one of them with the truth."""
+
+    population: Population
+    measured: tuple[Measured, ...]
+
+
+def private(found: Findings) -> list[Setting]:
+    """The private settings in the order of the population."""
+    return sorted((one for one in found.settings if not one.is_baseline), key=lambda one: int(one.clipping[1:]))
+
+
+def covers(interval: ConfidenceInterval | None, truth: float) -> float:
+    """1 if the interval contains the truth, 0 if not, NaN without an interval."""
+    return math.nan if interval is None else float(interval.low - 1e-9 <= truth <= interval.high + 1e-9)
+
+
+def width(interval: ConfidenceInterval | None) -> float:
+    """Width of an interval in points (as a share), NaN without one."""
+    return math.nan if interval is None else interval.high - interval.low
+
+
+def of_each(metric: str, truth: Callable[[Population, int], float]) -> Measured:
+    """Coverage and width of a metric of every private setting."""
+
+    def measured(population: Population, found: Findings) -> Numbers:
+        for place, setting in enumerate(private(found)):
+            interval = found.interval(setting, metric)
+            yield "cover", covers(interval, truth(population, place))
+            yield "width", width(interval)
+
+    return measured
+
+
+means = of_each("accuracy", Population.accuracy)
+worst_groups = of_each("worst_group_accuracy", Population.worst)
+gaps = of_each("accuracy_gap", Population.gap)
+positives = of_each("true_positive_rate", lambda population, place: population.right(place, 0))
+balanced = of_each("balanced_accuracy", lambda population, place: population.right(place, 0))
+
+
+def last_mean(population: Population, found: Findings) -> Numbers:
+    """Coverage of the accuracy of the last setting, whose seeds may vary more than those of the others."""
+    interval = found.interval(private(found)[-1], "accuracy")
+    yield "cover_last", covers(interval, population.accuracy(len(population.logits) - 1))
+
+
+def differences(population: Population, found: Findings) -> Numbers:
+    """Coverage and width of every difference of accuracy, each at its own level of 95%."""
+    for (i, one), (j, other) in combinations(enumerate(private(found)), 2):
+        interval = found.evidence.difference(one, other, "accuracy")
+        yield "cover_difference", covers(interval, population.accuracy(i) - population.accuracy(j))
+        yield "width_difference", width(interval)
+
+
+def compared(population: Population, found: Findings) -> Numbers:
+    """Width of the differences that verdicts are made of, which hold simultaneously."""
+    settings = private(found)
+    yield "width_compared", width(found.difference(settings[0], settings[-1], "accuracy").interval)
+
+
+def wrong_verdicts(population: Population, found: Findings) -> Numbers:
+    """Whether any verdict of the headline's metrics is wrong, and whether any setting is on the front by error."""
+    settings, truths = private(found), {"accuracy": population.accuracy, "worst_group_accuracy": population.worst}
+    wrong = False
+    for (i, one), (j, other) in combinations(enumerate(settings), 2):
+        for name, truth in truths.items():
+            ahead = truth(i) - truth(j)
+            verdict = found.difference(one, other, name).verdict
+            wrong |= (verdict == "better" and ahead <= 1e-9) or (verdict == "worse" and ahead >= -1e-9)
+    yield "false", float(wrong)
+    for i, one in enumerate(settings):
+        if one in found.front:
+            rivals = [j for j in range(len(settings)) if j != i]
+            beaten = all(any(truth(i) > truth(j) + 1e-9 for truth in truths.values()) for j in rivals)
+            yield "false_front", float(not beaten)
+    if not any(one in found.front for one in settings):
+        yield "false_front", 0.0
+
+
+def told_first_from_last(metric: str) -> Measured:
+    """Whether the first setting, which is better, is told from the last one; ``reversed`` if it is called worse."""
+
+    def measured(population: Population, found: Findings) -> Numbers:
+        settings = private(found)
+        difference = found.difference(settings[0], settings[-1], metric)
+        yield "power", float(difference.verdict == "better")
+        yield "reversed", float(difference.verdict == "worse")
+
+    return measured
+
+
+def best_of_many(population: Population, found: Findings) -> Numbers:
+    """Coverage of the interval of the best setting, as `dpsweep best` prints it."""
+    chosen = best(found)
+    place = private(found).index(chosen.setting)
+    yield "cover", covers(chosen.interval, population.accuracy(place))
+    yield "width", width(chosen.interval)
+
+
+def _equal(count: int, *logits: float) -> tuple[tuple[float, ...], ...]:
+    return (logits,) * count
+
+
+def _cases() -> dict[str, Case]:
+    six = Population((3000,), _equal(6, 1.7), 1, of_run=0.25)
+    small = replace(six, sizes=(300,))
+    rare = Population((300,), ((-2.9,),), 1, positives=3, of_run=0.3)
+    ten = Population((30,) * 10, _equal(1, *(1.0,) * 10), 5)
+    fair = (0.5,) * 10
+    one_poor = (0.5, *(2.5,) * 9)
+    far_poor = (-1.3, *(2.5,) * 9)
+    users = Population((600,), _equal(2, 1.2), 5, of_user=1.2, of_example=0.6)
+    apart = ((2.5,), (2.5,), (2.5,), (2.5,), (2.5,), (0.55,))
+    return {
+        "one-seed": Case(six, (wrong_verdicts,)),
+        **{f"rare-r{r}": Case(replace(rare, runs=r), (positives,)) for r in (1, 3, 5)},
+        **{
+            f"means-r{r}": Case(replace(small, runs=r, baseline=2.2), (means, differences, wrong_verdicts))
+            for r in (2, 3, 5, 10)
+        },
+        **{f"gap-10-r{r}": Case(replace(ten, runs=r), (gaps,)) for r in (2, 5)},
+        "worst-10": Case(ten, (worst_groups,)),
+        "worst-2": Case(Population((400, 150), ((1.5, 0.3),), 5), (worst_groups,)),
+        "gap-2": Case(Population((400, 150), ((1.5, 0.3),), 5), (gaps,)),
+        **{
+            f"fair-{size}": Case(
+                Population((size,) * 10, (fair, one_poor), 10),
+                (wrong_verdicts, told_first_from_last("worst_group_accuracy")),
+            )
+            for size in (30, 100)
+        },
+        **{
+            f"poor-{size}": Case(
+                Population((size,) * 10, (fair, far_poor), 10), (told_first_from_last("worst_group_accuracy"),)
+            )
+            for size in (30, 100)
+        },
+        **{f"best-{s}": Case(replace(small, logits=_equal(s, 1.7), runs=5), (best_of_many,)) for s in (6, 20)},
+        **{f"users-{rows}": Case(replace(users, rows=rows), (means, differences)) for rows in (10, 30)},
+        "splits": Case(replace(small, logits=_equal(2, 1.7), runs=1, splits=5), (means, differences)),
+        "power-r2": Case(replace(small, logits=apart, runs=2), (compared, told_first_from_last("accuracy"))),
+        **{
+            f"eightfold-r{r}": Case(
+                replace(small, sizes=(300,), runs=r, of_run=(*(0.1,) * 5, 0.8)), (means, last_mean, wrong_verdicts)
+            )
+            for r in (2, 3, 5)
+        },
+    }
+
+
+CASES: Final = _cases()
+
+
+def measure(case: Case, sweeps: int, seed: int = 0) -> dict[str, float]:
+    """Means of what a case measures over simulated sweeps. A number that is not defined in a sweep is left out."""
+    found: dict[str, list[float]] = {}
+    for sweep in simulated(case.population, sweeps, seed):
+        for each in case.measured:
+            for name, value in each(case.population, sweep):
+                found.setdefault(name, []).append(value)
+    return {name: float(np.nanmean(values)) for name, values in found.items()}
+
+
+def _shown(row: Mapping[str, float]) -> str:
+    return "".join(f"  {name} {100 * value:.1f}" for name, value in row.items())
+
+
+def main() -> None:
+    """Print one line for each case."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sweeps", type=int, default=120, help="simulated sweeps of each case")
+    parser.add_argument("--case", action="append", choices=CASES, help="only this case (may be repeated)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the simulation")
+    parser.add_argument("--json", action="store_true", help="one JSON object per line")
+    options = parser.parse_args()
+    for name in options.case or CASES:
+        row = measure(CASES[name], options.sweeps, options.seed)
+        print(json.dumps({"case": name, **row}) if options.json else f"{name:<14}{_shown(row)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""The smallest difference between settings that a sweep can show, before it is run. Pure.
+
+A difference d is found in four of five sweeps if its interval, which holds together with all others, has a half width
+of about d t / (t + t_0.8), with quantiles t of Student's distribution. Before a sweep its variance is a guess, which
+`Assumed` states; after it, `Findings.detectable` of `orchestration.comparison.findings` uses what was measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from scipy import special
+
+from orchestration.comparison.findings import POWER
+from orchestration.comparison.intervals import TAIL
+from orchestration.records.published import RUNS
+from orchestration.sweeps.plan import PlannedTrial
+from orchestration.sweeps.schema import SweepSpec
+
+SEEDS: Final = (2, 3, 5, 10)
+"""Numbers of seeds that a plan shows."""
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """What a plan assumes of shares: how far models of the same seed and test examples are apart.
+
+    of_seeds: standard deviation over seeds of the paired difference of two settings; on handwritten digits, ten seeds,
+    it was 0.2 to 0.6 points. unlike: share of test examples on which two settings differ. right: accuracy of groups.
+    """
+
+    of_seeds: float = 0.01
+    unlike: float = 0.1
+    right: float = 0.85
+
+
+ASSUMED: Final = Assumed()
+
+
+@dataclass(frozen=True)
+class Design:
+    """The size of a comparison: private settings, test examples, and those of the smallest and number of groups."""
+
+    settings: int
+    examples: int
+    smallest: int
+    groups: int
+
+
+@dataclass(frozen=True)
+class Detectable:
+    """Smallest differences, as shares, that this number of seeds shows; 1 if nothing smaller does."""
+
+    seeds: int
+    accuracy: float
+    worst_group: float
+    gap: float
+
+
+def design(sweep: SweepSpec, trials: Sequence[PlannedTrial]) -> Design | None:
+    """The design of a sweep; None if it compares no two settings of classes, or tunes them first.
+
+    The smallest group of the test examples is taken to have its share of the training examples.
+    """
+    private = [trial for trial in trials if trial.spec.is_private and trial.dataset.task == "classification"]
+    settings = {
+        tuple((name, str(value)) for name, value in trial.point.labels.items() if name not in RUNS) for trial in private
+    }
+    if len(settings) < 2 or sweep.tune is not None:
+        return None
+    data = min((trial.dataset for trial in private), key=lambda each: each.test_size)
+    sizes = [size for size in data.group_sizes if size]
+    share = min(sizes, default=1) / max(sum(sizes), 1)
+    return Design(len(settings), data.test_size, max(1, round(share * data.test_size)), max(1, len(sizes)))
+
+
+def detectable(of: Design, seeds: int, assumed: Assumed = ASSUMED) -> Detectable:
+    """The smallest differences that a design with this number of seeds shows in four of five sweeps."""
+    pairs = of.settings * (of.settings - 1)  # of two metrics
+    freedom = (of.settings - 1) * (seeds - 1)
+    of_seeds = assumed.of_seeds**2 / seeds
+    of_one = assumed.right * (1.0 - assumed.right) / of.smallest
+
+    def smallest(of_examples: float, comparisons: int) -> float:
+        quantiles = 1.0 - TAIL / comparisons, POWER
+        by_seeds = math.sqrt(of_seeds) * sum(float(special.stdtrit(freedom, each)) for each in quantiles)
+        by_examples = math.sqrt(of_examples) * sum(float(special.ndtri(each)) for each in quantiles)
+        return min(1.0, math.hypot(by_seeds, by_examples))
+
+    groups = of.groups
+    return Detectable(
+        seeds,
+        smallest(assumed.unlike / of.examples, pairs),
+        smallest(2.0 * of_one, pairs * groups),
+        smallest(4.0 * of_one, pairs * max(1, groups * (groups - 1))),
+    )
+
+
+def lines(of: Design, planned: int, hours: float | None = None) -> list[str]:
+    """Lines on what a design shows with several numbers of seeds.
+
+    planned: seeds of the sweep. hours: CPU-hours of the sweep as planned, if known.
+    """
+    found = [
+        f"what {of.settings} private settings can show, on {of.examples:,} test examples (the smallest of {of.groups} "
+        f"groups: about {of.smallest:,}): differences in accuracy, worst group, gap, found in 4 of 5 sweeps"
+    ]
+    for seeds in sorted({*SEEDS, planned} - {1}):
+        each = detectable(of, seeds)
+        cost = "" if hours is None else f", {hours * seeds / planned:.3g} CPU-hours"
+        points = ", ".join(map(_points, (each.accuracy, each.worst_group, each.gap)))
+        found.append(f"  {seeds:>2} seeds: {points} points{cost}{' (planned)' * (seeds == planned)}")
+    return [
+        *found,
+        f"  assumed: seeds move a difference by {100 * ASSUMED.of_seeds:g} point, two settings differ on "
+        f"{100 * ASSUMED.unlike:g}% of test examples, groups are right for {100 * ASSUMED.right:g}%",
+    ]
+
+
+def warnings(of: Design, planned: int, asked: float | None) -> list[str]:
+    """A warning if the design cannot show a difference of accuracy as small as ``asked``, a share."""
+    if planned < 2:
+        return ["each setting has one seed, so no difference can be shown; list several, such as seeds: [0, 1, 2]"]
+    if asked is None:
+        return []
+    least = detectable(of, planned).accuracy
+    if least <= asked:
+        return []
+    enough = next((seeds for seeds in range(planned + 1, 101) if detectable(of, seeds).accuracy <= asked), None)
+    advice = f"{enough} seeds would do" if enough else "more seeds do not help; it takes more test examples"
+    return [
+        f"compare.detect asks for {_points(asked)} points of accuracy, but {planned} seeds show differences from "
+        f"{_points(least)} points on; {advice}"
+    ]
+
+
+def _points(share: float) -> str:
+    return "none below 100" if share >= 1.0 else f"{100 * share:.1f}"

@@ -1,0 +1,86 @@
+"""Variance between seeds, pooled over the private settings of a sweep. Pure numpy.
+
+Two or three seeds say little about their own spread; those of all private settings together say more. A setting whose
+runs spread more than those of the others, by an F test, is left out of the pool and keeps its own spread; no setting
+or difference ever gets less than its own. The baseline is not pooled: training without noise spreads less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from scipy import special
+
+from orchestration.comparison.intervals import Array, RunValues, SpreadOfSeeds
+
+_OTHER_SPREAD: Final = 0.1
+"""A setting is left out of the pool if an F test rejects at this level that it spreads no more than the others."""
+
+
+def pooled(settings: Sequence[RunValues]) -> SpreadOfSeeds | None:
+    """The spread between the runs of several settings with the same seeds and splits; None if nothing can be pooled.
+
+    Its degrees of freedom are those of a two-way layout: S (R - 1) for the mean of one of S settings of R seeds whose
+    runs are unrelated, down to R - 1 where all settings of a seed move together, and (S - 1)(R - 1) for a difference.
+    """
+    if len(settings) < 2:
+        return None
+    splits = settings[0].splits
+    freedom = len(splits) - len(np.unique(splits))
+    if freedom < 1:
+        return None
+    apart = np.stack([_apart(each.values, each) for each in settings])
+    usual = np.logical_not(_spreads_more(apart, freedom))
+    kept = [each for each, is_usual in zip(settings, usual, strict=True) if is_usual]
+    if len(kept) < 2:
+        return None
+    own, shared = _covariances(list(apart[usual]), freedom)
+    chances = [_of_chance(each) for each in kept]
+    own_chance, shared_chance = _covariances(chances, freedom * kept[0].resampled.shape[1])
+    return SpreadOfSeeds(own, shared, own_chance, shared_chance, freedom, len(kept))
+
+
+def _apart(values: Array, runs: RunValues) -> Array:
+    found = np.empty_like(values)
+    for split in np.unique(runs.splits):
+        own = runs.splits == split
+        found[own] = values[own] - values[own].mean(0)
+    return found
+
+
+def _of_chance(runs: RunValues) -> Array:
+    """[R B, K]: how far runs of one split move apart when test examples are resampled."""
+    moved = np.where(np.isfinite(runs.resampled), runs.resampled - runs.values[:, None], 0.0)
+    return _apart(moved, runs).reshape(-1, runs.values.shape[1])
+
+
+def _covariances(apart: Sequence[Array], degrees: int) -> tuple[Array, Array]:
+    """Mean covariance of the numbers of one setting, and of those of two settings. apart: [rows, K] by setting."""
+    count = len(apart)
+    of_each = sum(each.T @ each for each in apart)
+    total = np.sum(apart, axis=0)
+    across = (total.T @ total - of_each) / (count * (count - 1))
+    return np.asarray(of_each / count / degrees), np.asarray(across / degrees)
+
+
+def _spreads_more(apart: Array, freedom: int) -> Array:
+    """[S]: whether the runs of a setting, less what all settings of a seed share, spread more than the others'.
+
+    apart: [S, R, K]. By Grubbs' estimator of each variance from those of all differences; needs three settings.
+    """
+    count = len(apart)
+    if count < 3:
+        return np.zeros(count, dtype=bool)
+    scale = np.maximum((apart**2).mean((0, 1)), 1e-300)
+    scaled = apart / np.sqrt(scale)
+    products = np.einsum("srk,trk->st", scaled, scaled)
+    squares = np.diag(products)
+    of_pair = squares[:, None] + squares - 2.0 * products
+    of_one, total = of_pair.sum(1), of_pair.sum() / 2.0
+    alone = np.maximum((of_one - total / (count - 1)) / (count - 2), 0.0)
+    others = (total - of_one) / ((count - 1) * (count - 2) / 2.0) / 2.0
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(others > 0.0, alone / others, np.where(alone > 0.0, np.inf, 0.0))
+    return np.asarray(special.fdtrc(freedom, freedom * (count - 2), ratio) < _OTHER_SPREAD)

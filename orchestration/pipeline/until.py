@@ -1,0 +1,102 @@
+"""Adding seeds until settings are told apart, with verdicts that hold whenever it stops.
+
+At look k, the intervals of all verdicts together have the level 1 - a_k with a_k = 0.05 * 6 / (pi^2 k^2). The a_k add
+up to 0.05 over all looks there could be, so that the probability of any wrong verdict at any look stays below 0.05,
+however the number of looks was decided (alpha spending; a union bound). Every seed is trained and accounted as any
+other, and the composed epsilon counts all of them. Whether to go on depends on results on test data alone.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Final
+
+from accounting.errors import InvalidInput
+from orchestration.comparison.findings import Findings, findings
+from orchestration.comparison.stored import stored_evidence
+from orchestration.pipeline.request import Display, Outcome, RunRequest
+from orchestration.pipeline.stage import run_stage
+from orchestration.pipeline.tuning import run_tuning
+from orchestration.records.manifest import read_manifest
+from orchestration.sweeps.former_defaults import as_meant
+from orchestration.sweeps.schema import SweepSpec, parse_sweep
+from orchestration.sweeps.text import parse_text, with_section
+
+_GROWTH: Final = 1.5
+"""Factor by which the number of seeds grows from look to look, since every look costs level."""
+_FIRST: Final = 2
+"""Least number of seeds of a look: one seed decides nothing."""
+
+
+def run_until_told_apart(request: RunRequest, most: int, display: Display) -> Outcome:
+    """Run the sweep with ever more seeds until every method is told from the best in the main score.
+
+    most: largest number of seeds. A folder that an earlier run of the same file left is continued at its look. Raises:
+    InvalidInput as `run_sweep`, for fewer seeds than two, and for a private selection, whose seeds are drawn.
+    """
+    if request.sweep.tune is not None and request.sweep.tune.is_selection:
+        raise InvalidInput("--until adds seeds, and a private selection draws its own; leave out one of them")
+    if most < _FIRST or most < len(request.sweep.seeds):
+        raise InvalidInput(
+            f"--max-seeds is {most}, and the sweep starts with {max(_FIRST, len(request.sweep.seeds))} seeds; raise it"
+        )
+    text = _begun(request) or _looking(request.text, _seeds(request.sweep.seeds, _FIRST), 1)
+    while True:
+        spec = parse_sweep(text)
+        outcome = _run(replace(request, sweep=spec, text=text), display)
+        if outcome.stopped or outcome.record.failed:
+            return outcome
+        data = outcome.record.data()
+        found = findings(data, stored_evidence(outcome.files, data))
+        seeds = len(spec.seeds)
+        if told_apart(found):
+            display.warn(f"told apart with {seeds} seeds, at look {spec.compare.looks}")
+            return outcome
+        if seeds >= most:
+            display.warn(f"not told apart with {seeds} seeds, as many as --max-seeds allows")
+            return outcome
+        more = min(most, math.ceil(_GROWTH * seeds))
+        display.warn(f"not told apart with {seeds} seeds: {more - seeds} more are trained, which costs privacy")
+        request = replace(request, retry=(), sources=())
+        text = _looking(outcome.record.manifest.text, _seeds(spec.seeds, more), spec.compare.looks + 1)
+
+
+def _run(request: RunRequest, display: Display) -> Outcome:
+    is_tuned = request.sweep.tune is None or request.sweep.adapted is not None
+    return run_stage(request, display) if is_tuned else run_tuning(request, display)
+
+
+def told_apart(found: Findings) -> bool:
+    """Whether every other method is told from the best one in the main score."""
+    best = found.best(found.main.name, found.methods)
+    return best is not None and not found.indistinguishable(best, found.main.name, found.methods)
+
+
+def _begun(request: RunRequest) -> str | None:
+    """The stored file that an earlier run of the same request has grown to; None if there is none."""
+    stored = read_manifest(request.files)
+    if stored is None:
+        return None
+    text = as_meant(stored).text
+    before = parse_sweep(text)
+    return text if before.compare.looks and _asked(before) == _asked(request.sweep) else None
+
+
+def _asked(sweep: SweepSpec) -> dict[str, object]:
+    """The sweep without what looks add to it."""
+    compare = sweep.compare.model_copy(update={"looks": 0})
+    return sweep.model_copy(update={"seeds": (), "adapted": None, "compare": compare}).plain()
+
+
+def _seeds(given: tuple[int, ...], count: int) -> list[int]:
+    """The given seeds, and the smallest others, ``count`` together unless more are given."""
+    others = (seed for seed in range(len(given) + count) if seed not in given)
+    return [*given, *(next(others) for _ in range(count - len(given)))]
+
+
+def _looking(text: str, seeds: list[int], look: int) -> str:
+    """The sweep file with these seeds at this look."""
+    grown = with_section(text, "seeds", seeds, "Seeds that --until told-apart added: written by dpsweep.")
+    compare = parse_text(grown).get("compare") or {}
+    return with_section(grown, "compare", {**compare, "looks": look}, "The look at which verdicts are reached.")

@@ -1,0 +1,75 @@
+"""Intervals cover the truth and verdicts are seldom wrong, in simulated sweeps whose truth is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks.coverage import CASES, Case, gaps, means, measure, positives, private, worst_groups
+from benchmarks.simulated import Population, drawn, simulated
+from orchestration.comparison.extremes import Extreme, corrected
+from orchestration.comparison.intervals import RunValues, moments
+
+QUICK = 12
+"""Sweeps of each case in the gate: enough to notice an interval that covers half of the time."""
+
+
+@pytest.mark.parametrize(
+    ("case", "least"),
+    [
+        (Case(Population((300,), ((-2.9,),), 3, positives=3, of_run=0.3), (positives,)), 0.9),
+        (Case(Population((30,) * 10, ((1.0,) * 10,), 2), (gaps, worst_groups)), 0.9),
+        (Case(Population((300,), ((1.2,),) * 3, 3, of_user=1.5, of_example=0.6, rows=10), (means,)), 0.85),
+    ],
+    ids=["three positives", "ten groups", "users"],
+)
+def test_intervals_cover(case: Case, least: float) -> None:
+    assert measure(case, QUICK)["cover"] >= least
+
+
+def test_one_seed_tells_nothing_apart() -> None:
+    case = replace(CASES["one-seed"], population=replace(CASES["one-seed"].population, sizes=(300,)))
+    assert measure(case, 3)["false"] == 0.0
+
+
+def test_the_worst_of_ten_equal_groups_is_corrected_on_average() -> None:
+    """By the bias of the lowest of ten, and not at all where one group is far below the others."""
+    draw, of, raw, better = np.random.default_rng(0), Extreme("lowest", ("accuracy",)), [], []
+    for truth in (np.full(10, 0.7), np.array([0.3, *[0.9] * 9])):
+        for _ in range(40):
+            value = draw.binomial(60, truth) / 60
+            resampled = draw.binomial(60, value, (1, 200, 10)) / 60
+            reach = np.tile([0.0, 1.0], (10, 1))
+            found = moments(RunValues(value[None], resampled, np.zeros(1, np.int64), np.full(10, 60.0), reach))
+            raw.append(value.min() - truth.min())
+            better.append(corrected(of, found) - truth.min())
+    assert np.mean(raw[:40]) < -0.07
+    assert abs(np.mean(better[:40])) < 0.025
+    assert abs(np.mean(better[40:])) < 0.025
+
+
+def test_users_are_resampled_with_all_their_rows() -> None:
+    """Rows of a user that are all alike say as much as one row."""
+    population = Population((200,), ((0.0,),), 2, of_example=0.0, of_user=8.0, of_run=0.01, of_seed=0.01, rows=20)
+    (owned,) = simulated(population, 1)
+    interval = owned.interval(private(owned)[0], "accuracy")
+    assert interval is not None
+    assert interval.high - interval.low > 0.4, "ten users"
+    assert all(found.users is not None for found in drawn(population, np.random.default_rng(0)).values())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", CASES)
+def test_every_case_covers_and_seldom_errs(name: str) -> None:
+    """Within two Monte Carlo standard errors of the level."""
+    sweeps = 120
+    found = measure(CASES[name], sweeps)
+    error = 2.0 * (0.05 * 0.95 / sweeps) ** 0.5
+    spread_apart = name.startswith("eightfold-r2")
+    for kind, value in found.items():
+        if kind in ("cover", "cover_difference"):
+            assert value >= 0.95 - error, (kind, found)
+        if kind in ("false", "false_front", "reversed"):
+            assert value <= 0.05 + error + 0.05 * spread_apart, (kind, found)

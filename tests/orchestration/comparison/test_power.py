@@ -1,0 +1,76 @@
+"""The differences that a design can show, before and after a sweep."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from accounting.errors import InvalidInput
+from benchmarks.coverage import private
+from benchmarks.simulated import Population, simulated
+from orchestration.comparison.power import ASSUMED, Design, detectable, lines, warnings
+from orchestration.sweeps.schema import parse_sweep
+
+SIX = Design(6, 300, 30, 10)
+
+
+def test_seeds_examples_and_fewer_groups_show_smaller_differences() -> None:
+    found = [detectable(SIX, seeds) for seeds in (2, 3, 5, 10)]
+    assert [each.accuracy for each in found] == sorted((each.accuracy for each in found), reverse=True)
+    assert all(each.accuracy < each.worst_group < each.gap for each in found)
+    assert detectable(Design(6, 30000, 3000, 2), 5).worst_group < found[2].worst_group / 3
+    assert 0.05 < found[2].accuracy < 0.15
+
+
+def test_a_difference_of_the_named_size_is_found_in_most_simulated_sweeps() -> None:
+    """Two settings that vary about as a plan assumes; a difference less than half as large is found less often."""
+    size = detectable(Design(2, 2000, 2000, 1), 5).accuracy
+    base, found = 1.75, []
+    for share in (1.0, 0.4):
+        lower = base - share * size / (0.85 * 0.15)
+        population = Population((2000,), ((base,), (lower,)), 5, of_example=0.0, of_run=0.05)
+        sweeps = list(simulated(population, 6, resamples=100))
+        verdicts = [each.difference(private(each)[0], private(each)[1], "accuracy").verdict for each in sweeps]
+        assert "worse" not in verdicts
+        found.append(verdicts.count("better"))
+        sizes = [each.detectable("accuracy") for each in sweeps]
+        assert all(of is not None and 0.3 * size < of < 3.0 * size for of in sizes)
+    assert found[0] > found[1]
+
+
+def test_a_plan_shows_seeds_with_hours_and_warns_below_what_is_asked() -> None:
+    shown = lines(SIX, 2, hours=1.0)
+    assert "6 private settings" in shown[0]
+    assert re.search(r"^   2 seeds: [\d.]+, [\d.]+, .* points, 1 CPU-hours \(planned\)$", shown[1])
+    assert any("10 seeds" in line and "5 CPU-hours" in line for line in shown)
+    assert f"{100 * ASSUMED.of_seeds:g} point" in shown[-1]
+    (warned,) = warnings(SIX, 2, 0.086)
+    assert "asks for 8.6 points" in warned
+    assert re.search(r"; \d+ seeds would do$", warned)
+    assert "more seeds do not help" in warnings(SIX, 2, 0.001)[0]
+    assert warnings(SIX, 10, 0.2) == []
+    assert "one seed" in warnings(SIX, 1, None)[0]
+
+
+@pytest.mark.parametrize(("written", "share"), [("3 points", 0.03), ("0.03", 0.03), ("1 point", 0.01)])
+def test_what_to_detect_is_in_points_or_a_share(written: str, share: float) -> None:
+    assert parse_sweep(_SWEEP.format(written)).compare.detect == pytest.approx(share)
+
+
+@pytest.mark.parametrize("written", ["much points", "3 %", "3", "-0.1"])
+def test_what_cannot_be_detected_is_refused(written: str) -> None:
+    with pytest.raises(InvalidInput, match="detect"):
+        parse_sweep(_SWEEP.format(written))
+
+
+_SWEEP = """
+name: power
+data: digits
+model: linear
+clipping: [flat, individual]
+privacy: {{target_epsilon: 3, delta: 1.0e-5}}
+epochs: 1
+sampling: {{method: poisson, batch_size: 256}}
+compare: {{detect: {}}}
+"""

@@ -1,0 +1,57 @@
+"""`dpsweep run --until told-apart`: seeds are added until verdicts are reached, and the level allows for looking."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from accounting.errors import InvalidInput
+from orchestration.comparison.evidence import NO_EVIDENCE
+from orchestration.comparison.findings import Findings
+from orchestration.execution.environment import IN_PROCESS
+from orchestration.pipeline import RunRequest, run_sweep
+from orchestration.sweeps.schema import parse_sweep
+
+TEXT = """
+name: until
+data: {name: digits, keep: {8: 0.1}}
+model: linear
+clipping: [flat, individual]
+privacy: {target_epsilon: 3, delta: 1.0e-5}
+sampling: {method: poisson, batch_size: 256}
+epochs: 1
+seeds: [7]
+"""
+
+
+def request(folder: Path, most: int, text: str = TEXT) -> RunRequest:
+    return RunRequest(parse_sweep(text), text, str(folder), IN_PROCESS, "none", most_seeds=most)
+
+
+def test_the_errors_of_all_looks_add_up_to_less_than_one_in_twenty() -> None:
+    levels = [Findings((), NO_EVIDENCE, looks=look).level for look in range(1, 2000)]
+    assert sum(1.0 - level for level in levels) < 0.05
+    assert sum(1.0 - level for level in levels) > 0.0499
+    assert all(one < other for one, other in itertools.pairwise(levels))
+    assert Findings((), NO_EVIDENCE).level == 0.95
+
+
+def test_too_few_seeds_are_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="--max-seeds is 1, and the sweep starts with 2 seeds; raise it"):
+        run_sweep(request(tmp_path / "sweep", 1))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.long
+def test_seeds_are_added_and_counted_and_a_second_run_goes_on(tmp_path: Path) -> None:
+    """Two methods that hardly differ: two seeds, then three, and no more than asked."""
+    first = run_sweep(request(tmp_path / "sweep", 2)).record
+    assert (first.sweep.seeds, first.sweep.compare.looks) == ((7, 0), 1)
+    second = run_sweep(request(tmp_path / "sweep", 3)).record
+    if len(second.sweep.seeds) == 3:
+        assert (second.sweep.seeds, second.sweep.compare.looks) == ((7, 0, 1), 2)
+        assert second.data().looks == 2
+        assert len([trial for trial in second.data().trials if not trial.is_baseline]) == 6
+        assert "read 2 times" in Path(tmp_path / "sweep" / "report.html").read_text()
