@@ -17,7 +17,7 @@ from orchestration.sweeps.schema import parse_sweep
 TEXT = """
 name: until
 data: {name: digits, keep: {8: 0.1}}
-model: linear
+model: logistic
 clipping: [flat, individual]
 privacy: {target_epsilon: 3, delta: 1.0e-5}
 sampling: {method: poisson, batch_size: 256}

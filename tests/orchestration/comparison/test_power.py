@@ -67,7 +67,7 @@ def test_what_cannot_be_detected_is_refused(written: str) -> None:
 _SWEEP = """
 name: power
 data: digits
-model: linear
+model: logistic
 clipping: [flat, individual]
 privacy: {{target_epsilon: 3, delta: 1.0e-5}}
 epochs: 1
