@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from workers.gradients import RandomState, in_its_precision, modes_kept
+from workers.gradients import HiddenState, RandomState, in_its_precision, modes_kept
 
 _MIN_EXAMPLES, _MAX_EXAMPLES, _TARGET_VALUES = 512, 4096, 2**18
 """Smallest and largest pass in examples; between them, examples x max(features, parameters) is the third."""
@@ -45,8 +45,8 @@ def rows_of_size(features: int, parameters: int, widest: int = 0) -> int:
 def widest_layer(model: nn.Module, example: Tensor) -> int:
     """Number of values in the largest module output for ``example`` [1, ...].
 
-    If the model fails on one example, only the modules that ran before the failure count. Modes, buffers and torch's
-    random states are unchanged.
+    If the model fails on one example, only the modules that ran before the failure count. Modes, buffers, other state
+    and torch's random states are unchanged.
     """
     found = [0]
 
@@ -54,7 +54,7 @@ def widest_layer(model: nn.Module, example: Tensor) -> int:
         if isinstance(gives, Tensor):
             found.append(gives.numel())
 
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    buffers, hidden = {name: buffer.clone() for name, buffer in model.named_buffers()}, HiddenState(model, None)
     handles = [module.register_forward_hook(note) for module in model.modules()]
     try:
         with (
@@ -68,4 +68,5 @@ def widest_layer(model: nn.Module, example: Tensor) -> int:
     finally:
         for handle in handles:
             handle.remove()
+        hidden.restore()
     return max(found)

@@ -351,6 +351,33 @@ STEPS: Final[tuple[Mutant, ...]] = (
         "workers/gradients/verification.py",
         ("tests/workers/gradients/test_verification.py",),
         B("raise refused from None", "return True", "rows that are mixed pass in double precision", True),
+        B(
+            "if wrong or strange:",
+            "if wrong:",
+            "derivatives by other rows are not looked at",
+            True,
+            ("tests/workers/gradients/test_row_independence.py",),
+        ),
+        B(
+            "<= ROUNDING * scale)",
+            "<= TOLERANCE * scale)",
+            "couplings that derivatives do not see pass in double precision",
+            True,
+            ("tests/workers/gradients/test_row_independence.py",),
+        ),
+        B(
+            "require_no_traces(sorted(suspects & left))",
+            "pass",
+            "what a model keeps of examples without using it is not noticed",
+            True,
+            ("tests/workers/gradients/test_row_independence.py",),
+        ),
+    ),
+    *bugs_in(
+        "workers/gradients/proofs.py",
+        ("tests/workers/gradients/test_proofs.py",),
+        B("for module in _own_modules():", "for module in ():", "what is shown of one code counts for another", True),
+        B(">= examples", ">= 1", "what is shown of a small batch counts for larger ones", True),
     ),
     *bugs_in(
         "workers/gradients/micro_batches.py",

@@ -3,6 +3,7 @@
 from workers.gradients.checks import check_model
 from workers.gradients.engine import GradientEngine
 from workers.gradients.half_precision import in_its_precision, require_autocast
+from workers.gradients.hidden_state import HiddenState
 from workers.gradients.layers import OUTERMOST
 from workers.gradients.modes import modes_kept, modes_of, set_modes
 from workers.gradients.planners import Planner, ShapePlanner, TimingPlanner
@@ -13,6 +14,7 @@ __all__ = [
     "OUTERMOST",
     "BatchNorms",
     "GradientEngine",
+    "HiddenState",
     "Planner",
     "RandomState",
     "ShapePlanner",

@@ -2,29 +2,103 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.autograd.graph import get_gradient_edge
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils.weak import WeakIdKeyDictionary
 
-from workers.gradients.capture import Capture
-from workers.gradients.verification import Gradients
+from workers.gradients.capture import Capture, Use
+from workers.gradients.factors import ExampleGradients, Instantiated
+from workers.gradients.layers import Layer
+from workers.gradients.verification import LOSSES, Gradients, Kept
 
 Capturing = Callable[[int], AbstractContextManager[Capture]]
 """Number of rows -> the context in which a forward pass is captured."""
 
+_LEVELS: Final = 16
+"""Number of different weights 2^k of losses, k from -8 to 7."""
+
+INPUT: Final = "the input"
+NUMBERS: Final = "numbers from whole numbers of the input"
+"""Names of the tensors, besides parameters, by which losses are differentiated."""
+
+_INTO_THE_FIRST: Final = frozenset({Tensor.__setitem__, Tensor.set_})
+"""Functions that write into their first argument, and do not return it."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """Some examples of a batch that are kept while all others are replaced by copies of them.
+
+    kept, others: indices of examples, ascending. sources [examples]: which example stands at each place once the others
+    are replaced. weights: of the losses of those kept, powers of two, so that products with them are exact. of_others:
+    normal numbers, by which derivatives at the places of others are weighted, so that none cancel.
+    """
+
+    kept: Tensor
+    others: Tensor
+    sources: Tensor
+    weights: Tensor
+    of_others: Tensor
+
+
+def sides_of(examples: int, like: Tensor, turn: int = 0) -> tuple[Side, Side]:
+    """A random half of the examples, of which the first is one and the last is not, and the other half.
+
+    turn: another turn draws another half. At least two examples.
+    """
+    generator = torch.Generator().manual_seed(turn)
+    chosen = torch.zeros(examples, dtype=torch.bool)
+    chosen[torch.randperm(examples - 2, generator=generator)[: (examples - 1) // 2] + 1] = True
+    chosen[0] = True
+    levels = torch.randperm(examples, generator=generator) % _LEVELS - _LEVELS // 2
+
+    def side(kept: Tensor) -> Side:
+        inside, outside = kept.nonzero().squeeze(1), kept.logical_not().nonzero().squeeze(1)
+        sources = torch.arange(examples)
+        sources[outside] = inside[torch.randint(len(inside), (len(outside),), generator=generator)]
+        weights = torch.pow(2.0, levels[inside].double())
+        of_others = torch.randn(len(outside), generator=generator, dtype=torch.float64)
+        device = like.device
+        return Side(
+            kept=inside.to(device),
+            others=outside.to(device),
+            sources=sources.to(device),
+            weights=weights.to(device, like.dtype),
+            of_others=of_others.to(device, like.dtype),
+        )
+
+    return side(chosen), side(~chosen)
+
+
+def spread(examples: int, turn: int, most: int) -> list[int]:
+    """Up to ``most`` different examples: the first, the last, the middle one, and random ones, ascending."""
+    generator = torch.Generator().manual_seed(turn)
+    order = [0, examples - 1, examples // 2, *torch.randperm(examples, generator=generator)[:most].tolist()]
+    return sorted(list(dict.fromkeys(order))[: min(most, examples)])
+
+
+def of_examples(rows: Tensor, examples: Tensor, multiplicity: int) -> Tensor:
+    """The rows of the examples at these indices, K consecutive rows each."""
+    by_example = rows.reshape(-1, multiplicity, *rows.shape[1:])
+    return by_example.index_select(0, examples).flatten(0, 1)
+
 
 @dataclass(frozen=True)
 class ComparedPasses:
-    """Passes over the rows x and y: the gradients of a few single examples, and then a weighted sum over all of them.
+    """Passes over the rows x and y, by the engine and by autograd.
 
-    losses: loss of each row. multiplicity: K consecutive rows are one example. alone: number of single examples, which
-    are spread over the batch. weights: of the examples in the sum, from `different_weights`.
-
-    The sum takes one pass of autograd, and differs if the engine takes a gradient of any example in the batch for
-    another one's, as where a model sorts its rows by length.
+    losses: loss of each row. multiplicity: K consecutive rows are one example. alone: number of single examples that
+    are compared with autograd, spread over the batch. sides: of which one is kept while the others are replaced. sizes:
+    of smaller batches that pass before.
     """
 
     capturing: Capturing
@@ -34,46 +108,185 @@ class ComparedPasses:
     x: Tensor
     y: Tensor
     alone: int
-    weights: Tensor
+    sides: Sequence[Side]
+    sizes: Sequence[int] = ()
 
     @property
     def examples(self) -> int:
         """Number of examples."""
         return len(self.x) // self.multiplicity
 
-    def of_engine(self, count: int) -> list[Gradients]:
-        """The engine's gradients in a batch of the first ``count`` examples."""
-        rows = slice(count * self.multiplicity)
-        with torch.enable_grad(), self.capturing(count * self.multiplicity) as capture:
-            losses = self.losses(self.x[rows], self.y[rows])
-        found = capture.backward(losses, 1.0 / self.multiplicity)
-        one = torch.ones_like(self.weights[:1])
-        singles = [torch.tensor([index], device=self.x.device) for index in self._spread(count)]
-        return [
-            *({name: each.select(index).weighted_sum(one) for name, each in found.items()} for index in singles),
-            {name: each.weighted_sum(self.weights[:count]) for name, each in found.items()},
-        ]
+    @property
+    def singles(self) -> list[int]:
+        """Indices of the single examples: the first, the last, and those between at equal distances."""
+        few = min(self.alone, self.examples)
+        return [round(place * (self.examples - 1) / max(few - 1, 1)) for place in range(few)]
 
-    def of_autograd(self, position: int) -> Gradients:
-        """Autograd's gradient of what has this position in `of_engine` of all examples."""
-        spread = self._spread(self.examples)
-        if position < len(spread):
-            first, count, weights = spread[position], 1, torch.ones_like(self.weights[:1])
-        else:
-            first, count, weights = 0, self.examples, self.weights
-        rows = slice(first * self.multiplicity, (first + count) * self.multiplicity)
+    def of_first(self, count: int) -> None:
+        """Pass the first examples: the fallback compares their number with later ones, to find which axis is theirs."""
+        rows = slice(count * self.multiplicity)
+        self._backward(self.x[rows], self.y[rows])
+
+    def of_single(self, index: int) -> Gradients:
+        """Autograd's gradient of the example at this index, alone."""
+        rows = slice(index * self.multiplicity, (index + 1) * self.multiplicity)
         with torch.enable_grad():
-            losses = self.losses(self.x[rows], self.y[rows]).view(count, self.multiplicity)
-            loss = (losses.mean(1) * weights).sum()
+            loss = self.losses(self.x[rows], self.y[rows]).mean()
         if not loss.requires_grad:
             return dict.fromkeys(self.parameters)
         found = torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True)
         return {name: None if g is None else g.to_dense() for name, g in zip(self.parameters, found, strict=True)}
 
-    def _spread(self, count: int) -> list[int]:
-        """Indices of the single examples among ``count``: the first, the last, and those between at equal distances."""
-        few = min(self.alone, count)
-        return [round(place * (count - 1) / max(few - 1, 1)) for place in range(few)]
+    def of_all(self) -> tuple[list[Gradients], list[Kept]]:
+        """The engine's gradients of the `singles` in the batch, and weighted sums of what is kept by each side."""
+        losses, found = self._backward(self.x, self.y)
+        one = self._ones(1)
+        places = [torch.tensor([index], device=self.x.device) for index in self.singles]
+        singles: list[Gradients] = [
+            {name: found[name].select(at).weighted_sum(one) for name in self._differentiated(found)} for at in places
+        ]
+        return singles, [self._kept(losses, found, side, side.weights) for side in self.sides]
+
+    def of_side(self, side: Side) -> tuple[Kept, list[str]]:
+        """Weighted sums of what is kept where the other examples are replaced, and where others' gradients are not 0.
+
+        Only the losses of those kept are differentiated. Their gradients at the places of other examples, of every
+        layer's output and of the input, are therefore exactly 0 if rows are independent.
+        """
+        x, y = self._of_examples(self.x, side.sources), self._of_examples(self.y, side.sources)
+        losses, found = self._backward(x, y, side)
+        kept = self._kept(losses, found, side, self._ones(len(side.kept)))
+        strange = [name for name, each in found.items() if _is_touched(each.select(side.others), side.of_others)]
+        return kept, strange
+
+    def losses_again(self) -> list[Kept]:
+        """The losses of the examples of each side, as `of_all` computes them."""
+        losses = self._forward(self.x, self.y)[0].detach().view(-1, self.multiplicity)
+        return [{LOSSES: losses[side.kept]} for side in self.sides]
+
+    def forward(self, side: Side | None) -> None:
+        """Compute the losses, with all others replaced if a side is kept."""
+        places = torch.arange(self.examples, device=self.x.device) if side is None else side.sources
+        self._forward(self._of_examples(self.x, places), self._of_examples(self.y, places))
+
+    def rows_of(self, side: Side) -> tuple[int, Tensor]:
+        """Number of rows, and indices of those of the examples that are kept."""
+        rows = torch.arange(len(self.x), device=self.x.device).view(-1, self.multiplicity)
+        return len(self.x), rows[side.kept].flatten()
+
+    def _of_examples(self, rows: Tensor, examples: Tensor) -> Tensor:
+        return of_examples(rows, examples, self.multiplicity)
+
+    def _differentiated(self, found: Mapping[str, ExampleGradients]) -> list[str]:
+        """The parameters among what was differentiated by."""
+        return [name for name in found if name in self.parameters]
+
+    def _ones(self, count: int) -> Tensor:
+        like = next(iter(self.parameters.values()))
+        return torch.ones(count, device=like.device, dtype=like.dtype)
+
+    def _kept(self, losses: Tensor, found: Mapping[str, ExampleGradients], side: Side, weights: Tensor) -> Kept:
+        sums = {name: found[name].select(side.kept).weighted_sum(weights) for name in self._differentiated(found)}
+        return {LOSSES: losses.view(-1, self.multiplicity)[side.kept], **sums}
+
+    def _backward(self, x: Tensor, y: Tensor, side: Side | None = None) -> tuple[Tensor, dict[str, ExampleGradients]]:
+        """Losses, and per-example gradients of their sum, or of the weighted sum of those that ``side`` keeps."""
+        losses, capture = self._forward(x, y)
+        scored = losses
+        if side is not None:
+            with torch.enable_grad():
+                scored = (losses.view(-1, self.multiplicity)[side.kept] * side.weights[:, None]).flatten()
+        return losses.detach(), capture.backward(scored, 1.0 / self.multiplicity)
+
+    def _forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Capture]:
+        """Losses, and what is captured: the layers, and the input where the model runs on one that has a gradient."""
+        try:
+            with _leaves(x, y) as (inputs, leaves), torch.enable_grad(), self.capturing(len(x)) as capture:
+                losses = self.losses(inputs, y)
+            capture.uses.extend(_use(name, leaf, capture.examples) for name, leaf in leaves)
+        except RuntimeError:  # x.numpy(), for one; genuine errors occur again
+            with torch.enable_grad(), self.capturing(len(x)) as capture:
+                losses = self.losses(x, y)
+        return losses, capture
+
+
+@contextmanager
+def _leaves(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, list[tuple[str, Tensor]]]]:
+    """The input as a tensor by which losses are differentiated, and the list of all such tensors with their names."""
+    found = list[tuple[str, Tensor]]()
+    if x.is_floating_point():
+        found.append((INPUT, x.detach().requires_grad_()))
+        with torch.enable_grad():
+            x = found[0][1].clone()  # which the model may change in place
+    with _FromIntegers(len(x), found) as mode:
+        mode.follow(x, y)
+        yield x, found
+
+
+class _FromIntegers(TorchFunctionMode):
+    """Within this context a tensor that is computed from whole numbers of the batch can be differentiated by.
+
+    Such as the output of a frozen embedding, or ``x.float()``. leaves: where zeros are noted that were added to them.
+    Followed is everything that torch computes from the batch. A table that is not, such as that of positions, may have
+    as many entries as the batch has rows, and is the same in all of them.
+    """
+
+    def __init__(self, rows: int, leaves: list[tuple[str, Tensor]]) -> None:
+        super().__init__()
+        self._rows, self._leaves = rows, leaves
+        self._followed = WeakIdKeyDictionary()
+
+    def follow(self, *values: object) -> None:
+        """Follow what is computed from these tensors."""
+        for value in values:
+            if isinstance(value, Tensor):
+                self._followed[value] = True
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        given = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        if not any(each in self._followed for each in given):
+            return output
+        if func in _INTO_THE_FIRST:
+            self.follow(args[0])
+        if self._is_new(output) and any(self._holds_integers(each) for each in given):
+            leaf = torch.zeros_like(output, requires_grad=True)
+            self._leaves.append((f"{NUMBERS} ({len(self._leaves)})", leaf))
+            output = output + leaf
+        self.follow(*pytree.tree_leaves(output))
+        return output
+
+    def _is_new(self, output: object) -> bool:
+        """Whether the output is a floating-point tensor of the batch that no gradient reaches yet, and no view."""
+        return (
+            torch.is_grad_enabled()
+            and type(output) is Tensor
+            and output.is_floating_point()
+            and output.shape[:1] == (self._rows,)
+            and not output.requires_grad
+            and not output._is_view()
+            and output._version == 0
+            and not is_functorch_wrapped_tensor(output)
+        )
+
+    def _holds_integers(self, value: Tensor) -> bool:
+        return value in self._followed and not value.is_floating_point() and value.shape[:1] == (self._rows,)
+
+
+def _use(name: str, leaf: Tensor, examples: int) -> Use:
+    """The tensor [rows, ...] as a layer whose only parameter has a value of its own in each row."""
+    layer = Layer(name, nn.Identity(), {name: name}, "rule")
+
+    def differentiate(grad: Tensor) -> dict[str, ExampleGradients]:
+        return {name: Instantiated(grad.reshape(examples, -1))}
+
+    return Use(layer, [get_gradient_edge(leaf)], differentiate)
+
+
+def _is_touched(others: ExampleGradients, weights: Tensor) -> bool:
+    """Whether any gradient of these examples is not 0; NaN, as of 0 times infinity, is no evidence."""
+    values = others.gradients if isinstance(others, Instantiated) else others.weighted_sum(weights)
+    return bool(((values != 0.0) & ~values.isnan()).any())
 
 
 @dataclass
@@ -94,9 +307,3 @@ class LaterBatches:
             return False
         self.next = 4 * self.seen
         return True
-
-
-def different_weights(examples: int, like: Tensor) -> Tensor:
-    """[examples]: normal numbers, always the same ones, drawn without torch's global generator."""
-    drawn = torch.randn(examples, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    return drawn.to(like.device, like.dtype)

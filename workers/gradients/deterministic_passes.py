@@ -14,6 +14,7 @@ from torch._ops import OpOverload
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from workers.gradients.hidden_state import HiddenState
 from workers.gradients.modes import modes_kept
 from workers.gradients.randomness import RandomState
 
@@ -124,14 +125,14 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
 
 
 @torch.no_grad()
-def draws(model: nn.Module, device: torch.device, run: Callable[[], object]) -> bool:
-    """Whether ``run``, a forward pass of the model, draws random numbers from torch, numpy or Python.
+def draws(model: nn.Module, loss: object, device: torch.device, run: Callable[[], object]) -> bool:
+    """Whether ``run``, a forward pass of model and loss, draws random numbers from torch, numpy or Python.
 
-    If so, results differ from pass to pass. The model, its modes and all random states are restored.
+    If so, results differ from pass to pass. The model, its hidden state, modes and all random states are restored.
     """
     if any(module.training and rate > 0.0 for module, _, rate in _rates(model)):
         return True
-    start, constants = Start(model), ConstantDraws(device)
+    start, constants, hidden = Start(model), ConstantDraws(device), HiddenState(model, loss)
     with RandomState.preserved(device), modes_kept(model):
         before = RandomState.of(device)
         try:
@@ -142,6 +143,7 @@ def draws(model: nn.Module, device: torch.device, run: Callable[[], object]) -> 
             run()
         drawn = constants.replaced or not before.is_current() or not start.is_current()
     start.restore()
+    hidden.restore()
     return drawn
 
 
@@ -194,7 +196,8 @@ def same(left: Tensor, right: Tensor) -> bool:
     """Whether two buffers are equal; NaN equals NaN."""
     if (left.shape, left.dtype, left.layout) != (right.shape, right.dtype, right.layout):
         return False
-    return torch.allclose(_dense(left), _dense(right), rtol=0.0, atol=0.0, equal_nan=True)
+    left, right = _dense(left), _dense(right)
+    return torch.equal(left, right) or torch.allclose(left, right, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 def _dense(tensor: Tensor) -> Tensor:

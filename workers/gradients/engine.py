@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from accounting.errors import InvalidInput, public_text
 from workers.gradients.capture import Capture, capturing
 from workers.gradients.checks import check_model, unchanged
-from workers.gradients.compared_passes import Capturing, ComparedPasses, LaterBatches, different_weights
+from workers.gradients.compared_passes import Capturing, ComparedPasses, LaterBatches, of_examples, sides_of, spread
 from workers.gradients.deferred_checks import Look, Looks, Outputs, Together
 from workers.gradients.deterministic_passes import draws
 from workers.gradients.factors import ExampleGradients, square_together, sum_together, widen
@@ -36,13 +36,14 @@ from workers.gradients.modes import modes_of
 from workers.gradients.norms import Combination, infinite_for_nan
 from workers.gradients.per_row import reading_as_verified
 from workers.gradients.planners import Planner, default_planner
+from workers.gradients.proofs import digest_of, is_proven, note_proven
 from workers.gradients.randomness import RandomState
 from workers.gradients.results import BatchNorms, Pass, WeightedSum, require_same
 from workers.gradients.sums import Sums
 from workers.gradients.verification import in_double_where_rounding_matters, verify
 
-_ALONE, _AGAIN = 3, 4
-"""Number of examples that are verified one by one in the first batch, and together in some later ones."""
+_FEW, _ALONE = 4, 3
+"""Number of examples that are verified together, in the first batch and in some later ones, and of those one by one."""
 
 PerExampleLoss = Callable[[Tensor, Tensor], Tensor]
 """(model output, targets) -> one loss per row."""
@@ -190,7 +191,7 @@ class GradientEngine:
 
     def draws(self, x: Tensor, y: Tensor) -> bool:
         """Whether a pass over these rows draws random numbers, as dropout does, so that norms differ between passes."""
-        return draws(self.model, x.device, lambda: self._losses(x, y))
+        return draws(self.model, self._loss, x.device, lambda: self._losses(x, y))
 
     def _sum_again(self, batch: MicroBatch, first: Pass, weights: Tensor, sums: Sums) -> Tensor:
         """Add the weighted sum of a micro-batch in a second pass. Its gradients are freed on return.
@@ -268,36 +269,67 @@ class GradientEngine:
         return in_double_where_rounding_matters(self._compare_forms, self.model, x, y)
 
     def _compare_forms(self, x: Tensor, y: Tensor) -> bool:
-        """Verify the gradients by the current forms of all layers on a few examples, and on a micro-batch together."""
+        """Verify the gradients by the current forms of all layers on a few examples, and on a micro-batch together.
+
+        The latter depends on model and shapes alone, and is done once for all engines of this process.
+        """
         examples = len(x) // self._multiplicity
         if self._micro_batch_size is not None:
             examples = min(examples, max(_ALONE, self._micro_batch_size))
+        if examples == 0:
+            return False
 
         def anew(rows: int) -> AbstractContextManager[Capture]:
             self._outputs.look_again()
             return self._capturing(rows)
 
-        return examples > 0 and self._agrees(anew, x, y, (1, examples), _ALONE) and examples > 1
+        conclusive = self._agrees(anew, *self._some(x, y, spread(examples, 0, _FEW)), alone=_ALONE)
+        if examples > _FEW:
+            settings = self._multiplicity, self._autocast, [(layer.name, layer.form) for layer in self._layers]
+            digest = digest_of(self.model, self._loss, x, y, *settings)
+            if not is_proven(digest, examples):
+                self._agrees(anew, *self._some(x, y, range(examples)), alone=0)
+                if conclusive:
+                    note_proven(digest, examples)
+        return conclusive and examples > 1
 
     def _compare_again(self, x: Tensor, y: Tensor) -> None:
-        """Verify some examples of a later batch together, if it is to be compared. Raises: InvalidInput."""
-        most, size = len(x) // self._multiplicity, self._micro_batch_size or _AGAIN
+        """Verify some examples of a later batch, if it is to be compared. Raises: InvalidInput."""
+        most, size = len(x) // self._multiplicity, self._micro_batch_size or _FEW
         padded = self._last_micro_batch == "padded"  # then all passes have one shape
-        examples = size * (size <= most) if padded else min(_AGAIN, size, most)
+        examples = size * (size <= most) if padded else min(_FEW, size, most)
         if self._later.is_to_be_compared(examples):
-            first = self._later.seen % (most - examples + 1) * self._multiplicity
-            compare = partial(self._agrees, self._capturing, sizes=(examples,), alone=0)
+            some = self._some(x, y, spread(most, self._later.seen, examples))
             with reading_as_verified():
-                in_double_where_rounding_matters(compare, self.model, x[first:], y[first:])
+                in_double_where_rounding_matters(
+                    partial(self._agrees, self._capturing, alone=1, turn=self._later.seen), self.model, *some
+                )
 
-    def _agrees(self, capturing: Capturing, x: Tensor, y: Tensor, sizes: Sequence[int], alone: int) -> bool:
-        """`verify` in batches of these sizes; ``alone`` examples of the last one are also compared one by one."""
-        count, rows = self._multiplicity, slice(sizes[-1] * self._multiplicity)
-        weights = different_weights(sizes[-1], next(iter(self._parameters.values())))
+    def _some(self, x: Tensor, y: Tensor, examples: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The rows of these examples."""
+        at = torch.tensor(list(examples), device=x.device)
+        return of_examples(x, at, self._multiplicity), of_examples(y, at, self._multiplicity)
+
+    def _agrees(self, capturing: Capturing, x: Tensor, y: Tensor, alone: int, turn: int | None = None) -> bool:
+        """`verify` on these rows; ``alone`` of the examples are also compared one by one.
+
+        turn: of a later batch, in which only one half of the examples, another in each turn, is kept while others are
+        replaced.
+        """
+        examples, like = len(x) // self._multiplicity, next(iter(self._parameters.values()))
+        sides = sides_of(examples, like, turn or 0) if examples > 1 else ()
         passes = ComparedPasses(
-            capturing, self._precise_losses, self._parameters, count, x[rows], y[rows], alone, weights
+            capturing,
+            self._precise_losses,
+            self._parameters,
+            self._multiplicity,
+            x,
+            y,
+            alone,
+            sides if turn is None else sides[turn % 2 :][:1],
+            (1,) if turn is None else (),
         )
-        return verify(self.model, passes.of_engine, passes.of_autograd, sizes)
+        return verify(self.model, self._loss, passes)
 
     def _norm_pass(self, batch: MicroBatch, look: Look) -> Pass:
         """A pass that records its initial random state if it draws, so that it can be repeated."""

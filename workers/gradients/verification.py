@@ -1,24 +1,31 @@
-"""Checks once, on real examples, that the engine's per-example gradients of a model are correct."""
+"""Checks on real examples that the engine's per-example gradients are right, and depend on no other example."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from accounting.errors import InvalidInput, public_text
 from workers.gradients.checks import refuse_changed
 from workers.gradients.deterministic_passes import SHARES, ConstantDraws, Start, same, without_dropout
 from workers.gradients.half_precision import has_half_precision
+from workers.gradients.hidden_state import Contents, HiddenState, changed, require_no_traces
+from workers.gradients.mixing import where_rows_mix
 from workers.gradients.modes import modes_kept
 from workers.gradients.randomness import RandomState
 
 T = TypeVar("T")
+S = TypeVar("S")
+"""Examples of a batch that are kept while all others are replaced."""
 
 TOLERANCE = 1e-2
 """Tolerated difference relative to a parameter's gradient; loose, because wrong formulas and models exceed it."""
@@ -29,44 +36,74 @@ HALF_TOLERANCE = 0.1
 DISPLACEMENT = 0.1
 """Standard deviation by which parameters are perturbed if some gradient is 0, in units of 1 / sqrt(fan in)."""
 
+ROUNDING = 1e-9
+"""Tolerated relative difference, in double precision, of what must not depend on other rows."""
+
+LOSSES: Final = "the losses"
+
 Gradients = Mapping[str, Tensor | None]
 """Gradient by parameter name; None for a parameter that was not used."""
 
+Kept = Mapping[str, Tensor]
+"""Of examples that are kept: `LOSSES`, and weighted sums of gradients by parameter name."""
 
-def verify(
-    model: nn.Module,
-    within: Callable[[int], Sequence[Gradients]],
-    alone: Callable[[int], Gradients],
-    sizes: Sequence[int],
-) -> bool:
-    """Compare the engine's gradient of each example in a batch with autograd's gradient of that example alone.
 
-    within(n): the engine's gradients of a few examples in a batch of n, or of sums of them. alone(i): autograd's i-th
-    of these. sizes: those of the batches, of which the last one is compared; one of size 1 before it shows the
-    fallback which axes are not the batch.
+class Passes(Protocol[S]):
+    """The passes that `verify` compares; `workers.gradients.compared_passes.ComparedPasses` runs and describes them."""
 
-    The two differ if a parameter is also read outside the forward of the module that owns it, which the engine cannot
-    see, or if model or loss mix or reorder the rows of a batch. If the gradient of some parameter is 0 for all
-    examples, as behind layers initialised at 0, gradients are also compared at perturbed parameters. Random draws are
-    replaced by constants (`ConstantDraws`). A model with draws that cannot be replaced is compared in evaluation mode
-    instead, and accepted if it draws there too. Buffers, modes and random states are restored, and parameters unless
-    the model changes them.
+    @property
+    def singles(self) -> list[int]: ...
+    @property
+    def sides(self) -> Sequence[S]: ...
+    @property
+    def sizes(self) -> Sequence[int]: ...
+    def of_first(self, count: int) -> None: ...
+    def of_all(self) -> tuple[list[Gradients], list[Kept]]: ...
+    def of_single(self, index: int) -> Gradients: ...
+    def of_side(self, side: S) -> tuple[Kept, list[str]]: ...
+    def losses_again(self) -> list[Kept]: ...
+    def forward(self, side: S | None) -> None: ...
+    def rows_of(self, side: S) -> tuple[int, Tensor]: ...
+
+
+def verify(model: nn.Module, loss: object, passes: Passes[S]) -> bool:
+    """Compare the engine's gradients with autograd's, and prove that they depend on no other rows of the batch.
+
+    Four comparisons, on the rows of ``passes``:
+
+    1. The engine's gradients of a few examples in the batch are those of autograd of each example alone, up to
+       `TOLERANCE`. They differ if a parameter is also read outside the forward of the module that owns it.
+    2. With some examples kept and all others replaced, loss and gradient of those kept are the same bits.
+       This finds what derivatives do not see: `detach`, rounding, sorting, autograd functions of the model's own.
+    3. In that pass only the losses of those kept are differentiated. By the places of the other examples, in the
+       input and in the output of every layer, their derivative is exactly 0. This finds what rounding would hide.
+    4. Buffers, parameters and other state (`HiddenState`) are the same after passes of different examples, and the
+       losses are the same bits after them.
+
+    If the gradient of some parameter is 0 for all examples, as behind layers initialised at 0, all is also compared at
+    perturbed parameters. Random draws are replaced by constants (`ConstantDraws`). A model with draws that cannot be
+    replaced is compared in evaluation mode instead, and accepted if it draws there too. State, modes and random states
+    are restored, and parameters unless the model changes them.
 
     Returns whether the comparison was conclusive: gradients that are 0 or not finite are no evidence.
 
-    Raises: Disagreement naming the parameters that disagree, InvalidInput naming buffers that depend on the examples,
-    or parameters that a pass changes.
+    Raises: Disagreement naming what disagrees, InvalidInput naming state that depends on the examples, or parameters
+    that a pass changes.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     device, start = parameters[0].device, Start(model)
     tolerance = HALF_TOLERANCE if has_half_precision(model) else TOLERANCE
-    comparison = _Comparison(within, alone, sizes, tolerance, device, start)
     try:
         with RandomState.preserved(device), modes_kept(model), without_dropout(model):
-            done, found = comparison.where_possible(model)
-            if _is_degenerate(found):
-                with _perturbed(parameters):
-                    found += comparison.where_possible(model)[1]
+            hidden = HiddenState(model, loss)
+            comparison = _Comparison(model, passes, tolerance, device, start, hidden)
+            try:
+                done, found = comparison.where_possible()
+                if _is_degenerate(found):
+                    with _perturbed(parameters):
+                        found += comparison.where_possible()[1]
+            finally:
+                hidden.restore()
     finally:
         start.restore()
     return not done or any(bool(_norm(gradients) > 0.0) for gradients in found)
@@ -77,23 +114,23 @@ Compared = tuple[bool, list[Gradients]]
 
 
 @dataclass(frozen=True)
-class _Comparison:
-    """The passes that `verify` compares. start: what parameters and buffers are reset to before each pass."""
+class _Comparison(Generic[S]):
+    """The comparisons of `verify`. start, hidden: state that is reset before each pass."""
 
-    within: Callable[[int], Sequence[Gradients]]
-    alone: Callable[[int], Gradients]
-    sizes: Sequence[int]
+    model: nn.Module
+    passes: Passes[S]
     tolerance: float
     device: torch.device
     start: Start
+    hidden: HiddenState
 
-    def where_possible(self, model: nn.Module) -> Compared:
+    def where_possible(self) -> Compared:
         """Compare in the model's own mode; if its draws cannot be replaced there, in evaluation mode."""
         with suppress(RuntimeError):  # higher-order operators fail in a dispatch mode; genuine errors occur again
             done, found = self._without_chance()
-            if found:
+            if done:
                 return done, found
-        with _evaluating(model):
+        with _evaluating(self.model):
             try:
                 return self._without_chance()
             except RuntimeError:
@@ -111,25 +148,73 @@ class _Comparison:
 
         draws: replaces random draws by constants; None replaces nothing.
         """
-        before, buffers = RandomState.of(self.device), list[Mapping[str, Tensor | None]]()
-        parameters = self.start.fingerprints()
+        before, record = RandomState.of(self.device), _Record()
+        fingerprints = self.start.fingerprints()
 
-        def run(function: Callable[[int], T], argument: int) -> T:
+        def run(function: Callable[[], T]) -> T:
+            """The result of a pass from the same start as all others."""
+            self.hidden.restore()
+            return follow(function)
+
+        def follow(function: Callable[[], T]) -> T:
+            """The result of a pass that starts with the hidden state that the last one has left."""
             self.start.restore()
             with draws or nullcontext():
-                found = _run(function, argument)
+                found = _run(function)
             after = self.start.fingerprints()
-            refuse_changed([name for name, known in parameters.items() if known != after[name]])
-            buffers.append(self.start.buffers())
+            refuse_changed([name for name, known in fingerprints.items() if known != after[name]])
+            record.buffers.append(self.start.buffers())
+            record.hidden.append(self.hidden.contents())
             return found
 
-        *_, compared = [run(self.within, size) for size in self.sizes]
-        pairs = [(ours, run(self.alone, index)) for index, ours in enumerate(compared)]
+        passes, sides = self.passes, self.passes.sides
+        for size in passes.sizes:
+            run(partial(passes.of_first, size))
+        ours, kept = run(passes.of_all)
+        theirs = [run(partial(passes.of_single, index)) for index in passes.singles]
+        replaced = [run(partial(passes.of_side, side)) for side in sides]
+        again = run(passes.losses_again)
         done = before.is_current() if draws is None else not draws.missed
-        if done:
-            _require_independent(buffers)
-            _require_equal(pairs, self.tolerance)
-        return done, [theirs for _, theirs in pairs if done and _norm(theirs).isfinite()]
+        if not done:
+            return False, []
+        _require_independent(record.buffers)
+        suspects = record.different()
+        if suspects and sides:
+            firsts: list[Callable[[], object]] = [partial(passes.forward, side) for side in (None, *sides)]
+            firsts += [partial(passes.of_single, index) for index in passes.singles]
+            ends = []
+            for first in firsts:
+                run(first)
+                ends.append((follow(passes.of_all)[1], record.hidden[-1]))
+            _require_overwritten(suspects, ends, alike=1 + len(sides))
+        for expected, found in zip(kept, again, strict=True):
+            _require_kept({LOSSES: expected[LOSSES]}, found, [], lambda: None)
+        for expected, (found, strange) in zip(kept, replaced, strict=True):
+            _require_kept(expected, found, strange, partial(self._where, follow))
+        _require_equal(list(zip(ours, theirs, strict=True)), self.tolerance)
+        return True, [each for each in theirs if _norm(each).isfinite()]
+
+    def _where(self, follow: Callable[[Callable[[], None]], None]) -> str | None:
+        """The module in which rows begin to depend on each other, if a forward pass shows it."""
+        for side in self.passes.sides:
+            passes = [partial(follow, partial(self.passes.forward, which)) for which in (None, side)]
+            found = where_rows_mix(self.model, self.hidden.restore, passes, *self.passes.rows_of(side))
+            if found is not None:
+                return found
+        return None
+
+
+@dataclass(frozen=True)
+class _Record:
+    """State after each pass."""
+
+    buffers: list[Mapping[str, Tensor | None]] = field(default_factory=list)
+    hidden: list[Contents] = field(default_factory=list)
+
+    def different(self) -> set[str]:
+        """Names of the hidden values that are not the same after all passes."""
+        first, *others = self.hidden
+        return set[str]().union(*(changed(first, other) for other in others))
 
 
 class Disagreement(InvalidInput):
@@ -153,13 +238,30 @@ def in_double_where_rounding_matters(
         try:
             with _double(model):
                 return compare(*(each.double() if each.is_floating_point() else each for each in (x, y)))
+        except Disagreement:
+            raise
         except Exception:  # code of the model may fail in double precision with any error
             raise refused from None
+
+
+class _DoubleForSingle(TorchFunctionMode):
+    """Within this context code that asks for single precision gets double precision."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.float:
+            func = Tensor.double
+        args, kwargs = pytree.tree_map(_doubled, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def _doubled(value: object) -> object:
+    return torch.float64 if value is torch.float32 else value
 
 
 @contextmanager
 def _double(model: nn.Module) -> Iterator[None]:
     """Within this context parameters and buffers are in double precision; then the original tensors are restored."""
+    usual = torch.get_default_dtype()
     parameters = [(parameter, parameter.data) for parameter in model.parameters()]
     buffers = [
         (module, name, value)
@@ -172,8 +274,11 @@ def _double(model: nn.Module) -> Iterator[None]:
             parameter.data = value.double() if value.is_floating_point() else value
         for module, name, value in buffers:
             module._buffers[name] = value.double() if value.is_floating_point() else value.clone()
-        yield
+        torch.set_default_dtype(torch.float64)
+        with _DoubleForSingle():
+            yield
     finally:
+        torch.set_default_dtype(usual)
         for parameter, value in parameters:
             parameter.data = value
         for module, name, value in buffers:
@@ -188,9 +293,9 @@ def _refuse_own_generator(draws: ConstantDraws) -> None:
         )
 
 
-def _run(function: Callable[[int], T], argument: int) -> T:
+def _run(function: Callable[[], T]) -> T:
     try:
-        return function(argument)
+        return function()
     except InvalidInput:
         raise
     except RuntimeError:
@@ -227,6 +332,52 @@ def _require_equal(pairs: Sequence[tuple[Gradients, Gradients]], tolerance: floa
             "forward of the module that owns it: call that module instead of using its parameter elsewhere, or let the "
             "module that uses it own it"
         )
+
+
+def _require_kept(expected: Kept, found: Kept, strange: Sequence[str], place: Callable[[], str | None]) -> None:
+    """Raises: Disagreement if losses or gradients have changed with other rows, or depend on them by their derivative.
+
+    strange: names of what has a derivative that is not 0. place: finds where rows mix, to be named.
+    """
+    size = torch.stack([each.norm() for name, each in expected.items() if name != LOSSES] or [torch.zeros(())]).norm()
+    wrong = dict.fromkeys(
+        name
+        for name in {**expected, **found}
+        if not _is_kept(expected.get(name), found.get(name), size if name != LOSSES else None)
+    )
+    if wrong or strange:
+        where = place()
+        raise Disagreement(
+            f"{', '.join(wrong | dict.fromkeys(strange))} of some examples depend on others of their batch"
+            f"{f', from module {where} on' if where else ''}: the per-example gradients are not those of each example "
+            "alone, and one example may move those of all others. Model and loss must treat the rows of a batch "
+            "independently and keep their order"
+        )
+
+
+def _is_kept(expected: Tensor | None, found: Tensor | None, size: Tensor | None) -> bool:
+    """Whether values are the same bits, or in double precision equal but for rounding, relative to ``size``."""
+    if expected is None or found is None:
+        return all(each is None or not bool(each.any()) for each in (expected, found))
+    if same(expected, found):
+        return True
+    scale = expected.norm() if size is None else size
+    return found.dtype is torch.float64 and bool((found - expected).norm() <= ROUNDING * scale)
+
+
+def _require_overwritten(suspects: set[str], ends: Sequence[tuple[Sequence[Kept], Contents]], alike: int) -> None:
+    """Require that nothing of earlier examples is left after, or used in, a pass that followed one over others.
+
+    A module may note its last output, or keep masks for each size of a batch. ends: the results of a batch after
+    others, and what was hidden then. alike: number of the first of these others that have as many rows as the batch.
+    """
+    expected, hidden = ends[0]
+    left = set[str]().union(*(changed(hidden, other) for _, other in ends[1:alike]))
+    require_no_traces(sorted(suspects & left))
+    for found, _ in ends[1:]:
+        for one, other in zip(expected, found, strict=True):
+            if not all(_is_kept(value, other.get(name), None) for name, value in one.items()):
+                require_no_traces(sorted(suspects))
 
 
 def _agree(ours: Gradients, theirs: Gradients, name: str, tolerance: float) -> bool:

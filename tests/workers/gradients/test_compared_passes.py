@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from accounting.errors import InvalidInput
-from tests.workers.brute_force import gradients_one_by_one, norms_of, per_example_loss
+from tests.workers.brute_force import per_example_loss
 from tests.workers.devices import DEVICE
 from workers.gradients import GradientEngine
 
@@ -48,16 +48,11 @@ def test_rows_that_change_places_anywhere_in_the_first_batch_are_found(lengths: 
         GradientEngine(SortedByLength(), per_example_loss).norms(*texts(*lengths))
 
 
-def test_rows_that_stay_in_place_are_fine_until_some_do_not() -> None:
+def test_a_model_that_would_move_other_rows_is_refused_while_all_stay_in_place() -> None:
+    """Their lengths fall; where some are replaced, they do not."""
     torch.manual_seed(0)
-    model = SortedByLength()
-    engine = GradientEngine(model, per_example_loss)
-    x, y = texts(10, 9, 8, 7, 6, 5, 4, 2)
-    expected = norms_of(gradients_one_by_one(model, x, y))
-    for _ in range(6):
-        torch.testing.assert_close(engine.norms(x, y).norms, expected, rtol=1e-4, atol=0)
     with pytest.raises(InvalidInput, match=DISAGREE):
-        engine_sees(engine, x.flip(0), y, batches=11)  # the sixteenth after the first is compared
+        GradientEngine(SortedByLength(), per_example_loss).norms(*texts(10, 9, 8, 7, 6, 5, 4, 2))
 
 
 def engine_sees(engine: GradientEngine, x: Tensor, y: Tensor, batches: int) -> None:
@@ -92,7 +87,7 @@ def test_tokens_that_are_not_as_many_for_every_example_are_found_in_the_next_bat
     torch.manual_seed(0)
     engine = GradientEngine(PresentTokens(), per_example_loss)
     engine.norms(*tokens(4, 4, 4, 4))
-    with pytest.raises(InvalidInput, match=DISAGREE):
+    with pytest.raises(InvalidInput, match=f"{DISAGREE}|in another way than in the batch that was verified"):
         engine.norms(*tokens(1, 7))
 
 
@@ -102,7 +97,7 @@ def test_a_batch_that_is_too_small_to_compare_leaves_the_comparison_to_the_next_
     engine.norms(*tokens(4, 4, 4, 4))
     for few in (tokens(4), tokens()):
         engine.norms(*few)
-    with pytest.raises(InvalidInput, match=DISAGREE):
+    with pytest.raises(InvalidInput, match=f"{DISAGREE}|in another way than in the batch that was verified"):
         engine.norms(*tokens(1, 7))
 
 

@@ -27,11 +27,13 @@ META = torch.device("meta")
 
 
 class DecidedScalars(TorchDispatchMode):
-    """Answers what the engine asks about values: norms are finite, nothing cancelled, both passes agree."""
+    """Answers what the engine asks about values: norms are finite, nothing cancelled, passes agree."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
             return False if args[0].dtype is torch.bool else 1.0
+        if func is torch.ops.aten.equal.default and args[0].is_meta:
+            return True
         if func is torch.ops.aten._to_copy.default and args[0].is_meta and (kwargs or {}).get("device") != META:
             return torch.ones(args[0].shape, dtype=args[0].dtype)
         return func(*args, **(kwargs or {}))

@@ -1,0 +1,379 @@
+"""What a model and its loss keep besides parameters and buffers: attributes, closures, and globals of the user's code.
+
+A model that stores the mean of its first batch in a Python attribute uses it for all later batches: one example moves
+the gradients of all others, and no noise covers it. `HiddenState` reads such values, and restores them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import sysconfig
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+from types import CellType, FunctionType, MemberDescriptorType, MethodType
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
+
+from accounting.errors import InvalidInput
+
+_OF_TORCH: Final = frozenset(
+    {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training", "forward"}
+)
+"""Attributes of modules that are compared elsewhere, or replaced while a forward pass is captured."""
+
+_NUMBERS: Final = (bool, int, float, complex, str, bytes, type(None))
+_MOST_ENTRIES: Final = 10_000
+"""Largest container whose entries are looked at."""
+_MOST_BYTES: Final = 2**24
+"""Of larger tensors and arrays, every k-th value is compared, so that about this many bytes are."""
+
+_INSTALLED: Final = tuple(
+    str(path)
+    for name in ("stdlib", "purelib", "platlib")
+    for path in (Path(sysconfig.get_path(name)), Path(sysconfig.get_path(name)).resolve())
+)
+
+Contents = Mapping[str, Hashable]
+"""A fingerprint of each value, by its place, such as ``1.mean`` or ``1.seen[0]``."""
+
+
+@dataclass
+class HiddenState:
+    """The attributes of a model's modules and of its loss, and the globals of the modules that define them.
+
+    Followed are lists, tuples, sets, dicts, closures, and objects of the user's own classes, with `__slots__` too.
+    Values in files, in extensions, in caches of functools and in other threads are not seen, nor entries beyond the
+    first `_MOST_ENTRIES` of a container, but for their number. Of tensors and arrays beyond `_MOST_BYTES` some values
+    are seen, and they are not restored.
+    """
+
+    model: nn.Module
+    loss: object
+    _undo: list[Callable[[], None]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._registered = {id(each) for each in (*self.model.parameters(), *self.model.buffers())}
+        self._modules = {id(module): module for module in self.model.modules()}
+        self._roots = {type(module).__module__ for module in self.model.modules()} | _homes(self.loss)
+        self._own = {name for name in self._roots if not is_installed(name)}
+        self.keep()
+
+    def keep(self) -> None:
+        """Take the current values as those that `restore` returns to."""
+        self._undo = []
+        for _ in self._walk(partial(_remember, self._undo)):
+            pass
+
+    def restore(self) -> None:
+        """Set everything back to what it was at the last `keep`."""
+        for undo in self._undo:
+            undo()
+
+    def contents(self) -> dict[str, Hashable]:
+        """Fingerprints of all values; of several that have one name, of all of them."""
+        found: dict[str, list[Hashable]] = {}
+        for name, value in self._walk(_nothing):
+            found.setdefault(name, []).append(value)
+        return {name: tuple(values) for name, values in found.items()}
+
+    def _walk(self, visit: Callable[[object], None]) -> Iterator[tuple[str, Hashable]]:
+        """Name and fingerprint of every value. visit: called with every container, tensor and array on the way."""
+        seen = dict[int, object](self._modules)
+        for name, module in self.model.named_modules():
+            visit(_Attributes(vars(module)))
+            for key, value in list(vars(module).items()):
+                if key not in _OF_TORCH:
+                    yield from self._entries(f"{name}.{key}" if name else key, value, visit, seen)
+        yield from self._entries("loss", self.loss, visit, seen)
+        for kind in {kind for module in self.model.modules() for kind in type(module).__mro__}:
+            if kind.__module__ in self._own:
+                yield from self._of_namespace(f"class {kind.__qualname__}", _Class(kind), visit, seen)
+        for home in sorted(self._own):
+            if home in sys.modules:
+                yield from self._of_namespace(home, _Globals(home), visit, seen)
+
+    def _of_namespace(
+        self, name: str, namespace: _Class | _Globals, visit: Callable[[object], None], seen: dict[int, object]
+    ) -> Iterator[tuple[str, Hashable]]:
+        visit(namespace)
+        for key, value in namespace.values().items():
+            yield from self._entries(f"{name}.{key}", value, visit, seen)
+
+    def _entries(
+        self, name: str, value: object, visit: Callable[[object], None], seen: dict[int, object]
+    ) -> Iterator[tuple[str, Hashable]]:
+        if isinstance(value, (*_NUMBERS, np.generic)):
+            yield name, (type(value).__name__, repr(value))
+            return
+        if id(value) in self._registered or isinstance(value, type):
+            return
+        if id(value) in seen:
+            return
+        seen[id(value)] = value  # kept, so that no other object gets its id
+        if isinstance(value, Tensor | np.ndarray):
+            visit(value)
+            yield name, _fingerprint(value)
+            return
+        yield name, _code_of(value) if isinstance(value, FunctionType) else type(value).__name__
+        for key, part in self._parts(value, visit):
+            yield from self._entries(f"{name}{key}", part, visit, seen)
+
+    def _parts(self, value: object, visit: Callable[[object], None]) -> Iterator[tuple[str, object]]:
+        """The values inside ``value``, with what is added to its name."""
+        if isinstance(value, dict):
+            visit(value)
+            yield "", len(value)
+            yield from ((f"[{str(key)[:40]!r}]", each) for key, each in list(value.items())[:_MOST_ENTRIES])
+        elif isinstance(value, list | tuple | deque):
+            if not isinstance(value, tuple):
+                visit(value)
+            yield "", len(value)
+            yield from ((f"[{place}]", each) for place, each in enumerate(list(value)[:_MOST_ENTRIES]))
+        elif isinstance(value, set | frozenset):
+            if isinstance(value, set):
+                visit(value)
+            yield "", (len(value), sorted(map(repr, list(value)[:_MOST_ENTRIES])))
+        elif isinstance(value, partial):
+            yield from ((f"({key})", each) for key, each in (("", value.func), *enumerate(value.args)))
+            yield ".keywords", value.keywords
+        elif isinstance(value, MethodType):
+            yield ".__func__", value.__func__
+            yield "", value.__self__
+        elif isinstance(value, FunctionType):
+            names = value.__code__.co_freevars
+            for free, cell in zip(names, value.__closure__ or (), strict=True):
+                visit(cell)
+                yield f".{free}", _content(cell)
+            visit(vars(value))
+            yield ".__defaults__", value.__defaults__
+            yield from ((f".{key}", each) for key, each in vars(value).items())
+        elif self._is_followed(type(value).__module__):
+            visit(_Slots(value))
+            yield from ((f".{key}", each) for key, each in _Slots(value).values().items())
+            if hasattr(value, "__dict__"):
+                visit(vars(value))
+                yield from ((f".{key}", each) for key, each in list(vars(value).items()))
+
+    def _is_followed(self, home: str) -> bool:
+        """Whether objects of classes of this module are looked into: those of the packages that the model is of."""
+        return home.partition(".")[0] in {root.partition(".")[0] for root in self._roots}
+
+
+@dataclass(frozen=True)
+class _Attributes:
+    """The attributes of a registered module."""
+
+    found: dict[str, object]
+
+    def values(self) -> dict[str, object]:
+        return {key: value for key, value in self.found.items() if key not in _OF_TORCH}
+
+    def write(self, key: str, value: object) -> None:
+        self.found[key] = value
+
+    def remove(self, key: str) -> None:
+        del self.found[key]
+
+
+@dataclass(frozen=True)
+class _Slots:
+    """The attributes of an object that its classes have named in `__slots__`."""
+
+    owner: object
+
+    def values(self) -> dict[str, object]:
+        slots = {
+            name: slot
+            for kind in type(self.owner).__mro__
+            if "__slots__" in vars(kind)  # not the attributes of classes in C, which may be read-only
+            for name, slot in vars(kind).items()
+            if isinstance(slot, MemberDescriptorType)
+        }
+        return {name: getattr(self.owner, name) for name in slots if hasattr(self.owner, name)}
+
+    def write(self, key: str, value: object) -> None:
+        object.__setattr__(self.owner, key, value)
+
+    def remove(self, key: str) -> None:
+        object.__delattr__(self.owner, key)
+
+
+@dataclass(frozen=True)
+class _Class:
+    """The data attributes of a class."""
+
+    kind: type
+
+    def values(self) -> dict[str, object]:
+        return {key: value for key, value in vars(self.kind).items() if _is_data(value) and not key.startswith("__")}
+
+    def write(self, key: str, value: object) -> None:
+        setattr(self.kind, key, value)
+
+    def remove(self, key: str) -> None:
+        delattr(self.kind, key)
+
+
+@dataclass(frozen=True)
+class _Globals:
+    """The data among the globals of a module."""
+
+    home: str
+
+    def values(self) -> dict[str, object]:
+        found = vars(sys.modules[self.home]).items()
+        return {key: value for key, value in list(found) if _is_data(value) and not key.startswith("__")}
+
+    def write(self, key: str, value: object) -> None:
+        vars(sys.modules[self.home])[key] = value
+
+    def remove(self, key: str) -> None:
+        del vars(sys.modules[self.home])[key]
+
+
+def require_no_traces(kept: Sequence[str]) -> None:
+    """Raises: InvalidInput naming the values ``kept`` of examples that have passed, unless there are none."""
+    if kept:
+        raise InvalidInput(
+            f"model or loss keep {', '.join(kept)} of the examples that pass, neither parameter nor buffer, beyond the "
+            "pass: no noise would cover it, and later examples may be computed with it. Compute such values within an "
+            "example, or fix them"
+        )
+
+
+def changed(before: Contents, after: Contents) -> set[str]:
+    """The names of values that differ, are new, or are gone."""
+    return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+
+
+def _code_of(function: FunctionType) -> Hashable:
+    code = function.__code__
+    return code.co_code, code.co_names, repr(code.co_consts)
+
+
+def _nothing(visited: object) -> None:
+    return None
+
+
+def _remember(undo: list[Callable[[], None]], value: object) -> None:
+    """Add to ``undo`` what sets the visited value back."""
+    if isinstance(value, dict):
+        undo.append(partial(_reset_dict, value, dict(value)))
+    elif isinstance(value, list | deque):
+        undo.append(partial(_reset_sequence, value, list(value)))
+    elif isinstance(value, set):
+        undo.append(partial(_reset_set, value, set(value)))
+    elif isinstance(value, CellType):
+        undo.append(partial(_reset_cell, value, _content(value)))
+    elif isinstance(value, np.ndarray):
+        if value.nbytes <= _MOST_BYTES:
+            undo.append(partial(_reset_array, value, value.copy()))
+    elif isinstance(value, Tensor):
+        if _is_plain(value) and value.nbytes <= _MOST_BYTES:
+            undo.append(partial(_reset_tensor, value, value.detach().clone()))
+    elif isinstance(value, _Attributes | _Slots | _Class | _Globals):
+        undo.append(partial(_reset_namespace, value, value.values()))
+
+
+def _reset_dict(value: dict[Any, Any], content: dict[Any, Any]) -> None:
+    if len(value) != len(content) or any(value.get(key, value) is not each for key, each in content.items()):
+        value.clear()
+        value.update(content)
+
+
+def _reset_sequence(value: list[Any] | deque[Any], content: list[Any]) -> None:
+    if len(value) != len(content) or any(now is not then for now, then in zip(value, content, strict=True)):
+        value.clear()
+        value.extend(content)
+
+
+def _reset_set(value: set[Any], content: set[Any]) -> None:
+    if value != content:
+        value.clear()
+        value.update(content)
+
+
+def _reset_cell(value: CellType, content: object) -> None:
+    if content is not _EMPTY and content is not _content(value):
+        value.cell_contents = content
+
+
+def _reset_array(value: np.ndarray[Any, Any], content: np.ndarray[Any, Any]) -> None:
+    if value.flags.writeable and _fingerprint(value) != _fingerprint(content):
+        value[...] = content
+
+
+@torch.no_grad()
+def _reset_tensor(value: Tensor, content: Tensor) -> None:
+    if _fingerprint(value) != _fingerprint(content):
+        value.data.copy_(content)
+
+
+def _reset_namespace(value: _Attributes | _Slots | _Class | _Globals, content: Mapping[str, object]) -> None:
+    now = value.values()
+    for key, each in content.items():
+        if now.get(key, value) is not each:
+            value.write(key, each)
+    for key in now.keys() - content.keys():
+        value.remove(key)
+
+
+_EMPTY: Final = object()
+
+
+def _content(cell: CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # of a variable that has no value yet
+        return _EMPTY
+
+
+def _is_data(value: object) -> bool:
+    return isinstance(value, (*_NUMBERS, np.generic, np.ndarray, Tensor, dict, list, tuple, set, deque))
+
+
+def _is_plain(value: Tensor) -> bool:
+    """Whether the content can be read and written: not that of a lazy parameter, nor of a subclass of Tensor."""
+    if type(value) not in (Tensor, nn.Parameter, nn.Buffer):
+        return False
+    exotic = value.is_quantized or value.is_meta or is_functorch_wrapped_tensor(value)
+    return value.layout is torch.strided and not exotic
+
+
+def _fingerprint(value: Tensor | np.ndarray[Any, Any]) -> Hashable:
+    """Shape, type and a digest of the content; of large values, of some."""
+    if isinstance(value, Tensor):
+        if not _is_plain(value):
+            return type(value).__name__, id(value), value._version
+        flat = value.detach().reshape(-1)
+        some = flat[:: 1 + flat.nbytes // _MOST_BYTES].cpu().contiguous()
+        content = some.view(torch.uint8).numpy() if some.numel() else np.zeros(0, np.uint8)
+        return tuple(value.shape), str(value.dtype), hashlib.blake2b(content.tobytes()).hexdigest()
+    if value.dtype.hasobject:
+        return value.shape, str(value.dtype), repr(value)
+    every = value.reshape(-1)[:: 1 + value.nbytes // _MOST_BYTES]
+    return value.shape, str(value.dtype), hashlib.blake2b(np.ascontiguousarray(every).tobytes()).hexdigest()
+
+
+def _homes(loss: object) -> set[str]:
+    """The modules that define a loss: a function, a method, a partial, or an object that is called."""
+    if isinstance(loss, partial):
+        return _homes(loss.func)
+    if isinstance(loss, MethodType):
+        return {type(loss.__self__).__module__, loss.__func__.__module__}
+    return {loss.__module__ if isinstance(loss, FunctionType) else type(loss).__module__}
+
+
+@cache
+def is_installed(home: str) -> bool:
+    """Whether the module is of Python or of an installed package, whose globals keep no examples."""
+    file = getattr(sys.modules.get(home), "__file__", None)
+    return home != "__main__" if file is None else str(file).startswith(_INSTALLED)
