@@ -48,6 +48,8 @@ REASONS: Final[Mapping[Reason, str]] = {
     "accountant_not_proven": "no error analysis proves that the accountant rounds upwards",
 }
 """Every reason by its name in files, in words; the words end with what would remove it, if anything does."""
+FROM_ROWS: Final[tuple[Reason, ...]] = ("ranges_from_rows", "classes_from_rows", "groups_from_rows")
+"""Reasons that a source of data can give: what it read off the rows."""
 
 
 class _Claimed(Protocol):

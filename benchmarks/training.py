@@ -48,7 +48,7 @@ from benchmarks.peers import PEERS, installed
 from benchmarks.steps import Make, trained
 from benchmarks.workloads import LARGE, WORKLOADS, Workload
 from workers.devices import choose_device
-from workers.noise import make_noise_source
+from workers.noise_sources import make_noise_source
 from workers.spec import MAX_THREADS
 
 OURS: Mapping[str, Make] = {

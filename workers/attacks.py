@@ -9,85 +9,18 @@ the training set by more than membership. `workers.audit` uses such coins.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import ConfigDict, TypeAdapter, ValidationError
 from torch import nn
 
-from accounting.errors import DataCorruption, InvalidInput, PrivateDetail
-from accounting.records import read_private_sealed, write_private_sealed
-from workers.audit import AuditResult
+from accounting.errors import InvalidInput, PrivateDetail
+from workers.attack_results import GroupAttack
 from workers.data import Dataset
-from workers.evaluation import Evaluation, predict
 from workers.losses import Loss
-from workers.membership import MembershipAttack
+from workers.predictions import predict
 
 Losses = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class GroupAttack:
-    """Attack on one group, measured on ``examples`` examples, half of them members.
-
-    threshold: examples with at most this loss are predicted to be members; chosen on other examples than the measured
-    ones. correct: number of correct predictions; guessing gives half.
-    """
-
-    name: str
-    examples: int
-    threshold: float
-    correct: int
-
-    __pydantic_config__ = ConfigDict(ser_json_inf_nan="strings")
-
-    @property
-    def success_rate(self) -> float:
-        """Share of correct predictions."""
-        return self.correct / self.examples
-
-    @property
-    def standard_error(self) -> float:
-        """Binomial standard error of the success rate, computed at the rate (correct + 1) / (examples + 2).
-
-        At the success rate itself it would be 0 whenever all predictions are correct, even for two examples.
-        """
-        rate = (self.correct + 1) / (self.examples + 2)
-        return math.sqrt(rate * (1.0 - rate) / self.examples)
-
-
-@dataclass(frozen=True)
-class AttackResults:
-    """Results of the audit and the attacks on one trial, named as in `workers.spec.AttackSpec`. Private data.
-
-    training_scores: evaluation of the final model on its training examples, with every group that has any.
-    """
-
-    loss_threshold: tuple[GroupAttack, ...] = ()
-    audit: AuditResult | None = None
-    rmia: tuple[MembershipAttack, ...] = ()
-    training_scores: Evaluation | None = None
-
-    __pydantic_config__ = ConfigDict(ser_json_inf_nan="strings")
-
-
-_RESULTS: TypeAdapter[AttackResults] = TypeAdapter(AttackResults)
-
-
-def write_attacks(uri: str, results: AttackResults) -> None:
-    """Store the results in a file that only its owner may read."""
-    write_private_sealed(uri, _RESULTS.dump_json(results))
-
-
-def read_attacks(uri: str) -> AttackResults:
-    """The stored results; empty if the trial was not attacked. Raises: DataCorruption when they are damaged."""
-    next_step = "restore it from a backup, or delete it: the trial is then shown without attacks"
-    content = read_private_sealed(uri, next_step)
-    try:
-        return AttackResults() if content is None else _RESULTS.validate_json(content)
-    except ValidationError as error:
-        raise DataCorruption(f"{uri} holds no attacks of this version of dpsweep; {next_step}") from error
 
 
 def attack(model: nn.Module, dataset: Dataset, loss: Loss, seed: int) -> tuple[GroupAttack, ...]:

@@ -10,7 +10,6 @@ Preprocessing, released bounds and recorded norms use all rows.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,10 +18,11 @@ from torch import nn
 
 from accounting.attacks import Guesses, best_audited_epsilon, provable
 from accounting.errors import InvalidInput
+from workers.attack_results import AuditResult, GroupAudit
 from workers.data import Dataset
-from workers.evaluation import predict
 from workers.losses import Loss
 from workers.noise import derive_seed
+from workers.predictions import predict
 from workers.sampling import AUDITABLE, RowDraws, Rows
 from workers.spec import AuditSpec, SamplingSpec
 
@@ -50,34 +50,6 @@ class Canaries:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.included = np.array(state["included"], np.bool_)
-
-
-@dataclass(frozen=True)
-class GroupAudit:
-    """Audit on the canaries of one group, or of all groups.
-
-    canaries: number of canaries. guesses: number of them that were guessed. correct: number of correct guesses.
-    epsilon: lower bound on the trial's epsilon that these guesses prove; 0 if they prove none.
-    """
-
-    name: str
-    canaries: int
-    guesses: int
-    correct: int
-    epsilon: float
-
-
-@dataclass(frozen=True)
-class AuditResult:
-    """Lower bounds on epsilon at ``delta`` that hold together with probability ``confidence``. Private data.
-
-    everyone: bound from all canaries. groups: bounds from the canaries of each group with enough to prove anything.
-    """
-
-    delta: float
-    confidence: float
-    everyone: GroupAudit
-    groups: tuple[GroupAudit, ...]
 
 
 def check_audit(spec: AuditSpec, sampling: SamplingSpec, dataset_size: int) -> None:

@@ -17,7 +17,6 @@ from workers.augmentation import augmented, make_augmentation
 from workers.clipping import ClippingMethod, ClippingState, ClipRule, Examples, PublicFacts
 from workers.data import Dataset, Split, as_targets
 from workers.devices import choose_device, room_for_data
-from workers.evaluation import Predictions, predict
 from workers.gradients import (
     BatchNorms,
     GradientEngine,
@@ -30,6 +29,7 @@ from workers.imports import UserCode
 from workers.losses import Loss, build_loss
 from workers.models import build_model
 from workers.noise import start_generator
+from workers.predictions import Predictions, predict
 from workers.rows_at_once import rows_at_once
 from workers.spec import TrialSpec
 
@@ -106,7 +106,7 @@ class BatchGradients(Protocol):
         ...
 
     def predict(self, model: nn.Module, split: Split, dataset: Dataset, loss: Loss) -> Predictions:
-        """Bit-identical to `workers.evaluation.predict`. model: the trained model, or one of the same architecture."""
+        """Bit-identical to `workers.predictions.predict`. model: the trained model, or one of the same architecture."""
         ...
 
     def model_changed(self) -> None:

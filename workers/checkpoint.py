@@ -7,8 +7,6 @@ import io
 from collections.abc import Mapping
 from typing import Any, Final
 
-import torch
-
 from accounting.errors import START_ANEW, DataCorruption, InvalidInput
 from accounting.records import delete, read_private, with_partials, write_private
 
@@ -31,6 +29,8 @@ def save_checkpoint(uri: str, owner: str, state: Mapping[str, Any]) -> None:
     """
     buffer = io.BytesIO()
     buffer.write(_MAGIC + bytes(_DIGEST_BYTES))
+    import torch  # late: who deletes a checkpoint needs no torch
+
     torch.save({"owner": owner, "state": dict(state)}, buffer)
     with buffer.getbuffer() as content:  # without another copy of the state, which is as large as the model
         content[len(_MAGIC) : _START] = hashlib.sha256(content[_START:]).digest()
@@ -57,6 +57,8 @@ def load_checkpoint(uri: str, owner: str) -> dict[str, Any] | None:
         raise DataCorruption(f"{uri} is damaged; restore it from a backup, or {START_ANEW}")
     stored = io.BytesIO(data)
     stored.seek(_START)
+    import torch  # late: as above
+
     content = torch.load(stored, map_location="cpu", weights_only=True)
     if content["owner"] != owner:
         raise InvalidInput(

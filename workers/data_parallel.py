@@ -32,10 +32,11 @@ from accounting.keystream import KeyedStream
 from workers.batch_gradients import Decision, LocalGradients, Weigh
 from workers.clipping import ClippingState
 from workers.data import Dataset, Split
-from workers.evaluation import Predictions, batches_of, predict
 from workers.gradients import BatchNorms, RandomState, WeightedSum, modes_of, set_modes
 from workers.losses import Loss
-from workers.noise import derive_seed, noise_source_kind, start_generator
+from workers.noise import derive_seed, start_generator
+from workers.noise_sources import noise_source_kind
+from workers.predictions import Predictions, batches_of, predict
 from workers.ranks import RankGroup
 from workers.spec import TrialSpec
 

@@ -4,38 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from workers.clipping import ClipRule
 from workers.contributions import Measurement
+from workers.counters import GroupCourse, GroupDepartures
 from workers.rates import mean_by_group
-
-
-@dataclass
-class GroupCourse:
-    """Exact means over the training examples of a group, one per epoch; None if it had no finite loss and norm.
-
-    losses, norms: loss, and gradient norm before clipping, both at the last refresh. biases: norm of the difference
-    between clipped and unclipped gradient, by the clipping rule of the epoch's last step (paper D, Section 4.2).
-    """
-
-    group: int
-    examples: int
-    losses: list[float | None] = field(default_factory=list)
-    norms: list[float | None] = field(default_factory=list)
-    biases: list[float | None] = field(default_factory=list)
-
-
-@dataclass
-class GroupDepartures:
-    """Training examples of a group that have spent the whole budget of a filter. left: number after each epoch."""
-
-    group: int
-    examples: int
-    left: list[int] = field(default_factory=list)
 
 
 def new_courses(groups: Tensor) -> list[GroupCourse]:

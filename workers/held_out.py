@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from accounting.errors import DataCorruption
 from accounting.records import read_private, write_private
-from workers.data import Split
-from workers.evaluation import Predictions
+
+if TYPE_CHECKING:  # these modules load torch
+    from workers.data import Split
+    from workers.predictions import Predictions
 
 
 def write_wrong(uri: str, predictions: Predictions, held_out: Split) -> None:

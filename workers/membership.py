@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -23,12 +23,14 @@ from scipy.special import logsumexp
 from torch import nn
 
 from accounting.records import TrialFiles
+from workers.attack_results import MembershipAttack
 from workers.data import Dataset, Split
 from workers.devices import choose_device
-from workers.evaluation import predict
 from workers.imports import UserCode
 from workers.losses import Loss
-from workers.noise import derive_seed, make_noise_source
+from workers.noise import derive_seed
+from workers.noise_sources import make_noise_source
+from workers.predictions import predict
 from workers.spec import AttackSpec, NormSpec, TrialSpec
 from workers.training import Trainer
 from workers.trial_mechanism import mechanism_of
@@ -40,22 +42,6 @@ _QUANTILE = 1.959963984540054
 """0.975 quantile of the standard normal distribution, for 95% intervals."""
 _LARGEST_LOSS = 700.0
 """Larger, infinite and NaN losses are replaced by this one: exp(-700) is still a positive double."""
-
-
-@dataclass(frozen=True)
-class MembershipAttack:
-    """RMIA on one group, measured on ``examples`` examples, half of them members.
-
-    auc: probability that a member scores above a non-member, ties counting half; guessing gives 0.5. lower, upper: 95%
-    interval of auc. loss_auc: auc of the negative loss as the score, on the same examples.
-    """
-
-    name: str
-    examples: int
-    auc: float
-    lower: float
-    upper: float
-    loss_auc: float
 
 
 def likelihood_ratio_attack(

@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -26,9 +25,9 @@ from torch import Tensor
 
 from accounting.errors import require_finite
 from accounting.keystream import KeyedStream
-from accounting.registry import lookup
 from accounting.rounding import release_grid
 from workers.gaussians import SharedChaChaGaussians
+from workers.noise_sources import noise_source_kind
 
 
 class NoiseSource(Protocol):
@@ -151,47 +150,6 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def _seeded(seed: int, device: torch.device) -> NoiseSource:
-    return SeededNoise(seed, device)
-
-
-def _os_entropy(seed: int, device: torch.device) -> NoiseSource:
-    return KeyedNoise(device)
-
-
-def _os_entropy_secure(seed: int, device: torch.device) -> NoiseSource:
-    return KeyedNoise(device, draws=4)
-
-
-@dataclass(frozen=True)
-class NoiseSourceKind:
-    """A kind of noise source. make: (seed of the trial, device) -> source.
-
-    is_secret: whether noise, batches and all other random choices of the run come from secret keys, not from the seed.
-    If not, the run is reproducible from its seed (research mode).
-    """
-
-    make: Callable[[int, torch.device], NoiseSource]
-    is_secret: bool
-
-
-NOISE_SOURCES: Final[Mapping[str, NoiseSourceKind]] = {
-    "seeded": NoiseSourceKind(_seeded, is_secret=False),
-    "os_entropy": NoiseSourceKind(_os_entropy, is_secret=True),
-    "os_entropy_secure": NoiseSourceKind(_os_entropy_secure, is_secret=True),
-}
-
-
-def noise_source_kind(name: str) -> NoiseSourceKind:
-    """The kind of noise source called ``name``. Raises: InvalidInput naming the nearest valid name."""
-    return lookup(NOISE_SOURCES, name, "noise source")
-
-
-def make_noise_source(name: str, seed: int, device: torch.device) -> NoiseSource:
-    """The noise source called ``name``; a secret one ignores ``seed``."""
-    return noise_source_kind(name).make(seed, device)
 
 
 def derive_seed(seed: int, purpose: str) -> int:

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +18,11 @@ import pyarrow as pa
 
 from accounting.errors import DataCorruption
 from accounting.records import exists, read_private, read_table, write_private
-from workers.data import Dataset, Split
-from workers.evaluation import Predictions
 from workers.tasks import TASKS, task_called
+
+if TYPE_CHECKING:  # these modules load torch
+    from workers.data import Dataset, Split
+    from workers.predictions import Predictions
 
 Users = npt.NDArray[np.int64]
 _USER: Final = "user"

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from accounting.reasons import Reason, union
 from workers.imports import is_import_path
+from workers.noise_sources import noise_source_kind
 from workers.spec import TrialSpec
 
 
@@ -14,8 +15,6 @@ def reasons_of_trial(spec: TrialSpec, of_data: Iterable[Reason]) -> tuple[Reason
 
     of_data: `Source.reasons`, what was read off the rows.
     """
-    from workers.noise import noise_source_kind  # late: it imports torch
-
     if not spec.is_private:
         return ()
     own: dict[Reason, bool] = {

@@ -8,15 +8,14 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final, Protocol
 
 import torch
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter
 from torch import nn
 
-from accounting.errors import START_ANEW, DataCorruption, InvalidInput
+from accounting.errors import START_ANEW, InvalidInput
 from accounting.estimates import Claim
-from accounting.records import read_private
 from workers.clipping import ClippingState
+from workers.counters import COUNTERS, Counters
 from workers.gradients import modes_of, set_modes
-from workers.group_history import GroupCourse, GroupDepartures
 from workers.history import EpochRecord
 
 
@@ -34,20 +33,6 @@ class Stateful(Protocol):
     def restore(self, state: Any) -> None:
         """Continue from a `state`."""
         ...
-
-
-@dataclass
-class Counters:
-    """Exact counts and means over training batches and examples. Private data.
-
-    departures: one for each group with examples, if the clipping method is a filter. courses: likewise, if norms are
-    refreshed.
-    """
-
-    non_finite_gradients: int = 0
-    empty_batches: int = 0
-    departures: list[GroupDepartures] = field(default_factory=list)
-    courses: list[GroupCourse] = field(default_factory=list)
 
 
 @dataclass
@@ -77,10 +62,9 @@ class RunState:
 _HISTORY: TypeAdapter[tuple[EpochRecord, ...]] = TypeAdapter(
     tuple[EpochRecord, ...], config=ConfigDict(ser_json_inf_nan="constants")
 )
-_COUNTERS: TypeAdapter[Counters] = TypeAdapter(Counters)
 _WRITERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "clipping": asdict,
-    "counters": _COUNTERS.dump_json,
+    "counters": COUNTERS.dump_json,
     "history": _HISTORY.dump_json,
 }
 """Writers of the fields that are dataclasses.
@@ -90,19 +74,9 @@ Fields that grow with the epochs become JSON, which keeps every bit of a double 
 """
 _READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "clipping": lambda state: ClippingState(**state),
-    "counters": _COUNTERS.validate_json,
+    "counters": COUNTERS.validate_json,
     "history": _HISTORY.validate_json,
 }
-
-
-def read_counters(uri: str) -> Counters:
-    """The stored counters of a trial; empty if there are none. Raises: DataCorruption when they are damaged."""
-    try:
-        return _COUNTERS.validate_json(read_private(uri))
-    except FileNotFoundError:
-        return Counters()
-    except ValidationError as error:
-        raise DataCorruption(f"{uri} is damaged; restore it from a backup, or run the trial again") from error
 
 
 def _unchanged(value: Any) -> Any:

@@ -13,7 +13,8 @@ from accounting.errors import InvalidInput, require_finite
 from accounting.registry import lookup
 from accounting.samplings import Sampling, sampling_of_sizes
 from workers.chacha import ChaChaBits
-from workers.noise import derive_seed, noise_source_kind
+from workers.noise import derive_seed
+from workers.noise_sources import noise_source_kind
 from workers.poisson_gaps import are_worth_it, rows_by_gaps
 from workers.spec import SamplingSpec
 

@@ -24,6 +24,7 @@ from accounting.mechanism import Selection
 from accounting.samplings import SAMPLINGS, Adjacency
 from accounting.schedules import LARGEST_EPOCHS
 from workers.field_bounds import check_bounds, place_of
+from workers.noise_sources import noise_source_kind
 
 Params = dict[str, Any]
 
@@ -35,8 +36,6 @@ def name_in(registry: Collection[str]) -> GetPydanticSchema:
 
 def known_noise_source(name: str) -> str:
     """``name``. Raises: InvalidInput unless it is registered in `workers.noise`."""
-    from workers.noise import noise_source_kind  # late: it imports torch, which a sweep file does not need
-
     noise_source_kind(name)
     return name
 

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from accounting.errors import START_ANEW, DataCorruption, InvalidInput
 from accounting.records import TrialFiles, read_bytes
 from workers.data import Dataset, Preparation, Scaling, Split, Tokens, load_source
-from workers.evaluation import batch_size, in_batches, slices
 from workers.imports import NO_CODE, UserCode, is_import_path
 from workers.models import build_for_shape, offered
 from workers.own_record import require_same_code
+from workers.predictions import batch_size, in_batches, slices
 from workers.preprocessing import State, make_preprocessing
 from workers.spec import TrialSpec
 from workers.tasks import task_called
@@ -52,7 +52,7 @@ class TrainedModel:
         """Outputs of the model for examples [n, ...]: logits [n, classes], or the outputs of another task.
 
         features: as the data source stores them. Preprocessing and preparation are applied as in the trial's
-        evaluation. The model runs on at most `workers.evaluation.BATCH_SIZE` examples at once; memory holds
+        evaluation. The model runs on at most `workers.predictions.BATCH_SIZE` examples at once; memory holds
         the preprocessed features of all examples and their logits.
 
         Raises: InvalidInput for another shape, or for values that the stored type cannot represent.

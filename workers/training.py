@@ -22,9 +22,10 @@ from workers.audit import Canaries
 from workers.batch_gradients import NO_ANSWER, BatchGradients, Decision, LocalGradients
 from workers.clipping import NORM_ERROR, ClippingState, ClipRule, Examples, make_clipping, released_bound
 from workers.contributions import generator_rate
+from workers.counters import Counters
 from workers.data import Dataset, Split
 from workers.devices import choose_device, sent
-from workers.evaluation import Evaluation, Predictions, evaluate, with_evaluated_on
+from workers.evaluation import Evaluation
 from workers.gradients import RandomState, WeightedSum, modes_of
 from workers.group_history import new_courses, new_departures, note_departures, note_epoch
 from workers.history import EpochRecord
@@ -32,9 +33,10 @@ from workers.imports import NO_CODE, UserCode
 from workers.losses import Loss
 from workers.noise import NoiseSource, derive_seed, seed_torch
 from workers.optimizers import make_average, make_learning_rate_schedule, make_optimizer
+from workers.predictions import Predictions, evaluate, with_evaluated_on
 from workers.recording import NormRecorder, choose_rows, is_due, oldest_norm
 from workers.requirements import check_spec, with_chosen_norms
-from workers.run_state import Counters, CpuGenerator, CudaGenerator, ModelModes, ModelValues, RunState, Stateful
+from workers.run_state import CpuGenerator, CudaGenerator, ModelModes, ModelValues, RunState, Stateful
 from workers.sampling import make_row_draws, make_sampler
 from workers.spec import TrialSpec
 from workers.trial_mechanism import affordable_epochs, moment_order

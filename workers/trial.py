@@ -25,7 +25,8 @@ from accounting.records import (
     write_trace,
     write_users,
 )
-from workers.attacks import AttackResults, attack, write_attacks
+from workers.attack_results import AttackResults, write_attacks
+from workers.attacks import attack
 from workers.audit import audit
 from workers.batch_gradients import LocalGradients
 from workers.checkpoint import fingerprint, forget_checkpoint, load_checkpoint, save_checkpoint
@@ -35,16 +36,16 @@ from workers.data_parallel import DividedGradients, first_random_states, follow,
 from workers.device_use import DeviceUse, write_device_use
 from workers.devices import DeviceMeter, choose_device
 from workers.digests import note_written
-from workers.evaluation import Predictions, counted, evaluate
 from workers.held_out import write_wrong
 from workers.history import Progress, TrainingResult, read_training_result
 from workers.imports import NO_CODE, UserCode
 from workers.losses import build_loss
 from workers.membership import likelihood_ratio_attack
 from workers.models import build_model
-from workers.noise import make_noise_source
+from workers.noise_sources import make_noise_source
 from workers.outcomes import outcomes_of, write_outcomes
 from workers.own_record import require_same_code, store_code
+from workers.predictions import Predictions, counted, evaluate
 from workers.preprocessing import make_preprocessing
 from workers.ranks import RankGroup
 from workers.reasons import reasons_of_trial

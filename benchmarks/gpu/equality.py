@@ -22,7 +22,7 @@ from benchmarks.gpu.phases import Size
 from benchmarks.gpu.record import Record
 from benchmarks.steps import Training, engine_of
 from workers.chacha import keystream
-from workers.noise import make_noise_source
+from workers.noise_sources import make_noise_source
 from workers.spec import Component, DataSpec, ExecutionSpec, TrialSpec
 from workers.trial import run_trial
 

@@ -29,14 +29,14 @@ from orchestration.comparison.settings import label_phrases
 from orchestration.records.published import NON_PRIVATE, Label, PublishedTrial
 from orchestration.records.states import TrialState
 from orchestration.report.prose import together
-from orchestration.sweeps.plan import Plan, PlannedTrial
 from orchestration.tracking.no_tracking import NO_TRACKING
-from workers.data import DatasetDescription
 
-if TYPE_CHECKING:  # these modules load Ray and MLflow
+if TYPE_CHECKING:  # these modules load torch, Ray and MLflow
     from orchestration.execution.prediction import Prediction
     from orchestration.pipeline import Outcome
+    from orchestration.sweeps.plan import Plan, PlannedTrial
     from orchestration.sweeps.schema import SweepSpec
+    from workers.data import DatasetDescription
 
 
 def plan_rows(plan: Plan, sweep: SweepSpec) -> dict[str, Any]:

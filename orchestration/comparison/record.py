@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
-from accounting.reasons import Reason, union
+from accounting.reasons import FROM_ROWS, Reason, union
 from orchestration.comparison import publishing
 from orchestration.comparison.ledger import composed
 from orchestration.comparison.metrics import known, known_of_groups
@@ -31,9 +31,8 @@ from orchestration.records.status import TrialStatus
 from orchestration.sweeps.grid import GridPoint
 from orchestration.sweeps.reasons import reasons_of
 from orchestration.sweeps.schema import SweepSpec
-from workers.attacks import read_attacks
-from workers.data import FROM_ROWS
-from workers.run_state import read_counters
+from workers.attack_results import read_attacks
+from workers.counters import read_counters
 from workers.tasks import task_called
 
 NO_LONGER_ASKED = "kept, though the sweep file no longer asks for it"

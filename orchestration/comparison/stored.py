@@ -25,7 +25,7 @@ from orchestration.sweeps.former_defaults import as_meant
 from orchestration.sweeps.grid import GridPoint, grid
 from orchestration.sweeps.growth import past_of
 from orchestration.sweeps.schema import SweepSpec, parse_sweep
-from workers.noise import noise_source_kind
+from workers.noise_sources import noise_source_kind
 from workers.outcomes import read_outcomes
 
 

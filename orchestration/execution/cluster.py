@@ -341,13 +341,14 @@ def _amounts() -> list[dict[str, float]]:
 def check_versions() -> None:
     """Require this process's versions on every node. Raises: InvalidInput with a line for each node with others."""
     here, task = versions_here(), ray.remote(num_cpus=0, max_retries=2)(versions_here)
-    pending = {
-        f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})": task.options(
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        ).remote()
+    pending = [
+        (
+            f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})",
+            task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(),
+        )
         for node in alive_nodes()
-    }
-    wrong = [f"node {name} has {other}; {SAME}" for name, each in pending.items() if (other := _others(here, each))]
+    ]
+    wrong = [f"node {name} has {other}; {SAME}" for name, each in pending if (other := _others(here, each))]
     if wrong:
         raise InvalidInput("\n".join(wrong))
 

@@ -38,10 +38,10 @@ from orchestration.records.results import (
 )
 from orchestration.sweeps.plan import PlannedTrial
 from orchestration.sweeps.schema import SweepSpec
-from workers.attacks import AttackResults, read_attacks
+from workers.attack_results import AttackResults, read_attacks
+from workers.counters import Counters, read_counters
 from workers.device_use import read_device_use
 from workers.history import Progress, TrainingResult, read_training_result
-from workers.run_state import Counters, read_counters
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ from orchestration.sweeps.plan import Plan, PlannedTrial
 from orchestration.sweeps.schema import SweepSpec
 from orchestration.tracking.protocol import Tracker, tracked
 from orchestration.tracking.recorder import TrackingRecorder
-from workers.noise import noise_source_kind
+from workers.noise_sources import noise_source_kind
 from workers.trial import Progress
 
 

@@ -92,7 +92,7 @@ def damages(files: TrialFiles, result: StoredResult) -> Iterator[str]:
     changed: list[str] = []
     for uri, sha256 in there.items():
         try:
-            if _is_changed(uri, sha256):
+            if _is_changed(uri, sha256, files):
                 changed.append(uri)
                 yield _changed(uri, _accounted_anew(files) if _is_accounted(uri, files) else START_ANEW)
         except UnsafeFile as error:
@@ -136,9 +136,14 @@ def require_unaltered_model(files: TrialFiles, result: StoredResult) -> None:
         require_unaltered(files, result, uri)
 
 
-def _is_changed(uri: str, noted: str) -> bool:
-    """Whether the file is missing from a directory that is there, or has another sha256 than the ``noted`` one."""
-    return digest_of(uri) != noted if exists(uri) else bool(list_files(uri.rpartition("/")[0]))
+def _is_changed(uri: str, noted: str, files: TrialFiles) -> bool:
+    """Whether the file has another sha256 than the ``noted`` one, or is missing.
+
+    A private file may be missing together with all others of its folder: private folders are left out on purpose.
+    """
+    if exists(uri):
+        return digest_of(uri) != noted
+    return not uri.startswith(f"{files.private}/") or bool(list_files(uri.rpartition("/")[0]))
 
 
 def _changed(uri: str, next_step: str) -> str:

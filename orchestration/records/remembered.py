@@ -18,7 +18,7 @@ from typing import Final
 import accounting
 from accounting.errors import DpsweepError
 from accounting.records import make_private_file, make_private_folder
-from workers.data import CACHE
+from workers.user_cache import CACHE
 
 _PACKAGES: Final = ("dpsweep", "dp-accounting", "numpy", "scipy")
 """Packages that compute the answers; with another version of one, everything is computed anew."""

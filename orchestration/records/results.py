@@ -16,10 +16,10 @@ from accounting.records import read_private_sealed, read_sealed, write_private_s
 from orchestration.records.published import IndividualStatistics, PublishedEpoch
 from orchestration.records.release_modes import release_mode
 from orchestration.records.stored_trace import StoredTrace
-from workers.attacks import AttackResults
+from workers.attack_results import AttackResults
+from workers.counters import GroupCourse, GroupDepartures
 from workers.device_use import DeviceUse
 from workers.evaluation import Evaluation
-from workers.group_history import GroupCourse, GroupDepartures
 from workers.history import TrainingResult
 from workers.spec import TrialSpec
 

@@ -19,6 +19,7 @@ from accounting.random_trials import RandomTrials
 from orchestration.records.release_modes import release_mode
 from orchestration.sweeps.text import parse_text
 from orchestration.sweeps.tune import Adapted, DrawnRun, TuneSettings, candidates_of
+from workers.noise_sources import noise_source_kind
 from workers.spec import AttackSpec
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ _SEEDS: Final = 2**31
 
 def check_selection(tune: TuneSettings, sweep: SweepSpec) -> None:
     """Raises: InvalidInput for settings of the sweep that the proof of private selection does not cover."""
-    from workers.noise import noise_source_kind  # late: it imports torch
 
     def refuse(what: str, instead: str) -> None:
         raise InvalidInput(f"tune.privacy {tune.privacy}: {what}; {instead}")

@@ -23,7 +23,7 @@ from accounting.errors import StorageError
 from accounting.records import UnsafeFile, write_bytes_atomically
 from orchestration.records.layout import DATABASE
 from orchestration.tracking.no_tracking import NO_TRACKING
-from workers.data import CACHE
+from workers.user_cache import CACHE
 
 _SCHEME = "sqlite:///"
 

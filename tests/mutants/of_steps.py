@@ -147,15 +147,19 @@ STEPS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "workers/noise.py",
+        "workers/noise_sources.py",
         NOISE,
-        B("std / math.sqrt(self._draws)", "std / self._draws", "noise of four draws is half as large", True),
         B(
-            "return KeyedNoise(device)\n",
-            "return SeededNoise(seed, device)\n",
+            "from workers.noise import KeyedNoise\n\n    return KeyedNoise(device)\n",
+            "from workers.noise import SeededNoise\n\n    return SeededNoise(seed, device)\n",
             "noise of a released model comes from the seed",
             True,
         ),
+    ),
+    *bugs_in(
+        "workers/noise.py",
+        NOISE,
+        B("std / math.sqrt(self._draws)", "std / self._draws", "noise of four draws is half as large", True),
         B(
             ".div_(grid).round_().mul_(grid))",
             ")",

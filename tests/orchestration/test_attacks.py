@@ -21,10 +21,9 @@ from orchestration.sweeps.schema import parse_sweep
 from orchestration.tracking.protocol import group_table
 from tests.orchestration.public_values import is_public, words
 from tests.orchestration.sample_grids import small, trial_in
-from workers.attacks import AttackResults, read_attacks, write_attacks
+from workers.attack_results import AttackResults, MembershipAttack, read_attacks, write_attacks
+from workers.counters import read_counters
 from workers.digests import note_written
-from workers.membership import MembershipAttack
-from workers.run_state import read_counters
 from workers.trial import run_trial
 
 EXAMPLES, CORRECT = 10_007, 7_324

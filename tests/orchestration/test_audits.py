@@ -21,7 +21,7 @@ from orchestration.sweeps.schema import parse_sweep
 from orchestration.tracking.protocol import group_table
 from tests.orchestration.public_values import is_public, words
 from tests.orchestration.sample_grids import keys_of, small
-from workers.attacks import read_attacks, write_attacks
+from workers.attack_results import read_attacks, write_attacks
 from workers.digests import note_written
 from workers.trial import run_trial
 

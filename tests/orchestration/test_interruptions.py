@@ -93,7 +93,7 @@ def is_watched_training(files: SweepFiles) -> bool:
     )
 
 
-OF_THE_MODEL = ("final/", "privacy/", "fairness/", "deviation/", "setting/")
+OF_THE_MODEL = ("final/", "privacy/", "fairness/", "deviation/", "setting/", "system/")
 
 
 def doubled(files: SweepFiles) -> list[str]:

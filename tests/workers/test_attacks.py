@@ -17,21 +17,14 @@ from accounting.errors import DataCorruption, InvalidInput
 from accounting.records.layout import TrialFiles
 from tests.workers.own_code import allowed
 from tests.workers.trial_specs import small_trial
-from workers.attacks import (
-    AttackResults,
-    GroupAttack,
-    attack,
-    attack_losses,
-    best_threshold,
-    read_attacks,
-    write_attacks,
-)
+from workers.attack_results import AttackResults, GroupAttack, read_attacks, write_attacks
+from workers.attacks import attack, attack_losses, best_threshold
 from workers.data import Source, load_dataset, make_split
 from workers.data.cuts import cut
 from workers.digests import noted_when_written
-from workers.evaluation import evaluate, predict
 from workers.losses import build_loss
 from workers.models import build_model
+from workers.predictions import evaluate, predict
 from workers.spec import (
     AttackSpec,
     Component,

@@ -13,7 +13,7 @@ from tests.conftest import set_device
 from tests.workers.devices import DEVICE, NAME
 from tests.workers.gradients.test_engine import CASES
 from tests.workers.trial_specs import small_trial
-from workers.noise import make_noise_source
+from workers.noise_sources import make_noise_source
 
 ROOT = Path(__file__).parents[2]
 

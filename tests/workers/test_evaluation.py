@@ -12,19 +12,10 @@ from torch import nn
 from accounting.errors import InvalidInput
 from workers.data import Dataset, Source, Tokens, load_dataset, make_split
 from workers.data.cuts import cut
-from workers.evaluation import (
-    Evaluation,
-    GroupEvaluation,
-    batches_of,
-    cost_of_privacy,
-    evaluate,
-    fairness,
-    predict,
-    shown_groups,
-    slices,
-)
+from workers.evaluation import Evaluation, GroupEvaluation, cost_of_privacy, fairness, shown_groups
 from workers.losses import build_loss
 from workers.models import build_model
+from workers.predictions import batches_of, evaluate, predict, slices
 from workers.rates import GAPS
 from workers.spec import Component, DataSpec
 

@@ -15,10 +15,10 @@ from accounting.errors import InvalidInput
 from accounting.records.layout import TrialFiles
 from tests.workers.own_code import allowed
 from tests.workers.trial_specs import small_trial
-from workers.attacks import read_attacks
+from workers.attack_results import MembershipAttack, read_attacks
 from workers.data import Source, make_split
 from workers.digests import noted_when_written
-from workers.membership import MembershipAttack, area, auc_interval, balanced, halves, log_ratio
+from workers.membership import area, auc_interval, balanced, halves, log_ratio
 from workers.spec import AttackSpec, Component, DataSpec, NoiseSpec, NormSpec, RmiaSpec, SamplingSpec, TrialSpec
 from workers.trial import run_trial
 

@@ -20,11 +20,11 @@ from tests.workers.trial_runs import norms_of, train
 from tests.workers.trial_specs import small_trial
 from workers.checkpoint import load_checkpoint, save_checkpoint
 from workers.data import load_dataset
-from workers.evaluation import evaluate
 from workers.gradients import GradientEngine
 from workers.gradients.modes import modes_of
 from workers.losses import build_loss
-from workers.noise import make_noise_source
+from workers.noise_sources import make_noise_source
+from workers.predictions import evaluate
 from workers.spec import Component, NormSpec
 from workers.training import Trainer
 from workers.trial_mechanism import mechanism_of

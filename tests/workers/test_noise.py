@@ -20,15 +20,8 @@ from accounting.rounding import release_grid
 from tests.workers.devices import DEVICE
 from workers import gaussians
 from workers.gaussians import BLOCK, ChaChaGaussians
-from workers.noise import (
-    NOISE_SOURCES,
-    KeyedNoise,
-    NoiseSource,
-    derive_seed,
-    make_noise_source,
-    seed_torch,
-    start_generator,
-)
+from workers.noise import KeyedNoise, NoiseSource, derive_seed, seed_torch, start_generator
+from workers.noise_sources import NOISE_SOURCES, make_noise_source
 
 CPU = DEVICE
 every_source = pytest.mark.parametrize("name", NOISE_SOURCES)

@@ -21,7 +21,8 @@ from accounting import InvalidInput, PoissonSampling, Segment, Trace, Unsupporte
 from accounting.records.layout import TrialFiles
 from tests.workers.devices import DEVICE, NAME
 from tests.workers.own_code import code_of
-from workers.audit import AuditResult, Canaries, audit
+from workers.attack_results import AuditResult
+from workers.audit import Canaries, audit
 from workers.clipping import ClipRule
 from workers.clipping.flat import FlatClipping
 from workers.data.base import Dataset, make_split

@@ -28,10 +28,10 @@ from tests.workers.trial_specs import DROPOUT_NET, TUMOURS_READ_ONCE, clipping_b
 from workers.clipping import CLIPPING
 from workers.data import load_dataset
 from workers.data_parallel import first_random_states
-from workers.evaluation import counted, evaluate, predict
 from workers.history import TrainingResult, read_training_result
 from workers.losses import build_loss
 from workers.outcomes import Outcomes, read_outcomes
+from workers.predictions import counted, evaluate, predict
 from workers.sampling import SAMPLERS
 from workers.spec import Component, DataSpec, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
 from workers.trained_model import load_model

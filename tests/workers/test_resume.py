@@ -23,7 +23,7 @@ from tests.workers.resumption import assert_same_trial, run_with_deaths, stored_
 from tests.workers.trial_specs import DROPOUT_NET, FROZEN_TRUNK, TUMOURS, TUMOURS_READ_ONCE, clipping_by, small_trial
 from workers.clipping import CLIPPING
 from workers.history import TrainingResult
-from workers.noise import NOISE_SOURCES
+from workers.noise_sources import NOISE_SOURCES
 from workers.optimizers import OPTIMIZERS
 from workers.sampling import SAMPLERS
 from workers.spec import (

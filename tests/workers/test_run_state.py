@@ -22,7 +22,7 @@ from tests.workers.trial_specs import small_trial
 from workers.checkpoint import load_checkpoint, save_checkpoint
 from workers.data import load_dataset
 from workers.gradients.compared_passes import LaterBatches
-from workers.noise import make_noise_source
+from workers.noise_sources import make_noise_source
 from workers.run_state import ModelValues, RunState
 from workers.spec import Component, NormSpec, SamplingSpec, TrialSpec
 from workers.training import Trainer

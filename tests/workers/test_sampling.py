@@ -25,7 +25,7 @@ from accounting.samplings import (
     TruncatedPoissonSampling,
 )
 from workers.chacha import ChaChaBits
-from workers.noise import NOISE_SOURCES
+from workers.noise_sources import NOISE_SOURCES
 from workers.sampling import (
     SAMPLERS,
     KeyedRows,

@@ -23,11 +23,12 @@ from tests.workers.trial_runs import TRAIN_SIZE, norms_of, train
 from tests.workers.trial_specs import TUMOURS, small_trial
 from workers.batch_gradients import LocalGradients
 from workers.data import Dataset, Split, load_dataset
-from workers.evaluation import Predictions
 from workers.history import Progress, read_training_result
 from workers.losses import Loss
-from workers.noise import SeededNoise, make_noise_source
+from workers.noise import SeededNoise
+from workers.noise_sources import make_noise_source
 from workers.outcomes import Outcomes, read_outcomes
+from workers.predictions import Predictions
 from workers.spec import BudgetSpec, Component, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
 from workers.trained_model import load_trained
 from workers.training import Trainer

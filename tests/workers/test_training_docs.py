@@ -8,7 +8,7 @@ import pytest
 
 from workers.augmentation import AUGMENTATIONS
 from workers.clipping import CLIPPING
-from workers.noise import NOISE_SOURCES
+from workers.noise_sources import NOISE_SOURCES
 from workers.optimizers import AVERAGES, LEARNING_RATE_SCHEDULES, OPTIMIZERS
 from workers.sampling import SAMPLERS
 

@@ -19,7 +19,7 @@ from tests.workers.own_code import code_of
 from tests.workers.trial_runs import train
 from tests.workers.trial_specs import DROPOUT_NET, TUMOURS, small_trial
 from workers.data import load_dataset
-from workers.noise import make_noise_source
+from workers.noise_sources import make_noise_source
 from workers.spec import Component, DataSpec, NormSpec, TrialSpec
 from workers.training import Trainer
 from workers.trial_mechanism import mechanism_of

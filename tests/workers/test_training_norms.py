@@ -21,8 +21,8 @@ from workers.clipping import ClippingState, ClipRule, Examples, PublicFacts
 from workers.clipping.per_layer import PerLayerClipping
 from workers.clipping.protocol import clip_factor
 from workers.contributions import Measurement
+from workers.counters import read_counters
 from workers.group_history import new_courses, note_epoch
-from workers.run_state import read_counters
 from workers.spec import Component, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec
 from workers.trial_mechanism import mechanism_of
 

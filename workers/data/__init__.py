@@ -11,13 +11,12 @@ from accounting.errors import InvalidInput
 from accounting.reasons import Reason
 from accounting.registry import build
 from workers.data.adult import adult
-from workers.data.base import FROM_ROWS, Dataset, Preparation, Scaling, Source, Split, Tokens, as_targets, make_split
+from workers.data.base import Dataset, Preparation, Scaling, Source, Split, Tokens, as_targets, make_split
 from workers.data.breast_cancer import breast_cancer, breast_cancer_wisconsin
 from workers.data.cifar import cifar10
 from workers.data.cuts import cut
 from workers.data.digits import digits
 from workers.data.dutch import dutch
-from workers.data.files import CACHE
 from workers.data.idx import fashion_mnist, mnist
 from workers.data.images import IMAGENET_SCALING, image_folder
 from workers.data.labels import TableTask
@@ -114,8 +113,6 @@ def describe(dataset: Dataset) -> DatasetDescription:
 
 
 __all__ = [
-    "CACHE",
-    "FROM_ROWS",
     "IMAGENET_SCALING",
     "SOURCES",
     "ColumnProfile",

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from accounting.errors import InvalidInput, PrivateDetail, require_choice
-from accounting.reasons import Reason, union
+from accounting.reasons import FROM_ROWS, Reason, union
 from workers.data.mapped import ColumnFiles
 from workers.data.preparation import require_one_by_one
 from workers.tasks import task_called
@@ -195,10 +195,6 @@ class Source:
                 f"example_ids of {self.name!r} are not unique over training and test split; give each example its own"
             )
         require_one_by_one(self.name, self.preparation, self.train.features)
-
-
-FROM_ROWS: Final[tuple[Reason, ...]] = ("ranges_from_rows", "classes_from_rows", "groups_from_rows")
-"""Reasons that a source can give: what it read off the rows."""
 
 
 def _of_rows(reasons: Iterable[Reason]) -> tuple[Reason, ...]:

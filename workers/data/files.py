@@ -21,11 +21,10 @@ from PIL import Image
 
 from accounting.errors import DataCorruption, InvalidInput
 from accounting.registry import lookup
+from workers.user_cache import CACHE
 
 T = TypeVar("T")
 DATA_VARIABLE = "DPSWEEP_DATA"
-CACHE = Path("~/.cache/dpsweep")
-"""Folder for files that can be made or downloaded again. Call ``expanduser`` before use."""
 
 UNREADABLE = (
     *(pa.ArrowException, OSError, EOFError, zlib.error, UnicodeDecodeError),

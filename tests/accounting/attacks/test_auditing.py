@@ -12,7 +12,8 @@ from scipy import stats
 from accounting.attacks import Guesses, audited_epsilon, best_audited_epsilon, p_value, provable
 from accounting.errors import InvalidInput
 from accounting.gaussian import gaussian_epsilon
-from workers.audit import AuditResult, audit_scores
+from workers.attack_results import AuditResult
+from workers.audit import audit_scores
 
 AUDITS, CANARIES = 1000, 100
 

@@ -25,9 +25,9 @@ from orchestration.records.results import TrialResult, read_exact_statistics
 from orchestration.sweeps.plan import PlannedTrial, plan_sweep
 from orchestration.sweeps.schema import SweepSpec, parse_sweep
 from tests.orchestration.sample_grids import small
-from workers.attacks import read_attacks
+from workers.attack_results import read_attacks
+from workers.counters import read_counters
 from workers.history import Progress
-from workers.run_state import read_counters
 from workers.trial import run_trial
 
 DELTA = 1e-4

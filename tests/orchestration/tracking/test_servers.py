@@ -129,8 +129,8 @@ def test_a_server_that_is_away_while_trials_are_recorded_loses_and_doubles_none(
     faults = {4: served.address, 12: served.database}
 
     def told(recording: Recording) -> None:
-        if address := faults.pop(recording.recorded, None):
-            threading.Thread(target=away, args=(address,)).start()
+        for due in [trials for trials in faults if trials <= recording.recorded]:
+            threading.Thread(target=away, args=(faults.pop(due),)).start()
 
     def away(address: str) -> None:
         with paused(address):
