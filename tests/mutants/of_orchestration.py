@@ -330,8 +330,8 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
             True,
         ),
         B(
-            "return digest_of(uri) != noted if exists(uri) else",
-            "return False if exists(uri) else",
+            "return digest_of(uri) != noted\n",
+            "return False\n",
             "altered files are not noticed",
         ),
     ),
