@@ -1,4 +1,4 @@
-"""Preprocessing that is fitted once before training: DP-PCA, and features of a frozen network trained on public data.
+"""Preprocessing that is fitted once before training: DP-PCA, private ranges, and features of a frozen network.
 
 The fitted state is a dictionary of tensors. The checkpoint stores it, so that a resumed run does not draw noise again.
 """
@@ -138,6 +138,107 @@ def _leading_eigenvectors(symmetric: Tensor, count: int) -> Tensor:
     leading = vectors.flip(1)[:, :count]
     largest = leading.gather(0, leading.abs().argmax(0, keepdim=True))
     return leading * largest.sign()
+
+
+@dataclass(frozen=True)
+class RobustRanges:
+    """Numbers of a table, cut to a private range that most rows are in, and scaled to [-1, 1].
+
+    Guarantee: `fit` is one Gaussian mechanism with noise multiplier ``noise_multiplier`` under add/remove and zero-out
+    adjacency. It counts, for each of d columns, how many rows are in each of fixed intervals. A row adds 1 to one count
+    of each column, so the counts divided by sqrt(d) have L2 sensitivity 1; each gets independent noise
+    N(0, noise_multiplier^2). Rows that are not finite count nowhere. Ranges and scaled features are post-processing.
+
+    The intervals become shorter towards both ends of [0, 1], to which declared ranges scale numbers, so that a range
+    may be declared far too wide. columns: number of leading features that are numbers; others stay as they are. None:
+    all. outside: the share of rows that each end cuts. A column whose range is one interval stays as it is.
+    """
+
+    columns: int | None = None
+    noise_multiplier: float = 8.0
+    outside: float = 0.05
+
+    def __post_init__(self) -> None:
+        if self.columns is not None:
+            keep_whole(self, "columns", "columns of robust_ranges", at_least=1)
+        require_finite("noise_multiplier of robust_ranges", self.noise_multiplier, above=0.0)
+        require_finite("outside of robust_ranges", self.outside, above=0.0, below=0.5)
+
+    @property
+    def releases(self) -> tuple[Release, ...]:
+        return (GaussianRelease("robust_ranges", self.noise_multiplier),)
+
+    def output_shape(self, feature_shape: tuple[int, ...]) -> tuple[int, ...]:
+        if len(feature_shape) != 1:
+            raise InvalidInput(f"robust_ranges takes rows of a table, but features have shape {feature_shape}")
+        if self.columns is not None and self.columns > feature_shape[0]:
+            raise InvalidInput(f"columns of robust_ranges is {self.columns}, but a row has {feature_shape[0]} features")
+        return feature_shape
+
+    def fit(self, dataset: Dataset, noise: NoiseSource) -> State:
+        width = self.columns or self.output_shape(dataset.feature_shape)[0]
+        self.output_shape(dataset.feature_shape)
+        counts = interval_counts(dataset.train, dataset, width)
+        released = (
+            noise.added((counts / width**0.5).flatten(), self.noise_multiplier).reshape(counts.shape) * width**0.5
+        )
+        return {"ranges": self._ranges(released.clamp(min=0.0))}
+
+    def _ranges(self, counts: Tensor) -> Tensor:
+        """[columns, 2]: where the shares ``outside`` of the counts [columns, intervals] lie below and above."""
+        total = counts.sum(1, keepdim=True)
+        below = counts.cumsum(1) <= self.outside * total
+        above = counts.flip(1).cumsum(1) <= self.outside * total
+        last = len(EDGES) - 2
+        low, high = below.sum(1).clamp(max=last), last - above.sum(1).clamp(max=last)
+        found = torch.stack((EDGES[low], EDGES[high + 1]), 1)
+        full = torch.tensor([0.0, 1.0], dtype=found.dtype)
+        return torch.where((low < high)[:, None] & (total > 0.0), found, full).float()
+
+    def transform(self, dataset: Dataset, state: State) -> Dataset:
+        low, high = state["ranges"].unbind(1)
+        width, narrowed = len(low), (low > 0.0) | (high < 1.0)
+
+        def scaled(features: Tensor) -> Tensor:
+            rows = dataset.prepare(features).clone()
+            cut = rows[:, :width].clamp(low, high)
+            rows[:, :width] = torch.where(narrowed, 2.0 * (cut - low) / (high - low) - 1.0, rows[:, :width])
+            return rows
+
+        return _with_features(dataset, _in_blocks(_ROWS, scaled), "numbers cut to private ranges and scaled to [-1, 1]")
+
+    def rehearse(self, dataset: Dataset) -> Dataset:
+        self.output_shape(dataset.feature_shape)
+        width = self.columns or dataset.feature_shape[0]
+        return self.transform(dataset, {"ranges": torch.tensor([[0.25, 0.75]]).expand(width, 2)})
+
+
+_GROWTH: Final = 1.6
+"""Ratio of the lengths of neighbouring intervals: 29 of them reach from the middle to within 1e-6 of an end."""
+
+
+def _edges() -> Tensor:
+    """Ends of the intervals in [0, 1], symmetric, geometrically closer towards 0 and 1."""
+    lower = [0.5 * _GROWTH**-step for step in range(29)]
+    return torch.tensor([0.0, *reversed(lower), *(1.0 - each for each in lower[1:]), 1.0], dtype=torch.float64)
+
+
+EDGES: Final = _edges()
+
+
+def interval_counts(split: Split, dataset: Dataset, width: int) -> Tensor:
+    """[width, intervals] float64: how many rows have each of the first ``width`` features in each interval of `EDGES`.
+
+    Sensitivity: sqrt(width) in L2, under add/remove and zero-out adjacency.
+    """
+    total = torch.zeros(width, len(EDGES) - 1, dtype=torch.float64)
+    for start in range(0, len(split), _ROWS):
+        rows = dataset.prepare(split.features[start : start + _ROWS])[:, :width].double()
+        rows = rows[rows.isfinite().all(1)].clamp(0.0, 1.0)
+        places = (torch.searchsorted(EDGES, rows.contiguous(), right=True) - 1).clamp(0, len(EDGES) - 2)
+        for column in range(width):
+            total[column] += torch.bincount(places[:, column], minlength=len(EDGES) - 1)
+    return total
 
 
 @dataclass(frozen=True)
@@ -362,6 +463,7 @@ def _with_features(dataset: Dataset, change: Change, note: str) -> Dataset:
 PREPROCESSING: Final[Mapping[str, Callable[..., Preprocessing]]] = {
     "dp_pca": DPPCA,
     "frozen_features": FrozenFeatures,
+    "robust_ranges": RobustRanges,
 }
 
 

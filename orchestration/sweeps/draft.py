@@ -21,6 +21,8 @@ _MOST_MISSING = 0.5
 _FEWEST_ROWS = 50
 _FEW = 10
 """Up to this many distinct whole numbers, a column may hold codes of categories."""
+_ROWS_FOR_RANGES: Final = 400
+"""With fewer training rows, the noise of private ranges cuts most of them off."""
 _FLAGS: Final = frozenset(("0", "1", "false", "true"))
 _TASKS: Final[Mapping[TableTask, str]] = {
     "regression": "the label is an amount; if its numbers are codes of classes, set classes in its place",
@@ -44,14 +46,14 @@ class TextColumn:
 
 @dataclass(frozen=True)
 class _Subject:
-    """The table and columns of a draft. task: decided by the labels. groups: values of the group column, if any. user:
+    """The table and columns of a draft. task: decided by the labels. groups: profile of the group column, if any. user:
     the column that names the owner of each row, if any."""
 
     path: Path
     labels: tuple[ColumnProfile, ...]
     task: TableTask
     group: str | None
-    groups: tuple[str, ...]
+    groups: ColumnProfile | None
     user: str | None
     text: TextColumn | None
 
@@ -83,6 +85,7 @@ def draft_sweep(
     features = [column for column in table.columns if column.name not in roles]
     left_out = [(each.name, why) for each in features if (why := _unusable(each, table))]
     used = [column for column in features if column.name not in dict(left_out)]
+    used.sort(key=lambda column: column.span is None)  # numbers first, as robust_ranges takes them
     if not used and text is None:
         named = " and ".join(map(repr, filter(None, (*labels, group, user))))
         raise InvalidInput(
@@ -95,7 +98,7 @@ def draft_sweep(
         *(_features(subject, used) if text is None else _text_section(text)),
         "  test_fraction: 0.2    # held out for evaluation",
         *(f"  # left out: {json.dumps(name)}, {why}" for name, why in left_out if text is None),
-        *_training_section(table.rows, subject),
+        *_training_section(table.rows, subject, sum(column.span is not None for column in used)),
     )
     return "\n".join(lines) + "\n"
 
@@ -121,8 +124,10 @@ def _profiled(
     found = tuple(table.column(name, "label") for name in named)
     if task == "classification":
         _named(found[0], "label")
-    groups = () if group is None or group in named else _named(table.column(group, "group"), "group")
-    return table, _Subject(path, found, task, group if groups else None, groups, user, text)
+    of_group = None if group is None or group in named else table.column(group, "group")
+    if of_group is not None:
+        _named(of_group, "group")
+    return table, _Subject(path, found, task, None if of_group is None else group, of_group, user, text)
 
 
 def _task_of(labels: tuple[ColumnProfile, ...]) -> TableTask:
@@ -152,6 +157,8 @@ def _named(column: ColumnProfile, role: str) -> tuple[str, ...]:
 
 def _unusable(column: ColumnProfile, table: TableProfile) -> str | None:
     """Why the column cannot be a feature of the draft, as a relative clause; None if it can."""
+    if column.nested:
+        return f"whose values are nested ({column.nested}); lists of equally many numbers can be features"
     if column.distinct == 0:
         return "which has no values"
     if column.distinct == 1:
@@ -214,12 +221,15 @@ def _data_section(subject: _Subject) -> Iterator[str]:
     yield f"  label: {_text(labels[0]) if len(labels) == 1 else _listed(tuple(labels))}"
     if subject.task == "classification":
         (label,) = subject.labels
-        yield f"  classes: {_listed(label.values or ())}    # CONFIRM: the values of the label that can occur"
+        lacking = _lacking(label)
+        yield f"  classes: {_listed(label.values or ())}    # CONFIRM: the values of the label that can occur{lacking}"
+        yield from _alike(label)
     else:
         yield f"  task: {subject.task}    # CONFIRM: {_TASKS[subject.task]}"
-    if subject.group is not None:
+    if subject.group is not None and subject.groups is not None:
         yield f"  group: {_text(subject.group)}    # whose quality and privacy are compared; it is not a feature here"
-        yield f"  groups: {_listed(subject.groups)}    # CONFIRM"
+        yield f"  groups: {_listed(subject.groups.values or ())}    # CONFIRM{_lacking(subject.groups)}"
+        yield from _alike(subject.groups)
     if subject.user is not None:
         yield f"  user: {_text(subject.user)}    # whose row it is; a user's rows stay together in all splits"
         yield "  # epsilons are those of one row; for users of up to k rows add accounting: {group_sizes: [1, k]}"
@@ -235,44 +245,79 @@ def _features(subject: _Subject, features: list[ColumnProfile]) -> Iterator[str]
     yield f"  features: {_listed(tuple(column.name for column in features))}"
     targets = subject.labels if subject.task == "regression" else ()
     numeric = [column for column in (*targets, *features) if column.span is not None]
+    if written := [column for column in numeric if column.written]:
+        yield "  numbers:    # CONFIRM: the decimal sign of columns that write numbers otherwise than 1234.5"
+        for column in written:
+            yield f"    {_text(column.name)}: {column.written}    # {_SIGNS[column.written or 'point']}"
     if numeric:
         yield "  ranges:    # CONFIRM: numbers are scaled to [0, 1] by their range, and cut at its ends"
     for column in numeric:
         low, high = map(_number, _outward(*(column.span or (0.0, 1.0))))
-        yield f"    {_text(column.name)}: [{low}, {high}]    #{_lacking(column)} read off the data, rounded outwards"
+        yield f"    {_text(column.name)}: [{low}, {high}]    # read off the data, rounded outwards{_lacking(column)}"
         if column.whole and 2 < column.distinct <= _FEW:
             yield f"    # {column.distinct} different whole numbers; if they are codes, list them under categories"
     texts = [column for column in features if column.span is None]
     if texts:
         yield "  categories:    # CONFIRM: one feature for each value; a value that is not listed becomes all zeros"
     for column in texts:
-        yield f"    {_text(column.name)}: {_listed(column.values or ())}    #{_lacking(column)} read off the data"
+        yield f"    {_text(column.name)}: {_listed(column.values or ())}    # read off the data{_lacking(column)}"
+        yield from _alike(column)
+
+
+_SIGNS: Final = {
+    "point": "1,234.5: a decimal point; thousands, currency, percent and units are left out",
+    "comma": "1.234,5: a decimal comma; thousands, currency, percent and units are left out",
+}
 
 
 def _lacking(column: ColumnProfile) -> str:
-    return f" missing in {column.missing:.1%} of the rows, which are left out;" if column.missing else ""
+    """How many rows are left out because this column lacks a value, and what a sweep takes for none."""
+    if not column.missing:
+        return ""
+    known = f" ({', '.join(map(_text, column.markers))} too, unless you list it as a value)" if column.markers else ""
+    return f"; missing in {column.missing:.1%} of the rows, which are left out{known}"
 
 
-def _training_section(rows: int, subject: _Subject) -> Iterator[str]:
+def _alike(column: ColumnProfile) -> Iterator[str]:
+    """A comment on values that differ only by case or blanks."""
+    by_letters: dict[str, list[str]] = {}
+    for value in column.values or ():
+        by_letters.setdefault("".join(value.casefold().split()), []).append(value)
+    for values in by_letters.values():
+        if len(values) > 1:
+            named = " and ".join(map(_text, values))
+            yield f"  # {named} differ only by case or blanks: the same value? If so, spell them alike in the table"
+
+
+def _training_section(rows: int, subject: _Subject, numbers: int) -> Iterator[str]:
     train = max(1, round(0.8 * rows))
-    batch = max(16, min(4096, round(0.05 * train)))
+    batch = max(16, min(4096, round(0.1 * train)))
     delta = 10.0 ** -math.ceil(math.log10(10.0 * rows))
     yield ""
     if subject.text is None:
         yield f"model: logistic    # {_MODELS[subject.task]}; or {{name: mlp, hidden: [64]}}, or a function of your own"
     else:
         yield "model: transformer    # small; or a function of your own"
+    if subject.text is None and numbers and train >= _ROWS_FOR_RANGES:
+        yield "# Cuts the numbers to ranges that hold 90 % of the rows, found with noise: a release inside the target."
+        yield "# Of use where tails are heavy, or the ranges above wide."
+        yield f"preprocessing: {{name: robust_ranges, columns: {numbers}, noise_multiplier: 8}}"
     if subject.task != "classification":
         yield f"loss: {_LOSSES[subject.task]}"
-    rate = 0.1 if subject.task == "regression" else 1.0  # mse is steeper than cross-entropy, and diverges at 1
+    rate = 0.1 if subject.task == "regression" else 2.0  # mse is steeper than cross-entropy, and diverges at 1
     yield f"optimizer: {{name: sgd, learning_rate: {rate}}}"
-    yield f"sampling: {{method: poisson, batch_size: {batch}}}    # each row joins a batch with probability {batch} / n"
-    yield "epochs: 20"
+    yield f"sampling: {{method: poisson, batch_size: {batch}}}    # a tenth of the rows: noise costs large batches less"
+    yield "epochs: 30    # 300 steps; too few, and the baseline learns little, too many, and each step has more noise"
     yield ""
     yield "clipping:"
     yield "  - none    # the non-private baseline"
-    yield "  - {name: flat, bound: 0.5}    # DP-SGD; compare several bounds before you compare methods"
-    yield "  - {name: dpsgd_f, bound: 0.5, count_memory: 0.9}    # larger bounds for groups that are clipped more"
+    yield "  - {name: flat, bound: 1.0}    # DP-SGD; about the norm of a row's gradient with features in [-1, 1]"
+    yield "  - {name: dpsgd_f, bound: 1.0, count_memory: 0.9}    # larger bounds for groups that are clipped more"
+    yield "# What matters most is the bound and the learning rate. To let each setting choose its own:"
+    places = "clipping.bound: [0.3, 1, 3], optimizer.learning_rate: [0.5, 2, 8]"
+    yield f"# tune: {{parameters: {{{places}}}, privacy: unaccounted}}"
+    if subject.text is None:
+        yield "reference: true    # a rule on one column and a linear model beside the baseline: is it as good?"
     yield "noise: constant"
     yield "seeds: [0, 1, 2]    # of training; differences smaller than between seeds mean nothing"
     yield ""

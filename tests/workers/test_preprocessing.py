@@ -25,8 +25,10 @@ from workers.data.images import IMAGENET_SCALING
 from workers.history import Progress
 from workers.noise import SeededNoise
 from workers.preprocessing import (
+    EDGES,
     PREPROCESSING,
     State,
+    interval_counts,
     make_preprocessing,
     planned_releases,
     second_moments,
@@ -170,7 +172,7 @@ class TestCost:
             make_preprocessing(Component("frozen_features")).output_shape((40,))
 
     def test_every_preprocessing_states_its_releases(self) -> None:
-        assert set(PREPROCESSING) == {"dp_pca", "frozen_features"}
+        assert set(PREPROCESSING) == {"dp_pca", "frozen_features", "robust_ranges"}
 
     @pytest.mark.parametrize(
         ("params", "message"),
@@ -354,3 +356,55 @@ def test_a_rehearsal_has_the_shape_and_type_of_the_real_thing(digits: Dataset) -
         rehearsed = pca.rehearse(dataset)
         assert rehearsed.train.features.shape == real.train.features.shape
         assert rehearsed.train.features.dtype == real.train.features.dtype == torch.float32
+
+
+class TestRobustRanges:
+    """Numbers with a heavy tail are cut to where most rows are; the release costs what it says."""
+
+    RANGES = Component("robust_ranges", {"noise_multiplier": 0.5})
+
+    def heavy(self) -> Dataset:
+        drawn = np.random.default_rng(0)
+        tips, flags = np.minimum(drawn.lognormal(0.8, 0.5, 4000) / 1000.0, 1.0), drawn.random(4000) < 0.3
+        return rows_dataset(np.column_stack([tips, flags.astype(float)]))
+
+    def test_most_rows_spread_over_the_new_range_and_flags_stay(self) -> None:
+        prepared, state = preprocess(self.RANGES, self.heavy(), noise())
+        (low, high), flag = state["ranges"]
+        tips = self.heavy().train.features[:, 0]
+        assert float((tips < low).float().mean()) + float((tips > high).float().mean()) < 0.12
+        column = prepared.train.features[:, 0]
+        assert column.min() == -1.0
+        assert column.max() == 1.0
+        assert column.std() > 0.3
+        assert flag.tolist() == [0.0, 1.0]
+        assert torch.equal(prepared.train.features[:, 1], self.heavy().train.features[:, 1].float())
+
+    def test_one_row_moves_the_counts_by_at_most_the_sensitivity(self) -> None:
+        drawn = np.random.default_rng(1)
+        rows = drawn.random((50, 7)) ** 6
+        strange = np.full((1, 7), np.nan)
+        for record in (rows[:1], np.ones((1, 7)), strange):
+            one, other = rows_dataset(rows), rows_dataset(np.concatenate([rows, record]))
+            moved = interval_counts(other.train, other, 7) - interval_counts(one.train, one, 7)
+            assert float(torch.linalg.vector_norm(moved)) <= 7**0.5 + 1e-12
+
+    def test_the_noise_has_the_stated_size(self) -> None:
+        class Recorder(SeededNoise):
+            def normal(self, shape: tuple[int, ...], std: float) -> torch.Tensor:
+                assert (shape, std) == ((2 * (len(EDGES) - 1),), 0.5)
+                return super().normal(shape, std)
+
+        preprocess(self.RANGES, self.heavy(), Recorder(0, DEVICE))
+        assert planned_releases(self.RANGES) == (GaussianRelease("robust_ranges", 0.5),)
+
+    def test_columns_after_the_numbers_stay_as_they_are(self) -> None:
+        component = Component("robust_ranges", {"columns": 1, "noise_multiplier": 0.5})
+        prepared, state = preprocess(component, self.heavy(), noise())
+        assert state["ranges"].shape == (1, 2)
+        assert prepared.feature_shape == (2,)
+
+    @pytest.mark.parametrize("params", [{"columns": 0}, {"noise_multiplier": 0.0}, {"outside": 0.5}, {"columns": 3}])
+    def test_what_is_impossible_is_refused(self, params: dict[str, float]) -> None:
+        with pytest.raises(InvalidInput, match="robust_ranges"):
+            preprocess(Component("robust_ranges", params), self.heavy(), noise())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +10,7 @@ import pyarrow.compute as compute
 
 from accounting.errors import InvalidInput
 from accounting.registry import nearest
+from workers.data.conventions import MISSING_SPELLINGS, Convention, convention_of, parsed
 from workers.data.table import distinct, read_table
 from workers.data.tabular import as_text, is_numeric, numbers
 
@@ -20,7 +21,9 @@ class ColumnProfile:
 
     span: smallest and largest number; None if the column does not hold numbers. whole: whether all numbers are whole.
     values: distinct values as text, as a sweep declares them; None for more than the limit. distinct: number of
-    distinct values. missing: share of the rows without a value, in [0, 1].
+    distinct values. missing: share of the rows without a value, in [0, 1]. written: how the texts write numbers, if
+    they do. markers: texts besides the empty one that count as missing. nested: the type of values that cannot be read.
+    quantiles: the numbers at 5 %, 95 % and 99 % of the rows.
     """
 
     name: str
@@ -29,6 +32,10 @@ class ColumnProfile:
     values: tuple[str, ...] | None
     distinct: int
     missing: float
+    written: Convention | None = None
+    markers: tuple[str, ...] = ()
+    nested: str = ""
+    quantiles: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -49,21 +56,42 @@ class TableProfile:
 
 
 def profile_table(path: str, texts: tuple[str, ...], most_values: int) -> TableProfile:
-    """The profile of a .csv or .parquet file. texts: columns read as text, even if they hold numbers.
+    """The profile of a .csv, .tsv or .parquet file. texts: columns read as text, even if they hold numbers.
 
     Values are listed up to ``most_values``. Raises: InvalidInput for a missing file or one without rows, DataCorruption
     for one that cannot be read.
     """
-    first = read_table(path, texts)
+    first = read_table(path, dict.fromkeys(texts, ()))
     if first.num_rows == 0:
         raise InvalidInput(f"the table {path} has no rows; give a table with a header and at least one row")
-    spelt = read_table(path, first.column_names)
+    spelt = read_table(path, dict.fromkeys(first.column_names, MISSING_SPELLINGS[1:]))
     as_texts = {*texts, *(name for name in first.column_names if not _holds_numbers(first[name], spelt[name]))}
-    rows = read_table(path, as_texts)
+    rows = read_table(path, dict.fromkeys(as_texts, ()))
+    written = {name: _written(rows[name]) for name in rows.column_names if name in as_texts and name not in texts}
     return TableProfile(
         rows.num_rows,
-        tuple(_column(name, rows[name], name in as_texts, most_values) for name in rows.column_names),
+        tuple(
+            replace(
+                _column(name, rows[name], name in as_texts, most_values, written.get(name)),
+                markers=_markers(spelt[name]),
+            )
+            for name in rows.column_names
+        ),
     )
+
+
+def _written(values: pa.ChunkedArray) -> Convention | None:
+    """How a column of texts writes numbers, if it does."""
+    if not pa.types.is_string(values.type):
+        return None
+    return convention_of(compute.unique(values).drop_null().to_pylist())
+
+
+def _markers(spelt: pa.ChunkedArray) -> tuple[str, ...]:
+    """The texts of a column that count as missing, without the empty one."""
+    if not pa.types.is_string(spelt.type):
+        return ()
+    return tuple(sorted(set(compute.unique(spelt).drop_null().to_pylist()).intersection(MISSING_SPELLINGS[1:])))
 
 
 def _holds_numbers(values: pa.ChunkedArray, spelt: pa.ChunkedArray) -> bool:
@@ -74,7 +102,13 @@ def _holds_numbers(values: pa.ChunkedArray, spelt: pa.ChunkedArray) -> bool:
     return not (is_text and compute.any(compute.match_substring_regex(spelt, r"^[+-]?0[0-9]")).as_py())
 
 
-def _column(name: str, values: pa.ChunkedArray, is_text: bool, most_values: int) -> ColumnProfile:
+def _column(
+    name: str, values: pa.ChunkedArray, is_text: bool, most_values: int, written: Convention | None
+) -> ColumnProfile:
+    if pa.types.is_nested(values.type):
+        return ColumnProfile(name, None, False, None, 0, 0.0, nested=str(values.type))
+    if written is not None:
+        values, is_text = parsed(values, written), False
     known = as_text(values, f"column {name!r}").drop_null()
     count, missing = compute.count_distinct(known).as_py(), 1.0 - len(known) / len(values)
     found = distinct(known) if 0 < count <= most_values else None
@@ -85,4 +119,6 @@ def _column(name: str, values: pa.ChunkedArray, is_text: bool, most_values: int)
     if present.size == 0:
         return ColumnProfile(name, None, False, found, count, missing)
     whole = bool((present == present.round()).all())
-    return ColumnProfile(name, (float(present.min()), float(present.max())), whole, found, count, missing)
+    span, (low, high, top) = (float(present.min()), float(present.max())), np.quantile(present, (0.05, 0.95, 0.99))
+    quantiles = float(low), float(high), float(top)
+    return ColumnProfile(name, span, whole, found, count, missing, written, quantiles=quantiles)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +21,7 @@ from accounting.errors import InvalidInput, PrivateDetail
 from accounting.reasons import Reason
 from accounting.registry import nearest
 from workers.data.base import Source, Split, make_split, numbered, repeated
+from workers.data.conventions import MISSING_SPELLINGS, Convention, parsed
 from workers.data.files import reader_of, reading, require_path
 from workers.data.labels import Classes, Flags, Labels, NoLabels, TableTask, Targets, label_columns
 from workers.data.spelling import Value, Values, as_declared, names
@@ -76,6 +77,7 @@ class Declared:
     categories: Mapping[str, Values]
     classes: Values | None
     groups: Mapping[str, Values]
+    numbers: Mapping[str, Convention] = field(default_factory=dict)
 
     def covers(self, name: str) -> bool:
         """Whether the range or the categories of a feature are declared."""
@@ -90,7 +92,8 @@ class Declared:
         columns: dict[str, list[Value]] = {} if user is None else {user: []}
         grouped = ((group, self.groups.get(group)) for group in groups)
         classes = ((label, self.classes) for label in labels if self.task == "classification")
-        for name, values in (*classes, *grouped, *self.categories.items()):
+        written = ((name, None) for name in self.numbers)
+        for name, values in (*classes, *grouped, *self.categories.items(), *written):
             columns.setdefault(name, []).extend(values or ())
         return columns
 
@@ -149,9 +152,10 @@ def table(
     categories: Mapping[str, Values] | None = None,
     classes: Values | None = None,
     groups: Values | Mapping[str, Values] | None = None,
+    numbers: Mapping[str, Convention] | None = None,
     task: TableTask = "classification",
 ) -> Source:
-    """Rows of a .csv (UTF-8, with a header) or .parquet file.
+    """Rows of a .parquet, .csv or .tsv file (UTF-8 or UTF-16, with a header; commas, semicolons or tabs separate).
 
     label: the column of classes; for task ``regression``, one or several columns of numbers, scaled if in ``ranges``;
     for ``multi_label``, columns of 0 and 1. group: one column, or several, such as ["sex", "race"], whose intersections
@@ -162,24 +166,30 @@ def table(
     columns become one-hot. classes, groups: declared values; for several group columns, {column: [values]}. Ranges,
     categories, classes and groups that are not declared are taken from the rows, which is not private; a note says so,
     and these groups are shown as "group 1", "group 2". Rows with a missing value (in CSV an empty field, NA, NaN or
-    null) are left out. Example ids count the rows of the file, then those of ``test_path``.
+    null, unless that is declared as a value) are left out. A column of lists of equally many numbers, such as an
+    embedding, is read as columns "emb[0]", "emb[1]", ...; other nested columns can have no role. numbers: {column:
+    point or comma}, the decimal sign of columns that write numbers with thousands, a currency, percent or a unit; a
+    text that is no number is missing. Example ids count the rows of the file, then those of ``test_path``.
 
     Raises: InvalidInput for unknown columns and undeclared values; DataCorruption for unreadable files.
     """
     labels = label_columns(label, task)
     by = () if group is None and task != "classification" else attributes("table", labels if group is None else group)
-    declared = Declared(task, ranges or {}, categories or {}, classes, declared_groups(by, groups))
+    declared = Declared(task, ranges or {}, categories or {}, classes, declared_groups(by, groups), numbers or {})
     texts = declared.texts(labels, by, user)
-    rows = read_table(path, texts)
-    roles = _roles(rows.column_names, labels, by, user, features, (*declared.ranges, *declared.categories))
-    tables = [used_columns(rows, roles, texts, path)]
+    rows = _with_numbers(read_table(path, texts), declared, path)
+    described = (*declared.ranges, *declared.categories, *declared.numbers)
+    roles = _roles(rows.column_names, labels, by, user, features, described)
+    tables = [used_columns(rows, roles, texts, path, declared.numbers)]
     if test_path is not None:
         require_other(test_path, path)
-        tables.append(used_columns(read_table(test_path, texts), roles, texts, test_path))
+        others = _with_numbers(read_table(test_path, texts), declared, test_path)
+        tables.append(used_columns(others, roles, texts, test_path, declared.numbers))
     encoding = encoding_of(tables[0], roles, declared)
     users = user_names(tables, user)
     splits = [encoding.split(part, first_id, users) for part, first_id in zip(tables, (0, rows.num_rows), strict=False)]
-    is_complete = all(part.num_rows == len(split) for part, split in zip(tables, splits, strict=True))
+    left_out, total = sum(len(part) for part in tables) - sum(map(len, splits)), sum(len(part) for part in tables)
+    missing = f"{left_out:,} of {total:,} rows ({left_out / total:.1%}) are left out: they lack a value"
     return Source(
         Path(path).stem,
         splits[0],
@@ -187,9 +197,18 @@ def table(
         encoding.group_names,
         encoding.labels.names,
         task=task,
-        notes=encoding.notes if is_complete else (*encoding.notes, "rows with a missing value are left out"),
+        notes=(*encoding.notes, missing) if left_out else encoding.notes,
         reasons=encoding.reasons,
     )
+
+
+def _with_numbers(rows: pa.Table, declared: Declared, path: str) -> pa.Table:
+    """The rows with the columns of ``numbers`` as numbers. Raises: InvalidInput for an unknown column."""
+    for name, convention in declared.numbers.items():
+        if name not in rows.column_names:
+            raise no_column(name, path, rows.column_names)
+        rows = rows.set_column(rows.column_names.index(name), name, parsed(rows[name], convention))
+    return rows
 
 
 def require_other(test_path: str, path: str) -> None:
@@ -224,25 +243,73 @@ def declared_groups(by: Sequence[str], groups: Values | Mapping[str, Values] | N
     return {by[0]: groups}
 
 
-def _read_csv(path: Path, texts: Collection[str]) -> pa.Table:
-    """The table, with the columns ``texts`` read as text: 007 stays 007."""
-    convert = csv.ConvertOptions(column_types=dict.fromkeys(texts, pa.string()), strings_can_be_null=True)
-    rows = csv.read_csv(path, parse_options=csv.ParseOptions(newlines_in_values=True), convert_options=convert)
+_UTF_16: Final = (b"\xff\xfe", b"\xfe\xff")
+
+
+def _read_csv(path: Path, texts: Mapping[str, Values]) -> pa.Table:
+    """The table, with the columns ``texts`` read as text: 007 stays 007, and NA if it is among their values."""
+    with path.open("rb") as file:
+        start = file.readline(1 << 16)
+    encoding = "utf-16" if start.startswith(_UTF_16) else "utf8"
+    convert = csv.ConvertOptions(
+        column_types=dict.fromkeys(texts, pa.string()), null_values=list(MISSING_SPELLINGS), strings_can_be_null=False
+    )
+    parse = csv.ParseOptions(newlines_in_values=True, delimiter=_delimiter(path, start.decode(encoding, "replace")))
+    rows = csv.read_csv(path, csv.ReadOptions(encoding=encoding), parse, convert)
     if any(map(pa.types.is_binary, rows.schema.types)):  # what Arrow makes of text that is not UTF-8
         raise pa.ArrowInvalid("invalid UTF8 data")
-    return rows
+    columns = [_without_missing(rows[place], texts.get(name, ())) for place, name in enumerate(rows.column_names)]
+    return pa.Table.from_arrays(columns, names=rows.column_names)
 
 
-def _read_parquet(path: Path, texts: Collection[str]) -> pa.Table:
-    return parquet.read_table(path)
+def _delimiter(path: Path, header: str) -> str:
+    """The separator of the header: a tab or semicolon if it has one and no comma."""
+    if path.suffix.lower() == ".tsv":
+        return "\t"
+    return "," if "," in header else next((each for each in ("\t", ";") if each in header), ",")
 
 
-READERS: Mapping[str, Callable[[Path, Collection[str]], pa.Table]] = {".csv": _read_csv, ".parquet": _read_parquet}
+def _without_missing(values: pa.ChunkedArray, declared: Values) -> pa.ChunkedArray:
+    """Texts with null for what stands for a missing value, unless it is declared as a value."""
+    if not pa.types.is_string(values.type):
+        return values
+    missing = [each for each in MISSING_SPELLINGS if each not in names(declared)]
+    return compute.if_else(compute.is_in(values, value_set=pa.array(missing)), pa.scalar(None, pa.string()), values)
+
+
+def _read_parquet(path: Path, texts: Mapping[str, Values]) -> pa.Table:
+    """The table, with a column for each place of lists of equally many numbers."""
+    rows = parquet.read_table(path)
+    columns: list[tuple[str, pa.ChunkedArray]] = []
+    for name, values in zip(rows.column_names, rows.columns, strict=True):
+        columns += _places(name, values) or [(name, values)]
+    return pa.Table.from_arrays([values for _, values in columns], names=[name for name, _ in columns])
+
+
+def _places(name: str, values: pa.ChunkedArray) -> list[tuple[str, pa.ChunkedArray]]:
+    """Columns ``name[0]``, ``name[1]``, ... of lists of numbers, all of one length; none for any other column."""
+    kind = values.type
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    if not is_list or not (pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)):
+        return []
+    lengths = compute.unique(compute.list_value_length(values)).drop_null().to_pylist()
+    if len(lengths) != 1 or not 0 < lengths[0] <= _MOST_PLACES:
+        return []
+    return [(f"{name}[{place}]", compute.list_element(values, place)) for place in range(lengths[0])]
+
+
+_MOST_PLACES: Final = 10_000
+
+READERS: Mapping[str, Callable[[Path, Mapping[str, Values]], pa.Table]] = {
+    ".csv": _read_csv,
+    ".tsv": _read_csv,
+    ".parquet": _read_parquet,
+}
 """Readers by file name extension."""
 
 
-def read_table(path: str, texts: Collection[str]) -> pa.Table:
-    """The rows of a .csv or .parquet file. texts: columns of a CSV file to read as text.
+def read_table(path: str, texts: Mapping[str, Values]) -> pa.Table:
+    """The rows of a .csv, .tsv or .parquet file. texts: columns of a CSV file to read as text, with declared values.
 
     Raises: InvalidInput for a missing file, a folder, another file type or a repeated column name; DataCorruption for a
     file that cannot be read.
@@ -296,7 +363,9 @@ def _roles(
     return Roles(labels, groups, user, tuple(chosen), frozenset((*(features or ()), *described)))
 
 
-def used_columns(rows: pa.Table, roles: Roles, texts: Mapping[str, Values], path: str) -> pa.Table:
+def used_columns(
+    rows: pa.Table, roles: Roles, texts: Mapping[str, Values], path: str, numbers: Container[str] = ()
+) -> pa.Table:
     """The columns with a role: numbers unchanged, others as text, spelt like the values declared in ``texts``."""
     for name in roles.used:
         if name not in rows.column_names:
@@ -305,7 +374,7 @@ def used_columns(rows: pa.Table, roles: Roles, texts: Mapping[str, Values], path
     return pa.table(
         {
             name: column
-            if is_numeric(column) and name not in texts
+            if is_numeric(column) and (name not in texts or name in numbers)
             else as_declared(column, texts.get(name, ()), f"{roles.called(name)} of {path}")
             for name, column in columns.items()
         }

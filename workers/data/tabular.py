@@ -102,7 +102,8 @@ def numbers(values: pa.ChunkedArray, name: str) -> npt.NDArray[np.float64]:
         return np.asarray(values.cast(pa.float64(), safe=False).to_numpy(), dtype=np.float64)
     except pa.ArrowException as error:
         raise InvalidInput(
-            f"column {name!r} has a range but holds more than numbers; declare its categories, or correct it"
+            f"column {name!r} has a range but holds more than numbers; declare its categories, or how it writes "
+            "numbers with `numbers`, or correct it"
         ) from error
 
 

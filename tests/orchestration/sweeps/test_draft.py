@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -61,7 +62,10 @@ def test_a_draft_plans_cleanly_and_declares_all_that_it_uses(tmp_path: Path, suf
     text = draft_sweep(write(tmp_path, suffix), ["approved"], "sex")
     sweep = parse_sweep(text)
     plan = plan_sweep(sweep)
-    assert (plan.refusals, plan.warnings) == ((), ("data peo ple: rows with a missing value are left out",))
+    assert (plan.refusals, plan.warnings) == (
+        (),
+        ("data peo ple: 4 of 200 rows (2.0%) are left out: they lack a value",),
+    )
     assert len(plan.trials) == 15
     assert plan.trials[0].dataset.reasons == ()
     assert plan.trials[0].dataset.group_names == ("f", "m")
@@ -161,7 +165,9 @@ def test_what_cannot_be_drafted_is_refused(tmp_path: Path) -> None:
         draft_sweep(write(tmp_path, ".csv", rows=20), ["approved"], "sex")
     with pytest.raises(InvalidInput, match="the label 'approved' is named more than once"):
         draft_sweep(table, ["approved", "sex", "approved"], None)
-    with pytest.raises(InvalidInput, match=r"is a folder; give the path of a file of a type in \.csv, \.parquet"):
+    with pytest.raises(
+        InvalidInput, match=r"is a folder; give the path of a file of a type in \.csv, \.tsv, \.parquet"
+    ):
         draft_sweep(tmp_path, ["approved"], "sex")
     with pytest.raises(InvalidInput, match="there is no"):
         draft_sweep(tmp_path / "none.csv", ["approved"], "sex")
@@ -179,3 +185,112 @@ def test_the_command_writes_a_private_file_once(tmp_path: Path) -> None:
     again = dpsweep("init", table, "--label", "approved", "--to", target)
     assert (again.returncode, again.stderr.count("\n")) == (2, 1)
     assert "may hold your changes" in again.stderr
+
+
+def table(folder: Path, columns: dict[str, list[object]], name: str = "table.csv", sign: str = ",") -> Path:
+    path, rows = folder / name, zip(*columns.values(), strict=True)
+    lines = [sign.join(columns), *(sign.join(f'"{value}"' if value != "" else "" for value in row) for row in rows)]
+    path.write_text("\n".join(map(str, lines)) + "\n")
+    return path
+
+
+LABELS: list[object] = [row % 2 for row in range(120)]
+SEXES: list[object] = ["fm"[row // 2 % 2] for row in range(120)]
+
+
+@pytest.mark.parametrize(
+    ("written", "convention", "span"),
+    [
+        (lambda row: f"{row % 60},{row:02d}5", "comma", [0, 60]),
+        (lambda row: f"{row % 60 + 1},{row % 60:03d}", "point", [0, 65000]),
+        (lambda row: f"1.{row:03d},50", "comma", [1000, 1150]),
+        (lambda row: f"{row % 60} %", "point", [0, 60]),
+        (lambda row: f"${row}.50", "point", [0, 150]),
+        (lambda row: f"{row % 60} kg", "point", [0, 60]),
+        (lambda row: "?" if row < 6 else f"{row}.5", "point", [0, 150]),
+    ],
+)
+def test_numbers_in_other_conventions_are_numbers(
+    tmp_path: Path, written: Callable[[int], str], convention: str, span: list[float]
+) -> None:
+    path = table(tmp_path, {"pay": [written(row) for row in range(120)], "sex": SEXES, "y": LABELS})
+    text = draft_sweep(path, ["y"], "sex")
+    sweep = parse_sweep(text)
+    params = sweep.data[0].params
+    assert params["numbers"] == {"pay": convention}
+    assert params["ranges"]["pay"] == span
+    plan = plan_sweep(sweep)
+    assert plan.refusals == ()
+    assert plan.trials[0].dataset.feature_shape == (1,)
+
+
+def test_codes_dates_and_words_stay_texts(tmp_path: Path) -> None:
+    columns: dict[str, list[object]] = {
+        "code": [f"00{row % 9}" for row in range(120)],
+        "day": [f"2024-01-0{row % 9 + 1}" for row in range(120)],
+        "size": ["A1" if row % 3 else "A2" for row in range(120)],
+        "version": [f"1.{row % 3}.2" for row in range(120)],
+    }
+    sweep = parse_sweep(draft_sweep(table(tmp_path, {**columns, "y": LABELS}), ["y"], None))
+    assert "numbers" not in sweep.data[0].params
+    assert set(sweep.data[0].params["categories"]) == set(columns)
+
+
+def test_a_declared_NA_is_a_value_and_a_draft_says_what_counts_as_missing(tmp_path: Path) -> None:
+    countries: list[object] = [("DK", "NA", "NO", "")[row % 4] for row in range(120)]
+    path = table(tmp_path, {"score": [row % 60 for row in range(120)], "country": countries, "y": LABELS})
+    text = draft_sweep(path, ["y"], "country")
+    (line,) = [line for line in text.splitlines() if line.startswith("  groups:")]
+    assert 'missing in 50.0% of the rows, which are left out ("NA" too, unless you list it as a value)' in line
+    with_it = parse_sweep(text.replace('groups: ["DK", "NO"]', 'groups: ["DK", "NA", "NO"]'))
+    plan = plan_sweep(with_it)
+    assert plan.trials[0].dataset.group_names == ("DK", "NA", "NO")
+    assert "data table: 30 of 120 rows (25.0%) are left out: they lack a value" in plan.warnings
+
+
+def test_values_that_differ_by_case_or_blanks_are_asked_about(tmp_path: Path) -> None:
+    labels: list[object] = [("False", "FALSE", "true", "True ")[row % 4] for row in range(120)]
+    text = draft_sweep(table(tmp_path, {"x": [row % 60 for row in range(120)], "y": labels}), ["y"], None)
+    assert '# "FALSE" and "False" differ only by case or blanks: the same value?' in text
+    assert '# "True " and "true" differ only' in text
+
+
+def test_an_embedding_is_features_and_other_nested_columns_are_left_out(tmp_path: Path) -> None:
+    lists = [[row / 120.0, 1.0, -row / 7.0] for row in range(120)]
+    columns = {
+        "emb": pa.array(lists, pa.list_(pa.float32(), 3)),
+        "free": pa.array(lists, pa.list_(pa.float32())),
+        "words": pa.array([["a"]] * 120),
+        "y": LABELS,
+    }
+    parquet.write_table(pa.table(columns), tmp_path / "emb.parquet")
+    text = draft_sweep(tmp_path / "emb.parquet", ["y"], None)
+    assert '  # left out: "words", whose values are nested (list<element: string>)' in text
+    sweep = parse_sweep(text)
+    assert sweep.data[0].params["features"] == ["emb[0]", "emb[2]", "free[0]", "free[2]"], "the second is constant"
+    plan = plan_sweep(sweep)
+    assert plan.refusals == ()
+    assert plan.trials[0].dataset.feature_shape == (4,)
+
+
+@pytest.mark.parametrize(("name", "sign"), [("table.tsv", "\t"), ("table.csv", ";"), ("table.csv", "\t")])
+def test_tabs_and_semicolons_separate_too(tmp_path: Path, name: str, sign: str) -> None:
+    path = table(tmp_path, {"x": [f"{row},5" for row in range(120)], "sex": SEXES, "y": LABELS}, name, sign)
+    if sign == "\t" and name == "table.csv":
+        path.write_bytes(path.read_text().encode("utf-16"))
+    sweep = parse_sweep(draft_sweep(path, ["y"], "sex"))
+    assert sweep.data[0].params["numbers"] == {"x": "comma"}
+    assert plan_sweep(sweep).refusals == ()
+
+
+def test_numbers_with_a_heavy_tail_get_private_ranges_and_references(tmp_path: Path) -> None:
+    drawn = random.Random(0)
+    tips: list[object] = [min(drawn.lognormvariate(0.8, 0.5), 33.0) if row % 2 else 0.0 for row in range(600)]
+    text = draft_sweep(table(tmp_path, {"tip": tips, "y": [row % 2 for row in range(600)]}), ["y"], None)
+    sweep = parse_sweep(text)
+    assert sweep.reference
+    (component,) = sweep.preprocessing
+    assert component is not None
+    assert (component.name, component.params["columns"]) == ("robust_ranges", 1)
+    private = next(trial for trial in plan_sweep(sweep).trials if trial.spec.is_private)
+    assert [release.name for release in private.trace.releases] == ["robust_ranges"]

@@ -47,7 +47,7 @@ class TestTable:
         source = load_source(DataSpec("parquet", {"path": str(path), "label": "income", "features": ["age", "job"]}))
         assert len(source.train) == 119
         assert 5 not in source.train.example_ids
-        assert source.notes[-1] == "rows with a missing value are left out"
+        assert source.notes[-1] == "1 of 120 rows (0.8%) are left out: they lack a value"
 
     @pytest.mark.parametrize(
         ("declared", "learnt"),
@@ -238,7 +238,7 @@ class TestTable:
             ("x,y\n", "the table has no rows"),
             ("x,z,y\n1,,a\n2,,b\n", "no row is complete; a column lacks most values"),
             ("x,x,y\n1,2,a\n3,4,b\n", "more than one column of the same name"),
-            ("x;y\n1;a\n", "there is no column 'y' in .*bad.csv; spell it"),
+            ("x|y\n1|a\n", "there is no column 'y' in .*bad.csv; spell it"),
             ("x,y\n1,a\n2,a\n", r"classes of 'bad' must be at least 2"),
             ("x,y\n1,a\ninf,b\n", "a column has values too large"),
             ("x,y\n" + "".join(f"t{i},{i % 2}\n" for i in range(1001)), "a column has more than 1000 distinct texts"),
@@ -250,7 +250,7 @@ class TestTable:
             load_source(DataSpec("csv", {"path": str(tmp_path / "bad.csv"), "label": "y"}))
 
     @pytest.mark.parametrize(
-        ("values", "kind"), [([[1], [2]], "list"), ([{"a": 1}, {"a": 2}], "struct"), ([b"\xff", b"\xfe"], "binary")]
+        ("values", "kind"), [([[1], [2, 3]], "list"), ([{"a": 1}, {"a": 2}], "struct"), ([b"\xff", b"\xfe"], "binary")]
     )
     def test_values_that_are_neither_numbers_nor_text_are_named(
         self, tmp_path: Path, values: list[object], kind: str
