@@ -397,18 +397,23 @@ def _invert(shifts: Array, log_atoms: Array, targets: Array, lowest: float, high
     before = np.inf
     noise = max(1e-9, 16 * _EPS * (1.0 + float(np.max(np.abs(targets)))) / float(shifts[0]))
     for _ in range(_NEWTON_STEPS):
-        total, slope = np.zeros_like(targets), np.zeros_like(targets)
-        for shift, log_atom in zip(shifts, log_atoms, strict=True):
-            term = np.exp(log_atom + shift * outputs - targets)
-            total += term
-            slope += shift * term
-        step = np.log(total) * total / slope
+        step = newton_step(shifts, log_atoms, targets, outputs)
         outputs = outputs - step
         largest = float(np.max(np.abs(step)))
         if np.all(np.abs(step) <= 4 * _EPS * (1.0 + np.abs(outputs))) or before / 2 <= largest < noise:
             break  # converged, or only rounding is left
         before = largest
     return outputs
+
+
+def newton_step(shifts: Array, log_atoms: Array, targets: Array, outputs: Array) -> Array:
+    """How far Newton's method moves each of ``outputs`` down towards the root of `_invert`."""
+    total, slope = np.zeros_like(targets), np.zeros_like(targets)
+    for shift, log_atom in zip(shifts, log_atoms, strict=True):
+        term = np.exp(log_atom + shift * outputs - targets)
+        total += term
+        slope += shift * term
+    return np.asarray(np.log(total) * total / slope)
 
 
 def _log_sum(lines: Array) -> Array:

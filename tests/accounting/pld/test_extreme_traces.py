@@ -1,11 +1,10 @@
-"""`pld` over the whole range of what a trace may be: its cost, and its bounds against dp-accounting and quadrature."""
+"""`pld` over the whole range of a trace: its work and memory; its bounds against dp-accounting and quadrature."""
 
 import json
 import math
 import os
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -20,6 +19,7 @@ from accounting.pld.composition import delta_pld, epsilon_pld
 from accounting.pld.loss import Bound
 from accounting.samplings import SMALLEST_RATE, PoissonSampling
 from tests.accounting.known import known
+from tests.accounting.work import counted
 
 CASES = [  # sample rate, noise multiplier, steps, delta, group size
     (1e-7, 0.3, 1000, 1e-5, 1),
@@ -42,40 +42,40 @@ CASES = [  # sample rate, noise multiplier, steps, delta, group size
 ]
 
 MEASURE = """
-import json, sys, time
+import json, sys
 from pathlib import Path
 from accounting.accountants import account
 from accounting.errors import InvalidInput
 from accounting.mechanism import Segment, Trace
 from accounting.samplings import SMALLEST_RATE, PoissonSampling
+from tests.accounting.work import counted
 for rate, sigma, steps, delta, size in json.loads(sys.argv[1]):
-    start = time.process_time()
     trace = Trace(50_000, (Segment(0, steps, PoissonSampling(rate), sigma),))
-    claimed = account(trace, delta, "pld", size)
-    spent = time.process_time() - start
+    with counted() as work:
+        claimed = account(trace, delta, "pld", size)
     peak = int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])  # of this program alone
-    print(json.dumps([claimed.epsilon, claimed.lower_epsilon, claimed.accountant, spent, peak]))
+    print(json.dumps([claimed.epsilon, claimed.lower_epsilon, claimed.accountant, work.points, peak]))
 """
 
 
 MEASURE_MEMBERS = """
-import json, os, sys, time
+import json, os, sys
 os.cpu_count = lambda: 16  # as many lattices are filled at the same time as on a larger machine
 from pathlib import Path
 from accounting.mechanism import GaussianRelease, Segment, Trace
 from accounting.pld import epsilon_of_examples
 from accounting.samplings import FixedBatchSampling, PoissonSampling
+from tests.accounting.work import counted
 segments, starts, members, delta = json.loads(sys.argv[1])
 parts, step = [], 0
 for rate, sigma, steps in segments:
     sampling = PoissonSampling(rate) if rate < 1.0 else FixedBatchSampling(34_031, int(rate))
     parts.append(Segment(step, steps, sampling, sigma))
     step += steps
-start = time.process_time()
-found = epsilon_of_examples(Trace(34_031, tuple(parts), (GaussianRelease("pca", 2.09),)), starts, members, delta)
-spent = time.process_time() - start
+with counted() as work:
+    found = epsilon_of_examples(Trace(34_031, tuple(parts), (GaussianRelease("pca", 2.09),)), starts, members, delta)
 peak = int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
-print(json.dumps([found.upper, found.lower, spent, peak]))
+print(json.dumps([found.upper, found.lower, work.points, peak]))
 """
 LONG_LATTICES = (
     [[1.0, 0.5428, 62_787], [0.4118, 7026.0, 6_890_582], [2.3656e-9, 0.2799, 3_384_132]],
@@ -100,17 +100,17 @@ def poisson(rate: float, sigma: float, steps: int) -> Trace:
     return Trace(50_000, (Segment(0, steps, PoissonSampling(rate), sigma),))
 
 
-def test_every_trace_is_answered_in_a_gibibyte_and_ten_seconds_and_not_above_renyi() -> None:
+def test_every_trace_is_answered_in_a_gibibyte_by_few_points_and_not_above_renyi() -> None:
     command = [sys.executable, "-W", "error", "-c", MEASURE, json.dumps(CASES)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(answers) == len(CASES)
-    for case, (upper, lower, accountant, seconds, kibibytes) in zip(CASES, answers, strict=True):
+    for case, (upper, lower, accountant, points, kibibytes) in zip(CASES, answers, strict=True):
         rate, sigma, steps, delta, size = case
         assert 0.0 <= lower <= upper < math.inf, case
         assert accountant in ("pld", "gdp", "rdp"), case
-        assert seconds < 10.0, case
+        assert points < 4e7, case
         assert kibibytes < 1 << 20, case
         if size == 1:
             assert upper <= account(poisson(rate, sigma, steps), delta, "rdp").epsilon * (1 + 1e-8), case
@@ -118,9 +118,9 @@ def test_every_trace_is_answered_in_a_gibibyte_and_ten_seconds_and_not_above_ren
 
 @pytest.mark.parametrize(
     ("asked", "allowed"),
-    [pytest.param(LONG_LATTICES, 10.0, id="long lattices"), pytest.param(LONG_TABLES, 4.0, id="long tables")],
+    [pytest.param(LONG_LATTICES, 8e7, id="long lattices"), pytest.param(LONG_TABLES, 1e6, id="long tables")],
 )
-def test_members_of_extreme_traces_are_answered_in_a_gibibyte_and_ten_seconds_on_any_number_of_cores(
+def test_members_of_extreme_traces_are_answered_in_a_gibibyte_by_few_points_on_any_number_of_cores(
     asked: tuple[object, ...], allowed: float
 ) -> None:
     command = [sys.executable, "-W", "error", "-c", MEASURE_MEMBERS, json.dumps(asked)]
@@ -128,9 +128,9 @@ def test_members_of_extreme_traces_are_answered_in_a_gibibyte_and_ten_seconds_on
     used = {**os.environ, "MALLOC_ARENA_MAX": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, env=used)
     assert done.returncode == 0, done.stderr
-    upper, lower, seconds, kibibytes = json.loads(done.stdout)
+    upper, lower, points, kibibytes = json.loads(done.stdout)
     assert 0.0 <= lower <= upper < math.inf
-    assert seconds < allowed
+    assert points < allowed
     assert kibibytes < 900 << 10  # of a gibibyte
 
 
@@ -192,9 +192,9 @@ def test_smaller_rates_are_refused(rate: float) -> None:
 def test_steps_of_hardly_any_loss_are_inverted_in_a_few_iterations() -> None:
     """Where rounding alone moves an output by more than a double's precision, Newton's method has nothing to gain."""
     steps = Segment(0, 4, PoissonSampling(0.48254), 1.767e8), Segment(4, 57_102, PoissonSampling(2.6358e-11), 1034.7)
-    began = time.process_time()
-    claimed = account(Trace(468_356, steps), 8.1e-121, "pld", 8)
-    assert time.process_time() - began < 15.0  # 30 s and more with 60 iterations
+    with counted() as work:
+        claimed = account(Trace(468_356, steps), 8.1e-121, "pld", 8)
+    assert 0 < work.newton < 40  # 60 for one law alone where only the size of a step ends them
     assert 0.0 < claimed.epsilon < 1e-6
 
 
