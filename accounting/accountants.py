@@ -19,8 +19,8 @@ from scipy.special import log_expit, logsumexp, ndtri_exp
 from accounting import pld
 from accounting.errors import InvalidInput, UnsupportedMechanism, require_finite, require_numbers
 from accounting.estimates import Kind, PrivacyEstimate
-from accounting.filters import IndividualFilter
 from accounting.gaussian import gaussian_delta, gaussian_epsilon
+from accounting.individual import epsilon_of_many_rounds
 from accounting.mechanism import GaussianRelease, Trace
 from accounting.reasons import weakened
 from accounting.reductions import is_attained, rarest_apart
@@ -35,7 +35,14 @@ from accounting.renyi import (
     pure_rdp,
     sampled_gaussian_rdp,
 )
-from accounting.rounds import Round, SampledGaussian, gaussian_rounds, pure_epsilons, require_group_size
+from accounting.rounds import (
+    Round,
+    SampledGaussian,
+    enforced_epsilon,
+    gaussian_rounds,
+    pure_epsilons,
+    require_group_size,
+)
 
 _ROUND_UP = 1.0 + 1e-9
 """Inflation of closed forms, far above their floating-point error."""
@@ -103,7 +110,7 @@ def bounds_pld(trace: Trace, delta: float, group_size: int = 1, tolerance: float
 
     Where Renyi DP or one dominating Gaussian gives a lower upper bound, that bound is returned under its own name.
     """
-    certified = pld.epsilon_of_rounds(pld.rounds_of_group(trace, group_size), delta, tolerance)
+    certified = epsilon_of_many_rounds(pld.rounds_of_group(trace, group_size), delta, tolerance)
     return Bounds(certified.upper, certified.lower, certified.method)
 
 
@@ -372,12 +379,3 @@ def account(trace: Trace, delta: float, accountant: str = "auto", group_size: in
         return found
     enforced = PrivacyEstimate(enforced_epsilon(trace.filter, trace, delta), delta, trace.adjacency, "filter")
     return enforced if found.kind != "guarantee" or enforced.epsilon < found.epsilon else found
-
-
-def enforced_epsilon(individual: IndividualFilter, trace: Trace, delta: float) -> float:
-    """Epsilon of every example at ``delta`` by the budget of the filter ``individual`` and the releases of ``trace``.
-
-    A guarantee under adding, removing or blanking the example, whatever the run did.
-    """
-    precision = math.fsum(r.noise_multiplier**-2 for r in trace.releases if isinstance(r, GaussianRelease))
-    return individual.epsilon(delta, precision, pure_epsilons(trace))

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import scipy
 
-from accounting.accountants import enforced_epsilon, total_rdp
+from accounting.accountants import total_rdp
 from accounting.budgets import Budget, EpsilonBudget
 from accounting.errors import (
     InvalidInput,
@@ -29,6 +29,7 @@ from accounting.filters import GaussianFilter, IndividualFilter, RenyiFilter, co
 from accounting.mechanism import Segment, Trace, require_filterable
 from accounting.registry import lookup
 from accounting.renyi import ORDERS
+from accounting.rounds import enforced_epsilon
 from accounting.schedules import (
     LARGEST_EPOCHS,
     SCHEDULES,

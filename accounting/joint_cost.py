@@ -12,17 +12,18 @@ import numpy as np
 from accounting.accountants import account, total_rdp
 from accounting.errors import InvalidInput, UnsupportedMechanism, require_finite
 from accounting.estimates import PrivacyEstimate
+from accounting.individual import epsilon_of_many_rounds
 from accounting.mechanism import Trace
-from accounting.pld import MIN_DELTA, GroupRounds, epsilon_of_rounds, rounds_of_group
+from accounting.pld import MIN_DELTA, GroupRounds, PairBounds, rounds_of_group
 from accounting.reasons import union, weakened
 from accounting.reductions import is_attained
 from accounting.renyi import ORDERS, epsilon_improved
 from accounting.samplings import Adjacency, Sampling
 from accounting.selection import selected_rdp
 
-_MOST_MIXTURES = 2_000
-"""Most distinct sampled rounds for which privacy loss distributions are composed, in seconds; else Renyi DP alone."""
 _ROUND_UP = 1.0 + 1e-9  # far above the rounding error of a sum
+_TIGHT = 1.001
+"""Ratio of the bounds up to which Renyi DP is not tried."""
 
 
 def account_together(traces: Iterable[Trace], delta: float) -> PrivacyEstimate:
@@ -51,16 +52,13 @@ def account_together(traces: Iterable[Trace], delta: float) -> PrivacyEstimate:
         return PrivacyEstimate(math.inf, delta, adjacency, "rdp", "none", lower_epsilon=math.inf)
     if any(trace.selection is not None for trace in moved):
         return weakened(_with_selections(moved, delta), reasons)
-    rdp = sum((count * total_rdp(trace) for trace, count in moved.items()), np.zeros_like(ORDERS))
-    best = weakened(PrivacyEstimate(float(epsilon_improved(rdp, delta)), delta, adjacency, "rdp"), reasons)
     rounds = GroupRounds.together((rounds_of_group(trace), count) for trace, count in moved.items())
-    if len(rounds.laws) > _MOST_MIXTURES or delta < MIN_DELTA:
-        return best
-    certified = epsilon_of_rounds(rounds, delta)
-    best = replace(best, lower_epsilon=certified.lower if all(map(is_attained, moved)) else None)
-    if certified.upper > best.epsilon:
-        return best
-    return replace(best, epsilon=certified.upper, accountant=certified.method)
+    found = epsilon_of_many_rounds(rounds, delta) if delta >= MIN_DELTA else PairBounds(math.inf, 0.0, "rdp")
+    if found.upper > _TIGHT * found.lower:
+        rdp = sum((count * total_rdp(trace) for trace, count in moved.items()), np.zeros_like(ORDERS))
+        found = min(found, PairBounds(float(epsilon_improved(rdp, delta)), found.lower, "rdp"), key=lambda b: b.upper)
+    lower = found.lower if delta >= MIN_DELTA and all(map(is_attained, moved)) else None
+    return weakened(PrivacyEstimate(found.upper, delta, adjacency, found.method, lower_epsilon=lower), reasons)
 
 
 def _with_selections(counts: Mapping[Trace, int], delta: float) -> PrivacyEstimate:

@@ -22,6 +22,7 @@ Independent side queries on the same batch are part of the same Gaussian (`Segme
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from accounting.errors import UnsupportedMechanism, require_whole
+from accounting.filters import IndividualFilter
 from accounting.mechanism import (
     GaussianRelease,
     PureRelease,
@@ -107,6 +109,15 @@ def pure_epsilons(trace: Trace, group_size: int = 1) -> tuple[float, ...]:
     group_size = require_group_size(group_size)
     releases = as_accounted(trace).releases
     return tuple(group_size * release.epsilon for release in releases if isinstance(release, PureRelease))
+
+
+def enforced_epsilon(individual: IndividualFilter, trace: Trace, delta: float) -> float:
+    """Epsilon of every example at ``delta`` by the budget of the filter ``individual`` and the releases of ``trace``.
+
+    A guarantee under adding, removing or blanking the example, whatever the run did.
+    """
+    precision = math.fsum(r.noise_multiplier**-2 for r in trace.releases if isinstance(r, GaussianRelease))
+    return individual.epsilon(delta, precision, pure_epsilons(trace))
 
 
 def _round_noise(sampling: Sampling, segments: Iterable[Segment]) -> Iterator[tuple[float, int]]:

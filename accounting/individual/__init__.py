@@ -9,12 +9,14 @@ from accounting.individual.epsilons import (
     individual_epsilons,
     individual_reasons,
 )
+from accounting.individual.many_rounds import epsilon_of_many_rounds
 
 __all__ = [
     "FILTERED",
     "INDIVIDUAL_ACCOUNTANTS",
     "IndividualEpsilons",
     "algorithm_2",
+    "epsilon_of_many_rounds",
     "individual_claim",
     "individual_epsilons",
     "individual_reasons",

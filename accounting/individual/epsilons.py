@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from accounting.accountants import enforced_epsilon
 from accounting.errors import require_finite
 from accounting.estimates import Claim
 from accounting.individual.contributions import Array, RecordedContributions
@@ -26,6 +25,7 @@ from accounting.mechanism import Trace
 from accounting.reasons import Reason
 from accounting.reductions import is_attained, rarest_apart
 from accounting.registry import lookup
+from accounting.rounds import enforced_epsilon
 
 Bounds = tuple[Array, Array | None]
 """Upper and lower epsilon [rows]; None where the method bounds nothing from below."""

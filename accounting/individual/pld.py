@@ -122,11 +122,11 @@ def _ordered_epsilons(contributions: RecordedContributions, delta: float) -> tup
     first, *denser = _DENSITIES if is_short else (1,)
     costs = contributions.costs(functools.partial(spread_linearly, nodes=first * NODES))
     renyi = renyi_costs(costs, delta)
-    upper, lower, loose = _bounds(costs, renyi, _NOTICEABLE)
+    upper, lower, loose = bounds_of_costs(costs, renyi, _NOTICEABLE)
     for density in denser:
         if len(loose):
             costs = contributions.of(loose).costs(functools.partial(spread_linearly, nodes=density * NODES))
-            above, below, left = _bounds(costs, renyi.of(loose), 0.0)
+            above, below, left = bounds_of_costs(costs, renyi.of(loose), 0.0)
             upper[loose], lower[loose] = np.minimum(upper[loose], above), np.maximum(lower[loose], below)
             loose = loose[left]
     if is_short and trace.dataset_size <= _FEW_EXAMPLES and delta >= MIN_DELTA:
@@ -136,7 +136,7 @@ def _ordered_epsilons(contributions: RecordedContributions, delta: float) -> tup
     return upper, np.minimum(lower, upper)
 
 
-def _bounds(costs: StepWeights, renyi: RenyiCosts, gap: float) -> tuple[Array, Array, NDArray[np.intp]]:
+def bounds_of_costs(costs: StepWeights, renyi: RenyiCosts, gap: float) -> tuple[Array, Array, NDArray[np.intp]]:
     """Upper and lower epsilon [rows] of these costs, and the rows where they are too far apart.
 
     Too far is more than `LOOSE` relative to the upper one and more than ``gap``. renyi: costs of the same rows, on

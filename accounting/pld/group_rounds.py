@@ -6,6 +6,7 @@ are a list of distinct laws with counts.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -86,7 +87,8 @@ def rounds_of_group(trace: Trace, group_size: int = 1) -> GroupRounds:
     if not trace.is_private:
         return GroupRounds(is_private=False)
     pieces = [_Piece(s.start_step, s.stop_step, _cases(s, (1.0,), group_size)) for s in trace.segments]
-    return _rounds(trace, pieces, group_size, lambda case: _equal_members(case, group_size))
+    law = functools.cache(lambda sampling: group_law(sampling, group_size))
+    return _rounds(trace, pieces, group_size, lambda case: law(case.sampling).scaled(case.amplitudes[0]))
 
 
 def rounds_of_examples(trace: Trace, steps: Sequence[int], contributions: npt.ArrayLike) -> GroupRounds:
@@ -139,10 +141,6 @@ def _rounds(
     squares.extend((group_size / multiplier) ** 2 for multiplier in gaussians)
     pure = tuple(group_size * r.epsilon for r in trace.releases if isinstance(r, PureRelease) and r.epsilon > 0.0)
     return GroupRounds(tuple(laws), float(np.sqrt(sum(squares))), pure)
-
-
-def _equal_members(case: _Case, group_size: int) -> SensitivityMixture:
-    return group_law(case.sampling, group_size).scaled(case.amplitudes[0])
 
 
 def _given_members(case: _Case) -> SensitivityMixture:

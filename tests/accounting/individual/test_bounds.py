@@ -54,13 +54,13 @@ def composed(row: Array, pessimistic: bool, sample_rate: float, sigma: float) ->
 def test_rows_of_short_runs_of_large_data_lie_where_dp_accounting_puts_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """On every density of nodes: those of rows that stay loose, too."""
     tried: list[int] = []
-    bounds = pld._bounds
+    bounds = pld.bounds_of_costs
 
     def noted(costs: StepWeights, renyi: RenyiCosts, gap: float) -> object:
         tried.append(len(costs.sampled[0].precisions))
         return bounds(costs, renyi, gap)
 
-    monkeypatch.setattr(pld, "_bounds", noted)
+    monkeypatch.setattr(pld, "bounds_of_costs", noted)
     rows = np.random.default_rng(0).choice(LEVELS, (40, 4))
     found = account(rows, trace=short_trace(0.003, 0.7))
     assert [pld._DENSITIES[0] * nodes // tried[0] for nodes in tried] == list(pld._DENSITIES)
