@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, get_args
 
 from accounting.reasons import Claim, Kind, Reason
@@ -55,3 +55,9 @@ class PrivacyEstimate:
         """Plain values for JSON; an infinite epsilon becomes None beside ``"private": false``."""
         finite = {name: None if value == float("inf") else value for name, value in asdict(self).items()}
         return {**finite, "private": self.is_private}
+
+
+def of_group(estimate: PrivacyEstimate, group_size: int) -> PrivacyEstimate:
+    """The estimate as a claim about ``group_size`` examples together."""
+    unit = "example" if group_size == 1 else f"group of {group_size}"
+    return replace(estimate, unit=unit, group_size=group_size)

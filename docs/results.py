@@ -73,6 +73,7 @@ over its seeds. The tag `dpsweep.kind` says which one a run is: `sweep`, `trial`
 | `privacy/audited_epsilon`, `privacy/audit_confidence` | lower bound on ε by an audit, and its confidence |
 | `privacy/account/NAME/...` | what `dpsweep account` computed under `release: raw` |
 | `privacy/composed_release_epsilon` | of averages and sweeps: the composed ε of the releases besides the steps |
+| `privacy/composed_epsilon_group_of_K` | of averages and sweeps: the composed ε of K records together |
 | `deviation/METRIC` | of averages: standard deviation of METRIC over the seeds |
 | `trials/STATE` | of sweeps: number of trials that ended in this state |
 

@@ -22,13 +22,34 @@ from orchestration.records.published import PublishedTrial
 
 
 @dataclass(frozen=True)
+class ComposedGroup:
+    """The cost for any ``group_size`` records together; estimate is None if no epsilon covers all runs (refusal)."""
+
+    group_size: int
+    estimate: PrivacyEstimate | None
+    refusal: str = ""
+
+    @property
+    def epsilon(self) -> float | None:
+        return self.estimate.epsilon if self.estimate else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        found = {} if self.estimate is None else self.estimate.as_dict()
+        kept = {name: found.get(name) for name in ("epsilon", "accountant", "kind")}
+        reasons = list(self.estimate.reasons) if self.estimate else []
+        return {"group_size": self.group_size, **kept, "reasons": reasons, "refusal": self.refusal}
+
+
+@dataclass(frozen=True)
 class Composition:
     """The cost of publishing everything that some private trials have released.
 
     trials: number of private trials. attempts: number of their earlier starts, which count too. candidates: number of
     runs of an unaccounted tuning that chose what was trained, which count too. estimate: composed epsilon for a record
     that may be in the data of every run, with the reasons why it is no guarantee; None if no epsilon covers all runs.
-    release_epsilon: the part of it for the released statistics alone. refusal: why no epsilon covers all runs.
+    release_epsilon: the part of it for the released statistics alone. refusal: why no epsilon covers all runs. groups:
+    the cost for any k records together, for each k > 1 of which the trials claim an epsilon, ascending.
     """
 
     trials: int
@@ -37,6 +58,7 @@ class Composition:
     release_epsilon: float | None = None
     refusal: str = ""
     candidates: int = 0
+    groups: tuple[ComposedGroup, ...] = ()
 
     @property
     def epsilon(self) -> float | None:
@@ -53,7 +75,8 @@ class Composition:
         kept = {name: found.get(name) for name in ("epsilon", "delta", "adjacency", "accountant", "kind")}
         claimed = {"reasons": list(self.reasons), "refusal": self.refusal}
         counts = {"trials": self.trials, "attempts": self.attempts, "candidates": self.candidates}
-        return {**kept, **counts, "release_epsilon": self.release_epsilon, **claimed}
+        groups = [group.as_dict() for group in self.groups]
+        return {**kept, **counts, "release_epsilon": self.release_epsilon, **claimed, "groups": groups}
 
 
 def composed(trials: Iterable[PublishedTrial]) -> Composition | None:
@@ -64,6 +87,12 @@ def composed(trials: Iterable[PublishedTrial]) -> Composition | None:
     it showed; if runs drew the same noise, or noise from known seeds; if noise followed results; or if an unaccounted
     tuning chose what was trained: its candidates count too, but what they showed decided which mechanism followed.
     """
+    trials = tuple(trials)
+    asked = {size for trial in trials if trial.privacy is not None for size in trial.privacy.group_epsilons if size > 1}
+    return _composed(trials, tuple(sorted(asked)))
+
+
+def _composed(trials: Iterable[PublishedTrial], group_sizes: tuple[int, ...]) -> Composition | None:
     private = [trial for trial in trials if trial.attempts]
     own = [attempt for trial in private for attempt in trial.attempts]
     if not own:
@@ -76,6 +105,8 @@ def composed(trials: Iterable[PublishedTrial]) -> Composition | None:
     missing = any("unaccounted_tuning" in trial.reasons and _lacks_candidates(trial) for trial in private)
     lost: tuple[Reason, ...] = ("candidates_not_counted",) if missing else ()
     reasons = union((*(trial.reasons for trial in private), _of_attempts(attempts), lost))
+    traces = _counted(attempt.trace for attempt in attempts)
+    found = replace(found, groups=tuple(_group_together(traces, delta, size, reasons) for size in group_sizes))
     if len(attempts) == 1 and (privacy := private[0].privacy) is not None:
         alone = PrivacyEstimate(
             privacy.epsilon,
@@ -88,7 +119,7 @@ def composed(trials: Iterable[PublishedTrial]) -> Composition | None:
         of_run = _of_seeds(attempts) if alone.kind == "guarantee" else _of_attempts(attempts)
         return replace(found, estimate=weakened(alone, (*of_run, *attempts[0].reasons, *lost)))
     try:
-        together = _together(_counted(attempt.trace for attempt in attempts), delta)
+        together = _together(traces, delta)
     except UnsupportedMechanism as refusal:
         return replace(found, refusal=str(refusal))
     return replace(found, estimate=weakened(together, reasons))
@@ -101,7 +132,7 @@ def composed_epsilon(trial: PublishedTrial) -> float | None:
     """
     if not trial.state.has_ended or trial.privacy is None or not trial.privacy.is_private:
         return None
-    found = composed([trial])
+    found = _composed([trial], ())
     return found.epsilon if found else trial.privacy.epsilon
 
 
@@ -135,6 +166,15 @@ def _counted(traces: Iterable[Trace]) -> tuple[tuple[Trace, int], ...]:
     return tuple(Counter(traces).items())
 
 
+def _group_together(
+    traces: tuple[tuple[Trace, int], ...], delta: float, size: int, reasons: tuple[Reason, ...]
+) -> ComposedGroup:
+    try:
+        return ComposedGroup(size, weakened(_together(traces, delta, size), reasons))
+    except UnsupportedMechanism as refusal:
+        return ComposedGroup(size, None, str(refusal))
+
+
 @functools.lru_cache(maxsize=1024)
-def _together(traces: tuple[tuple[Trace, int], ...], delta: float) -> PrivacyEstimate:
-    return account_together((trace for trace, count in traces for _ in range(count)), delta)
+def _together(traces: tuple[tuple[Trace, int], ...], delta: float, group_size: int = 1) -> PrivacyEstimate:
+    return account_together((trace for trace, count in traces for _ in range(count)), delta, group_size)

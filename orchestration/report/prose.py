@@ -12,7 +12,7 @@ from accounting.mechanism import Trace
 from accounting.release import ReleaseSpec
 from orchestration.comparison.findings import Findings, warnings
 from orchestration.comparison.formats import correlation, listed, number
-from orchestration.comparison.ledger import composed
+from orchestration.comparison.ledger import ComposedGroup, composed
 from orchestration.comparison.metrics import of_task
 from orchestration.comparison.rate_metrics import group_metric, spoken
 from orchestration.comparison.reasons import told
@@ -137,7 +137,17 @@ def together(trials: Sequence[PublishedTrial]) -> list[str]:
     return [
         f"{whole} cost ε = {number(estimate.epsilon)} {words}."
         + (released if found.release_epsilon is not None else "")
+        + "".join(map(_of_group, found.groups))
     ]
+
+
+def _of_group(group: ComposedGroup) -> str:
+    """What the trials together cost any k records, such as all records of a user who owns that many."""
+    whose = f" Any {group.group_size} records together, such as all of a user who owns at most {group.group_size},"
+    if group.estimate is None:
+        return f"{whose} have no composed ε: {group.refusal}."
+    claim = "a guarantee" if group.estimate.kind == "guarantee" else "an estimate"
+    return f"{whose} pay ε = {number(group.epsilon)}: {claim}."
 
 
 def _individuals(data: PublishedSweep, settings: Sequence[Setting]) -> list[str]:

@@ -111,6 +111,7 @@ def composition_entries(trials: Iterable[PublishedTrial]) -> tuple[dict[str, flo
     if found is None:
         return {}, {}
     values = {COMPOSED: found.epsilon, "privacy/composed_release_epsilon": found.release_epsilon}
+    values |= {f"{COMPOSED}_group_of_{group.group_size}": group.epsilon for group in found.groups}
     kind = found.estimate.kind if found.estimate else "none"
     tags = {"composed_epsilon_kind": kind, "epsilon_kind": "of each trial apart; see composed_epsilon_kind"}
     finite = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}

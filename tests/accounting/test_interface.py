@@ -29,8 +29,8 @@ EXPORTED = {
         count_within_budget curve_of_examples epsilon_of_examples group_epsilons individual_epsilons
         length_within_budget make_schedule noise_multiplier_within_budget parse_schedule planned_trace privacy_curve
         read_trace write_trace""",
-    "accounting.individual": """FILTERED INDIVIDUAL_ACCOUNTANTS IndividualEpsilons algorithm_2 individual_claim
-        individual_epsilons individual_reasons""",
+    "accounting.individual": """FILTERED INDIVIDUAL_ACCOUNTANTS IndividualEpsilons algorithm_2 epsilon_of_many_rounds
+        individual_claim individual_epsilons individual_reasons""",
     "accounting.pld": """CertifiedDelta CertifiedEpsilon CertifiedProfile GroupRounds LatticeLoss MIN_DELTA
         PairBounds SensitivityMixture delta_pld discretise epsilon_of_examples epsilon_of_rounds epsilon_pld
         examples_law group_epsilons group_law grows_at_least_linearly linear_growth profile_of_rounds rounds_of_examples

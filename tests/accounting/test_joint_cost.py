@@ -111,3 +111,32 @@ def test_a_claim_is_that_of_its_weakest_run() -> None:
     assert (infinite.is_private, infinite.kind) == (False, "none")
     with pytest.raises(InvalidInput, match="no runs"):
         account_together([], DELTA)
+
+
+@pytest.mark.parametrize("size", [2, 5])
+def test_groups_in_several_runs_cost_what_one_run_of_all_their_steps_costs(size: int) -> None:
+    together = account_together([poisson(4.0)] * 2, DELTA, size)
+    whole = account(poisson(4.0, 400), DELTA, "pld", size)
+    assert (together.unit, together.group_size, together.accountant) == (f"group of {size}", size, "pld")
+    assert together.epsilon == pytest.approx(whole.epsilon, rel=1e-3)
+    assert account_together([poisson(4.0)] * 2, DELTA).epsilon < together.epsilon
+    assert together.epsilon <= 2 * account(poisson(4.0), DELTA / 2, "pld", size).epsilon
+    assert account_together([poisson()], DELTA, size) == account(poisson(), DELTA, group_size=size)
+
+
+def test_groups_in_shuffled_runs_are_one_gaussian() -> None:
+    """Two runs of one epoch at sigma 8: three records move it by 3 sqrt(2) / 8 standard deviations."""
+    exact = get_epsilon_gaussian(8.0 / (3 * math.sqrt(2)), DELTA)
+    assert account_together([shuffled(10), shuffled(10)], DELTA, 3).epsilon == pytest.approx(exact, rel=1e-6)
+
+
+def test_groups_in_selections_pay_the_sum_of_their_epsilons() -> None:
+    selected = replace(shuffled(10), selection=RandomTrials(3))
+    found = account_together([selected, shuffled(10)], DELTA, 2)
+    parts = account(selected, DELTA / 2, group_size=2).epsilon + account(shuffled(10), DELTA / 2, group_size=2).epsilon
+    assert (found.epsilon, found.group_size) == (pytest.approx(parts, rel=1e-6), 2)
+
+
+def test_groups_at_a_delta_that_no_accountant_covers_are_refused() -> None:
+    with pytest.raises(UnsupportedMechanism, match=r"groups of 2 at a delta below 1e-250"):
+        account_together([poisson()] * 2, 1e-280, 2)

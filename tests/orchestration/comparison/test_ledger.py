@@ -24,7 +24,9 @@ from orchestration.records.attempts import Attempt, AttemptLog, read_attempts
 from orchestration.records.layout import SweepFiles
 from orchestration.records.published import PublishedPrivacy, PublishedTrial
 from orchestration.records.states import TrialState
+from orchestration.report.prose import together
 from orchestration.sweeps.schema import parse_sweep
+from orchestration.tracking.protocol import composition_entries
 from tests.orchestration.sample_grids import key_in, small, trial_in
 
 from mlflow import MlflowClient  # isort: skip
@@ -55,6 +57,31 @@ def test_seeds_together_cost_what_one_run_of_all_their_steps_costs() -> None:
 def test_one_trial_costs_what_it_says() -> None:
     assert composed_epsilon(trial("a", attempt())) == EPSILON
     assert composed([PublishedTrial("none", {}, TrialState.FINISHED)]) is None
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_groups_pay_for_all_trials_together(number: int) -> None:
+    """For each size of which the trials claim an epsilon; it weakens with that of one record."""
+    of_two = {1: EPSILON, 2: account(RUN, 1e-5, "pld", 2).epsilon}
+    trials = [
+        replace(own, privacy=PublishedPrivacy(EPSILON, 1e-5, "pld", group_epsilons=of_two))
+        for own in (trial(key, attempt(key)) for key in "abc"[:number])
+    ]
+    found = composed(trials)
+    assert found is not None
+    (group,) = found.groups
+    whole = account(Trace(1000, (replace(RUN.segments[0], steps=200 * number),)), 1e-5, "pld", 2)
+    assert group.estimate is not None
+    assert group.estimate.epsilon == pytest.approx(whole.epsilon, rel=1e-3)
+    assert (group.group_size, group.estimate.kind) == (2, "guarantee")
+    assert found.as_dict()["groups"] == [group.as_dict()]
+    metrics, _ = composition_entries(trials)
+    assert metrics["privacy/composed_epsilon_group_of_2"] == group.epsilon
+    said = " ".join(together(trials))
+    assert (f"owns at most 2, pay ε = {group.epsilon:#.3g}: a guarantee" in said) == (number > 1), said
+    seeded = composed([replace(own, attempts=(attempt(own.key, seed=0),)) for own in trials])
+    assert seeded is not None
+    assert [each.as_dict()["kind"] for each in seeded.groups] == ["estimate"]
 
 
 @pytest.mark.parametrize("number", [1, 2])
