@@ -6,7 +6,6 @@ are a list of distinct laws with counts.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -87,8 +86,9 @@ def rounds_of_group(trace: Trace, group_size: int = 1) -> GroupRounds:
     if not trace.is_private:
         return GroupRounds(is_private=False)
     pieces = [_Piece(s.start_step, s.stop_step, _cases(s, (1.0,), group_size)) for s in trace.segments]
-    law = functools.cache(lambda sampling: group_law(sampling, group_size))
-    return _rounds(trace, pieces, group_size, lambda case: law(case.sampling).scaled(case.amplitudes[0]))
+    samplings = {case.sampling for piece in pieces if not piece.by_epoch for case in piece.cases}
+    laws = {sampling: group_law(sampling, group_size) for sampling in samplings}
+    return _rounds(trace, pieces, group_size, lambda case: laws[case.sampling].scaled(case.amplitudes[0]))
 
 
 def rounds_of_examples(trace: Trace, steps: Sequence[int], contributions: npt.ArrayLike) -> GroupRounds:
