@@ -31,7 +31,7 @@ EXPORTED = {
         read_trace write_trace""",
     "accounting.individual": """FILTERED INDIVIDUAL_ACCOUNTANTS IndividualEpsilons algorithm_2 epsilon_of_many_rounds
         individual_claim individual_epsilons individual_reasons""",
-    "accounting.pld": """CertifiedDelta CertifiedEpsilon CertifiedProfile GroupRounds LatticeLoss MIN_DELTA
+    "accounting.pld": """CertifiedDelta CertifiedEpsilon CertifiedProfile GroupRounds LatticeLoss MIN_DELTA TOLERANCE
         PairBounds SensitivityMixture delta_pld discretise epsilon_of_examples epsilon_of_rounds epsilon_pld
         examples_law group_epsilons group_law grows_at_least_linearly linear_growth profile_of_rounds rounds_of_examples
         rounds_of_group vadhan_epsilon""",
