@@ -46,6 +46,8 @@ def pytest_configure(config: pytest.Config) -> None:
     set_device(config.getoption("--device"))
     # Commands that tests start with another home share the machine code of this one.
     os.environ.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))
+    # Ray gives its workers a niceness of 15: beside busy tests they would hardly run.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     _compile_once(config)
 
 

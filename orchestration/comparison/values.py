@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from typing import Final
 
 import numpy as np
 
 from accounting.attacks import FALSE_POSITIVE_RATES
 from orchestration.records.published import EpsilonHistogram, PublishedGroup, PublishedQuality, PublishedTrial
+from orchestration.records.states import TrialState
 from workers import rates
 from workers.evaluation import Evaluation
 from workers.rates import ConfusionCounts, Rate
 
 Value = Callable[[PublishedTrial], float | None]
 """A function from a trial to a number; None if it is unknown, infinite if there is no bound."""
+_TRAINED: Final = (TrialState.FINISHED, TrialState.STOPPED)
 
 
 def epsilon(trial: PublishedTrial) -> float | None:
@@ -138,13 +141,13 @@ def initial_noise_multiplier(trial: PublishedTrial) -> float | None:
 
 
 def peak_memory(trial: PublishedTrial) -> float | None:
-    """Peak memory of the device that trained the trial, in MiB."""
-    return trial.device.peak_bytes / 2**20 if trial.device else None
+    """Peak memory of the device that trained the trial, in MiB; None before its end, as it still grows."""
+    return trial.device.peak_bytes / 2**20 if trial.device and trial.state in _TRAINED else None
 
 
 def utilization(trial: PublishedTrial) -> float | None:
-    """Mean share of time in which the GPU that trained the trial computed."""
-    return trial.device.utilization if trial.device else None
+    """Mean share of time in which the GPU that trained the trial computed; None before its end."""
+    return trial.device.utilization if trial.device and trial.state in _TRAINED else None
 
 
 def wall_seconds(trial: PublishedTrial) -> float | None:
