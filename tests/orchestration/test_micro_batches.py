@@ -91,7 +91,7 @@ def test_a_private_trial_that_has_shown_an_epoch_is_left_to_its_user(
 ) -> None:
     """What it showed has cost privacy, which another start would cost again; a baseline has no such cost."""
     told = Told()
-    outcome = run(tmp_path, 40, 30, [clipping], told)
+    outcome = run(tmp_path, 40, 19, [clipping], told)
     (point,) = outcome.record.points
     assert outcome.record.status(point.key).state is state, outcome.record.status(point.key).error
     assert any("lacked memory" in each for each in told.warnings) == (clipping == "none")

@@ -42,7 +42,8 @@ MASKS = (
     "name: image_masks, path: FOLDER/pictures, size: 16, classes: [ground, disc], groups: FOLDER/pictures/groups.csv"
 )
 SWEEPS = {
-    "regression": f"data: {{{NUMBERS}, label: [y, z], task: regression}}\nmodel: logistic\nloss: mse\n",
+    "regression": f"data: {{{NUMBERS}, label: [y, z], task: regression}}\nmodel: logistic\nloss: mse\n"
+    "optimizer: {name: sgd, learning_rate: 1.0}\n",  # enough for a setting that is of use
     "multi_label": f"data: {{{NUMBERS}, label: [red, green, blue], task: multi_label}}\nmodel: logistic\n"
     "loss: binary_cross_entropy\n",
     "language_modelling": f"data: {{{TEXTS}, groups: [de, en], objective: masked_lm}}\n"
