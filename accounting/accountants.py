@@ -18,7 +18,7 @@ from scipy.special import log_expit, logsumexp, ndtri_exp
 
 from accounting import pld
 from accounting.errors import InvalidInput, UnsupportedMechanism, require_finite, require_numbers
-from accounting.estimates import Kind, PrivacyEstimate
+from accounting.estimates import Kind, PrivacyEstimate, unit_of_group
 from accounting.gaussian import gaussian_delta, gaussian_epsilon
 from accounting.individual import epsilon_of_many_rounds
 from accounting.mechanism import GaussianRelease, Trace
@@ -286,7 +286,7 @@ class Accountant:
 
         The claim has that bound only where some run that the trace describes is these pairs (`is_attained`).
         """
-        unit = "example" if group_size == 1 else f"group of {group_size}"
+        unit = unit_of_group(group_size)
         best = self._best(trace, delta, group_size) if trace.is_private else Bounds(math.inf, math.inf)
         name, kind = best.method or self.name, _kind(best.upper)
         lower = best.lower if is_attained(trace) or not trace.is_private else None

@@ -59,5 +59,13 @@ class PrivacyEstimate:
 
 def of_group(estimate: PrivacyEstimate, group_size: int) -> PrivacyEstimate:
     """The estimate as a claim about ``group_size`` examples together."""
-    unit = "example" if group_size == 1 else f"group of {group_size}"
-    return replace(estimate, unit=unit, group_size=group_size)
+    return replace(estimate, unit=unit_of_group(group_size), group_size=group_size)
+
+
+def unit_of_group(group_size: int) -> str:
+    """Return the unit of a claim about ``group_size`` examples together.
+
+    >>> unit_of_group(1), unit_of_group(2)
+    ('example', 'group of 2')
+    """
+    return "example" if group_size == 1 else f"group of {group_size}"

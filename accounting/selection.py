@@ -17,7 +17,7 @@ import numpy as np
 from accounting.accountants import account, total_rdp
 from accounting.attacks import privacy_curve
 from accounting.errors import InvalidInput, UnsupportedMechanism, require_finite
-from accounting.estimates import Kind, PrivacyEstimate
+from accounting.estimates import Kind, PrivacyEstimate, unit_of_group
 from accounting.exponential_choice import ExponentialChoice
 from accounting.mechanism import Selection, Trace
 from accounting.pld import MIN_DELTA
@@ -113,7 +113,7 @@ def account_selection(
         raise InvalidInput(f"accountant {accountant!r} covers no selection among trials; choose auto, pld or rdp")
     if trials.gamma == 1.0 or not trace.is_private:
         return account(trace, delta, accountant, group_size)
-    unit = "example" if group_size == 1 else f"group of {group_size}"
+    unit = unit_of_group(group_size)
     found: dict[str, float] = {}
     refusals: list[str] = []
     resolved = [name for name in _METHODS if name != "pld" or delta / trials.largest_mean >= MIN_DELTA]

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from accounting.attacks.trade_off import AttackBounds
 from accounting.errors import UnsupportedMechanism, require_finite, require_numbers
-from accounting.estimates import Claim
+from accounting.estimates import Claim, unit_of_group
 from accounting.mechanism import Trace
 from accounting.pld import (
     MIN_DELTA,
@@ -147,9 +147,10 @@ def privacy_curve(trace: Trace, group_size: int = 1, deltas: Sequence[float] = (
 
     Raises: UnsupportedMechanism for a private selection.
     """
-    unit = "example" if group_size == 1 else f"group of {group_size}"
     profile = _profile(rounds_of_group(trace, group_size), trace, deltas)
-    return PrivacyCurve(profile, trace.adjacency, unit, group_size, trace.kind, "any", trace.reasons)
+    return PrivacyCurve(
+        profile, trace.adjacency, unit_of_group(group_size), group_size, trace.kind, "any", trace.reasons
+    )
 
 
 def curve_of_examples(

@@ -16,11 +16,16 @@ from workers.outcomes import AnyOutcomes, Outcomes
 
 Mask = npt.NDArray[np.bool_]
 
+
+def _everybody(found: Outcomes) -> Mask:
+    return np.ones(len(found.labels), dtype=bool)
+
+
 _OF_PREDICTIONS: Final[Mapping[str, Callable[[Outcomes], Mask]]] = {
-    "accuracy": lambda found: np.ones(len(found.labels), dtype=bool),
-    "accuracy_change": lambda found: np.ones(len(found.labels), dtype=bool),
-    "selection_rate": lambda found: np.ones(len(found.labels), dtype=bool),
-    "majority_class_rate": lambda found: np.ones(len(found.labels), dtype=bool),
+    "accuracy": _everybody,
+    "accuracy_change": _everybody,
+    "selection_rate": _everybody,
+    "majority_class_rate": _everybody,
     "true_positive_rate": lambda found: found.labels == 1,
     "false_positive_rate": lambda found: found.labels == 0,
     "precision": lambda found: found.predicted == 1,

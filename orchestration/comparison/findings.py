@@ -19,7 +19,7 @@ from orchestration.comparison.hidden_groups import hidden_groups_note
 from orchestration.comparison.intervals import LEVEL, ConfidenceInterval
 from orchestration.comparison.metrics import METRICS, main_metric, metric
 from orchestration.comparison.rate_metrics import GROUP_METRICS, WORST_GROUP_METRICS
-from orchestration.comparison.sanity import has_diverged, is_constant, why_cost_is_unknown, why_useless
+from orchestration.comparison.sanity import best_constant, has_diverged, is_constant, why_cost_is_unknown, why_useless
 from orchestration.comparison.settings import Setting, finished_settings, group_names
 from orchestration.comparison.values import epsilon
 from orchestration.records.published import NON_PRIVATE, PublishedSweep
@@ -345,7 +345,7 @@ def _diverged(found: Findings) -> list[str]:
         return []
     return [
         f"Warning: {first_few(lost)} learnt nothing (it diverged, or it is no better than always predicting "
-        f"{'the mean' if found.main.task == 'regression' else 'the most frequent class'}); it is compared with nothing."
+        f"{best_constant(found.main)}); it is compared with nothing."
     ]
 
 

@@ -63,7 +63,7 @@ def why_useless(setting: Setting, evidence: Evidence, main: Metric) -> str:
     """
     constant, found = constant_score(setting, main), setting.over_seeds(main.value)
     shown = main.format.one
-    always = f"always predicting {_always(main)}, which reaches {shown(constant)}" if constant is not None else ""
+    always = f"always predicting {best_constant(main)}, which reaches {shown(constant)}" if constant is not None else ""
     if is_constant(setting):
         return f"predicts one class for everybody in each group{f', and is no better than {always}' if always else ''}"
     if has_diverged(setting):
@@ -84,7 +84,8 @@ def _ends(setting: Setting, evidence: Evidence, main: Metric) -> tuple[float, fl
     return None if interval is None else (interval.low, interval.high)
 
 
-def _always(main: Metric) -> str:
+def best_constant(main: Metric) -> str:
+    """Return the best constant prediction in words, for use after "always predicting"."""
     return "the mean" if main.task == "regression" else "the most frequent class"
 
 
@@ -115,14 +116,14 @@ def why_cost_is_unknown(baselines: Sequence[Setting], evidence: Evidence, main: 
     if why or reached - constant <= _HARDLY.get(str(main.task), 0.0) * (1.0 - constant):
         return (
             f"No use as a reference: {unknown} {best.name} reaches {shown(reached)}, and always predicting "
-            f"{_always(main)} {shown(constant)}: train it longer, with another rate, or other inputs, such as narrower "
-            "ranges."
+            f"{best_constant(main)} {shown(constant)}: train it longer, with another rate, or other inputs, such as "
+            "narrower ranges."
         )
     return ""
 
 
 def _lost(best: Setting, main: Metric) -> str:
-    return f"diverged, or is no better than always predicting {_always(main)}"
+    return f"diverged, or is no better than always predicting {best_constant(main)}"
 
 
 def _reference(setting: Setting) -> tuple[str, float] | None:
