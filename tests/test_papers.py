@@ -85,6 +85,7 @@ def test_every_sweep_is_known() -> None:
     "name",
     [pytest.param(name, marks=[pytest.mark.long] if name in SLOW_DATA else []) for name in PLANNED],
 )
+@pytest.mark.thinned(2)
 def test_each_sweep_plans_what_the_paper_prints(name: str) -> None:
     if name == "scattering-fashion" and not (Path(os.environ["DPSWEEP_DATA"]) / "FashionMNIST").is_dir():
         pytest.skip("needs FashionMNIST below DPSWEEP_DATA; its sweep file says where it is found")

@@ -101,6 +101,7 @@ def assert_noise_followed(schedule: Component, result: TrainingResult) -> None:
 
 
 @pytest.mark.parametrize(("clipping", "schedule", "sampling"), COMBINATIONS)
+@pytest.mark.thinned(3)
 def test_every_combination_resumes_bit_for_bit(
     clipping: str, schedule: str, sampling: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +160,7 @@ KINDS_OF_STATE: Mapping[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("changes", KINDS_OF_STATE.values(), ids=KINDS_OF_STATE)
+@pytest.mark.thinned(2)
 def test_every_kind_of_state_resumes_bit_for_bit(
     changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,7 @@ def composed(row: Array, pessimistic: bool, sample_rate: float, sigma: float) ->
     return float(functools.reduce(lambda one, other: one.compose(other), parts).get_epsilon_for_delta(DELTA))
 
 
+@pytest.mark.long
 def test_rows_of_short_runs_of_large_data_lie_where_dp_accounting_puts_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """On every density of nodes: those of rows that stay loose, too."""
     tried: list[int] = []

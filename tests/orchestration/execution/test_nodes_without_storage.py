@@ -101,6 +101,7 @@ print(blind, len(results), *warnings, sep="|", flush=True)
 """Accounts 25 parts twice; one node, with half of the CPUs, sees an empty folder in place of the sweep's."""
 
 
+@pytest.mark.long
 def test_a_node_that_joins_without_the_storage_fails_no_trial(address: str, tmp_path: Path) -> None:
     """Its own mount hides the output. What fails there is accounted elsewhere, and nothing further goes there."""
     if subprocess.run(

@@ -49,6 +49,7 @@ def measured(plan: Plan, pieces: TrialProbe = PIECES) -> SweepProbe:
     return SweepProbe(trials, accounting, command=0.0, worker=0.0, tracker=0.0, share=0.5, worker_share=0.25)
 
 
+@pytest.mark.long
 def test_the_probe_of_the_command_is_near_the_real_run(
     sweep: SweepSpec, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -101,6 +101,7 @@ def assert_agrees(model: nn.Module, form: str = "rewrite", multiplicity: int = 1
 
 @pytest.mark.parametrize("read", READS)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.thinned(3)
 def test_agrees_with_one_example_at_a_time(kind: str, read: str) -> None:
     assert_agrees(made(kind, read))
 
@@ -156,6 +157,7 @@ class Packed(Sequences):
 @pytest.mark.parametrize("started", [False, True], ids=["from zeros", "from states of the example"])
 @pytest.mark.parametrize("reads_outputs", [False, True], ids=["last states", "outputs"])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.thinned(3)
 def test_packed_sequences_agree_with_one_example_at_a_time(kind: str, reads_outputs: bool, started: bool) -> None:
     torch.manual_seed(0)
     model = Packed(KINDS[kind](), reads_outputs, started=started)
