@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from orchestration.records.results import StoredResult
     from orchestration.records.states import TrialState
     from orchestration.sweeps.grid import GridPoint
-    from orchestration.sweeps.plan import Plan
+    from orchestration.sweeps.planned import Plan
     from orchestration.sweeps.schema import SweepSpec
     from orchestration.tracking.registry import Registered
     from workers.imports import UserCode

@@ -38,6 +38,8 @@ def test_import_contracts_hold() -> None:
         ("workers.trial", {"ray", "mlflow"}),
         ("orchestration.commands.main", {"torch", "ray", "mlflow", "numba"}),
         ("orchestration.library", {"torch", "ray", "mlflow", "numba"}),
+        ("orchestration.pipeline", {"torch", "ray"}),
+        ("orchestration.execution.on_ray", {"torch"}),
         ("dpsweep", {"torch", "ray", "mlflow", "numba"}),
         ("dpsweep.command", {"torch", "ray", "mlflow", "accounting"}),
     ],

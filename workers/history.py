@@ -59,6 +59,8 @@ class TrainingResult:
     stopped: ``completed`` after all planned epochs, ``budget`` if another epoch would have exceeded the budget.
     evaluation: the final model on held-out data. reasons: why the epsilons of the trial are estimates
     (`workers.reasons`). references: scores of simple models that were trained beside it (`workers.references`).
+    example_shape, example_type: of one example as the data source stores it. output_axes: number of axes of what the
+    model returns for one example.
     """
 
     key: str
@@ -76,6 +78,9 @@ class TrainingResult:
     notes: tuple[str, ...] = ()
     reasons: tuple[Reason, ...] = ()
     references: dict[str, float] = field(default_factory=dict)
+    example_shape: tuple[int, ...] = ()
+    example_type: str = "float32"
+    output_axes: int = 1
 
     __pydantic_config__ = ConfigDict(ser_json_inf_nan="strings")
 

@@ -25,7 +25,6 @@ from workers.own_record import require_same_code
 from workers.predictions import batch_size, in_batches, slices
 from workers.preprocessing import State, make_preprocessing
 from workers.spec import TrialSpec
-from workers.tasks import task_called
 
 _PREPARATIONS: Final[Mapping[str, type[Scaling] | type[Tokens]]] = {"scaling": Scaling, "tokens": Tokens}
 _INPUTS: Final = {"example_shape", "example_type", "feature_shape", "num_classes", "preparation", "fitted"}
@@ -113,7 +112,6 @@ def describe_inputs(spec: TrialSpec, source: Dataset, dataset: Dataset, fitted: 
         "feature_shape": list(dataset.feature_shape),
         "num_classes": dataset.num_classes,
         "offered": offered(source.preparation),
-        "output_axes": len(task_called(dataset.task).output_shape(dataset.train.labels, dataset.class_names)),
         "preparation": _kept_preparation(spec, source.preparation),
         "fitted": {name: value.cpu() for name, value in fitted.items()},
     }
@@ -131,17 +129,6 @@ def _kept_preparation(spec: TrialSpec, preparation: Preparation) -> dict[str, An
 
 def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
-
-
-def input_of(files: TrialFiles) -> tuple[tuple[int, ...], str]:
-    """Shape and type of one example as the data source of a trained trial stores it. Raises: see `load_model`."""
-    inputs = _read(files.inputs, _INPUTS)
-    return tuple(inputs["example_shape"]), str(inputs["example_type"])
-
-
-def output_axes(files: TrialFiles) -> int:
-    """Number of axes of what a trained model returns for one example. Raises: see `load_model`."""
-    return int(_read(files.inputs, _INPUTS).get("output_axes", 1))  # earlier versions had only classification
 
 
 def load_model(files: TrialFiles, spec: TrialSpec, code: UserCode = NO_CODE) -> nn.Module:

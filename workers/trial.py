@@ -54,6 +54,7 @@ from workers.references import reference_scores
 from workers.reproducible import explained, reproducible
 from workers.run_state import ModelModes, ModelValues
 from workers.spec import AttackSpec, TrialSpec, at_speed_of
+from workers.tasks import task_called
 from workers.trained_model import describe_inputs
 from workers.training import Trainer
 from workers.trial_mechanism import mechanism_of
@@ -349,6 +350,9 @@ def _finish(
         notes=(*dataset.notes, *claims(spec.clipping), *_of_norms(spec)),
         reasons=reasons_of_trial(spec, dataset.reasons),
         references=reference_scores(dataset) if spec.reference and not spec.is_private else {},
+        example_shape=tuple(inputs["example_shape"]),
+        example_type=inputs["example_type"],
+        output_axes=len(task_called(dataset.task).output_shape(dataset.train.labels, dataset.class_names)),
     )
     note_written(files)
     write_bytes_atomically(files.training, result.to_json())

@@ -215,7 +215,8 @@ def _follow(jobs: SubmittedSweeps, job: SubmittedSweep) -> NoReturn:
 def _planned(spec: SweepSpec, code: UserCode) -> int:
     """Plan the sweep and return its number of trials. Raises: InvalidInput with one line per reason for a refusal."""
     from orchestration.records.layout import SweepFiles, absolute, default_output
-    from orchestration.sweeps.plan import accept, plan_sweep
+    from orchestration.sweeps.plan import plan_sweep
+    from orchestration.sweeps.planned import accept
 
     plan = accept(plan_sweep(spec, code), SweepFiles(absolute(default_output(spec.name))))
     for warning in plan.warnings:

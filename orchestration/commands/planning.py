@@ -17,7 +17,7 @@ from orchestration.execution.environment import IN_PROCESS, prepare_environment
 
 if TYPE_CHECKING:
     from orchestration.execution.prediction import Prediction
-    from orchestration.sweeps.plan import Plan
+    from orchestration.sweeps.planned import Plan
     from orchestration.sweeps.schema import SweepSpec
     from workers.imports import UserCode
 

@@ -34,9 +34,9 @@ from orchestration.tracking.no_tracking import NO_TRACKING
 if TYPE_CHECKING:  # these modules load torch, Ray and MLflow
     from orchestration.execution.prediction import Prediction
     from orchestration.pipeline import Outcome
-    from orchestration.sweeps.plan import Plan, PlannedTrial
+    from orchestration.sweeps.planned import Plan, PlannedTrial
     from orchestration.sweeps.schema import SweepSpec
-    from workers.data import DatasetDescription
+    from workers.dataset_description import DatasetDescription
 
 
 def plan_rows(plan: Plan, sweep: SweepSpec) -> dict[str, Any]:

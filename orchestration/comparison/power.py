@@ -17,7 +17,7 @@ from scipy import special
 from orchestration.comparison.findings import POWER
 from orchestration.comparison.intervals import TAIL
 from orchestration.records.published import RUNS
-from orchestration.sweeps.plan import PlannedTrial
+from orchestration.sweeps.planned import PlannedTrial
 from orchestration.sweeps.schema import SweepSpec
 
 SEEDS: Final = (2, 3, 5, 10)

@@ -12,6 +12,7 @@ __all__ = [
     "job_package",
     "notices",
     "object_stores",
+    "planning",
     "prediction",
     "probing",
     "publication",

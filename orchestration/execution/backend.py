@@ -18,11 +18,11 @@ from orchestration.records.layout import SweepFiles
 from orchestration.records.release_modes import Disclosure
 from orchestration.records.status_snapshot import ClusterSnapshot, SweepSnapshot
 from orchestration.records.turn import Turn
-from orchestration.sweeps.plan import Plan, PlannedTrial
+from orchestration.sweeps.planned import Plan, PlannedTrial
 from orchestration.sweeps.schema import SweepSpec
+from workers.history import Progress
 from workers.imports import UserCode
 from workers.less_memory import LackOfMemory, in_smaller_pieces
-from workers.trial import Progress
 
 
 @dataclass(frozen=True)

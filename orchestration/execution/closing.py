@@ -10,7 +10,7 @@ import ray
 from accounting.errors import DpsweepError
 from orchestration.execution.backend import TrialContext
 from orchestration.execution.stopping import close_here
-from orchestration.sweeps.plan import PlannedTrial
+from orchestration.sweeps.planned import PlannedTrial
 from orchestration.sweeps.resources import ResourceSettings
 from orchestration.sweeps.user_code import unpacked
 

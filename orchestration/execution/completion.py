@@ -36,7 +36,7 @@ from orchestration.records.results import (
     write_result,
     write_statistics,
 )
-from orchestration.sweeps.plan import PlannedTrial
+from orchestration.sweeps.planned import PlannedTrial
 from orchestration.sweeps.schema import SweepSpec
 from workers.attack_results import AttackResults, read_attacks
 from workers.counters import Counters, read_counters

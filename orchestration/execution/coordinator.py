@@ -36,12 +36,12 @@ from orchestration.records.results import StoppedTrial, StoredResult
 from orchestration.records.states import TrialState
 from orchestration.records.status import SweepStatus, TrialStatus, status_of
 from orchestration.report.writing import write_reports
-from orchestration.sweeps.plan import Plan, PlannedTrial
+from orchestration.sweeps.planned import Plan, PlannedTrial
 from orchestration.sweeps.schema import SweepSpec
 from orchestration.tracking.protocol import Tracker, tracked
 from orchestration.tracking.recorder import TrackingRecorder
+from workers.history import Progress
 from workers.noise_sources import noise_source_kind
-from workers.trial import Progress
 
 
 class _Interrupted(Exception):

@@ -11,7 +11,7 @@ from accounting.attacks import AttackRisk, attack_risk, privacy_curve
 from accounting.estimates import PrivacyEstimate
 from accounting.mechanism import Trace
 from accounting.reasons import Reason, weakened
-from orchestration.sweeps.plan import PlannedTrial, worst_cases
+from orchestration.sweeps.planned import PlannedTrial, worst_cases
 from orchestration.sweeps.schema import SweepSpec
 
 

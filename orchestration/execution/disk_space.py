@@ -8,7 +8,7 @@ from pathlib import Path
 from accounting.errors import InvalidInput
 from accounting.records import exists
 from orchestration.records.layout import SweepFiles
-from orchestration.sweeps.plan import Plan
+from orchestration.sweeps.planned import Plan
 
 REPORTS_AND_TRACKING = 64 * 2**20
 """Bytes reserved for the two reports, MLflow and logs; the quickstart sweep needs about half of this."""

@@ -14,7 +14,7 @@ from accounting.errors import InvalidInput, UnfitNode
 from accounting.jobs.parallel import fitting
 from orchestration.execution.nodes import alive_nodes, amounts_of
 from orchestration.sweeps.fields import LEAST_QUANTITY
-from orchestration.sweeps.plan import PlannedTrial
+from orchestration.sweeps.planned import PlannedTrial
 from orchestration.sweeps.resources import ResourceSettings
 from orchestration.sweeps.schema import SweepSpec
 

@@ -16,7 +16,7 @@ from orchestration.execution.storage_retries import train_patiently
 from orchestration.records.layout import SweepFiles
 from orchestration.records.status_snapshot import SweepSnapshot
 from orchestration.records.turn import FIRST_COME, Turn
-from orchestration.sweeps.plan import PlannedTrial
+from orchestration.sweeps.planned import PlannedTrial
 from orchestration.sweeps.schema import SweepSpec
 from workers.devices import missing_gpu
 from workers.imports import UserCode

@@ -27,7 +27,7 @@ from orchestration.records.layout import SweepFiles
 from orchestration.records.status_snapshot import ClusterSnapshot, SweepSnapshot
 from orchestration.records.turn import FIRST_COME, Turn
 from orchestration.sweeps.fields import LEAST_QUANTITY
-from orchestration.sweeps.plan import PlannedTrial
+from orchestration.sweeps.planned import PlannedTrial
 from orchestration.sweeps.schema import AccountingSettings, SweepSpec
 from workers.imports import UserCode
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from accounting.errors import InvalidInput, require_finite
 from orchestration.execution.probing import SweepProbe, kind, norm_passes, run_kind, steps_per_epoch
-from orchestration.sweeps.plan import Plan, PlannedTrial
+from orchestration.sweeps.planned import Plan, PlannedTrial
 from orchestration.sweeps.resources import ResourceSettings, reserved
 from workers.probe import TrialProbe
 

@@ -19,7 +19,7 @@ from accounting.errors import InvalidInput
 from accounting.individual import individual_epsilons
 from orchestration.execution.costs import costs_as_planned
 from orchestration.records.failures import shown
-from orchestration.sweeps.plan import Plan, PlannedTrial
+from orchestration.sweeps.planned import Plan, PlannedTrial
 from orchestration.sweeps.schema import SweepSpec
 from orchestration.tracking.embedded import embedded_tracking_uri
 from orchestration.tracking.mlflow import MlflowTracker

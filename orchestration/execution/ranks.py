@@ -27,7 +27,7 @@ from accounting.errors import DpsweepError
 from orchestration.execution.backend import TrialContext
 from orchestration.execution.gpus import require_gpu
 from orchestration.execution.storage_retries import patiently
-from orchestration.sweeps.plan import PlannedTrial
+from orchestration.sweeps.planned import PlannedTrial
 from orchestration.sweeps.resources import ResourceSettings
 from orchestration.sweeps.user_code import unpacked
 from workers.ranks import RankLost, connected

@@ -23,7 +23,7 @@ from orchestration.records.layout import SweepFiles, absolute
 from orchestration.records.manifest import Manifest
 from orchestration.records.release_modes import release_mode
 from orchestration.records.results import TrialResult
-from orchestration.sweeps.plan import PlannedTrial
+from orchestration.sweeps.planned import PlannedTrial
 from orchestration.sweeps.schema import SweepSpec
 from workers.imports import NO_CODE, UserCode
 from workers.own_record import require_same_code

@@ -16,11 +16,10 @@ from orchestration.execution.backend import TrialContext
 from orchestration.execution.completion import accounts_examples, individual_statistics
 from orchestration.records.integrity import note_digests
 from orchestration.records.results import StoppedTrial, write_result
-from orchestration.sweeps.plan import PlannedTrial
+from orchestration.sweeps.planned import PlannedTrial
 from orchestration.sweeps.schema import SweepSpec
 from workers.checkpoint import forget_checkpoint
 from workers.imports import UserCode
-from workers.stopping import close_trial
 
 Close = Callable[[PlannedTrial, int], Iterable[None]]
 """Stores the norms and the trace of a planned trial that was stopped after so many steps; see `close_trial`.
@@ -31,6 +30,8 @@ The iteration ends when they are stored, and yields now and then until then, so 
 
 def close_here(planned: PlannedTrial, step: int, context: TrialContext, code: UserCode, ranks: int = 1) -> None:
     """`Close` in this process. code: as this process imports it. Raises: as `close_trial`."""
+    from workers.stopping import close_trial  # late: it imports torch, and drivers import this module
+
     root = context.files.trial(planned.key).root
     close_trial(planned.spec, root, step, code=code, releases=planned.releases, ranks=ranks)
 

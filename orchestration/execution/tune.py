@@ -30,17 +30,15 @@ from orchestration.execution.autoscaler import has_autoscaler
 from orchestration.execution.backend import TrainingObserver, TrialContext, lighter
 from orchestration.execution.gpu_nodes import off_gpu_nodes
 from orchestration.execution.gpus import require_gpu
-from orchestration.execution.ranks import train_together
 from orchestration.execution.storage_retries import train_patiently
 from orchestration.execution.turns import Turns
-from orchestration.sweeps.plan import PlannedTrial
+from orchestration.sweeps.planned import PlannedTrial
 from orchestration.sweeps.resources import ResourceSettings
 from orchestration.sweeps.scheduler_groups import rivals
 from orchestration.sweeps.schema import SchedulerSettings, SweepSpec
 from orchestration.sweeps.user_code import unpacked
+from workers.history import Progress
 from workers.less_memory import LackOfMemory
-from workers.ranks import RankLost
-from workers.trial import Progress
 
 
 def train_trial(
@@ -65,6 +63,9 @@ def train_trial(
 
 def _attempt(planned: PlannedTrial, context: TrialContext, resources: ResourceSettings) -> Exception | None:
     """Train; return the error that ended the trial, with only the text that may be shown. Raises: RankLost."""
+    from orchestration.execution.ranks import train_together  # late: it imports torch, which drivers do without
+    from workers.ranks import RankLost
+
     try:
         context.require_node()
         if resources.processes > 1:

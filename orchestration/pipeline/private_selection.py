@@ -10,6 +10,7 @@ from accounting.records import KEY_VARIABLE, delete_folder, exists, is_encryptin
 from orchestration.comparison.selected import selected_runs
 from orchestration.execution.backend import solver
 from orchestration.execution.environment import IN_PROCESS, open_cluster
+from orchestration.execution.planning import plan_at
 from orchestration.pipeline.request import NO_DISPLAY, Display, Outcome, RunRequest
 from orchestration.pipeline.stage import run_stage
 from orchestration.pipeline.tuning import stored_winners
@@ -17,8 +18,8 @@ from orchestration.records.layout import SweepFiles
 from orchestration.records.limits import NO_LIMITS
 from orchestration.records.manifest import read_manifest
 from orchestration.sweeps.former_defaults import as_meant
-from orchestration.sweeps.grid import settings_of
-from orchestration.sweeps.plan import accept, plan_sweep
+from orchestration.sweeps.grid import NO_PAST, settings_of
+from orchestration.sweeps.planned import accept
 from orchestration.sweeps.schema import parse_sweep
 from orchestration.sweeps.selection import draw_runs, selection_stage
 from orchestration.sweeps.tune import Winner, candidates_of, tuned_stage
@@ -99,7 +100,7 @@ def _drawn_stage(request: RunRequest) -> str:
                 "file, or choose another folder with --output"
             )
         return before.text
-    accept(plan_sweep(sweep, request.code, solver=solver(request.address, files)), files)
+    accept(plan_at(request.address, sweep, request.code, NO_PAST, solver(request.address, files)), files)
     make_private_folder(files.private)
     return selection_stage(
         sweep, request.text, draw_runs(settings_of(sweep, tune), tune.selection, len(candidates_of(tune)))

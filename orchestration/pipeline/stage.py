@@ -17,6 +17,7 @@ from orchestration.execution.disk_space import require_space
 from orchestration.execution.environment import open_cluster
 from orchestration.execution.notices import Notices
 from orchestration.execution.object_stores import require_answer, require_client
+from orchestration.execution.planning import plan_at
 from orchestration.execution.removal import named_trials, start_anew
 from orchestration.execution.reuse import take_finished
 from orchestration.execution.same_code import begun_with_other_code, refuse
@@ -32,7 +33,7 @@ from orchestration.records.safety import require_safe_tracking
 from orchestration.records.status import SweepStatus
 from orchestration.records.status_snapshot import SweepSnapshot
 from orchestration.sweeps.growth import grown, past_of
-from orchestration.sweeps.plan import Plan, accept, plan_sweep
+from orchestration.sweeps.planned import Plan, accept
 from orchestration.sweeps.schema import SweepSpec
 from orchestration.tracking.addresses import LOCAL_SERVER, is_server
 from orchestration.tracking.embedded import embedded_tracking_uri
@@ -113,7 +114,8 @@ def _planned(request: RunRequest) -> tuple[Plan, Manifest]:
     """
     sweep, files = request.sweep, request.files
     manifest = grown(open_manifest(files, sweep.plain(), request.text), sweep, request.text, files.root)
-    plan = accept(plan_sweep(sweep, request.code, past_of(manifest), solver(request.address, files)), files)
+    solving = solver(request.address, files)
+    plan = accept(plan_at(request.address, sweep, request.code, past_of(manifest), solving), files)
     require_space(files, plan)
     calibrations = {**manifest.calibrations, **plan.calibrations}
     return plan, replace(manifest, calibrations=calibrations, title=request.name or manifest.title)

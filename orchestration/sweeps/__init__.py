@@ -1,6 +1,6 @@
 """Sweep files: their schema, the grid of trials that they ask for, and the plan of each trial.
 
-Other packages import only the modules in `__all__`. `text` and `schema` load no torch; `plan` and `draft` do.
+Other packages import only the modules in `__all__`; of these, `plan` and `draft` load torch.
 """
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "grid",
     "growth",
     "plan",
+    "planned",
     "reasons",
     "resources",
     "scheduler_groups",

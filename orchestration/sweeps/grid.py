@@ -44,7 +44,7 @@ Names = Mapping[str, str]
 class Past:
     """History of a stored sweep, which planning needs besides the sweep file.
 
-    names: see `Names`. earlier: earlier versions of the file, whose trials are kept. calibrations: see `plan.Plan`;
+    names: see `Names`. earlier: earlier versions of the file, whose trials are kept. calibrations: see `planned.Plan`;
     checked before use.
     """
 

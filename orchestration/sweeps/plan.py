@@ -15,16 +15,15 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from accounting.accountants import account
 from accounting.errors import DpsweepError, InvalidInput, Unreachable, private_text, public_text, without_locals
 from accounting.estimates import PrivacyEstimate
 from accounting.mechanism import Release, Trace
 from accounting.planning import PROCESSES, Calibration, Solver, TrialMechanism, solve_all
-from accounting.reasons import Reason, weakened
-from orchestration.records.failures import record_refusals, shown
-from orchestration.records.layout import SweepFiles
+from accounting.reasons import weakened
+from orchestration.records.failures import shown
 from orchestration.records.release_modes import RELEASED, release_spec
 from orchestration.sweeps.grid import NO_PAST, GridPoint, Past, grid
+from orchestration.sweeps.planned import Plan, PlannedTrial, Refusal, worst_cases
 from orchestration.sweeps.reasons import reasons_of
 from orchestration.sweeps.remarks import of_candidates, of_sweep, of_trials, own_parts
 from orchestration.sweeps.scheduler_groups import unopposed
@@ -35,7 +34,8 @@ from orchestration.sweeps.tasks import require_one_task
 from orchestration.sweeps.tune import while_tuning
 from workers import clipping
 from workers.checkpoint import fingerprint
-from workers.data import Dataset, DatasetDescription, describe, load_dataset
+from workers.data import Dataset, describe, load_dataset
+from workers.dataset_description import DatasetDescription
 from workers.feasibility import StepSpec, check_feasible, excerpt
 from workers.imports import NO_CODE, UserCode, is_import_path
 from workers.optimizers import make_average, make_learning_rate_schedule, make_optimizer
@@ -47,81 +47,8 @@ _BYTES_PER_ROW = 8 + 4 + 4 + 4 + 4
 """example_id int64; group int32; norm, contribution and loss float32."""
 _BYTES_PER_SNAPSHOT = 8192
 """Overhead of a snapshot on disk: its folder, and its file without the rows."""
-_MOST_NAMED = 5
-"""Largest number of trials that a reason of refusal names."""
 K = TypeVar("K")
 V = TypeVar("V")
-
-
-@dataclass(frozen=True)
-class PlannedTrial:
-    """A trial that can run. The spec of ``point`` has its calibrated noise multiplier.
-
-    trace: steps and releases of the longest run that the trainer may make; the trainer may stop earlier. worst_case:
-    epsilon of the trace by the sweep's accountant. others: its epsilon by the other accountants. releases: releases
-    after training, which the trace includes. shard_bytes: size of the norm shards before compression. reasons: why
-    every epsilon of the trial is an estimate (`orchestration.sweeps.reasons`). data_digest: digest of the data as they
-    are now; private, because it is a noiseless hash.
-    """
-
-    point: GridPoint
-    trace: Trace
-    worst_case: PrivacyEstimate
-    others: tuple[PrivacyEstimate, ...]
-    releases: tuple[Release, ...]
-    shard_bytes: int
-    dataset: DatasetDescription
-    data_digest: str = field(repr=False)
-    reasons: tuple[Reason, ...] = ()
-
-    @property
-    def key(self) -> str:
-        """Key of the trial."""
-        return self.point.key
-
-    @property
-    def spec(self) -> TrialSpec:
-        """What the trainer runs, with its calibrated noise multiplier."""
-        return self.point.spec
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """A trial that cannot run, and why.
-
-    hidden: the withheld text and traceback, which may quote the data; stored in the private folder only.
-    """
-
-    key: str
-    reason: str
-    hidden: str | None = None
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The trials of a sweep that can run, the refused ones, and warnings, one sentence each.
-
-    calibrations: the noise multiplier that meets each distinct target, by a digest of its inputs, so that a later plan
-    of the sweep does not search again.
-    """
-
-    trials: tuple[PlannedTrial, ...]
-    refusals: tuple[Refusal, ...]
-    warnings: tuple[str, ...]
-    calibrations: Mapping[str, float] = field(default_factory=dict)
-
-    def reasons(self) -> list[str]:
-        """One line per distinct reason of refusal, with the keys of the first refused trials."""
-        keys: dict[str, list[str]] = {}
-        for refusal in self.refusals:
-            keys.setdefault(refusal.reason, []).append(refusal.key)
-        return [f"{' '.join(reason.split())} (trials: {_enumerated(refused)})" for reason, refused in keys.items()]
-
-
-def _enumerated(keys: Sequence[str]) -> str:
-    """The keys in words; of more than `_MOST_NAMED` only the first, and how many others there are."""
-    named, others = ", ".join(keys[:_MOST_NAMED]), len(keys) - _MOST_NAMED
-    return f"{named} and {others:,} more" if others > 0 else named
 
 
 def plan_sweep(
@@ -163,14 +90,6 @@ def plan_sweep(
     warnings = (*of_sweep(sweep), *unopposed(sweep, [trial.point for trial in planned]), *of_trials(planned, code))
     refused = tuple(each for each in outcomes if isinstance(each, Refusal))
     return Plan(tuple(planned), refused, warnings + planner.notes(), planner.multipliers)
-
-
-def accept(plan: Plan, files: SweepFiles) -> Plan:
-    """Return the plan if every trial can run. Raises: InvalidInput with one line per reason of refusal."""
-    where = record_refusals(plan.refusals, files)
-    if plan.refusals:
-        raise InvalidInput("\n".join(filter(None, (*plan.reasons(), where))))
-    return plan
 
 
 @dataclass(frozen=True)
@@ -341,11 +260,6 @@ def _with_noise_and_budget(
     sigma = float(f"{budget.noise_factor * noise_multiplier:.6g}")
     limited = Component(trial.clipping.name, {**trial.clipping.params, "epsilon": target_epsilon})
     return replace(trial, noise=replace(trial.noise, initial_noise_multiplier=sigma), clipping=limited)
-
-
-def worst_cases(trace: Trace, delta: float, sweep: SweepSpec) -> tuple[PrivacyEstimate, ...]:
-    """Epsilon of a run by the sweep's accountant, then by each of its other accountants."""
-    return tuple(account(trace, delta, name) for name in (sweep.privacy.accountant, *sweep.accounting.also))
 
 
 def _check_components(trial: TrialSpec, dataset: DatasetDescription, code: UserCode) -> None:

@@ -18,7 +18,7 @@ from workers.spec import TrialSpec
 from workers.trial_mechanism import make_budget, paid_by
 
 if TYPE_CHECKING:
-    from orchestration.sweeps.plan import PlannedTrial
+    from orchestration.sweeps.planned import PlannedTrial
 
 
 def of_sweep(sweep: SweepSpec) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ from orchestration.sweeps.fields import (
     Several,
     SweepSection,
 )
+from orchestration.sweeps.list_values import kinds_of
 from orchestration.sweeps.mistakes import mistakes
 from orchestration.sweeps.resources import ResourceSettings, check_sections, reserved
 from orchestration.sweeps.selection import check_selection
@@ -148,19 +149,17 @@ def _spread_all(key: str, value: object) -> object:
     for item in value if isinstance(value, list) else [value]:
         if isinstance(item, Mapping) and has_lists(item):
             given = {str(name): each for name, each in item.items()}
-            spread_values += spread(given, _types(key, given.get("name")), key)
+            spread_values += spread(given, _types(key, given), key)
         else:
             spread_values.append(item)
     return spread_values
 
 
-def _types(key: str, name: object) -> dict[str, Any]:
+def _types(key: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Types of the parameters of a component or section, by name; empty for a component of the user's own."""
     types: dict[str, Any] = {OWN_NOISE: float} if key == "noise" else {}
-    if isinstance(name, str) and key not in ("sampling", "norms"):
-        from orchestration.sweeps.components import types_of  # late: it imports torch, which few sweep files need
-
-        types |= types_of(key, name)
+    if key not in ("sampling", "norms"):
+        types |= kinds_of(key, given.get("name"), list(given))
     if key in _SECTIONS:
         types |= get_type_hints(_SECTIONS[key], include_extras=True)
     return {name: kind for name, kind in types.items() if name not in ("name", "params")}

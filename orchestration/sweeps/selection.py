@@ -23,7 +23,7 @@ from workers.noise_sources import noise_source_kind
 from workers.spec import AttackSpec
 
 if TYPE_CHECKING:
-    from orchestration.sweeps.plan import PlannedTrial
+    from orchestration.sweeps.planned import PlannedTrial
     from orchestration.sweeps.schema import SweepSpec
 
 _ACCOUNTANTS: Final = ("auto", "pld", "rdp")

@@ -8,7 +8,7 @@ from accounting.errors import InvalidInput
 from orchestration.sweeps.compare import require_defined
 from orchestration.sweeps.schema import SweepSpec
 from orchestration.sweeps.tune import require_selectable
-from workers.data import DatasetDescription
+from workers.dataset_description import DatasetDescription
 
 
 def require_one_task(sweep: SweepSpec, known: Iterable[DatasetDescription], dataset: DatasetDescription) -> None:

@@ -30,7 +30,7 @@ from orchestration.comparison.settings import Setting, first_seed, setting_name
 from orchestration.records.layout import SweepFiles
 from orchestration.records.published import PublishedTrial
 from orchestration.tracking.parallel import each
-from workers.trained_model import input_of, output_axes
+from workers.history import read_training_result
 
 SWEEP, TRIAL, SETTING = "dpsweep.sweep", "dpsweep.trial_key", "dpsweep.setting"
 _LONGEST_NAME: Final = 250
@@ -262,10 +262,10 @@ class ModelLog:
         contents = {uri.removeprefix(f"{files.root}/"): read_bytes(uri) for uri in uris}
         if sum(map(len, contents.values())) > LARGEST_MODEL:
             return
-        shape, kind = input_of(files)
+        trained = read_training_result(files.training)
         signature = ModelSignature(
-            Schema([TensorSpec(np.dtype(kind), (-1, *shape))]),
-            Schema([TensorSpec(np.dtype(np.float32), (-1,) * (1 + output_axes(files)))]),
+            Schema([TensorSpec(np.dtype(trained.example_type), (-1, *trained.example_shape))]),
+            Schema([TensorSpec(np.dtype(np.float32), (-1,) * (1 + trained.output_axes))]),
         )
         with tempfile.TemporaryDirectory() as folder:
             for name, content in contents.items():

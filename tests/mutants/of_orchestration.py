@@ -264,11 +264,6 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         B("if epochs == 0:", "if epochs < 0:", "a budget that pays for nothing is accepted"),
         B("steps * (tracked * _BYTES_PER_ROW", "(tracked * _BYTES_PER_ROW", "tracked examples take no space"),
         B(
-            "tuple(account(trace, delta, name) for",
-            "tuple(account(trace, delta, sweep.privacy.accountant) for",
-            "further accountants repeat the first",
-        ),
-        B(
             "Calibration(mechanism, *run)",
             'Calibration(mechanism, *run[:-1], "rdp")',
             "calibrated by another accountant than accounted",
@@ -286,6 +281,15 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
             "refusals quote the data",
             True,
             ("tests/orchestration/sweeps/test_plan.py",),
+        ),
+    ),
+    *bugs_in(
+        "orchestration/sweeps/planned.py",
+        PLAN,
+        B(
+            "tuple(account(trace, delta, name) for",
+            "tuple(account(trace, delta, sweep.privacy.accountant) for",
+            "further accountants repeat the first",
         ),
     ),
     *bugs_in(

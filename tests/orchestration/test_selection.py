@@ -18,7 +18,6 @@ from accounting.records import read_trace
 from orchestration.commands.status import status
 from orchestration.comparison.claims import unfounded
 from orchestration.comparison.stored import stored_record
-from orchestration.execution import storage_retries
 from orchestration.execution.environment import IN_PROCESS
 from orchestration.execution.reaccounting import ReaccountingRequest, account_again
 from orchestration.execution.upkeep import damaged_files, prune_norms
@@ -200,7 +199,7 @@ def test_a_killed_selection_goes_on_with_the_runs_that_were_drawn(
     asked = request(tmp_path, seeds=[0], clipping=["none", "flat"], tune={**TUNE, "trials": 6})
     files = SweepFiles(asked.files.root)
     monkeypatch.setattr("orchestration.sweeps.selection.RandomTrials.number_at", lambda law, uniform: 3)
-    monkeypatch.setattr(storage_retries, "run_trial", killed)
+    monkeypatch.setattr("workers.trial.run_trial", killed)
     with pytest.raises(Killed):
         run_sweep(asked)
     stage = SweepFiles(files.selection)
@@ -219,7 +218,7 @@ def test_a_killed_selection_goes_on_with_the_runs_that_were_drawn(
         trained.append(spec.key)
         return train(spec, *rest, **options)
 
-    monkeypatch.setattr(storage_retries, "run_trial", counted)
+    monkeypatch.setattr("workers.trial.run_trial", counted)
     outcome = run_sweep(asked)
     assert len(trained) == len(set(trained)) == 6
     assert trained[:2] == before

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from accounting.errors import InvalidInput
-from accounting.reasons import Reason
 from accounting.registry import build
 from workers.data.adult import adult
 from workers.data.base import Dataset, Preparation, Scaling, Source, Split, Tokens, as_targets, make_split
@@ -25,6 +23,7 @@ from workers.data.profile import ColumnProfile, TableProfile, profile_table
 from workers.data.table import table
 from workers.data.texts import text
 from workers.data.utkface import utkface
+from workers.dataset_description import DatasetDescription
 from workers.imports import NO_CODE, UserCode, blamed_on, import_function, is_import_path, with_checked_types
 from workers.spec import DataSpec
 
@@ -48,26 +47,6 @@ SOURCES: Mapping[str, Callable[..., Source]] = {
     name: blamed_on(name, "data source")(with_checked_types(load)) for name, load in _SOURCES.items()
 }
 """Data sources by name. The parameters of a source are the arguments of its function."""
-
-
-@dataclass(frozen=True)
-class DatasetDescription:
-    """Sizes, names, notes and reasons of a data set, for planning.
-
-    group_sizes: training examples by group. notes, reasons: as in `Source`.
-    """
-
-    name: str
-    train_size: int
-    test_size: int
-    public_size: int
-    group_names: tuple[str, ...]
-    group_sizes: tuple[int, ...]
-    class_names: tuple[str, ...]
-    feature_shape: tuple[int, ...]
-    notes: tuple[str, ...]
-    task: str = "classification"
-    reasons: tuple[Reason, ...] = ()
 
 
 def load_source(spec: DataSpec, code: UserCode = NO_CODE) -> Source:
@@ -117,7 +96,6 @@ __all__ = [
     "SOURCES",
     "ColumnProfile",
     "Dataset",
-    "DatasetDescription",
     "Preparation",
     "Scaling",
     "Source",

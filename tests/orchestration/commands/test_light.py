@@ -22,7 +22,7 @@ print(*sorted({"torch", "ray", "mlflow"} & set(sys.modules)))
 
 def test_commands_that_read_load_no_torch(tmp_path: Path) -> None:
     for name in ("one", "two"):
-        stored_sample(tmp_path / name, model="logistic")
+        stored_sample(tmp_path / name, model={"name": "mlp", "hidden": [16]})
     one, two = str(tmp_path / "one"), str(tmp_path / "two")
     asked = [
         ["list", str(tmp_path)],

@@ -22,7 +22,8 @@ from accounting.release import ReleaseSpec
 from orchestration.execution.completion import Times, complete_stopped, complete_trial, epsilon_so_far
 from orchestration.records.published import IndividualStatistics
 from orchestration.records.results import TrialResult, read_exact_statistics
-from orchestration.sweeps.plan import PlannedTrial, plan_sweep
+from orchestration.sweeps.plan import plan_sweep
+from orchestration.sweeps.planned import PlannedTrial
 from orchestration.sweeps.schema import SweepSpec, parse_sweep
 from tests.orchestration.sample_grids import small
 from workers.attack_results import read_attacks

@@ -16,7 +16,8 @@ from accounting.samplings import PoissonSampling
 from orchestration.execution.completion import Times, bounding_trace, complete_trial
 from orchestration.records.layout import SweepFiles
 from orchestration.records.results import TrialResult, read_result
-from orchestration.sweeps.plan import PlannedTrial, plan_sweep
+from orchestration.sweeps.plan import plan_sweep
+from orchestration.sweeps.planned import PlannedTrial
 from orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.sample_grids import small
 from workers.trial import run_trial

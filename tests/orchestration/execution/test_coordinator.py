@@ -31,7 +31,8 @@ from orchestration.records.published import PublishedSweep, PublishedTrial
 from orchestration.records.results import StoppedTrial, TrialResult, read_result
 from orchestration.records.states import TrialState
 from orchestration.records.status import SweepStatus
-from orchestration.sweeps.plan import Plan, PlannedTrial, plan_sweep
+from orchestration.sweeps.plan import plan_sweep
+from orchestration.sweeps.planned import Plan, PlannedTrial
 from orchestration.sweeps.schema import parse_sweep
 from orchestration.tracking.protocol import RunStatus, TrackedSweep
 from tests.orchestration.sample_grids import keys_of, small

@@ -6,7 +6,8 @@ import pytest
 
 from accounting import account, attack_risk, privacy_curve
 from orchestration.execution.costs import Costs, costs, costs_as_planned
-from orchestration.sweeps.plan import PlannedTrial, plan_sweep
+from orchestration.sweeps.plan import plan_sweep
+from orchestration.sweeps.planned import PlannedTrial
 from orchestration.sweeps.schema import SweepSpec, parse_sweep
 from tests.orchestration.sample_grids import small
 

@@ -17,7 +17,8 @@ from orchestration.execution.environment import IN_PROCESS
 from orchestration.execution.prediction import Capacity, predict, training_seconds
 from orchestration.execution.probing import AccountingProbe, SweepProbe, kind, norm_passes, probe_sweep, run_kind
 from orchestration.pipeline import RunRequest, run_sweep
-from orchestration.sweeps.plan import Plan, plan_sweep
+from orchestration.sweeps.plan import plan_sweep
+from orchestration.sweeps.planned import Plan
 from orchestration.sweeps.resources import ResourceSettings
 from orchestration.sweeps.schema import SweepSpec, parse_sweep
 from orchestration.sweeps.user_code import permitted

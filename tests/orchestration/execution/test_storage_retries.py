@@ -21,7 +21,8 @@ from orchestration.execution import storage_retries
 from orchestration.execution.backend import TrialContext
 from orchestration.execution.storage_retries import train_patiently
 from orchestration.records.layout import SweepFiles
-from orchestration.sweeps.plan import PlannedTrial, plan_sweep
+from orchestration.sweeps.plan import plan_sweep
+from orchestration.sweeps.planned import PlannedTrial
 from orchestration.sweeps.schema import parse_sweep
 from tests.accounting.stored_trial import account_trial, job_of
 from tests.orchestration.reference import run_undisturbed
@@ -100,7 +101,7 @@ def test_what_refuses_for_good_fails_the_trial(
         raise OSError(errno.ENOSPC, "no space left on device")
 
     monkeypatch.setattr(storage_retries, "PAUSES", (0.0, 0.0))
-    monkeypatch.setattr(storage_retries, "run_trial", counted)
+    monkeypatch.setattr("workers.trial.run_trial", counted)
     monkeypatch.setattr(storage, "_put_object", refuse)
     monkeypatch.setattr(local_files, "replace_file", refuse)
     context = TrialContext(

@@ -159,6 +159,7 @@ def test_a_killed_driver_finishes_unattended(head: Head, sweep_file: Path, tmp_p
     wait_until(lambda: trains_in_the_middle(files) or has_ended(files), "a trial to train")
     first = now(files)
     assert (first.state, first.job) == ("running", job), logs()
+    assert "libtorch" not in Path(f"/proc/{first.pid}/maps").read_text(), "most of the memory of a driver"
     kill(first.pid)
     again = head.run("submit", sweep_file, "--output", files.root)
     assert f"{job}: 2 trials, running" in again.stdout, "the job that runs already"

@@ -22,7 +22,8 @@ from orchestration.records.layout import SweepFiles
 from orchestration.records.manifest import open_manifest, write_manifest
 from orchestration.records.report_digests import write_public_reports
 from orchestration.records.results import TrialResult
-from orchestration.sweeps.plan import PlannedTrial, plan_sweep
+from orchestration.sweeps.plan import plan_sweep
+from orchestration.sweeps.planned import PlannedTrial
 from orchestration.sweeps.schema import SweepSpec, parse_sweep
 from orchestration.sweeps.user_code import permitted
 from tests.orchestration import own_people

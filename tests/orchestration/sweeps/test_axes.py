@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 
 from accounting.errors import InvalidInput
 from orchestration.comparison.parameters import asked
+from orchestration.sweeps.axes import spread
 from orchestration.sweeps.components import COMPONENTS, parameters_of, types_of
 from orchestration.sweeps.grid import GridPoint, grid
+from orchestration.sweeps.list_values import LIST_VALUES, kinds_of
 from orchestration.sweeps.schema import SweepSpec, parse_sweep
 from tests.orchestration.sample_grids import small
 
@@ -96,6 +99,19 @@ class TestListsInside:
                 assert list(types_of(key, name)) == [parameter.name for parameter in parameters_of(make)]
         assert types_of("clipping", "nonsense") == {}
         assert set(types_of("optimizer", "sgd")) == {"learning_rate", "momentum", "nesterov", "weight_decay"}
+
+    def test_lists_expand_as_the_types_of_the_parameters_say(self) -> None:
+        """`kinds_of` says it without the components, which load torch."""
+        probes = (["a", "b"], [["a"], ["b"]], {"x": ["a", "b"]}, {"x": [["a"], ["b"]]}, {"x": "a"})
+        for axis, registry in COMPONENTS.items():
+            for component in registry:
+                types = types_of(axis, component)
+                kinds = kinds_of(axis, component, list(types))
+                for parameter, probe in itertools.product(types, probes):
+                    given = {parameter: probe}
+                    assert spread(given, types, axis) == spread(given, kinds, axis), (axis, component, parameter)
+                assert LIST_VALUES.get(axis, {}).get(component, {}).keys() <= types.keys()
+            assert LIST_VALUES.get(axis, {}).keys() <= registry.keys()
 
 
 class TestSplits:

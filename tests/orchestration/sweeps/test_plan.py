@@ -15,7 +15,8 @@ from accounting import planning
 from accounting.accountants import account
 from accounting.errors import InvalidInput
 from orchestration.sweeps import plan as plan_module
-from orchestration.sweeps.plan import Plan, plan_sweep
+from orchestration.sweeps.plan import plan_sweep
+from orchestration.sweeps.planned import Plan
 from orchestration.sweeps.schema import parse_sweep
 from orchestration.sweeps.user_code import permitted
 from tests.orchestration.sample_grids import small

@@ -12,7 +12,8 @@ import torch
 import torchvision
 from torch import nn
 
-from orchestration.sweeps.plan import Plan, plan_sweep
+from orchestration.sweeps.plan import plan_sweep
+from orchestration.sweeps.planned import Plan
 from orchestration.sweeps.schema import parse_sweep
 from orchestration.sweeps.user_code import permitted
 from tests.orchestration.sample_grids import small

@@ -1,0 +1,109 @@
+"""What a plan says of a sweep: the trials that can run, those that cannot, and warnings. Loads no torch.
+
+`orchestration.sweeps.plan` makes it, which needs torch. A driver on a running cluster has it made in another process
+(`orchestration.execution.planning`), and so never loads torch itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from accounting.accountants import account
+from accounting.errors import InvalidInput
+from accounting.estimates import PrivacyEstimate
+from accounting.mechanism import Release, Trace
+from accounting.reasons import Reason
+from orchestration.records.failures import record_refusals
+from orchestration.records.layout import SweepFiles
+from orchestration.sweeps.grid import GridPoint
+from orchestration.sweeps.schema import SweepSpec
+from workers.dataset_description import DatasetDescription
+from workers.spec import TrialSpec
+
+_MOST_NAMED = 5
+"""Largest number of trials that a reason of refusal names."""
+
+
+@dataclass(frozen=True)
+class PlannedTrial:
+    """A trial that can run. The spec of ``point`` has its calibrated noise multiplier.
+
+    trace: steps and releases of the longest run that the trainer may make; the trainer may stop earlier. worst_case:
+    epsilon of the trace by the sweep's accountant. others: its epsilon by the other accountants. releases: releases
+    after training, which the trace includes. shard_bytes: size of the norm shards before compression. reasons: why
+    every epsilon of the trial is an estimate (`orchestration.sweeps.reasons`). data_digest: digest of the data as they
+    are now; private, because it is a noiseless hash.
+    """
+
+    point: GridPoint
+    trace: Trace
+    worst_case: PrivacyEstimate
+    others: tuple[PrivacyEstimate, ...]
+    releases: tuple[Release, ...]
+    shard_bytes: int
+    dataset: DatasetDescription
+    data_digest: str = field(repr=False)
+    reasons: tuple[Reason, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Key of the trial."""
+        return self.point.key
+
+    @property
+    def spec(self) -> TrialSpec:
+        """What the trainer runs, with its calibrated noise multiplier."""
+        return self.point.spec
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A trial that cannot run, and why.
+
+    hidden: the withheld text and traceback, which may quote the data; stored in the private folder only.
+    """
+
+    key: str
+    reason: str
+    hidden: str | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The trials of a sweep that can run, the refused ones, and warnings, one sentence each.
+
+    calibrations: the noise multiplier that meets each distinct target, by a digest of its inputs, so that a later plan
+    of the sweep does not search again.
+    """
+
+    trials: tuple[PlannedTrial, ...]
+    refusals: tuple[Refusal, ...]
+    warnings: tuple[str, ...]
+    calibrations: Mapping[str, float] = field(default_factory=dict)
+
+    def reasons(self) -> list[str]:
+        """One line per distinct reason of refusal, with the keys of the first refused trials."""
+        keys: dict[str, list[str]] = {}
+        for refusal in self.refusals:
+            keys.setdefault(refusal.reason, []).append(refusal.key)
+        return [f"{' '.join(reason.split())} (trials: {_enumerated(refused)})" for reason, refused in keys.items()]
+
+
+def _enumerated(keys: Sequence[str]) -> str:
+    """The keys in words; of more than `_MOST_NAMED` only the first, and how many others there are."""
+    named, others = ", ".join(keys[:_MOST_NAMED]), len(keys) - _MOST_NAMED
+    return f"{named} and {others:,} more" if others > 0 else named
+
+
+def accept(plan: Plan, files: SweepFiles) -> Plan:
+    """Return the plan if every trial can run. Raises: InvalidInput with one line per reason of refusal."""
+    where = record_refusals(plan.refusals, files)
+    if plan.refusals:
+        raise InvalidInput("\n".join(filter(None, (*plan.reasons(), where))))
+    return plan
+
+
+def worst_cases(trace: Trace, delta: float, sweep: SweepSpec) -> tuple[PrivacyEstimate, ...]:
+    """Epsilon of a run by the sweep's accountant, then by each of its other accountants."""
+    return tuple(account(trace, delta, name) for name in (sweep.privacy.accountant, *sweep.accounting.also))

@@ -1,0 +1,27 @@
+"""What a plan says of a data set. Loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from accounting.reasons import Reason
+
+
+@dataclass(frozen=True)
+class DatasetDescription:
+    """Sizes, names, notes and reasons of a data set, for planning.
+
+    group_sizes: training examples by group. notes, reasons: as in `Source`.
+    """
+
+    name: str
+    train_size: int
+    test_size: int
+    public_size: int
+    group_names: tuple[str, ...]
+    group_sizes: tuple[int, ...]
+    class_names: tuple[str, ...]
+    feature_shape: tuple[int, ...]
+    notes: tuple[str, ...]
+    task: str = "classification"
+    reasons: tuple[Reason, ...] = ()
