@@ -55,17 +55,19 @@ LARGEST_MODEL: Final = 100 * 2**20
 """Maximum size of a model in bytes; larger ones are not copied to MLflow, where a tag names their location."""
 
 
-def columns(worst_group: Measured, main: str = "accuracy") -> tuple[str, ...]:
-    """Columns of MLflow's table of runs in the shared view. worst_group, main: metrics that compare settings."""
+def columns(found: Findings) -> tuple[str, ...]:
+    """Columns of MLflow's table of runs in the shared view: what varies between settings, and what compares them."""
+    worst_group, main, corrected = found.worst_group, found.main.name, setting_value(found.worst_group.name)
+    metrics = ("privacy/epsilon", worst_group.tracked, corrected, f"final/{main}")
+    known = {corrected, *(name for setting in found.settings for name in final_metrics(setting.trials[0]))}
+    baselines = ["clipping"] if len(found.private) < len(found.settings) else []  # a baseline has no noise either
     return (
-        "params.`clipping`",
-        "params.`schedule`",
-        "metrics.`privacy/epsilon`",
-        f"metrics.`{worst_group.tracked}`",
-        f"metrics.`{setting_value(worst_group.name)}`",
-        f"metrics.`final/{main}`",
-        f"metrics.`fairness/{main}_gap`",
-        f"metrics.`fairness/{main}_change`",
+        *(f"params.`{valid_name(name)}`" for name in dict.fromkeys([*baselines, *_varied(found.private)])),
+        *(
+            f"metrics.`{name}`"
+            for name in (*metrics, f"fairness/{main}_gap", f"fairness/{main}_change")
+            if name in known  # such as no change, where nothing is trained without privacy
+        ),
     )
 
 
@@ -79,7 +81,8 @@ def shared_view(sweep_id: str, found: Findings) -> str:
 
     Settings are ordered by the value that is corrected for choosing the worst of noisy groups.
 
-    Its charts are parallel coordinates over the parameters that vary, and the worst group against the main score.
+    Its columns are what varies and the metrics that compare settings; its charts are parallel coordinates over what
+    varies, and the worst group against the main score.
     """
     worst_group = found.worst_group
     return json.dumps(
@@ -91,7 +94,7 @@ def shared_view(sweep_id: str, found: Findings) -> str:
             "lifecycleFilter": "Active",
             "datasetsFilter": [],
             "modelVersionFilter": "All Runs",
-            "selectedColumns": ["attributes.`Created`", *columns(worst_group, found.main.name)],
+            "selectedColumns": ["attributes.`Created`", *columns(found)],
             "compareRunSections": [_WIDE_SECTION],
             "isAccordionReordered": True,  # else MLflow sorts sections by name, and this one is not the first
             "runsHiddenMode": "SHOW_ALL",
@@ -101,7 +104,7 @@ def shared_view(sweep_id: str, found: Findings) -> str:
 
 
 def _chosen(settings: Sequence[Setting]) -> list[str]:
-    """Parameters of the parallel coordinates: clipping, schedule, and numbers that differ, such as a clipping bound.
+    """Parameters of the parallel coordinates: labels and numbers that differ, such as a clipping bound.
 
     Only numbers that every setting has are used, because MLflow omits runs that lack one of the parameters.
     """
@@ -112,7 +115,14 @@ def _chosen(settings: Sequence[Setting]) -> list[str]:
         for name in each
         if all(isinstance(setting.trials[0].params.get(name), int | float) for setting in settings)
     )
-    return ["clipping", "schedule", *(valid_name(name) for name in names if name.startswith(_CHOSEN))][:_AXES]
+    chosen = [*_varied(settings), *(name for name in names if name.startswith(_CHOSEN))]
+    return [valid_name(name) for name in chosen[:_AXES]] or ["clipping"]  # MLflow draws none without a parameter
+
+
+def _varied(settings: Sequence[Setting]) -> list[str]:
+    """Labels that differ between private settings, but for the target epsilon, beside which the epsilon is shown."""
+    differing = varying([setting.trials[0].setting for setting in settings])
+    return [name for name in dict.fromkeys(name for each in differing for name in each) if name != "epsilon"]
 
 
 def _charts(parameters: Sequence[str], worst_group: Measured, main: str) -> list[dict[str, Any]]:

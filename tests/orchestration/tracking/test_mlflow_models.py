@@ -149,10 +149,16 @@ def test_the_sweeps_own_run_has_the_headline_and_its_address_opens_the_compariso
     experiment = client_of(folder).get_experiment_by_name("dpsweep")
     assert experiment is not None
     view = json.loads(experiment.tags[f"mlflow.sharedViewState.{SWEEP.sweep_id}"])
-    assert "metrics.`fairness/worst_group_accuracy`" in view["selectedColumns"]
+    shown = view["selectedColumns"]
+    assert shown[:4] == [
+        *("attributes.`Created`", "params.`clipping`", "metrics.`privacy/epsilon`"),
+        "metrics.`fairness/worst_group_accuracy`",
+    ], "what varies, and no schedule, of which there is one"
+    alone = json.loads(shared_view("x", replace(found, settings=found.private[:1])))["selectedColumns"]
+    assert set(shown) - set(alone) == {"params.`clipping`"}
     parallel, scatter = view["compareRunCharts"]
     assert (parallel["type"], scatter["type"]) == ("PARALLEL", "SCATTER")
-    assert parallel["selectedParams"] == ["clipping", "schedule"], "nothing else differs"
+    assert parallel["selectedParams"] == ["clipping"], "nothing else differs"
     assert parallel["selectedMetrics"][:2] == ["privacy/epsilon", "fairness/worst_group_accuracy"]
     assert {parallel["metricSectionId"], scatter["metricSectionId"]} == {view["compareRunSections"][0]["uuid"]}
     bounds = {"flat": 0.5, "dpsgd_f": 2.0}
@@ -164,12 +170,12 @@ def test_the_sweeps_own_run_has_the_headline_and_its_address_opens_the_compariso
         for each in found.private
     ]
     charts = json.loads(shared_view("x", replace(found, settings=tuple(settings))))["compareRunCharts"]
-    assert charts[0]["selectedParams"] == ["clipping", "schedule", "spec.clipping.params.bound"]
+    assert charts[0]["selectedParams"] == ["clipping", "spec.clipping.params.bound"]
     memory = {"spec.clipping.params.bound": 4.0, "spec.clipping.params.count_memory": 0.9}
     first, *others = settings
     with_memory = replace(first, trials=tuple(replace(t, params=memory) for t in first.trials))
     charts = json.loads(shared_view("x", replace(found, settings=(with_memory, *others))))["compareRunCharts"]
-    assert charts[0]["selectedParams"] == ["clipping", "schedule", "spec.clipping.params.bound"], "all have these"
+    assert charts[0]["selectedParams"] == ["clipping", "spec.clipping.params.bound"], "all have these"
     assert view["runsHiddenMode"] == "SHOW_ALL", "not only the first ten"
     assert view["isAccordionReordered"], "the charts of the comparison come before those that MLflow adds"
     assert tracker.address(SWEEP.sweep_id) == (
