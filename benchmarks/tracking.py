@@ -1,11 +1,13 @@
+# ruff: noqa: E402
 """Requests and seconds that recording a trial in MLflow takes, beside Ray's own logger.
 
-    python benchmarks/tracking.py [--trials 300] [--database URI] [--auth] [--ray] [--json]
+    python benchmarks/tracking.py [--trials 300] [--sweep DIR] [--database URI] [--auth] [--ray] [--json]
 
-Runs a sweep of --trials private trials of 11 steps each without MLflow and without Ray, then records it with
-`dpsweep record` into SQLite, and into an MLflow server that it starts on loopback, whose runs are in --database (by
-default SQLite; such as postgresql+psycopg2://USER@HOST/NAME). With --auth, once more into a server with basic
-authentication, which checks the password anew at every request. With --ray, Ray's `MLflowLoggerCallback` records the
+Runs a sweep of --trials private trials of 11 steps each without MLflow and without Ray, or takes the stored one in
+--sweep, then records it with `dpsweep record` into SQLite, and into an MLflow server that it starts on loopback, whose
+runs are in --database (by default SQLite; such as postgresql+psycopg2://USER@HOST/NAME). With --auth, once more into a
+server with basic authentication, which checks the password anew at every request; then once more with the
+`auth_cache_ttl_seconds` that docs/cluster.md recommends. With --ray, Ray's `MLflowLoggerCallback` records the
 same parameters and numbers in the same stores, one trial after the other, as Tune calls it; it makes no parent run, no
 averages, no comparison and no models.
 
@@ -32,6 +34,8 @@ from typing import Any
 
 import requests
 
+sys.path[0] = str(Path(__file__).resolve().parents[1])  # this file's own folder would shadow the package accounting
+
 from benchmarks.start_up import _COMMAND, SWEEP
 
 _USER = {"MLFLOW_TRACKING_USERNAME": "admin", "MLFLOW_TRACKING_PASSWORD": "a-long-password"}
@@ -41,21 +45,23 @@ database_uri = sqlite:///{folder}/auth.db
 admin_username = admin
 admin_password = a-long-password
 authorization_function = mlflow.server.auth:authenticate_request_basic_auth
+{more}
 """
+_REMEMBERED = "auth_cache_ttl_seconds = 60"
 
 
 def main() -> int:
     options = _parser().parse_args()
     with tempfile.TemporaryDirectory(prefix="tracking-") as name:
         folder = Path(name)
-        sweep = _trained(folder, options.trials)
+        sweep = options.sweep or _trained(folder, options.trials)
         found = {"SQLite": _measured(folder, sweep, f"sqlite:///{folder}/mlflow.db", None, options.ray)}
         database = options.database or f"sqlite:///{folder}/server.db"
-        with _server(folder, database, auth=False) as (address, pid):
-            found["server"] = _measured(folder, sweep, address, pid, options.ray)
-        if options.auth:
-            with _server(folder, database, auth=True) as (address, pid):
-                found["server with authentication"] = _measured(folder, sweep, address, pid, options.ray)
+        kinds: dict[str, str | None] = {"server": None}
+        kinds |= {"server with authentication": "", "that remembers passwords": _REMEMBERED} if options.auth else {}
+        for name, accounts in kinds.items():
+            with _server(folder, database, accounts) as (address, pid):
+                found[name] = _measured(folder, sweep, address, pid, options.ray)
     print(json.dumps(found) if options.json else "\n".join(_lines(found)))
     return 0
 
@@ -63,6 +69,7 @@ def main() -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--trials", type=int, default=300, help="in settings of ten seeds each")
+    parser.add_argument("--sweep", type=Path, help="a stored sweep to record (default: one is run)")
     parser.add_argument("--database", help="of the server's runs (default: SQLite)")
     parser.add_argument("--auth", action="store_true", help="also a server with basic authentication")
     parser.add_argument("--ray", action="store_true", help="also Ray's MLflowLoggerCallback")
@@ -101,6 +108,7 @@ def _measured(folder: Path, sweep: Path, uri: str, pid: int | None, with_ray: bo
     from orchestration.pipeline import record_again
     from orchestration.records.layout import SweepFiles
 
+    os.environ["MLFLOW_EXPERIMENT_NAME"] = uri  # servers share a database, and what is recorded is not recorded again
     trials = stored_record(SweepFiles(str(sweep))).data().trials
     found = {"dpsweep record": _timed(lambda: record_again(str(sweep), uri), len(trials), pid)}
     if with_ray:
@@ -135,7 +143,7 @@ def _by_ray(trials: Any, uri: str) -> None:
     from orchestration.comparison.metrics import final_metrics
     from orchestration.tracking.protocol import epoch_metrics
 
-    logger = MLflowLoggerCallback(tracking_uri=uri, experiment_name="ray")
+    logger = MLflowLoggerCallback(tracking_uri=uri, experiment_name=f"{uri} by Ray")
     logger.setup()  # type: ignore[no-untyped-call]  # Ray's has no types
     for each in trials:
         trial = Trial(
@@ -149,12 +157,12 @@ def _by_ray(trials: Any, uri: str) -> None:
 
 
 @contextlib.contextmanager
-def _server(folder: Path, database: str, auth: bool) -> Iterator[tuple[str, int]]:
-    """Address and process group of an MLflow server, with accounts where ``auth`` asks for them."""
+def _server(folder: Path, database: str, accounts: str | None) -> Iterator[tuple[str, int]]:
+    """Address and process group of an MLflow server. accounts: further settings of its accounts; None without any."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    (folder / "auth.ini").write_text(_ACCOUNTS.format(folder=folder))
+    (folder / "auth.ini").write_text(_ACCOUNTS.format(folder=folder, more=accounts or ""))
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", database, "--host", "127.0.0.1"]
     command += ["--port", str(port), "--artifacts-destination", str(folder / "artifacts"), "--workers", "1"]
     variables = {
@@ -164,13 +172,13 @@ def _server(folder: Path, database: str, auth: bool) -> Iterator[tuple[str, int]
         "MLFLOW_FLASK_SERVER_SECRET_KEY": "a" * 32,
     }
     server = subprocess.Popen(
-        [*command, *(["--app-name", "basic-auth"] if auth else [])],
+        [*command, *([] if accounts is None else ["--app-name", "basic-auth"])],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
         env=variables,
     )
-    os.environ.update(_USER if auth else {})
+    os.environ.update({} if accounts is None else _USER)
     try:
         while True:
             with contextlib.suppress(OSError):

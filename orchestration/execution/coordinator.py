@@ -219,6 +219,7 @@ class Coordinator:
 
         data = record.data()
         ended = [trial.key for trial in data.trials if trial.state.has_ended]
+        self._tracker.compare_by(found)
         self._recorder.finish(ended, publication(record, data, page, found))
         return record
 

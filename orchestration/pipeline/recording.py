@@ -72,13 +72,15 @@ def _record_stage(files: SweepFiles, uri: str, show: Show) -> Recording:
     data = record.data()
     trials = {trial.key: trial for trial in data.trials}
     page = read_bytes(files.report).decode() if exists(files.report) else ""
-    steps = publication(record, data, page, findings(data, stored_evidence(files, data)))
+    found = findings(data, stored_evidence(files, data))
+    steps = publication(record, data, page, found)
     tracker = open_tracker(uri, files)
     begun = recording_in(uri, tracker, files, record.manifest.sweep_id)
     assert begun is not None, "there is a store"
     told = _Status(files, release_mode(record.disclosure).is_sensitive, show)
     recorder = TrackingRecorder(tracker, lambda key: trials[key], begun, told)
     tracker.open_sweep(tracked(record, files))
+    tracker.compare_by(found)
     try:
         recorder.finish([key for key, trial in trials.items() if trial.state.has_ended], steps)
     except BaseException:

@@ -4,7 +4,8 @@ A sweep has one parent run. Its child runs are one per trial, and one per settin
 the driver writes. It also initialises an embedded store, because several processes that open a new SQLite store at
 the same time mostly fail. Runs are identified by their tags, so a resumed sweep continues its runs and duplicates none.
 
-A finished trial takes three requests: its run with its tags, all its numbers, and its end. What belongs to the whole
+A finished trial takes three requests: its run with its tags, all its numbers, and its end; one that was recorded before
+the last one ended takes a fourth, with the number by which its setting is compared. What belongs to the whole
 sweep (data, groups, report) is recorded once, in the parent run.
 """
 
@@ -96,6 +97,7 @@ class MlflowTracker:
         self._runs: dict[tuple[str, str], str] = {}
         self._unsure: set[tuple[str, str]] = set()
         self._trials: dict[str, PublishedTrial] = {}
+        self._compared: Mapping[str, Mapping[str, float]] = {}
 
     @property
     def answered(self) -> int:
@@ -119,6 +121,9 @@ class MlflowTracker:
             )
         return self._parent
 
+    def compare_by(self, found: Findings) -> None:
+        self._compared = _compared(found)
+
     def log_trial(self, trial: PublishedTrial) -> str:
         self._trials[trial.key] = trial
         if trial.state not in _STATUSES:
@@ -129,6 +134,7 @@ class MlflowTracker:
             seal, held = _digest(params, tags, values, points), self._written.held(run_id)
             if held.status == status and held.tags.get(_SEAL) == seal:
                 return run_id
+            values = {**values, **self._compared.get(trial.key, {})}
             count = len(params) + len(tags) + len(values) + len(points)
             if len(params) > _MOST_TEXTS or len(tags) >= _MOST_TEXTS or count >= _MOST_ENTRIES:
                 # MLflow's client sends several requests, the tags before the last numbers
@@ -151,7 +157,9 @@ class MlflowTracker:
         with self._reported("cannot record the comparison in"):
             runs = {key: run for (kind, key), run in self._runs.items() if kind == "trial"}
             self._models.record(found, runs)
-            self._log_values(found, runs)
+            self.compare_by(found)
+            known = [(runs[key], values) for key, values in self._compared.items() if key in runs]
+            each(lambda pair: self._written.write(pair[0], values=pair[1]), known, self.in_flight)
             note = "\n\n".join(map(for_markdown, [*sentences, f"Report: {self._files.report}"]))
             tags, best, means = {_NOTE: note[:_LONGEST_TAG]}, found.best(found.main.name), dict[str, float]()
             if best is not None:
@@ -164,18 +172,6 @@ class MlflowTracker:
                 f"mlflow.sharedViewState.{self._sweep_id}",
                 shared_view(self._sweep_id, found),
             )
-
-    def _log_values(self, found: Findings, runs: Mapping[str, str]) -> None:
-        """Write to every run the `Findings.value` of its setting by which the table of runs is ordered."""
-        name = found.worst_group.name
-        values = [(setting, found.value(setting, name)) for setting in found.settings]
-        known = [
-            (runs[trial.key], value)
-            for setting, value in values
-            for trial in setting.trials
-            if trial.key in runs and math.isfinite(value)
-        ]
-        each(lambda pair: self._written.write(pair[0], values={setting_value(name): pair[1]}), known, self.in_flight)
 
     def address(self, sweep_id: str) -> str:
         return f"#/experiments/{self._experiment}/runs?viewStateShareKey={sweep_id}&compareRunsMode=TABLE"
@@ -368,6 +364,18 @@ def _tags(trial: PublishedTrial) -> dict[str, str]:
     remarks = [*([f"{trial.state.word.capitalize()}: {trial.error}"] if trial.error else []), *trial.notes]
     return {
         key: value[:_LONGEST_TAG] for key, value in {**tags, _NOTE: "\n\n".join(map(for_markdown, remarks))}.items()
+    }
+
+
+def _compared(found: Findings) -> dict[str, dict[str, float]]:
+    """By trial, the `Findings.value` of its setting by which the table of runs is ordered."""
+    name = found.worst_group.name
+    values = [(setting, found.value(setting, name)) for setting in found.settings]
+    return {
+        trial.key: {setting_value(name): value}
+        for setting, value in values
+        if math.isfinite(value)
+        for trial in setting.trials
     }
 
 

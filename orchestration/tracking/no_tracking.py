@@ -27,6 +27,9 @@ class NoTracker:
     def open_sweep(self, sweep: TrackedSweep, anew: Sequence[str] = ()) -> str:
         return ""
 
+    def compare_by(self, found: Findings) -> None:
+        return
+
     def log_trial(self, trial: PublishedTrial) -> str:
         return ""
 

@@ -72,6 +72,10 @@ class Tracker(Protocol):
         anew: keys of trials that start anew; their old runs are deleted.
         """
 
+    def compare_by(self, found: Findings) -> None:
+        """Record with each trial from now on the number by which its setting is compared; `log_comparison` adds it to
+        those that are recorded already. Sends nothing itself."""
+
     def log_trial(self, trial: PublishedTrial) -> str:
         """Update the trial's run. Call it while the trial runs and after it ended.
 

@@ -77,6 +77,7 @@ class TrackingRecorder:
         self._keys = frozenset(keys)
         self._end()
         self._changed.update(self._keys)
+        self._tell()  # that it goes on, also where the tracker takes nothing
         left = list(publish)
         pause, answered, heard = PAUSES[0], self._tracker.answered, time.monotonic()
         while not self._attempt(left):

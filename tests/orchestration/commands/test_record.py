@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
+import sqlite3
 import time
 from collections import Counter
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +33,8 @@ from orchestration.tracking import recorder
 from orchestration.tracking.embedded import embedded_tracking_uri
 from orchestration.tracking.mlflow import MlflowTracker
 from orchestration.tracking.protocol import TrackedSweep, TrackingUnavailable
+from tests.orchestration.processes import PATIENCE, start, wait_until
+from tests.orchestration.sample_grids import small
 from tests.orchestration.sample_results import stored_sample
 from tests.orchestration.tracking.recordings import content, runs_of
 
@@ -131,6 +137,65 @@ def test_what_a_killed_driver_left_running_is_ended_by_whoever_asks(files: Sweep
     assert "stale" in shown.stdout
     (run,) = runs_of(client_of(files))
     assert (run.info.status, run.data.tags["dpsweep.outcome"]) == ("KILLED", "interrupted")
+
+
+def test_a_kill_in_the_middle_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    """Whatever was under way: the same command records the rest, and the store is that of a recording in one go."""
+    folders = {name: stored_sample(tmp_path / name, seeds=list(range(8))) for name in ("killed", "whole")}
+    killed = folders["killed"]
+    process = start("record", killed.root, log=tmp_path / "log")
+
+    def has_begun() -> bool:
+        if not (Path(killed.local_folder) / "mlflow.db").exists():
+            return False
+        client = client_of(killed)
+        found = client.get_experiment_by_name("dpsweep")
+        return found is not None and len(client.search_runs([found.experiment_id])) > 3
+
+    wait_until(lambda: has_begun() or process.poll() is not None, "three trials to be recorded")
+    process.send_signal(signal.SIGKILL)
+    assert process.wait(PATIENCE) in (-signal.SIGKILL, 0)
+    for each in folders.values():
+        done = dpsweep("record", each.root)
+        assert done.exit_code == 0, done.output
+        assert "16 of 16 trials are recorded" in done.stdout
+    recorded = [by_trial(client_of(each)) for each in folders.values()]
+    assert recorded[0] == recorded[1]
+
+
+def by_trial(client: MlflowClient) -> list[str]:
+    """What the runs of a store hold, without the names of runs and folders in it."""
+    found = []
+    for status, params, tags, history, _ in content(client).values():
+        kept = {tag: tags[tag] for tag in ("dpsweep.kind", "dpsweep.outcome", "dpsweep.trial_key") if tag in tags}
+        found.append(repr((kept, status, sorted(params.items()), sorted(history.items()))))
+    return sorted(found)
+
+
+def test_a_driver_that_is_told_to_stop_while_it_records_says_what_is_missing(tmp_path: Path) -> None:
+    """Its store takes nothing any more: `stop` is a SIGTERM, and Ray waits for two minutes before it kills."""
+    text = small(clipping=["none", "flat"], noise="constant", seeds=0, epochs=1)
+    (tmp_path / "sweep.yaml").write_text(text)
+    files, log = SweepFiles(str(tmp_path / "out")), tmp_path / "log"
+    run = ("run", tmp_path / "sweep.yaml", "--output", files.root, "--address", "in-process")
+    driver = start(*run, log=log)
+    wait_until(lambda: any(Path(files.root).rglob("checkpoint*")) or driver.poll() is not None, "a trial to train")
+    with closing(sqlite3.connect(Path(files.root) / "mlflow.db", timeout=60.0, isolation_level=None)) as store:
+        store.execute("BEGIN EXCLUSIVE")
+
+        def records() -> bool:
+            found = read_snapshot(files.status)
+            return found is not None and found.state == "recording"
+
+        wait_until(lambda: records() or driver.poll() is not None, "the driver to record", pause=0.2)
+        shown = dpsweep("status", files.root).stdout
+        driver.send_signal(signal.SIGTERM)
+        assert driver.wait(PATIENCE) == 130, log.read_text()
+    assert "small: recording in MLflow, 0 of 2" in shown
+    missing = f"0 of 2 trials are recorded in MLflow (.*); `dpsweep record {files.root}` records the rest"
+    assert re.search(f"interrupted; {missing}", log.read_text()), log.read_text()
+    assert dpsweep("record", files.root).exit_code == 0
+    assert {run.info.status for run in runs_of(client_of(files))} == {"FINISHED"}
 
 
 def test_a_driver_that_records_is_left_alone(files: SweepFiles) -> None:
