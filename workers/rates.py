@@ -159,6 +159,7 @@ PARITY: Final[Mapping[str, Rate]] = {
     "equalized_odds_ratio": _equalized_odds(ratio, lowest),
     "equal_opportunity_difference": lambda counts: gap(true_positive_rate(counts)),
     "equal_opportunity_ratio": lambda counts: ratio(true_positive_rate(counts)),
+    "false_positive_rate_difference": lambda counts: gap(false_positive_rate(counts)),
     "worst_group_true_positive_rate": lambda counts: lowest(true_positive_rate(counts)),
 }
 """Further measures, for two classes and groups that are not the classes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -21,17 +22,18 @@ def best_lines(found: Best, model: str, show_all: bool = False) -> Iterator[str]
     show_all: show every setting that is not distinguishable from it, not only the nearest.
     """
     from orchestration.comparison.entries import by_selection
-    from orchestration.comparison.formats import SHARES, number
+    from orchestration.comparison.formats import number
     from orchestration.comparison.metrics import metric
+    from orchestration.comparison.spoken import between, says_nothing
     from orchestration.comparison.values import epsilon
 
     shown, cost = metric(found.by).format, found.setting.over_seeds(epsilon)
     interval = found.interval
     within = ""
-    if interval is not None and shown in SHARES and _spans(interval, 0.0, 1.0):
-        within = f" ({_runs(interval)} cannot tell: the 95% interval spans the whole range)"
+    if interval is not None and says_nothing(interval, shown):
+        within = f" ({between(interval, shown)}: the 95% interval spans the whole range)"
     elif interval is not None:
-        within = f" (95% interval {shown.one(interval.low)} to {shown.one(interval.high)})"
+        within = f" (95% interval {between(interval, shown)})"
     if found.unknown_cost:
         yield found.unknown_cost
     if interval is not None and interval.corrected is not None:
@@ -66,24 +68,14 @@ def _alike(found: Best, shown: Format, show_all: bool) -> Iterator[str]:
 
 def _difference(each: Difference, interval: ConfidenceInterval, shown: Format) -> str:
     from orchestration.comparison.formats import SHARES, difference
+    from orchestration.comparison.spoken import difference_between, of_seeds, says_nothing
 
     points = " points" * (shown in SHARES)
-    if shown in SHARES and _spans(interval, -1.0, 1.0):
-        measured = f"{difference(-interval.value, shown)}{points}"
-        return f"{each.other} (measured {measured}, but {_runs(interval)} cannot tell: any difference is possible)"
-    between = f"{difference(-interval.high, shown)} to {difference(-interval.low, shown)}{points}"
-    return f"{each.other} (differs by {between}{', by test examples alone' * interval.is_of_one_seed})"
-
-
-def _spans(interval: ConfidenceInterval, least: float, most: float) -> bool:
-    """Whether the interval spans the whole range of possible values, as it is shown."""
-    return interval.low <= least + _SHOWN and interval.high >= most - _SHOWN
-
-
-_SHOWN: Final = 0.0005
-"""Half a unit of the last digit of a share as it is shown."""
-
-
-def _runs(interval: ConfidenceInterval) -> str:
-    words = {1: "one seed", 2: "two seeds", 3: "three seeds", 4: "four seeds"}
-    return words.get(interval.runs, f"{interval.runs} seeds")
+    of_other = replace(interval, value=-interval.value, low=-interval.high, high=-interval.low)
+    if says_nothing(of_other, shown, of_difference=True):
+        measured = f"{difference(of_other.value, shown)}{points}"
+        return (
+            f"{each.other} (measured {measured}, but {of_seeds(interval.runs)} cannot tell: any difference is possible)"
+        )
+    alone = ", by test examples alone" * interval.is_of_one_seed
+    return f"{each.other} (differs by {difference_between(of_other, shown)}{points}{alone})"

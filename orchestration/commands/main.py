@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import sys
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -134,15 +135,27 @@ def report(
     watch: Annotated[
         bool, typer.Option("--watch", help="Write it again as trials end, until the sweep has; the page renews itself.")
     ] = False,
+    summary: Annotated[
+        Path | None,
+        typer.Option("--summary", help="Print its first screen to this PDF, by Chromium.", metavar="FILE"),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Verify the stored files of a sweep and write its report again; with --watch, show the report growing first."""
+    from accounting.records import read_bytes
+    from orchestration.commands.output_files import write_file
     from orchestration.pipeline import render_again
+    from orchestration.records.release_modes import release_mode
     from orchestration.report.live_report import growing_report
+    from orchestration.report.summary import summary_pdf
 
     for trials in growing_report(SweepFiles(absolute(folder))) if watch else ():
         print(f"{trials} trials in the report", file=sys.stderr, flush=True)
-    show_outcome(render_again(folder), as_json)
+    outcome = render_again(folder)
+    if summary is not None:
+        printed = summary_pdf(read_bytes(outcome.files.report).decode())
+        write_file("--summary", summary, printed, release_mode(outcome.record.disclosure).is_sensitive)
+    show_outcome(outcome, as_json)
 
 
 @app.command(**panels.listed(panels.PRIVACY, "forget runs/quickstart"))

@@ -93,7 +93,8 @@ _GAPS: tuple[tuple[str, Extreme, str, Format, Better, str], ...] = (
         "Equal opportunity, difference",
         GAP,
         "lower",
-        "The largest minus the smallest true positive rate of a group, in points.",
+        "The largest minus the smallest true positive rate of a group, in points; the gap in false negative rate is "
+        "the same.",
     ),
     (
         "equal_opportunity_ratio",
@@ -102,6 +103,14 @@ _GAPS: tuple[tuple[str, Extreme, str, Format, Better, str], ...] = (
         CORRELATION,
         "higher",
         "",
+    ),
+    (
+        "false_positive_rate_difference",
+        Extreme("gap", ("false_positive_rate",)),
+        "FPR, difference",
+        GAP,
+        "lower",
+        "The largest minus the smallest false positive rate of a group, in points.",
     ),
 )
 """Gaps between groups: name in `workers.rates`, the extreme that it is, heading, format, direction, meaning."""

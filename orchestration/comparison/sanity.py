@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -15,7 +16,7 @@ from orchestration.comparison.formats import first_few
 from orchestration.comparison.metrics import metric
 from orchestration.comparison.settings import Setting
 from orchestration.comparison.values import CONSTANT_SCORES, has_learnt
-from orchestration.records.published import PublishedTrial
+from orchestration.records.published import PublishedQuality, PublishedTrial
 
 _HARDLY: Final = {"classification": 0.2, "regression": 0.05}
 """By task: a baseline that gains at most this share of what a perfect model gains over a constant prediction has learnt
@@ -120,6 +121,24 @@ def why_cost_is_unknown(baselines: Sequence[Setting], evidence: Evidence, main: 
             "narrower ranges."
         )
     return ""
+
+
+def without_changes(trials: Iterable[PublishedTrial]) -> tuple[PublishedTrial, ...]:
+    """Return the trials without their changes against a baseline, for where the cost of privacy is unknown."""
+    return tuple(
+        trial if trial.quality is None else replace(trial, quality=_unchanged(trial.quality)) for trial in trials
+    )
+
+
+def _unchanged(quality: PublishedQuality) -> PublishedQuality:
+    groups = tuple(
+        replace(group, accuracy_change=None, scores=_without_change(group.scores)) for group in quality.groups
+    )
+    return replace(quality, accuracy_change=None, scores=_without_change(quality.scores), groups=groups)
+
+
+def _without_change(scores: Mapping[str, float]) -> dict[str, float]:
+    return {name: score for name, score in scores.items() if not name.endswith("_change")}
 
 
 def _lost(best: Setting, main: Metric) -> str:

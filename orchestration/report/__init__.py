@@ -9,5 +9,6 @@ __all__ = [
     "live_report",
     "owner",
     "prose",
+    "summary",
     "writing",
 ]

@@ -1,4 +1,4 @@
-"""Sentences of the headline that compare settings, with their intervals. Pure; every string is plain text."""
+"""Sentences that compare settings, with their intervals. Pure; every string is plain text."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 
 from orchestration.comparison.entries import by_selection
 from orchestration.comparison.findings import Difference, Findings
-from orchestration.comparison.formats import SHARES, Format, difference, first_few, listed, number, percent
+from orchestration.comparison.formats import SHARES, Format, first_few, listed, number, percent
 from orchestration.comparison.metrics import metric
 from orchestration.comparison.rate_metrics import group_metric, spoken, spoken_worst
 from orchestration.comparison.settings import Setting, whose
+from orchestration.comparison.spoken import between, difference_between, says_nothing
 from orchestration.comparison.values import epsilon
 
 
@@ -64,8 +65,9 @@ def _with_interval(found: Findings, setting: Setting, name: str, chosen: bool = 
         return text
     over = " over test examples alone" if interval.is_of_one_seed else ""
     without = "" if interval.corrected is None else f"{by_selection(of, shown(interval.corrected))}; "
-    ends = f"{shown(interval.low).removesuffix('%')} to {shown(interval.high).removesuffix('%')}"
-    return f"{text} ({without}95% interval{over} {ends})"
+    if says_nothing(interval, of.format):
+        return f"{text} ({without}{between(interval, of.format)} anything else)"
+    return f"{text} ({without}95% interval{over} {between(interval, of.format)})"
 
 
 def _against_baseline(found: Findings, best: Setting) -> str:
@@ -74,7 +76,7 @@ def _against_baseline(found: Findings, best: Setting) -> str:
         text = ""
     elif found.baselines and (interval := found.evidence.difference(best, found.baselines[0], found.main.name)):
         over = "over test examples alone " if interval.is_of_one_seed else ""
-        ends = f"{over}{difference(interval.low, shown)} to {difference(interval.high, shown)}"
+        ends = f"{over}{difference_between(interval, shown)}"
         text = f", {_below(interval.value, shown)} the best non-private setting ({ends})"
     else:
         text = f", {_below(change.mean, shown)} the non-private baseline" if change else ""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from typing import Any, Final
 
+from orchestration.comparison.metrics import METRICS
 from orchestration.comparison.settings import Setting
 from orchestration.report.figures import meta_of
 from orchestration.report.style import INK, Style
@@ -65,7 +68,7 @@ def table(
 
     marks: data attributes of each row, by which buttons of the page show and hide it.
     """
-    head = "".join(f'<th scope="col" class="{look}">{escape(text)}</th>' for text, look in heads)
+    head = "".join(f'<th scope="col" class="{look}"{_defined(text)}>{escape(text)}</th>' for text, look in heads)
     body = []
     for place, row in enumerate(rows):
         cells = "".join(f'<td class="{look}">{html}</td>' for html, look in row)
@@ -73,6 +76,15 @@ def table(
         body.append(f'<tr class="{looks[place] if looks else ""}"{data}>{cells}</tr>')
     rows_shown = f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody>"
     return f'<div class="scroll" tabindex="0"><table>{rows_shown}</table></div>'
+
+
+def _defined(heading: str) -> str:
+    """The definition of a heading as the tooltip of its column; "" where the heading suffices."""
+    meaning = _MEANINGS.get(heading, "")
+    return f' title="{escape(meaning)}"' if meaning else ""
+
+
+_MEANINGS: Final = {each.heading: each.meaning for each in METRICS if each.meaning}
 
 
 def named(setting: Setting, style: Style) -> str:
@@ -115,3 +127,9 @@ def _swatch(width: int, colour: str, shapes: str) -> str:
         f'<svg class="swatch" aria-hidden="true" width="{width}" height="12" fill="{colour}" stroke="{colour}" '
         f'stroke-width="0">{shapes}</svg>'
     )
+
+
+def script_safe(value: Any) -> str:
+    """JSON with <, > and & escaped, so that no text can end the script element."""
+    text = json.dumps(value, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -9,10 +9,10 @@ from __future__ import annotations
 import base64
 import functools
 import gzip
-import json
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from importlib.resources import files
 from string import Template
@@ -23,11 +23,10 @@ from plotly.offline import get_plotlyjs
 from orchestration.comparison.evidence import NO_EVIDENCE, Evidence
 from orchestration.comparison.findings import Findings, findings
 from orchestration.comparison.formats import KINDS, number
-from orchestration.comparison.ledger import composed
-from orchestration.comparison.rate_metrics import group_metric, spoken, spoken_worst
-from orchestration.comparison.settings import Setting
-from orchestration.comparison.values import epsilon, main, worst_over_median
-from orchestration.records.published import PublishedSweep, PublishedTrial
+from orchestration.comparison.rate_metrics import group_metric, spoken
+from orchestration.comparison.sanity import without_changes
+from orchestration.comparison.settings import Setting, finished_settings
+from orchestration.records.published import PublishedSweep
 from orchestration.records.release_modes import release_mode
 from orchestration.records.states import TrialState
 from orchestration.report.catalogue import (
@@ -35,7 +34,6 @@ from orchestration.report.catalogue import (
     DrawnFigure,
     Section,
     drawn_figures,
-    norms_are_off,
     titled,
     why_examples_are_missing,
 )
@@ -49,8 +47,9 @@ from orchestration.report.exact import (
     training_scores_section,
 )
 from orchestration.report.explorer import explorer, explorer_data
-from orchestration.report.html import key, missing_panel, note, panel, section
-from orchestration.report.prose import SENSITIVE, headline, meanings
+from orchestration.report.first_screen import Tile, decision, tiles
+from orchestration.report.html import key, missing_panel, note, panel, script_safe, section
+from orchestration.report.prose import SENSITIVE, cautions, meanings, sentences
 from orchestration.report.style import Style, style_of
 from orchestration.report.tables import (
     by_group_table,
@@ -70,12 +69,17 @@ _LARGE: Final = 500_000
 def render(data: PublishedSweep, evidence: Evidence = NO_EVIDENCE) -> str:
     """The page as one HTML document without references to other files. evidence: gives intervals."""
     found = findings(data, evidence)
+    if found.unknown_cost:
+        data = replace(data, trials=without_changes(data.trials))
+        found = replace(found, settings=finished_settings(data.trials))
     settings = found.settings
     style = style_of(settings)
     drawn = drawn_figures(data, found.useless)
     panels = _panels(data, drawn)
+    answers = tiles(data, found, style)
     sections = (
-        _opening(data, found),
+        _opening(data, found, answers),
+        _in_words(data, found),
         _results(found, style, panels, {each.name for each in drawn}),
         _groups(data, found, style, panels, {each.name for each in drawn}),
         _individuals(data, settings, style, panels),
@@ -94,9 +98,13 @@ def render(data: PublishedSweep, evidence: Evidence = NO_EVIDENCE) -> str:
         title=escape(f"{data.name} – dpsweep report"),
         body=body,
         rows=_embedded("rows", rows),
-        plotly=_packed("plotly", _packed_plotly()),
+        plotly=packed_plotly(),
         settings=_embedded("settings", explorer_data(found, style)),
-        figures=_embedded("figures", {each.name: each.figure.plain() for each in drawn}),
+        figures=_embedded(
+            "figures",
+            {each.name: each.figure.plain() for each in drawn}
+            | {answer.name: answer.picture.plain() for answer in answers if answer.picture},
+        ),
     )
 
 
@@ -108,8 +116,9 @@ def renewed(page: str, period: float) -> str:
 
 
 @functools.cache
-def _packed_plotly() -> str:
-    return _pack(get_plotlyjs())
+def packed_plotly() -> str:
+    """Return the element that holds plotly.js, packed; a script of the page unpacks it."""
+    return _packed("plotly", _pack(get_plotlyjs()))
 
 
 def _pack(text: str) -> str:
@@ -134,7 +143,7 @@ def _without_rows(body: str) -> tuple[str, list[str]]:
 
 def _embedded(name: str, value: Any) -> str:
     """Data for the page's script as JSON, compressed if they are large, such as those of a thousand trials."""
-    text = _script_safe(value)
+    text = script_safe(value)
     if len(text) > _LARGE:
         return _packed(name, _pack(text))
     return f'<script id="{name}" type="application/json">{text}</script>'
@@ -152,23 +161,42 @@ def _panels(data: PublishedSweep, drawn: Sequence[DrawnFigure]) -> dict[Section,
     return panels
 
 
-def _script_safe(value: Any) -> str:
-    """JSON with <, > and & escaped, so that no text can end the script element."""
-    text = json.dumps(value, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _opening(data: PublishedSweep, found: Findings) -> str:
+def _opening(data: PublishedSweep, found: Findings, answers: Sequence[Tile]) -> str:
+    """The first screen: what to decide, the three answers, and below them what to know before quoting a number."""
     done = sum(trial.state is TrialState.FINISHED for trial in data.trials)
     byline = [f"{done} of {len(data.trials)} trials finished", f"δ = {data.delta:g}", _date(data.created)]
-    sentences = headline(data, found) if data.trials else ["This sweep has no trials."]
+    decided = decision(found, data.delta) if data.trials else ["This sweep has no trials."]
     warning = note(SENSITIVE, "withheld sensitive") if release_mode(data.disclosure).is_sensitive else ""
     return (
-        f'<header><p class="eyebrow">Differentially private training · sweep report</p><h1>{escape(data.name)}</h1>'
-        f'<p class="byline">{" · ".join(escape(part) for part in byline if part)}</p>{warning}'
-        f'<ul class="lead">{"".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)}</ul>'
-        f"{_tiles(data.trials, found)}</header>"
+        f'<header><p class="eyebrow">{" · ".join(escape(part) for part in byline if part)}</p>'
+        f"<h1>{escape(data.name)}</h1>{warning}"
+        f'<p class="lead">{escape(" ".join(decided))}</p>'
+        f'<div class="tiles">{"".join(map(_tile, answers))}</div>{_cautions(data, found)}</header>'
     )
+
+
+def _tile(answer: Tile) -> str:
+    words = "".join(f"<li>{escape(sentence)}</li>" for sentence in answer.words)
+    drawn = panel(answer.name, answer.title, answer.picture.height) if answer.picture else ""
+    return (
+        f'<section class="tile"><h2>{escape(answer.question)}</h2><p class="big">{escape(answer.big)}</p>'
+        f"<ul>{words}</ul>{drawn}</section>"
+    )
+
+
+def _cautions(data: PublishedSweep, found: Findings) -> str:
+    """What to know before a number is quoted; "" if there is nothing."""
+    known = cautions(data, found)
+    if not known:
+        return ""
+    items = "".join(f"<li>{escape(sentence[0].upper() + sentence[1:])}</li>" for sentence in known)
+    return f'<div class="withheld cautions"><p>Before you quote a number</p><ul>{items}</ul></div>'
+
+
+def _in_words(data: PublishedSweep, found: Findings) -> str:
+    """Every finding as a sentence, with its interval."""
+    items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences(data, found))
+    return section("The findings in words", f"<ul>{items}</ul>") if items else ""
 
 
 def _date(created: str) -> str:
@@ -178,46 +206,6 @@ def _date(created: str) -> str:
 
 def _subscripts(html: str) -> str:
     return html.replace("εᵢ", "ε<sub>i</sub>")
-
-
-def _tiles(trials: Sequence[PublishedTrial], found: Findings) -> str:
-    private = found.private
-    baseline = found.baselines[0].over_seeds(main) if found.baselines else None
-    word, shown = spoken(group_metric(found.main.name)), found.main.format.one
-
-    def best(value: Callable[[PublishedTrial], float | None]) -> float | None:
-        return max((found.mean for setting in private if (found := setting.over_seeds(value))), default=None)
-
-    costs = [cost for setting in private if (cost := setting.over_seeds(epsilon))]
-    low, high = min((c.low for c in costs), default=None), max((c.high for c in costs), default=None)
-    span = number(high) if number(low) == number(high) else f"{number(low)} – {number(high)}"
-    ratio = best(worst_over_median)
-    whole = composed(trials)
-    together = [(number(whole.epsilon), "composed ε of all private trials together")] if whole else []
-    tiles = [
-        (span, "worst-case ε of each private trial"),
-        *together,
-        (
-            shown(best(main)),
-            f"best private {word}; best baseline {shown(baseline.mean if baseline else None)}",
-        ),
-        (_fairest(found), f"best {spoken_worst(found.worst_group)} of a worst-served group under privacy"),
-        (
-            f"{ratio:.1f}×" if ratio else "not computed" if norms_are_off(trials) else "withheld",
-            "worst-case ε over the median εᵢ, at most",
-        ),
-    ]
-    if not costs:
-        return ""
-    cells = "".join(f'<div class="tile"><b>{escape(big)}</b><span>{escape(small)}</span></div>' for big, small in tiles)
-    return f'<div class="tiles">{cells}</div>'
-
-
-def _fairest(found: Findings) -> str:
-    """The worst-group metric of the private setting that is best in it."""
-    fairest = found.best(found.worst_group.name)
-    mean = fairest.over_seeds(found.worst_group.value) if fairest else None
-    return found.worst_group.format.one(mean.mean if mean else None)
 
 
 def _results(found: Findings, style: Style, panels: Mapping[Section, str], drawn: Collection[str]) -> str:

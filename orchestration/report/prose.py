@@ -1,4 +1,4 @@
-"""The text of the report: its headline and its explanations. Pure; every string is plain text.
+"""The text of the report below its first screen: cautions, findings and explanations. Pure; every string is plain text.
 
 `orchestration.report.page` escapes the strings and adds markup.
 """
@@ -28,6 +28,7 @@ from orchestration.records.release_modes import release_mode
 from orchestration.records.states import TrialState
 from orchestration.report.catalogue import norms_are_off
 from orchestration.report.decisions import decisions
+from orchestration.report.first_screen import decision
 from workers.tasks import task_called
 
 SENSITIVE = (
@@ -69,7 +70,7 @@ TERMS = (
         "Differences are paired: equal seed, equal split, equal test examples. Their intervals are widened so that all "
         "of them together hold in 95 of 100 sweeps (Bonferroni, over all pairs of private settings and two metrics). "
         "A setting is better or worse where the interval leaves out 0, and with one seed nothing is known. The "
-        "interval of the best of several settings, in the headline, allows for that choice.",
+        "interval of the best of several settings, on the first screen, allows for that choice.",
     ),
     (
         "Pareto front",
@@ -112,11 +113,20 @@ def meanings(data: PublishedSweep) -> list[tuple[str, str]]:
 
 
 def headline(data: PublishedSweep, found: Findings) -> list[str]:
-    """Sentences on the findings: warnings, comparisons of settings, composed and individual epsilons, failures."""
-    settings = found.settings
+    """Return everything that the page says in sentences: the decision, the cautions, and the findings."""
+    decided = decision(found, data.delta) if data.trials else []
+    return [*decided, *cautions(data, found), *sentences(data, found)]
+
+
+def cautions(data: PublishedSweep, found: Findings) -> list[str]:
+    """Return what to know before a number is quoted: why epsilons are estimates, what cannot be compared, failures."""
+    return [*told(data.trials), *warnings(found), *_failures(data)]
+
+
+def sentences(data: PublishedSweep, found: Findings) -> list[str]:
+    """Return the findings as sentences: comparisons of settings, composed and individual epsilons."""
     decided = decisions(found, data.delta) if data.trials else []
-    paid = [*together(data.trials), *_individuals(data, settings)]
-    return [*told(data.trials), *warnings(found), *decided, *paid, *_failures(data)]
+    return [*decided, *together(data.trials), *_individuals(data, found.settings)]
 
 
 def together(trials: Sequence[PublishedTrial]) -> list[str]:

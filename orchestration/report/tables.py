@@ -9,7 +9,7 @@ from html import escape
 
 from orchestration.comparison.entries import GroupMetric, Metric, MetricTable, by_selection
 from orchestration.comparison.findings import Difference, Findings
-from orchestration.comparison.formats import CORRELATION, MISSING, PERCENT, SHARES, at_most_share, difference, number
+from orchestration.comparison.formats import CORRELATION, MISSING, PERCENT, SHARES, Format, at_most_share, number
 from orchestration.comparison.intervals import ConfidenceInterval
 from orchestration.comparison.metrics import columns, metric
 from orchestration.comparison.rate_metrics import GROUP_METRICS
@@ -22,6 +22,7 @@ from orchestration.comparison.settings import (
     shown_over_seeds,
     whose,
 )
+from orchestration.comparison.spoken import between, difference_between
 from orchestration.records.published import (
     PublishedPrivacy,
     PublishedTrial,
@@ -58,14 +59,15 @@ def settings_table(found: Findings, style: Style) -> str:
 
 def _interval(found: Findings, setting: Setting, metric: Metric) -> str:
     """The 95% interval to show below a number; "" if none is known."""
-    interval = found.evidence.interval(setting, metric.name) if metric.measure else None
+    is_known = metric.measure is not None and setting.over_seeds(metric.value) is not None
+    interval = found.evidence.interval(setting, metric.name) if is_known else None
     corrected = None if interval is None else interval.corrected
     word = "" if corrected is None else f"<br><small>{by_selection(metric, metric.format.one(corrected))}</small>"
-    return word + _range(interval, metric.format.one)
+    return word + _range(interval, metric.format)
 
 
-def _range(interval: ConfidenceInterval | None, shown: Callable[[float | None], str]) -> str:
-    return f"<br><small>{shown(interval.low)} to {shown(interval.high)}</small>" if interval else ""
+def _range(interval: ConfidenceInterval | None, shown: Format) -> str:
+    return f"<br><small>{between(interval, shown)}</small>" if interval else ""
 
 
 def comparison_table(found: Findings, style: Style) -> str:
@@ -86,7 +88,9 @@ def _difference_heading(of: Metric) -> str:
 
 def _verdict(found: Difference) -> str:
     shown = metric(found.metric).format
-    return found.verdict + _range(found.interval, lambda value: difference(value, shown)) if found.interval else MISSING
+    if found.interval is None:
+        return MISSING
+    return f"{found.verdict}<br><small>{difference_between(found.interval, shown)}</small>"
 
 
 def fairness_table(found: Findings, style: Style) -> str:
@@ -128,8 +132,8 @@ def by_group_table(found: Findings, style: Style) -> str:
 
 def _of_group(found: Findings, setting: Setting, name: str, metric: GroupMetric) -> str:
     mean = setting.over_seeds(group_value(name, metric.value))
-    interval = found.evidence.interval(setting, metric.name, name) if metric.measure else None
-    return (metric.format.over_seeds(mean) if mean else MISSING) + _range(interval, metric.format.one)
+    interval = found.evidence.interval(setting, metric.name, name) if metric.measure and mean else None
+    return (metric.format.over_seeds(mean) if mean else MISSING) + _range(interval, metric.format)
 
 
 def classes_table(settings: Sequence[Setting], style: Style) -> str:

@@ -75,6 +75,9 @@ def test_gaps_are_those_of_fairlearn(seed: int) -> None:
             "equalized_odds_ratio": fairlearn.equalized_odds_ratio(**given_to),
             "equal_opportunity_difference": fairlearn.equal_opportunity_difference(**given_to),
             "equal_opportunity_ratio": fairlearn.equal_opportunity_ratio(**given_to),
+            "false_positive_rate_difference": fairlearn.MetricFrame(
+                metrics=fairlearn.false_positive_rate, **given_to
+            ).difference(),
         },
         abs=1e-12,
     )

@@ -1,0 +1,450 @@
+"""The first screen of the report: the decision, then three answers as tiles with a number, an interval and a picture.
+
+The three questions are those that people bring: how private is it, for whom, and at what cost. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from orchestration.comparison.findings import Findings
+from orchestration.comparison.formats import SHARES, Format, difference, first_few, listed, number
+from orchestration.comparison.intervals import ConfidenceInterval
+from orchestration.comparison.ledger import composed
+from orchestration.comparison.metrics import metric
+from orchestration.comparison.rate_metrics import group_metric, spoken, spoken_worst
+from orchestration.comparison.sanity import best_constant, constant_score
+from orchestration.comparison.settings import Setting, group_names, group_value, whose
+from orchestration.comparison.spoken import between, difference_between, of_seeds
+from orchestration.comparison.values import epsilon, median_epsilon
+from orchestration.records.published import PublishedSweep
+from orchestration.report.figures import blank, meta_of, plain_text, whiskers
+from orchestration.report.plot import Plot
+from orchestration.report.style import INK, MUTED, Style
+
+_MOST_ROWS: Final = 7
+"""Most rows of a picture; more would not fit on the first screen."""
+_ROW_HEIGHT: Final = 34
+_FAR: Final = 0.3
+"""A constant prediction that is worse by more is not drawn: differences between methods could not be seen beside it."""
+_GAPS: Final = (
+    ("accuracy_gap", "accuracy"),
+    ("demographic_parity_difference", "selection_rate"),
+    ("false_positive_rate_difference", "false_positive_rate"),
+    ("equal_opportunity_difference", "false_negative_rate"),
+)
+"""Gaps between groups of the first screen, by metric, and the rate of a group behind each."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One answer. name: of its picture. big: the number. words: sentences below it, the picture's title last."""
+
+    name: str
+    question: str
+    big: str
+    words: tuple[str, ...]
+    picture: Plot | None = None
+    title: str = ""
+
+
+def tiles(data: PublishedSweep, found: Findings, style: Style) -> tuple[Tile, ...]:
+    """Return the three answers for the setting to take; none as long as no private trial has finished."""
+    if not found.private:
+        return ()
+    best = found.best(found.main.name)
+    shown = best or found.private[0]
+    return (
+        _how_private(data, found, shown),
+        _for_whom(found, shown, style, of_use=best is not None),
+        _at_what_cost(found, best, style),
+    )
+
+
+def decision(found: Findings, delta: float) -> list[str]:
+    """Return the sentences to act on: which setting to take, how good it is, what privacy costs, who is served worst.
+
+    They recommend nothing where no private setting has learnt anything, and state no cost without a usable baseline.
+    """
+    best = found.best(found.main.name)
+    if best is None:
+        return [_nothing(found)]
+    cost, reached = best.over_seeds(epsilon), best.over_seeds(found.main.value)
+    shown, word = found.main.format, spoken(group_metric(found.main.name))
+    interval = found.interval_of_best(best, found.main.name)
+    within = f" [{between(interval, shown)}]" if interval else ""
+    claim = "" if not best.reasons else ", an estimate and no guarantee"
+    levels = [each.over_seeds(epsilon) for each in found.useful]
+    several = len({f"{each.mean:.2g}" for each in levels if each}) > 1
+    taken = f"Take {best.name}" if len(found.private) > 1 else f"{best.name[0].upper()}{best.name[1:]}"
+    sentences = [
+        f"{taken}{':' if len(found.private) > 1 else ' reaches'} {word} {shown.one(reached.mean if reached else None)}"
+        f"{within} at ε = {number(cost.high if cost else None)} (δ = {delta:g}{claim}), "
+        f"{_compared(found, best)}; {_served_worst(found, best)}."
+    ]
+    sentences += _alike(found, best)
+    if several:
+        sentences += [_by_level(found)]
+    if interval is not None and interval.is_of_one_seed and len(found.private) > 1:
+        sentences += ["With one seed nothing is known of other seeds: another may turn the order around."]
+    return sentences
+
+
+def _nothing(found: Findings) -> str:
+    if not found.private:
+        return "No private trial has finished, so there is no trade-off to show yet."
+    if not found.useless:
+        return f"No private setting has {spoken(group_metric(found.main.name))} to compare."
+    name, why = next(iter(found.useless.items()))
+    others = len(found.useless) - 1
+    more = f", and {others} other settings learnt nothing either" if others else ""
+    return f"Nothing trained here with privacy is of use: {name} {why}{more}."
+
+
+def _compared(found: Findings, best: Setting) -> str:
+    """What privacy costs the setting, as a clause."""
+    if found.unknown_cost:
+        return "what privacy costs is unknown, because the baseline learnt almost nothing"
+    if not found.baselines:
+        return "what privacy costs is unknown, because no baseline was trained"
+    change, interval = _against_baseline(found, best)
+    within = f" [{difference_between(interval, found.main.format)}]" if interval else ""
+    if change is None:
+        return "what privacy costs is unknown"
+    size = f"{abs(100 * change):.1f} points" if found.main.format in SHARES else f"{abs(change):.3g}"
+    return f"{size} {'below' if change <= 0 else 'above'} no privacy{within}"
+
+
+def _against_baseline(
+    found: Findings, setting: Setting, name: str = ""
+) -> tuple[float | None, ConfidenceInterval | None]:
+    """The difference to the best non-private setting in a metric, by default the main one, with its interval."""
+    of = name or found.main.name
+    interval = found.evidence.difference(setting, found.baselines[0], of)
+    if interval is not None:
+        return interval.value, interval
+    own, other = (each.over_seeds(metric(of).value) for each in (setting, found.baselines[0]))
+    return (own.mean - other.mean if own and other else None), None
+
+
+def _served_worst(found: Findings, best: Setting) -> str:
+    worst, groups = found.worst_group, whose(found.worst_group, best)
+    mean = best.over_seeds(worst.value)
+    if not groups or mean is None:
+        return "no group is large enough to be shown"
+    interval = found.interval(best, worst.name)
+    within = f" [{between(interval, worst.format)}]" if interval else ""
+    by = spoken_worst(worst)
+    word = "" if by == spoken(group_metric(found.main.name)) else f" {by}"
+    return f"worst served: {' or '.join(map(_called, sorted(groups)))} with{word} {worst.format.one(mean.mean)}{within}"
+
+
+def _called(group: str) -> str:
+    """The name of a group; "group 8" for a bare number, which would read as a value."""
+    return group if any(letter.isalpha() for letter in group) else f"group {group}"
+
+
+def _alike(found: Findings, best: Setting) -> list[str]:
+    """A sentence on the methods that cannot be told from the best one, nearest first; none if there are none."""
+    others = [found.difference(best, each, found.main.name) for each in found.methods if each is not best]
+    alike = [each for each in others if each.verdict == "not distinguishable"]
+    if not alike:
+        return []
+    near = sorted(alike, key=lambda each: abs(each.interval.value) if each.interval else 0.0)
+    names = first_few([each.other for each in near])
+    return [f"{names[0].upper()}{names[1:]} cannot be told from it in {spoken(group_metric(found.main.name))}."]
+
+
+def _by_level(found: Findings) -> str:
+    """A sentence on the best setting at each epsilon, ascending."""
+    levels: dict[float, list[Setting]] = {}
+    for setting in found.useful:
+        if cost := setting.over_seeds(epsilon):
+            levels.setdefault(float(f"{cost.mean:.2g}"), []).append(setting)
+    of, clauses = found.main, []
+    for level, settings in sorted(levels.items()):
+        best = found.best(of.name, settings)
+        mean = best.over_seeds(of.value) if best else None
+        if best and mean:
+            clauses.append(f"ε = {number(level)}: {of.format.one(mean.mean)}")
+    return f"The best at {listed(clauses)}."
+
+
+def _how_private(data: PublishedSweep, found: Findings, setting: Setting) -> Tile:
+    cost = setting.over_seeds(epsilon)
+    privacy = next((trial.privacy for trial in setting.trials if trial.privacy), None)
+    whole, seeds = composed(data.trials), setting.composition
+    rows: list[tuple[str, float]] = []
+    median = setting.over_seeds(median_epsilon)
+    if median:
+        rows.append(("the median example, one model", median.mean))
+    if cost:
+        rows.append(("anybody, one model", cost.high))
+    sizes = [size for size in (privacy.group_epsilons if privacy else {}) if size > 1]
+    if sizes and privacy:
+        rows.append((f"any {max(sizes)} records together, one model", privacy.group_epsilons[max(sizes)]))
+    if seeds and seeds.epsilon is not None and len(setting.trials) > 1:
+        rows.append((f"anybody, all {len(setting.trials)} seeds of it", seeds.epsilon))
+    if whole and whole.epsilon is not None and whole.trials > len(setting.trials):
+        rows.append((f"anybody, all {whole.trials} private models of this page", whole.epsilon))
+    words = []
+    if privacy:
+        claim = "a guarantee" if privacy.kind == "guarantee" else "an estimate, no guarantee"
+        words.append(
+            f"Worst case of one model at δ = {privacy.delta:g}, {privacy.adjacency}, by {privacy.accountant}: {claim}."
+        )
+    if whole and whole.epsilon is not None and whole.trials > 1:
+        words.append(
+            f"Whoever sees this page sees all {whole.trials} private models at work: ε = {number(whole.epsilon)}."
+        )
+    big = f"ε = {number(cost.high)}" if cost else "unknown"
+    finite = [(name, value) for name, value in rows if value < float("inf")]
+    return Tile("first-privacy", "How private?", big, tuple(words), _bars(finite), "ε by what somebody sees")
+
+
+def _bars(rows: Sequence[tuple[str, float]]) -> Plot | None:
+    if not rows:
+        return None
+    figure = _picture(len(rows))
+    most = max(value for _, value in rows)
+    figure.data.append(
+        {
+            "type": "bar",
+            "orientation": "h",
+            "x": [value for _, value in rows],
+            "y": list(range(len(rows))),
+            "width": 0.36,
+            "text": [number(value) for _, value in rows],
+            "textposition": "outside",
+            "cliponaxis": False,
+            "marker": {"color": ["#9aa0a8" if name.startswith("the median") else "#0072B2" for name, _ in rows]},
+            "hovertemplate": "%{text}<extra></extra>",
+        }
+    )
+    for row, (name, _) in enumerate(rows):
+        _label(figure, row, name)
+    figure.update_xaxes(range=[0.0, 1.15 * most], showgrid=False, showticklabels=False)
+    return figure
+
+
+def _for_whom(found: Findings, setting: Setting, style: Style, of_use: bool) -> Tile:
+    worst = found.worst_group
+    groups, mean = sorted(whose(worst, setting)), setting.over_seeds(worst.value)
+    words: list[str] = []
+    if not of_use:
+        big = "nobody"
+        words.append(f"{setting.name} learnt nothing, so its gaps between groups say nothing.")
+    elif not groups or mean is None:
+        big = "unknown"
+        words.append("No group of the test data is large enough to be shown.")
+    else:
+        big = f"{' or '.join(map(_called, groups))}: {worst.format.one(mean.mean)}"
+        words.append(_worst_words(found, setting))
+        words += _gap_words(found, setting)
+    return Tile("first-groups", "For whom?", big, tuple(words), _by_group(found, setting, style), _groups_title(found))
+
+
+def _groups_title(found: Findings) -> str:
+    beside = " (grey: without privacy)" if found.baselines else ""
+    return f"{spoken(group_metric(found.main.name)).capitalize()} by group{_with_intervals(found)}{beside}"
+
+
+def _with_intervals(found: Findings) -> str:
+    known = any(found.interval(setting, found.main.name) for setting in found.settings)
+    return ", with 95% intervals" if known else ""
+
+
+def _worst_words(found: Findings, setting: Setting) -> str:
+    worst = found.worst_group
+    interval = found.interval(setting, worst.name)
+    within = f" [{between(interval, worst.format)}]" if interval else ""
+    text = f"{spoken_worst(worst).capitalize()} of the worst-served group{within}"
+    if found.baselines and not found.unknown_cost:
+        change, against = _against_baseline(found, setting, worst.name)
+        if change is not None:
+            ends = f" [{difference_between(against, worst.format)}]" if against else ""
+            text += f", {_signed(change, worst.format)} against no privacy{ends}"
+    return f"{text}."
+
+
+def _signed(change: float, shown: Format) -> str:
+    return f"{difference(change, shown)}{' points' * (shown in SHARES)}"
+
+
+def _gap_words(found: Findings, setting: Setting) -> Iterator[str]:
+    """A sentence for each gap that people ask for, with the two groups between which it is the largest."""
+    for name, rate in _GAPS:
+        of = metric(name)
+        mean = setting.over_seeds(of.value)
+        between_groups = _ends_of_gap(setting, rate)
+        if mean is None or between_groups is None:
+            continue
+        interval = found.interval(setting, name)
+        within = f" [{between(interval, of.format)}]" if interval else ""
+        (low_group, low), (high_group, high) = between_groups
+        yield (
+            f"{rate.replace('_', ' ').capitalize()}: gap {of.format.one(mean.mean)} points{within}, "
+            f"{_called(high_group)} {100 * high:.0f}%, {_called(low_group)} {100 * low:.0f}%."
+        )
+
+
+def _ends_of_gap(setting: Setting, rate: str) -> tuple[tuple[str, float], tuple[str, float]] | None:
+    """The groups with the lowest and the highest rate, by the means over the seeds; None for fewer than two groups."""
+    complement = rate == "false_negative_rate"
+    value = group_metric("true_positive_rate" if complement else rate).value
+    known = [
+        (name, 1.0 - mean.mean if complement else mean.mean)
+        for name in group_names(setting.trials)
+        if (mean := setting.over_seeds(group_value(name, value)))
+    ]
+    if len(known) < 2:
+        return None
+    return min(known, key=lambda pair: pair[1]), max(known, key=lambda pair: pair[1])
+
+
+def _by_group(found: Findings, setting: Setting, style: Style) -> Plot | None:
+    """A row per group: the setting with its interval, and the best baseline; of many groups the ends."""
+    of = group_metric(found.main.name)
+    names = [name for name in group_names(setting.trials) if setting.over_seeds(group_value(name, of.value))]
+    if not names:
+        return None
+    half = _MOST_ROWS // 2
+    rows: list[str | None] = [*names]
+    if len(names) > _MOST_ROWS:
+        rows = [*names[: half + 1], None, *names[len(names) - half + 1 :]]
+    figure = _picture(len(rows))
+    for row, name in enumerate(rows):
+        _label(figure, row, f"{len(names) - len(rows) + 1} groups between" if name is None else name)
+    drawn = [*found.baselines[:1], setting] if not found.unknown_cost else [setting]
+    for each in drawn:
+        points = []
+        for row, name in enumerate(rows):
+            mean = each.over_seeds(group_value(name, of.value)) if name is not None else None
+            if name is not None and mean:
+                interval = found.evidence.interval(each, of.name, name)
+                points.append((row, name, mean.mean, interval))
+        _dots(figure, each, style, points, of.format)
+    figure.update_xaxes(tickformat=".0%" if of.format in SHARES else ".3~g")
+    return figure
+
+
+def _at_what_cost(found: Findings, best: Setting | None, style: Style) -> Tile:
+    of, word = found.main, spoken(group_metric(found.main.name))
+    words: list[str] = []
+    if best is None:
+        big = "of no use"
+        words.append("No private setting is better than a constant prediction.")
+    elif found.unknown_cost:
+        big = "unknown"
+        words.append(found.unknown_cost.removeprefix("No use as a reference: ").capitalize())
+    elif not found.baselines:
+        big = "unknown"
+        words.append("No baseline was trained: add none to the clipping methods of the sweep.")
+    else:
+        change, interval = _against_baseline(found, best)
+        big = "unknown" if change is None else _signed(change, of.format)
+        own, other = (each.over_seeds(of.value) for each in (best, found.baselines[0]))
+        ends = f" [{difference_between(interval, of.format)}]" if interval else ""
+        words.append(
+            f"{word.capitalize()} against the best training without privacy{ends}: "
+            f"{of.format.one(own.mean if own else None)} for {of.format.one(other.mean if other else None)}."
+        )
+    if best is not None:
+        words += _seeds_words(found, best)
+    title = f"{word.capitalize()} of each method{_with_intervals(found)}"
+    return Tile("first-cost", "At what cost?", big, tuple(words), _by_method(found, style), title)
+
+
+def _seeds_words(found: Findings, best: Setting) -> list[str]:
+    runs = len(best.trials)
+    size = found.detectable(found.main.name)
+    if runs == 1 or size is None:
+        return []
+    amount = f"{min(100 * size, 100.0):.1f} points" if found.main.format in SHARES else number(size)
+    return [f"{of_seeds(runs).capitalize()} find differences between methods of {amount} in 4 of 5 sweeps."]
+
+
+def _by_method(found: Findings, style: Style) -> Plot | None:
+    """A row per method, the best first, below the baseline; a line marks the best constant prediction."""
+    of = found.main
+    private = sorted(found.methods or found.private, key=lambda each: -_mean(each, found))
+    baselines = [*(found.baselines or [each for each in found.settings if each.is_baseline])][:1]
+    rows = [*baselines, *private][: _MOST_ROWS + 1]
+    rows = [each for each in rows if each.over_seeds(of.value)]
+    if not rows:
+        return None
+    figure = _picture(len(rows))
+    for row, each in enumerate(rows):
+        mean = each.over_seeds(of.value)
+        _label(figure, row, each.name)
+        interval = found.interval(each, of.name)
+        _dots(figure, each, style, [(row, each.name, mean.mean if mean else 0.0, interval)], of.format)
+    left_out = len(baselines) + len(private) - len(rows)
+    constant = constant_score(rows[0], of)
+    lowest = min(trace["x"][0] - trace["error_x"]["arrayminus"][0] for trace in figure.data)
+    if constant is not None and constant > lowest - _FAR:
+        figure.add_vline(constant, line={"color": MUTED, "width": 1, "dash": "dot"})
+        figure.add_annotation(
+            x=constant,
+            y=1,
+            yref="paper",
+            yanchor="bottom",
+            text=f"always {best_constant(of)}",
+            font={"size": 11, "color": MUTED},
+        )
+    if left_out > 0:
+        figure.add_annotation(
+            x=1, xref="paper", xanchor="right", y=0, yref="paper", yanchor="top", yshift=-16,
+            text=f"{left_out} more below", font={"size": 11, "color": MUTED},
+        )  # fmt: skip
+    figure.update_xaxes(tickformat=".0%" if of.format in SHARES else ".3~g")
+    return figure
+
+
+def _mean(setting: Setting, found: Findings) -> float:
+    mean = setting.over_seeds(found.main.value)
+    return mean.mean if mean else float("-inf")
+
+
+def _picture(rows: int) -> Plot:
+    """An empty picture of ``rows`` rows, the first on top."""
+    figure = blank(height=44 + _ROW_HEIGHT * rows)
+    figure.update_yaxes(range=[rows - 0.5, -0.75], showgrid=False, showticklabels=False, fixedrange=True)
+    return figure
+
+
+def _label(figure: Plot, row: int, text: str) -> None:
+    """Write the name of a row above it, from the left edge, so that long names take no width from the picture."""
+    short = text if len(text) <= 46 else f"{text[:45]}…"
+    figure.add_annotation(
+        x=0, xref="paper", xanchor="left", y=row - 0.42, yanchor="middle",
+        text=plain_text(short), font={"size": 11.5, "color": INK},
+    )  # fmt: skip
+
+
+def _dots(
+    figure: Plot,
+    setting: Setting,
+    style: Style,
+    points: Sequence[tuple[int, str, float, ConfidenceInterval | None]],
+    shown: Format,
+) -> None:
+    """Add the values of a setting, one in each row, with their intervals."""
+    colour = style.colour(setting)
+    bars = whiskers(0.0, 0.0, 0.0, colour) | {
+        "array": [max(interval.high - value, 0.0) if interval else 0.0 for *_, value, interval in points],
+        "arrayminus": [max(value - interval.low, 0.0) if interval else 0.0 for *_, value, interval in points],
+    }
+    figure.add_scatter(
+        x=[value for _, _, value, _ in points],
+        y=[row for row, *_ in points],
+        error_x=bars,
+        mode="markers",
+        marker={"color": colour, "symbol": style.symbol(setting), "size": 9},
+        name=setting.name,
+        text=[f"{plain_text(name)}: {shown.one(value)}" for _, name, value, _ in points],
+        hovertemplate=f"<b>{plain_text(setting.name)}</b><br>%{{text}}<extra></extra>",
+        meta=meta_of(setting),
+    )

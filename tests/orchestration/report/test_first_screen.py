@@ -1,0 +1,158 @@
+"""The first screen of the report: a decision that a reader can act on, and three answers that agree with the tables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from orchestration.comparison.evidence import Evidence, gather
+from orchestration.comparison.findings import Findings, findings
+from orchestration.comparison.metrics import metric
+from orchestration.comparison.settings import Setting
+from orchestration.records.published import PublishedSweep, PublishedTrial
+from orchestration.report.first_screen import Tile, decision, tiles
+from orchestration.report.page import render
+from orchestration.report.style import style_of
+from orchestration.report.summary import summary_pdf
+from tests.orchestration.report.pages import Page, rendered
+from tests.orchestration.report.test_browser import CHROMIUM, answers
+from tests.orchestration.sample_outcomes import LABELS, of_predictions, outcomes, sweep_of, trial
+from workers.outcomes import Outcomes
+
+needs_browser = pytest.mark.skipif(not CHROMIUM, reason="no chromium or chrome to draw the page with")
+
+
+def in_sweep(trials: Sequence[PublishedTrial], found: dict[str, Outcomes]) -> tuple[PublishedSweep, Findings, Evidence]:
+    data, evidence = PublishedSweep("sample", tuple(trials), 1e-5), gather(trials, found)
+    return data, findings(data, evidence), evidence
+
+
+def answered(data: PublishedSweep, found: Findings) -> dict[str, Tile]:
+    return {tile.question: tile for tile in tiles(data, found, style_of(found.settings))}
+
+
+def of(found: Findings, clipping: str) -> Setting:
+    return next(setting for setting in found.settings if setting.clipping == clipping)
+
+
+def test_the_decision_names_setting_quality_cost_and_who_is_served_worst() -> None:
+    data, found, _ = in_sweep(*sweep_of({"none": (0.95, 0.93), "flat": (0.92, 0.80), "dpsgd_f": (0.85, 0.78)}))
+    (said, *more) = decision(found, data.delta)
+    best = of(found, "flat")
+    accuracy, worst = (best.over_seeds(metric(name).value) for name in ("accuracy", "worst_group_accuracy"))
+    assert accuracy is not None
+    assert worst is not None
+    interval = found.interval_of_best(best, "accuracy")
+    against = found.evidence.difference(best, of(found, "non-private"), "accuracy")
+    assert interval is not None
+    assert against is not None
+    assert said == (
+        f"Take flat · constant: accuracy {accuracy.mean:.1%} [{100 * interval.low:.1f} to {interval.high:.1%}] at "
+        f"ε = 3.00 (δ = 1e-05), {abs(100 * against.value):.1f} points below no privacy "
+        f"[{100 * against.low:+.1f} to {100 * against.high:+.1f}]; worst served: "
+        f"few with {worst.mean:.1%} [{_ends(found, best, 'worst_group_accuracy')}]."
+    ).replace("-0", "−0").replace("[-", "[−").replace("to -", "to −").replace("1e−05", "1e-05")
+    assert more == []
+
+
+def _ends(found: Findings, setting: Setting, name: str) -> str:
+    interval = found.interval(setting, name)
+    assert interval is not None
+    return f"{100 * interval.low:.1f} to {interval.high:.1%}"
+
+
+def test_methods_that_cannot_be_told_apart_are_said_to_be_so_and_each_level_has_its_best() -> None:
+    trials, found = [], {}
+    for seed in range(3):
+        for clipping, cost, right in (
+            ("none", 1.0, 0.95),
+            ("flat", 1.0, 0.85),
+            ("flat", 8.0, 0.90),
+            ("naive", 8.0, 0.9),
+        ):
+            own = outcomes((right, right), seed)
+            trials.append(trial(own, clipping, seed, cost, level=cost))
+            found[trials[-1].key] = own
+    data, known, _ = in_sweep(trials, found)
+    said = " ".join(decision(known, data.delta))
+    assert re.search(r"(naive|flat) · constant · level 8 cannot be told from it in accuracy", said, re.IGNORECASE)
+    assert re.search(r"The best at ε = 1\.00: 8\d\.\d% and ε = 8\.00: (89|90)\.\d%\.", said)
+
+
+def test_one_seed_decides_for_now_only() -> None:
+    data, found, _ = in_sweep(*sweep_of({"none": (0.95, 0.93), "flat": (0.92, 0.9), "naive": (0.85, 0.8)}, seeds=1))
+    assert "another may turn the order around" in decision(found, data.delta)[-1]
+
+
+def test_gaps_are_those_of_the_tables_with_the_groups_at_their_ends() -> None:
+    data, found, _ = in_sweep(*sweep_of({"none": (0.95, 0.93), "flat": (0.92, 0.75)}))
+    best = of(found, "flat")
+    words = " ".join(answered(data, found)["For whom?"].words)
+    for name, spoken in (
+        ("accuracy_gap", "Accuracy"),
+        ("demographic_parity_difference", "Selection rate"),
+        ("false_positive_rate_difference", "False positive rate"),
+        ("equal_opportunity_difference", "False negative rate"),
+    ):
+        mean, interval = best.over_seeds(metric(name).value), found.interval(best, name)
+        assert mean is not None
+        assert interval is not None
+        ends = f"{100 * interval.low:.1f} to {100 * interval.high:.1f}"
+        assert f"{spoken}: gap {100 * mean.mean:.1f} points [{ends}], " in words
+    assert re.search(r"False positive rate: [^:]* few \d+%, many \d+%\.", words)
+
+
+def test_where_the_cost_is_unknown_no_number_stands_for_it() -> None:
+    constant = float((LABELS == 0).mean())
+    trials, outcome = sweep_of({"none": (constant + 0.04,) * 2, "flat": (constant + 0.03,) * 2}, seeds=3)
+    data, found, evidence = in_sweep(trials, outcome)
+    page = Page(render(data, evidence)).text
+    cost = answered(data, found)["At what cost?"]
+    assert (cost.big, "points" in " ".join(cost.words)) == ("unknown", False)
+    assert "what privacy costs is unknown, because the baseline learnt almost nothing" in page
+    assert not re.search(r"[−+]\d+\.\d points (below|above|against)", page)
+    assert "The baseline learnt almost nothing, so changes against it would say nothing." in page
+
+
+def test_nothing_of_use_is_taken_by_nobody() -> None:
+    useless = of_predictions(np.zeros_like(LABELS))
+    trials, outcome = sweep_of({"none": (0.95, 0.93)}, seeds=2)
+    for seed in range(2):
+        trials.append(trial(useless, "flat", seed))
+        outcome[trials[-1].key] = useless
+    data, found, _ = in_sweep(trials, outcome)
+    shown = answered(data, found)
+    assert decision(found, data.delta)[0].startswith("Nothing trained here with privacy is of use: flat · constant")
+    assert (shown["For whom?"].big, shown["At what cost?"].big) == ("nobody", "of no use")
+    assert decision(findings(PublishedSweep("none yet", (), 1e-5), found.evidence), 1e-5) == [
+        "No private trial has finished, so there is no trade-off to show yet."
+    ]
+
+
+MEASURE = """<script>
+const wait = setInterval(() => {
+  if (!document.body.dataset.drawn) return;
+  clearInterval(wait);
+  const bottoms = Array.from(document.querySelectorAll(".tile .plot"), plot => plot.getBoundingClientRect().bottom);
+  document.body.dataset.tiles = bottoms.length;
+  document.body.dataset.lowest = Math.ceil(Math.max(...bottoms));
+}, 50);
+</script></body>"""
+
+
+@needs_browser
+def test_decision_and_pictures_are_seen_without_scrolling(tmp_path: Path) -> None:
+    data = answers(rendered("private").replace("</body>", MEASURE), tmp_path, 1400)
+    assert data["tiles"] == "3"
+    assert int(data["lowest"]) <= 900
+
+
+@needs_browser
+def test_the_summary_is_one_page(tmp_path: Path) -> None:
+    printed = summary_pdf(rendered("private"))
+    assert printed.startswith(b"%PDF")
+    assert len(re.findall(rb"/Type\s*/Page\b", printed)) == 1
