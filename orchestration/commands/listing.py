@@ -59,7 +59,7 @@ def _list_stored(folder: str, as_json: bool) -> None:
             f"{folder} holds no sweep, and no folder below it does; name one that `dpsweep run` wrote to"
         )
     for each in sweeps:
-        close_in_mlflow(each.snapshot)
+        close_in_mlflow(SweepFiles(each.folder), each.snapshot)
     if as_json:
         typer.echo(json.dumps({"sweeps": [each.as_dict() for each in found]}, allow_nan=False))
     elif sweeps:

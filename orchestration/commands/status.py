@@ -88,7 +88,7 @@ def status(
         asked = _awaited(asked, files, address)
     if asked is not None:
         warn_of_another(asked, _current(files))
-    close_in_mlflow(_current(files))
+    close_in_mlflow(files, _current(files))
     if as_json:
         for snapshot in _snapshots(files) if watch else [_read(files)]:
             print(json.dumps(as_object(snapshot), allow_nan=False), flush=True)
@@ -226,12 +226,12 @@ def _is_recording(snapshot: SweepSnapshot) -> bool:
     return snapshot.state == "recording" and snapshot.recording is not None and snapshot.recording.goes_on
 
 
-def close_in_mlflow(snapshot: SweepSnapshot | None) -> None:
+def close_in_mlflow(files: SweepFiles, snapshot: SweepSnapshot | None) -> None:
     """End runs of the sweep that MLflow shows as running though its driver is gone."""
     if snapshot is not None and snapshot.may_run_in_mlflow():
         from orchestration.tracking.abandoned import end_abandoned
 
-        if problem := end_abandoned(snapshot):
+        if problem := end_abandoned(files, snapshot):
             print(for_terminal(f"warning: {problem}"), file=sys.stderr)
 
 

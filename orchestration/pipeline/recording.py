@@ -13,6 +13,7 @@ from accounting.errors import InvalidInput, StorageError
 from accounting.records import exists, read_bytes
 from orchestration.comparison.claims import checked_record
 from orchestration.comparison.findings import findings
+from orchestration.comparison.plain_text import MASK
 from orchestration.comparison.stored import stored_evidence
 from orchestration.execution.publication import publication
 from orchestration.pipeline.stage import open_tracker, recording_in
@@ -23,6 +24,7 @@ from orchestration.records.release_modes import release_mode
 from orchestration.records.states import TrialState
 from orchestration.records.status_snapshot import PERIOD, read_snapshot, write_snapshot
 from orchestration.tracking.embedded import embedded_tracking_uri
+from orchestration.tracking.given_stores import is_given
 from orchestration.tracking.no_tracking import NO_TRACKING
 from orchestration.tracking.protocol import tracked
 from orchestration.tracking.recorder import TrackingRecorder
@@ -52,19 +54,29 @@ def record_again(folder: str, tracking_uri: str | None, show: Show = lambda reco
 
 
 def _store(files: SweepFiles, given: str | None) -> str:
-    """The tracking URI: as given, that of the environment, or that of the driver. Raises: InvalidInput for 'none'."""
+    """The tracking URI: as given, that of the environment, or that of the driver.
+
+    Raises: InvalidInput for 'none', and for a driver that recorded elsewhere than this user has before.
+    """
     uri = given or os.environ.get("MLFLOW_TRACKING_URI")
     if uri == NO_TRACKING:
         raise InvalidInput("a sweep is recorded in MLflow; give the --tracking-uri of one in place of 'none'")
     snapshot = read_snapshot(files.status)
     if uri or snapshot is None or snapshot.recording is None:
         return uri or embedded_tracking_uri(files.local_folder)
-    if "***" in snapshot.recording.store:
+    store = snapshot.recording.store
+    if MASK in store:
         raise InvalidInput(
-            f"the sweep was recorded in {snapshot.recording.store}, whose password is not stored; give it as "
-            "--tracking-uri, or in MLFLOW_TRACKING_URI"
+            f"the sweep was recorded in {store}, whose password is not stored; give it as --tracking-uri, or in "
+            "MLFLOW_TRACKING_URI"
         )
-    return snapshot.recording.store
+    own = embedded_tracking_uri(files.local_folder)
+    if store != own and not is_given(store, snapshot.sweep_id, files):
+        raise InvalidInput(
+            f"{files.status} says that the sweep was recorded in {store}, where you have not recorded it from this "
+            f"folder; if you want to, give it as --tracking-uri. The sweep's own store is {own}"
+        )
+    return store
 
 
 def _record_stage(files: SweepFiles, uri: str, show: Show) -> Recording:

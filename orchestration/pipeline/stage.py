@@ -37,6 +37,7 @@ from orchestration.sweeps.planned import Plan, accept
 from orchestration.sweeps.schema import SweepSpec
 from orchestration.tracking.addresses import LOCAL_SERVER, is_server
 from orchestration.tracking.embedded import embedded_tracking_uri
+from orchestration.tracking.given_stores import note_given
 from orchestration.tracking.mlflow import MlflowTracker
 from orchestration.tracking.no_tracking import NO_TRACKING, NoTracker
 from orchestration.tracking.protocol import Tracker, TrackingUnavailable
@@ -223,6 +224,7 @@ def recording_in(uri: str, tracker: Tracker, files: SweepFiles, sweep_id: str) -
     if uri == NO_TRACKING:
         return None
     known = masked(uri, uri)
+    note_given(known, sweep_id, files)
     server = known.rstrip("/") if is_server(uri) else LOCAL_SERVER
     page = f"{server}/{tracker.address(sweep_id)}"
     elsewhere = "" if uri == embedded_tracking_uri(files.local_folder) else f" --tracking-uri {shlex.quote(known)}"

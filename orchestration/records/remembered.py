@@ -30,7 +30,7 @@ _UNUSABLE: Final = (sqlite3.Error, OSError, RuntimeError, DpsweepError)
 
 def remembered(question: str, answer: Callable[[], str]) -> str:
     """The answer to a question, or what the same code has answered before. Raises: as ``answer``."""
-    key = hashlib.sha256(f"{_code()}\n{question}".encode()).hexdigest()
+    key = _key_of(question)
     with contextlib.suppress(*_UNUSABLE), _opened() as store:
         row = store.execute("select answer from answers where key = ?", (key,)).fetchone()
         if row is not None:
@@ -39,6 +39,23 @@ def remembered(question: str, answer: Callable[[], str]) -> str:
     with contextlib.suppress(*_UNUSABLE), _opened() as store:
         store.execute("insert or replace into answers values (?, ?)", (key, found))
     return found
+
+
+def note(fact: str) -> None:
+    """Remember a fact, if the cache can be used."""
+    remembered(fact, lambda: "")
+
+
+def is_noted(fact: str) -> bool:
+    """Whether this user has noted a fact, by the same code."""
+    key = _key_of(fact)
+    with contextlib.suppress(*_UNUSABLE), _opened() as store:
+        return store.execute("select 1 from answers where key = ?", (key,)).fetchone() is not None
+    return False
+
+
+def _key_of(question: str) -> str:
+    return hashlib.sha256(f"{_code()}\n{question}".encode()).hexdigest()
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ __all__ = [
     "access",
     "addresses",
     "embedded",
+    "given_stores",
     "mlflow",
     "no_tracking",
     "protocol",

@@ -7,26 +7,33 @@ from pathlib import Path
 
 from accounting.errors import DpsweepError
 from orchestration.comparison.plain_text import MASK, masked
+from orchestration.records.layout import SweepFiles
+from orchestration.records.safety import require_safe_tracking
 from orchestration.records.status_snapshot import SweepSnapshot
+from orchestration.tracking.given_stores import is_given
 
 
-def end_abandoned(snapshot: SweepSnapshot) -> str:
+def end_abandoned(files: SweepFiles, snapshot: SweepSnapshot) -> str:
     """End the runs of a sweep whose driver is gone, if MLflow shows them as running; the sweep can go on all the same.
 
-    Returns a sentence if MLflow could not be asked, else "".
+    Only a store that this user has named is asked: the snapshot may be somebody else's, and to whom it leads would get
+    this user's login of MLflow. Returns a sentence if MLflow could not be asked, else "".
     """
     if snapshot.recording is None or not snapshot.recording.store or not snapshot.may_run_in_mlflow():
         return ""
     store = snapshot.recording.store
     given = os.environ.get("MLFLOW_TRACKING_URI", "")
-    uri = given if MASK in store and masked(given, given) == store else store
+    uri = given if masked(given, given) == store else store
     if uri.startswith("sqlite:") and not Path(uri.removeprefix("sqlite:///")).exists():
         return ""  # on another machine; it is closed by whoever asks there
-    if MASK in uri:
+    own = next((each for each in (files, SweepFiles(files.tuning)) if uri == f"sqlite:///{each.database}"), None)
+    if own is None and uri != given and (MASK in uri or not is_given(uri, snapshot.sweep_id, files)):
         return f"MLflow at {store} may show the sweep as running; set MLFLOW_TRACKING_URI to its address, and ask again"
-    from orchestration.tracking.mlflow import end_running
-
     try:
+        if own is not None:
+            require_safe_tracking(own)
+        from orchestration.tracking.mlflow import end_running
+
         end_running(uri, snapshot.sweep_id)
     except DpsweepError as error:
         return f"MLflow may show the sweep as running: {error}"

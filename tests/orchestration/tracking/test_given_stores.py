@@ -1,0 +1,109 @@
+"""A folder from somebody else says where its sweep was recorded: nobody is asked there, and nothing is changed."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from accounting.errors import InvalidInput
+from orchestration.commands.main import app
+from orchestration.records import remembered
+from orchestration.records.layout import SweepFiles
+from orchestration.records.recording import Recording
+from orchestration.records.states import TrialState
+from orchestration.records.status_snapshot import STALE_AFTER, SweepSnapshot, TrialSnapshot, write_snapshot
+from orchestration.tracking.given_stores import is_given, note_given
+from tests.orchestration.sample_results import stored_sample
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepFiles:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr(remembered, "CACHE", tmp_path / "cache")
+    return stored_sample(tmp_path / "sweep")
+
+
+@pytest.fixture
+def listening() -> Iterator[socket.socket]:
+    """A server of somebody else's, which accepts and notes who comes."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.0)
+        yield server
+
+
+def left(files: SweepFiles, store: str) -> None:
+    """The status of a driver that is gone, and that recorded in ``store``."""
+    snapshot = SweepSnapshot(
+        name="small",
+        sweep_id="a",
+        state="running",
+        heartbeat=time.time() - 2.0 * STALE_AFTER,
+        elapsed=1.0,
+        seconds_left=None,
+        host="host",
+        pid=1,
+        job=None,
+        trials=(TrialSnapshot("a", TrialState.FINISHED, 20, 20),),
+        recording=Recording(1, 3, 0.5, store, f"{store}/#/", command="dpsweep record"),
+    )
+    write_snapshot(files.status, snapshot, private=False)
+
+
+def dpsweep(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+@pytest.mark.parametrize("command", ["status", "list", "record"])
+def test_the_address_of_a_record_gets_no_request_and_no_login(
+    files: SweepFiles, listening: socket.socket, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "secret")
+    store = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    left(files, store)
+    done = dpsweep(command, files.root)
+    said = done.stderr + str(done.exception or "")
+    assert store in said
+    assert "MLFLOW_TRACKING_URI to its address" in said or "give it as --tracking-uri" in said
+    with pytest.raises(BlockingIOError):
+        listening.accept()
+
+
+@pytest.mark.parametrize("command", ["status", "list", "record"])
+def test_the_database_of_a_record_is_not_opened(files: SweepFiles, tmp_path: Path, command: str) -> None:
+    (tmp_path / "mine.db").write_bytes(b"")
+    left(files, f"sqlite:///{tmp_path}/mine.db")
+    dpsweep(command, files.root)
+    assert (tmp_path / "mine.db").read_bytes() == b""
+
+
+def test_the_own_database_is_not_opened_through_a_link(files: SweepFiles, tmp_path: Path) -> None:
+    (tmp_path / "mine.db").write_bytes(b"")
+    files.database.unlink(missing_ok=True)
+    files.database.symlink_to(tmp_path / "mine.db")
+    left(files, f"sqlite:///{files.database}")
+    assert "mlflow.db is a symbolic link" in dpsweep("status", files.root).stderr
+    assert (tmp_path / "mine.db").read_bytes() == b""
+
+
+def test_a_store_is_given_for_one_sweep_in_one_folder(files: SweepFiles) -> None:
+    note_given("http://host", "a", files)
+    assert is_given("http://host", "a", files)
+    assert not is_given("http://host", "b", files)
+    assert not is_given("http://other", "a", files)
+    assert not is_given("http://host", "a", SweepFiles(f"{files.root}-copy"))
+
+
+def test_a_given_store_is_asked_again(files: SweepFiles, listening: socket.socket) -> None:
+    store = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    listening.close()
+    left(files, store)
+    note_given(store, "a", files)
+    assert f"cannot close the sweep in MLflow at {store}" in dpsweep("status", files.root).stderr
+    refused = dpsweep("record", files.root).exception
+    assert isinstance(refused, InvalidInput)
+    assert f"cannot use MLflow at {store}" in str(refused)
