@@ -252,12 +252,27 @@ PRIVATE = "private"
 
 
 def _local(uri: str) -> str | None:
-    """The absolute path of a local file; None for an object in a store. Raises: as `open_filesystem`."""
-    if "://" not in uri:
-        return os.path.abspath(uri)
-    if uri.startswith("file://"):
-        return os.path.abspath(unquote(urlsplit(uri).path))
-    return None
+    """The absolute path of a local file; None for an object in a store. Raises: as `open_filesystem`, UnsafeFile."""
+    path = unquote(urlsplit(uri).path) if uri.startswith("file://") else uri
+    _require_inside(path)
+    return os.path.abspath(path) if "://" not in path else None
+
+
+def _require_inside(path: str) -> None:
+    """Refuse a path that leads up by ``..``, or that no file can have.
+
+    Paths are made of an absolute folder and of names, some of which were read from a record that others may have
+    written: keys of trials in sweep.json, names in digests.json. Raises: UnsafeFile.
+    """
+    try:
+        is_name = b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:  # half a surrogate pair, which JSON can hold
+        is_name = False
+    if not is_name or ".." in path.split("/"):
+        raise local_files.UnsafeFile(
+            f"{path!r} leads out of its folder, or is no path of a file, so nothing was done with it; a record in that "
+            "folder was altered: restore it from a backup"
+        )
 
 
 def _require_size(uri: str, size: int) -> None:

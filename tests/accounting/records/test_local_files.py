@@ -178,3 +178,39 @@ def test_a_folder_put_in_anothers_place_meanwhile_is_not_written(
     storage.write_bytes_atomically(str(folder / "file"), b"mine")
     assert unchanged(outside)
     assert (tmp_path / "moved" / "file").read_bytes() == b"mine"
+
+
+BY_NAME: dict[str, Callable[[str], object]] = {
+    "read": storage.read_bytes,
+    "read a range": lambda path: storage.read_range(path, 0, 1),
+    "digest": storage.digest_of,
+    "write": lambda path: storage.write_bytes_atomically(path, b"new"),
+    "write a private one": lambda path: storage.write_in_private_folder(path, b"new"),
+    "append": lambda path: storage.append_in_private_folder(path, b"new"),
+    "exists": storage.exists,
+    "modified": storage.modified,
+    "list": storage.list_files,
+    "list folders": storage.list_folders,
+    "partials": storage.with_partials,
+    "delete": storage.delete,
+    "delete a folder": storage.delete_folder,
+    "delete an empty folder": storage.delete_if_empty,
+    "closed": storage.is_closed,
+}
+"""What is done to a path that was made of a folder and of a name from a record."""
+
+
+@pytest.mark.parametrize("name", ["../outside/file.json", "a/../../outside", "a\0b", "\ud800", "a/.."])
+@pytest.mark.parametrize("operation", BY_NAME)
+def test_a_name_of_a_record_that_leads_out_is_refused(tmp_path: Path, outside: Path, operation: str, name: str) -> None:
+    (tmp_path / "sweep" / "a").mkdir(parents=True)
+    with pytest.raises(UnsafeFile, match="leads out of its folder, or is no path of a file"):
+        BY_NAME[operation](f"{tmp_path}/sweep/{name}")
+    assert unchanged(outside)
+    assert (tmp_path / "sweep" / "a").is_dir()
+
+
+@pytest.mark.parametrize("uri", ["file:///runs/%2e%2e/etc/passwd", "s3://bucket/runs/../other", "gs://bucket/../x"])
+def test_so_is_one_in_an_address(uri: str) -> None:
+    with pytest.raises(UnsafeFile, match="leads out of its folder"):
+        storage.read_bytes(uri)
