@@ -39,12 +39,14 @@ from orchestration.records.published import PublishedDataset, PublishedSweep, Pu
 from orchestration.records.release_modes import release_mode
 from orchestration.records.states import TrialState
 from orchestration.tracking.addresses import experiment_name, is_server, probe, reported
+from orchestration.tracking.locations import MOST_PAGES
 from orchestration.tracking.models import SETTING, SWEEP, TRIAL, ModelLog, setting_value, shared_view, valid_name
 from orchestration.tracking.parallel import each
 from orchestration.tracking.protocol import (
     COMPOSED,
     RunStatus,
     TrackedSweep,
+    TrackingUnavailable,
     composition_entries,
     epoch_metrics,
     group_table,
@@ -211,12 +213,13 @@ class MlflowTracker:
         """The runs that the filter ``chosen`` finds, oldest first."""
         found: list[Run] = []
         token = None
-        while True:
+        for _ in range(MOST_PAGES):
             page = self._client.search_runs([self._experiment], chosen, page_token=token)
             found += page
             token = page.token
             if not token:
                 return iter(sorted(found, key=lambda run: int(run.info.start_time)))
+        raise TrackingUnavailable("MLflow has no end of runs of one sweep; look at what server it is")
 
     def _adopt(self, run: Run) -> None:
         """Register a run of an earlier driver; if it is still RUNNING, its driver was killed, and the run is ended."""

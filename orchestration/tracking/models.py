@@ -29,7 +29,9 @@ from orchestration.comparison.parameters import varying
 from orchestration.comparison.settings import Setting, first_seed, setting_name
 from orchestration.records.layout import SweepFiles
 from orchestration.records.published import PublishedTrial
+from orchestration.tracking.locations import MOST_PAGES, require_location
 from orchestration.tracking.parallel import each
+from orchestration.tracking.protocol import TrackingUnavailable
 from workers.history import read_training_result
 
 SWEEP, TRIAL, SETTING = "dpsweep.sweep", "dpsweep.trial_key", "dpsweep.setting"
@@ -153,10 +155,11 @@ def _charts(parameters: Sequence[str], worst_group: Measured, main: str) -> list
 class LoggedNumbers:
     """A logged model, the data set it is linked to, and the numbers and claims that MLflow already stores for it.
 
-    is_complete: whether it has its weights, if they are kept at all.
+    location: of its files. is_complete: whether it has its weights, if they are kept at all.
     """
 
     model_id: str
+    location: str
     dataset: Mapping[str, str]
     numbers: dict[str, float] = field(default_factory=dict)
     claims: Mapping[str, str] = field(default_factory=dict)
@@ -215,7 +218,8 @@ class ModelLog:
         known, claims = self._known(), _claims(trial)
         model = known.get(trial.key)
         if model is None:
-            model = known[trial.key] = LoggedNumbers(self._create(run, trial), {}, claims=claims)
+            made = self._create(run, trial)
+            model = known[trial.key] = LoggedNumbers(made.model_id, made.artifact_location, {}, claims=claims)
             self._client.log_outputs(run, [LoggedModelOutput(model.model_id, 0)])
         if model.claims != claims:
             self._client.set_logged_model_tags(model.model_id, claims)
@@ -225,6 +229,7 @@ class ModelLog:
         self._log(run, model, values, trial.ended)
         files = self._files.trial(trial.key)
         if not model.is_complete and exists(files.model):
+            require_location(model.location, model.model_id)
             self._attach(model.model_id, files)
         if not model.is_complete:
             self._client.finalize_logged_model(model.model_id, "READY")
@@ -238,7 +243,7 @@ class ModelLog:
 
     def _existing(self) -> Iterator[LoggedModel]:
         token: str | None = None
-        while True:
+        for _ in range(MOST_PAGES):
             page = self._client.search_logged_models(
                 [self._experiment], f"tags.`{SWEEP}` = '{self._sweep_id}'", page_token=token
             )
@@ -246,13 +251,13 @@ class ModelLog:
             token = page.token
             if not token:
                 return
+        raise TrackingUnavailable("MLflow has no end of models of one sweep; look at what server it is")
 
-    def _create(self, run: str, trial: PublishedTrial) -> str:
+    def _create(self, run: str, trial: PublishedTrial) -> LoggedModel:
         path, setting = self._files.trial(trial.key).model, setting_name(trial)
         tags = {SWEEP: self._sweep_id, TRIAL: trial.key, SETTING: setting[:5000], "path": path, **_claims(trial)}
         params = {str(name)[:250]: str(value)[:500] for name, value in {**trial.labels, **trial.params}.items()}
-        model = self._client.create_logged_model(self._experiment, None, run, tags, params, "dpsweep")
-        return str(model.model_id)
+        return self._client.create_logged_model(self._experiment, None, run, tags, params, "dpsweep")
 
     def _log(self, run: str, model: LoggedNumbers, values: Mapping[str, float], ended: float | None) -> None:
         """Log the model's numbers that are new or have changed."""
@@ -296,7 +301,8 @@ class ModelLog:
 def _numbers_of(model: LoggedModel) -> LoggedNumbers:
     claims = {name: model.tags[name] for name in _CLAIMS if name in model.tags}
     numbers = {metric.key: metric.value for metric in (model.metrics or [])}
-    return LoggedNumbers(model.model_id, {}, numbers, claims, model.status == LoggedModelStatus.READY)
+    is_complete = model.status == LoggedModelStatus.READY
+    return LoggedNumbers(model.model_id, model.artifact_location, {}, numbers, claims, is_complete)
 
 
 def _claims(trial: PublishedTrial) -> dict[str, str]:

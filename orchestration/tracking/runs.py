@@ -19,6 +19,7 @@ from mlflow import MlflowClient
 from mlflow.entities import DatasetInput, Metric, Param, Run, RunTag
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
+from orchestration.tracking.locations import require_location
 from orchestration.tracking.models import valid_name
 
 _SCALARS: Final = ("final/", "privacy/", "fairness/", "deviation/", "trials/")
@@ -157,6 +158,7 @@ class MlflowRuns:
             for name, text in texts.items():
                 Path(folder, name).parent.mkdir(parents=True, exist_ok=True)
                 Path(folder, name).write_text(text)
+            require_location(self.held(run_id).artifacts, run_id)
             repository = get_artifact_repository(self.held(run_id).artifacts, self._uri)  # cached: saves a request each
             with self._writing(run_id):
                 repository.log_artifacts(folder)  # type: ignore[no-untyped-call]  # MLflow's has no types
