@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from accounting.errors import START_ANEW, DataCorruption, InvalidInput
 from accounting.records import delete, read_private, with_partials, write_private
+from workers.stored_tensors import NoTensors, load_tensors
 
 _KIND: Final = b"dpsweep-checkpoint-"
 _MAGIC: Final = _KIND + b"7\n"
@@ -57,9 +58,10 @@ def load_checkpoint(uri: str, owner: str) -> dict[str, Any] | None:
         raise DataCorruption(f"{uri} is damaged; restore it from a backup, or {START_ANEW}")
     stored = io.BytesIO(data)
     stored.seek(_START)
-    import torch  # late: as above
-
-    content = torch.load(stored, map_location="cpu", weights_only=True)
+    try:
+        content = load_tensors(stored)
+    except NoTensors as error:
+        raise DataCorruption(f"{uri} is damaged; restore it from a backup, or {START_ANEW}") from error
     if content["owner"] != owner:
         raise InvalidInput(
             f"{uri} belongs to a trial with other settings, releases or data; use another folder, or {START_ANEW}"

@@ -25,6 +25,7 @@ from workers.own_record import require_same_code
 from workers.predictions import batch_size, in_batches, slices
 from workers.preprocessing import State, make_preprocessing
 from workers.spec import TrialSpec
+from workers.stored_tensors import NoTensors, load_tensors
 
 _PREPARATIONS: Final[Mapping[str, type[Scaling] | type[Tokens]]] = {"scaling": Scaling, "tokens": Tokens}
 _INPUTS: Final = {"example_shape", "example_type", "feature_shape", "num_classes", "preparation", "fitted"}
@@ -193,8 +194,8 @@ def _read(uri: str, keys: Set[str] = frozenset()) -> dict[str, Any]:
         ) from None
     damaged = DataCorruption(f"{uri} is damaged; restore it from a backup, or {START_ANEW}")
     try:
-        stored = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except Exception as error:  # the unpickler raises almost anything for damaged bytes
+        stored = load_tensors(io.BytesIO(content))
+    except NoTensors as error:
         raise damaged from error
     if not isinstance(stored, dict) or not stored.keys() >= keys:
         raise damaged

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
+import os
 import stat
 import tracemalloc
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from accounting.errors import InvalidInput
+from accounting.errors import DataCorruption, InvalidInput
 from workers.checkpoint import forget_checkpoint, load_checkpoint, save_checkpoint
+from workers.stored_tensors import NoTensors, load_tensors
 
 
 def test_only_its_owner_can_read_a_checkpoint(tmp_path: Path) -> None:
@@ -35,6 +41,48 @@ def test_one_of_another_version_is_refused(tmp_path: Path) -> None:
     Path(uri).write_bytes(b"dpsweep-checkpoint-1\n" + b"whatever it holds")
     with pytest.raises(InvalidInput, match="of another version of dpsweep; finish the trial with that version"):
         load_checkpoint(uri, "owner")
+
+
+class Harmful:
+    """What runs a command when it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
+        return os.system, (f"touch {self.file}",)
+
+
+def with_code(file: Path) -> bytes:
+    buffer = io.BytesIO()
+    torch.save({"owner": "trial", "state": Harmful(file)}, buffer)
+    return buffer.getvalue()
+
+
+def compressed(file: Path) -> bytes:
+    """Tensors of 4 MiB in 8 KiB."""
+    buffer, packed = io.BytesIO(), io.BytesIO()
+    torch.save({"owner": "trial", "state": torch.zeros(2**20)}, buffer)
+    with zipfile.ZipFile(buffer) as plain, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in plain.namelist():
+            archive.writestr(name, plain.read(name))
+    return packed.getvalue()
+
+
+@pytest.mark.parametrize("made", [with_code, compressed, lambda file: b"no archive"])
+def test_one_from_somebody_else_runs_no_code_and_unfolds_to_nothing(
+    made: Callable[[Path], bytes], tmp_path: Path
+) -> None:
+    """Whoever can write a file can write its checksum."""
+    uri, content = tmp_path / "private" / "checkpoint.pt", made(tmp_path / "ran")
+    save_checkpoint(str(uri), "trial", {})
+    kind = uri.read_bytes().partition(b"\n")[0] + b"\n"
+    uri.write_bytes(kind + hashlib.sha256(content).digest() + content)
+    with pytest.raises(DataCorruption, match="is damaged; restore it from a backup"):
+        load_checkpoint(str(uri), "trial")
+    with pytest.raises(NoTensors):
+        load_tensors(io.BytesIO(content))
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize(("key", "copies"), [("", 1), ("0" * 64, 2)], ids=["plain", "encrypted"])

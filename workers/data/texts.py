@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -47,6 +48,8 @@ _ROWS_AT_ONCE: Final = 1024
 """Number of texts in memory at a time."""
 _TOKENS_AT_ONCE: Final = 2**17
 """Number of tokens encoded at a time; the package tokenizers needs about a hundred bytes for each."""
+_MOST_IDS: Final = 2**22
+"""Most ids of a tokenizer; the largest vocabularies have about 2**18 tokens."""
 _PADDING: Final = ("[PAD]", "<pad>")
 Columns = Sequence[str]
 Length = Annotated[int, Field(ge=2, le=65_536)]
@@ -165,6 +168,11 @@ class _Encoder:
                 f"{path} is no tokenizer file; give a tokenizer.json of the package tokenizers"
             ) from error
         ids = {number: token for token, number in tokenizer.get_vocab(with_added_tokens=True).items()}
+        if max(ids, default=0) >= _MOST_IDS:
+            raise InvalidInput(
+                f"{path} gives a token the id {max(ids):,}, but a model would need a row for each of as many ids, at "
+                f"most {_MOST_IDS:,}; number the tokens from 0 on"
+            )
         padding = _padding(tokenizer, path, padding_token)
         tokenizer.enable_truncation(length)
         tokenizer.enable_padding(length=length, pad_id=padding, pad_token=ids[padding])
@@ -180,10 +188,25 @@ class _Encoder:
 
     def encode(self, texts: Sequence[str]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
         """Ids [n, length], and a mask [n, length] of tokens that belong to the text, not special or padding."""
-        found = self.tokenizer.encode_batch(list(texts))
+        with _no_panic(self.path):
+            found = self.tokenizer.encode_batch(list(texts))
         ids = np.array([each.ids for each in found], dtype=np.int32).reshape(len(texts), self.length)
         special = np.array([each.special_tokens_mask for each in found], dtype=bool).reshape(ids.shape)
         return ids, ~special & (ids != self.padding)
+
+
+@contextlib.contextmanager
+def _no_panic(path: Path) -> Iterator[None]:
+    """Turn whatever a tokenizer raises into InvalidInput; a panic of its Rust code is no `Exception`."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:
+        raise InvalidInput(
+            f"the tokenizer {path} cannot encode the texts ({type(error).__name__}); a token that it refers to may be "
+            "missing from its vocabulary"
+        ) from error
 
 
 def _padding(tokenizer: Tokenizer, path: Path, named: str | None) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -189,3 +191,38 @@ def test_files_that_are_none_are_named(folder: Path, tmp_path: Path) -> None:
         load(folder, label="mood", path=str(tmp_path / "texts.txt"))
     with pytest.raises(InvalidInput, match=r"is a folder; give the path of a file of a type in \.csv"):
         load(folder, label="mood", path=str(tmp_path))
+
+
+def _jumps(tokenizer: dict[str, Any]) -> None:
+    tokenizer["model"]["vocab"]["far"] = 2**32 - 1
+
+
+def _lacks_its_unknown(tokenizer: dict[str, Any]) -> None:
+    tokenizer["model"]["unk_token"] = "[none]"
+    del tokenizer["model"]["vocab"]["bad"]
+
+
+def _panics(tokenizer: dict[str, Any]) -> None:
+    """Name a special token that the file does not describe."""
+    first, rest = {"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+    template = {"type": "TemplateProcessing", "single": [first, rest], "pair": [rest], "special_tokens": {}}
+    tokenizer["post_processor"] = template
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_jumps, r"gives a token the id 4,294,967,295, .* at most 4,194,304"),
+        (_lacks_its_unknown, r"tokenizer\.json cannot encode the texts"),
+        (_panics, r"tokenizer\.json cannot encode the texts \(PanicException\)"),
+    ],
+)
+def test_a_tokenizer_that_was_forged_is_refused(
+    folder: Path, tmp_path: Path, change: Callable[[dict[str, Any]], None], message: str
+) -> None:
+    """Before memory is taken for as many tokens as it claims, and whatever its Rust code raises."""
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    change(tokenizer)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(InvalidInput, match=message):
+        load(folder, label="mood", tokenizer=str(tmp_path / "tokenizer.json"))
