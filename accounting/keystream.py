@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
+import resource
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -11,6 +13,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 KEY_BYTES: Final = 32
+
+
+def fresh_key() -> bytes:
+    """A key from the operating system, for a process that from now on leaves no core file."""
+    forbid_core_files()
+    return os.urandom(KEY_BYTES)
+
+
+@functools.cache
+def forbid_core_files() -> None:
+    """Keep this process, and those that it starts, from leaving a core file, in which a key would lie.
+
+    Linux writes no core of at most 1 byte into a file, and unlike for a limit of 0, none to a program that collects
+    them, such as systemd-coredump. ``prctl(PR_SET_DUMPABLE)`` is not used: it would also close ``/proc`` of the process
+    to Ray, which measures there how much memory its workers have.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_CORE)
+    limit = 0 if most == 0 else 1
+    resource.setrlimit(resource.RLIMIT_CORE, (limit, limit))
 
 
 class KeyedStream:
@@ -26,7 +47,7 @@ class KeyedStream:
     @staticmethod
     def from_os() -> KeyedStream:
         """A stream with a fresh key from the operating system."""
-        return KeyedStream(os.urandom(KEY_BYTES))
+        return KeyedStream(fresh_key())
 
     def octets(self, count: int) -> NDArray[np.uint8]:
         """``count`` uniform bytes."""

@@ -7,7 +7,6 @@ a model on a GPU needs neither the host nor copies.
 from __future__ import annotations
 
 import functools
-import os
 import struct
 import threading
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from accounting.errors import DpsweepError, InvalidInput
+from accounting.keystream import fresh_key
 
 if TYPE_CHECKING:  # importing it late keeps it away from research mode
     from cryptography.hazmat.primitives.ciphers import CipherContext
@@ -49,7 +49,7 @@ class ChaChaStream:
     @staticmethod
     def from_os(device: torch.device) -> ChaChaStream:
         """A stream with a fresh key from the operating system."""
-        return ChaChaStream(os.urandom(KEY_BYTES), device)
+        return ChaChaStream(fresh_key(), device)
 
     def series(self) -> Series:
         """The next series of words; it shares no keystream block with any other series of this key."""
@@ -92,7 +92,7 @@ class ChaChaBits:
     @staticmethod
     def from_os() -> ChaChaBits:
         """A stream with a fresh key from the operating system."""
-        return ChaChaBits(os.urandom(KEY_BYTES))
+        return ChaChaBits(fresh_key())
 
     def octets(self, count: int) -> NDArray[np.uint8]:
         """``count`` uniform bytes."""

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from accounting.errors import START_ANEW, DataCorruption, InvalidInput
+from accounting.keystream import forbid_core_files
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -143,6 +144,7 @@ def _key() -> bytes | None:
     text = os.environ.get(KEY_VARIABLE, "")
     if not text:
         return None
+    forbid_core_files()
     if _FORM.fullmatch(text) is None:
         raise InvalidInput(
             f"{KEY_VARIABLE} has {len(text)} characters that are no key, but must be 64 hexadecimal digits; "

@@ -271,7 +271,7 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
         ("tests/accounting/test_release.py", "tests/workers/test_noise.py"),
         B("self._counter += 1", "self._counter += 0", "every call gives the same bits", True),
         B(
-            "return KeyedStream(os.urandom(KEY_BYTES))",
+            "return KeyedStream(fresh_key())",
             "return KeyedStream(bytes(KEY_BYTES))",
             "the key is known",
             True,

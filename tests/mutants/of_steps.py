@@ -191,7 +191,7 @@ STEPS: Final[tuple[Mutant, ...]] = (
         "workers/chacha.py",
         CHACHA,
         B(
-            "ChaChaStream(os.urandom(KEY_BYTES), device)",
+            "ChaChaStream(fresh_key(), device)",
             "ChaChaStream(bytes(KEY_BYTES), device)",
             "the key is known",
             True,

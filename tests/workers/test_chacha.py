@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import struct
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -185,6 +187,32 @@ def test_no_two_draws_of_a_trial_are_the_same(
     assert len(given) == 12 + 6 * 2
     values = torch.cat(given).tolist()
     assert len(values) == len(set(values)) > 6 * trainer.num_parameters
+
+
+def test_no_two_trials_or_attempts_share_a_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even attempts at one trial that repeat its seed, in a process whose random state is the same again.
+
+    Of the ranks of a trial only the first draws noise; it is this process.
+    """
+    used: list[set[tuple[bytes, bytes, int]]] = []
+    of_stream = chacha.keystream
+
+    def recorded(key: bytes, nonce: bytes, first: int, blocks: int, device: torch.device) -> torch.Tensor:
+        used[-1].update((key, nonce, first + index) for index in range(blocks))
+        return of_stream(key, nonce, first, blocks, device)
+
+    monkeypatch.setattr(chacha, "keystream", recorded)
+    state = torch.get_rng_state()
+    spec = small_trial(noise_source="os_entropy")
+    for number, each in enumerate((spec, spec, replace(spec, key="another"), replace(spec, seed=spec.seed + 1))):
+        torch.set_rng_state(state)
+        random.seed(0)
+        used.append(set())
+        trainer = new_trainer(each, tmp_path / str(number))
+        for _ in range(3):
+            trainer.step()
+    assert min(map(len, used)) > 6, "noise and batches of three steps"
+    assert sum(map(len, used)) == len(set[tuple[bytes, bytes, int]]().union(*used))
 
 
 def test_a_series_goes_on_where_its_last_call_ended() -> None:
