@@ -49,7 +49,8 @@ def abort_uploads(folder: str) -> None:
     """
     if not folder.startswith("s3://"):
         return
-    bucket, _, prefix = folder.removeprefix("s3://").partition("/")
+    bucket, _, path = folder.removeprefix("s3://").partition("/")
+    prefix = f"{path.strip('/')}/" if path.strip("/") else ""  # a sweep may be a whole bucket
     if not _is_installed("boto3"):
         raise InvalidInput(
             f"{folder}: what was cut off while it was sent may still lie in the store, and is deleted with the package "
@@ -60,7 +61,7 @@ def abort_uploads(folder: str) -> None:
 
     client = boto3.client("s3")
     try:
-        for page in client.get_paginator("list_multipart_uploads").paginate(Bucket=bucket, Prefix=f"{prefix}/"):
+        for page in client.get_paginator("list_multipart_uploads").paginate(Bucket=bucket, Prefix=prefix):
             for upload in page.get("Uploads", ()):
                 client.abort_multipart_upload(Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
     except (BotoCoreError, ClientError) as error:

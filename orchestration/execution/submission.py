@@ -106,23 +106,22 @@ class SubmittedSweeps:
     def all(self) -> tuple[SubmittedSweep, ...]:
         """Every submitted sweep, the newest last."""
         with self._errors_as_invalid_input():
-            found = self._client.list_jobs()
-        described = ((each, each.metadata or {}) for each in found)
-        jobs = (
-            SubmittedSweep(
-                each.submission_id,
-                metadata[_SWEEP_ID],
-                metadata["dpsweep.output"],
-                str(each.status.value),
-                (each.start_time or 0) / 1000.0,
-                metadata.get("dpsweep.owner", ""),
-                metadata.get("dpsweep.priority", "0"),
-                metadata.get(_CODE, "{}"),
+            described = ((each, each.metadata or {}) for each in self._client.list_jobs())
+            jobs = (
+                SubmittedSweep(
+                    each.submission_id,
+                    metadata[_SWEEP_ID],
+                    metadata["dpsweep.output"],
+                    str(each.status.value),
+                    (each.start_time or 0) / 1000.0,
+                    metadata.get("dpsweep.owner", ""),
+                    metadata.get("dpsweep.priority", "0"),
+                    metadata.get(_CODE, "{}"),
+                )
+                for each, metadata in described
+                if each.submission_id and _SWEEP_ID in metadata
             )
-            for each, metadata in described
-            if each.submission_id and _SWEEP_ID in metadata
-        )
-        return tuple(sorted(jobs, key=lambda job: job.submitted))
+            return tuple(sorted(jobs, key=lambda job: job.submitted))
 
     def find(self, name: str) -> SubmittedSweep:
         """The job with this id, sweep id or output: the newest that has not ended, if any, else the newest.
@@ -152,7 +151,8 @@ class SubmittedSweeps:
                 raise InvalidInput(
                     f"{running.id} runs this sweep with --output {running.output}; wait for it, or give another --name"
                 )
-            before: dict[str, str] = json.loads(running.code)
+            with self._errors_as_invalid_input():
+                before = dict(json.loads(running.code))
             edited = sorted(place for place, digest in package.code.items() if before.get(place) != digest)
             if edited:
                 raise InvalidInput(
@@ -201,11 +201,11 @@ class SubmittedSweeps:
         """Bytes of memory that the head has left; None if its dashboard does not tell, as in its first seconds."""
         with self._errors_as_invalid_input():
             answer = self._client._do_request("GET", "/nodes?view=summary")
-        if answer.status_code != http.HTTPStatus.OK:
-            return None
-        nodes = answer.json().get("data", {}).get("summary", [])
-        heads = (node.get("mem") for node in nodes if node.get("raylet", {}).get("isHeadNode"))
-        return next((int(memory[1]) for memory in heads if memory), None)
+            if answer.status_code != http.HTTPStatus.OK:
+                return None
+            nodes = answer.json().get("data", {}).get("summary", [])
+            heads = (node.get("mem") for node in nodes if node.get("raylet", {}).get("isHeadNode"))
+            return next((int(memory[1]) for memory in heads if memory), None)
 
     def _start(self, **job: Any) -> None:
         """Submit a job; retry while a head that has just started has no job agent yet."""
@@ -250,6 +250,15 @@ class SubmittedSweeps:
         except (OSError, RuntimeError) as error:
             reason = " ".join(str(error).split())
             raise InvalidInput(f"the Ray cluster at {self._address} refused ({reason[:300]})") from error
+        except _UNLIKE_RAY as error:
+            raise InvalidInput(
+                f"what answers at {self._address} is no Ray cluster of a version that this dpsweep knows "
+                f"({type(error).__name__}); give the address of the dashboard, and use one version of Ray on both sides"
+            ) from error
+
+
+_UNLIKE_RAY: Final = (ValueError, TypeError, LookupError, AttributeError)
+"""Errors of Ray's client, or of reading its answers, where another server or another version has answered."""
 
 
 def _require_dashboard(address: str) -> None:

@@ -127,7 +127,7 @@ class Turns:
             keys = [key for key in internal_kv._internal_kv_list(b"", namespace=_BOARD) if key != self._key]
             found = [_read(internal_kv._internal_kv_get(key, namespace=_BOARD)) for key in keys]
             now = time.time()
-            self._others = tuple(each for each in found if each is not None and now - each.renewed < _FRESH)
+            self._others = tuple(each for each in found if each is not None and abs(now - each.renewed) < _FRESH)
             self._free = ray.available_resources()  # type: ignore[no-untyped-call]
 
 

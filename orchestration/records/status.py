@@ -115,7 +115,7 @@ class SweepStatus:
         self._on_end = on_end
         self._steps_at_start = 0
         self._parts = 0
-        self.began = time.time()
+        self.began, self._began = time.time(), time.monotonic()
         self.recording: Recording | None = None
         """How far the recording in MLflow has come; None without MLflow."""
 
@@ -226,8 +226,8 @@ class SweepStatus:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since this run of the sweep began."""
-        return time.time() - self.began
+        """Seconds since this run of the sweep began, whatever was done to the clock meanwhile."""
+        return time.monotonic() - self._began
 
     def seconds_left(self) -> float | None:
         """Estimated seconds until the sweep ends, from the steps done in this run; None before the first step."""

@@ -9,12 +9,12 @@ import pytest
 
 from accounting.errors import InvalidInput, StorageError
 from orchestration.comparison.stored import stored_record
-from orchestration.execution.object_stores import _is_installed, require_answer, require_client
+from orchestration.execution.object_stores import _is_installed, abort_uploads, require_answer, require_client
 from orchestration.pipeline import RunRequest, run_sweep
 from orchestration.records.layout import SweepFiles
 from orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.sample_grids import small
-from tests.orchestration.servers import closed_port, mute
+from tests.orchestration.servers import closed_port, has_s3, mute
 
 NOBODY = {"AWS_ACCESS_KEY_ID": "nobody", "AWS_SECRET_ACCESS_KEY": "nobody", "AWS_DEFAULT_REGION": "us-east-1"}
 TEXT = small(clipping="flat", noise="constant", seeds=0)
@@ -60,3 +60,31 @@ def test_a_local_folder_needs_nothing_and_is_left_alone(tmp_path: Path) -> None:
     require_client(str(tmp_path))
     require_client(f"file://{tmp_path}")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not has_s3(), reason="no moto for an S3 server")
+@pytest.mark.parametrize(
+    ("folder", "left"),
+    [
+        ("s3://bucket/out", {"other/a", "outside"}),
+        ("s3://bucket/out/", {"other/a", "outside"}),
+        ("s3://bucket", set()),
+        ("s3://bucket/", set()),
+    ],
+)
+def test_no_upload_that_was_cut_off_keeps_a_key(folder: str, left: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A killed process leaves the parts of a checkpoint that it had sent."""
+    import boto3
+    from moto import mock_aws
+
+    for name, value in NOBODY.items():
+        monkeypatch.setenv(name, value)
+    with mock_aws():
+        client = boto3.client("s3")
+        client.create_bucket(Bucket="bucket")
+        for key in ("out/trials/a/private/checkpoint.pt", "out/tuning/trials/b/private/x", "other/a", "outside"):
+            upload = client.create_multipart_upload(Bucket="bucket", Key=key)["UploadId"]
+            client.upload_part(Bucket="bucket", Key=key, UploadId=upload, PartNumber=1, Body=b"key")
+        abort_uploads(folder)
+        found = client.list_multipart_uploads(Bucket="bucket").get("Uploads", [])
+    assert {upload["Key"] for upload in found} == left

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from accounting.errors import InvalidInput
-from accounting.records import UnsafeFile
+from accounting.records import UnsafeFile, write_bytes_atomically
 from orchestration.records.layout import SweepFiles
 from orchestration.records.ownership import claimed, exclusive
 
@@ -126,3 +127,28 @@ def test_an_output_that_is_a_file_is_refused(tmp_path: Path) -> None:
     refused = pytest.raises(UnsafeFile, match=r"file is a file, which dpsweep does not write")
     with refused, exclusive(tmp_path / "file", ""):
         pass
+
+
+def test_a_claim_from_the_future_holds_only_while_it_is_renewed(uri: str, tmp_path: Path) -> None:
+    """The clock of its driver was wrong, or somebody has forged it."""
+    claim = {"token": "a", "host": "elsewhere", "pid": 1, "renewed": time.time() + 1e9}
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "driver.json").write_text(json.dumps(claim))
+    with claimed(uri, PERIOD):
+        assert stored(tmp_path)["token"] != "a"
+    ended = threading.Event()
+
+    def renew() -> None:
+        while not ended.wait(PERIOD / 4.0):
+            claim["renewed"] = time.time() + 1e9
+            write_bytes_atomically(uri, json.dumps(claim).encode())
+
+    renewal = threading.Thread(target=renew)
+    write_bytes_atomically(uri, json.dumps(claim).encode())
+    renewal.start()
+    try:
+        with pytest.raises(InvalidInput, match="another dpsweep drives"), claimed(uri, PERIOD):
+            pass
+    finally:
+        ended.set()
+        renewal.join()
