@@ -17,6 +17,7 @@ from accounting.errors import DpsweepError, InvalidInput, Unreachable, Unsupport
 from orchestration.commands import (
     calibrate,
     cluster,
+    dashboard,
     decryption,
     epsilon,
     init,
@@ -61,6 +62,7 @@ decryption.register(app)
 cluster.register(app)
 status.register(app)
 listing.register(app)
+dashboard.register(app)
 upkeep.register(app)
 results.register(app)
 record.register(app)

@@ -14,6 +14,7 @@ __all__ = [
     "formats",
     "group_sizes",
     "hidden_groups",
+    "importance",
     "individuals",
     "intervals",
     "inventory",

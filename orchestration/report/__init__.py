@@ -6,6 +6,7 @@ Other rooms import from the modules in `__all__` only: `owner`, for `dpsweep own
 __all__ = [
     "catalogue",
     "compared",
+    "dashboard",
     "live_report",
     "owner",
     "prose",

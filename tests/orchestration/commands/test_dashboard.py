@@ -1,0 +1,175 @@
+"""`dpsweep dashboard`: one local page for all sweeps below some folders, which only its address opens."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import uvicorn
+from starlette.testclient import TestClient
+from typer.testing import CliRunner
+
+from accounting.errors import InvalidInput
+from orchestration.commands.dashboard import application, dashboard
+from orchestration.comparison.importance import importance
+from orchestration.records.published import PublishedTrial
+from orchestration.records.states import TrialState
+from orchestration.records.status_snapshot import SweepSnapshot, TrialSnapshot, write_snapshot
+from orchestration.report.dashboard import Board
+from tests.orchestration.report.test_browser import CHROMIUM, FLAGS
+from tests.orchestration.sample_outcomes import outcomes, trial
+from tests.orchestration.sample_results import stored_sample
+
+TOKEN = "a-token"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two sweeps: one that is over, and one that trains its second trial."""
+    stored_sample(tmp_path / "over")
+    running = stored_sample(tmp_path / "running", name="other")
+    trials = (
+        TrialSnapshot("a", TrialState.FINISHED, 20, 20, accuracy=0.9),
+        TrialSnapshot("b", TrialState.TRAINING, 10, 20, epoch=3, accuracy=0.5),
+    )
+    snapshot = SweepSnapshot("other <b>", "id", "running", time.time(), 5.0, 65.0, "host", 1, None, trials)
+    write_snapshot(running.status, snapshot, private=False)
+    return tmp_path
+
+
+def client(folder: Path) -> TestClient:
+    return TestClient(application(Board([str(folder)]), TOKEN), base_url="http://127.0.0.1", follow_redirects=False)
+
+
+def opened(folder: Path) -> TestClient:
+    found = client(folder)
+    assert found.get("/", params={"token": TOKEN}).status_code == 303
+    return found
+
+
+def test_nobody_gets_in_without_the_address(folder: Path) -> None:
+    anybody = client(folder)
+    for path in ("/", "/state", "/report?folder=x", "/?token=wrong"):
+        answer = anybody.get(path)
+        assert (answer.status_code, "with its token" in answer.text) == (401, True)
+    assert "HttpOnly" in client(folder).get("/", params={"token": TOKEN}).headers["set-cookie"]
+
+
+def test_the_page_shows_every_sweep_and_how_far_it_is(folder: Path) -> None:
+    state = opened(folder).get("/state").json()
+    over, running = state["sweeps"]
+    assert (over["name"], over["state"], over["ended"]) == ("small", "unknown", over["trials"])
+    assert (running["state"], running["ended"], running["trials"], running["left"]) == ("running", 1, 2, 65.0)
+    assert running["curves"][-1] == {"key": "b", "x": [3], "y": [0.5], "baseline": False, "over": False}
+    assert re.match(r"flat.*: accuracy \d+\.\d% \((one seed|mean of)", over["best"])
+    assert {point["epsilon"] is None for point in over["settings"]} == {True, False}
+
+
+def test_curves_grow_while_a_trial_trains(folder: Path) -> None:
+    board = Board([str(folder)])
+    board.state()
+    files = folder / "running" / "status.json"
+    trials = (TrialSnapshot("b", TrialState.TRAINING, 15, 20, epoch=4, accuracy=0.625),)
+    snapshot = SweepSnapshot("other", "id", "running", time.time(), 9.0, None, "host", 1, None, trials)
+    write_snapshot(str(files), snapshot, private=False)
+    grown = board.state()["sweeps"][1]["curves"][-1]
+    assert (grown["x"], grown["y"]) == ((3, 4), (0.5, 0.625))
+
+
+def test_a_report_runs_apart_and_only_reports_are_given(folder: Path) -> None:
+    (folder / "over" / "report.html").write_text("<script>parent.stolen = document.cookie</script>")
+    reader = opened(folder)
+    reader.get("/state")
+    answer = reader.get("/report", params={"folder": str(folder / "over")})
+    policy = answer.headers["content-security-policy"]
+    assert (answer.status_code, "sandbox allow-scripts" in policy, "allow-same-origin" in policy) == (200, True, False)
+    for other in ("/etc", str(folder), str(folder / "over" / ".." / "over"), ""):
+        assert reader.get("/report", params={"folder": other}).status_code == 404
+    (folder / "over" / "report.html").unlink()
+    assert reader.get("/report", params={"folder": str(folder / "over")}).text == "This sweep has no report yet.\n"
+
+
+def test_a_damaged_sweep_is_named_and_the_others_are_shown(folder: Path) -> None:
+    (folder / "over" / "sweep.json").write_text("{")
+    state = opened(folder).get("/state").json()
+    assert [each["name"] for each in state["sweeps"]] == ["other <b>"]
+    (problem,) = state["problems"]
+    assert "over/sweep.json" in problem
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(("nowhere",), "there is no nowhere"), ((".", "--host", "192.0.2.1"), "cannot listen on 192.0.2.1 port 0")],
+)
+def test_what_cannot_be_shown_is_one_error(arguments: tuple[str, ...], said: str) -> None:
+    folders, host = [arguments[0]], arguments[2] if len(arguments) > 2 else "127.0.0.1"
+    with pytest.raises(InvalidInput, match=said):
+        dashboard(folders, host, 0)
+
+
+def varied(of: str, values: list[Any]) -> list[PublishedTrial]:
+    """Trials whose accuracy rises with the value, and another parameter that does nothing."""
+    draw = np.random.default_rng(0)
+    trials = []
+    for place, value in enumerate(values):
+        found = trial(outcomes((0.6 + 0.03 * place,) * 2, place), "flat", place)
+        trials.append(replace(found, params={of: value, "spec.other": float(draw.random())}))
+    return trials
+
+
+def test_importance_finds_what_the_score_depends_on() -> None:
+    trials = varied("spec.clipping.bound", [0.1 * place for place in range(10)])
+    (first, share), *others = importance(trials)
+    assert (first, share > 0.7) == ("clipping.bound", True)
+    assert sum((share, *(each for _, each in others))) == pytest.approx(1.0)
+    assert importance(trials[:7]) == [], "too few"
+    assert importance([replace(each, params={}) for each in trials]) == [], "nothing varies but the seed"
+
+
+@pytest.fixture
+def served(folder: Path) -> Iterator[str]:
+    """The address of a dashboard that really listens."""
+    server = uvicorn.Server(uvicorn.Config(application(Board([str(folder)]), TOKEN), port=0, log_level="error"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.02)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/?token={TOKEN}"
+    server.should_exit = True
+    thread.join()
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="no chromium or chrome to draw the page with")
+def test_a_browser_draws_it_and_escapes_names(served: str, tmp_path: Path) -> None:
+    flags = [flag for flag in FLAGS if "host-resolver" not in flag]
+    command = [CHROMIUM, *flags, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", served]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert re.search(r'<body data-drawn="\d+">', done.stdout)
+    assert done.stdout.count('class="main-svg"') >= 4
+    assert "other &lt;b&gt;" in done.stdout
+    assert not [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+def test_the_command_prints_its_address_and_ends_in_order(folder: Path) -> None:
+    command = [sys.executable, "-c", "from dpsweep.command import main; main()", "dashboard", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert re.fullmatch(r"dashboard: http://127\.0\.0\.1:\d+/\?token=[\w-]{32}\n", process.stdout.readline())
+        process.terminate()
+        _, said = process.communicate(timeout=60)
+    assert "Traceback" not in said
+
+
+def test_the_help_names_the_token() -> None:
+    from orchestration.commands.main import app
+
+    assert "holds a token" in " ".join(CliRunner().invoke(app, ["dashboard", "--help"]).stdout.split())
