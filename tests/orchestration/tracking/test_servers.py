@@ -116,17 +116,21 @@ def test_a_server_on_postgresql_and_the_database_itself_are_the_same_store(
     assert Counter(status for status, *_ in content(client, DIRECT).values()) == {"FINISHED": 4}
 
 
-@pytest.mark.long
 @REAL
+@pytest.mark.parametrize(
+    ("number", "away_after"),
+    [(6, {"database": 1}), pytest.param(20, {"address": 4, "database": 12}, marks=pytest.mark.long)],
+)
 def test_a_server_that_is_away_while_trials_are_recorded_loses_and_doubles_none(
-    served: Served, monkeypatch: pytest.MonkeyPatch
+    number: int, away_after: dict[str, int], served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """First the server is paused with eight requests under way, which it answers later; then its database."""
+    """The server is paused with eight requests under way, which it answers later; its database after so many trials."""
     for name, value in {**USER, "MLFLOW_HTTP_REQUEST_TIMEOUT": "2"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(recorder, "PAUSES", (0.2, 1.0))
-    trials = {trial.key: trial for trial in (tracked(sample_trial(seed=seed, disclosure="none")) for seed in range(20))}
-    faults = {4: served.address, 12: served.database}
+    seeds = range(number)
+    trials = {trial.key: trial for trial in (tracked(sample_trial(seed=seed, disclosure="none")) for seed in seeds)}
+    faults, experiment = {after: getattr(served, name) for name, after in away_after.items()}, f"{AWAY} {number}"
 
     def told(recording: Recording) -> None:
         for due in [trials for trials in faults if trials <= recording.recorded]:
@@ -136,15 +140,15 @@ def test_a_server_that_is_away_while_trials_are_recorded_loses_and_doubles_none(
         with paused(address):
             time.sleep(4.0)
 
-    tracker = MlflowTracker(served.address, experiment=AWAY)
+    tracker = MlflowTracker(served.address, experiment=experiment)
     tracker.open_sweep(SWEEP)
     following = TrackingRecorder(tracker, lambda key: trials[key], Recording(), told)
     following.finish(trials, [lambda tracker: tracker.close()])
     assert not faults
     assert following.recording.is_complete
-    assert following.recording.count == "20 of 20"
-    runs = runs_of(MlflowClient(served.database), AWAY)
-    assert Counter(run.data.tags["dpsweep.kind"] for run in runs) == {"sweep": 1, "trial": 20, "average": 1}
+    assert following.recording.count == f"{number} of {number}"
+    runs = runs_of(MlflowClient(served.database), experiment)
+    assert Counter(run.data.tags["dpsweep.kind"] for run in runs) == {"sweep": 1, "trial": number, "average": 1}
     assert {run.info.status for run in runs} == {"FINISHED"}
     assert {run.data.tags.get("dpsweep.trial_key") for run in runs} == {*trials, None}
 
