@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from accounting.errors import InvalidInput
 from accounting.records import KeyCheck, new_key_check
@@ -123,7 +123,12 @@ def read_job() -> JobDescription:
     if found is None or not found.submodule_search_locations:
         raise InvalidInput("there is no job here: `dpsweep drive` is started by the jobs of `dpsweep submit`")
     content = Path(next(iter(found.submodule_search_locations)), "job.json").read_bytes()
-    job = _DESCRIPTION.validate_json(content)
+    try:
+        job = _DESCRIPTION.validate_json(content)
+    except ValidationError as error:
+        raise InvalidInput(
+            "the job was submitted by another version of dpsweep, or is none; submit it with the version of the head"
+        ) from error
     return replace(job, code=unpacked(job.code))
 
 

@@ -12,7 +12,7 @@ import importlib.util
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
 
@@ -190,8 +190,7 @@ def _shipped(module: UserModule, root: Path, place: str) -> UserModule:
     is_file, top = module.location.endswith(".py"), module.location.partition(".")[0]
     package = Path(module.folder or "", top)
     if not is_file and package.is_dir():
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(package, root / place / top, ignore=ignored, dirs_exist_ok=True)
+        shutil.copytree(package, root / place / top, ignore=_not_shipped(package.resolve()), dirs_exist_ok=True)
     files = []
     for index, file in enumerate(module.sources()):
         name = PurePath(file.path).name if is_file and not index else _below(file.name, PurePath(file.path).name)
@@ -201,6 +200,22 @@ def _shipped(module: UserModule, root: Path, place: str) -> UserModule:
         files.append(replace(file, path=str(PurePath(place, name))))
     source = str(PurePath(place, PurePath(files[0].path).name)) if is_file else place
     return replace(module, source=source, files=tuple(files))
+
+
+def _not_shipped(package: Path) -> Callable[[str, list[str]], list[str]]:
+    """What `shutil.copytree` leaves out of a package: caches, pipes, and links to folders or out of the package.
+
+    Whoever made the package could else send the files of whoever submits it, or never come to an end.
+    """
+
+    def stays(path: Path) -> bool:
+        if path.name == "__pycache__":
+            return True
+        if path.is_symlink():
+            return not path.is_file() or not path.resolve().is_relative_to(package)
+        return not (path.is_dir() or path.is_file())
+
+    return lambda folder, names: [name for name in names if stays(Path(folder, name))]
 
 
 def _below(module: str, file: str) -> str:

@@ -59,11 +59,11 @@ def opened(text: str, token: str | None) -> dict[str, str]:
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-    stored = base64.b64decode(text)
-    salt, nonce, secret = stored[:_SALT], stored[_SALT : _SALT + _NONCE], stored[_SALT + _NONCE :]
     try:
+        stored = base64.b64decode(text)
+        salt, nonce, secret = stored[:_SALT], stored[_SALT : _SALT + _NONCE], stored[_SALT + _NONCE :]
         return dict(json.loads(AESGCM(_key(token or "", salt)).decrypt(nonce, secret, None)))
-    except InvalidTag as error:
+    except (InvalidTag, ValueError) as error:  # another token, or no text that `sealed` has made
         raise InvalidInput(
             "the job's login of MLflow cannot be opened: the head has another token than the client that submitted; "
             "submit again with the token of this cluster"

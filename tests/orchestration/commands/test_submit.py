@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
+from accounting.errors import InvalidInput
 from orchestration.commands.main import main
 from orchestration.execution.job_package import LARGEST, Asked, packaged, read_job
 from orchestration.records.layout import SweepFiles
@@ -196,3 +198,26 @@ def test_a_login_travels_sealed_and_names_that_look_secret_are_warned_of(
     code, _, warned = submit(monkeypatch, capsys, sweep_file, "--output", "s3://bucket/a")
     assert "not sent: MLFLOW_TRACKING_PASSWORD and MLFLOW_TRACKING_USERNAME, as the cluster has no token" in warned
     assert "xyzzy" not in warned
+
+
+def test_what_leads_out_of_a_package_is_not_sent(
+    sweep_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A sweep from somebody else may hold links to files of whoever submits it, links without end, and pipes."""
+    package = sweep_file.parent / "own_package_of_submit"
+    (tmp_path / "secret.json").write_text("mine")
+    (package / "secret.json").symlink_to(tmp_path / "secret.json")
+    (package / "again").symlink_to(".")
+    (package / "inside.json").symlink_to("settings.json")
+    os.mkfifo(package / "pipe")
+    code, said, warned = submit(monkeypatch, capsys, sweep_file, "--output", "s3://bucket/a")
+    assert code == 0, warned
+    sent = {part.split(" (")[0].rpartition("/")[2] for part in said.partition("; ")[0].split(", ")}
+    assert {"inside.json", "settings.json"} <= sent
+    assert sent.isdisjoint({"secret.json", "again", "pipe"})
+
+
+def test_a_login_that_is_none_is_one_line() -> None:
+    for text in ("no base64", "YWJj", sealed({"MLFLOW_TRACKING_TOKEN": "a"}, "another token")):
+        with pytest.raises(InvalidInput, match="cannot be opened"):
+            opened(text, "token")
