@@ -1,34 +1,26 @@
-"""A sweep's folder from somebody else: what lies there is planted, at every place of the layout, for every command.
+"""A sweep's folder from somebody else: what lies there is planted, at every place of the layout.
 
-Nothing outside the folder may change, no command may hang or end in a traceback, and what is refused is refused in
-lines that begin with ``error:``. Places are read off `SweepFiles` and `TrialFiles`, so that a new file is tried too.
+Places are read off `SweepFiles` and `TrialFiles`, so that a new file is tried too. `tests.hostile.attempts` runs every
+command on what is planted.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import os
-import random
 import shutil
 import socket
 import stat
-import sys
-import tempfile
-import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from multiprocessing import connection
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from accounting.errors import DpsweepError
 from accounting.records.layout import TrialFiles
 from orchestration.records.layout import SweepFiles
-from tests.orchestration.processes import environment, set_up_command
 from tests.orchestration.sample_grids import small
-from tests.warm import FORKS
 
 SWEEP: Final = small(
     model="logistic",
@@ -40,8 +32,10 @@ SWEEP: Final = small(
 )
 COMMANDS: Final[Mapping[str, str]] = {
     "run": "run sweep.yaml --output IN --address in-process",
+    "run --from": "run sweep.yaml --output runs/new --address in-process --from IN --tracking-uri none",
     "verify": "verify IN",
     "report": "report IN --json",
+    "record": "record IN --tracking-uri STORE",
     "account": "account IN --address in-process --delta 1e-6 --tracking-uri none",
     "prune": "prune IN --norms",
     "delete": "delete IN --yes",
@@ -49,22 +43,32 @@ COMMANDS: Final[Mapping[str, str]] = {
     "best": "best IN",
     "export": "export IN --to table.csv",
     "compare": "compare IN runs/other",
-    "list": "list IN",
+    "list": "list runs",
     "status": "status IN",
     "decrypt": "decrypt PLACE --to shown",
     "owner-report": "owner-report TRIAL --example-id 4",
     "epsilon": "epsilon --trial TRIAL --delta 1e-5 --individual rdp",
     "plan": "plan sweep.yaml --no-code",
+    "submit": "submit sweep.yaml --output /IN --address http://127.0.0.1:9 --dry-run",
     "init": "init PLACE --label y --to drafted.yaml",
-    "open": "",
+    "dashboard": "dashboard",
+    "open": "open",
 }
-"""Commands by name. IN: the folder, which is runs/small; PLACE: where something is planted. open: `dpsweep.open`."""
-PATIENCE: Final = 90.0
-"""Seconds after which a command hangs; on an idle machine the longest takes 5."""
+"""Command lines by name. IN: the folder, runs/small; STORE: its MLflow store; PLACE: where something is
+planted. dashboard: what its page shows. open: Python's `dpsweep.open`."""
+ELSEWHERE: Final[Mapping[str, str]] = {
+    "calibrate": "reads no file of a sweep",
+    "logs": "reads no file of a sweep, but what a cluster answers",
+    "stop": "reads status.json, as status does, of a job of a cluster",
+    "drive": "is run of a job that was submitted",
+}
+"""Commands that are not tried, and why."""
 ATTACKER: Final = 65533
 VICTIM: Final = 65534
 """Users: whose folder it is, and who runs commands on it, where another user is tried."""
 HUGE: Final = 2**40
+FORGED: Final = 0.0731937
+"""An epsilon far below what any trial here costs, and whose digits nothing else shows."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,7 @@ class World:
     def outside(self) -> Path:
         return self.root / "outside"
 
-    def untouched(self) -> dict[str, tuple[int, ...] | str]:
+    def untouched(self) -> dict[str, tuple[int, ...]]:
         """Everything outside the planted sweep, with what would show a change."""
         return {
             str(path): _state(path)
@@ -94,19 +98,22 @@ class World:
         }
 
 
-def _state(path: Path) -> tuple[int, ...] | str:
+def _state(path: Path) -> tuple[int, ...]:
+    """What every change of a file or folder changes; nobody can set back the time of the last one."""
     found = path.lstat()
-    content = hashlib.sha256(path.read_bytes()).hexdigest() if stat.S_ISREG(found.st_mode) else ""
-    return f"{found.st_mode:o} {found.st_uid} {found.st_size} {content}"
+    return (found.st_mode, found.st_uid, found.st_size, found.st_ino, found.st_ctime_ns)
 
 
 def _link_to_the_other(path: Path, world: World) -> None:
     _made_way(path).symlink_to(world.other / path.relative_to(world.planted))
 
 
-def _link_outside(path: Path, world: World) -> None:
-    is_folder = path.is_dir()
-    _made_way(path).symlink_to(world.outside / ("folder" if is_folder else "file.json"))
+def _link_to_a_file(path: Path, world: World) -> None:
+    _made_way(path).symlink_to(world.outside / "file.json")
+
+
+def _link_to_a_folder(path: Path, world: World) -> None:
+    _made_way(path).symlink_to(world.outside / "folder")
 
 
 def _link_to_nothing(path: Path, world: World) -> None:
@@ -122,9 +129,9 @@ def _pipe(path: Path, world: World) -> None:
 
 
 def _socket(path: Path, world: World) -> None:
-    with tempfile.TemporaryDirectory(dir="/tmp") as short, socket.socket(socket.AF_UNIX) as bound:
-        bound.bind(f"{short}/s")  # a name of more than 107 bytes is none
-        os.rename(f"{short}/s", _made_way(path))
+    _made_way(path)
+    with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(path.name)  # a name of more than 107 bytes is none
 
 
 def _device(path: Path, world: World) -> None:
@@ -155,6 +162,12 @@ def _huge(path: Path, world: World) -> None:
         file.truncate(HUGE)
 
 
+def _unreadable(path: Path, world: World) -> None:
+    if not path.exists():
+        _made_way(path).write_bytes(b"{}")
+    path.chmod(0)
+
+
 def _loops(path: Path, world: World) -> None:
     """Two links to the folder that they lie in, at the top of the sweep and at the place."""
     for folder in (world.planted, path if path.is_dir() else path.parent):
@@ -163,9 +176,72 @@ def _loops(path: Path, world: World) -> None:
                 (folder / name).symlink_to(".")
 
 
+def _forged_claim(path: Path, world: World) -> None:
+    """Every epsilon of a record is `FORGED`, under right checksums."""
+    _forge(path, world, _cheapened)
+
+
+def _forged_names(path: Path, world: World) -> None:
+    """Every name of a trial or a file in a record leads to the other sweep, under right checksums."""
+    keys = os.listdir(world.other / "trials")
+
+    def renamed(values: Any) -> Any:
+        if isinstance(values, dict):
+            further = {"names": {key: f"../../other/trials/{key}" for key in keys}} if "names" in values else {}
+            return {_led_out(name, keys): renamed(value) for name, value in values.items()} | further
+        if isinstance(values, list):
+            return [renamed(value) for value in values]
+        return _led_out(values, keys)
+
+    _forge(path, world, renamed)
+
+
+def _led_out(value: Any, keys: Sequence[str]) -> Any:
+    if value in keys:
+        return f"../../other/trials/{value}"
+    is_file = isinstance(value, str) and value.endswith((".json", ".pt", ".arrow", ".html", ".ipc"))
+    return f"../../other/{value}" if is_file else value
+
+
+def _cheapened(values: Any, is_epsilon: bool = False) -> Any:
+    match values:
+        case dict():
+            return {name: _cheapened(value, is_epsilon or "epsilon" in name) for name, value in values.items()}
+        case list():
+            return [_cheapened(value, is_epsilon) for value in values]
+        case float() if is_epsilon:
+            return FORGED
+    return values
+
+
+def _forge(path: Path, world: World, change: Callable[[Any], Any]) -> None:
+    """Change a JSON file, its checksum in it, and the digest of it that another record holds."""
+    if path.suffix != ".json" or not path.is_file():
+        return
+    write_json(path, change(json.loads(path.read_bytes())))
+    trial = world.planted / Path(*path.relative_to(world.planted).parts[:2])
+    holders = (world.planted / "digests.json", trial / "result.json", trial / "private" / "digests.json")
+    for holder in holders:
+        with contextlib.suppress(OSError, ValueError):
+            values = json.loads(holder.read_bytes())
+            digests = values.get("digests", values)
+            name = path.relative_to(world.planted if holder == holders[0] else trial).as_posix()
+            if holder != path and name in digests:
+                digests[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+                write_json(holder, values)
+
+
+def write_json(path: Path, values: Any) -> None:
+    """Write a JSON file, and the checksum in it, if there was one, as `accounting.records.sealed` makes it."""
+    if isinstance(values, dict) and values.pop("sha256", None):
+        values["sha256"] = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+    path.write_text(json.dumps(values, indent=2))
+
+
 KINDS: Final[Mapping[str, Callable[[Path, World], None]]] = {
     "link to a sweep": _link_to_the_other,
-    "link outside": _link_outside,
+    "link to a file": _link_to_a_file,
+    "link to a folder": _link_to_a_folder,
     "dangling link": _link_to_nothing,
     "link to .": _link_to_here,
     "pipe": _pipe,
@@ -175,7 +251,10 @@ KINDS: Final[Mapping[str, Callable[[Path, World], None]]] = {
     "of another": _of_another,
     "open to all": _open_to_all,
     "huge": _huge,
+    "unreadable": _unreadable,
     "loops": _loops,
+    "forged claim": _forged_claim,
+    "forged names": _forged_names,
 }
 
 
@@ -192,11 +271,12 @@ def _made_way(path: Path) -> Path:
 def places(folder: Path) -> list[str]:
     """Every place of the layout, relative to the sweep's folder: named by the layout, or written by the sweep."""
     sweep = SweepFiles(str(folder))
-    key = _private_key(folder)
+    key = private_key(folder)
     trial = sweep.trial(key)
     named = [*_paths(sweep), *_paths(trial), *sweep.in_place, sweep.attempts(key), f"{sweep.attempts(key)}/000001.json"]
     of_tuning = SweepFiles(sweep.tuning)
     named += [of_tuning.manifest, of_tuning.trials, of_tuning.lock, of_tuning.trial(key).checkpoint]
+    named += [f"{trial.private}/.checkpoint.pt.0.partial"]
     named += [
         trial.root,
         trial.accounted_again("delta=1e-06,rdp"),
@@ -214,164 +294,6 @@ def _paths(files: SweepFiles | TrialFiles) -> Iterator[str]:
             yield str(found)
 
 
-def _private_key(folder: Path) -> str:
+def private_key(folder: Path) -> str:
+    """The key of the private trial of a sweep."""
     return next(name for name in sorted(os.listdir(folder / "trials")) if name.startswith("flat"))
-
-
-@dataclass
-class Counts:
-    """What became of attempts with one command and kind. wrong: what must not be, by place."""
-
-    refused: int = 0
-    harmless: int = 0
-    wrong: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Template:
-    """A finished sweep and another one, made once; `World`s are copies."""
-
-    folder: Path
-
-    @classmethod
-    def made(cls, folder: Path) -> Template:
-        runs = folder / "runs"
-        runs.mkdir(parents=True)
-        (folder / "sweep.yaml").write_text(SWEEP)
-        (folder / "outside" / "folder").mkdir(parents=True)
-        (folder / "outside" / "file.json").write_text('{"canary": 1}')
-        (folder / "outside" / "folder" / "canary").write_text("canary")
-        for command in ("run", "account"):
-            line = COMMANDS[command].replace("IN", "runs/small")
-            code, said = called(folder, line.split(), None, 900.0)
-            assert code == 0, said
-        shutil.copytree(runs / "small", runs / "other", symlinks=True)
-        return cls(folder)
-
-    def places(self) -> list[str]:
-        return places(self.folder / "runs" / "small")
-
-    def copied(self, root: Path) -> World:
-        shutil.copytree(self.folder, root, symlinks=True)
-        return World(root)
-
-
-def attempt(template: Template, command: str, kind: str, place: str, user: int | None, counts: Counts) -> None:
-    """Plant one thing at one place, run one command there, and count what it does.
-
-    user: who runs the command, on a folder of `ATTACKER` in which all may write; None: this user, on its own folder.
-    """
-    with tempfile.TemporaryDirectory(prefix="hostile-") as temporary:
-        Path(temporary).chmod(0o755)
-        world = template.copied(Path(temporary) / "world")
-        path = world.planted / place
-        KINDS[kind](path, world)
-        if user is not None:
-            _give_away(world, user)
-        before = world.untouched()
-        words = [_in_place(word, world, path) for word in COMMANDS[command].split()]
-        began = time.monotonic()
-        code, said = called(world.root, words, user)
-        wrong = "hung" if code is None else "traceback" if "Traceback" in said else ""
-        if world.untouched() != before:
-            wrong = "destroyed"
-        elif not wrong and code not in (0, 1, 2):
-            wrong = f"exit code {code}"
-        elif not wrong and code and "error: " not in said:
-            wrong = "refused without a word"
-        if wrong:
-            seconds = time.monotonic() - began
-            counts.wrong.append(f"{wrong}: {command} x {kind} at {place} ({seconds:.1f} s): {said[-600:]}")
-        elif code:
-            counts.refused += 1
-        else:
-            counts.harmless += 1
-
-
-def _in_place(word: str, world: World, path: Path) -> str:
-    trial = world.planted / "trials" / _private_key(world.root / "runs" / "other")
-    return {"IN": "runs/small", "PLACE": str(path), "TRIAL": str(trial)}.get(word, word)
-
-
-def _give_away(world: World, user: int) -> None:
-    """The planted sweep becomes another user's, who lets everybody write there; the rest becomes the victim's."""
-    for path in (world.root, *world.root.rglob("*")):
-        is_planted = path.is_relative_to(world.planted)
-        os.lchown(path, *(2 * [ATTACKER if is_planted else user]))
-        if is_planted and not path.is_symlink():
-            path.chmod(0o777 if path.is_dir() else 0o666)
-
-
-def called(folder: Path, arguments: list[str], user: int | None, patience: float = PATIENCE) -> tuple[int | None, str]:
-    """Exit code and stderr of the command in a process of its own in a folder; None where it did not end.
-
-    No arguments: what Python's `dpsweep.open` shows.
-    """
-    with tempfile.TemporaryDirectory() as said:
-        Path(said).chmod(0o777)
-        errors = Path(said) / "err"
-        errors.touch()  # so that it is there, and empty, if the process ends before it writes
-        errors.chmod(0o666)
-        process = FORKS.Process(target=_called, args=(str(folder), arguments, user, str(errors)))
-        process.start()
-        connection.wait([process.sentinel], patience)
-        if process.exitcode is None:
-            process.kill()
-            process.join()
-            return None, "no end"
-        process.join()
-        return process.exitcode, errors.read_text(errors="replace")
-
-
-def _called(folder: str, arguments: list[str], user: int | None, err: str) -> None:
-    from dpsweep import open as opened
-    from dpsweep.command import main
-
-    home = f"{folder}/home"
-    os.makedirs(home, exist_ok=True)
-    set_up_command(["dpsweep", *arguments], environment(HOME=home), folder, "/dev/null", err)
-    if user is not None:
-        os.chown(home, user, user)
-        os.setgroups([])
-        os.setgid(user)
-        os.setuid(user)
-    if arguments:
-        main()
-        return
-    try:
-        sweep = opened("runs/small")
-        sweep.results()
-    except DpsweepError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
-
-
-Cell = tuple[str, str, str]
-"""A command, a kind and a place."""
-
-
-def cells(template: Template, commands: Sequence[str], kinds: Sequence[str]) -> list[Cell]:
-    """Every attempt, in an order in which any beginning is spread over commands, kinds and places.
-
-    `init` reads no sweep: for it one place stands for all.
-    """
-    every = [
-        (command, kind, place)
-        for command in commands
-        for kind in kinds
-        for place in (template.places() if command != "init" else ["results.json"])
-    ]
-    random.Random(0).shuffle(every)
-    return every
-
-
-def tried(template: Template, wanted: Sequence[Cell], user: int | None, jobs: int) -> dict[tuple[str, str], Counts]:
-    """Try the cells, several at a time; counts by command and kind."""
-    found: dict[tuple[str, str], Counts] = defaultdict(Counts)
-
-    def one(cell: Cell) -> None:
-        attempt(template, *cell, user, found[cell[:2]])
-
-    with ThreadPoolExecutor(jobs) as workers:
-        list(workers.map(one, wanted))
-    return found

@@ -1,0 +1,324 @@
+"""Every command on a planted folder: nothing outside it may change, and no command may hang or end in a traceback.
+
+What is refused is refused in lines that begin with ``error:``, and no forged epsilon is repeated. Commands run in
+processes that are forked from one which has run each of them before: that costs a twentieth of a new interpreter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import select
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from accounting.errors import DpsweepError
+from tests.hostile.of_folders import (
+    ATTACKER,
+    COMMANDS,
+    FORGED,
+    KINDS,
+    SWEEP,
+    VICTIM,
+    World,
+    places,
+    private_key,
+    write_json,
+)
+from tests.orchestration.processes import environment, set_up_command
+from tests.warm import FORKS
+
+PATIENCE: Final = 240.0
+"""Seconds after which a command hangs; on an idle machine the longest takes 5."""
+_REPEATED: Final = re.compile(re.escape(f"{FORGED:.7f}"[:5]) + r"[0-9]*(?![0-9])")
+"""A forged epsilon, as it is or rounded."""
+OF_ROOT: Final = frozenset({"device", "of another"})
+"""Kinds that only root can plant."""
+Cell = tuple[str, str, str]
+"""A command, a kind and a place."""
+
+
+@dataclass
+class Counts:
+    """What became of attempts with one command and kind. wrong: what must not be, with its place."""
+
+    refused: int = 0
+    harmless: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Template:
+    """A finished sweep and another one, made once; `World`s are copies."""
+
+    folder: Path
+
+    @classmethod
+    def made(cls, folder: Path) -> Template:
+        """Make the folders, and run every command in this process, so that it has loaded what they need."""
+        runs = folder / "runs"
+        runs.mkdir(parents=True)
+        (folder / "sweep.yaml").write_text(SWEEP)
+        (folder / "outside" / "folder").mkdir(parents=True)
+        (folder / "outside" / "file.json").write_text('{"canary": 1}')
+        (folder / "outside" / "folder" / "canary").write_text("canary")
+        made = cls(folder)
+        for command in ("run", "account"):
+            made._run(World(folder), command)
+        shutil.copytree(runs / "small", runs / "other", symlinks=True)
+        manifest = runs / "other" / "sweep.json"
+        write_json(manifest, {**json.loads(manifest.read_bytes()), "sweep_id": "other"})  # else they are one sweep
+        for number, command in enumerate(COMMANDS):
+            world = made.copied(folder.parent / f"warm{number}")  # MLflow keeps a database open by its path
+            made._run(world, command)
+            shutil.rmtree(world.root)
+        return made
+
+    def _run(self, world: World, command: str) -> None:
+        """Run a command on a folder in which nothing is planted."""
+        os.chdir(world.root)
+        code = _command(words_of(command, world, world.planted / "results.json"))
+        assert code == 0 or command in ("init", "decrypt"), f"{command}: {code}"
+        os.chdir("/")
+
+    def copied(self, root: Path) -> World:
+        shutil.copytree(self.folder, root, symlinks=True)
+        return World(root)
+
+
+def cells(template: Template, commands: Sequence[str], kinds: Sequence[str], seed: int) -> list[Cell]:
+    """Every attempt, in an order in which any beginning is spread over commands, kinds and places.
+
+    `init` reads no sweep: for it one place stands for all.
+    """
+    found = places(template.folder / "runs" / "small")
+    every = [
+        (command, kind, place)
+        for command in commands
+        for kind in kinds
+        for place in (found if command != "init" else ["results.json"])
+    ]
+    random.Random(seed).shuffle(every)
+    return every
+
+
+def tried(
+    commands: Sequence[str], kinds: Sequence[str], most: int | None, second_user: bool, jobs: int, seed: int = 0
+) -> tuple[int, Mapping[tuple[str, str], Counts]]:
+    """Try all cells, or the first ``most``, ``jobs`` at a time: their number, and counts by command and kind.
+
+    seed: of the order of the cells. second_user: one user runs the commands on another's folder, in which all may
+    write; else on his own.
+    """
+    if os.geteuid() != 0:
+        assert not second_user, "only root can be two users"
+        kinds = [kind for kind in kinds if kind not in OF_ROOT]
+    found: dict[tuple[str, str], Counts] = defaultdict(Counts)
+    with tempfile.TemporaryDirectory(prefix="hostile-") as folder:
+        Path(folder).chmod(0o755)
+        verdicts = Path(folder) / "verdicts"
+        asked = (folder, list(commands), list(kinds), most, second_user, jobs, seed, str(verdicts))
+        process = FORKS.Process(target=_try_all, args=asked)
+        process.start()
+        process.join()
+        lines = verdicts.read_text().splitlines() if verdicts.exists() else []
+        said = Path(folder, "said").read_text(errors="replace")
+    assert process.exitcode == 0, said[-4000:]
+    for command, kind, verdict, more in map(json.loads, lines):
+        counts = found[command, kind]
+        match verdict:
+            case "refused":
+                counts.refused += 1
+            case "harmless":
+                counts.harmless += 1
+            case _:
+                counts.wrong.append(f"{verdict}: {more}")
+    return len(lines), found
+
+
+def _try_all(
+    folder: str,
+    commands: list[str],
+    kinds: list[str],
+    most: int | None,
+    second_user: bool,
+    jobs: int,
+    seed: int,
+    verdicts: str,
+) -> None:
+    root = Path(folder)
+    (root / "home").mkdir()
+    (root / "tmp").mkdir()
+    (root / "tmp").chmod(0o1777)
+    changes = environment(HOME=f"{folder}/home", TMPDIR=f"{folder}/tmp")
+    set_up_command(["dpsweep"], changes, folder, "/dev/null", f"{folder}/said")
+    template = Template.made(root / "template")
+    user = VICTIM if os.geteuid() == 0 else None
+    if user is not None:
+        for path in (root / "home", *(root / "home").rglob("*")):
+            os.lchown(path, user, user)
+    wanted = cells(template, commands, kinds, seed)[:most]
+    judges = []
+    for share in range(jobs):
+        if not (judge := os.fork()):
+            code = 1
+            try:
+                _judge(template, wanted[share::jobs], user, second_user, Path(verdicts))
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(code)
+        judges.append(judge)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(judge, 0)[1]) for judge in judges]
+    sys.exit(max(map(abs, codes)))
+
+
+def _judge(template: Template, share: Sequence[Cell], user: int | None, second_user: bool, verdicts: Path) -> None:
+    with verdicts.open("a") as lines:
+        for command, kind, place in share:
+            verdict, more = attempt(template, command, kind, place, user, second_user)
+            lines.write(f"{json.dumps((command, kind, verdict, more))}\n")
+            lines.flush()
+
+
+def attempt(
+    template: Template, command: str, kind: str, place: str, user: int | None, second_user: bool
+) -> tuple[str, str]:
+    """Plant one thing at one place, run one command there, and say what it did, and where that must not be, how."""
+    root = Path(tempfile.mkdtemp(prefix="world-", dir=template.folder.parent))
+    try:
+        root.chmod(0o755)
+        world = template.copied(root / "world")
+        path = world.planted / place
+        if user is not None:
+            _give_away(world, user, ATTACKER if second_user else user)
+        KINDS[kind](path, world)
+        if second_user:
+            _open_to_everybody(world)
+        before, began = world.untouched(), time.monotonic()
+        code, said = called(world, words_of(command, world, path), user)
+        shown = said + "".join(file.read_text() for file in (world.root / "table.csv",) if file.exists())
+        if world.untouched() != before:
+            verdict = "destroyed"
+        elif code is None:
+            verdict = "hung"
+        elif "Traceback" in said:
+            verdict = "traceback"
+        elif code not in (0, 1, 2, 3):
+            verdict = f"exit code {code}"
+        elif code and "error: " not in said:
+            verdict = "refused without a word"
+        elif not code and kind == "forged claim" and command != "status" and _REPEATED.search(shown):
+            verdict = "repeated"
+        else:
+            return ("refused" if code else "harmless"), ""
+        return verdict, f"{command} x {kind} at {place} ({time.monotonic() - began:.1f} s): {said[-600:]}"
+    finally:
+        _remove(root)
+
+
+def words_of(command: str, world: World, path: Path) -> list[str]:
+    words = COMMANDS[command].split()
+    named = {"IN": "runs/small", "/IN": str(world.planted), "PLACE": str(path)}
+    named["STORE"] = f"sqlite:///{world.planted}/mlflow.db"
+    if "TRIAL" in words:
+        named["TRIAL"] = str(world.planted / "trials" / private_key(world.other))
+    return [named.get(word, word) for word in words]
+
+
+def _give_away(world: World, user: int, planter: int) -> None:
+    """The planted sweep becomes the planter's; the rest becomes the user's who runs commands on it."""
+    for path in (world.root, *world.root.rglob("*")):
+        os.lchown(path, *(2 * [planter if path.is_relative_to(world.planted) else user]))
+
+
+def _open_to_everybody(world: World) -> None:
+    """Its owner lets everybody write in the planted sweep, and owns what was planted there."""
+    for path in (world.planted, *world.planted.rglob("*")):
+        if path.lstat().st_uid == 0:
+            os.lchown(path, ATTACKER, ATTACKER)
+        if not path.is_symlink() and path.lstat().st_mode & 0o777:
+            path.chmod(0o777 if path.is_dir() else 0o666)
+
+
+def called(world: World, words: Sequence[str], user: int | None) -> tuple[int | None, str]:
+    """Exit code and output of the command in a process of its own; None where it did not end."""
+    said = world.root / "said"
+    said.touch()
+    said.chmod(0o666)
+    child = os.fork()
+    if not child:
+        _become(world, words, user, said)
+    handle = os.pidfd_open(child)
+    has_ended = bool(select.select([handle], [], [], PATIENCE)[0])
+    os.close(handle)
+    if not has_ended:
+        os.kill(child, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return (code if has_ended else None), said.read_text(errors="replace")
+
+
+def _become(world: World, words: Sequence[str], user: int | None, said: Path) -> None:
+    """Run the command in this process, and end it."""
+    code = 1
+    try:
+        output = os.open(said, os.O_WRONLY | os.O_APPEND)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.chdir(world.root)
+        random.seed()
+        if user is not None:
+            os.setgroups([])
+            os.setgid(user)
+            os.setuid(user)
+        code = _command(list(words))
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _command(words: list[str]) -> int:
+    """Run a command line, or what stands for one that serves a page or is no command; return its exit code."""
+    from dpsweep import open as opened
+    from dpsweep.command import main
+    from orchestration.report.dashboard import Board
+
+    try:
+        match words:
+            case ["open"]:
+                print(opened("runs/small").results().to_csv())
+            case ["dashboard"]:
+                sweeps = Board((os.path.abspath("runs"),)).state()["sweeps"]
+                print(json.dumps([{**each, "problem": ""} for each in sweeps]))
+            case _:
+                sys.argv = ["dpsweep", *words]
+                main()
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    except DpsweepError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder, also one that was made unreadable."""
+    for path, _, _ in os.walk(folder):
+        os.chmod(path, 0o700)
+    shutil.rmtree(folder)
