@@ -63,14 +63,20 @@ def predict(
     The model keeps its device and its modes.
     """
     task = task_called(dataset.task)
+    width = len(dataset.class_names)
 
     def read(outputs: Tensor, batch: slice) -> tuple[Tensor, Tensor]:
         labels = as_targets(split.labels[batch]).to(outputs.device)
-        return loss(outputs, labels).double().cpu(), task.kept(outputs, labels).cpu()
+        return loss(outputs, labels).double().cpu(), task.kept(first_columns(outputs, width), labels).cpu()
 
     chosen = batches_of(model, split, dataset) if batches is None else batches
     losses, kept = zip(*in_batches(model, split.features, dataset.prepare, read, chosen), strict=True)
     return Predictions(torch.cat(losses).numpy(), torch.cat(kept).numpy())
+
+
+def first_columns(outputs: Tensor, width: int) -> Tensor:
+    """Return the first ``width`` of outputs [b, m]: those of the task, without the further heads of an own loss."""
+    return outputs[:, :width] if outputs.ndim == 2 and outputs.shape[1] > width else outputs
 
 
 def batches_of(model: nn.Module, split: Split, dataset: Dataset) -> list[slice]:

@@ -22,7 +22,7 @@ from workers.data import Dataset, Preparation, Scaling, Split, Tokens, load_sour
 from workers.imports import NO_CODE, UserCode, is_import_path
 from workers.models import build_for_shape, offered
 from workers.own_record import require_same_code
-from workers.predictions import batch_size, in_batches, slices
+from workers.predictions import batch_size, first_columns, in_batches, slices
 from workers.preprocessing import State, make_preprocessing
 from workers.spec import TrialSpec
 from workers.stored_tensors import NoTensors, load_tensors
@@ -51,6 +51,8 @@ class TrainedModel:
     def logits(self, features: npt.ArrayLike | Tensor) -> npt.NDArray[np.float32]:
         """Outputs of the model for examples [n, ...]: logits [n, classes], or the outputs of another task.
 
+        Further columns, of heads that only the user's own loss reads, are left out.
+
         features: as the data source stores them. Preprocessing and preparation are applied as in the trial's
         evaluation. The model runs on at most `workers.predictions.BATCH_SIZE` examples at once; memory holds
         the preprocessed features of all examples and their logits.
@@ -64,7 +66,7 @@ class TrainedModel:
             self.model,
             dataset.train.features,
             dataset.prepare,
-            lambda logits, _: logits.float().cpu(),
+            lambda logits, _: first_columns(logits, self.num_classes).float().cpu(),
             slices(len(dataset.train), batch_size(self.model, dataset.train.features, dataset.prepare)),
         )
         found: npt.NDArray[np.float32] = (

@@ -77,12 +77,22 @@ def check_model(model: nn.Module) -> None:
     dtypes = {name: parameter.dtype for name, parameter in model.named_parameters() if parameter.requires_grad}
     if not dtypes:
         raise InvalidInput("the model has no parameter with requires_grad=True; there is nothing to train")
-    if set(dtypes.values()) not in ({torch.float32}, {torch.float64}):
-        other = {name: dtype for name, dtype in dtypes.items() if dtype != torch.float32}
-        raise InvalidInput(
-            f"parameters {', '.join(f'{name} ({dtype})' for name, dtype in other.items())} are not torch.float32; "
-            "rounding to fewer digits may move a sum by more than an example does: train in float32, under autocast"
-        )
+    _check_precision(dtypes)
+
+
+def _check_precision(dtypes: Mapping[str, torch.dtype]) -> None:
+    """Raises: InvalidInput unless all trainable parameters, given by name, have one precision that is exact enough."""
+    if set(dtypes.values()) in ({torch.float32}, {torch.float64}):
+        return
+    unlike = {name: dtype for name, dtype in dtypes.items() if dtype != torch.float32}
+    named = ", ".join(f"{name} ({dtype})" for name, dtype in unlike.items())
+    if any(dtype.is_complex for dtype in unlike.values()):
+        cure = "clipping and noise are of real numbers: keep real parameters [..., 2], and use torch.view_as_complex"
+    elif set(dtypes.values()) == {torch.float32, torch.float64}:
+        cure = "one step needs one precision: return the model in .float(), or in .double()"
+    else:
+        cure = "rounding to fewer digits may move a sum by more than an example does: train in float32, under autocast"
+    raise InvalidInput(f"parameters {named} are not torch.float32; {cure}")
 
 
 def refuse_changed(parameters: Sequence[str]) -> None:

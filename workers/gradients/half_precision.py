@@ -26,9 +26,11 @@ def require_autocast(model: nn.Module, autocast: torch.dtype | None) -> None:
     """Refuse to train beside frozen parts in half precision without autocast.
 
     Their rounding depends on the batch size, and only of trials under autocast is it known that norms are estimates.
+    Trainable parameters in half precision are refused with or without autocast (`checks.check_model`).
     """
-    if autocast is None and has_half_precision(model):
-        dtypes = sorted({str(each.dtype) for each in model.parameters() if each.dtype in HALF_PRECISION})
+    frozen = [each for each in model.parameters() if not each.requires_grad and each.dtype in HALF_PRECISION]
+    if autocast is None and frozen:
+        dtypes = sorted({str(each.dtype) for each in frozen})
         raise InvalidInput(
             f"its frozen parameters are {', '.join(dtypes)}, which train beside float32 under autocast only; set "
             "execution.autocast: true"

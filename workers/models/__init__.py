@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -9,6 +10,7 @@ from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from accounting.errors import InvalidInput
 from accounting.registry import build
@@ -90,9 +92,27 @@ def build_for_shape(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = build(registry, name, params, "model", feature_shape=feature_shape, num_classes=num_classes)
+        if isinstance(model, nn.Module) and any(map(_is_lazy, model.modules())):
+            _see_shapes(model, feature_shape)
     if not isinstance(model, nn.Module):
         raise InvalidInput(f"model {name!r} returned {type(model).__name__}, but must return an nn.Module")
     return model
+
+
+def _is_lazy(module: nn.Module) -> bool:
+    return isinstance(module, LazyModuleMixin) and module.has_uninitialized_params()
+
+
+def _see_shapes(model: nn.Module, feature_shape: tuple[int, ...]) -> None:
+    """Give lazy modules their parameters by a pass of one example of zeros, from the random state of the seed."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    for dtype in (torch.float32, torch.int64):  # features are numbers, or indices that the model embeds
+        with contextlib.suppress(Exception), torch.no_grad():
+            model(torch.zeros(1, *feature_shape, dtype=dtype))
+            break
+    for module, mode in modes:
+        module.training = mode
 
 
 __all__ = [
