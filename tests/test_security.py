@@ -1,4 +1,4 @@
-"""SECURITY.md makes promises: each names a test that there is, and no test is named twice for another reason."""
+"""SECURITY.md makes promises, and each names a test that there is."""
 
 from __future__ import annotations
 
