@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from rich.console import Console, RenderableType
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.measure import Measurement
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from orchestration.comparison.formats import MISSING
 
 
 def stdout() -> Console:
@@ -14,14 +22,41 @@ def stdout() -> Console:
 def show(renderable: RenderableType) -> None:
     """Print tables and text so that words, such as the keys of trials, are never broken.
 
-    On a terminal, text wraps between words, and a table that is wider in spite of that goes beyond the edge. Elsewhere
-    each row and each text is one line.
+    On a terminal, text wraps between words, and a table that is too wide is stacked (`Fitting`). Elsewhere each row and
+    each text is one line.
     """
     console = stdout()
+    if console.is_terminal:
+        console.print(Fitting(renderable) if isinstance(renderable, Table) else renderable)
+        return
     needed = Measurement.get(console, console.options.update(width=_UNBOUNDED), renderable)
-    console.width = max(console.width, needed.minimum) if console.is_terminal else max(1, needed.maximum)
+    console.width = max(1, needed.maximum)
     console.print(renderable)
 
 
 _UNBOUNDED = 100_000
 """A width, in characters, that no output reaches."""
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """A table that, where it is wider than the terminal, is printed as its first column with the others below."""
+
+    table: Table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        needed = Measurement.get(console, options.update(width=_UNBOUNDED), self.table)
+        if needed.minimum <= options.max_width:
+            yield self.table
+            return
+        first, *others = self.table.columns
+        for place, (name, row) in enumerate(zip(first.cells, self.table.rows, strict=True)):
+            cells = ((_plain(column.header), _plain(list(column.cells)[place])) for column in others)
+            words = "; ".join(f"{heading} {cell}".strip() for heading, cell in cells if cell not in ("", MISSING))
+            yield Text(_plain(name), style=row.style or "bold", no_wrap=True, overflow="ignore")
+            yield Padding(Text(words, style=row.style or "", overflow="fold"), (0, 0, 0, 2))
+
+
+def _plain(cell: RenderableType) -> str:
+    """The text of a cell; "" for a picture such as a progress bar."""
+    return cell.plain if isinstance(cell, Text) else cell if isinstance(cell, str) else ""

@@ -13,6 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from orchestration.commands.console import Fitting
 from orchestration.comparison.formats import clock, measured, number, seconds
 from orchestration.comparison.plain_text import for_terminal
 from orchestration.records.states import TrialState
@@ -90,13 +91,13 @@ def _picture(status: SweepStatus) -> RenderableType:
         f"{clock(left) if left is not None else '?'} to finish"
     )
     running = [trial for trial in trials if trial.state.is_running]
-    return Group(Text(headline, style="bold"), *([_running(running)] if running else []))
+    return Group(Text(headline, style="bold"), *([Fitting(_running(running))] if running else []))
 
 
 def _running(trials: Sequence[TrialStatus]) -> Table:
     table = Table(box=None, pad_edge=False)
     for column in ("trial", "progress", "step", "epsilon so far", "on test data", ""):
-        table.add_column(column, header_style="dim", no_wrap=column != "trial", overflow="fold")
+        table.add_column(column, header_style="dim", no_wrap=True)
     for trial in trials[:_SHOWN_AT_ONCE]:
         table.add_row(
             trial.key,

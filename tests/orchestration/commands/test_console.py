@@ -1,0 +1,56 @@
+"""Tables on narrow terminals: no word is broken, and nothing is left out."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from orchestration.commands.console import Fitting
+from orchestration.commands.progress import _picture
+from orchestration.records.states import TrialState
+from orchestration.records.status import SweepStatus, TrialStatus
+
+KEY = "individual-exponential-epsilon8-seed1000000-ec7523857b"
+
+
+def printed(renderable: object, width: int) -> list[str]:
+    console = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
+    console.print(renderable)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [80, 62, 200])
+def test_a_table_fits_the_terminal_with_every_value(width: int) -> None:
+    table = Table(box=None)
+    for column in ("trial", "worst-case ε", "test accuracy", "worst-served group", "time"):
+        table.add_column(column, no_wrap=True)
+    table.add_row(KEY, "8.00", "87.5%", Text("African-American: 60.5%"), "12 min 4 s")
+    table.add_row("short", "–", "", Text(""), "")
+    lines = printed(Fitting(table), width)
+    assert max(map(len, lines)) <= width
+    assert any(KEY in line for line in lines), "no key is broken"
+    words = " ".join(" ".join(lines).split())
+    for shown in ("8.00", "87.5%", "African-American: 60.5%", "12 min 4 s", "worst-served group", "short"):
+        assert shown in words
+    assert ("worst-case ε 8.00; test accuracy 87.5%" in words) == (width < 200)
+
+
+def test_the_live_picture_breaks_no_key() -> None:
+    status = SweepStatus([TrialStatus(KEY, 300, TrialState.TRAINING)], on_end=lambda trial: None)
+    lines = printed(_picture(status), 80)
+    assert KEY in [line.strip() for line in lines]
+    assert max(map(len, lines)) <= 80
+
+
+def test_a_picture_in_a_cell_is_left_out_of_a_stacked_row() -> None:
+    table = Table(box=None)
+    table.add_column("trial", no_wrap=True)
+    table.add_column("progress", no_wrap=True)
+    table.add_row("x" * 70, ProgressBar(total=10, completed=5, width=24))
+    assert [line.strip() for line in printed(Fitting(table), 80)] == ["x" * 70, ""]
