@@ -109,6 +109,9 @@ class Backend(Protocol):
         Raises: as `workers.stopping.close_trial`.
         """
 
+    def give_up(self) -> None:
+        """Raise `AccountingFailed` in every thread that waits in `scatter` for a part, now or later."""
+
     def show(self, snapshot: SweepSnapshot) -> None:
         """Publish the numbers of a snapshot as metrics of the cluster; without a cluster, do nothing."""
 

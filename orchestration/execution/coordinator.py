@@ -55,6 +55,7 @@ class Coordinator:
     sweep can be resumed. scatter: accounts the parts of a trial. close: stores the last norms of a stopped one.
     trials_at_once: number of trials accounted at the same time. anew: keys of trials that are trained from nothing
     although they have run before. warn: called with one sentence that the user should read.
+    give_up: ends the wait for parts; see `Backend.give_up`.
     """
 
     def __init__(
@@ -70,7 +71,9 @@ class Coordinator:
         trials_at_once: int = 1,
         anew: Sequence[str] = (),
         warn: Callable[[str], None] = lambda message: None,
+        give_up: Callable[[], None] = lambda: None,
     ) -> None:
+        self._give_up = give_up
         self._sweep, self._manifest, self._files, self._tracker = sweep, manifest, files, tracker
         self._planned: Mapping[str, PlannedTrial] = {planned.key: planned for planned in plan.trials}
         self._status, self._scatter, self._close, self._anew, self._warn = status, scatter, close, anew, warn
@@ -114,6 +117,7 @@ class Coordinator:
     ) -> None:
         if kind is not None:
             self._interrupted.set()
+            self._give_up()  # parts may wait for resources that trials hold, and nothing else would end the wait
         self._accountant.shutdown(wait=True, cancel_futures=kind is not None)
         if kind is not None:
             self._recorder.abandon()
@@ -233,6 +237,8 @@ class Coordinator:
         except _Interrupted:
             return
         except Exception as error:
+            if self._interrupted.is_set():
+                return  # no failure of the trial: the next run accounts it
             self.failed(key, record_failure(error, self._files.trial(key), self._sweep.disclosure))
         else:
             self._change(key, state=status_of(result).state, result=result)
@@ -273,6 +279,8 @@ class Coordinator:
         except StorageError:
             raise
         except DpsweepError as error:
+            if self._interrupted.is_set():
+                raise _Interrupted from None
             reason = record_failure(error, files, self._sweep.disclosure)
             self._warn(
                 f"the examples of {planned.key}, which the scheduler stopped, were not accounted, so that the worst "

@@ -71,6 +71,9 @@ class InProcess:
         close_here(planned, step, self._context, self._context.code)
         return ()
 
+    def give_up(self) -> None:
+        return  # a part ends in its own thread
+
     def show(self, snapshot: SweepSnapshot) -> None:
         return
 

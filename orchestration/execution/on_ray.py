@@ -69,6 +69,9 @@ class OnRay:
     def close(self, planned: PlannedTrial, step: int) -> Iterator[None]:
         return close_on_node(planned, step, self._context, self._sweep.reserved(planned.spec))
 
+    def give_up(self) -> None:
+        self._queue.close()
+
     def show(self, snapshot: SweepSnapshot) -> None:
         self._gauges.show(snapshot)
 

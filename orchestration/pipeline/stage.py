@@ -84,6 +84,7 @@ def run_stage(request: RunRequest, display: Display) -> Outcome:
                 execution.trials_at_once,
                 anew,
                 display.warn,
+                execution.give_up,
             ) as coordinator,
             display.watching(status),
         ):

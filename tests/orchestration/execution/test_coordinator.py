@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -93,7 +93,12 @@ class Bench:
         self.ended: list[str] = []
         self.warned: list[str] = []
 
-    def coordinator(self, scatter: Scatter = account_in_process, close: Close | None = None) -> Coordinator:
+    def coordinator(
+        self,
+        scatter: Scatter = account_in_process,
+        close: Close | None = None,
+        give_up: Callable[[], None] = lambda: None,
+    ) -> Coordinator:
         status = SweepStatus(initial_status(self.plan), lambda trial: self.ended.append(trial.key))
         return Coordinator(
             SWEEP,
@@ -105,6 +110,7 @@ class Bench:
             scatter,
             close or self.execution.close,
             warn=self.warned.append,
+            give_up=give_up,
         )
 
     def run(self, scatter: Scatter = account_in_process) -> SweepRecord:
@@ -320,6 +326,31 @@ def test_an_interrupt_does_not_wait_for_a_stopped_trial_to_be_closed(bench: Benc
     assert isinstance(result, StoppedTrial)
     assert result.is_accounted
     assert not exists(bench.files.trial(FIRST).checkpoint)
+
+
+def test_an_interrupt_does_not_wait_for_parts_that_wait_for_resources(bench: Bench) -> None:
+    """Trials may hold every CPU. The trial has not failed: the next run accounts it."""
+    begun, given_up = threading.Event(), threading.Event()
+
+    def waits(job: PartwiseJob[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
+        begun.set()
+        given_up.wait(60.0)
+        raise AccountingFailed("the sweep was interrupted")
+        yield from ()
+
+    def interrupted() -> None:
+        with bench.coordinator(waits, give_up=given_up.set) as coordinator:
+            bench.execution.train(coordinator.pending(), coordinator, "name")
+            assert begun.wait(60.0)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert given_up.is_set()
+    assert bench.tracker.closed == ["KILLED"]
+    assert TrialState.FAILED not in {trial.state for trial in bench.tracker.trials.values()}
+    record = bench.run()
+    assert {record.status(key).state for key in KEYS} == {TrialState.FINISHED}
 
 
 def test_an_interrupted_run_is_closed_as_killed(bench: Bench) -> None:
