@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import strategies as st
 
 from accounting.errors import DataCorruption, InvalidInput
+from orchestration.records.layout import SweepFiles
+from orchestration.records.manifest import read_manifest
+from orchestration.records.results import read_result
 from tests.hostile import of_shards as shards
 from tests.hostile import of_traces as traces
 from tests.hostile.__main__ import main
+from tests.hostile.attempts import OF_ROOT
 from tests.hostile.floor import delta_of_gaussian
 from tests.hostile.odd import Edit
+from tests.hostile.of_folders import FORGED, KINDS, World
 from tests.hostile.of_shards import SHARDS
 from tests.hostile.of_traces import TRACE_FILES
 from tests.hostile.table import TARGETS
 from tests.hostile.target import Target, fed, limited
+from tests.orchestration.sample_results import stored_sample
 
 FEW = 60
 
@@ -92,6 +99,44 @@ def test_the_floor_is_the_known_delta_of_a_gaussian() -> None:
 def test_the_command_says_how_many_it_tried(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--only", "traces", "--inputs", "30"]) == 0
     assert "traces                30" in capsys.readouterr().out
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """Two small sweeps, in one of which something may be planted, and what lies outside."""
+    found = World(tmp_path)
+    for folder in (found.planted, found.other):
+        stored_sample(folder)
+    (found.outside / "folder").mkdir(parents=True)
+    (found.outside / "file.json").write_text("{}")
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_everything_can_be_planted_and_a_touch_is_seen(kind: str, world: World) -> None:
+    if kind in OF_ROOT and os.geteuid() != 0:
+        pytest.skip("only root can plant it")
+    trial = Path(SweepFiles(str(world.planted)).trial(os.listdir(world.planted / "trials")[0]).result)
+    before = world.untouched()
+    for place in (world.planted / "sweep.json", world.planted / "results.json", world.planted / "new", trial):
+        KINDS[kind](place, world)
+    assert world.untouched() == before
+    (world.outside / "file.json").write_text("[]")
+    assert world.untouched() != before
+
+
+def test_what_is_forged_has_a_right_checksum(world: World) -> None:
+    trials = world.planted / "trials"
+    result = next(trials / name / "result.json" for name in sorted(os.listdir(trials)) if "flat" in name)
+    KINDS["forged claim"](result, world)
+    found = read_result(str(result))
+    assert found is not None
+    assert found.worst_case.epsilon == FORGED
+    KINDS["forged names"](world.planted / "sweep.json", world)
+    manifest = read_manifest(SweepFiles(str(world.planted)))
+    assert manifest is not None
+    assert manifest.names is not None
+    assert set(manifest.names.values()) == {f"../../other/trials/{key}" for key in os.listdir(world.other / "trials")}
 
 
 @pytest.mark.long
