@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.measure import Measurement
 from rich.padding import Padding
@@ -26,12 +27,10 @@ def show(renderable: RenderableType) -> None:
     each text is one line.
     """
     console = stdout()
-    if console.is_terminal:
-        console.print(Fitting(renderable) if isinstance(renderable, Table) else renderable)
-        return
-    needed = Measurement.get(console, console.options.update(width=_UNBOUNDED), renderable)
-    console.width = max(1, needed.maximum)
-    console.print(renderable)
+    shown = Fitting(renderable) if console.is_terminal and isinstance(renderable, Table) else renderable
+    needed = Measurement.get(console, console.options.update(width=_UNBOUNDED), shown)
+    console.width = max(console.width, needed.minimum) if console.is_terminal else max(1, needed.maximum)
+    console.print(shown)
 
 
 _UNBOUNDED = 100_000
@@ -43,6 +42,10 @@ class Fitting:
     """A table that, where it is wider than the terminal, is printed as its first column with the others below."""
 
     table: Table
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        widest = max((cell_len(_plain(cell)) for cell in self.table.columns[0].cells), default=0)
+        return Measurement(widest, Measurement.get(console, options, self.table).maximum)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         needed = Measurement.get(console, options.update(width=_UNBOUNDED), self.table)

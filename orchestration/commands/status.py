@@ -22,7 +22,7 @@ from accounting.records import exists
 from accounting.registry import lookup, one_of
 from orchestration.commands import panels
 from orchestration.commands.cluster import jobs_at
-from orchestration.commands.console import show, stdout
+from orchestration.commands.console import Fitting, show, stdout
 from orchestration.comparison.formats import clock, measured, number, percent, seconds
 from orchestration.comparison.plain_text import for_terminal
 from orchestration.records.layout import SweepFiles, absolute
@@ -262,7 +262,7 @@ def picture(snapshot: SweepSnapshot, shown: _Shown = _BY_DEFAULT) -> RenderableT
     reasons = [Text(for_terminal(sentence)) for sentence in in_words(given)]
     if any(trial.epsilon is not None for trial in snapshot.trials):
         reasons.append(Text(_AS_WRITTEN, style="dim"))
-    return Group(*lines, *([_trials(snapshot, trials)] if trials else []), *reasons, *failed, *hidden)
+    return Group(*lines, *([Fitting(_trials(snapshot, trials))] if trials else []), *reasons, *failed, *hidden)
 
 
 _AS_WRITTEN = (
@@ -339,7 +339,7 @@ def _trials(snapshot: SweepSnapshot, trials: Sequence[TrialSnapshot]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("trial", header_style="dim", no_wrap=True)
     for column in ("state", "epoch", "step", "epsilon", "on test data"):
-        table.add_column(column, header_style="dim", overflow="fold")
+        table.add_column(column, header_style="dim", no_wrap=True)
     for trial in trials:
         cut_off = trial.state.is_running and snapshot.is_over
         state = Text("interrupted" if cut_off else trial.state.value, style=trial.state.style)
