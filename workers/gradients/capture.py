@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from accounting.errors import InvalidInput
 from workers.gradients.factors import ExampleGradients, Instantiated, Summed
 from workers.gradients.fallback import run_per_row
-from workers.gradients.layers import ON_LAST_AXES, Form, Layer
+from workers.gradients.layers import ON_LAST_AXES, Form, Layer, on_copies
 from workers.gradients.linear import affine
 from workers.gradients.per_row import NotCovered, PerRow, Reading, plain, reading_per_row
 from workers.gradients.rules import Differentiate
@@ -83,15 +83,23 @@ class Capture:
         Only gradients of layer outputs are computed; autograd skips all parameter gradients. Call this with gradients
         disabled.
         """
-        edges = [edge for use in self.uses for edge in use.edges]
-        if not edges or not losses.requires_grad:
-            return {}
+        return self.backward_with(losses, scale, ())[0]
+
+    def backward_with(
+        self, losses: Tensor, scale: float, tensors: Sequence[Tensor]
+    ) -> tuple[dict[str, ExampleGradients], list[Tensor | None]]:
+        """As `backward`, and autograd's gradients of ``scale * losses.sum()`` with respect to ``tensors``."""
+        places: list[GradientEdge | Tensor] = [edge for use in self.uses for edge in use.edges]
+        places.extend(tensors)
+        if not losses.requires_grad or not places:
+            return {}, [None] * len(tensors)
         with torch.enable_grad():
             scaled = losses if scale == 1.0 else losses * scale
             total = scaled.sum()  # torch.autograd.grad of a vector would import sympy
         again = capturing(self.layers, self.rows, self.examples) if self.layers else nullcontext()
         with again:  # activation checkpointing runs layers again: use the same form
-            remaining = iter(torch.autograd.grad(total, edges, allow_unused=True))
+            grads_at = torch.autograd.grad(total, places, allow_unused=True)  # type: ignore[arg-type]
+        remaining = iter(grads_at)
         found: dict[str, list[ExampleGradients]] = {}
         for use in self.uses:
             grads = [next(remaining) for _ in use.edges]
@@ -102,7 +110,8 @@ class Capture:
             for local, gradients in use.differentiate(*grads).items():
                 if local in use.layer.parameters:
                     found.setdefault(use.layer.parameters[local], []).append(gradients)
-        return {name: parts[0] if len(parts) == 1 else Summed(parts) for name, parts in found.items()}
+        by_name = {name: parts[0] if len(parts) == 1 else Summed(parts) for name, parts in found.items()}
+        return by_name, list(remaining)
 
 
 @contextmanager
@@ -114,8 +123,7 @@ def capturing(
     The context replaces the forward of each layer and uses no hooks: a replaced forward sees exactly the layer's own
     input and output, whatever hooks the user has registered, and is faster.
     """
-    replayed = [layer for layer in layers if layer.form != "rule" or layer.axes.without_batch]
-    capture = Capture(rows, examples, replayed, without_output)
+    capture = Capture(rows, examples, on_copies(layers), without_output)
     replaced: list[tuple[dict[str, Any], Callable[..., Any] | None]] = []
     try:
         for layer in layers:

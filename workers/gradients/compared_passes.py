@@ -12,13 +12,12 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
 from workers.gradients.capture import Capture, Use
 from workers.gradients.factors import ExampleGradients, Instantiated
 from workers.gradients.layers import Layer
-from workers.gradients.verification import LOSSES, Gradients, Kept
+from workers.gradients.verification import LOSSES, Gradients, Kept, Replaced
 
 Capturing = Callable[[int], AbstractContextManager[Capture]]
 """Number of rows -> the context in which a forward pass is captured."""
@@ -98,7 +97,7 @@ class ComparedPasses:
 
     losses: loss of each row. multiplicity: K consecutive rows are one example. alone: number of single examples that
     are compared with autograd, spread over the batch. sides: of which one is kept while the others are replaced. sizes:
-    of smaller batches that pass before.
+    of smaller batches that pass before. repeats: how often the losses are computed again at the end.
     """
 
     capturing: Capturing
@@ -107,9 +106,10 @@ class ComparedPasses:
     multiplicity: int
     x: Tensor
     y: Tensor
-    alone: int
     sides: Sequence[Side]
+    alone: int = 0
     sizes: Sequence[int] = ()
+    repeats: int = 1
 
     @property
     def examples(self) -> int:
@@ -134,7 +134,9 @@ class ComparedPasses:
             loss = self.losses(self.x[rows], self.y[rows]).mean()
         if not loss.requires_grad:
             return dict.fromkeys(self.parameters)
-        found = torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True)
+        return self._named(torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True))
+
+    def _named(self, found: Sequence[Tensor | None]) -> Gradients:
         return {name: None if g is None else g.to_dense() for name, g in zip(self.parameters, found, strict=True)}
 
     def of_all(self) -> tuple[list[Gradients], list[Kept]]:
@@ -147,17 +149,22 @@ class ComparedPasses:
         ]
         return singles, [self._kept(losses, found, side, side.weights) for side in self.sides]
 
-    def of_side(self, side: Side) -> tuple[Kept, list[str]]:
-        """Weighted sums of what is kept where the other examples are replaced, and where others' gradients are not 0.
+    def of_side(self, side: Side) -> Replaced:
+        """Compare what is kept where the other examples are replaced.
 
         Only the losses of those kept are differentiated. Their gradients at the places of other examples, of every
         layer's output and of the input, are therefore exactly 0 if rows are independent.
         """
         x, y = self._of_examples(self.x, side.sources), self._of_examples(self.y, side.sources)
-        losses, found = self._backward(x, y, side)
-        kept = self._kept(losses, found, side, self._ones(len(side.kept)))
+        losses, capture = self._forward(x, y)
+        with torch.enable_grad():
+            scored = (losses.view(-1, self.multiplicity)[side.kept] * side.weights[:, None]).flatten()
+        own = not capture.layers  # others read copies of their parameters
+        tensors = list(self.parameters.values()) if own else []
+        found, sums = capture.backward_with(scored, 1.0 / self.multiplicity, tensors)
+        kept = self._kept(losses.detach(), found, side, self._ones(len(side.kept)))
         strange = [name for name, each in found.items() if _is_touched(each.select(side.others), side.of_others)]
-        return kept, strange
+        return Replaced(kept, strange, self._named(sums) if own else None)
 
     def losses_again(self) -> list[Kept]:
         """The losses of the examples of each side, as `of_all` computes them."""
@@ -189,14 +196,10 @@ class ComparedPasses:
         sums = {name: found[name].select(side.kept).weighted_sum(weights) for name in self._differentiated(found)}
         return {LOSSES: losses.view(-1, self.multiplicity)[side.kept], **sums}
 
-    def _backward(self, x: Tensor, y: Tensor, side: Side | None = None) -> tuple[Tensor, dict[str, ExampleGradients]]:
-        """Losses, and per-example gradients of their sum, or of the weighted sum of those that ``side`` keeps."""
+    def _backward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, ExampleGradients]]:
+        """Losses, and per-example gradients of their sum."""
         losses, capture = self._forward(x, y)
-        scored = losses
-        if side is not None:
-            with torch.enable_grad():
-                scored = (losses.view(-1, self.multiplicity)[side.kept] * side.weights[:, None]).flatten()
-        return losses.detach(), capture.backward(scored, 1.0 / self.multiplicity)
+        return losses.detach(), capture.backward(losses, 1.0 / self.multiplicity)
 
     def _forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Capture]:
         """Losses, and what is captured: the layers, and the input where the model runs on one that has a gradient."""
@@ -236,16 +239,15 @@ class _FromIntegers(TorchFunctionMode):
         self._rows, self._leaves = rows, leaves
         self._followed = WeakIdKeyDictionary()
 
-    def follow(self, *values: object) -> None:
+    def follow(self, *values: Tensor) -> None:
         """Follow what is computed from these tensors."""
         for value in values:
-            if isinstance(value, Tensor):
-                self._followed[value] = True
+            self._followed[value] = True
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
-        given = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-        if not any(each in self._followed for each in given):
+        given = [each for each in _tensors((args, kwargs)) if each in self._followed]
+        if not given:
             return output
         if func in _INTO_THE_FIRST:
             self.follow(args[0])
@@ -253,7 +255,7 @@ class _FromIntegers(TorchFunctionMode):
             leaf = torch.zeros_like(output, requires_grad=True)
             self._leaves.append((f"{NUMBERS} ({len(self._leaves)})", leaf))
             output = output + leaf
-        self.follow(*pytree.tree_leaves(output))
+        self.follow(*_tensors(output))
         return output
 
     def _is_new(self, output: object) -> bool:
@@ -270,7 +272,18 @@ class _FromIntegers(TorchFunctionMode):
         )
 
     def _holds_integers(self, value: Tensor) -> bool:
-        return value in self._followed and not value.is_floating_point() and value.shape[:1] == (self._rows,)
+        return not value.is_floating_point() and value.shape[:1] == (self._rows,)
+
+
+def _tensors(values: object) -> Iterator[Tensor]:
+    """The tensors among values, and in their lists, tuples and dicts."""
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from _tensors(value)
+    elif isinstance(values, dict):
+        yield from _tensors(list(values.values()))
 
 
 def _use(name: str, leaf: Tensor, examples: int) -> Use:

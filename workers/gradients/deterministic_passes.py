@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -147,6 +148,34 @@ def draws(model: nn.Module, loss: object, device: torch.device, run: Callable[[]
     return drawn
 
 
+@dataclass(frozen=True)
+class Fingerprint:
+    """A parameter's version and a copy of it; of a frozen one, which may be large, the digits of its sum and norm."""
+
+    version: int
+    content: Tensor | str
+
+    @classmethod
+    def of(cls, parameter: nn.Parameter) -> Fingerprint:
+        """The current one."""
+        value = parameter.detach()
+        return cls(parameter._version, value.clone() if parameter.requires_grad else _sums(value))
+
+    def is_of(self, parameter: nn.Parameter) -> bool:
+        """Whether the parameter is still the same."""
+        if parameter._version != self.version:
+            return False
+        if isinstance(self.content, str):
+            return self.content == _sums(parameter.detach())
+        return same(self.content, parameter.detach())
+
+
+def _sums(value: Tensor) -> str:
+    value = value if value.is_floating_point() else value.double()
+    sums = value.sum(dtype=torch.float64), torch.linalg.vector_norm(value, dtype=torch.float64)
+    return " ".join(repr(float(each)) for each in sums)
+
+
 class Start:
     """State that is restored before every compared pass: the model's buffers, and Python's and numpy's generators."""
 
@@ -177,14 +206,13 @@ class Start:
         same = numpy["pos"] == kept["pos"] and np.array_equal(numpy["key"], kept["key"])
         return same and random.getstate() == self._python
 
-    def fingerprints(self) -> dict[str, tuple[int, str]]:
-        """Of every parameter, by name: its version, and the digits of its sum and norm; changes change at least one."""
-        found = {}
-        for name, parameter in self._parameters.items():
-            values = parameter.detach() if parameter.is_floating_point() else parameter.detach().double()
-            sums = values.sum(dtype=torch.float64), torch.linalg.vector_norm(values, dtype=torch.float64)
-            found[name] = parameter._version, " ".join(repr(float(each)) for each in sums)
-        return found
+    def fingerprints(self) -> dict[str, Fingerprint]:
+        """Of every parameter, by name, for `changed_since`."""
+        return {name: Fingerprint.of(parameter) for name, parameter in self._parameters.items()}
+
+    def changed_since(self, fingerprints: Mapping[str, Fingerprint]) -> list[str]:
+        """Names of the parameters that have changed since, be it through `data`."""
+        return [name for name, value in self._parameters.items() if not fingerprints[name].is_of(value)]
 
     def buffers(self) -> dict[str, Tensor | None]:
         """Copies of the current buffers, by name in the model."""

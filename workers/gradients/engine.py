@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +19,20 @@ from torch import Tensor, nn
 from accounting.errors import InvalidInput, public_text
 from workers.gradients.capture import Capture, capturing
 from workers.gradients.checks import check_model, unchanged
-from workers.gradients.compared_passes import Capturing, ComparedPasses, LaterBatches, of_examples, sides_of, spread
+from workers.gradients.compared_passes import (
+    Capturing,
+    ComparedPasses,
+    LaterBatches,
+    Side,
+    of_examples,
+    sides_of,
+    spread,
+)
 from workers.gradients.deferred_checks import Look, Looks, Outputs, Together
 from workers.gradients.deterministic_passes import draws
 from workers.gradients.factors import ExampleGradients, square_together, sum_together, widen
 from workers.gradients.half_precision import has_half_precision
-from workers.gradients.layers import Form, find_layers, keep_axes, without_batch
+from workers.gradients.layers import Form, are_aligned, find_layers, keep_axes, on_copies, without_batch
 from workers.gradients.micro_batches import (
     LastMicroBatch,
     MicroBatch,
@@ -36,11 +45,11 @@ from workers.gradients.modes import modes_of
 from workers.gradients.norms import Combination, infinite_for_nan
 from workers.gradients.per_row import reading_as_verified
 from workers.gradients.planners import Planner, default_planner
-from workers.gradients.proofs import digest_of, is_proven, note_proven
+from workers.gradients.proofs import Proof, digest_of, known_proof, note_proof
 from workers.gradients.randomness import RandomState
 from workers.gradients.results import BatchNorms, Pass, WeightedSum, require_same
 from workers.gradients.sums import Sums
-from workers.gradients.verification import in_double_where_rounding_matters, verify
+from workers.gradients.verification import check, in_double_where_rounding_matters, verify
 
 _FEW, _ALONE = 4, 3
 """Number of examples that are verified together, in the first batch and in some later ones, and of those one by one."""
@@ -271,7 +280,8 @@ class GradientEngine:
     def _compare_forms(self, x: Tensor, y: Tensor) -> bool:
         """Verify the gradients by the current forms of all layers on a few examples, and on a micro-batch together.
 
-        The latter depends on model and shapes alone, and is done once for all engines of this process.
+        What depends on model and shapes alone is shown once for all engines of this process; the others check what
+        depends on the batch.
         """
         examples = len(x) // self._multiplicity
         if self._micro_batch_size is not None:
@@ -283,18 +293,22 @@ class GradientEngine:
             self._outputs.look_again()
             return self._capturing(rows)
 
-        conclusive = self._agrees(anew, *self._some(x, y, spread(examples, 0, _FEW)), alone=_ALONE)
+        settings = self._multiplicity, self._autocast, [(layer.name, layer.form) for layer in self._layers]
+        digest = digest_of(self.model, self._loss, x, y, *settings)
+        few = self._some(x, y, spread(examples, 0, _FEW))
+        known = known_proof(digest, examples)
+        if known is not None and examples > 1:
+            self._check(anew, *few, turn=0, sizes=() if known.aligned else (1,))
+            return True
+        conclusive = self._prove(anew, *few, alone=_ALONE)
         if examples > _FEW:
-            settings = self._multiplicity, self._autocast, [(layer.name, layer.form) for layer in self._layers]
-            digest = digest_of(self.model, self._loss, x, y, *settings)
-            if not is_proven(digest, examples):
-                self._agrees(anew, *self._some(x, y, range(examples)), alone=0)
-                if conclusive:
-                    note_proven(digest, examples)
+            self._prove(anew, *self._some(x, y, range(examples)), alone=0)
+        if conclusive:
+            note_proof(digest, Proof(examples, are_aligned(self._layers)))
         return conclusive and examples > 1
 
     def _compare_again(self, x: Tensor, y: Tensor) -> None:
-        """Verify some examples of a later batch, if it is to be compared. Raises: InvalidInput."""
+        """Check some examples of a later batch, if it is to be compared. Raises: InvalidInput."""
         most, size = len(x) // self._multiplicity, self._micro_batch_size or _FEW
         padded = self._last_micro_batch == "padded"  # then all passes have one shape
         examples = size * (size <= most) if padded else min(_FEW, size, most)
@@ -302,7 +316,7 @@ class GradientEngine:
             some = self._some(x, y, spread(most, self._later.seen, examples))
             with reading_as_verified():
                 in_double_where_rounding_matters(
-                    partial(self._agrees, self._capturing, alone=1, turn=self._later.seen), self.model, *some
+                    partial(self._check, self._capturing, turn=self._later.seen), self.model, *some
                 )
 
     def _some(self, x: Tensor, y: Tensor, examples: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -310,26 +324,28 @@ class GradientEngine:
         at = torch.tensor(list(examples), device=x.device)
         return of_examples(x, at, self._multiplicity), of_examples(y, at, self._multiplicity)
 
-    def _agrees(self, capturing: Capturing, x: Tensor, y: Tensor, alone: int, turn: int | None = None) -> bool:
-        """`verify` on these rows; ``alone`` of the examples are also compared one by one.
+    def _prove(self, capturing: Capturing, x: Tensor, y: Tensor, alone: int) -> bool:
+        """`verify` on these rows, both halves; ``alone`` of the examples are also compared one by one."""
+        return verify(self.model, self._loss, self._passes(capturing, x, y, self._sides(x), alone=alone, sizes=(1,)))
 
-        turn: of a later batch, in which only one half of the examples, another in each turn, is kept while others are
-        replaced.
+    def _check(self, capturing: Capturing, x: Tensor, y: Tensor, turn: int, sizes: Sequence[int] = ()) -> bool:
+        """`check` on these rows; one half of the examples, another one in each turn, is kept. Returns True.
+
+        One example is compared with autograd alone if layers run on copies of their parameters.
         """
+        sides, alone = self._sides(x, turn)[turn % 2 :][:1], int(bool(on_copies(self._layers)))
+        check(self.model, self._loss, self._passes(capturing, x, y, sides, alone=alone, sizes=sizes, repeats=0))
+        return True
+
+    def _sides(self, x: Tensor, turn: int = 0) -> Sequence[Side]:
         examples, like = len(x) // self._multiplicity, next(iter(self._parameters.values()))
-        sides = sides_of(examples, like, turn or 0) if examples > 1 else ()
-        passes = ComparedPasses(
-            capturing,
-            self._precise_losses,
-            self._parameters,
-            self._multiplicity,
-            x,
-            y,
-            alone,
-            sides if turn is None else sides[turn % 2 :][:1],
-            (1,) if turn is None else (),
-        )
-        return verify(self.model, self._loss, passes)
+        return sides_of(examples, like, turn) if examples > 1 else ()
+
+    def _passes(
+        self, capturing: Capturing, x: Tensor, y: Tensor, sides: Sequence[Side], **options: Any
+    ) -> ComparedPasses:
+        losses, parameters, multiplicity = self._precise_losses, self._parameters, self._multiplicity
+        return ComparedPasses(capturing, losses, parameters, multiplicity, x, y, sides, **options)
 
     def _norm_pass(self, batch: MicroBatch, look: Look) -> Pass:
         """A pass that records its initial random state if it draws, so that it can be repeated."""

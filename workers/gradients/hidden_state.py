@@ -9,12 +9,22 @@ from __future__ import annotations
 import hashlib
 import sys
 import sysconfig
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from enum import Enum
+from functools import cache, lru_cache, partial
 from pathlib import Path
-from types import CellType, FunctionType, MemberDescriptorType, MethodType
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodDescriptorType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any, Final
 
 import numpy as np
@@ -30,6 +40,24 @@ _OF_TORCH: Final = frozenset(
 """Attributes of modules that are compared elsewhere, or replaced while a forward pass is captured."""
 
 _NUMBERS: Final = (bool, int, float, complex, str, bytes, type(None))
+_WITH_PARTS: Final = (dict, list, tuple, set, frozenset, deque)
+_SAID_BY_REPR: Final = (
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    np.dtype,
+    Enum,
+    Path,
+    range,
+    slice,
+)
+_NAMESPACES: Final = frozenset({"argparse", "types"})
+"""Modules of Python whose objects are looked into."""
+
+UNKNOWN: Final = "of a kind that is not known"
+"""Fingerprint of an object that is not looked into."""
+
 _MOST_ENTRIES: Final = 10_000
 """Largest container whose entries are looked at."""
 _MOST_BYTES: Final = 2**24
@@ -40,6 +68,9 @@ _INSTALLED: Final = tuple(
     for name in ("stdlib", "purelib", "platlib")
     for path in (Path(sysconfig.get_path(name)), Path(sysconfig.get_path(name)).resolve())
 )
+
+_OURS: Final = frozenset({"accounting", "dpsweep", "orchestration", "workers"})
+"""The packages of dpsweep, which may run from a checkout."""
 
 Contents = Mapping[str, Hashable]
 """A fingerprint of each value, by its place, such as ``1.mean`` or ``1.seen[0]``."""
@@ -77,7 +108,7 @@ class HiddenState:
         for undo in self._undo:
             undo()
 
-    def contents(self) -> dict[str, Hashable]:
+    def contents(self) -> dict[str, tuple[Hashable, ...]]:
         """Fingerprints of all values; of several that have one name, of all of them."""
         found: dict[str, list[Hashable]] = {}
         for name, value in self._walk(_nothing):
@@ -90,8 +121,14 @@ class HiddenState:
         for name, module in self.model.named_modules():
             visit(_Attributes(vars(module)))
             for key, value in list(vars(module).items()):
-                if key not in _OF_TORCH:
-                    yield from self._entries(f"{name}.{key}" if name else key, value, visit, seen)
+                if key in _OF_TORCH:
+                    continue
+                place = f"{name}.{key}" if name else key
+                if type(value) is OrderedDict and not value:  # most of what torch keeps in a module: no hooks
+                    visit(value)
+                    yield place, 0
+                else:
+                    yield from self._entries(place, value, visit, seen)
         yield from self._entries("loss", self.loss, visit, seen)
         for kind in {kind for module in self.model.modules() for kind in type(module).__mro__}:
             if kind.__module__ in self._own:
@@ -113,7 +150,10 @@ class HiddenState:
         if isinstance(value, (*_NUMBERS, np.generic)):
             yield name, (type(value).__name__, repr(value))
             return
-        if id(value) in self._registered or isinstance(value, type):
+        if isinstance(value, type):
+            yield name, _qualified(value)
+            return
+        if id(value) in self._registered:
             return
         if id(value) in seen:
             return
@@ -122,7 +162,7 @@ class HiddenState:
             visit(value)
             yield name, _fingerprint(value)
             return
-        yield name, _code_of(value) if isinstance(value, FunctionType) else type(value).__name__
+        yield name, self._kind(value)
         for key, part in self._parts(value, visit):
             yield from self._entries(f"{name}{key}", part, visit, seen)
 
@@ -154,6 +194,7 @@ class HiddenState:
                 yield f".{free}", _content(cell)
             visit(vars(value))
             yield ".__defaults__", value.__defaults__
+            yield ".__kwdefaults__", value.__kwdefaults__
             yield from ((f".{key}", each) for key, each in vars(value).items())
         elif self._is_followed(type(value).__module__):
             visit(_Slots(value))
@@ -162,9 +203,20 @@ class HiddenState:
                 visit(vars(value))
                 yield from ((f".{key}", each) for key, each in list(vars(value).items()))
 
+    def _kind(self, value: object) -> Hashable:
+        """What is known of a value besides its parts."""
+        if isinstance(value, FunctionType):
+            return code_digest(value.__code__)
+        if isinstance(value, BuiltinFunctionType | MethodDescriptorType | ModuleType):
+            return getattr(value, "__module__", None), getattr(value, "__qualname__", value.__name__)
+        if isinstance(value, _SAID_BY_REPR):
+            return _qualified(type(value)), repr(value)
+        seen = isinstance(value, (*_WITH_PARTS, partial, MethodType, nn.Module))
+        return _qualified(type(value)) if seen or self._is_followed(type(value).__module__) else UNKNOWN
+
     def _is_followed(self, home: str) -> bool:
         """Whether objects of classes of this module are looked into: those of the packages that the model is of."""
-        return home.partition(".")[0] in {root.partition(".")[0] for root in self._roots}
+        return home in _NAMESPACES or home.partition(".")[0] in {root.partition(".")[0] for root in self._roots}
 
 
 @dataclass(frozen=True)
@@ -254,9 +306,16 @@ def changed(before: Contents, after: Contents) -> set[str]:
     return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
 
 
-def _code_of(function: FunctionType) -> Hashable:
-    code = function.__code__
-    return code.co_code, code.co_names, repr(code.co_consts)
+@lru_cache(maxsize=2**15)
+def code_digest(code: CodeType) -> str:
+    """A sha256 of what a function does, wherever it is written."""
+    constants = [code_digest(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
+    parts = (code.co_code, constants, code.co_names, code.co_varnames, code.co_freevars, code.co_argcount)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _qualified(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _nothing(visited: object) -> None:
@@ -374,6 +433,8 @@ def _homes(loss: object) -> set[str]:
 
 @cache
 def is_installed(home: str) -> bool:
-    """Whether the module is of Python or of an installed package, whose globals keep no examples."""
+    """Whether the module is of Python, of dpsweep or of an installed package, whose globals keep no examples."""
+    if home.partition(".")[0] in _OURS:
+        return True
     file = getattr(sys.modules.get(home), "__file__", None)
     return home != "__main__" if file is None else str(file).startswith(_INSTALLED)

@@ -157,6 +157,16 @@ def without_batch(layers: Sequence[Layer]) -> set[str]:
     return {layer.name for layer in layers if layer.rule is not None and layer.axes.without_batch}
 
 
+def on_copies(layers: Sequence[Layer]) -> list[Layer]:
+    """The layers that may run on copies of their parameters, one for each row."""
+    return [layer for layer in layers if layer.form != "rule" or layer.axes.without_batch]
+
+
+def are_aligned(layers: Sequence[Layer]) -> bool:
+    """Whether every layer has a rule, and the first axis of all its inputs held the batch, one entry for each row."""
+    return not on_copies(layers) and not any(layer.axes.stacked for layer in layers)
+
+
 def keep_axes(layers: Sequence[Layer]) -> None:
     """Look for no more arguments that stack rows: what is found after a verification would not be verified."""
     for layer in layers:

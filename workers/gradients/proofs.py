@@ -1,86 +1,159 @@
-"""Which models have been shown to treat the rows of whole batches independently, in this process.
+"""Which models have been shown to treat the rows of whole batches independently, in this process or run.
 
 At the size of a whole batch that depends on model and shapes alone, and takes as long as several epochs of a very short
-training. It is therefore shown once for all trials that a worker process trains. Nothing of it is stored: a file could
-be forged, or belong to other code.
+training. It is therefore shown once for all trials that a worker process trains, and in an embedded run once for all
+trials on this node: it is noted in the run's own folder, which only this user can enter and which the run removes when
+it ends. Nothing is kept longer, as packages may change, or elsewhere, as others could forge it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import inspect
+import os
 import platform
+import re
 import sys
+import tempfile
 from collections.abc import Iterator
-from functools import lru_cache
-from types import CodeType, FunctionType, ModuleType
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from workers.gradients.hidden_state import HiddenState, is_installed
+from accounting.records import UnsafeFile, is_encrypting, make_private_folder
+from workers.gradients.hidden_state import UNKNOWN, HiddenState, code_digest, is_installed
 from workers.gradients.modes import modes_of
-
-_LARGEST: Final[dict[str, int]] = {}
-"""Number of examples in the largest batch for which it was shown, by digest."""
+from workers.node_folder import node_folder
 
 
-def is_proven(digest: str, examples: int) -> bool:
-    """Whether it was shown for a batch of at least this many examples."""
-    return _LARGEST.get(digest, 0) >= examples
+@dataclass(frozen=True)
+class Proof:
+    """That rows are independent. examples: of the largest batch for which it was shown.
+
+    aligned: whether the first axis of all that layers read held the batch, one entry for each row.
+    """
+
+    examples: int
+    aligned: bool
 
 
-def note_proven(digest: str, examples: int) -> None:
-    """Note that it was shown for a batch of this many examples."""
-    _LARGEST[digest] = max(examples, _LARGEST.get(digest, 0))
+_PROOFS: Final[dict[str, Proof]] = {}
+"""What was shown in this process, by digest."""
+
+_FOLDER: Final = "proofs"
+_FORM: Final = re.compile(r"([1-9][0-9]{0,9}) (aligned|other)")
 
 
-def digest_of(model: nn.Module, loss: object, x: Tensor, y: Tensor, *others: object) -> str:
+def known_proof(digest: str | None, examples: int) -> Proof | None:
+    """What was shown for a batch of at least this many examples."""
+    if digest is None:
+        return None
+    known = _PROOFS.get(digest) or _noted_in_the_run(digest)
+    return known if known is not None and known.examples >= examples else None
+
+
+def note_proof(digest: str | None, proof: Proof) -> None:
+    """Note what was shown. Without a digest, nothing is kept."""
+    if digest is None:
+        return
+    _PROOFS[digest] = proof
+    folder = _folder_of_the_run()
+    if folder is None:
+        return
+    with contextlib.suppress(OSError, UnsafeFile):  # it was removed, or is full: other processes then show it again
+        make_private_folder(str(folder))
+        handle, path = tempfile.mkstemp(dir=folder)
+        with os.fdopen(handle, "w") as file:
+            file.write(f"{proof.examples} {'aligned' if proof.aligned else 'other'}")
+        os.replace(path, folder / digest)
+
+
+def _noted_in_the_run(digest: str) -> Proof | None:
+    folder = _folder_of_the_run()
+    if folder is None:
+        return None
+    try:
+        make_private_folder(str(folder))
+        found = _FORM.fullmatch((folder / digest).read_text())
+    except (OSError, UnsafeFile, UnicodeDecodeError):
+        return None
+    return None if found is None else Proof(int(found[1]), found[2] == "aligned")
+
+
+def _folder_of_the_run() -> Path | None:
+    """Where this run notes proofs on this node; None outside an embedded run, and where private files are encrypted."""
+    folder = node_folder()
+    return None if folder is None or is_encrypting() else folder / _FOLDER
+
+
+def digest_of(model: nn.Module, loss: object, x: Tensor, y: Tensor, *others: object) -> str | None:
     """A sha256 of everything but the values of parameters, buffers and rows that decides how rows are treated.
+
+    None if model or loss hold an object of a kind that is not looked into, as its content would not be in it.
 
     The structure of the model: classes, shapes, modes and every other attribute. The code: of all functions and classes
     of modules that are not installed packages, as it is loaded, and the versions of Python, torch and numpy. The shapes
     of single rows. others: settings of the engine.
     """
-    digest = hashlib.sha256()
+    hidden, digest = HiddenState(model, loss).contents(), hashlib.sha256()
+    if any(UNKNOWN in values for values in hidden.values()):
+        return None
 
     def add(part: object) -> None:
         digest.update(repr(part).encode())
 
-    add((platform.python_version(), torch.__version__, np.__version__, torch.get_num_threads(), others))
-    add([(x.device.type, each.dtype, tuple(each.shape[1:])) for each in (x, y)])
+    add((platform.python_version(), torch.__version__, np.__version__, others, _settings()))
+    device = torch.cuda.get_device_name(x.device) if x.device.type == "cuda" else x.device.type
+    add([(device, each.dtype, tuple(each.shape[1:])) for each in (x, y)])
     add([(name, type(module).__module__, type(module).__qualname__) for name, module in model.named_modules()])
     add([(name, p.shape, p.dtype, p.requires_grad) for name, p in model.named_parameters()])
     add([(name, buffer.shape, buffer.dtype) for name, buffer in model.named_buffers()])
     add(sorted(modes_of(model).items()))
-    add(sorted(HiddenState(model, loss).contents().items()))
+    add(sorted(hidden.items()))
     for module in _own_modules():
         add((module.__name__, sorted(_codes_of(module))))
     return digest.hexdigest()
 
 
+def _settings() -> tuple[object, ...]:
+    """The settings of torch that decide how it computes."""
+    cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    return (
+        torch.get_num_threads(),
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        (cuda.allow_tf32, cudnn.allow_tf32, cudnn.enabled, cudnn.benchmark, torch.backends.mkldnn.enabled),
+    )
+
+
 def _own_modules() -> list[ModuleType]:
-    """Loaded modules that are not part of Python or of an installed package, by name."""
+    """Loaded modules that are not part of Python, of an installed package or of dpsweep, by name."""
     own = [module for name, module in list(sys.modules.items()) if not is_installed(name)]
     return sorted(own, key=lambda module: module.__name__)
 
 
 def _codes_of(module: ModuleType) -> Iterator[tuple[str, str]]:
-    """Names and digests of the functions that a module or its classes define."""
+    """Names and digests of the functions that a module or its classes define, and of those that decorators wrap."""
     for name, value in list(vars(module).items()):
         if isinstance(value, type) and value.__module__ == module.__name__:
-            for key, member in vars(value).items():
-                member = getattr(member, "__func__", getattr(member, "fget", member))
-                if isinstance(member, FunctionType):
-                    yield f"{name}.{key}", code_digest(member.__code__)
-        elif isinstance(value, FunctionType):
-            yield name, code_digest(value.__code__)
+            for key, member in list(vars(value).items()):
+                yield from _codes_in(f"{name}.{key}", member)
+        else:
+            yield from _codes_in(name, value)
 
 
-@lru_cache(maxsize=2**15)
-def code_digest(code: CodeType) -> str:
-    """A sha256 of what a function does, wherever it is written."""
-    constants = [code_digest(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
-    parts = (code.co_code, constants, code.co_names, code.co_varnames, code.co_freevars, code.co_argcount)
-    return hashlib.sha256(repr(parts).encode()).hexdigest()
+def _codes_in(name: str, value: object) -> Iterator[tuple[str, str]]:
+    if isinstance(value, FunctionType):
+        yield name, code_digest(value.__code__)
+    if isinstance(value, FunctionType | staticmethod | classmethod | property | cached_property) or callable(value):
+        for key in ("__wrapped__", "__func__", "fget", "func"):
+            inner = inspect.getattr_static(value, key, None)
+            if isinstance(inner, FunctionType) and inner is not value:
+                yield from _codes_in(f"{name}.{key}", inner)

@@ -48,6 +48,19 @@ Kept = Mapping[str, Tensor]
 """Of examples that are kept: `LOSSES`, and weighted sums of gradients by parameter name."""
 
 
+@dataclass(frozen=True)
+class Replaced:
+    """Results of those that a side keeps, where the other examples are replaced.
+
+    kept: as without the replacement. touched: names of what has a derivative that is not 0 at the places of others.
+    sums: autograd's weighted sums of their gradients; None if layers read copies of their parameters.
+    """
+
+    kept: Kept
+    touched: Sequence[str]
+    sums: Gradients | None
+
+
 class Passes(Protocol[S]):
     """The passes that `verify` compares; `workers.gradients.compared_passes.ComparedPasses` runs and describes them."""
 
@@ -57,10 +70,12 @@ class Passes(Protocol[S]):
     def sides(self) -> Sequence[S]: ...
     @property
     def sizes(self) -> Sequence[int]: ...
+    @property
+    def repeats(self) -> int: ...
     def of_first(self, count: int) -> None: ...
     def of_all(self) -> tuple[list[Gradients], list[Kept]]: ...
     def of_single(self, index: int) -> Gradients: ...
-    def of_side(self, side: S) -> tuple[Kept, list[str]]: ...
+    def of_side(self, side: S) -> Replaced: ...
     def losses_again(self) -> list[Kept]: ...
     def forward(self, side: S | None) -> None: ...
     def rows_of(self, side: S) -> tuple[int, Tensor]: ...
@@ -72,7 +87,8 @@ def verify(model: nn.Module, loss: object, passes: Passes[S]) -> bool:
     Four comparisons, on the rows of ``passes``:
 
     1. The engine's gradients of a few examples in the batch are those of autograd of each example alone, up to
-       `TOLERANCE`. They differ if a parameter is also read outside the forward of the module that owns it.
+       `TOLERANCE`, and so are sums over those kept in 2, if no layer runs on copies of its parameters. They differ if
+       a parameter is also read outside the forward of the module that owns it.
     2. With some examples kept and all others replaced, loss and gradient of those kept are the same bits.
        This finds what derivatives do not see: `detach`, rounding, sorting, autograd functions of the model's own.
     3. In that pass only the losses of those kept are differentiated. By the places of the other examples, in the
@@ -90,23 +106,38 @@ def verify(model: nn.Module, loss: object, passes: Passes[S]) -> bool:
     Raises: Disagreement naming what disagrees, InvalidInput naming state that depends on the examples, or parameters
     that a pass changes.
     """
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    device, start = parameters[0].device, Start(model)
+    with _comparing(model, loss, passes) as comparison:
+        done, found = comparison.where_possible()
+        if _is_degenerate(found):
+            with _perturbed([parameter for parameter in model.parameters() if parameter.requires_grad]):
+                found += comparison.where_possible()[1]
+    return not done or any(bool(_norm(gradients) > 0.0) for gradients in found)
+
+
+def check(model: nn.Module, loss: object, passes: Passes[S]) -> None:
+    """Compare what depends on the batch, for a model of this structure that was verified with batches of these shapes.
+
+    As `verify` does, but at the current parameters only, and draws are replaced by constants only if there are any.
+    Raises: as `verify`.
+    """
+    with _comparing(model, loss, passes) as comparison:
+        comparison.of_a_batch()
+
+
+@contextmanager
+def _comparing(model: nn.Module, loss: object, passes: Passes[S]) -> Iterator[_Comparison[S]]:
+    """Within this context passes can be compared; then the state before is restored."""
+    device, start = next(model.parameters()).device, Start(model)
     tolerance = HALF_TOLERANCE if has_half_precision(model) else TOLERANCE
     try:
         with RandomState.preserved(device), modes_kept(model), without_dropout(model):
             hidden = HiddenState(model, loss)
-            comparison = _Comparison(model, passes, tolerance, device, start, hidden)
             try:
-                done, found = comparison.where_possible()
-                if _is_degenerate(found):
-                    with _perturbed(parameters):
-                        found += comparison.where_possible()[1]
+                yield _Comparison(model, passes, tolerance, device, start, hidden)
             finally:
                 hidden.restore()
     finally:
         start.restore()
-    return not done or any(bool(_norm(gradients) > 0.0) for gradients in found)
 
 
 Compared = tuple[bool, list[Gradients]]
@@ -136,6 +167,12 @@ class _Comparison(Generic[S]):
             except RuntimeError:
                 return self._with(None)
 
+    def of_a_batch(self) -> None:
+        """Compare as the model is, if it draws nothing, and else as `where_possible`."""
+        done, _ = self._with(None)
+        if not done:
+            self.where_possible()
+
     def _without_chance(self) -> Compared:
         """Compare with all random draws replaced by a low constant and then, if there were any, by a high one."""
         low, high = (ConstantDraws(self.device, share) for share in SHARES)
@@ -161,8 +198,7 @@ class _Comparison(Generic[S]):
             self.start.restore()
             with draws or nullcontext():
                 found = _run(function)
-            after = self.start.fingerprints()
-            refuse_changed([name for name, known in fingerprints.items() if known != after[name]])
+            refuse_changed(self.start.changed_since(fingerprints))
             record.buffers.append(self.start.buffers())
             record.hidden.append(self.hidden.contents())
             return found
@@ -171,9 +207,12 @@ class _Comparison(Generic[S]):
         for size in passes.sizes:
             run(partial(passes.of_first, size))
         ours, kept = run(passes.of_all)
+        if draws is None and not before.is_current():
+            return False, []
         theirs = [run(partial(passes.of_single, index)) for index in passes.singles]
         replaced = [run(partial(passes.of_side, side)) for side in sides]
-        again = run(passes.losses_again)
+        sums = [(expected, one.sums) for expected, one in zip(kept, replaced, strict=True) if one.sums is not None]
+        again = [run(passes.losses_again) for _ in range(passes.repeats)]
         done = before.is_current() if draws is None else not draws.missed
         if not done:
             return False, []
@@ -187,11 +226,12 @@ class _Comparison(Generic[S]):
                 run(first)
                 ends.append((follow(passes.of_all)[1], record.hidden[-1]))
             _require_overwritten(suspects, ends, alike=1 + len(sides))
-        for expected, found in zip(kept, again, strict=True):
-            _require_kept({LOSSES: expected[LOSSES]}, found, [], lambda: None)
-        for expected, (found, strange) in zip(kept, replaced, strict=True):
-            _require_kept(expected, found, strange, partial(self._where, follow))
-        _require_equal(list(zip(ours, theirs, strict=True)), self.tolerance)
+        for losses in again:
+            for expected, found in zip(kept, losses, strict=True):
+                _require_kept({LOSSES: expected[LOSSES]}, found, [], lambda: None)
+        for expected, other in zip(kept, replaced, strict=True):
+            _require_kept(expected, other.kept, other.touched, partial(self._where, follow))
+        _require_equal([*zip(ours, theirs, strict=True), *sums], self.tolerance)
         return True, [each for each in theirs if _norm(each).isfinite()]
 
     def _where(self, follow: Callable[[Callable[[], None]], None]) -> str | None:
@@ -324,7 +364,7 @@ def _same(left: Tensor | None, right: Tensor | None) -> bool:
 
 
 def _require_equal(pairs: Sequence[tuple[Gradients, Gradients]], tolerance: float) -> None:
-    wrong = {name: None for ours, theirs in pairs for name in theirs if not _agree(ours, theirs, name, tolerance)}
+    wrong = dict.fromkeys(name for ours, theirs in pairs for name in _disagreeing(ours, theirs, tolerance))
     if wrong:
         raise Disagreement(
             f"the per-example gradients of {', '.join(wrong)} are not those of each example alone. Model and loss must "
@@ -380,14 +420,18 @@ def _require_overwritten(suspects: set[str], ends: Sequence[tuple[Sequence[Kept]
                 require_no_traces(sorted(suspects))
 
 
-def _agree(ours: Gradients, theirs: Gradients, name: str, tolerance: float) -> bool:
-    """Whether gradients are equal up to ``tolerance``, plus rounding relative to the gradient of the whole model."""
-    size, found, expected = _norm(theirs), ours.get(name), theirs[name]
-    if expected is None or not size.isfinite():
-        return True
-    difference = expected if found is None else found - expected
-    rounding = torch.finfo(expected.dtype).eps ** 0.5 * size
-    return bool(difference.norm() <= tolerance * expected.norm() + rounding)
+def _disagreeing(ours: Gradients, theirs: Gradients, tolerance: float) -> Iterator[str]:
+    """Names of gradients that differ by more than ``tolerance``, plus rounding relative to that of the whole model."""
+    size = _norm(theirs)
+    if not size.isfinite():
+        return
+    for name, expected in theirs.items():
+        if expected is not None:
+            found = ours.get(name)
+            difference = expected if found is None else found - expected
+            rounding = torch.finfo(expected.dtype).eps ** 0.5 * size
+            if not bool(difference.norm() <= tolerance * expected.norm() + rounding):
+                yield name
 
 
 def _norm(gradients: Gradients) -> Tensor:

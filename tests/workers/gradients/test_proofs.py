@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,12 +16,16 @@ from torch import Tensor, nn
 
 from accounting.errors import InvalidInput
 from tests.workers.brute_force import per_example_loss
-from workers.gradients import GradientEngine
+from workers.gradients import GradientEngine, proofs
 from workers.gradients.proofs import digest_of
 from workers.imports import UserCode, UserModule, import_function
+from workers.node_folder import NODE_FOLDER
 
 MIXES = "DPSWEEP_TEST_MIXES"
 """While this variable is set, `Sized` mixes the rows of batches of more than four. No digest sees it."""
+
+PASSES = itertools.count()
+"""Counts passes of `Counted`, unseen by the digest and by what is kept."""
 
 OTHERS_HELPER = "def helper(x):\n    return {}\n\ndef loss():\n    return lambda output, y: helper(output).sum(1)\n"
 
@@ -51,7 +58,78 @@ def test_whole_batches_are_shown_once_until_model_or_size_change(monkeypatch: py
         GradientEngine(Sized(), lambda output, y: per_example_loss(output, y)).norms(*rows(20))
 
 
-def digest(model: nn.Module, loss: object = per_example_loss, width: int = 5, *settings: object) -> str:
+class Counted(nn.Module):
+    """A layer that mixes rows of batches with a large number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        next(PASSES)
+        out: Tensor = self.layer(x)
+        return out + 1e-9 * out.mean(0) if bool((x > 100.0).any()) else out
+
+
+def passes_of_a_first_batch(x: Tensor, y: Tensor, model: nn.Module | None = None) -> int:
+    before = next(PASSES)
+    GradientEngine(model or Counted(), per_example_loss).norms(x, y)
+    return next(PASSES) - before - 1
+
+
+def test_of_a_model_that_was_shown_the_first_batch_is_checked_by_few_passes() -> None:
+    shown, checked = (passes_of_a_first_batch(*rows(20)) for _ in range(2))
+    assert shown >= 12
+    assert checked <= 3, "four examples, the same with others replaced, and the batch itself"
+
+
+def test_what_was_shown_in_a_run_is_known_to_its_other_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(NODE_FOLDER, str(tmp_path / "data"))
+    x, y = torch.randn(20, 5) * 0.5, rows(20)[1]
+    monkeypatch.setattr(proofs, "_PROOFS", {})  # as in another process
+    shown = passes_of_a_first_batch(x, y)
+    (stored,) = (tmp_path / "data" / "proofs").iterdir()
+    assert (stored.read_text(), stored.stat().st_mode & 0o777) == ("20 aligned", 0o600)
+    monkeypatch.setattr(proofs, "_PROOFS", {})
+    assert passes_of_a_first_batch(x, y) <= 3
+    for content in ("19 aligned", "20", "", "20 aligned\n\n", "\xff"):
+        stored.write_bytes(content.encode("latin-1"))
+        monkeypatch.setattr(proofs, "_PROOFS", {})
+        assert passes_of_a_first_batch(x, y) == shown, content
+
+
+def test_a_folder_that_others_can_enter_becomes_private_and_a_link_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder of a run is this user's; whatever else stands there, everything is shown again."""
+    monkeypatch.setenv(NODE_FOLDER, str(tmp_path / "data"))
+    monkeypatch.setattr(proofs, "_PROOFS", {})
+    shown = passes_of_a_first_batch(*rows(20))
+    (tmp_path / "data" / "proofs").rename(tmp_path / "elsewhere")
+    (tmp_path / "data" / "proofs").symlink_to(tmp_path / "elsewhere")
+    monkeypatch.setattr(proofs, "_PROOFS", {})
+    assert passes_of_a_first_batch(*rows(20)) == shown
+
+
+def test_a_model_with_an_object_that_is_not_looked_into_is_shown_every_time() -> None:
+    """A lock has no content that a digest could hold, and neither has an object of another package."""
+    assert digest(_with(Sized(), "lock", threading.Lock())) is None
+    assert digest(_with(Sized(), "pattern", [{"a": re.compile("b")}])) is None
+    assert digest(_with(Sized(), "hook", {"a": lambda x: x})) is not None
+    shown, again = (passes_of_a_first_batch(*rows(20), _with(Counted(), "lock", threading.Lock())) for _ in range(2))
+    assert shown == again >= 12
+
+
+def test_what_depends_on_the_batch_is_found_in_a_model_that_was_shown() -> None:
+    passes_of_a_first_batch(*rows(20))
+    x, y = rows(20)
+    with pytest.raises(InvalidInput, match="of some examples depend on others"):
+        passes_of_a_first_batch(x + 200.0, y)
+
+
+def digest(model: nn.Module, loss: object = per_example_loss, width: int = 5, *settings: object) -> str | None:
     return digest_of(model, loss, torch.zeros(7, width), torch.zeros(7), *settings)
 
 
@@ -65,7 +143,7 @@ def _with(model: nn.Module, name: str, value: Any) -> nn.Module:
     return model
 
 
-DIFFERENT: dict[str, Callable[[], str]] = {
+DIFFERENT: dict[str, Callable[[], str | None]] = {
     "mode": lambda: digest(Sized().eval()),
     "mode of a part": lambda: digest(_with(Sized(), "layer", nn.Linear(5, 3).eval())),
     "shape of a row": lambda: digest(Sized(), width=6),
