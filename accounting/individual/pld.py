@@ -130,9 +130,10 @@ def _ordered_epsilons(contributions: RecordedContributions, delta: float) -> tup
             upper[loose], lower[loose] = np.minimum(upper[loose], above), np.maximum(lower[loose], below)
             loose = loose[left]
     if is_short and trace.dataset_size <= _FEW_EXAMPLES and delta >= MIN_DELTA:
-        for row in loose.tolist():
-            alone = _alone(contributions.of(slice(row, row + 1)), delta)
-            upper[row], lower[row] = min(upper[row], alone.upper), max(lower[row], alone.lower)
+        _, firsts, places = np.unique(contributions.values[loose], axis=0, return_index=True, return_inverse=True)
+        alone = [_alone(contributions.of(slice(row, row + 1)), delta) for row in loose[firsts].tolist()]
+        for row, place in zip(loose.tolist(), places.ravel().tolist(), strict=True):  # many are clipped at every step
+            upper[row], lower[row] = min(upper[row], alone[place].upper), max(lower[row], alone[place].lower)
     return upper, np.minimum(lower, upper)
 
 

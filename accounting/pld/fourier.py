@@ -46,6 +46,7 @@ _EPS = float(np.finfo(np.float64).eps)
 _OPPOSITE: dict[Direction, Direction] = {"remove": "add", "add": "remove"}
 _CHUNKS = 8  # fixed, so that the order of products, and so every bit, does not depend on the number of cores
 _POINTS_AT_ONCE = 1 << 20  # points of all lattices that are filled at the same time, at some 300 bytes each
+_POINTS_ALONE = 1 << 14  # points of all rounds together below which starting threads takes longer than filling lattices
 
 
 @dataclass(frozen=True)
@@ -187,6 +188,8 @@ def _product(
     longest = max(mixtures, key=lambda one: one.sensitivities[-1], default=None)
     points = table_length(longest, plan.spacing, plan.direction, plan.tail, plan.floor) if longest else 0
     threads = min(_CHUNKS, os.cpu_count() or 1, _POINTS_AT_ONCE // max(points, plan.points))
+    if len(laws) * max(points, plan.points) <= _POINTS_ALONE:
+        return _times(chain(map(product, chunks), map(of_pure, rounds.pure)))
     with ThreadPoolExecutor(max(threads, 1)) as pool:
         return _times(chain(pool.map(product, chunks), map(of_pure, rounds.pure)))
 

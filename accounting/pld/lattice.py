@@ -79,8 +79,8 @@ def _window(generating: Cumulants, saddle: Saddle, theta: float, rounds: int, sp
     scale = value - theta * epsilon - saddle.log_delta  # log of exp(K - theta epsilon) / delta
     log_error = np.log(_ALIASING) - scale - log_peak(theta)
     steps = np.geomspace(0.5, 40.0, 12) / max(float(np.sqrt(second)), 1e-2 / theta)
-    reaches = [(generating(theta + step)[0] - value - log_error) / step for step in steps]
-    depths = [(log_error + value - generating(theta - step)[0]) / step for step in steps]
+    reaches = (generating.values(theta + steps) - value - log_error) / steps
+    depths = (log_error + value - generating.values(theta - steps)) / steps
     up, down = int(np.argmin(reaches)), int(np.argmax(depths))
     reach, bottom = max(float(reaches[up]) - epsilon, 0.0), min(float(depths[down]), epsilon)
     above = min(reach, max(0.0, scale - np.log(_ALIASING)) / theta)

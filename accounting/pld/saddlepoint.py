@@ -41,6 +41,18 @@ class Cumulants:
         sign = 1.0 if self.direction == "remove" else -1.0
         return float(np.max(sign * self.losses, initial=-np.inf))
 
+    def values(self, tilts: Array) -> Array:
+        """K at each of several tilts; shape [tilts]."""
+        powers = 1.0 + tilts if self.direction == "remove" else -tilts
+        exponents = self.log_weights + powers[:, None, None] * self.losses
+        peaks = exponents.max(axis=2)
+        logs = np.log(np.exp(exponents - peaks[:, :, None]).sum(axis=2)) + peaks
+        of_pure = np.maximum(np.outer(1.0 + tilts, self.pure), np.outer(-tilts, self.pure))
+        of_pure += np.log1p(np.exp(-np.abs(np.outer(1.0 + 2.0 * tilts, self.pure))))
+        of_pure -= np.log1p(np.exp(-self.pure)) + self.pure
+        gaussian = self.gaussian**2 / 2.0 * tilts * (1.0 + tilts)
+        return np.asarray(logs @ self.counts + gaussian + of_pure.sum(axis=1))
+
     def __call__(self, tilt: float) -> tuple[float, float, float]:
         # E_P[e^{z L}] = E_Q[e^{(1 + z) L}], and E_Q[e^{-z L}] in the add direction.
         sign, power = (1.0, 1.0 + tilt) if self.direction == "remove" else (-1.0, -tilt)
@@ -121,7 +133,7 @@ def chernoff_tilt(generating: Cumulants, saddle: Saddle) -> float | None:
     If there is none, the tilt of the lowest bound, or None if that bound is not below the saddle's delta.
     """
     tilts = saddle.tilt * np.geomspace(1 / 16, 256.0, 25)
-    bounds = np.array([generating(tilt)[0] - tilt * saddle.epsilon + log_peak(tilt) for tilt in tilts])
+    bounds = generating.values(tilts) - tilts * saddle.epsilon + [log_peak(tilt) for tilt in tilts]
     enough = np.nonzero(bounds < saddle.log_delta - 1.0)[0]
     best = int(enough[0] if len(enough) else np.argmin(bounds))
     return float(tilts[best]) if bounds[best] < saddle.log_delta else None

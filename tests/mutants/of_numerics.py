@@ -81,8 +81,8 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
         "accounting/individual/pld.py",
         INDIVIDUAL,
         B(
-            "min(upper[row], alone.upper)",
-            "min(upper[row], alone.lower)",
+            "min(upper[row], alone[place].upper)",
+            "min(upper[row], alone[place].lower)",
             "the lower bound of an example that is seldom drawn is shown as the upper",
             True,
             ("tests/accounting/individual/test_extreme_rows.py",),
