@@ -37,7 +37,7 @@ from accounting.errors import (
 from accounting.estimates import PrivacyEstimate
 from accounting.exponential_choice import ExponentialChoice
 from accounting.individual import INDIVIDUAL_ACCOUNTANTS, IndividualEpsilons, individual_epsilons
-from accounting.joint_cost import account_together
+from accounting.joint_cost import account_together, epsilon_of_examples_together
 from accounting.mechanism import GaussianRelease, PureRelease, Release, Segment, SideQuery, Trace
 from accounting.pld import CertifiedEpsilon, epsilon_of_examples, group_epsilons
 from accounting.random_trials import RandomTrials
@@ -98,6 +98,7 @@ __all__ = [
     "count_within_budget",
     "curve_of_examples",
     "epsilon_of_examples",
+    "epsilon_of_examples_together",
     "group_epsilons",
     "individual_epsilons",
     "length_within_budget",

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from accounting.accountants import account, total_rdp
 from accounting.errors import InvalidInput, UnsupportedMechanism, require_finite
-from accounting.estimates import PrivacyEstimate, of_group
+from accounting.estimates import PrivacyEstimate, of_group, weakest
 from accounting.individual import epsilon_of_many_rounds
-from accounting.mechanism import Trace
-from accounting.pld import MIN_DELTA, GroupRounds, PairBounds, rounds_of_group
+from accounting.mechanism import Trace, require_one_run
+from accounting.pld import (
+    MIN_DELTA,
+    GroupRounds,
+    PairBounds,
+    require_pld_delta,
+    rounds_of_examples,
+    rounds_of_group,
+)
 from accounting.reasons import union, weakened
 from accounting.reductions import is_attained
 from accounting.renyi import ORDERS, epsilon_improved
@@ -62,6 +70,45 @@ def account_together(traces: Iterable[Trace], delta: float, group_size: int = 1)
     lower = found.lower if delta >= MIN_DELTA and all(map(is_attained, moved)) else None
     best = PrivacyEstimate(found.upper, delta, adjacency, found.method, lower_epsilon=lower)
     return weakened(of_group(best, group_size), reasons)
+
+
+def epsilon_of_examples_together(
+    runs: Iterable[tuple[Trace, Sequence[int], npt.ArrayLike]], delta: float
+) -> PrivacyEstimate:
+    """Epsilon of one group of given examples, such as all records of a user, in several runs whose results are seen.
+
+    runs: of each run its trace, and steps and contributions of its members as `epsilon_of_examples` takes them, with
+    the same members in the same order; contributions of 0 are those of a member that is not in the data of that run.
+
+    Claim: (epsilon, delta)-DP of the group under the adjacency that all runs share, as `account_together` chooses it:
+    as strong as the weakest of `Trace.individual_kind`. Proof: docs/group-proof.md, "Several runs".
+
+    Raises: InvalidInput without runs, for other numbers of members, and as `epsilon_of_examples`;
+    UnsupportedMechanism as `account_together`, and for private selections.
+    """
+    delta, runs = require_pld_delta(delta), tuple(runs)
+    if not runs:
+        raise InvalidInput("no runs to account for together; give the trace and the contributions of at least one")
+    for trace, _, _ in runs:
+        require_one_run(trace)
+    adjacency = _shared_adjacency(trace for trace, _, _ in runs)
+    moved = [(replace(trace, adjacency=adjacency), steps, own) for trace, steps, own in runs]
+    rounds = [rounds_of_examples(*run) for run in moved]
+    sizes = {np.shape(own)[0] for _, _, own in moved}
+    if len(sizes) > 1:
+        raise InvalidInput(f"runs have contributions of {sorted(sizes)} members; give the same members for every run")
+    size = sizes.pop()
+    found = epsilon_of_many_rounds(GroupRounds.together((each, 1) for each in rounds), delta)
+    is_known = all(is_attained(trace) for trace, _, _ in moved) or math.isinf(found.lower)
+    estimate = PrivacyEstimate(
+        found.upper,
+        delta,
+        adjacency,
+        found.method,
+        weakest(*(trace.individual_kind for trace, _, _ in moved)) if math.isfinite(found.upper) else "none",
+        lower_epsilon=found.lower if is_known else None,
+    )
+    return weakened(of_group(estimate, size), union(trace.individual_reasons for trace, _, _ in moved))
 
 
 def _by_renyi(counts: Mapping[Trace, int], delta: float, group_size: int, lower: float) -> PairBounds:

@@ -13,6 +13,7 @@ from accounting.pld.composition import (
     delta_pld,
     epsilon_of_rounds,
     epsilon_pld,
+    require_pld_delta,
 )
 from accounting.pld.group_rounds import GroupRounds, rounds_of_examples, rounds_of_group
 from accounting.pld.groups import (
@@ -47,6 +48,7 @@ __all__ = [
     "grows_at_least_linearly",
     "linear_growth",
     "profile_of_rounds",
+    "require_pld_delta",
     "rounds_of_examples",
     "rounds_of_group",
     "vadhan_epsilon",

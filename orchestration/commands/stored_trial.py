@@ -142,11 +142,15 @@ INDIVIDUAL: Mapping[str, Callable[[PartNorms, Trace, float], npt.NDArray[np.floa
 
 @dataclass(frozen=True)
 class GivenExamples:
-    """Records by id with steps [snapshots] and recorded contributions [records, snapshots]. Private data."""
+    """Records by id with steps [snapshots] and recorded contributions [records, snapshots]. Private data.
+
+    missing: those that are not in the training data, whose contributions are 0.
+    """
 
     ids: tuple[int, ...]
     steps: tuple[int, ...]
     contributions: npt.NDArray[np.float32]
+    missing: frozenset[int] = frozenset()
 
 
 def contributions_of(files: TrialFiles, trace: Trace, example_ids: Sequence[int]) -> GivenExamples:
@@ -154,17 +158,31 @@ def contributions_of(files: TrialFiles, trace: Trace, example_ids: Sequence[int]
 
     Raises: InvalidInput for an id that is not in the training data, DataCorruption for missing or damaged norm shards.
     """
-    wanted = np.array(sorted(set(example_ids)), dtype=np.int64)
-    shards = _complete_shards(files, trace)
-    rows: dict[int, npt.NDArray[np.float32]] = {}
-    for part in map(shards.read, shards.parts):
-        for row in np.flatnonzero(np.isin(part.example_ids, wanted)).tolist():
-            rows[int(part.example_ids[row])] = part.contributions[row]
-    unknown = [example for example in wanted.tolist() if example not in rows]
+    ids = tuple(sorted(set(example_ids)))
+    steps, rows = _rows_of(files, trace, ids)
+    unknown = [example for example in ids if example not in rows]
     if unknown:
         raise InvalidInput(f"--examples has {unknown[0]}, but {files.root} trained on no example of this id")
-    ids = tuple(wanted.tolist())
-    return GivenExamples(ids, tuple(shards.steps), np.array([rows[example] for example in ids]))
+    return GivenExamples(ids, steps, np.array([rows[example] for example in ids]))
+
+
+def recorded(files: TrialFiles, trace: Trace, example_ids: Sequence[int]) -> GivenExamples:
+    """As `contributions_of`, in the order of ``example_ids``, where some may not be in the training data."""
+    steps, rows = _rows_of(files, trace, example_ids)
+    none = np.zeros(len(steps), np.float32)
+    own = np.array([rows.get(example, none) for example in example_ids])
+    return GivenExamples(tuple(example_ids), steps, own, frozenset(example_ids).difference(rows))
+
+
+def _rows_of(
+    files: TrialFiles, trace: Trace, example_ids: Sequence[int]
+) -> tuple[tuple[int, ...], dict[int, npt.NDArray[np.float32]]]:
+    """The steps of the snapshots, and the contributions of those of the records that were trained on, by id."""
+    shards, rows = _complete_shards(files, trace), dict[int, npt.NDArray[np.float32]]()
+    for part in map(shards.read, shards.parts):
+        for row in np.flatnonzero(np.isin(part.example_ids, np.array(example_ids, np.int64))).tolist():
+            rows[int(part.example_ids[row])] = part.contributions[row]
+    return tuple(map(int, shards.steps)), rows
 
 
 def estimate_of_examples(group: GivenExamples, trace: Trace, delta: float) -> PrivacyEstimate:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from accounting.errors import DataCorruption, InvalidInput, require_finite
+from accounting.reasons import in_words
 from accounting.records import exists, list_files
 from accounting.registry import lookup
 from orchestration.commands import panels
@@ -22,6 +23,7 @@ from orchestration.execution.environment import EMBEDDED, prepare_environment
 from orchestration.records.layout import SweepFiles, absolute
 
 if TYPE_CHECKING:
+    from accounting.estimates import PrivacyEstimate
     from orchestration.execution.reaccounting import Answer
     from orchestration.records.published import GroupEpsilon
 
@@ -145,6 +147,10 @@ def account(
     by_user: Annotated[
         bool, typer.Option("--by-user", help="Also the ε of each user, over all records of that user together.")
     ] = False,
+    examples: Annotated[
+        str | None,
+        typer.Option(help="Also what records, such as 3,17 of one user, paid in all these trials together."),
+    ] = None,
     address: Annotated[
         str, typer.Option(help="Where to compute: 'local', 'auto', HOST:PORT or 'in-process', as for `dpsweep run`.")
     ] = EMBEDDED,
@@ -169,12 +175,14 @@ def account(
     if delta is not None:
         require_finite("delta", delta, above=0.0, below=1.0)
     sizes = tuple(whole_numbers("--group-sizes", group_sizes, 1)) if group_sizes else ()
+    own = whole_numbers("--examples", examples, 0) if examples else ()
     ends_workers()
     prepare_environment(address)
     from orchestration.execution.reaccounting import ReaccountingRequest, account_again
     from orchestration.pipeline import show_accounts
 
     request = ReaccountingRequest(trial, delta, individual, sizes, absolute(group_by) if group_by else "", by_user)
+    together = _together(SweepFiles(absolute(folder)), trial, own, delta) if own else None
     shown = _PartsPrinter()
     found = []
     for answer in account_again(SweepFiles(absolute(folder)), request, address, shown, _warn):
@@ -183,8 +191,28 @@ def account(
         if not as_json:
             _print_details(answer, answer.individuals.groups if group_by else ())
     show_accounts(folder, tracking_uri)
+    if together is not None:
+        typer.echo(_together_text(together), err=as_json)
     if as_json:
-        typer.echo(json.dumps({"accounts": found}, allow_nan=False))
+        composed = (
+            {} if together is None else {"together": {**together.as_dict(), "sensitive": "private like the records"}}
+        )
+        typer.echo(json.dumps({"accounts": found, **composed}, allow_nan=False))
+
+
+def _together(files: SweepFiles, trial: str | None, examples: Sequence[int], delta: float | None) -> PrivacyEstimate:
+    from orchestration.commands.composed_examples import composed_of_examples
+
+    return composed_of_examples(files, trial, examples, delta)
+
+
+def _together_text(found: PrivacyEstimate) -> str:
+    whose = f"these {found.group_size} records" if found.group_size > 1 else "this record"
+    said = (
+        f"{whose} in all these trials together: ε {number(found.epsilon)} at δ {found.delta:g} ({found.kind}); private "
+        "like the records"
+    )
+    return "\n  ".join((said, *in_words(found.reasons)))
 
 
 def _summary(answer: Answer) -> str:

@@ -26,15 +26,15 @@ EXPORTED = {
         TruncatedPoissonSampling Unreachable
         UnsupportedMechanism account account_choice account_selection account_together attack_risk
         calibrate_decay calibrate_noise_multiplier
-        count_within_budget curve_of_examples epsilon_of_examples group_epsilons individual_epsilons
-        length_within_budget make_schedule noise_multiplier_within_budget parse_schedule planned_trace privacy_curve
-        read_trace write_trace""",
+        count_within_budget curve_of_examples epsilon_of_examples epsilon_of_examples_together group_epsilons
+        individual_epsilons length_within_budget make_schedule noise_multiplier_within_budget parse_schedule
+        planned_trace privacy_curve read_trace write_trace""",
     "accounting.individual": """FILTERED INDIVIDUAL_ACCOUNTANTS IndividualEpsilons algorithm_2 epsilon_of_many_rounds
         individual_claim individual_epsilons individual_reasons""",
     "accounting.pld": """CertifiedDelta CertifiedEpsilon CertifiedProfile GroupRounds LatticeLoss MIN_DELTA TOLERANCE
         PairBounds SensitivityMixture delta_pld discretise epsilon_of_examples epsilon_of_rounds epsilon_pld
-        examples_law group_epsilons group_law grows_at_least_linearly linear_growth profile_of_rounds rounds_of_examples
-        rounds_of_group vadhan_epsilon""",
+        examples_law group_epsilons group_law grows_at_least_linearly linear_growth profile_of_rounds require_pld_delta
+        rounds_of_examples rounds_of_group vadhan_epsilon""",
     "accounting.records": """Epsilons KEY_VARIABLE KeyCheck MANIFEST NormShards NormShardWriter NormSnapshot
         OwnedPart PartFiles PartNorms PartRecord ShareOfRows SortedRows StoredEpsilons StoredUsers TrialFiles UnsafeFile
         check_contributions closed_to_strangers commit_epsilons delete delete_folder delete_if_empty delete_norms

@@ -12,8 +12,9 @@ from dp_accounting.pld import PLDAccountant
 from accounting.accountants import account
 from accounting.errors import InvalidInput, UnsupportedMechanism
 from accounting.filters import RenyiFilter
-from accounting.joint_cost import account_together
+from accounting.joint_cost import account_together, epsilon_of_examples_together
 from accounting.mechanism import GaussianRelease, PureRelease, Segment, Trace
+from accounting.pld import epsilon_of_examples
 from accounting.random_trials import RandomTrials
 from accounting.samplings import FixedBatchSampling, PoissonSampling, ShuffledSampling, TruncatedPoissonSampling
 
@@ -141,3 +142,48 @@ def test_groups_in_selections_pay_the_sum_of_their_epsilons() -> None:
 def test_groups_at_a_delta_that_no_accountant_covers_are_refused() -> None:
     with pytest.raises(UnsupportedMechanism, match=r"groups of 2 at a delta below 1e-250"):
         account_together([poisson()] * 2, 1e-280, 2)
+
+
+MEMBERS = [[0.5, 1.0], [0.25, 0.125]]
+
+
+def test_given_members_in_several_runs_cost_what_one_run_of_all_their_steps_costs() -> None:
+    """Contributions differ from run to run; one that is 0 is that of a member which this run lacks."""
+    first, second, long = poisson(4.0), replace(poisson(4.0, 100), contributions="output_specific"), poisson(4.0, 300)
+    found = epsilon_of_examples_together([(first, [0, 50], MEMBERS), (second, [0], [[1.0], [0.0]])], DELTA)
+    whole = epsilon_of_examples(long, [0, 50, 200], [[*MEMBERS[0], 1.0], [*MEMBERS[1], 0.0]], DELTA)
+    assert found.epsilon == pytest.approx(whole.upper, rel=1e-3)
+    assert found.lower_epsilon == pytest.approx(whole.lower, rel=1e-3)
+    assert (found.unit, found.accountant, found.adjacency) == ("group of 2", "pld", "add_remove")
+    own = epsilon_of_examples(first, [0, 50], MEMBERS, DELTA / 2)
+    other = epsilon_of_examples(second, [0], [[1.0], [0.0]], DELTA / 2)
+    assert own.upper < found.epsilon <= own.upper + other.upper
+    assert found.epsilon < account_together([first, second], DELTA, 2).epsilon
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_members_that_contribute_most_cost_what_any_group_costs(size: int) -> None:
+    runs = [poisson(4.0), poisson(4.0), poisson(2.0, 50, 700)]
+    most = epsilon_of_examples_together([(run, [0], [[1.0]] * size) for run in runs], DELTA)
+    assert most.epsilon == pytest.approx(account_together(runs, DELTA, size).epsilon, rel=1e-3)
+    alone = epsilon_of_examples_together([(runs[0], [0], [[0.3]] * size)], DELTA)
+    assert alone.epsilon == epsilon_of_examples(runs[0], [0], [[0.3]] * size, DELTA).upper
+
+
+def test_what_is_said_of_given_members_is_that_of_the_weakest_run() -> None:
+    def kind(*traces: Trace) -> str:
+        return epsilon_of_examples_together([(trace, [0], [[0.5]]) for trace in traces], DELTA).kind
+
+    exact, fixed = replace(poisson(), contributions="output_specific"), replace(poisson(), contributions="guarantee")
+    assert kind(fixed, fixed) == "guarantee"
+    assert kind(fixed, exact) == "output_specific"
+    assert kind(exact, replace(poisson(), contributions="estimate")) == "estimate"
+    assert kind(exact, replace(exact, ended_by_results=True)) == "estimate"
+    assert kind(exact, poisson(sigma=0.0)) == "none"
+    assert epsilon_of_examples_together([(fixed, [0], [[0.0]])], DELTA).epsilon == 0.0
+    with pytest.raises(InvalidInput, match=r"members; give the same members"):
+        epsilon_of_examples_together([(exact, [0], [[0.5]]), (exact, [0], [[0.5], [0.5]])], DELTA)
+    with pytest.raises(InvalidInput, match="no runs"):
+        epsilon_of_examples_together([], DELTA)
+    with pytest.raises(UnsupportedMechanism, match="no epsilon of given examples"):
+        epsilon_of_examples_together([(replace(exact, selection=RandomTrials(3)), [0], [[0.5]])], DELTA)

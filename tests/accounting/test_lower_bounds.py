@@ -34,6 +34,7 @@ from accounting import (
     attack_risk,
     curve_of_examples,
     epsilon_of_examples,
+    epsilon_of_examples_together,
     group_epsilons,
     individual_epsilons,
     privacy_curve,
@@ -216,6 +217,8 @@ def _together(trace: Trace, truth: Truth) -> Iterator[tuple[float | None, float]
     alone, both = trace.until(1), account_together([trace.until(1)] * 2, DELTA)
     if trace.segments[0].sampling.draws != "epoch":  # two runs of half an epoch are two epochs
         yield both.lower_epsilon, truth.epsilon(DELTA)
+        members = [(trace.until(1), [0], [[1.0]])] * 2
+        yield epsilon_of_examples_together(members, DELTA).lower_epsilon, truth.epsilon(DELTA)
     yield account_together([alone], DELTA).lower_epsilon, truth.epsilon(DELTA)
 
 
@@ -227,7 +230,7 @@ def _pld(trace: Trace, truth: Truth) -> Iterator[tuple[float | None, float]]:
 
 LOWER: dict[str, Callable[[Trace, Truth], Iterator[tuple[float | None, float]]]] = {
     "account": _account,
-    "account_together": _together,
+    "account_together, epsilon_of_examples_together": _together,
     "curve_of_examples, epsilon_of_examples": _given,
     "group_epsilons and pld": _pld,
     "individual_epsilons": _individual,

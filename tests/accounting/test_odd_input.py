@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from accounting import accountants, budgets, calibration, pld, release, schedules
+from accounting import accountants, budgets, calibration, joint_cost, pld, release, schedules
 from accounting.errors import DpsweepError, InvalidInput
 from accounting.individual import epsilons
 from accounting.individual.algorithm_2 import algorithm_2
@@ -118,6 +118,9 @@ PUBLIC: dict[str, Callable[[Draw], Any]] = {
         *_snapshots(d), _trace(d), _delta(d), _one_of(d, "rdp", "rdp-classic", "pld")
     ),
     "epsilon_of_examples": lambda d: pld.epsilon_of_examples(_trace(d), *_snapshots(d), _delta(d), 1e-2),
+    "epsilon_of_examples_together": lambda d: joint_cost.epsilon_of_examples_together(
+        [(_trace(d), *_snapshots(d)), (_trace(d), *_snapshots(d))], _delta(d)
+    ),
     "group_epsilons": lambda d: pld.group_epsilons(_trace(d), _delta(d), [_size(d)], _one_of(d, 1e-2))[0],
     "delta_pld": lambda d: pld.delta_pld(_trace(d), _one_of(d, 1.0, 500, 1e5, 0, 1e-9), _size(d), 1e-2),
     "linear_growth": lambda d: pld.linear_growth(_trace(d), _delta(d), _size(d)),

@@ -295,6 +295,9 @@ COSTS: dict[str, Callable[[Trace], list[float]]] = {
     "attack_risk": lambda t: [each.upper for each in accounting.attack_risk(privacy_curve(t)).true_positive_rates],
     "curve_of_examples": lambda t: [accounting.curve_of_examples(t, [0], [[0.7]]).advantage.upper],
     "epsilon_of_examples": lambda t: [epsilon_of_examples(t, [0], rows, DELTA).upper for rows in ([[0.7]], [[1], [0]])],
+    "epsilon_of_examples_together": lambda t: [
+        accounting.epsilon_of_examples_together([(t, [0], [[0.7], [1.0]]), (t, [0], [[0.2], [0.0]])], DELTA).epsilon
+    ],
     "group_epsilons": lambda t: [each.upper for each in group_epsilons(t, DELTA, (1, 2))],
     "individual_epsilons": lambda t: _individuals(t, "rdp"),
     "privacy_curve": lambda t: [privacy_curve(t, size).delta(1.0).upper for size in (1, 2)],

@@ -30,7 +30,9 @@ from accounting.records.traces import read_trace
 from orchestration.commands.main import app
 from orchestration.comparison import claims
 from orchestration.records import remembered
+from orchestration.records.attempts import Attempt, AttemptLog
 from orchestration.records.layout import SweepFiles
+from orchestration.records.results import read_result
 from tests.orchestration.execution.test_upkeep import KEYS, TEXT, files, trained_sweep
 from tests.orchestration.execution.test_upkeep import trained as trained
 
@@ -196,6 +198,47 @@ def test_every_user_is_accounted_by_all_own_records(tmp_path: Path) -> None:
         assert part in str(refused.exception)
         assert str(refused.exception).count(next_step) == 1
         Path(part).write_bytes(intact)
+
+
+def test_given_records_are_accounted_over_all_trials_together(files: SweepFiles) -> None:
+    """From their own contributions to each; what is shown a second time counts with the most that is possible."""
+    both = [set(NormShards(files.trial(key).norms).read(0).example_ids.tolist()) for key in KEYS]
+    ids, runs = sorted([max(both[0] & both[1]), max(both[0] - both[1], default=min(both[0]))]), []
+    given = f"{ids[1]},{ids[0]}"
+    for key in KEYS:
+        trial = files.trial(key)
+        trace, norms = read_trace(trial.trace), NormShards(trial.norms).read(0)
+        rows = [np.flatnonzero(norms.example_ids == example) for example in ids]
+        own = np.array([norms.contributions[row[0]] if len(row) else 0.0 * norms.contributions[0] for row in rows])
+        runs.append((trace, norms.steps.tolist(), own))
+    expected = accounting.epsilon_of_examples_together(runs, DELTA)
+
+    def together_of(*arguments: str) -> dict[str, Any]:
+        result = asked(files, "--json", "--delta", str(DELTA), "--examples", given, *arguments)
+        assert result.exit_code == 0, result.output
+        assert "these 2 records in all these trials together: ε" in result.stderr
+        assert "  no guarantee (norms_estimated): gradient norms" in result.stderr
+        answer: dict[str, Any] = json.loads(result.stdout)["together"]
+        return answer
+
+    together = together_of()
+    assert (together["epsilon"], together["group_size"]) == (pytest.approx(expected.epsilon, rel=1e-9), 2)
+    assert together["kind"] == "estimate"
+    assert "known_seed" in together["reasons"]
+    assert together_of("--trial", KEYS[0])["epsilon"] < together["epsilon"]
+    log, result = AttemptLog(files, KEYS), read_result(files.trial(KEYS[0]).result)
+    assert result is not None
+    for number in (1, 2):
+        log.take_up(KEYS[0], continues=False)
+        log.note(Attempt(KEYS[0], number, result.spec.delta, runs[0][0], 0, ended=True, reasons=result.reasons))
+    twice = together_of()
+    most = (runs[0][0], [0], [[1.0]] * 2)
+    assert twice["epsilon"] == pytest.approx(
+        accounting.epsilon_of_examples_together([most, *runs], DELTA).epsilon, rel=1e-9
+    )
+    refused = asked(files, "--examples", f"{ids[0]},100000")
+    assert isinstance(refused.exception, InvalidInput)
+    assert "--examples has 100000, but no trial" in str(refused.exception)
 
 
 def test_data_without_users_say_so(files: SweepFiles) -> None:
