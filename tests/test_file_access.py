@@ -26,6 +26,8 @@ ELSEWHERE: Final[Mapping[str, str]] = {
     "workers/own_sources.py": "the user's modules",
     "workers/devices.py": "/proc and /sys",
     "orchestration/report/page.py": "the template, which is part of dpsweep",
+    "orchestration/report/dashboard.py": "the template, which is part of dpsweep",
+    "orchestration/report/summary.py": "a temporary folder",
     "orchestration/sweeps/user_code.py": "the user's modules, and a temporary folder",
     "orchestration/execution/job_package.py": "a temporary folder of what a job is given",
     "orchestration/execution/session.py": "Ray's folder, which was made for the run with mode 0700",
