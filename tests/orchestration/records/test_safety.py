@@ -101,11 +101,14 @@ def test_a_lock_is_no_way_to_empty_a_file(files: SweepFiles, tmp_path: Path) -> 
     assert (tmp_path / "victim").read_text() == "mine"
 
 
-def test_trials_whose_names_lead_to_another_sweep_are_not_deleted(files: SweepFiles, other: SweepFiles) -> None:
+@pytest.mark.parametrize("which", ["", "non-private", "flat"])
+def test_trials_whose_names_lead_to_another_sweep_are_not_deleted(
+    files: SweepFiles, other: SweepFiles, which: str
+) -> None:
     """sweep.json may say which names trials of earlier versions have."""
     manifest = read_manifest(files)
     assert manifest is not None
-    keys = os.listdir(files.trials)
+    keys = [key for key in os.listdir(files.trials) if key.startswith(which)]
     write_manifest(files, replace(manifest, names={key: f"../../other/trials/{key}" for key in keys}))
     before = contents(other)
     for delete in (delete_sweep, lambda files: prune_norms(files, 0.0)):
