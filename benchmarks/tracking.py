@@ -109,7 +109,7 @@ def _measured(folder: Path, sweep: Path, uri: str, pid: int | None, with_ray: bo
     from orchestration.records.layout import SweepFiles
 
     os.environ["MLFLOW_EXPERIMENT_NAME"] = uri  # servers share a database, and what is recorded is not recorded again
-    trials = stored_record(SweepFiles(str(sweep))).data().trials
+    trials = [each for each in stored_record(SweepFiles(str(sweep))).data().trials if each.state.has_ended]
     found = {"dpsweep record": _timed(lambda: record_again(str(sweep), uri), len(trials), pid)}
     if with_ray:
         found["MLflowLoggerCallback"] = _timed(lambda: _by_ray(trials, uri), len(trials), pid)
@@ -181,8 +181,8 @@ def _server(folder: Path, database: str, accounts: str | None) -> Iterator[tuple
     os.environ.update({} if accounts is None else _USER)
     try:
         while True:
-            with contextlib.suppress(OSError):
-                socket.create_connection(("127.0.0.1", port), timeout=5).close()
+            with contextlib.suppress(OSError):  # listening is not enough: it imports for a while after that
+                requests.get(f"http://127.0.0.1:{port}/health", timeout=120)
                 break
             if server.poll() is not None:
                 raise SystemExit("the MLflow server ended by itself")
