@@ -5,6 +5,8 @@ from __future__ import annotations
 import ipaddress
 import secrets
 import socket
+import threading
+import time
 from collections.abc import Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated, Final
@@ -60,8 +62,20 @@ def dashboard(
     with _listening(host, port) as server:
         shown = f"[{host}]" if ":" in host else host
         typer.echo(f"dashboard: http://{shown}:{server.getsockname()[1]}/?token={token}")
-        app = application(Board(roots), token)
+        board = Board(roots)
+        threading.Thread(target=_renewed, args=(board,), name="dpsweep-dashboard", daemon=True).start()
+        app = application(board, token)
         uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False)).run(sockets=[server])
+
+
+def _renewed(board: Board) -> None:
+    """Look at the sweeps again and again, as long as the process lives."""
+    while True:
+        try:
+            board.refresh()
+        except (DpsweepError, OSError) as error:  # a folder that goes away, or a store that does not answer
+            typer.echo(f"warning: {error}; looking again in {PERIOD:.0f} s", err=True)
+        time.sleep(PERIOD)
 
 
 def _listening(host: str, port: int) -> socket.socket:
@@ -103,11 +117,10 @@ def application(board: Board, token: str) -> Starlette:
             return answer
         if (no := refused(request)) is not None:
             return no
-        state = await run_in_threadpool(board.state)
-        return _html(board_page(state, PERIOD), _PAGE_POLICY)
+        return _html(board_page(board.state(), PERIOD), _PAGE_POLICY)
 
     async def state(request: Request) -> Response:
-        return refused(request) or JSONResponse(await run_in_threadpool(board.state))
+        return refused(request) or JSONResponse(board.state())
 
     async def report(request: Request) -> Response:
         if (no := refused(request)) is not None:

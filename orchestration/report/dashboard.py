@@ -1,11 +1,11 @@
 """The page of `dpsweep dashboard`: all sweeps below some folders, their progress, growing curves, and a comparison.
 
-`Board` is read by a server repeatedly; it looks at a sweep's results again only after a trial of it has ended.
+`Board` looks at a sweep's results again only after a trial of it has ended, in a thread of its own: to read and check
+those of 300 trials takes several seconds.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,80 +39,107 @@ _AXES: Final = ("epsilon", "worst_group_accuracy", "accuracy_gap", "median_epsil
 
 @dataclass
 class _Known:
-    """What was read of a sweep's results when ``ended`` of its trials were over."""
+    """What was read of a sweep's results when ``ended`` of its trials were over. shown: as `Board.state` gives it.
+
+    growing: main score by epoch of the trials that run, as far as this process has seen it.
+    """
 
     ended: int = -1
-    trials: tuple[PublishedTrial, ...] = ()
-    candidates: tuple[PublishedTrial, ...] = ()
     task: str = "classification"
-    problem: str = ""
+    shown: Mapping[str, Any] = field(default_factory=dict)
+    curves: Sequence[Mapping[str, Any]] = ()
+    problem: str = "its results are being read"
     growing: dict[str, dict[int, float]] = field(default_factory=dict)
-    """Main score by epoch of the trials that run, as far as this process has seen it."""
+
+
+_NOTHING_READ: Final = {"best": "", "settings": [], "parallel": [], "importance": []}
 
 
 class Board:
-    """The sweeps below ``folders`` (absolute paths or URIs), as plain values for the page. Thread-safe."""
+    """The sweeps below ``folders`` (absolute paths or URIs), as plain values for the page.
+
+    One thread calls `refresh` repeatedly; any thread may call the other methods.
+    """
 
     def __init__(self, folders: Sequence[str]) -> None:
         self._folders = tuple(folders)
         self._known: dict[str, _Known] = {}
-        self._lock = threading.Lock()
+        self._state: Mapping[str, Any] = {"at": time.time(), "sweeps": [], "problems": []}
 
-    def state(self) -> dict[str, Any]:
-        """Return what the page shows now, for JSON: one entry per sweep, and why some cannot be read."""
-        with self._lock:
-            found = [each for folder in self._folders for each in sweeps_below(folder)]
-            sweeps = [self._sweep(place, each) for place, each in enumerate(found) if not each.problem]
-            problems = [each.problem for each in found if each.problem]
-        return {"at": time.time(), "sweeps": sweeps, "problems": problems}
+    def state(self) -> Mapping[str, Any]:
+        """Return what the page shows, for JSON: one entry per sweep, and why some cannot be read."""
+        return self._state
 
     def report(self, folder: str) -> str | None:
         """Return the address of the report of a sweep on the board; None for any other folder."""
-        known = folder in self._known
-        return SweepFiles(folder).report if known else None
+        return SweepFiles(folder).report if folder in self._known else None
 
-    def _sweep(self, place: int, found: SweepSummary) -> dict[str, Any]:
-        known = self._known.setdefault(found.folder, _Known())
-        snapshot, total = found.snapshot, sum(found.trials.values())
-        over = [trial for trial in snapshot.trials if trial.state.has_ended] if snapshot else []
-        ended = len(over) if snapshot else total
-        if ended != known.ended:
-            self._read(found.folder, known, ended)
+    def refresh(self) -> None:
+        """Look at all sweeps again. Their progress is shown at once, results as soon as they are read and checked."""
+        found = [each for folder in self._folders for each in sweeps_below(folder)]
+        self._show(found)
+        for each in found:
+            known = self._known.get(each.folder)
+            if known is not None and known.ended != (ended := _ended(each)):
+                _read(each.folder, known, ended)
+                self._show(found)
+
+    def _show(self, found: Sequence[SweepSummary]) -> None:
+        sweeps = [self._sweep(each) for each in found if not each.problem]
+        problems = [each.problem for each in found if each.problem]
+        self._state = {"at": time.time(), "sweeps": sweeps, "problems": problems}
+
+    def _sweep(self, found: SweepSummary) -> dict[str, Any]:
+        known, snapshot = self._known.setdefault(found.folder, _Known()), found.snapshot
         for trial in snapshot.trials if snapshot else ():
             score = trial.accuracy if trial.accuracy is not None else next(iter(trial.scores.values()), None)
             if trial.epoch is not None and score is not None and not trial.state.has_ended:
                 known.growing.setdefault(trial.key, {})[trial.epoch] = score
-        shown = [trial for trial in known.trials if trial.state is TrialState.FINISHED]
+        growing = [
+            _curve(key, sorted(points.items()), is_baseline=NON_PRIVATE in key, is_over=False)
+            for key, points in known.growing.items()
+        ]
         return {
-            "id": place,
             "folder": found.folder,
             "name": found.name,
             "state": found.state,
-            "ended": ended,
-            "trials": total,
+            "ended": _ended(found),
+            "trials": sum(found.trials.values()),
             "counts": dict(found.trials),
             "left": snapshot.seconds_left if snapshot and found.state == "running" else None,
-            "best": _best(shown, known.task),
             "score": task_called(known.task).main.replace("_", " "),
             "problem": known.problem,
-            "curves": _curves(known),
-            "settings": _points(shown),
-            "parallel": _parallel(shown),
-            "importance": importance(known.candidates) or importance(known.trials),
+            "curves": [*known.curves, *growing][-_MOST_CURVES:],
+            **(known.shown or _NOTHING_READ),
         }
 
-    def _read(self, folder: str, known: _Known, ended: int) -> None:
-        try:
-            data: PublishedSweep = checked_record(SweepFiles(folder)).data()
-        except DpsweepError as error:
-            known.problem = str(error).splitlines()[0]
-        else:
-            known.trials, known.task, known.problem = data.trials, data.task, ""
-            known.candidates = _candidates(SweepFiles(folder))
-            for trial in data.trials:
-                if trial.history:
-                    known.growing.pop(trial.key, None)
-        known.ended = ended
+
+def _ended(found: SweepSummary) -> int:
+    """Number of trials that are over; without a status.json all are taken to be."""
+    if found.snapshot is None:
+        return sum(found.trials.values())
+    return sum(trial.state.has_ended for trial in found.snapshot.trials)
+
+
+def _read(folder: str, known: _Known, ended: int) -> None:
+    """Read the results of a sweep, after checking what they claim; a sweep that cannot be read says why."""
+    known.ended = ended
+    try:
+        data: PublishedSweep = checked_record(SweepFiles(folder)).data()
+    except DpsweepError as error:
+        known.problem = str(error).splitlines()[0]
+        return
+    finished = [trial for trial in data.trials if trial.state is TrialState.FINISHED]
+    known.task, known.problem, known.curves = data.task, "", _curves(data)
+    known.shown = {
+        "best": _best(finished, data.task),
+        "settings": _points(finished),
+        "parallel": _parallel(finished),
+        "importance": importance(_candidates(SweepFiles(folder))) or importance(data.trials),
+    }
+    for trial in data.trials:
+        if trial.history:
+            known.growing.pop(trial.key, None)
 
 
 def _candidates(files: SweepFiles) -> tuple[PublishedTrial, ...]:
@@ -141,17 +168,15 @@ def _best(trials: Sequence[PublishedTrial], task: str) -> str:
     return f"{setting.name}: {of} {shown} ({seeds}) at ε = {number(cost.high if cost else None)}"
 
 
-def _curves(known: _Known) -> list[dict[str, Any]]:
-    """Main score by epoch: of trials that are over as stored, of others as seen so far."""
-    name = f"test_{task_called(known.task).main}"
+def _curves(data: PublishedSweep) -> list[dict[str, Any]]:
+    """Main score by epoch of the trials that are over."""
+    name = f"test_{task_called(data.task).main}"
     curves = []
-    for trial in known.trials:
+    for trial in data.trials:
         points = [(each.epoch, each.metrics[name]) for each in trial.history if name in each.metrics]
         if points:
             curves.append(_curve(trial.key, points, is_baseline=trial.is_baseline, is_over=True))
-    for key, growing in known.growing.items():
-        curves.append(_curve(key, sorted(growing.items()), is_baseline=NON_PRIVATE in key, is_over=False))
-    return curves[-_MOST_CURVES:]
+    return curves
 
 
 def _curve(key: str, points: Sequence[tuple[int, float]], is_baseline: bool, is_over: bool) -> dict[str, Any]:

@@ -46,8 +46,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def read(folder: Path) -> Board:
+    board = Board([str(folder)])
+    board.refresh()
+    return board
+
+
 def client(folder: Path) -> TestClient:
-    return TestClient(application(Board([str(folder)]), TOKEN), base_url="http://127.0.0.1", follow_redirects=False)
+    return TestClient(application(read(folder), TOKEN), base_url="http://127.0.0.1", follow_redirects=False)
 
 
 def opened(folder: Path) -> TestClient:
@@ -74,13 +80,25 @@ def test_the_page_shows_every_sweep_and_how_far_it_is(folder: Path) -> None:
     assert {point["epsilon"] is None for point in over["settings"]} == {True, False}
 
 
-def test_curves_grow_while_a_trial_trains(folder: Path) -> None:
+def test_progress_is_shown_before_results_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
     board = Board([str(folder)])
-    board.state()
+    monkeypatch.setattr("orchestration.report.dashboard._read", lambda *of: seen.append(board.state()["sweeps"]))
+    assert board.state()["sweeps"] == []
+    board.refresh()
+    assert [(each["ended"], each["problem"]) for each in seen[0]] == [
+        (4, reading := "its results are being read"),
+        (1, reading),
+    ]
+
+
+def test_curves_grow_while_a_trial_trains(folder: Path) -> None:
+    board = read(folder)
     files = folder / "running" / "status.json"
     trials = (TrialSnapshot("b", TrialState.TRAINING, 15, 20, epoch=4, accuracy=0.625),)
     snapshot = SweepSnapshot("other", "id", "running", time.time(), 9.0, None, "host", 1, None, trials)
     write_snapshot(str(files), snapshot, private=False)
+    board.refresh()
     grown = board.state()["sweeps"][1]["curves"][-1]
     assert (grown["x"], grown["y"]) == ((3, 4), (0.5, 0.625))
 
@@ -88,7 +106,6 @@ def test_curves_grow_while_a_trial_trains(folder: Path) -> None:
 def test_a_report_runs_apart_and_only_reports_are_given(folder: Path) -> None:
     (folder / "over" / "report.html").write_text("<script>parent.stolen = document.cookie</script>")
     reader = opened(folder)
-    reader.get("/state")
     answer = reader.get("/report", params={"folder": str(folder / "over")})
     policy = answer.headers["content-security-policy"]
     assert (answer.status_code, "sandbox allow-scripts" in policy, "allow-same-origin" in policy) == (200, True, False)
@@ -138,7 +155,7 @@ def test_importance_finds_what_the_score_depends_on() -> None:
 @pytest.fixture
 def served(folder: Path) -> Iterator[str]:
     """The address of a dashboard that really listens."""
-    server = uvicorn.Server(uvicorn.Config(application(Board([str(folder)]), TOKEN), port=0, log_level="error"))
+    server = uvicorn.Server(uvicorn.Config(application(read(folder), TOKEN), port=0, log_level="error"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
