@@ -113,7 +113,9 @@ def _button(kind: str, value: str, picture: str, text: str) -> str:
 
 
 def _marker(colour: str, symbol: str) -> str:
-    return _swatch(12, colour, _SHAPES.get(symbol, _SHAPES["circle"]))
+    shape = _SHAPES.get(symbol) or _SHAPES.get(symbol.removesuffix("-open"), _SHAPES["circle"])
+    is_hollow = symbol not in _SHAPES and symbol.endswith("-open")
+    return _swatch(12, colour, f'<g fill="none" stroke-width="1.6">{shape}</g>' if is_hollow else shape)
 
 
 def _line(symbol: str, dash: str) -> str:

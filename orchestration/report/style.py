@@ -1,13 +1,14 @@
 """Colours and symbols of settings, the same in every figure and table of a report.
 
-Colour shows the clipping method, symbol and dash the noise schedule; grey is the non-private baseline. The palette, of
+Colour shows the clipping method, symbol and dash the noise schedule, shade what else differs; grey is the non-private
+baseline. The palette, of
 Okabe and Ito (2008), is distinguishable with any colour vision.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from orchestration.comparison.settings import Setting
@@ -47,18 +48,24 @@ Look = TypeVar("Look")
 
 @dataclass(frozen=True)
 class Style:
-    """Colours by clipping method, and (symbol, dash) by noise schedule, for the settings of one sweep."""
+    """Colours by clipping method, and (symbol, dash) by noise schedule, for the settings of one sweep.
+
+    places: by name, the place of a setting among those with the same method and schedule, such as those of several
+    epsilons or bounds: they differ in shade, and every other one has an open marker.
+    """
 
     colours: Mapping[str, str]
     looks: Mapping[str, tuple[str, str]]
+    places: Mapping[str, int] = field(default_factory=dict)
 
     def colour(self, setting: Setting) -> str:
-        """Hexadecimal colour of the setting's clipping method."""
-        return self.colours[setting.clipping]
+        """Hexadecimal colour of the setting's clipping method, in the setting's shade."""
+        return _shade(self.colours[setting.clipping], _SHADES[self.places.get(setting.name, 0) // 2 % len(_SHADES)])
 
     def symbol(self, setting: Setting) -> str:
-        """Plotly's name of the marker for the setting's schedule."""
-        return self.looks[setting.schedule][0]
+        """Plotly's name of the marker for the setting's schedule, open at every other place."""
+        name = self.looks[setting.schedule][0]
+        return f"{name}-open" if self.places.get(setting.name, 0) % 2 and not name.endswith("-open") else name
 
     def dash(self, setting: Setting) -> str:
         """Plotly's name of the line dash for the setting's schedule."""
@@ -72,7 +79,31 @@ def style_of(settings: Sequence[Setting]) -> Style:
         unknown = [name for name in dict.fromkeys(names) if name not in known]
         return {**known, **{name: spare[i % len(spare)] for i, name in enumerate(unknown)}}
 
+    places: dict[str, int] = {}
+    counts: dict[tuple[str, str], int] = {}
+    for setting in settings:
+        look = (setting.clipping, setting.schedule)
+        places[setting.name] = counts.get(look, 0)
+        counts[look] = places[setting.name] + 1
     return Style(
         assign([setting.clipping for setting in settings], CLIPPING_COLOURS, SPARE_COLOURS),
         assign([setting.schedule for setting in settings], SCHEDULE_LOOKS, SPARE_LOOKS),
+        places,
     )
+
+
+_SHADES = (0.0, -0.45, 0.4, -0.7)
+"""Shares by which colours of settings of one method and schedule are mixed with white, or with black below 0."""
+
+
+def _shade(colour: str, share: float) -> str:
+    """Mix a colour ``#rrggbb`` with white by ``share``, or with black by its negative.
+
+    >>> _shade("#0072B2", 0.0), _shade("#000000", 0.5), _shade("#ffffff", -0.5)
+    ('#0072B2', '#808080', '#808080')
+    """
+    if not share:
+        return colour
+    target = 255 if share > 0.0 else 0
+    parts = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
+    return "#" + "".join(f"{round(part + abs(share) * (target - part)):02x}" for part in parts)
