@@ -12,6 +12,7 @@ from benchmarks.printed import (
     INITIAL_AT_ONE_DECAY,
     LASTING,
     LAYERS,
+    LAYERS_IN_TRAINING,
     LINEAR,
     UNITS,
     Experiment,
@@ -115,7 +116,7 @@ EXPERIMENTS: Final[Mapping[str, Experiment]] = {
     "c-figure10": Experiment("Paper C, Figure 10: hidden units", runs(UNITS)),
     "c-figure11": Experiment("Paper C, Figure 11(a): initial noise, 60 epochs", runs(INITIAL)),
     "c-figure11-decay": Experiment("Paper C, Figure 11(b): initial noise, decay 0.015", runs(INITIAL_AT_ONE_DECAY)),
-    "c-table4": Experiment("Paper C, Table IV: hidden layers", runs(LAYERS)),
+    "c-table4": Experiment("Paper C, Table IV: hidden layers", runs(LAYERS, LAYERS_IN_TRAINING)),
     "scattering-mnist": Experiment(
         "Tramèr and Boneh (2021), Table 1: scattering features and a linear model on MNIST at ε = 3",
         (Item("test accuracy", "flat · constant", "accuracy", ".987"),),

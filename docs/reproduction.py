@@ -16,6 +16,8 @@ DOCS: Final = Path(__file__).parent
 TEXT: Final = DOCS / "reproduction.txt"
 """The page without tables and numbers. A line ``@table NAME`` stands for the table of a sweep, ``@figure NAME`` for a
 figure, and ``{NAME: setting: number}`` for a number; ``one − other`` as the setting is a paired difference."""
+_NOT_HERE: Final = {"795eb17334": " (not in this repository)"}
+"""Commits of stored results that were made in a copy whose history is lost; their results were not trained again."""
 _PLACE: Final = re.compile(r"\{([\w-]+): ([^:{}]+): ([^:{}]+?)(?:: (share|change|plain))?\}")
 
 
@@ -56,7 +58,7 @@ def _table(experiment: Experiment, sweep: StoredSweep) -> Iterator[str]:
         f"{sweep.finished} {trials}" if sweep.finished == sweep.asked else f"{sweep.finished} of {sweep.asked} {trials}"
     )
     rows = f"{sweep.train_size:,} rows train, {sweep.test_size:,} test"
-    yield f"`{sweep.command}`: {done}, {spent} on {sweep.hardware}; {rows}; dpsweep {sweep.version}, `{sweep.commit}`."
+    yield f"`{sweep.command}`: {done}, {spent} on {sweep.hardware}; {rows}; dpsweep {sweep.version}, `{sweep.commit}`{_NOT_HERE.get(sweep.commit, '')}."
     if experiment.items:
         yield from ("", "| item | printed | measured | runs |", "|---|---|---|---|")
     for item in experiment.items:
