@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from benchmarks.experiments import EXPERIMENTS, PLANNED_ONLY
 from benchmarks.figures import FIGURES
-from benchmarks.printed import Experiment, Form
+from benchmarks.printed import Experiment, Form, Item
 from benchmarks.reproduced import Number, StoredSetting, StoredSweep, difference, read_stored
 
 DOCS: Final = Path(__file__).parent
@@ -30,6 +32,8 @@ def page(text: str, stored: Mapping[str, StoredSweep]) -> str:
             lines += _table(EXPERIMENTS[name], stored[name])
         elif word == "@planned":
             lines += _planned()
+        elif word == "@verdicts":
+            lines.append(_counted(stored))
         elif word == "@figure":
             lines.append(f"![{FIGURES[name].title}](images/{name}.svg)")
         else:
@@ -58,17 +62,60 @@ def _table(experiment: Experiment, sweep: StoredSweep) -> Iterator[str]:
         f"{sweep.finished} {trials}" if sweep.finished == sweep.asked else f"{sweep.finished} of {sweep.asked} {trials}"
     )
     rows = f"{sweep.train_size:,} rows train, {sweep.test_size:,} test"
-    yield f"`{sweep.command}`: {done}, {spent} on {sweep.hardware}; {rows}; dpsweep {sweep.version}, `{sweep.commit}`{_NOT_HERE.get(sweep.commit, '')}."
+    commit = f"`{sweep.commit}`{_NOT_HERE.get(sweep.commit, '')}"
+    yield f"`{sweep.command}`: {done}, {spent} on {sweep.hardware}; {rows}; dpsweep {sweep.version}, {commit}."
     if experiment.items:
-        yield from ("", "| item | printed | measured | runs |", "|---|---|---|---|")
+        yield from ("", "| item | printed | measured | verdict | runs |", "|---|---|---|---|---|")
     for item in experiment.items:
         setting = _setting(sweep, item.setting)
         number = setting.numbers.get(item.number) if setting else None
         measured = _shown(number, item.form) if number else "not measured"
         runs = len(number.values) if number else 0
-        yield f"| {item.item} | {item.printed or 'plot'} | {measured} | {runs} |"
+        yield f"| {item.item} | {item.printed or 'plot'} | {measured} | {verdict(item, number) or '–'} | {runs} |"
     if experiment.items:
         yield ""
+
+
+Verdict = Literal["inside", "outside", "no interval", "not measured"]
+
+
+def verdict(item: Item, number: Number | None) -> Verdict | None:
+    """Return whether a printed number lies inside our interval; None where none is printed.
+
+    ``inside``: what the printed digits may stand for, the number plus or minus half a unit of its last one, meets the
+    95 % interval of our mean; a printed lower limit, as in "> .99", is one side of that. ``no interval``: a single run,
+    whose difference may be chance.
+
+    >>> item = Item("accuracy", "flat", "accuracy", ".93")
+    >>> verdict(item, Number((0.92, 0.94), 0.9251, 0.94)), verdict(item, Number((0.94,), 0.936, 0.944))
+    ('inside', 'outside')
+    """
+    found = re.fullmatch(r"(> )?([-+]?\d*\.?\d+)", item.printed)
+    if found is None:
+        return None
+    if number is None:
+        return "not measured"
+    if number.ends is None:
+        return "no interval"
+    is_bound, printed = bool(found[1]), Decimal(found[2])
+    half = Decimal(1).scaleb(int(printed.as_tuple().exponent)) / 2
+    low, high = number.ends
+    return "inside" if float(printed - half) <= high and (is_bound or float(printed + half) >= low) else "outside"
+
+
+def _counted(stored: Mapping[str, StoredSweep]) -> str:
+    """A sentence on how many printed numbers have which verdict."""
+    found = Counter[Verdict]()
+    for name, sweep in stored.items():
+        for item in EXPERIMENTS[name].items:
+            setting = _setting(sweep, item.setting)
+            said = verdict(item, setting.numbers.get(item.number) if setting else None)
+            found.update([said] if said else [])
+    return (
+        f"Of {found.total()} printed numbers of trained models, {found['inside']} lie inside our interval and "
+        f"{found['outside']} outside; {found['no interval']} are held against a single run, which has none, and "
+        f"{found['not measured']} are not measured."
+    )
 
 
 def _planned() -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
@@ -67,6 +68,23 @@ multipliers of 1, 1 and 0.8 give them at the paper's sizes. The last seven sweep
 
 SLOW_DATA = ("a-cifar", "a-cifar-small", "scattering-mnist", "scattering-fashion")
 """Sweeps whose data take long to load."""
+
+
+def test_every_verdict_on_the_page_follows_from_the_numbers_beside_it() -> None:
+    """Computed anew from the page's own text, whose interval is rounded to three digits."""
+    page = (ROOT / "docs" / "reproduction.md").read_text()
+    row = r"^\| .* \| (> )?([-+]?[\d.]+) \| [-+\d.]+ \[([-+\d.]+), ([-+\d.]+)\] \| (\w+) \| \d+ \|$"
+    rows = re.findall(row, page, re.MULTILINE)
+    assert len(rows) > 150
+    for bound, printed, low, high, said in rows:
+        unit = 10.0 ** -len(printed.partition(".")[2])
+        slack = 0.5 * unit + 0.0006 * max(1.0, abs(float(high)))
+        inside = float(printed) - slack <= float(high) and (bool(bound) or float(printed) + slack >= float(low))
+        clearly = slack < min(abs(float(printed) - float(end)) for end in (low, high))
+        assert not clearly or (said == "inside") == inside, (printed, low, high, said)
+    counted = re.search(r"Of (\d+) printed numbers of trained models, (\d+) lie inside", page)
+    assert counted is not None
+    assert int(counted[2]) == page.count(" | inside | ")
 
 
 @pytest.mark.parametrize("paper", PAPERS)
