@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 from accounting.errors import UnsupportedMechanism, require_whole
 from accounting.filters import IndividualFilter
@@ -122,9 +122,13 @@ def enforced_epsilon(individual: IndividualFilter, trace: Trace, delta: float) -
 
 def _round_noise(sampling: Sampling, segments: Iterable[Segment]) -> Iterator[tuple[float, int]]:
     """(effective noise multiplier, number of rounds) for consecutive segments with one sampling."""
-    if sampling.draws == "epoch":
-        return _epoch_noise(segments, sampling.steps_per_epoch)
-    return ((segment.effective_noise_multiplier(), segment.steps) for segment in segments)
+    match sampling.draws:
+        case "epoch":
+            return _epoch_noise(segments, sampling.steps_per_epoch)
+        case "independent" | "subset":
+            return ((segment.effective_noise_multiplier(), segment.steps) for segment in segments)
+        case unknown:
+            assert_never(unknown)
 
 
 def _epoch_noise(segments: Iterable[Segment], steps_per_epoch: int) -> Iterator[tuple[float, int]]:

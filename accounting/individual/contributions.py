@@ -36,7 +36,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, assert_never
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -194,13 +194,16 @@ class RecordedContributions:
         precision = np.full(len(self.values), float(sum(releases)))
         sampled: dict[StepLaw, tuple[Stretch, ...]] = {}
         for sampling, chance, stretches in _stretches(tuple(self.steps), trace):
-            if sampling.draws == "epoch":
-                precision += _shuffled_precision(stretches, values, sampling.steps_per_epoch)
-            elif sampling.sample_rate == 1.0:
-                precision += sum(part.steps * part.precisions(values[part.column]) for part in stretches)
-            else:
-                law = StepLaw(sampling.sample_rate, chance)
-                sampled[law] = sampled.get(law, ()) + stretches
+            match sampling.draws:
+                case "epoch":
+                    precision += _shuffled_precision(stretches, values, sampling.steps_per_epoch)
+                case "independent" | "subset" if sampling.sample_rate == 1.0:
+                    precision += sum(part.steps * part.precisions(values[part.column]) for part in stretches)
+                case "independent" | "subset":
+                    law = StepLaw(sampling.sample_rate, chance)
+                    sampled[law] = sampled.get(law, ()) + stretches
+                case unknown:
+                    assert_never(unknown)
         pure = tuple(release.epsilon for release in trace.releases if isinstance(release, PureRelease))
         return StepWeights(*spread(sampled, values), precision, pure, trace.dataset_size)
 

@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -77,7 +77,13 @@ class _Piece:
     @property
     def by_epoch(self) -> bool:
         """Whether an epoch of these steps is one round."""
-        return self.cases[0].sampling.draws == "epoch"
+        match self.cases[0].sampling.draws:
+            case "epoch":
+                return True
+            case "independent" | "subset":
+                return False
+            case unknown:
+                assert_never(unknown)
 
 
 def rounds_of_group(trace: Trace, group_size: int = 1) -> GroupRounds:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -219,9 +219,13 @@ def examples_law(sampling: Sampling, contributions: Sequence[float], spacing: fl
         require_finite("the contribution of a group member", contribution, at_least=0.0)
     require_group_size(len(members))
     spacing = require_finite("spacing", spacing, above=0.0)
-    if sampling.draws == "independent":
-        return _independent(members, sampling.sample_rate, spacing)
-    return _subset(members, *sampling.members_drawn(len(members)), spacing)
+    match sampling.draws:
+        case "independent":
+            return _independent(members, sampling.sample_rate, spacing)
+        case "subset" | "epoch":
+            return _subset(members, *sampling.members_drawn(len(members)), spacing)
+        case unknown:
+            assert_never(unknown)
 
 
 def _independent(contributions: Sequence[float], sample_rate: float, spacing: float) -> SensitivityMixture:
