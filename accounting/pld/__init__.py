@@ -4,6 +4,7 @@ Building blocks for other accountants: `group_law` and `examples_law` return a `
 1 / noise multiplier; `discretise` returns the certified law of its loss on a lattice (`accounting.pld.loss`).
 """
 
+from accounting.pld.allocation import epsilon_of_allocation
 from accounting.pld.composition import (
     MIN_DELTA,
     TOLERANCE,
@@ -39,6 +40,7 @@ __all__ = [
     "SensitivityMixture",
     "delta_pld",
     "discretise",
+    "epsilon_of_allocation",
     "epsilon_of_examples",
     "epsilon_of_rounds",
     "epsilon_pld",

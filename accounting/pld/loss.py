@@ -70,7 +70,7 @@ class LatticeLoss:
 
 
 @dataclass(frozen=True)
-class _Cells:
+class Cells:
     """Masses between neighbouring lattice losses ``edge[i] < edge[i + 1]``, ascending in the direction's loss.
 
     numerator: mass under the pair's first measure; denominator: exp(edge[i]) times the mass under the second, so that
@@ -103,13 +103,13 @@ class LossTable:
     def law(self, direction: Direction, bound: Bound) -> LatticeLoss:
         """The law of the loss in one direction, with the guarantee in the module's description."""
         cells = self._remove_cells() if direction == "remove" else self._add_cells()
-        return _spread(cells, self.spacing) if bound == "upper" else _merge(cells, self.spacing)
+        return spread(cells, self.spacing) if bound == "upper" else merge(cells, self.spacing)
 
-    def _remove_cells(self) -> _Cells:
+    def _remove_cells(self) -> Cells:
         losses = self._log_ratios
         density = np.exp(losses - self.outputs**2 / 2) / _SQRT_TWO_PI
         p, q, p_atoms, q_atoms = density * self.mills_p, density * self.mills_q, self._p_atoms, self._q_atoms
-        return _Cells(
+        return Cells(
             start=self.start,
             numerator=p[:-1] - p[1:] + p_atoms[1:-1],
             denominator=q[:-1] - q[1:] - np.expm1(-self.spacing) * q[1:] + _scaled(q_atoms[1:-1], losses[:-1]),
@@ -118,12 +118,12 @@ class LossTable:
             rounding=self._rounding(p, q),
         )
 
-    def _add_cells(self) -> _Cells:
+    def _add_cells(self) -> Cells:
         losses = self._log_ratios
         density = np.exp(-(self.outputs**2) / 2) / _SQRT_TWO_PI
         p, q, p_atoms, q_atoms = density * self.mills_p, density * self.mills_q, self._p_atoms, self._q_atoms
         denominator = p[:-1] - p[1:] + np.expm1(-self.spacing) * p[:-1] + _scaled(p_atoms[1:-1], -losses[1:])
-        return _Cells(
+        return Cells(
             start=-(self.start + len(losses) - 1),
             numerator=(q[:-1] - q[1:] + q_atoms[1:-1])[::-1],
             denominator=denominator[::-1],
@@ -259,7 +259,7 @@ def discretise(
     return tabulate(kept, spacing, direction, tail, tail, offset).law(direction, bound)
 
 
-def _spread(cells: _Cells, spacing: float) -> LatticeLoss:
+def spread(cells: Cells, spacing: float) -> LatticeLoss:
     """Connect the dots: keep each cell's mass under both measures on its two nodes (Doroshenko et al., 2022)."""
     raised = np.clip((cells.numerator - cells.denominator) / -np.expm1(-spacing), 0.0, cells.numerator)
     masses = np.zeros(len(cells.numerator) + 1)
@@ -271,7 +271,7 @@ def _spread(cells: _Cells, spacing: float) -> LatticeLoss:
     return LatticeLoss(spacing, cells.start, np.maximum(masses, 0.0), cells.above, rounding)
 
 
-def _merge(cells: _Cells, spacing: float) -> LatticeLoss:
+def merge(cells: Cells, spacing: float) -> LatticeLoss:
     """Merge each cell into its barycentre and move the barycentres onto the nodes in the middle of the cells.
 
     A barycentre above its node is pooled with mass from the node below, one below its node with mass from the node

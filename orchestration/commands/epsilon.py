@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from orchestration.commands import panels
+from orchestration.commands.allocation import RANDOM_ALLOCATION, print_allocation
 from orchestration.commands.epsilon_answers import answer
 from orchestration.commands.epsilon_output import print_answers_as_json, print_tables, write_plots
 from orchestration.commands.epsilon_request import EpsilonRequest, RunSource
@@ -62,6 +63,9 @@ def epsilon(
     )
     source = RunSource(trial, trace, flags)
     request.check(source)
+    if flags.sampling == RANDOM_ALLOCATION and trial is None and trace is None:
+        print_allocation(flags, request, as_json)
+        return
     run = source.run()
     warn_of_delta(delta, run.dataset_size)
     found = answer(run, request)

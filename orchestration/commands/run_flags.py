@@ -20,7 +20,7 @@ from orchestration.commands.run_shape import RunShape, delta_warning
 if TYPE_CHECKING:
     SamplingName = str
 else:  # the choices that typer shows and accepts
-    SamplingName = Literal[tuple(SAMPLINGS)]
+    SamplingName = Literal[(*SAMPLINGS, "random_allocation")]
 
 AccountantName = Annotated[str, typer.Option(help=f"{one_of(ACCOUNTANTS)}.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -47,6 +47,10 @@ class RunFlags:
     max_batch_size: Annotated[
         int | None, typer.Option(help="Largest Poisson batch; of a larger one a random subset is kept.")
     ] = None
+    per_epoch: Annotated[
+        int | None,
+        typer.Option(help="With random_allocation: steps of an epoch that each example joins, one of each equal part."),
+    ] = None
     adjacency: Annotated[
         Adjacency | None, typer.Option(help="Which data sets are neighbours; by default the sampling's own.")
     ] = None
@@ -71,6 +75,7 @@ class RunFlags:
             self.dataset_size,
             self.batch_size,
             self.max_batch_size,
+            self.per_epoch,
             self.adjacency,
             self.steps,
             self.epochs,
@@ -81,6 +86,8 @@ class RunFlags:
 
     def shape(self) -> RunShape:
         """Sampling, side queries and releases. Raises: InvalidInput for a malformed --release."""
+        if self.per_epoch is not None:
+            raise InvalidInput("--per-epoch belongs to --sampling random_allocation")
         return RunShape(
             self.sampling,
             self.sample_rate,

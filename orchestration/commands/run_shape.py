@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from accounting.errors import InvalidInput, require_finite, require_whole
+from accounting.errors import InvalidInput, UnsupportedMechanism, require_finite, require_whole
 from accounting.mechanism import Release, SideQuery, Trace
 from accounting.registry import one_of
 from accounting.samplings import (
@@ -43,6 +43,10 @@ class RunShape:
 
     def mechanism(self) -> Sampling:
         """The sampling that the flags describe. Raises: InvalidInput for a missing or contradictory flag."""
+        if self.sampling == "random_allocation":
+            raise UnsupportedMechanism(
+                "random allocation has no calibration yet, and no trial draws it: dpsweep epsilon says what it costs"
+            )
         if self.sampling not in SAMPLINGS:
             raise InvalidInput(f"--sampling is {self.sampling!r}; choose {one_of(SAMPLINGS)}")
         if self.max_batch_size is not None:
