@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 from scipy import special
 
 from accounting.errors import InvalidInput, require_finite, require_whole
@@ -36,6 +37,7 @@ from accounting.pld.sensitivity import Array
 
 MOST_STEPS: Final = 1_000_000
 """Most steps of an epoch."""
+Places = npt.NDArray[np.int64]
 _POINTS: Final = 1280
 """Points of a grid. The width of the bounds falls with its square, the time of a sum grows with it."""
 _ROUNDING: Final = 1e-8
@@ -88,7 +90,7 @@ def epsilon_of_allocation(
 
 def _certified(sigma: float, steps: int, rounds: int, delta: float, tolerance: float) -> CertifiedEpsilon:
     tail = max(delta * _LOST / rounds, MIN_DELTA)
-    upper, lower = (_mean_law(1.0 / sigma, steps, tail, bound) for bound in ("upper", "lower"))
+    upper, lower = _mean_law(1.0 / sigma, steps, tail, "upper"), _mean_law(1.0 / sigma, steps, tail, "lower")
     pair = {direction: _cumulants(lower, rounds, direction) for direction in DIRECTIONS}
     above, below = 0.0, 0.0
     for direction in DIRECTIONS:
@@ -98,8 +100,8 @@ def _certified(sigma: float, steps: int, rounds: int, delta: float, tolerance: f
         highest, lowest = math.inf, 0.0
         for _ in range(_ATTEMPTS):
             plan = make_plan(pair[direction], other, saddle, spacing, tail, rounds)
-            laws = [_on_lattice(law, plan, bound) for law, bound in ((upper, "upper"), (lower, "lower"))]
-            composed = compose_equal(laws[0], laws[1], rounds, plan)
+            above_it, below_it = _on_lattice(upper, plan, "upper"), _on_lattice(lower, plan, "lower")
+            composed = compose_equal(above_it, below_it, rounds, plan)
             found, under = composed.upper.epsilon_at(delta), composed.lower.epsilon_at(delta)
             highest, lowest = min(highest, found.epsilon), max(lowest, under.epsilon)
             if highest <= lowest * (1 + 2 * tolerance) or not math.isfinite(found.epsilon):
@@ -132,7 +134,7 @@ def _one(shift: float, tail: float, bound: Bound) -> _Law:
     edges = np.linspace(-reach, reach + shift, _POINTS + 1)
     masses = _between(np.concatenate(([-np.inf], edges, [np.inf])))
     means = _between(np.concatenate(([-np.inf], edges, [np.inf])) - shift)
-    grid = np.exp(shift * edges - shift**2 / 2)
+    grid = np.asarray(np.exp(shift * edges - shift**2 / 2), dtype=np.float64)
     return _placed(masses, means, grid, bound)
 
 
@@ -159,7 +161,7 @@ def _weighted(one: _Law, of_one: int, other: _Law, of_other: int, tail: float, b
     grid = _grid(values, masses, tail)
     places = _places(grid, values)
     size = len(grid) + 1
-    placed = _placed(np.bincount(places, masses, size), np.bincount(places, masses * values, size), grid, bound)
+    placed = _placed(_sums(places, masses, size), _sums(places, masses * values, size), grid, bound)
     return _Law(placed.values, placed.masses, placed.lost + lost)
 
 
@@ -168,18 +170,24 @@ def _grid(values: Array, masses: Array, tail: float) -> Array:
     positive = values[values > 0.0]
     low, high = math.log(float(positive.min())), math.log(float(positive.max()))
     if high - low < 1e-12:
-        return np.exp(np.array([low - 1e-9, low + 1e-9]))
+        return np.array([math.exp(low - 1e-9), math.exp(low + 1e-9)])
     with np.errstate(divide="ignore"):
         logs = np.log(values)
     cells = np.clip(((logs - low) * (_POINTS / (high - low))), 0, _POINTS - 1).astype(np.int64)
-    q, p = np.bincount(cells, masses, _POINTS), np.bincount(cells, masses * values, _POINTS)
+    q, p = _sums(cells, masses, _POINTS), _sums(cells, masses * values, _POINTS)
     edges = np.linspace(low, high, _POINTS + 1)
-    bottom = int(np.searchsorted(np.cumsum(q), tail))
+    bottom = min(int(np.searchsorted(np.cumsum(q), tail)), _POINTS - 1)
     top = _POINTS - int(np.searchsorted(np.cumsum(p[::-1]), tail))
-    return np.exp(np.linspace(edges[min(bottom, _POINTS - 1)], edges[max(top, bottom + 1)], _POINTS + 1))
+    ends = edges[bottom], edges[max(top, bottom + 1)]
+    return np.asarray(np.exp(np.linspace(*ends, _POINTS + 1)), dtype=np.float64)
 
 
-def _places(grid: Array, values: Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _sums(places: Places, weights: Array, size: int) -> Array:
+    """[size]: the sum of the weights at each place."""
+    return np.bincount(places, weights, size).astype(np.float64)
+
+
+def _places(grid: Array, values: Array) -> Places:
     """Number of points of an even logarithmic grid at or below each value, as `numpy.searchsorted` finds."""
     low, step = math.log(grid[0]), math.log(grid[-1] / grid[0]) / (len(grid) - 1)
     with np.errstate(divide="ignore"):
@@ -221,9 +229,9 @@ def _on_lattice(law: _Law, plan: LatticePlan, bound: Bound) -> LatticeLoss:
     places = np.floor(losses / plan.spacing).astype(np.int64)
     start = int(places.min())
     size = int(places.max()) - start + 1
-    numerator = np.bincount(places - start, first, size)
+    numerator = _sums(places - start, first, size)
     edges = (start + np.arange(size)) * plan.spacing
-    denominator = np.exp(edges) * np.bincount(places - start, second, size)
+    denominator = np.exp(edges) * _sums(places - start, second, size)
     beyond = law.lost if plan.direction == "remove" else float(law.masses[law.values == 0.0].sum())
     cells = Cells(
         start=start,
@@ -231,6 +239,6 @@ def _on_lattice(law: _Law, plan: LatticePlan, bound: Bound) -> LatticeLoss:
         denominator=np.clip(denominator, numerator * math.exp(-plan.spacing), numerator),
         above=beyond if bound == "upper" else 0.0,
         below=0.0,
-        rounding=_ROUNDING * numerator,
+        rounding=np.asarray(_ROUNDING * numerator, dtype=np.float64),
     )
     return spread(cells, plan.spacing) if bound == "upper" else merge(cells, plan.spacing)

@@ -188,7 +188,8 @@ def test_time_and_failures_stop_a_run() -> None:
 
 def test_gpu_hours_are_those_that_trials_of_this_run_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(time, "time", lambda: now)
+    for clock in ("time", "monotonic"):
+        monkeypatch.setattr(time, clock, lambda: now)
     trials = [TrialStatus(key, 10) for key in "abc"]
     status = SweepStatus(trials, lambda trial: None, Limits(gpu_hours=2.0), gpus=dict.fromkeys("abc", 0.5))
     status.restore(result_of_an_earlier_run("c"))

@@ -34,6 +34,7 @@ def test_what_it_measures_adds_up_to_a_trial(temporary: Path, clipping: str) -> 
     spec = trial(clipping=Component(clipping))
     if clipping == "none":
         spec = replace(spec, noise=replace(spec.noise, initial_noise_multiplier=0.0))
+    probe_trial(spec)  # shows that rows are independent, once in a process
     before = torch.random.get_rng_state()
     probe = probe_trial(spec)
     assert torch.equal(before, torch.random.get_rng_state())

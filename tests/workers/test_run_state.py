@@ -22,6 +22,7 @@ from tests.workers.trial_specs import small_trial
 from workers.checkpoint import load_checkpoint, save_checkpoint
 from workers.data import load_dataset
 from workers.gradients.compared_passes import LaterBatches
+from workers.gradients.layers import Axes
 from workers.noise_sources import make_noise_source
 from workers.run_state import ModelValues, RunState
 from workers.spec import Component, NormSpec, SamplingSpec, TrialSpec
@@ -82,6 +83,8 @@ def picture(value: Any, seen: dict[int, Any] | None = None) -> Any:
             return [value.directory, sorted(value._committed)]
         case LaterBatches():
             return "counted anew"
+        case Axes():  # lengths in the first passes count only until the axes are kept
+            return [sorted(map(repr, value.without_batch)), value.stacks, sorted(map(repr, value.stacked.items()))]
         case FunctionType():
             return [value.__qualname__, [picture(cell.cell_contents, seen) for cell in value.__closure__ or ()]]
     work_out(value)

@@ -173,6 +173,7 @@ UNCHECKED = {
     "comparison/claims.py": "is the gate",
     "comparison/inventory.py": "counts trials",
     "commands/upkeep.py": "verifies, or names what is to be deleted",
+    "commands/composed_examples.py": "computes every epsilon from the traces; reads why they are estimates",
     "commands/stored_trial.py": "computes every epsilon from the trace; reads why they are estimates",
     "execution/removal.py": "deletes, forgets, or retries",
     "execution/upkeep.py": "verifies, or deletes norms",

@@ -119,7 +119,10 @@ def test_a_server_on_postgresql_and_the_database_itself_are_the_same_store(
 @REAL
 @pytest.mark.parametrize(
     ("number", "away_after"),
-    [(6, {"database": 1}), pytest.param(20, {"address": 4, "database": 12}, marks=pytest.mark.long)],
+    [
+        pytest.param(6, {"database": 1}, marks=pytest.mark.long),
+        pytest.param(20, {"address": 4, "database": 12}, marks=pytest.mark.long),
+    ],
 )
 def test_a_server_that_is_away_while_trials_are_recorded_loses_and_doubles_none(
     number: int, away_after: dict[str, int], served: Served, monkeypatch: pytest.MonkeyPatch
