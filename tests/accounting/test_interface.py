@@ -32,9 +32,9 @@ EXPORTED = {
     "accounting.individual": """FILTERED INDIVIDUAL_ACCOUNTANTS IndividualEpsilons algorithm_2 epsilon_of_many_rounds
         individual_claim individual_epsilons individual_reasons""",
     "accounting.pld": """CertifiedDelta CertifiedEpsilon CertifiedProfile GroupRounds LatticeLoss MIN_DELTA TOLERANCE
-        PairBounds SensitivityMixture delta_pld discretise epsilon_of_examples epsilon_of_rounds epsilon_pld
-        examples_law group_epsilons group_law grows_at_least_linearly linear_growth profile_of_rounds require_pld_delta
-        rounds_of_examples rounds_of_group vadhan_epsilon""",
+        PairBounds SensitivityMixture delta_pld discretise epsilon_of_allocation epsilon_of_examples
+        epsilon_of_rounds epsilon_pld examples_law group_epsilons group_law grows_at_least_linearly linear_growth
+        profile_of_rounds require_pld_delta rounds_of_examples rounds_of_group vadhan_epsilon""",
     "accounting.records": """Epsilons KEY_VARIABLE KeyCheck MANIFEST NormShards NormShardWriter NormSnapshot
         OwnedPart PartFiles PartNorms PartRecord ShareOfRows SortedRows StoredEpsilons StoredUsers TrialFiles UnsafeFile
         check_contributions closed_to_strangers commit_epsilons delete delete_folder delete_if_empty delete_norms
@@ -69,7 +69,7 @@ def test_the_examples_of_the_docstrings_run() -> None:
 
 
 def test_the_command_line_offers_what_is_registered() -> None:
-    assert get_args(SamplingName) == tuple(SAMPLINGS)
+    assert get_args(SamplingName) == (*SAMPLINGS, "random_allocation"), "and a sampling of the calculator alone"
     assert get_args(IndividualMethod) == (*INDIVIDUAL_ACCOUNTANTS, "rdp-algorithm-2")
     shown = inspect.signature(epsilon, eval_str=True).parameters["accountant"].annotation.__metadata__[0].help
     assert shown.rstrip(".").replace(" or ", ", ").split(", ") == list(ACCOUNTANTS)
