@@ -18,10 +18,8 @@ def decisions(found: Findings, delta: float) -> list[str]:
     """Sentences on the best accuracy, the best-served worst group, and which settings are not distinguishable."""
     main = found.main.name
     best = found.best(main)
-    if best is None and found.private:
-        return [_nothing_learnt(found)]
     if best is None:
-        return ["No private trial has finished, so there is no trade-off to show yet."]
+        return [nothing_to_take(found)]
     worst = found.worst_group.name
     fairest = found.best(worst, [best, *found.useful])
     sentences = [_most_accurate(found, best, delta), *_distinguished(found, best, main, f"in {_main_name(found)}")]
@@ -33,8 +31,10 @@ def decisions(found: Findings, delta: float) -> list[str]:
     return [*sentences, *_could_show(found), *_looks(found), *_caveats(found, best)]
 
 
-def _nothing_learnt(found: Findings) -> str:
-    """The sentence in place of all comparisons where no private setting has learnt anything."""
+def nothing_to_take(found: Findings) -> str:
+    """Return the sentence in place of all comparisons where no private setting has finished, or learnt anything."""
+    if not found.private:
+        return "No private trial has finished, so there is no trade-off to show yet."
     if not found.useless:
         return f"No private setting has {_main_name(found)} to compare."
     name, why = next(iter(found.useless.items()))

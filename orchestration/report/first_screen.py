@@ -5,7 +5,7 @@ The three questions are those that people bring: how private is it, for whom, an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,6 +20,7 @@ from orchestration.comparison.settings import Setting, group_names, group_value,
 from orchestration.comparison.spoken import between, difference_between, of_seeds
 from orchestration.comparison.values import epsilon, median_epsilon
 from orchestration.records.published import PublishedSweep
+from orchestration.report.decisions import nothing_to_take
 from orchestration.report.figures import blank, meta_of, plain_text, whiskers
 from orchestration.report.plot import Plot
 from orchestration.report.style import INK, MUTED, Style
@@ -70,11 +71,11 @@ def decision(found: Findings, delta: float) -> list[str]:
     """
     best = found.best(found.main.name)
     if best is None:
-        return [_nothing(found)]
+        return [nothing_to_take(found)]
     cost, reached = best.over_seeds(epsilon), best.over_seeds(found.main.value)
     shown, word = found.main.format, spoken(group_metric(found.main.name))
     interval = found.interval_of_best(best, found.main.name)
-    within = f" [{between(interval, shown)}]" if interval else ""
+    within = _bracketed(between, interval, shown)
     claim = "" if not best.reasons else ", an estimate and no guarantee"
     levels = [each.over_seeds(epsilon) for each in found.useful]
     several = len({f"{each.mean:.2g}" for each in levels if each}) > 1
@@ -92,17 +93,6 @@ def decision(found: Findings, delta: float) -> list[str]:
     return sentences
 
 
-def _nothing(found: Findings) -> str:
-    if not found.private:
-        return "No private trial has finished, so there is no trade-off to show yet."
-    if not found.useless:
-        return f"No private setting has {spoken(group_metric(found.main.name))} to compare."
-    name, why = next(iter(found.useless.items()))
-    others = len(found.useless) - 1
-    more = f", and {others} other settings learnt nothing either" if others else ""
-    return f"Nothing trained here with privacy is of use: {name} {why}{more}."
-
-
 def _compared(found: Findings, best: Setting) -> str:
     """What privacy costs the setting, as a clause."""
     if found.unknown_cost:
@@ -110,11 +100,18 @@ def _compared(found: Findings, best: Setting) -> str:
     if not found.baselines:
         return "what privacy costs is unknown, because no baseline was trained"
     change, interval = _against_baseline(found, best)
-    within = f" [{difference_between(interval, found.main.format)}]" if interval else ""
+    within = _bracketed(difference_between, interval, found.main.format)
     if change is None:
         return "what privacy costs is unknown"
     size = f"{abs(100 * change):.1f} points" if found.main.format in SHARES else f"{abs(change):.3g}"
     return f"{size} {'below' if change <= 0 else 'above'} no privacy{within}"
+
+
+def _bracketed(
+    spell: Callable[[ConfidenceInterval, Format], str], interval: ConfidenceInterval | None, shown: Format
+) -> str:
+    """The interval in brackets after its value; nothing without an interval."""
+    return f" [{spell(interval, shown)}]" if interval else ""
 
 
 def _against_baseline(
@@ -135,7 +132,7 @@ def _served_worst(found: Findings, best: Setting) -> str:
     if not groups or mean is None:
         return "no group is large enough to be shown"
     interval = found.interval(best, worst.name)
-    within = f" [{between(interval, worst.format)}]" if interval else ""
+    within = _bracketed(between, interval, worst.format)
     by = spoken_worst(worst)
     word = "" if by == spoken(group_metric(found.main.name)) else f" {by}"
     return f"worst served: {' or '.join(map(_called, sorted(groups)))} with{word} {worst.format.one(mean.mean)}{within}"
@@ -259,12 +256,12 @@ def _with_intervals(found: Findings) -> str:
 def _worst_words(found: Findings, setting: Setting) -> str:
     worst = found.worst_group
     interval = found.interval(setting, worst.name)
-    within = f" [{between(interval, worst.format)}]" if interval else ""
+    within = _bracketed(between, interval, worst.format)
     text = f"{spoken_worst(worst).capitalize()} of the worst-served group{within}"
     if found.baselines and not found.unknown_cost:
         change, against = _against_baseline(found, setting, worst.name)
         if change is not None:
-            ends = f" [{difference_between(against, worst.format)}]" if against else ""
+            ends = _bracketed(difference_between, against, worst.format)
             text += f", {_signed(change, worst.format)} against no privacy{ends}"
     return f"{text}."
 
@@ -282,7 +279,7 @@ def _gap_words(found: Findings, setting: Setting) -> Iterator[str]:
         if mean is None or between_groups is None:
             continue
         interval = found.interval(setting, name)
-        within = f" [{between(interval, of.format)}]" if interval else ""
+        within = _bracketed(between, interval, of.format)
         (low_group, low), (high_group, high) = between_groups
         yield (
             f"{rate.replace('_', ' ').capitalize()}: gap {of.format.one(mean.mean)} points{within}, "
@@ -346,7 +343,7 @@ def _at_what_cost(found: Findings, best: Setting | None, style: Style) -> Tile:
         change, interval = _against_baseline(found, best)
         big = "unknown" if change is None else _signed(change, of.format)
         own, other = (each.over_seeds(of.value) for each in (best, found.baselines[0]))
-        ends = f" [{difference_between(interval, of.format)}]" if interval else ""
+        ends = _bracketed(difference_between, interval, of.format)
         words.append(
             f"{word.capitalize()} against the best training without privacy{ends}: "
             f"{of.format.one(own.mean if own else None)} for {of.format.one(other.mean if other else None)}."
