@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import time
-import zlib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -94,9 +94,13 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Thin large grids, and spread the files that wait among the first half of the others, which compute meanwhile."""
+    cases: Counter[str] = Counter()
     for item in items:
-        if (mark := item.get_closest_marker("thinned")) and zlib.crc32(item.name.encode()) % mark.args[0]:
-            item.add_marker(pytest.mark.long)
+        if mark := item.get_closest_marker("thinned"):
+            function = item.nodeid.partition("[")[0]
+            if cases[function] % mark.args[0]:
+                item.add_marker(pytest.mark.long)
+            cases[function] += 1
     files = list(dict.fromkeys(_file(item) for item in items))
     others = {file: float(place) for place, file in enumerate(file for file in files if file not in WAITING)}
     distance = len(others) / 2 / len(WAITING)

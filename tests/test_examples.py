@@ -18,6 +18,7 @@ from workers.trial import run_trial
 FOLDER = Path(__file__).parent.parent / "examples"
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("file", sorted(FOLDER.glob("*.yaml")), ids=lambda file: file.stem)
 def test_sweeps_train(file: Path, tmp_path: Path) -> None:
     """Each trial in this process; how sweeps run under Ray is tested elsewhere."""

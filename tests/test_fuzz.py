@@ -31,6 +31,7 @@ MIXED = Trace(
 )
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("only", ["poisson, example", "fixed, group", "shuffled, rows", "replace-one", "truncated"])
 def test_random_traces_are_not_understated(only: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The gate's share of `python -m tests.fuzz`: claims are not below the exact epsilon, and answered in time."""

@@ -28,6 +28,7 @@ from tests.orchestration.sample_results import stored_sample
 FEW = 60
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_hostile_input_is_refused_or_means_what_it_says(target: Target, tmp_path: Path) -> None:
     tally = fed(target, FEW, 0, tmp_path)

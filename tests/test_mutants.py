@@ -15,6 +15,7 @@ from tests.mutants.table import MUTANTS
 FEWEST = {"accounting": 50, "workers": 40, "orchestration": 30}
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.title)
 def test_each_mutant_can_be_planted_and_names_tests_that_exist(mutant: Mutant) -> None:
     planted = mutant.planted((ROOT / mutant.file).read_text(encoding="utf-8"))

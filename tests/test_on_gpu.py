@@ -78,6 +78,7 @@ def test_every_phase_of_a_dry_run_ends_well(tmp_path: Path) -> None:
     dry_run(tmp_path, *(phase.name for phase in PHASES))
 
 
+@pytest.mark.long
 def test_a_device_that_is_not_here_is_refused(tmp_path: Path) -> None:
     done = script(tmp_path, "--device", "cuda:97")
     assert done.returncode == 2
@@ -111,6 +112,7 @@ def driven(folder: Path, *names: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=path, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.long
 def test_what_goes_wrong_in_a_phase_is_kept_and_the_next_begins(tmp_path: Path) -> None:
     names = ("hangs", "raises", "dies", "exits", "fine")
     with driven(tmp_path, *names) as process:

@@ -87,6 +87,7 @@ def test_every_verdict_on_the_page_follows_from_the_numbers_beside_it() -> None:
     assert int(counted[2]) == page.count(" | inside | ")
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("paper", PAPERS)
 def test_what_accounting_can_check_holds(paper: str) -> None:
     items = list(PAPERS[paper]())
@@ -98,12 +99,12 @@ def test_every_sweep_is_known() -> None:
     assert {file.stem for file in SWEEPS.glob("*.yaml")} == set(PLANNED) == set(EXPERIMENTS)
 
 
+@pytest.mark.thinned(7)
 @pytest.mark.skipif(not os.environ.get("DPSWEEP_DATA"), reason="needs real data: set DPSWEEP_DATA")
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[pytest.mark.long] if name in SLOW_DATA else []) for name in PLANNED],
 )
-@pytest.mark.thinned(2)
 def test_each_sweep_plans_what_the_paper_prints(name: str) -> None:
     if name == "scattering-fashion" and not (Path(os.environ["DPSWEEP_DATA"]) / "FashionMNIST").is_dir():
         pytest.skip("needs FashionMNIST below DPSWEEP_DATA; its sweep file says where it is found")

@@ -158,6 +158,7 @@ class TestIndependentOracles:
 class TestEvents:
     """dp-accounting drops the count of some events; none of those we produce."""
 
+    @pytest.mark.thinned(2)
     @pytest.mark.parametrize(
         ("trace", "group_size"),
         [
@@ -175,6 +176,7 @@ class TestEvents:
         assert dp_accounting_pld(single, DELTA, group_size, grid=5e-3) == pytest.approx(together, rel=5e-3)
         assert together > dp_accounting_pld(trace.until(1), DELTA, group_size, grid=5e-3)
 
+    @pytest.mark.thinned(2)
     @pytest.mark.parametrize(
         "trace",
         [poisson(2.0, 0.05, 50), poisson(2.0, 0.05, 50, adjacency="zero_out"), fixed(2.0, 50, 1000, 50)],

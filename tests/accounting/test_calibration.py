@@ -74,6 +74,7 @@ def test_table_ii(schedule: str, sigma: float, epochs: int) -> None:
     assert not fits(shuffled_epochs(planned, epochs + 1), BUDGET)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(("name", "params", "epochs", "published"), ROWS)
 def test_table_iii(name: str, params: dict[str, Any], epochs: int, published: float) -> None:
     decimals = len(str(published).partition(".")[2])

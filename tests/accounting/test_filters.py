@@ -28,6 +28,7 @@ def trace_of(sample_rate: float, sigma: float, steps: int = 500, *releases: Rele
     return Trace(1000, (Segment(0, steps, PoissonSampling(sample_rate), sigma),), releases)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("order", [2, 7, 20, 64])
 @pytest.mark.parametrize(("sample_rate", "sigma"), [(1e-6, 0.7), (0.01, 0.8), (0.3, 2.0), (1.0, 5.0), (0.05, 300.0)])
 def test_prices_are_upper_bounds_of_the_divergence(order: int, sample_rate: float, sigma: float) -> None:
@@ -51,6 +52,7 @@ def test_what_is_affordable_costs_what_is_left(limit: IndividualFilter) -> None:
     assert prices.affordable([0.0, -1.0, 1e9]).tolist() == [0.0, 0.0, 1.0]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("releases", [(), (GaussianRelease("pca", 16.0), PureRelease("count", 0.1))])
 @pytest.mark.parametrize("epsilon", [0.5, 3.0, 10.0])
 @pytest.mark.parametrize("sample_rate", [0.02, 1.0])

@@ -239,6 +239,7 @@ LOWER: dict[str, Callable[[Trace, Truth], Iterator[tuple[float | None, float]]]]
 }
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.parametrize("function", LOWER)
 def test_no_lower_bound_is_above_what_brute_force_finds(function: str, name: str) -> None:

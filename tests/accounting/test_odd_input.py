@@ -138,6 +138,7 @@ PUBLIC: dict[str, Callable[[Draw], Any]] = {
 }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", PUBLIC)
 @given(data=st.data())
 @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

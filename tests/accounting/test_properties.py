@@ -38,6 +38,7 @@ def assert_not_cheaper(exposed: PrivacyEstimate, less: PrivacyEstimate) -> None:
     assert exposed.epsilon >= min(least, less.epsilon)
 
 
+@pytest.mark.long
 @given(**RUN, delta=st.sampled_from(DELTAS), method=st.sampled_from(METHODS), other=st.data())
 @quickly
 def test_more_exposure_costs_no_less(

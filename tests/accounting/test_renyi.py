@@ -37,6 +37,7 @@ def exact_rdp(q: float, sigma: float, alpha: float, reverse: bool = False) -> fl
         return float(mp.log(mp.quad(integrand, points)) / (alpha - 1))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(("q", "sigma"), SAMPLED)
 def test_sampled_gaussian_is_exact_and_never_below(q: float, sigma: float) -> None:
     computed = sampled_gaussian_rdp(q, sigma)
@@ -59,6 +60,7 @@ def exact_excess_rdp(q: float, sigma: float, alpha: float) -> float:
         return float(mp.log1p(step * mp.fsum(excess(start + i * step) for i in range(points))) / (alpha - 1))
 
 
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("sigma", [0.12, 0.3, 1.0, 10.0, 1e3, 1e6])
 @pytest.mark.parametrize("q", [1e-60, 1e-10, 1e-6, 1e-3, 0.9])
 def test_fractional_orders_are_exact_however_little_a_step_costs(q: float, sigma: float) -> None:

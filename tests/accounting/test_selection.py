@@ -101,6 +101,7 @@ def oracle(event: RepeatAndSelectDpEvent) -> float:
 class TestExactly:
     """The winner's law, where one run is a single Gaussian and its score a function of the output."""
 
+    @pytest.mark.thinned(2)
     @pytest.mark.parametrize("shape", SHAPES)
     @pytest.mark.parametrize(("mean", "mu"), [(1.2, 0.3), (1.2, 3.0), (14.0, 1.0), (200.0, 0.3), (200.0, 3.0)])
     def test_no_claim_is_below_the_exact_epsilon(self, mean: float, mu: float, shape: float) -> None:
@@ -111,6 +112,7 @@ class TestExactly:
             assert claimed >= exact > 0.0
         assert account_selection(gaussian(1.0 / mu), trials, DELTA).epsilon <= 2.5 * exact
 
+    @pytest.mark.thinned(3)
     @pytest.mark.parametrize("size", [1, 2, 5])
     @pytest.mark.parametrize(("mean", "rate", "sigma"), [(2.0, 0.3, 1.0), (14.0, 0.05, 0.7), (14.0, 0.01, 0.4)])
     def test_groups_in_sampled_batches_cost_no_less_than_the_exact_epsilon(
@@ -179,6 +181,7 @@ class TestProperties:
         nearly = account_selection(poisson(), RandomTrials(1.0 + 1e-6), DELTA)
         assert nearly.epsilon == pytest.approx(one.epsilon, rel=1e-3)
 
+    @pytest.mark.thinned(2)
     @pytest.mark.parametrize("accountant", ["pld", "rdp", "auto"])
     def test_the_cost_rises_with_the_trials_and_the_shape(self, accountant: str) -> None:
         by_mean = [account_selection(poisson(), RandomTrials(m), DELTA, accountant).epsilon for m in (1, 2, 5, 14, 99)]

@@ -108,13 +108,13 @@ def exact_delta(others: int, rate: float, most: int, sigma: float, epsilon: floa
     return float(max(losses))
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("others", "most", "sigma", "rate"),
     list(itertools.product([3, 8], [1, 3], [0.5, 1.0], [0.15, 0.5])),
     ids=lambda v: str(v),
 )
 @pytest.mark.parametrize("counts_the_example", [False, True])
-@pytest.mark.thinned(3)
 def test_a_step_is_never_cheaper_than_its_quadrature(
     others: int, most: int, sigma: float, rate: float, counts_the_example: bool
 ) -> None:
@@ -140,10 +140,10 @@ def batch_sums(gradients: Sequence[float], rate: float, most: int) -> dict[float
     return found
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("most", [1, 2, 4])
 @pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.thinned(3)
 def test_no_data_set_of_six_examples_costs_more_than_claimed(size: int, most: int, seed: int) -> None:
     """All batches are enumerated. Random gradients, and such where all others oppose the group."""
     rng = np.random.default_rng(seed)
@@ -399,9 +399,9 @@ def test_a_group_costs_more_than_one_and_pays_for_its_own_room() -> None:
     assert account(truncated(10_000, 0.01, 150), DELTA, "pld", 2).epsilon > pair
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("most", [100, 110, 130, 200])
 @pytest.mark.parametrize("contribution", [1.0, 0.3, 0.0])
-@pytest.mark.thinned(3)
 def test_single_examples_are_above_their_own_mixture_and_close_where_cuts_are_rare(
     most: int, contribution: float
 ) -> None:

@@ -92,6 +92,7 @@ def test_an_edit_in_one_process_is_trained_and_an_earlier_model_stays_what_it_wa
     assert agrees(after)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     "changes",
     [

@@ -169,6 +169,7 @@ def test_no_key_or_another_one_is_one_line(
     assert after == {path: before[path] for path in after}, "nothing was written"
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(("first", "second"), [(KEY, ""), ("", KEY), (KEY, OTHER)], ids=["then none", "none", "other"])
 def test_a_sweep_is_continued_as_it_was_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str, second: str
@@ -193,6 +194,7 @@ def test_what_needs_no_private_file_needs_no_key(files: SweepFiles, monkeypatch:
         assert done.exit_code == 0, (arguments, done.output, done.exception)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(("key", "resumes"), [(KEY, True), ("", False), (OTHER, False)], ids=["same", "none", "other"])
 def test_a_trial_resumes_from_its_encrypted_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, resumes: bool

@@ -125,10 +125,11 @@ def raising(*functions: str) -> list[dict[str, str]]:
     return [{"name": "raising_code:Model", "how": how} for how in functions]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("functions", "options"),
-    [(("raises_ours", "exits", "interrupts"), ()), (("raises", "raises_storage", "exits"), IN_THIS_PROCESS)],
-    ids=["under Ray", "in process"],
+    [(("raises", "raises_storage", "exits"), IN_THIS_PROCESS), (("raises_ours", "exits", "interrupts"), ())],
+    ids=["in process", "under Ray"],
 )
 def test_errors_in_training_show_type_and_place_until_they_are_mended(
     tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch, functions: tuple[str, ...], options: tuple[str, ...]
@@ -251,6 +252,7 @@ def plan_cases(folder: Path) -> dict[str, tuple[dict[str, object], str]]:
     }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     "case",
     [
@@ -290,6 +292,7 @@ def test_an_error_of_the_plan_shows_type_and_place(
     assert leaks(tmp_path / "runs") == []
 
 
+@pytest.mark.long
 def test_a_refused_run_shows_type_and_place_and_a_later_plan_forgets_it(tmp_path: Path) -> None:
     file = write(tmp_path, data={"name": "raising_code:rows", "how": "raises"})
     done = dpsweep("run", file, "--output", tmp_path / "out")

@@ -138,6 +138,7 @@ def test_it_is_verified_and_continued_without_another_choice(chosen: tuple[Outco
     assert [point.key for point in again.record.points] == [point.key for point in outcome.record.points]
 
 
+@pytest.mark.long
 def test_the_choice_favours_the_candidate_with_fewer_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bound of 1e-6 learns nothing: at epsilon 2 its hundreds of further errors leave it no chance."""
     kept = tmp_path / "candidates"
@@ -156,6 +157,7 @@ def test_the_choice_favours_the_candidate_with_fewer_errors(tmp_path: Path, monk
     assert [p.spec.clipping.params["bound"] for p in outcome.record.points if p.is_private] == [1.0]
 
 
+@pytest.mark.long
 def test_a_damaged_count_is_named_and_nothing_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = request(tmp_path, seeds=[0])
     monkeypatch.setattr(private_selection, "selected_runs", lambda record, files: pytest.fail("stop"))

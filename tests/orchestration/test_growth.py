@@ -159,6 +159,7 @@ def test_what_does_not_define_a_trial_may_always_change(files: SweepFiles) -> No
     assert (told.ends, contents(files.trials)) == ([], before)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("first", "then", "message"),
     [
@@ -186,6 +187,7 @@ def interrupt(progress: Progress) -> None:
     raise Interrupted
 
 
+@pytest.mark.long
 def test_a_trial_goes_on_at_the_speed_that_it_began_with(tmp_path: Path) -> None:
     """Other rounding beside noise that is repeated would show what the noise hides."""
     spec = plan_sweep(parse_sweep(small(**{**ONE, "clipping": "flat", "epochs": 2}))).trials[0].spec

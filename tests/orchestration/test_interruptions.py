@@ -139,6 +139,7 @@ def test_killed_training_workers_change_nothing(sweep_file: Path, tmp_path: Path
     assert_complete(files, undisturbed)
 
 
+@pytest.mark.long
 def test_an_interrupted_and_then_killed_driver_is_resumed(
     sweep_file: Path, tmp_path: Path, undisturbed: SweepFiles
 ) -> None:

@@ -255,6 +255,7 @@ def curves(outcome: Outcome, key: str) -> tuple[str, int]:
     return str(found.info.run_id), len(client.get_metric_history(found.info.run_id, "epoch"))
 
 
+@pytest.mark.long
 def test_the_curves_of_a_trial_that_starts_anew_start_anew(tmp_path: Path) -> None:
     first = run(tmp_path, tracking_uri=None, seeds=[0, 1])
     again, other = (point.key for point in first.record.points)

@@ -67,6 +67,7 @@ def stored(outcome: Outcome) -> list[dict[str, Any]]:
     return [spec["execution"] for spec in specs]
 
 
+@pytest.mark.long
 def test_it_starts_anew_with_a_quarter_of_the_micro_batch_until_that_fits(tmp_path: Path) -> None:
     told = Told()
     outcome = run(tmp_path, 20, 0, ["none", "flat"], told)

@@ -14,6 +14,7 @@ from tests.orchestration.processes import dpsweep
 MNIST = Path(__file__).parents[2] / "sweeps" / "mnist.yaml"
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not os.environ.get("DPSWEEP_DATA"), reason="needs real data: set DPSWEEP_DATA")
 def test_mnist_with_few_examples_of_class_8(tmp_path: Path) -> None:
     sweep = yaml.safe_load(MNIST.read_text())

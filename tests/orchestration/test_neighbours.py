@@ -53,6 +53,7 @@ def trial_on(income: float, folder: Path, **changes: Any) -> Values:
     return published(folder / "out")
 
 
+@pytest.mark.long
 def test_no_candidate_for_one_income_can_be_told_from_another(tmp_path: Path) -> None:
     """An attacker who knows all other rows runs the sweep on each candidate and compares what has no noise."""
 
@@ -94,6 +95,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
 def test_what_does_not_vary_with_the_noise_does_not_vary_with_a_row(tmp_path: Path, changes: dict[str, Any]) -> None:
     """The rows of the neighbours: another income, and one whose gradient is not finite."""

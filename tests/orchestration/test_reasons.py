@@ -240,6 +240,7 @@ CAUSES: dict[Reason, Callable[[Path], tuple[Reason, ...]]] = {
 }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("reason", EVERY)
 def test_each_reason_has_its_cause_and_no_other_comes_with_it(reason: Reason, tmp_path: Path) -> None:
     assert CAUSES[reason](tmp_path) == (reason,)

@@ -129,6 +129,7 @@ def as_another(work: Callable[[], int]) -> int:
         os.setgroups(groups)
 
 
+@pytest.mark.thinned(2)
 @ROOT
 @pytest.mark.parametrize(
     ("umask", "release"),

@@ -184,6 +184,7 @@ class Killed(BaseException):
     """What nothing catches."""
 
 
+@pytest.mark.long
 def test_a_killed_selection_goes_on_with_the_runs_that_were_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

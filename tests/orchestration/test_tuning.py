@@ -138,6 +138,7 @@ def test_it_continues_and_reports_again_with_what_it_chose(outcome: Outcome) -> 
     assert render_again(outcome.files.root).record.sweep.adapted == outcome.record.sweep.adapted
 
 
+@pytest.mark.long
 def test_a_sweep_that_grows_tunes_only_what_is_new(tmp_path: Path) -> None:
     first = run_sweep(request(tmp_path, clipping="flat"))
     before = {status.key: status.result and status.result.ended for status in first.record.statuses.values()}
@@ -175,6 +176,7 @@ def test_public_tuning_never_trains_on_the_private_data(tmp_path: Path) -> None:
     assert note.endswith("the best of 2 by loss on the public data breast_cancer, without reading these data")
 
 
+@pytest.mark.long
 def test_optuna_goes_on_from_what_each_setting_has_scored(tmp_path: Path) -> None:
     tune = {
         "parameters": {"optimizer.learning_rate": {"log_uniform": [1e-6, 1.0]}},

@@ -158,6 +158,7 @@ def claimed(trace: Trace) -> float:
     return delta_pld(trace, EPSILON).upper
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(("clipping", "batch_size"), AUDITED, ids=lambda value: getattr(value, "name", str(value)))
 def test_no_step_gives_away_more_than_its_trace_claims(clipping: Component, batch_size: int, tmp_path: Path) -> None:
     audit = Audit(clipping, batch_size)
@@ -165,6 +166,7 @@ def test_no_step_gives_away_more_than_its_trace_claims(clipping: Component, batc
     assert 0.75 * claim < found <= claim
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(("clipping", "batch_size"), AUDITED, ids=lambda value: getattr(value, "name", str(value)))
 def test_the_audit_notices_noise_that_is_too_small(clipping: Component, batch_size: int, tmp_path: Path) -> None:
     audit = Audit(clipping, batch_size)

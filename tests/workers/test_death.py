@@ -172,6 +172,7 @@ CHECKPOINT_DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("damage", CHECKPOINT_DAMAGE.values(), ids=CHECKPOINT_DAMAGE)
 def test_a_damaged_checkpoint_is_an_error_and_never_a_restart(
     damage: Callable[[bytes], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -16,6 +16,7 @@ MODULES = sorted(
 )
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("module", MODULES)
 def test_the_examples_of_a_module_run(module: str) -> None:
     found = doctest.testmod(importlib.import_module(module))

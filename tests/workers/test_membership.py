@@ -51,6 +51,7 @@ def attacked(root: Path, **changes: Any) -> tuple[MembershipAttack, ...]:
     return read_attacks(TrialFiles(str(root)).attacks).rmia
 
 
+@pytest.mark.long
 def test_a_baseline_that_learns_by_heart_is_found_out(tmp_path: Path) -> None:
     """Better than by the loss alone, which also tells hard examples from easy ones."""
     fast = Component("sgd", {"learning_rate": 0.3})

@@ -128,6 +128,7 @@ class Changing(nn.Module):
         return out
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("what", ["modes", "draws"])
 @pytest.mark.parametrize(("after", "claim"), [(12, "estimate"), (10_000, "output_specific")])
 def test_a_model_that_changes_itself_later_has_estimates(

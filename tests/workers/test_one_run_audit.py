@@ -111,6 +111,7 @@ class HardlyAnyNoise(SeededNoise):
         return 0.1 * super().normal(shape, std)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("runs", [20, pytest.param(100, marks=pytest.mark.long)])
 def test_correct_runs_raise_no_alarm(tmp_path: Path, runs: int) -> None:
     for seed in range(runs):

@@ -106,6 +106,7 @@ def assert_equal_up_to_rounding(spec: TrialSpec, alone: Path, together: Path) ->
         np.testing.assert_allclose(getattr(second, column), getattr(first, column), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("size", "trials"),
     [(2, {**METHODS, **OTHERS}), (4, OTHERS), pytest.param(4, METHODS, marks=pytest.mark.long)],
@@ -177,6 +178,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("dies", [0, 1])
 def test_a_killed_rank_ends_the_group_which_then_continues_bit_for_bit(
     dies: int, undisturbed: Path, tmp_path: Path

@@ -100,8 +100,8 @@ def assert_noise_followed(schedule: Component, result: TrainingResult) -> None:
     assert schedule.name == "constant" or len(set(used)) > 1
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(("clipping", "schedule", "sampling"), COMBINATIONS)
-@pytest.mark.thinned(3)
 def test_every_combination_resumes_bit_for_bit(
     clipping: str, schedule: str, sampling: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,6 +116,7 @@ def test_every_combination_resumes_bit_for_bit(
     assert_same_trial(spec, tmp_path / "undisturbed", tmp_path / "resumed")
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("sampling", SAMPLERS)
 def test_epsilons_of_all_examples_are_those_of_an_undisturbed_run(
     sampling: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -159,8 +160,8 @@ KINDS_OF_STATE: Mapping[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("changes", KINDS_OF_STATE.values(), ids=KINDS_OF_STATE)
-@pytest.mark.thinned(2)
 def test_every_kind_of_state_resumes_bit_for_bit(
     changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,6 +119,7 @@ def steps(trainer: Trainer, count: int) -> None:
             trainer.end_epoch()
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("taken", [2, 5])
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS.keys())
 def test_whatever_a_step_changes_is_in_the_checkpoint(spec: TrialSpec, taken: int, tmp_path: Path) -> None:

@@ -267,6 +267,7 @@ def test_ties_among_keyed_rows_are_drawn_again() -> None:
     np.testing.assert_array_equal(order, [2, 0, 1])
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 4])
 def test_every_keyed_subset_and_order_is_equally_likely(count: int) -> None:
     rows, draws = DRAWS["keyed"](5), 6000

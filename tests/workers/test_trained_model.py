@@ -53,6 +53,7 @@ def one_thread() -> Any:
     torch.set_num_threads(threads)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("changes", "code"), CASES.values(), ids=CASES)
 def test_predictions_are_those_of_the_evaluation(tmp_path: Path, changes: dict[str, Any], code: UserCode) -> None:
     spec = small_trial(epochs=1, **changes)
@@ -145,6 +146,7 @@ class Malicious:
         return os.mkdir, (str(self.marker),)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("damage", ["cut", "another pickle", "a list", "code"])
 @pytest.mark.parametrize("name", ["model", "inputs"])
 def test_a_damaged_file_is_one_line_and_runs_nothing(tmp_path: Path, name: str, damage: str) -> None:

@@ -62,6 +62,7 @@ def test_exactly_tracked_examples_agree_with_snapshots_at_every_step(tmp_path: P
     np.testing.assert_allclose(exact.norms, everyone.norms[rows], rtol=1e-4)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("clip", ["flat", "dpsgd_f", "per_layer"])
 def test_norms_of_batches_of_everyone_are_those_of_every_step(clip: str, tmp_path: Path) -> None:
     changes = {"sampling": SamplingSpec("poisson", TRAIN_SIZE), "clipping": Component(clip), "epochs": 4}
@@ -88,6 +89,7 @@ def test_norms_when_sampled_are_measured_for_all_once_and_estimate_the_rest(tmp_
     assert np.corrcoef(sampled.contributions[order].mean(1), exact.contributions[exact_order].mean(1))[0, 1] > 0.7
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("clip", "sampling", "chosen"),
     [
@@ -121,6 +123,7 @@ def test_clipping_that_needs_all_norms_refuses_to_do_without(clip: str, norms: A
         train(spec, tmp_path)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("clip", ["flat", "dpsgd_f", "quantile"])
 def test_without_norms_the_same_is_trained_and_none_are_stored(clip: str, tmp_path: Path) -> None:
     def trained(norms: NormSpec, folder: Path) -> tuple[dict[str, torch.Tensor], TrialFiles]:
@@ -176,6 +179,7 @@ def tumours() -> Source:
 """
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("clip", sorted(set(clipping.CLIPPING) - {"none"}))
 def test_examples_without_a_finite_gradient_weigh_nothing_and_are_counted(clip: str, tmp_path: Path) -> None:
     source = tmp_path / "corrupt.py"

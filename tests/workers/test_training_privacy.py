@@ -24,6 +24,7 @@ from workers.spec import BudgetSpec, Component, ExecutionSpec, NoiseSpec, NormSp
 from workers.trial_mechanism import affordable_epochs, mechanism_of
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("method", ["poisson", "fixed", "shuffle"])
 @pytest.mark.parametrize("clip", ["flat", "dpsgd_f", "quantile"])
 def test_the_trace_is_the_planned_one(method: str, clip: str, tmp_path: Path) -> None:
@@ -79,6 +80,7 @@ TABLE_2 = [
 ]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(("name", "sigma", "params", "epochs"), TABLE_2, ids=lambda value: str(value))
 def test_schedules_of_table_2_end_where_the_paper_says(
     name: str, sigma: float, params: dict[str, Any], epochs: int, tmp_path: Path

@@ -17,6 +17,7 @@ from workers.spec import Component, NormSpec
 from workers.trial import begin
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("changes", "waits"),
     [

@@ -75,6 +75,7 @@ def train(spec: TrialSpec, root: Path) -> None:
     assert math.isfinite(result.evaluation.loss)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("data", DATA.values(), ids=DATA.keys())
 def test_every_kind_of_data(data: Callable[[Path], DataSpec], tmp_path: Path) -> None:
     norms = NormSpec(1.0, rows_per_part=50)
@@ -83,6 +84,7 @@ def test_every_kind_of_data(data: Callable[[Path], DataSpec], tmp_path: Path) ->
     train(small_trial(data=data(tmp_path / "data"), norms=norms, execution=execution, epochs=1), tmp_path / "trial")
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", MODELS_ON)
 def test_every_model_on_its_data(name: str, tmp_path: Path) -> None:
     model, data = MODELS_ON[name]
@@ -92,11 +94,13 @@ def test_every_model_on_its_data(name: str, tmp_path: Path) -> None:
     train(replace(spec, sampling=SamplingSpec("poisson", 8), norms=NormSpec(1.0)), tmp_path / "trial")
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("loss", [name for name in LOSSES if TASK_OF[name] == "classification"])
 def test_every_loss(loss: str, tmp_path: Path) -> None:
     train(small_trial(loss=Component(loss), epochs=1), tmp_path)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_optimizer(optimizer: str, tmp_path: Path) -> None:
     train(small_trial(optimizer=Component(optimizer, {"learning_rate": 0.01}), epochs=1), tmp_path)

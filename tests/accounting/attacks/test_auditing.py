@@ -49,6 +49,7 @@ def is_within(alarms: int, confidence: float) -> bool:
     return bool(stats.binomtest(alarms, AUDITS, 1.0 - confidence, alternative="greater").pvalue > 1e-4)
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(("confidence", "groups"), [(0.8, 1), (0.95, 5)])
 @pytest.mark.parametrize(
     ("scores_of", "strength", "epsilon", "delta"),

@@ -127,6 +127,7 @@ class TestOfOneSampledStep:
 
 
 class TestOfCompositions:
+    @pytest.mark.thinned(2)
     @pytest.mark.parametrize(
         ("sample_rate", "sigma", "steps"), [(0.01, 1.0, 1000), (0.001, 0.7, 500), (0.2, 4.0, 200), (0.02, 0.8, 50)]
     )

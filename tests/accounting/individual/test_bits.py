@@ -74,6 +74,7 @@ def _digests_with(threads: int) -> dict[str, str]:
     return found
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(("method", "steps"), METHOD_STEPS)
 def test_threads_change_no_bit(method: str, steps: int) -> None:
     """This process has as many as it was given, or as there are cores: 1 in the gate."""

@@ -89,6 +89,7 @@ def classic(order: Array, delta: float) -> Array:
     return np.asarray(np.log(1.0 / delta) / (order - 1.0))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(("method", "conversion"), [("rdp", improved), ("rdp-classic", classic)])
 @pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-10])
 def test_the_best_order_is_that_of_all_orders_by_quadrature(
@@ -108,6 +109,7 @@ def test_the_best_order_is_that_of_all_orders_by_quadrature(
 rows_of_levels = st.lists(st.floats(0.0, 1.0), min_size=4, max_size=4)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("method", ["rdp", "rdp-classic", "pld"])
 @given(row=rows_of_levels, sample_rate=st.floats(0.002, 0.1), sigma=st.floats(0.7, 4.0), delta=st.floats(1e-9, 1e-3))
 @settings(max_examples=8, deadline=None)

@@ -33,6 +33,7 @@ def _dense(sample_rate: float, precisions: Array, exponents: Complex) -> Complex
     return logs
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("direction", sorted(EXPONENTS))
 @pytest.mark.parametrize(("sample_rate", "tilt"), [(0.01, 4.0), (0.2, 2.5)])
 def test_moments_match_mpmath(direction: str, sample_rate: float, tilt: float) -> None:

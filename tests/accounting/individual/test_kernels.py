@@ -62,6 +62,7 @@ def python_of(compiled: Callable[..., Any]) -> Callable[..., Any]:
     return cast(Callable[..., Any], cast(Any, compiled).py_func)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("method", ["rdp", "pld"])
 @pytest.mark.parametrize("trace", TRACES.values(), ids=TRACES)
 def test_python_finds_what_compiled_code_finds(trace: Trace, method: str, monkeypatch: pytest.MonkeyPatch) -> None:

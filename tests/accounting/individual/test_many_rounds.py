@@ -34,6 +34,7 @@ def refuse(rounds: GroupRounds, delta: float, tolerance: float) -> PairBounds:
     )
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     "trace",
     [
@@ -98,6 +99,7 @@ def test_thousands_of_levels_need_no_lattice(count: int, monkeypatch: pytest.Mon
     assert found.epsilon < together.epsilon <= found.epsilon + account(other, 1e-6, "pld").epsilon
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("trace", "size", "delta"),
     [

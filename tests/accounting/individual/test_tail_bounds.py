@@ -28,6 +28,7 @@ def exact(sample_rate: float, sigma: float, steps: int, direction: str, epsilon:
     return float(one.self_compose(steps).get_delta_for_epsilon(epsilon))
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("direction", ["remove", "add"])
 @pytest.mark.parametrize("contribution", [1.0, 0.6])
 @pytest.mark.parametrize(("sample_rate", "sigma", "steps"), [(0.01, 1.2, 240), (0.05, 2.0, 500), (0.2, 1.0, 40)])
@@ -50,6 +51,7 @@ def test_a_bound_holds_and_is_found_where_delta_is_far_lower(
     assert answers == {False, True}
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     "trace",
     [

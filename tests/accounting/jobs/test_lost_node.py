@@ -15,6 +15,7 @@ from tests.accounting.jobs.test_parallel import accounting_processes, disable_au
 from tests.accounting.stored_trial import account_trial, job_of, write_trial
 
 
+@pytest.mark.long
 def test_a_lost_node_fails_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A head without CPUs and two nodes; one is killed as soon as parts run, and another joins later."""
     os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # or else it listens on every interface

@@ -168,6 +168,7 @@ def test_killed_processes_neither_lose_nor_change_anything(tmp_path: Path, clust
         np.testing.assert_array_equal(result.lower, expected.lower)
 
 
+@pytest.mark.long
 def test_users_survive_killed_processes(job: AccountingJob, cluster: None) -> None:
     """Whatever sorts rows and whatever accounts users is killed, each once; every stored byte is as without."""
     users = np.random.default_rng(3).integers(0, 20, 50)

@@ -206,6 +206,7 @@ def test_the_manifests_are_read_by_the_caller_alone(job: AccountingJob, monkeypa
     assert found == ["/complete.json", *(f"/step={step:08d}/manifest.json" for step in STEPS)]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("after", [0, 3])
 @pytest.mark.parametrize("kind", [SortRows, AccountShares])
 def test_an_interrupted_run_is_continued(job: AccountingJob, kind: type, after: int) -> None:

@@ -164,6 +164,7 @@ def test_monotone(position: int, worse: float) -> None:
     assert known(after.lower) > before.upper
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("q", "sigma", "steps", "size", "delta"),
     [
@@ -186,6 +187,7 @@ def test_extreme_parameters_stay_finite_and_tight(q: float, sigma: float, steps:
         assert_bracket(epsilon_pld(poisson(q, sigma, steps), delta, size))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("sampling", [PoissonSampling(0.09), FixedBatchSampling(50_000, 4500)], ids=type)
 @pytest.mark.parametrize("size", [1, 4])
 def test_noise_too_weak_or_too_strong_for_a_lattice_is_bounded_by_the_unsampled_gaussian(

@@ -77,6 +77,7 @@ def test_under_nohup_a_run_outlives_its_terminal(tmp_path: Path) -> None:
     assert process.wait(PATIENCE) == 0, (tmp_path / "log").read_text()
 
 
+@pytest.mark.long
 def test_an_embedded_cluster_adds_no_lines_of_its_own_when_its_driver_is_told_to_end(
     files: SweepFiles, tmp_path: Path
 ) -> None:

@@ -34,6 +34,7 @@ def test_the_help_groups_every_command() -> None:
         assert f"│ {name} " in shown[start:end]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_example_of_every_command_is_valid_and_in_its_help(name: str) -> None:
     command = COMMANDS[name]

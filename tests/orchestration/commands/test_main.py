@@ -113,6 +113,7 @@ def test_an_output_that_is_a_file_is_refused_and_stays(address: str, below: str,
     assert (tmp_path / "notes").read_text() == "mine"
 
 
+@pytest.mark.long
 def test_resources_that_this_machine_lacks_are_a_mistake(tmp_path: Path) -> None:
     """Ray would wait for them without end."""
     done = dpsweep("run", write(tmp_path, resources={"cpus": 4096}), "--output", tmp_path / "out")

@@ -92,6 +92,7 @@ def test_calibrate_finds_the_longest_run(answer: Answer) -> None:
     assert longer["risk"]["advantage"] > 0.1
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("line", "message"),
     [

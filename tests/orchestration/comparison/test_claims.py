@@ -102,6 +102,7 @@ FORGERIES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("forgery", FORGERIES)
 def test_a_claim_below_its_trace_is_refused(folder: Path, forgery: str) -> None:
     change, message = FORGERIES[forgery]

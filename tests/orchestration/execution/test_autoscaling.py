@@ -52,6 +52,7 @@ def kinds(address: str, folder: Path) -> Counter[str]:
     return Counter(node["Labels"]["dpsweep"] for node in nodes if "dpsweep" in node["Labels"])
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("resources", "reserved"),
     [
@@ -72,6 +73,7 @@ def test_what_the_autoscaler_cannot_start_is_refused(
     assert not kinds(address, tmp_path), "no node is started for a sweep that is refused"
 
 
+@pytest.mark.long
 def test_waiting_parts_start_cpu_nodes_and_no_gpu_node(address: str, tmp_path: Path) -> None:
     """No node but the head is there when a finished sweep is accounted again, to the same bits."""
     files = trained_sweep(tmp_path / "out", TEXT)
@@ -99,6 +101,7 @@ print(sum(is_beyond_autoscaler({"CPU": 1.0}) for _ in range(300)))
 """
 
 
+@pytest.mark.long
 def test_asking_for_what_there_is_leaves_the_process_alive(address: str, tmp_path: Path) -> None:
     """A task that is cancelled while it ends would end the process that asks, within some tens of calls."""
     said = tmp_path / "said"

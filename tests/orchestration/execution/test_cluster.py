@@ -127,6 +127,7 @@ print(len(set(calibrations.OnCluster(sys.argv[1], Path(sys.argv[2]))(asked))))
 """
 
 
+@pytest.mark.long
 def test_calibrations_are_searched_on_the_nodes(address: str, tmp_path: Path) -> None:
     said = tmp_path / "stderr"
     with script(SEARCH, address, tmp_path / "ray.log", errors=said, **CLOSED) as process:
@@ -218,6 +219,7 @@ def test_the_quickstart_as_it_is_shipped(address: str, tmp_path: Path) -> None:
     assert max(served, key=lambda clipping: sum(served[clipping])) == "dpsgd_f"
 
 
+@pytest.mark.long
 def test_another_token_is_refused_in_words(address: str, tmp_path: Path) -> None:
     done = run_on(address, tmp_path, SWEEP, RAY_AUTH_TOKEN="b2" * 32)
     assert done.returncode == 2
@@ -235,6 +237,7 @@ def test_a_head_that_never_answers_is_refused_in_words(tmp_path: Path, monkeypat
             raise AssertionError("nothing answers")
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("section", "refusal"),
     [
@@ -306,6 +309,7 @@ def test_each_setting_trains_on_what_it_asks_for(address: str, tmp_path: Path) -
     assert other.startswith("account "), "off the node with a GPU, as another one can run it"
 
 
+@pytest.mark.long
 def test_a_label_that_no_node_has_is_refused_in_words(address: str, tmp_path: Path) -> None:
     section = {**ON_A100, "labels": {"ray.io/accelerator-type": "H100"}}
     done = run_on(address, tmp_path, small(resources=[section, {}]))

@@ -145,6 +145,7 @@ def test_every_trial_is_accounted_recorded_and_reported(bench: Bench) -> None:
     assert all(isinstance(read_result(bench.files.trial(key).result), TrialResult) for key in KEYS)
 
 
+@pytest.mark.long
 def test_a_second_run_trains_nothing_and_tells_the_same(bench: Bench) -> None:
     bench.run()
     told, page = dict(bench.tracker.trials), Path(bench.files.report).read_bytes()

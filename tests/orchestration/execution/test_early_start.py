@@ -52,6 +52,7 @@ with ray_ahead(parse_sweep(sys.argv[2]), sys.argv[1], EMBEDDED, NO_CODE):
 """
 
 
+@pytest.mark.long
 def test_an_embedded_ray_starts_a_worker_when_one_is_asked_for(tmp_path: Path) -> None:
     """Those that Ray would start before, one per core, have not the variables that Tune gives its trials."""
     done = subprocess.run(

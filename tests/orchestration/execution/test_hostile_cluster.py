@@ -22,6 +22,7 @@ JOB = {
 OUTSIDE = {**JOB, "metadata": {"dpsweep.id": "a", "dpsweep.output": "/proc/self/../../etc", "dpsweep.owner": "\x1b[2J"}}
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("command", [("list",), ("status", "a"), ("logs", "a"), ("stop", "a")])
 @pytest.mark.parametrize(
     "jobs",

@@ -18,6 +18,7 @@ def enough(status: SweepStatus) -> str | None:
     return "enough" if any(trial.progress for trial in status.trials) else None
 
 
+@pytest.mark.long
 def test_tune_ends_its_trials_and_none_counts_as_stopped_by_a_scheduler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,6 +53,7 @@ cluster.shutdown()
 """A node is lost with an object of 4 MiB on it, which Ray makes again on another node."""
 
 
+@pytest.mark.long
 def test_a_lost_node_with_objects_leaves_no_line_of_ray_on_the_terminal(tmp_path: Path) -> None:
     said = tmp_path / "stderr"
     with script(LOST, tmp_path / "ray.log", errors=said, **CLOSED) as process:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.orchestration.processes import dpsweep
 from tests.orchestration.sample_grids import small
 
 
+@pytest.mark.long
 def test_a_trial_that_lacks_memory_alone_fails_in_one_line(tmp_path: Path) -> None:
     """Ray takes more than a thousandth of the memory for too much, so it kills every worker that trains, also one that
     takes one example at a time."""

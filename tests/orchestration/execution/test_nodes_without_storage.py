@@ -50,6 +50,7 @@ with on_cluster(address, parse_sweep(text), files, NO_CODE, print) as backend:
 """Accounts parts, and again as nodes do that have another folder of the same name."""
 
 
+@pytest.mark.long
 def test_nodes_that_do_not_share_the_storage_are_named_where_a_part_fails(address: str, tmp_path: Path) -> None:
     """Nodes may join after the storage was proven to be shared, and then take every part."""
     said = tmp_path / "stderr"

@@ -50,6 +50,7 @@ def test_the_plan_is_that_of_one_process_and_the_driver_loads_no_torch() -> None
     assert found == {"plan": repr(plan_sweep(parse_sweep(TEXT))), "torch": False}
 
 
+@pytest.mark.long
 def test_the_users_own_code_runs_there_and_its_errors_are_ours(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

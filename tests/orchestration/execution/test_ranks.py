@@ -87,6 +87,7 @@ def assert_first_is_undisturbed(folder: Path, text: str) -> None:
     assert all(torch.equal(model[name], again[name]) for name in model)
 
 
+@pytest.mark.long
 def test_a_trial_that_loses_a_rank_ends_like_one_that_did_not(tmp_path: Path) -> None:
     assert statuses(tmp_path, ONE) == ["finished"]
     assert_first_is_undisturbed(tmp_path, ONE)

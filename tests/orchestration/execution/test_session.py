@@ -258,6 +258,7 @@ def test_where_no_place_serves_each_is_named() -> None:
     assert ", in /absent: No such file" in str(refused.value)
 
 
+@pytest.mark.long
 def test_a_longer_one_is_refused_where_ray_is_told_to_use_it(tmp_path: Path) -> None:
     with folder_for_all(_LONGEST + 1) as folder:
         assert f"path of {_LONGEST + 1} bytes, but Ray's sockets leave room for {_LONGEST}" in refusal(tmp_path, folder)

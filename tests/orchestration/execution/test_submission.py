@@ -253,6 +253,7 @@ def test_a_job_ends_by_its_limit_and_prometheus_sees_its_numbers(head: Head, swe
     assert "(--max-trials); 1 trials are left" in str(last.reason)
 
 
+@pytest.mark.long
 def test_a_missing_or_wrong_token_is_one_line(head: Head, sweep_file: Path, tmp_path: Path) -> None:
     submit = ("submit", sweep_file, "--output", tmp_path / "out")
     without = dpsweep(*submit, "--address", head.url, HOME=str(tmp_path))

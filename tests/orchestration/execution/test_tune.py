@@ -57,6 +57,7 @@ def run(files: SweepFiles, *options: str) -> dict[str, dict[str, Any]]:
     return {trial["key"]: trial for trial in json.loads(done.stdout)["trials"]}
 
 
+@pytest.mark.long
 def test_a_stopped_trial_costs_what_it_ran(files: SweepFiles, trials: dict[str, dict[str, Any]]) -> None:
     assert [key for key, trial in trials.items() if trial["status"] == "stopped"] == [STOPPED]
     assert [trial["status"] for key, trial in trials.items() if key != STOPPED] == ["finished"] * 4

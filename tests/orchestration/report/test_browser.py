@@ -86,6 +86,7 @@ const wait = setInterval(() => {
 </script></body>"""
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("width", [1280, 390])
 def test_a_reader_sorts_filters_and_chooses_axes(tmp_path: Path, width: int) -> None:
     measure = "document.body.dataset.wide = document.documentElement.scrollWidth"
@@ -116,6 +117,7 @@ const ready = setInterval(async () => {
 </script></body>"""
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("width", [1280, 390])
 def test_axe_finds_nothing_that_keeps_a_reader_out(tmp_path: Path, width: int) -> None:
     axe = files("axe_core_python").joinpath("axe.min.js").read_text().replace("</script>", "<\\/script>")

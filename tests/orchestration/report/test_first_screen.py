@@ -151,6 +151,7 @@ def test_decision_and_pictures_are_seen_without_scrolling(tmp_path: Path) -> Non
     assert int(data["lowest"]) <= 900
 
 
+@pytest.mark.long
 @needs_browser
 def test_the_summary_is_one_page(tmp_path: Path) -> None:
     printed = summary_pdf(rendered("private"))

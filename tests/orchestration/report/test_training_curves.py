@@ -40,6 +40,7 @@ def with_trace(trace: Trace) -> PublishedSweep:
     return replace(sample_sweep(), trials=(replace(trial, attempts=(Attempt(trial.key, 1, 1e-5, trace),)),))
 
 
+@pytest.mark.long
 def test_accountants_are_overlaid_over_epochs() -> None:
     """Each at the cost of the steps so far; what covers no sampled batches is not drawn."""
     drawn = figures(with_trace(RUN))

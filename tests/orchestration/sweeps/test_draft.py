@@ -198,6 +198,7 @@ LABELS: list[object] = [row % 2 for row in range(120)]
 SEXES: list[object] = ["fm"[row // 2 % 2] for row in range(120)]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("written", "convention", "span"),
     [

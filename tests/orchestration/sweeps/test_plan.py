@@ -57,6 +57,7 @@ def test_side_queries_and_releases_are_paid_for_inside_the_target() -> None:
 POISSON: dict[str, Any] = {"method": "poisson", "batch_size": 40}
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("sampling", "refused"),
     [
@@ -165,6 +166,7 @@ def test_a_budget_of_training_alone_says_what_the_whole_run_costs() -> None:
     assert training.trials[0].worst_case.epsilon == pytest.approx(rho + 2.0 * (rho * math.log(1e5)) ** 0.5, rel=1e-9)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 @pytest.mark.parametrize("clipping", ["flat", {"name": "dpsgd_f", "count_noise_multiplier": 0.001}])
 def test_noise_that_protects_nobody_has_a_cost_all_the_same(accountant: str, clipping: object) -> None:
@@ -274,6 +276,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("changes", "reason"), REFUSED.values(), ids=REFUSED.keys())
 def test_trials_that_cannot_run_are_refused_on_one_line(changes: dict[str, object], reason: str) -> None:
     reasons = planned(**changes).reasons()

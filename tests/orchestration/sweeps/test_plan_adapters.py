@@ -16,6 +16,7 @@ def adapted(adapter: str, **params: object) -> dict[str, object]:
     return {"data": TOKENS, "model": {"name": "own_adapters:Adapted", "adapter": adapter, **params}}
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("adapter", ["lora", "dora", "ia3", "prompt"])
 def test_adapters_on_a_trunk_in_half_precision_are_planned(adapter: str) -> None:
     plan = planned(**adapted(adapter, trunk="bfloat16"), **HALF)

@@ -201,11 +201,13 @@ def trains(name: str, root: Path, **changes: object) -> None:
     assert run_trial(plan.trials[0].spec, str(root), code=code).steps == 3
 
 
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("name", TRAINS)
 def test_what_is_planned_trains(name: str, tmp_path: Path) -> None:
     trains(name, tmp_path)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_train_is_refused_with_its_cure(name: str) -> None:
     plan, _ = planned(name)

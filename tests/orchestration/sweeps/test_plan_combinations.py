@@ -42,6 +42,7 @@ def reason(**changes: object) -> str:
     return line
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -140,6 +141,7 @@ COMBINATIONS = {
 }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(("changes", "expected"), COMBINATIONS.values(), ids=COMBINATIONS.keys())
 def test_what_would_fail_in_a_worker_is_refused(changes: dict[str, object], expected: str) -> None:
     line = reason(**changes)

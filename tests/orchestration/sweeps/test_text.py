@@ -92,6 +92,7 @@ def test_the_schema_is_walked() -> None:
     assert ("execution", "deterministic") in TRUTHS
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("path", NUMBERS, ids=dotted)
 def test_what_is_no_number_is_refused_by_name(path: Path) -> None:
     for value in NEVER_NUMBERS:

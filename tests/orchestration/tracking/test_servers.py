@@ -91,6 +91,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             yield Served(address, database, store)
 
 
+@pytest.mark.long
 @REAL
 def test_a_server_on_postgresql_and_the_database_itself_are_the_same_store(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -198,6 +199,7 @@ def test_a_name_that_the_server_does_not_allow_is_one_line_with_its_option(serve
         MlflowTracker(f"http://{name}:{port}")
 
 
+@pytest.mark.long
 @REAL
 def test_a_server_with_accounts_keeps_artifacts_in_an_object_store(served: Served, tmp_path: Path) -> None:
     """The sweep knows the server's address and its user's password, and no key of the bucket."""

@@ -159,6 +159,7 @@ def test_contributions_are_what_examples_add_over_the_sensitivity(component: Com
     assert contributions.max() > 0.3
 
 
+@pytest.mark.thinned(3)
 @all_methods
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
@@ -194,6 +195,7 @@ def test_no_norm_and_no_noisy_answer_breaks_the_bound(component: Component, data
     assert 0.0 < later.bound < math.inf
 
 
+@pytest.mark.thinned(4)
 @all_methods
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())

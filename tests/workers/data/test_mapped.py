@@ -197,6 +197,7 @@ def anonymous_megabytes() -> float:
     return next(int(line.split()[1]) for line in status if line.startswith("RssAnon")) / 1024
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_texts(tmp_path: Path) -> None:
     """10,000 more texts of 512 tokens and as many labels are 41 MB; what the process holds of its own grows by less
     than a quarter, and without `cache` by more. Pages of the files are the system's, which drops them when it must.

@@ -37,6 +37,7 @@ def alone(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return torch.stack(norms)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("micro_batch_size", [None, 2])
 @pytest.mark.parametrize("name", MODELS)
 def test_they_take_the_fast_path(name: str, micro_batch_size: int | None) -> None:

@@ -43,6 +43,7 @@ IN_PIECES: dict[str, Any] = {"micro_batch_size": 4}
 BY_LAYER: dict[str, Any] = {"layerwise": True, "multiplicity": 2}
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -81,6 +82,7 @@ def test_a_step_on_another_device_stays_there(name: str, options: dict[str, Any]
             assert gradient.shape == model.get_parameter(parameter).shape
 
 
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("name", sorted(set(CASES) - WITH_CONSTANTS))
 def test_norms_and_sums_on_a_gpu_mix_no_devices(name: str) -> None:
     """Shown on fake CUDA tensors, which have shapes and a device: forward pass, norms by every method, and sums.

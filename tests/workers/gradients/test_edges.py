@@ -41,6 +41,7 @@ def clip(norms: BatchNorms) -> Tensor:
     return (0.5 / norms.norms).clamp(max=1.0)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("micro_batch_size", [None, 2])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_gradient_that_is_not_finite_gets_weight_0_and_touches_no_other(
@@ -318,6 +319,7 @@ class PositionsWithoutBatch(nn.Module):
         return out
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("rows", [1, 3, 4, 5, 6])
 @pytest.mark.parametrize("first", [1, 3, 4, 6])
 def test_a_layer_without_the_batch_is_told_from_one_with_it_whatever_the_number_of_rows(rows: int, first: int) -> None:

@@ -346,9 +346,9 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.mark.thinned(24)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize(("multiplicity", "micro_batch_size"), [(1, None), (2, None), (1, 4), (3, 1)])
-@pytest.mark.thinned(3)
 def test_agrees_with_one_example_at_a_time(name: str, multiplicity: int, micro_batch_size: int | None) -> None:
     model = CASES[name].model()
     x, y = CASES[name].inputs()
@@ -372,8 +372,8 @@ def test_agrees_with_one_example_at_a_time(name: str, multiplicity: int, micro_b
             assert float((gradient - reference).norm()) <= TOLERANCE * float(total)
 
 
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.thinned(3)
 def test_weights_and_norms_by_layer(name: str) -> None:
     model = CASES[name].model()
     x, y = CASES[name].inputs()

@@ -139,6 +139,7 @@ def test_attention_with_a_parametrised_part_runs_per_example() -> None:
     assert_agrees(Attention(), *batch())
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("following", [nn.ReLU(inplace=True), nn.Dropout(0.0, inplace=True), nn.LeakyReLU(0.2, True)])
 def test_instance_norm_before_a_step_in_place(following: nn.Module) -> None:
     """Its output is a view, whose place in the graph such a step takes."""

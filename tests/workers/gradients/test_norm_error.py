@@ -69,6 +69,7 @@ def test_repeated_positions_that_cancel_keep_the_digits_of_the_norm(length: int,
         assert abs(float(norm / exact) - 1.0) < NORM_ERROR
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("positions", [(), (1,), (5,)])
 @pytest.mark.parametrize(("small", "large"), [(1e-23, 1e18), (1e-20, 1e12)])
 def test_factors_whose_squares_underflow_are_clipped_like_others(
@@ -82,6 +83,7 @@ def test_factors_whose_squares_underflow_are_clipped_like_others(
     )
 
 
+@pytest.mark.long
 def test_standardised_kernels_under_autocast_keep_the_bound() -> None:
     """Their gradients are projected; what is taken away must be known more precisely than half precision is."""
     for seed in range(40):
@@ -95,6 +97,7 @@ def test_standardised_kernels_under_autocast_keep_the_bound() -> None:
         assert abs(float(norm) - 1.0) < NORM_ERROR
 
 
+@pytest.mark.thinned(17)
 @pytest.mark.parametrize("name", CASES)
 def test_what_an_example_adds_under_autocast_keeps_the_bound(name: str) -> None:
     """Gradients are those of bfloat16, but what an example adds to a sum is as long as its norm says: both are made in

@@ -126,10 +126,10 @@ GENERAL: dict[str, tuple[tuple[tuple[int, ...], ...], Callable[..., Tensor]]] = 
 }
 
 
+@pytest.mark.thinned(24)
 @pytest.mark.parametrize("multiplicity", [1, 2])
 @pytest.mark.parametrize("rows", [2, 4, 6, 10])
 @pytest.mark.parametrize("name", FAST)
-@pytest.mark.thinned(3)
 def test_agrees_with_one_example_at_a_time(name: str, rows: int, multiplicity: int) -> None:
     """Also where axes of a parameter have as many entries as the batch has rows."""
     model = Reads(*FAST[name])

@@ -29,6 +29,7 @@ class Always:
         return list(alternatives.values())[self.index % len(alternatives)].compute()
 
 
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("name", PLANNED)
 def test_every_alternative_gives_the_same_norms(name: str) -> None:
     model = CASES[name].model()

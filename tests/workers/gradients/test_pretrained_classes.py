@@ -170,9 +170,9 @@ def batch(name: str, rows: int = 6) -> tuple[Tensor, Tensor]:
     return x, torch.arange(rows) % 3
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("micro_batch_size", [None, 4])
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.thinned(2)
 def test_models_as_shipped_take_the_fast_path(name: str, micro_batch_size: int | None) -> None:
     model = MODELS[name]().train()
     engine = GradientEngine(model, per_example_loss, micro_batch_size=micro_batch_size)
@@ -186,10 +186,10 @@ def test_models_as_shipped_take_the_fast_path(name: str, micro_batch_size: int |
     assert set(engine.forms.values()) <= FAST
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("trunk", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["lora", "dora", "ia3", "prompt", "prefix"])
 @pytest.mark.parametrize("make", [bert, llama], ids=["bert", "llama"])
-@pytest.mark.thinned(3)
 def test_adapters_of_a_frozen_trunk_take_the_fast_path(
     make: Callable[[], nn.Module], name: str, trunk: torch.dtype
 ) -> None:

@@ -46,6 +46,7 @@ def rows(count: int) -> tuple[Tensor, Tensor]:
     return torch.randn(count, 5), torch.arange(count) % 3
 
 
+@pytest.mark.long
 def test_whole_batches_are_shown_once_until_model_or_size_change(monkeypatch: pytest.MonkeyPatch) -> None:
     GradientEngine(Sized(), per_example_loss).norms(*rows(20))
     monkeypatch.setenv(MIXES, "1")
@@ -161,6 +162,7 @@ def test_values_of_parameters_and_the_number_of_rows_are_not_part_of_the_digest(
     assert digest(Sized()) == digest(Sized())
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_everything_else_is(name: str) -> None:
     assert DIFFERENT[name]() != digest(Sized())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -89,6 +90,7 @@ def test_random_convolutional_models(model: nn.Module, execution: tuple[int, int
     assert_agrees(model, (3, 12, 11), *execution)
 
 
+@pytest.mark.long
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(sequence_models(), EXECUTIONS)
 def test_random_sequence_models(model: nn.Module, execution: tuple[int, int | None]) -> None:

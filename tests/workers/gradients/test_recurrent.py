@@ -99,13 +99,14 @@ def assert_agrees(model: nn.Module, form: str = "rewrite", multiplicity: int = 1
     assert engine.forms["cell"] == form
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("read", READS)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.thinned(3)
 def test_agrees_with_one_example_at_a_time(kind: str, read: str) -> None:
     assert_agrees(made(kind, read))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("multiplicity", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_from_states_of_the_example(kind: str, multiplicity: int) -> None:
@@ -154,10 +155,10 @@ class Packed(Sequences):
         return out
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("started", [False, True], ids=["from zeros", "from states of the example"])
 @pytest.mark.parametrize("reads_outputs", [False, True], ids=["last states", "outputs"])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.thinned(3)
 def test_packed_sequences_agree_with_one_example_at_a_time(kind: str, reads_outputs: bool, started: bool) -> None:
     torch.manual_seed(0)
     model = Packed(KINDS[kind](), reads_outputs, started=started)

@@ -50,6 +50,7 @@ MIXING: dict[str, Callable[[Calls, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("rows", [4, 6])
 @pytest.mark.parametrize("name", MIXING)
 def test_a_model_that_mixes_or_reorders_rows_is_refused(name: str, rows: int) -> None:
@@ -66,6 +67,7 @@ COUPLED: dict[str, PerExampleLoss] = {
 }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", COUPLED)
 def test_a_loss_that_couples_rows_is_refused(name: str) -> None:
     with pytest.raises(InvalidInput, match="rows of a batch independently"):
@@ -168,6 +170,7 @@ def test_a_layer_that_does_not_run_on_one_row_is_refused_by_name() -> None:
         GradientEngine(Bags(), per_example_loss).norms(torch.ones(4, 2, dtype=torch.long), torch.zeros(4).long())
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("micro_batch_size", [None, 4])
 @pytest.mark.parametrize("shape", [(), (1,), (5,), (7,), (6, 1)], ids=str)
 def test_weights_of_another_number_of_examples_are_refused(

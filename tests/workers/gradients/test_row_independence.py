@@ -317,6 +317,7 @@ def _without_gradient(h: Tensor) -> Tensor:
         return h.mean(0)
 
 
+@pytest.mark.thinned(18)
 @pytest.mark.parametrize("name", MIXING)
 def test_rows_that_depend_on_others_are_refused_by_the_name_of_the_module(name: str) -> None:
     with pytest.raises(InvalidInput, match="of some examples depend on others of their batch") as refused:
@@ -325,6 +326,7 @@ def test_rows_that_depend_on_others_are_refused_by_the_name_of_the_module(name: 
     assert backward_only or "from module '1' (Between) on" in str(refused.value)
 
 
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("name", KEEPING)
 def test_what_is_kept_of_examples_outside_of_parameters_and_buffers_is_refused_by_name(name: str) -> None:
     step, where = KEEPING[name]
@@ -350,6 +352,7 @@ COUPLED: dict[str, PerExampleLoss] = {
 }
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", COUPLED)
 def test_losses_that_depend_on_other_rows_or_labels_are_refused(name: str) -> None:
     with pytest.raises(InvalidInput, match="of some examples depend on others of their batch"):
@@ -398,6 +401,7 @@ class FrozenPositions(nn.Module):
         return out
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("length", [1, 3, 4, 6])
 def test_tables_that_have_as_many_entries_as_a_batch_has_rows_are_not_taken_for_it(length: int) -> None:
     """Four examples pass together, and six as a whole."""
@@ -574,6 +578,7 @@ def _zeroed(net: nn.Sequential) -> nn.Sequential:
     return net
 
 
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize("name", HARMLESS)
 def test_models_with_independent_rows_are_not_refused_and_stay_as_they_are(name: str) -> None:
     torch.manual_seed(0)

@@ -71,6 +71,7 @@ def assert_agrees(model: nn.Module, engine: GradientEngine, rows: int, multiplic
         torch.testing.assert_close(gradient, expected[parameter].sum(0), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.thinned(12)
 @pytest.mark.parametrize("multiplicity", [1, 2])
 @pytest.mark.parametrize("first", [2, 6, 8])
 @pytest.mark.parametrize("name", LAYERS)
@@ -84,6 +85,7 @@ def test_rows_that_are_stacked_with_positions_take_their_rule(name: str, first: 
     assert set(engine.forms.values()) == {"rule"}
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("rows", [1, 5, 7])
 def test_a_micro_batch_of_one_example_is_no_exception(rows: int) -> None:
     model = LAYERS["two layers"]()

@@ -70,6 +70,7 @@ def counted(run: Callable[[], object]) -> Counter[str]:
     return waits.counts
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n == "wrn16_4" else n for n in STEPS])
 def test_a_step_waits_for_the_device_once(name: str) -> None:
     torch.manual_seed(0)
@@ -96,6 +97,7 @@ def cancelling(rows: int) -> tuple[nn.Module, Tensor]:
     return nn.Sequential(nn.Linear(40, 30), nn.Flatten(), last), x
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("weigh_together", [False, True])
 @pytest.mark.parametrize("size", [None, 3, 1])
 def test_norms_that_lost_digits_are_computed_again_before_they_weigh(size: int | None, weigh_together: bool) -> None:
@@ -164,6 +166,7 @@ class Operators(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("name", "most"), [("logistic", 27), ("resnet20_gn", 534), ("wrn16_4", 1212), ("transformer", 271)]
 )

@@ -88,6 +88,7 @@ MIXING: dict[str, Callable[[Between, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", MIXING)
 def test_rows_that_are_mixed_in_training_only_are_found(name: str) -> None:
     with pytest.raises(InvalidInput, match="rows of a batch independently"):
@@ -213,6 +214,7 @@ DRAWING: dict[str, Callable[[Between, Tensor], Tensor] | nn.Module] = {
 }
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", DRAWING)
 def test_chance_within_rows_is_fine_and_known(name: str) -> None:
     net = model(DRAWING[name])
@@ -322,6 +324,7 @@ BUFFERS: dict[str, Tensor] = {
 }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("kind", BUFFERS)
 @pytest.mark.filterwarnings("ignore:.*quantized|.*Sparse CSR")
 def test_buffers_of_any_layout_are_fine_while_they_do_not_change(kind: str) -> None:
@@ -331,6 +334,7 @@ def test_buffers_of_any_layout_are_fine_while_they_do_not_change(kind: str) -> N
     assert net.get_buffer("1.other") is BUFFERS[kind]
 
 
+@pytest.mark.long
 def test_operators_of_higher_order_are_fine() -> None:
     def step(m: Between, h: Tensor) -> Tensor:
         out: Tensor = torch.cond(torch.tensor(True), lambda z: z.relu(), lambda z: z.tanh(), (h,))

@@ -181,6 +181,7 @@ class TestEveryNewLoss:
         has_none = TASK_OF[name] in ("language_modelling", "segmentation")
         assert not has_none or np.isnan(expected[0]), "torch has no mean of no position"
 
+    @pytest.mark.thinned(2)
     def test_norms_are_those_of_one_example_at_a_time(self, name: str) -> None:
         model, labels = labels_of(name, 20)
         x, loss = torch.randn(20, 5), build_loss(Component(name))
@@ -256,6 +257,7 @@ TRIALS: dict[str, Callable[[Path], TrialSpec]] = {
 }
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", TRIALS)
 def test_a_trial_of_every_task(name: str, tmp_path: Path) -> None:
     """What is stored of each test example gives the evaluation again, and is what the stored model predicts."""
