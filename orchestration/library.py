@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -215,8 +216,11 @@ class Sweep:
         ``MLFLOW_TRACKING_URI``, else the store in its folder. Raises: InvalidInput for a name that MLflow refuses, and
         if MLflow has no weights of that model; TrackingUnavailable.
         """
+        from orchestration.execution.same_code import own_files
         from orchestration.tracking.registry import register_best
 
+        for warning in own_files(self._files, self._record, self._code, [best.trial.key]).changes():
+            warnings.warn(warning, stacklevel=2)
         return register_best(best, self._record.manifest.sweep_id, self._files, name, alias, tracking_uri)
 
     def report(self) -> str:

@@ -62,6 +62,11 @@ class UserCode:
         return next((module for module in self.modules if module.location == location), None)
 
     @property
+    def places(self) -> dict[str, str]:
+        """The path of the file, or of the folder that holds the module, by location; "" for an installed module."""
+        return {module.location: module.source or "" for module in self.modules}
+
+    @property
     def folders(self) -> tuple[str, ...]:
         """The folders whose modules may be imported, each once."""
         return tuple(dict.fromkeys(filter(None, (module.folder for module in self.modules))))

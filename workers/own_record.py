@@ -13,7 +13,7 @@ from pathlib import PurePath
 from typing import Final
 
 from accounting.errors import START_ANEW, InvalidInput
-from accounting.records import TrialFiles, delete_folder, exists, read_bytes, write_bytes_atomically
+from accounting.records import TrialFiles, delete_folder, exists, list_files, read_bytes, write_bytes_atomically
 from workers.imports import UserCode, UserModule, is_import_path
 from workers.own_modules import SourceFile
 from workers.own_sources import digests_of, folder_of
@@ -54,11 +54,15 @@ def store_code(files: TrialFiles, spec: TrialSpec, code: UserCode) -> None:
 def changed_code(files: TrialFiles, spec: TrialSpec, code: UserCode) -> tuple[str, ...]:
     """The files of ``code`` that are not as they were when the trial began, by their place below `TrialFiles.code`.
 
-    Only modules that are in ``code`` are compared. Comments, layout and texts that nothing reads do not count. With
-    equal files their imports are equal too, so a file that they no longer import shows in the one that imported it.
+    Only modules that are in ``code`` are compared. Comments, layout and texts that nothing reads do not count. A file
+    that is gone counts if all modules that the trial names are in ``code``.
     """
     now = own_code(spec, code)
-    return tuple(name for place in now for name in _changed(place, _stored(files, place), now[place]))
+    changed = [name for place in now for name in _changed(place, _stored(files, place), now[place])]
+    modules = [code.named(location) for location in own_locations(spec)]
+    is_whole = bool(now) and all(module is not None and module.sources() for module in modules)
+    gone = (place for place in list_files(files.code) if place not in now) if is_whole and not changed else ()
+    return (*changed, *gone)
 
 
 def require_same_code(files: TrialFiles, spec: TrialSpec, code: UserCode, next_step: str = START_ANEW) -> None:

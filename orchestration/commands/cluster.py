@@ -95,11 +95,12 @@ def submit(
     jobs = None if dry_run else jobs_at(address)
     from orchestration.execution.submission import submission_id
 
-    _require_own_output(spec, text, output)
+    _require_own_output(spec, text, output, code, retry or ())
     trials = _planned(spec, code)
     job_id = submission_id(name or spec.name, spec.plain())
     turn = Turn(owner or this_user(), priority, max_concurrent, time.time())
-    asked = Asked(Limits(max_hours, max_trials, stop_after_failures, max_gpu_hours), tuple(retry or ()), turn, name)
+    limits = Limits(max_hours, max_trials, stop_after_failures, max_gpu_hours)
+    asked = Asked(limits, tuple(retry or ()), turn, name, code.places)
     asked.limits.require_use(max(each.gpus for each in spec.resources))
     with packaged(text, sweep.name, output, code, asked, _tracking(tracking_uri)) as package:
         _describe(package)
@@ -189,6 +190,7 @@ def drive() -> None:
         asked.retry,
         turn=asked.turn,
         name=asked.name,
+        submitted_from=asked.submitted_from,
     )
     run_to_the_end(request, as_json=False)
 
@@ -269,11 +271,14 @@ def _require_absolute(output: str) -> None:
         )
 
 
-def _require_own_output(spec: SweepSpec, text: str, output: str) -> None:
-    """Refuse an output that holds another sweep, or one with another key, where this machine can read it; else say so.
+def _require_own_output(spec: SweepSpec, text: str, output: str, code: UserCode, retry: Sequence[str]) -> None:
+    """Refuse an output that holds another sweep, or results of other code, where this machine can read it.
 
-    Raises: InvalidInput, DataCorruption as the job itself would.
+    Else say so. Raises: InvalidInput, DataCorruption as the job itself would.
     """
+    from orchestration.comparison.stored import stored_record
+    from orchestration.execution.removal import named_trials
+    from orchestration.execution.same_code import ANEW, begun_with_other_code, refuse
     from orchestration.records.layout import SweepFiles
     from orchestration.records.manifest import open_manifest
     from orchestration.sweeps.growth import grown
@@ -282,6 +287,9 @@ def _require_own_output(spec: SweepSpec, text: str, output: str) -> None:
     try:
         is_seen = exists(output if "://" in output else str(Path(output).parent))
         grown(open_manifest(files, spec.plain(), text), spec, text, files.root)
+        if code.modules and exists(files.manifest):
+            anew = named_trials(files, retry) if retry else ()
+            refuse(begun_with_other_code(files, stored_record(files).points, code, anew), files, ANEW)
     except StorageError as error:
         _warn_of_unseen_output(output, str(error))
         return

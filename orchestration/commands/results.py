@@ -113,6 +113,7 @@ def best(
     from orchestration.comparison.claims import checked_record
     from orchestration.comparison.findings import findings
     from orchestration.comparison.stored import stored_evidence
+    from orchestration.execution.same_code import own_files
     from orchestration.records.integrity import require_unaltered_model
 
     conditions = parse_conditions(at_least or ())
@@ -123,6 +124,8 @@ def best(
     trial, result, registered = files.trial(found.trial.key), record.status(found.trial.key).result, ""
     if result is not None:
         require_unaltered_model(trial, result)
+    for warning in own_files(files, record, keys=[found.trial.key]).changes():
+        typer.echo(for_terminal(f"warning: {warning}"), err=True)
     if register is not None:
         from orchestration.tracking.registry import register_best
 

@@ -28,21 +28,36 @@ if TYPE_CHECKING:
     from orchestration.records.published import GroupEpsilon
 
 
-def verify(folder: Folder, as_json: AsJson = False) -> None:
+def verify(
+    folder: Folder,
+    code: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Your own module or file, if not where it was. It is compared, not run; may be repeated.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Check every stored file of the trained trials against its sha256, length and counts, and every ε by its trace.
 
-    Also the report, comparison.json, results.json and status.json, and the same of its tuning. Not checked: logs,
-    MLflow's store, and the checkpoints and norms of trials that have not ended, which their resumption checks.
+    Also the report, comparison.json, results.json and status.json, and the same of its tuning. It warns of files of
+    your own code that are not as they were. Not checked: logs, MLflow's store, and the checkpoints and norms of trials
+    that have not ended, which their resumption checks.
     """
     from orchestration.comparison.stored import owned_record
+    from orchestration.execution.same_code import own_files
     from orchestration.execution.upkeep import damaged_files, damaged_reports, trained, tuning_of
+    from orchestration.sweeps.user_code import allowed_again
 
     files = SweepFiles(absolute(folder))
     record = owned_record(files)
+    own = own_files(files, record, allowed_again(record.sweep, code or ()))
     damaged, count = [*damaged_files(files, record), *damaged_reports(files)], len(trained(record))
     candidates = sum(len(trained(tuning)) for _, tuning in tuning_of(files))
     if as_json:
-        typer.echo(json.dumps({"trials": count, "candidates": candidates, "damaged": damaged}))
+        seen = {"compared": own.compared, "changed": own.changed, "not_found": own.unseen}
+        typer.echo(json.dumps({"trials": count, "candidates": candidates, "damaged": damaged, "own_files": seen}))
     if damaged:
         raise DataCorruption("\n".join(damaged))
     if not as_json:
@@ -51,6 +66,12 @@ def verify(folder: Folder, as_json: AsJson = False) -> None:
             f"{what}: every file is as it was when its trial ended, and no ε is below the cost of its trace. Measures "
             "of test data and epsilons of single examples are as stored: they were not computed again"
         )
+        for warning in own.changes():
+            _warn(warning)
+        for path in own.unseen:
+            _warn(f"{path} is not here, so your own code was not compared; name it: --code FILE")
+        if own.compared and not own.changed:
+            typer.echo(for_terminal(f"your own files are as the trials keep them: {', '.join(own.compared)}"))
 
 
 def prune(

@@ -40,13 +40,14 @@ _DATA: Final = frozenset(
 
 @dataclass(frozen=True)
 class Asked:
-    """Limits of the run of a job, trials that it trains anew, its turn, and its name in MLflow; see
-    `pipeline.RunRequest`."""
+    """Limits of the run of a job, trials that it trains anew, its turn, its name in MLflow, and where the user's own
+    modules lie; see `pipeline.RunRequest`."""
 
     limits: Limits = NO_LIMITS
     retry: tuple[str, ...] = ()
     turn: Turn = FIRST_COME
     name: str | None = None
+    submitted_from: Mapping[str, str] = field(default_factory=dict)
 
 
 ONLY_TO_RUN: Final = Asked()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from accounting.errors import InvalidInput
 from accounting.records import exists
+from orchestration.comparison.record import SweepRecord
 from orchestration.records.attempts import AttemptLog
 from orchestration.records.layout import SweepFiles
 from orchestration.sweeps.grid import GridPoint
-from workers.imports import UserCode
+from workers.imports import NO_CODE, UserCode, UserModule
 from workers.own_record import changed_code, has_changed, own_locations
 
 
@@ -48,6 +50,10 @@ def _has_shown(files: SweepFiles, point: GridPoint) -> bool:
     return log.has_released(point.key)
 
 
+ANEW: Final = "train them anew with --retry all, which costs privacy again, "
+"""The advice on trials of other code; see `refuse`."""
+
+
 def refuse(found: Iterable[OtherCode], files: SweepFiles, anew: str = "") -> None:
     """Raises: InvalidInput, naming the files that have changed, if one of these trials has shown something.
 
@@ -65,3 +71,46 @@ def refuse(found: Iterable[OtherCode], files: SweepFiles, anew: str = "") -> Non
         f"{has_changed(changed)} since {len(shown)} trials in {files.root} were trained, and results of both "
         f"do not compare; restore what {where} holds, {anew if helps else ''}or choose another folder with --output"
     )
+
+
+@dataclass(frozen=True)
+class OwnFiles:
+    """The user's own files as they are now, beside the code that trials keep.
+
+    compared: the files. changed: keys of the trials that began with other code, by the file. unseen: paths in which no
+    file was found.
+    """
+
+    compared: tuple[str, ...]
+    changed: Mapping[str, tuple[str, ...]]
+    unseen: tuple[str, ...]
+
+    def changes(self) -> tuple[str, ...]:
+        """One sentence for each file that has changed."""
+        return tuple(
+            f"{has_changed([file])} since {len(keys)} trials began; their models load by the code that each keeps in "
+            "its folder code, while run, --retry and model() refuse yours: restore it, or choose another --output"
+            for file, keys in self.changed.items()
+        )
+
+
+def own_files(
+    files: SweepFiles, record: SweepRecord, given: UserCode = NO_CODE, keys: Collection[str] = ()
+) -> OwnFiles:
+    """Compare the user's own files with the code that trials keep; nothing of either is executed.
+
+    given: modules in place of those that the sweep was last run with. keys: of the trials to compare; by default all.
+    """
+    were = (UserModule(location, place or None) for location, place in record.manifest.code.items())
+    points = [point for point in record.points if not keys or point.key in keys]
+    named = dict.fromkeys(location for point in points for location in own_locations(point.spec))
+    known = {module.location: module.as_it_is() for module in (*were, *given.modules) if module.location in named}
+    found = {location: module for location, module in known.items() if module.files}
+    paths = {file.place: file.path or file.place for module in found.values() for file in module.files}
+    changed: dict[str, tuple[str, ...]] = {}
+    for other in begun_with_other_code(files, points, UserCode(tuple(found.values()))):
+        for place in other.files:
+            file = paths.get(place, place)
+            changed[file] = (*changed.get(file, ()), other.point.key)
+    unseen = (known[name].source or name if name in known else name for name in named if name not in found)
+    return OwnFiles(tuple(paths.values()), changed, tuple(unseen))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -45,7 +46,8 @@ class RunRequest:
     folders of sweeps whose finished trials are copied instead of training them. turn: the place of the sweep among
     those that share a running cluster. name: of the sweep in MLflow; by default that of the sweep file, or the one
     that an earlier run of the folder was given. most_seeds: add seeds, up to this number, until settings are told apart
-    (`orchestration.pipeline.until`); None for the seeds of the file.
+    (`orchestration.pipeline.until`); None for the seeds of the file. submitted_from: `places` on the machine that
+    submitted the sweep, if another one did.
     """
 
     sweep: SweepSpec
@@ -60,6 +62,12 @@ class RunRequest:
     turn: Turn = FIRST_COME
     name: str | None = None
     most_seeds: int | None = None
+    submitted_from: Mapping[str, str] | None = None
+
+    @property
+    def places(self) -> Mapping[str, str]:
+        """Where the user's own modules were read, as `UserCode.places`."""
+        return self.code.places if self.submitted_from is None else self.submitted_from
 
     @property
     def files(self) -> SweepFiles:

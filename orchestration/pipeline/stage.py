@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
 
 from accounting.errors import DataCorruption, InvalidInput
 from accounting.records import closed_to_strangers, exists, make_private_file, make_private_folder
@@ -20,7 +19,7 @@ from orchestration.execution.object_stores import require_answer, require_client
 from orchestration.execution.planning import plan_at
 from orchestration.execution.removal import named_trials, start_anew
 from orchestration.execution.reuse import take_finished
-from orchestration.execution.same_code import begun_with_other_code, refuse
+from orchestration.execution.same_code import ANEW, begun_with_other_code, refuse
 from orchestration.execution.status_file import StatusFile, earlier_driver
 from orchestration.pipeline.request import Display, Outcome, RunRequest
 from orchestration.records.layout import SweepFiles
@@ -120,7 +119,8 @@ def _planned(request: RunRequest) -> tuple[Plan, Manifest]:
     plan = accept(plan_at(request.address, sweep, request.code, past_of(manifest), solving), files)
     require_space(files, plan)
     calibrations = {**manifest.calibrations, **plan.calibrations}
-    return plan, replace(manifest, calibrations=calibrations, title=request.name or manifest.title)
+    places = {**manifest.code, **request.places}
+    return plan, replace(manifest, calibrations=calibrations, title=request.name or manifest.title, code=places)
 
 
 def _initial_status(request: RunRequest, plan: Plan, spent: Spent, display: Display) -> SweepStatus:
@@ -176,7 +176,7 @@ def _started_anew(
         kept = kept_trials(files, request.sweep, manifest).points
         points = (*(planned.point for planned in plan.trials), *kept)
         others = begun_with_other_code(files, points, request.code, anew)
-        refuse(others, files, _ANEW)
+        refuse(others, files, ANEW)
         for other in others:
             display.warn(
                 f"trial {other.point.key}: {has_changed(other.files)} since it began, and it has shown nothing"
@@ -186,10 +186,6 @@ def _started_anew(
     for key in anew:
         display.warn(f"trial {key} starts anew; what it has released stays counted")
     return anew
-
-
-_ANEW: Final = "train them anew with --retry all, which costs privacy again, "
-"""The advice on trials of other code; see `refuse`."""
 
 
 def _take_over(request: RunRequest, plan: Plan, manifest: Manifest, display: Display) -> None:

@@ -35,7 +35,8 @@ class Manifest:
     calibrations: noise multipliers found by plans of the sweep, by a digest of the calibration's inputs. key_check:
     check value of the key that encrypts private files; None if they are not encrypted. defaults: version of the
     defaults of sweep files by which ``text`` and ``earlier`` are read, see `orchestration.sweeps.former_defaults`.
-    title: name of the sweep in MLflow, where it is not that of the sweep file.
+    title: name of the sweep in MLflow, where it is not that of the sweep file. code: where the user's own modules were
+    when the sweep was last run, `workers.imports.UserCode.places`.
     """
 
     sweep_id: str
@@ -51,6 +52,7 @@ class Manifest:
     key_check: KeyCheck | None = None
     defaults: int = 1
     title: str = ""
+    code: dict[str, str] = field(default_factory=dict)
 
     def provenance(self) -> dict[str, str]:
         """Everything except the sweep itself, as flat text entries such as ``versions.torch``."""

@@ -102,7 +102,7 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "orchestration/pipeline/stage.py",
         ("tests/orchestration/test_edited_code.py::test_a_sweep_is_not_continued_beside_results_of_other_code",),
-        B("        refuse(others, files, _ANEW)\n", "", "results of two versions of a model stand beside each other"),
+        B("        refuse(others, files, ANEW)\n", "", "results of two versions of a model stand beside each other"),
     ),
     *bugs_in(
         "workers/own_modules.py",

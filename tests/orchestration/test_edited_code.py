@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
 import dpsweep
+from orchestration.commands.main import app
 from orchestration.execution import cluster
 from tests.orchestration.processes import environment
 from workers.data import load_dataset
@@ -174,6 +176,36 @@ def test_trials_of_other_code_are_not_taken_from_another_folder(folder: Path) ->
     edit(folder)
     with pytest.raises(dpsweep.InvalidInput, match=f"{CHANGED} .*train anew, without --from"):
         run(folder, "other", sources=[folder / "out"])
+
+
+def test_verify_and_best_name_what_has_changed(folder: Path) -> None:
+    """In the user's own files, which the sweep was last run with; another place is named."""
+    key = one(run(folder)).key
+
+    def verified(*more: str) -> tuple[str, dict[str, Any]]:
+        said = CliRunner().invoke(app, ["verify", str(folder / "out"), *more])
+        as_json = CliRunner().invoke(app, ["verify", str(folder / "out"), *more, "--json"])
+        assert said.exit_code == as_json.exit_code == 0, said.output
+        return said.output, json.loads(as_json.stdout)["own_files"]
+
+    net, layers = str(folder / "edited_net.py"), str(folder / "edited_layers.py")
+    said, own = verified()
+    assert f"your own files are as the trials keep them: {net}, {layers}" in said
+    assert own == {"compared": [net, layers], "changed": {}, "not_found": []}
+    edit(folder)
+    said, own = verified()
+    assert f"warning: {layers} has changed since 1 trials began" in said
+    assert own["changed"] == {layers: [key]}
+    best = CliRunner().invoke(app, ["best", str(folder / "out")])
+    assert f"warning: {layers} has changed since 1 trials began" in best.stderr
+    (folder / "edited_layers.py").unlink()
+    assert verified()[1]["changed"] == {"edited_layers.py": [key]}, "it is gone"
+    elsewhere = (folder / "edited_net.py").rename(folder / "out" / "edited_net.py")
+    said, own = verified()
+    assert f"{folder} is not here, so your own code was not compared" in said
+    assert own == {"compared": [], "changed": {}, "not_found": [str(folder)]}
+    (elsewhere.parent / "edited_layers.py").write_text(LAYERS)
+    assert verified("--code", str(elsewhere))[1]["changed"] == {}
 
 
 def test_a_tuning_of_other_code_is_refused(folder: Path) -> None:
