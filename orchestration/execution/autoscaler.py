@@ -13,10 +13,11 @@ from ray._private.worker import global_worker
 from ray.autoscaler.v2.utils import is_autoscaler_v2
 from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply  # type: ignore[attr-defined]  # generated
 
+from accounting.errors import InvalidInput
 from orchestration.sweeps.resources import LABEL
 
-_PATIENCE: Final = 20.0
-"""Seconds in which an autoscaler says that no node type fits; it looks at what waits every five seconds."""
+_LONGEST: Final = 600.0
+"""Seconds in which an autoscaler looks at what waits, which it does every five seconds when it is well."""
 
 
 def has_autoscaler() -> bool:
@@ -35,17 +36,29 @@ def has_autoscaler() -> bool:
 def is_beyond_autoscaler(needs: Mapping[str, float]) -> bool:
     """Whether the autoscaler says that none of its node types has the resources and labels of ``needs``.
 
-    It is asked by an empty task that waits for them, until that runs or the autoscaler had time to say so. False for an
-    autoscaler of the first version, which does not say it. The task is not cancelled, since `ray.cancel` ends this
-    process where the task ends at the same time; one that still waits ends with the connection to the cluster.
+    It is asked by an empty task that waits for them, until that runs or the autoscaler has seen it wait. False for
+    an autoscaler of the first version, which does not say it. The task is not cancelled, since `ray.cancel` ends this
+    process where the task ends at the same time; one that still waits ends with the connection to the cluster. Raises:
+    InvalidInput for an autoscaler that does not look.
     """
     if not _is_current():
         return False
     waiting = ray.remote(max_retries=0, **_options(needs))(_nothing).remote()
-    deadline = time.monotonic() + _PATIENCE
-    while time.monotonic() < deadline and not ray.wait([waiting], timeout=0.5)[0]:
-        if any(_is(needs, request) for request in _status().autoscaling_state.infeasible_resource_requests):
+    deadline, shown = time.monotonic() + _LONGEST, None
+    while not ray.wait([waiting], timeout=0.5)[0]:
+        status = _status()
+        if any(_is(needs, request) for request in status.autoscaling_state.infeasible_resource_requests):
             return True
+        state = status.cluster_resource_state
+        if shown is None and any(_is(needs, each.request) for each in state.pending_resource_requests):
+            shown = state.cluster_resource_state_version
+        if shown is not None and status.autoscaling_state.last_seen_cluster_resource_state_version >= shown:
+            return False
+        if time.monotonic() > deadline:
+            raise InvalidInput(
+                f"the cluster's autoscaler has not looked at what waits within {_LONGEST:g} s; see `ray status` and "
+                "the file monitor.log on the head"
+            )
     return False
 
 

@@ -17,7 +17,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,13 @@ from ray._private import worker as ray_worker
 from ray._private.grpc_utils import init_grpc_channel
 from ray.exceptions import RayError
 from ray.job_config import JobConfig
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from accounting.errors import InvalidInput
 from accounting.jobs.parallel import fitting
 from accounting.records import KEY_VARIABLE, KeyCheck, make_folders, require_key, require_library_file
+from orchestration.execution.asking import Question, answers, named
 from orchestration.execution.autoscaler import has_autoscaler, is_beyond_autoscaler
+from orchestration.execution.backend import Warn
 from orchestration.execution.environment import EMBEDDED, require_address, reread_environment
 from orchestration.execution.nodes import alive_nodes, amounts_of
 from orchestration.execution.quiet_stderr import stderr_without
@@ -338,42 +339,27 @@ def _amounts() -> list[dict[str, float]]:
     return [*map(amounts_of, alive_nodes())]
 
 
-def check_versions() -> None:
+def check_versions(warn: Warn) -> None:
     """Require this process's versions on every node. Raises: InvalidInput with a line for each node with others."""
-    here, task = versions_here(), ray.remote(num_cpus=0, max_retries=2)(versions_here)
-    pending = [
-        (
-            f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})",
-            task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(),
-        )
-        for node in alive_nodes()
-    ]
-    wrong = [f"node {name} has {other}; {SAME}" for name, each in pending if (other := _others(here, each))]
-    if wrong:
+    here, question = versions_here(), Question("their versions", versions_here)
+    told = [(named(node), differences(here, there)) for node, there in answers(question, alive_nodes(), warn)]
+    if wrong := [f"{name} has {others}; {SAME}" for name, others in told if others]:
         raise InvalidInput("\n".join(wrong))
 
 
-def _others(here: Mapping[str, str], answer: Any) -> str:
-    """The versions of a node that differ, in words; "" if none does, or the node does not answer."""
-    try:
-        return differences(here, ray.get(answer, timeout=120))
-    except RayError:
-        return ""
-
-
-def check_shared_storage(probe: Probe) -> None:
+def check_shared_storage(probe: Probe, warn: Warn) -> None:
     """Read the probe on every node. Raises: InvalidInput naming the nodes that cannot."""
-    if blind := _nodes_without(Probe.is_read, probe):
+    if blind := _nodes_without(Question("whether they share the storage", Probe.is_read, (probe,)), warn):
         raise InvalidInput(f"{probe.uri} was written here but cannot be read on {_counted(blind)}; {SHARED}")
 
 
-def check_keys(check: KeyCheck | None) -> None:
+def check_keys(check: KeyCheck | None, warn: Warn) -> None:
     """Require that every node has the encryption key that ``check`` was made from, or no key if ``check`` is None.
 
     The key itself is not sent, because Ray stores and logs the environment of workers. Raises: InvalidInput naming the
     nodes with another key or, if one is required, none.
     """
-    if others := _nodes_without(_has_key, check):
+    if others := _nodes_without(Question("whether they have the key", _has_key, (check,)), warn):
         here, there = ("set", "the same key") if check else ("not set", "no key")
         raise InvalidInput(
             f"{KEY_VARIABLE} is {here} here, but not so on {_counted(others)}; start Ray there with {there} in its "
@@ -381,16 +367,9 @@ def check_keys(check: KeyCheck | None) -> None:
         )
 
 
-def _nodes_without(holds: Callable[..., bool], *arguments: object) -> list[str]:
-    """The address of every node on which ``holds(*arguments)`` is false or does not answer; none that was lost."""
-    nodes, task = alive_nodes(), ray.remote(num_cpus=0, max_retries=2)(holds)
-    pending = [
-        task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(*arguments)
-        for node in nodes
-    ]
-    without = [node for node, answer in zip(nodes, pending, strict=True) if not _answers_yes(answer)]
-    there = {node["NodeID"] for node in alive_nodes()}
-    return [node["NodeManagerAddress"] for node in without if node["NodeID"] in there]
+def _nodes_without(question: Question[bool], warn: Warn) -> list[str]:
+    """The address of every node whose answer is no."""
+    return [node["NodeManagerAddress"] for node, holds in answers(question, alive_nodes(), warn) if not holds]
 
 
 def _counted(addresses: Sequence[str]) -> str:
@@ -403,10 +382,3 @@ def _has_key(check: KeyCheck | None) -> bool:
     except InvalidInput:
         return False
     return True
-
-
-def _answers_yes(answer: ray.ObjectRef[bool]) -> bool:
-    try:
-        return bool(ray.get(answer, timeout=120))
-    except RayError:
-        return False

@@ -3,38 +3,40 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from accounting.errors import InvalidInput, UnfitNode
 from accounting.jobs.parallel import fitting
+from orchestration.execution.asking import Question, answers, named
+from orchestration.execution.backend import Warn
 from orchestration.execution.nodes import alive_nodes, amounts_of
-from orchestration.sweeps.fields import LEAST_QUANTITY
 from orchestration.sweeps.planned import PlannedTrial
 from orchestration.sweeps.resources import ResourceSettings
 from orchestration.sweeps.schema import SweepSpec
 
-_PATIENCE: Final = 60.0
-"""Seconds in which a node answers; one whose GPUs other work holds does not, and is checked by each trial there."""
 _ALLOWED: Final = "execution.allow_cpu: true lets such trials train on the CPU"
 
 
-def check_gpus(sweep: SweepSpec) -> None:
+def check_gpus(sweep: SweepSpec, warn: Warn) -> None:
     """Require that torch sees a GPU on every node that may train a trial with one.
 
-    Raises: InvalidInput with a line for each node on which it does not.
+    A node whose GPUs other work holds is checked by each trial there, and named in a warning. Raises: InvalidInput with
+    a line for each node on which torch sees none; as `answers`.
     """
     sections = [each for each in sweep.resources if each.gpus]
     if not sections or sweep.execution.allow_cpu:
         return
     nodes = [node for node in alive_nodes() if any(fitting(amounts_of(node), each.amounts) for each in sections)]
-    blind = _without_gpu(nodes)
+    question = Question("whether torch sees their GPUs", _missing_gpu, needs_gpu=True)
+    blind = [
+        f"trials reserve a GPU on {named(node)}, but {reason}; {_ALLOWED}"
+        for node, reason in answers(question, nodes, warn)
+        if reason
+    ]
     if blind:
-        raise InvalidInput("\n".join(f"{line}; {_ALLOWED}" for line in blind))
+        raise InvalidInput("\n".join(blind))
 
 
 def require_gpu(planned: PlannedTrial, reserved: ResourceSettings) -> None:
@@ -54,30 +56,3 @@ def _missing_gpu() -> str | None:
     from workers.devices import missing_gpu  # late: it imports torch, which the driver does not need for this
 
     return missing_gpu()
-
-
-def _without_gpu(nodes: Sequence[dict[str, Any]]) -> list[str]:
-    """One line for each node on which torch sees no GPU."""
-    task = ray.remote(num_cpus=0, num_gpus=LEAST_QUANTITY, max_retries=0)(_missing_gpu)
-    pending = {
-        f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})": task.options(
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        ).remote()
-        for node in nodes
-    }
-    if pending:
-        ray.wait([*pending.values()], num_returns=len(pending), timeout=_PATIENCE)
-    found = {name: _answer(answer) for name, answer in pending.items()}
-    return [f"trials reserve a GPU on node {name}, but {reason}" for name, reason in found.items() if reason]
-
-
-def _answer(answer: Any) -> str | None:
-    """What the node has answered; None while it has not, or where it was lost."""
-    try:
-        reason: str | None = ray.get(answer, timeout=0)
-    except GetTimeoutError:
-        ray.cancel(answer)
-        return None
-    except RayError:
-        return None
-    return reason

@@ -43,10 +43,15 @@ class OnRay:
     """Enough to keep the nodes busy with trials of one part each; the queue limits the concurrent work."""
 
     def __init__(
-        self, sweep: SweepSpec, context: TrialContext, queue: AccountingQueue, turns: Turns | None = None
+        self,
+        sweep: SweepSpec,
+        context: TrialContext,
+        queue: AccountingQueue,
+        warn: Warn,
+        turns: Turns | None = None,
     ) -> None:
         """Train and account on the connected cluster. turns: the sweeps that share it; None if no other does."""
-        self._sweep, self._context, self._queue, self._turns = sweep, context, queue, turns
+        self._sweep, self._context, self._queue, self._warn, self._turns = sweep, context, queue, warn, turns
         self._gauges = Gauges()
         self._amounts: dict[str, Mapping[str, float]] = {}
 
@@ -63,7 +68,7 @@ class OnRay:
         try:
             yield from self._queue.scatter(OnSharedStorage(job, probe), parts)
         except Exception:  # a node that no longer finds the trial's files raises anything
-            check_shared_storage(probe)
+            check_shared_storage(probe, self._warn)
             raise
 
     def close(self, planned: PlannedTrial, step: int) -> Iterator[None]:
@@ -89,9 +94,9 @@ def embedded(
     with connected(address, files.log, code) as shipped:
         part = {"CPU": sweep.accounting.cpus or 0.0}
         check_resources({**_needs_of_trials(sweep), "accounting a part": part})
-        check_gpus(sweep)
+        check_gpus(sweep, warn)
         with _queue(sweep.accounting, part, warn) as queue:
-            yield OnRay(sweep, TrialContext(files, sweep.disclosure, shipped), queue)
+            yield OnRay(sweep, TrialContext(files, sweep.disclosure, shipped), queue, warn)
 
 
 @contextlib.contextmanager
@@ -105,16 +110,16 @@ def on_cluster(
     with connected(address, files.log, code) as shipped:
         part = {"CPU": reserved_cpus(sweep.accounting), **_custom_resource(sweep.accounting)}
         check_resources({**_needs_of_trials(sweep), "accounting a part": part}, _JOIN_TIMEOUT)
-        check_versions()
-        check_gpus(sweep)
+        check_versions(warn)
+        check_gpus(sweep, warn)
         probe = Probe.written(files.probe)
-        check_shared_storage(probe)
+        check_shared_storage(probe, warn)
         context = TrialContext(files, sweep.disclosure, shipped, probe=probe)
-        check_keys(context.key_check)
+        check_keys(context.key_check, warn)
         turns = Turns(f"{sweep.name} {files.root}", turn)
         with _queue(sweep.accounting, part, warn) as queue:
             try:
-                yield OnRay(sweep, context, queue, turns)
+                yield OnRay(sweep, context, queue, warn, turns)
             finally:
                 turns.leave()
 

@@ -1,0 +1,114 @@
+"""What is asked of nodes before a sweep starts: a slow node is waited for, and none passes because it is silent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.orchestration.execution.three_nodes import CLOSED, three_nodes
+from tests.orchestration.processes import PATIENCE, script
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with three_nodes(tmp_path_factory.mktemp("nodes")) as found:
+        yield found.address
+
+
+PREFACE = """
+import sys, time
+from pathlib import Path
+import ray
+from accounting.errors import InvalidInput
+from orchestration.execution import asking
+from orchestration.execution.cluster import check_versions, connected
+from orchestration.execution.gpus import check_gpus
+from orchestration.execution.nodes import alive_nodes
+from orchestration.sweeps.schema import parse_sweep
+from tests.orchestration.sample_grids import small
+
+address, folder = sys.argv[1:]
+on_gpu = parse_sweep(small(resources={"gpus": 0.5}))
+
+def refused(check, *arguments):
+    try:
+        check(*arguments, lambda said: print("warning:", said))
+    except InvalidInput as error:
+        print("refused:", error)
+    else:
+        print("passed")
+
+with connected(address, Path(folder) / "log"):
+"""
+
+
+def told(body: str, address: str, folder: Path) -> list[str]:
+    """The lines that a script prints which is connected to the cluster."""
+    said = folder / "stderr"
+    indented = "".join(f"    {line}\n" for line in body.strip().splitlines())
+    with script(PREFACE.lstrip() + indented, address, folder, errors=said, **CLOSED) as process:
+        answer, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, said.read_text()
+    return answer.splitlines()
+
+
+SLOW = """
+asking._QUIET = 0.5
+def slow():
+    time.sleep(3.0)
+    return "late"
+seen = asking.answers(asking.Question("what is slow", slow), alive_nodes(), lambda said: print("warning:", said))
+print(*[answer for _, answer in seen])
+refused(check_gpus, on_gpu)
+asking._LONGEST = 1.0
+refused(lambda warn: asking.answers(asking.Question("what is slow", slow), alive_nodes()[:1], warn))
+"""
+
+
+def test_a_slow_node_is_waited_for_with_a_word_and_refused_at_last(address: str, tmp_path: Path) -> None:
+    """The check for GPUs used to pass after a minute without an answer, and every trial failed instead."""
+    waiting, answered, *others = told(SLOW, address, tmp_path)
+    assert waiting.startswith("warning: waiting for node ")
+    assert waiting.endswith("to tell what is slow; a busy node is slow to start a process")
+    assert answered == "late late late"
+    assert any(line.startswith("refused: trials reserve a GPU on node") for line in others)
+    assert "took no process within 1 s to tell what is slow; look at it with `ray status`" in others[-1]
+
+
+HELD = """
+@ray.remote(num_cpus=0, num_gpus=1)
+class Holder:
+    def holds(self):
+        return True
+
+holder = Holder.remote()
+ray.get(holder.holds.remote())
+refused(check_gpus, on_gpu)
+ray.kill(holder)
+refused(check_gpus, on_gpu)
+"""
+
+
+def test_gpus_that_other_work_holds_are_told_from_slow_ones(address: str, tmp_path: Path) -> None:
+    held, passed, refused = told(HELD, address, tmp_path)
+    assert held.startswith("warning: all GPUs of node ")
+    assert "are held by other work, so that whether torch sees their GPUs is checked only by each trial" in held
+    assert passed == "passed"
+    assert refused.startswith("refused: trials reserve a GPU on node "), "once they are free, the node answers"
+
+
+BROKEN = """
+def broken():
+    raise OSError("no such library\\nmore")
+refused(lambda warn: asking.answers(asking.Question("its versions", broken), alive_nodes()[:1], warn))
+"""
+
+
+def test_a_node_whose_process_fails_is_refused_in_one_line(address: str, tmp_path: Path) -> None:
+    """The check of versions used to pass there."""
+    (line,) = told(BROKEN, address, tmp_path)
+    assert "cannot tell its versions (OSError: no such library more); mend it, or take it out of the cluster" in line
