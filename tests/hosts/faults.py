@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tests.hosts.cluster import Cluster, Services, cluster, wait_for
+from tests.hosts.cluster import Cluster, Services, cluster
 from tests.hosts.network import Host, Network
 from tests.hosts.sweeps import DIGESTS, RECORDED, Submitted, Watcher, answer, submitted, text_of
 
 TRIALS: Final = 4
 AWAY: Final = 25.0
 """Seconds that a service, a link or a node is away."""
+_STOPPED_WITHIN: Final = 10.0
+"""Seconds in which a driver that records ends when it is told to stop."""
 
 
 @dataclass
@@ -28,29 +32,28 @@ class Place:
     client: Host
 
 
-def _mlflow(place: Place) -> None:
-    place.services.kill("MLflow")
-    time.sleep(AWAY)
-    place.services.start_mlflow()
+@dataclass(frozen=True)
+class Fault:
+    """What is broken, and mended after `AWAY` seconds; without a mend it is over at once."""
+
+    begin: Callable[[Place], None]
+    mend: Callable[[Place], None] | None = None
+
+    def do(self, place: Place, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Break, call ``meanwhile``, wait, and mend."""
+        self.begin(place)
+        meanwhile()
+        if self.mend is not None:
+            time.sleep(AWAY)
+            self.mend(place)
 
 
-def _database(place: Place) -> None:
-    place.services.kill("PostgreSQL")
-    time.sleep(AWAY)
-    place.services.start_database()
+def _cut(place: Place) -> None:
+    place.network.cut(place.cluster.nodes["n1"][0])
 
 
-def _store(place: Place) -> None:
-    place.services.pause("S3")
-    time.sleep(AWAY)
-    place.services.resume("S3")
-
-
-def _link(place: Place) -> None:
-    host, _ = place.cluster.nodes["n1"]
-    place.network.cut(host)
-    time.sleep(AWAY)
-    place.network.join(host)
+def _join(place: Place) -> None:
+    place.network.join(place.cluster.nodes["n1"][0])
 
 
 def _gcs(place: Place) -> None:
@@ -68,21 +71,18 @@ def _driver(place: Place) -> None:
     assert place.cluster.head.signal(signal.SIGKILL, "main()", "drive"), "there is no driver"
 
 
-def _node(place: Place) -> None:
-    host, _ = place.cluster.nodes["n1"]
-    place.cluster.lose(host)
-    time.sleep(AWAY)
-    place.cluster.start_node("n1")
+def _lose_node(place: Place) -> None:
+    place.cluster.lose(place.cluster.nodes["n1"][0])
 
 
-FAULTS: Final[Mapping[str, Callable[[Place], None]]] = {
-    "MLflow": _mlflow,
-    "PostgreSQL": _database,
-    "S3": _store,
-    "link": _link,
-    "GCS": _gcs,
-    "driver": _driver,
-    "node": _node,
+FAULTS: Final[Mapping[str, Fault]] = {
+    "MLflow": Fault(lambda place: place.services.kill("MLflow"), lambda place: place.services.start_mlflow()),
+    "PostgreSQL": Fault(lambda place: place.services.kill("PostgreSQL"), lambda place: place.services.start_database()),
+    "S3": Fault(lambda place: place.services.pause("S3"), lambda place: place.services.resume("S3")),
+    "link": Fault(_cut, _join),
+    "GCS": Fault(_gcs),
+    "driver": Fault(_driver),
+    "node": Fault(_lose_node, lambda place: place.cluster.start_node("n1")),
 }
 
 
@@ -107,55 +107,58 @@ def _has_ended(status: dict[str, Any]) -> bool:
 STAGES: Final = ("training", "accounting", "recording")
 
 
-def _break(place: Place, watcher: Watcher, fault: str, stage: str) -> None:
+def _break(place: Place, watcher: Watcher, fault: Fault, stage: str) -> None:
     """Do the fault when the sweep is in the stage."""
-    if stage == "training":
-        watcher.wait(_is_training)
-        FAULTS[fault](place)
-    elif stage == "accounting":
-        watcher.wait(_is_accounting)
-        FAULTS[fault](place)
-    else:
-        watcher.wait(_is_almost_over)
-        place.services.pause("MLflow")
-        try:
-            watcher.wait(_has_ended)
-            if fault == "MLflow":
-                place.services.resume("MLflow")
-            FAULTS[fault](place)
-        finally:
-            if fault != "MLflow":
-                place.services.resume("MLflow")
+    if stage != "recording":
+        watcher.wait({"training": _is_training, "accounting": _is_accounting}[stage])
+        fault.do(place)
+        return
+    with _held(place, watcher) as release:
+        fault.do(place, meanwhile=release)
 
 
-def _row(place: Place, fault: str, stage: str, expected: Mapping[str, str]) -> str:
-    name = f"{fault.lower()}-{stage}"
-    text, started = text_of(name, TRIALS), time.monotonic()
+@contextlib.contextmanager
+def _held(place: Place, watcher: Watcher) -> Iterator[Callable[[], None]]:
+    """Hold MLflow until all trials have ended, so that none is recorded by then; yields what lets it go on."""
+    watcher.wait(_is_almost_over)
+    place.services.pause("MLflow")
+    try:
+        watcher.wait(_has_ended)
+        yield lambda: place.services.resume("MLflow")
+    finally:
+        place.services.resume("MLflow")
 
-    def submit() -> Submitted:
-        return submitted(place.client, place.cluster, place.services.environment, text, name, f"s3://bucket/{name}")
 
-    sweep = submit()
+def _row(place: Place, name: str, stage: str, expected: Mapping[str, str]) -> tuple[str, bool]:
+    called, started = f"{name.lower()}-{stage}", time.monotonic()
+    sweep = _submitted(place, called)
     with Watcher(sweep) as watcher:
-        _break(place, watcher, fault, stage)
-    states = [ended(sweep)] if fault != "GCS" else []
-    if fault == "GCS":  # the job was lost with the head
-        sweep = submit()
-        states = [ended(sweep)]
-    return _told(place, sweep, fault, stage, states[-1], expected, time.monotonic() - started)
+        _break(place, watcher, FAULTS[name], stage)
+    if name == "GCS":  # the job was lost with the head
+        sweep = _submitted(place, called)
+    return _told(place, sweep, name, stage, expected, started)
 
 
-def ended(sweep: Submitted) -> str:
-    """The state that the job ends in."""
-    state = ""
+def _submitted(place: Place, name: str) -> Submitted:
+    text = text_of(name, TRIALS)
+    return submitted(place.client, place.cluster, place.services.environment, text, name, f"s3://bucket/{name}")
 
-    def is_over() -> bool:
-        nonlocal state
-        state = sweep.job_state()
-        return state in ("SUCCEEDED", "FAILED", "STOPPED")
 
-    wait_for(is_over, f"the job of {sweep.name} to end, which is {state}", 600.0)
-    return state
+def _stopped(place: Place, expected: Mapping[str, str]) -> tuple[str, bool]:
+    """Stop a sweep while MLflow takes nothing, and record what is missing by the command that `stop` names."""
+    sweep, started = _submitted(place, "stop-recording"), time.monotonic()
+    with Watcher(sweep) as watcher, _held(place, watcher):
+        began = time.monotonic()
+        done = place.client.dpsweep("stop", sweep.output, "--address", place.cluster.dashboard, **sweep.environment)
+        sweep.end()
+        took = time.monotonic() - began
+    print(f"stopped after {took:.0f} s: {' '.join(done.stdout.split())}", flush=True)
+    command = done.stdout.partition("`dpsweep ")[2].partition("`")[0].split()
+    assert command[:1] == ["record"], done.stdout + done.stderr
+    recorded = place.client.dpsweep(*command, **sweep.environment)
+    assert recorded.returncode == 0, recorded.stderr
+    line, is_good = _told(place, sweep, "stop", "recording", expected, started, "STOPPED")
+    return line, is_good and took < _STOPPED_WITHIN
 
 
 def _told(
@@ -163,21 +166,26 @@ def _told(
     sweep: Submitted,
     fault: str,
     stage: str,
-    state: str,
     expected: Mapping[str, str],
-    seconds: float,
-) -> str:
-    environment = place.services.environment
+    started: float,
+    ends: str = "SUCCEEDED",
+) -> tuple[str, bool]:
+    """The line of a sweep once it has ended, and whether nothing is missing in it."""
+    state, environment = sweep.end(), place.services.environment
+    seconds = time.monotonic() - started
     recorded = answer(place.client, RECORDED, sweep.name, **environment)
     found = answer(place.client, DIGESTS, sweep.name, **environment)
     same = sum(found.get(name) == digest for name, digest in expected.items())
     with Watcher(sweep) as watcher:
         failed = watcher.wait(lambda status: True)["counts"].get("failed", 0)
     equal = f"{same} of {len(expected)}" + (f", {len(found) - same} others" if len(found) > same else "")
-    return (
+    line = (
         f"{fault:<11} {stage:<11} {state.lower():<10} {failed:>6} {recorded['finished']:>4} of {TRIALS:<4} "
         f"{','.join(recorded['parents']).lower():<10} {equal:<16} {seconds:5.0f} s"
     )
+    numbers = (failed, recorded["finished"], recorded["trials"], same, len(found))
+    is_whole = numbers == (0, TRIALS, TRIALS, len(expected), len(expected))
+    return line, is_whole and state == ends and recorded["parents"] == ["FINISHED"]
 
 
 def run_table(network: Network, only: str) -> bool:
@@ -189,25 +197,28 @@ def run_table(network: Network, only: str) -> bool:
         made.add(name, "--num-cpus=1")
     place = Place(network, made, services, network.add("client", **made.head.environment))
     print("undisturbed", file=sys.stderr, flush=True)
-    undisturbed = (text_of("undisturbed", TRIALS), "undisturbed", "s3://bucket/undisturbed")
-    reference = submitted(place.client, made, services.environment, *undisturbed)
-    assert ended(reference) == "SUCCEEDED"
+    reference = _submitted(place, "undisturbed")
+    assert reference.end() == "SUCCEEDED"
     expected = answer(place.client, DIGESTS, "undisturbed", **services.environment)
     assert expected, "norms and epsilons are stored"
-    print("fault       stage       job        failed recorded  parent     norms equal", flush=True)
-    print(_told(place, reference, "none", "-", "SUCCEEDED", expected, 0.0), flush=True)
+    print("fault       stage       job        failed recorded  parent     objects equal", flush=True)
+    print(_told(place, reference, "none", "-", expected, time.monotonic())[0], flush=True)
+    cells: dict[str, Callable[[], tuple[str, bool]]] = {
+        f"{fault}-{stage}": functools.partial(_row, place, fault, stage, expected)
+        for fault in FAULTS
+        for stage in STAGES
+    }
+    cells["stop-recording"] = functools.partial(_stopped, place, expected)
     good = True
-    for fault in FAULTS:
-        for stage in STAGES:
-            if only not in f"{fault}-{stage}".lower():
-                continue
+    for name, cell in cells.items():
+        if only in name.lower():
             try:
-                line = _row(place, fault, stage, expected)
+                line, is_good = cell()
             except AssertionError as error:
-                line, good = f"{fault:<11} {stage:<11} {error}", False
+                line, is_good = f"{name}: {error}", False
                 _repair(place)
-            print(line, flush=True)
-            good = good and f"{TRIALS:>4} of {TRIALS}" in line and f"{len(expected)} of {len(expected)} " in f"{line} "
+            print(line, "" if is_good else "  <- WRONG", flush=True)
+            good = good and is_good
     return good
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_LONGEST = 900.0
+_LONGEST = 1000.0
 """Seconds after which a command is given up."""
 _ENTER = """
 set -e

@@ -8,7 +8,6 @@ import time
 from typing import Any, Final
 
 from tests.hosts.cluster import cluster
-from tests.hosts.faults import ended
 from tests.hosts.network import Network
 from tests.hosts.sweeps import Watcher, submitted, text_of
 
@@ -46,7 +45,7 @@ def run_teams(network: Network) -> bool:
     urgent = submitted(second, made, without, text_of("exp1", 2, **long, **on_gpu), "exp1", outputs[1], *turn)
     listed = second.dpsweep("list", "--address", made.dashboard)
     print(listed.stdout, flush=True)
-    states = [ended(urgent), ended(fills)]
+    states = [urgent.end(), fills.end()]
     times = [_times(network, each.output) for each in (fills, urgent)]
     begins = [started for started, _ in times[1]]
     between = [started for started, _ in times[0] if begins and begins[0] < started < begins[-1]]
