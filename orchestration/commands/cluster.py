@@ -195,6 +195,26 @@ def drive() -> None:
     run_to_the_end(request, as_json=False)
 
 
+def tell_failed(message: str) -> None:
+    """Tell whom the sweep of this job names that it has failed; started by `orchestration.execution.supervisor`."""
+    from orchestration.execution.job_package import read_job
+    from orchestration.execution.status_file import tell_failed as tell
+    from orchestration.records.layout import output_files
+    from orchestration.sweeps.schema import parse_sweep
+
+    prepare_environment("auto")
+    job = read_job()
+    spec = parse_sweep(job.text, job.origin)
+    if spec.notify:
+        tell(
+            spec.notify,
+            output_files(job.output, spec.name),
+            spec.name,
+            message,
+            lambda warning: print(for_terminal(f"warning: {warning}"), file=sys.stderr),
+        )
+
+
 def jobs_at(address: str) -> SubmittedSweeps:
     """The jobs of the cluster at ``address``. Raises: InvalidInput if it does not answer or requires another token."""
     prepare_environment(address)
@@ -329,3 +349,4 @@ def register(app: typer.Typer) -> None:
     app.command(**panels.listed(panels.CLUSTER, "logs mnist-1f0c5e2a9b --address http://HEAD:8265 --follow"))(logs)
     app.command(**panels.listed(panels.CLUSTER, "stop mnist-1f0c5e2a9b --address http://HEAD:8265"))(stop)
     app.command(hidden=True)(drive)
+    app.command(hidden=True)(tell_failed)

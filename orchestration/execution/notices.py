@@ -72,13 +72,16 @@ class Notices:
             self.tell("finished", snapshot.reason or f"{len(snapshot.trials)} trials are done", snapshot)
         self.wait()
 
-    def tell(self, event: Event, message: str, snapshot: SweepSnapshot | None) -> None:
-        """Send an event to every target in the background, unless it was sent before."""
+    def tell(self, event: Event, message: str, snapshot: SweepSnapshot | None, sweep: str = "") -> None:
+        """Send an event to every target in the background, unless it was sent before.
+
+        snapshot: None where no driver has written one; ``sweep`` is then the name of the sweep.
+        """
         if event in self._told or not self._targets:
             return
         self._told.append(event)
         counts = {} if snapshot is None else {state.word: n for state, n in snapshot.counts().items() if n}
-        name = "" if snapshot is None else snapshot.name
+        name = sweep if snapshot is None else snapshot.name
         content = {"event": event, "sweep": name, "output": self._output, "message": message, "trials": counts}
         for target in self._targets:
             thread = threading.Thread(target=self._send, args=(target, content), name="dpsweep-notice", daemon=True)

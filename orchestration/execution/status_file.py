@@ -12,9 +12,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from accounting.errors import DataCorruption, StorageError
+from accounting.errors import DataCorruption, DpsweepError, StorageError
 from accounting.records import UnsafeFile
 from orchestration.execution.notices import Notices
+from orchestration.records.layout import SweepFiles
 from orchestration.records.release_modes import Disclosure, release_mode
 from orchestration.records.states import TrialState
 from orchestration.records.status import SweepStatus, TrialStatus
@@ -150,6 +151,23 @@ def earlier_driver(uri: str) -> SweepSnapshot | None:
     with contextlib.suppress(DataCorruption):
         found = read_snapshot(uri) if job else None
     return found if found is not None and found.job == job else None
+
+
+def tell_failed(
+    targets: Sequence[str], files: SweepFiles, sweep: str, message: str, warn: Callable[[str], None]
+) -> None:
+    """Tell ``targets`` that the sweep of this Ray job has failed, unless one of its drivers has told how it ended.
+
+    For drivers that were refused before their sweep began, or that were killed.
+    """
+    earlier = None
+    with contextlib.suppress(DpsweepError, OSError):  # the storage may be why it failed
+        earlier = earlier_driver(files.status)
+    told = earlier.told if earlier else ()
+    if "finished" not in told:
+        notices = Notices(targets, files.root, told, warn)
+        notices.tell("failed", message, earlier, sweep)
+        notices.wait()
 
 
 def trial_snapshot(trial: TrialStatus) -> TrialSnapshot:

@@ -7,6 +7,7 @@ library only, so that its process outlives a driver that ran out of memory. It i
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -23,7 +24,9 @@ _LONGEST_PAUSE = 300.0
 _FEW_ARENAS: Final = {"MALLOC_ARENA_MAX": "2"}
 """glibc gives each of up to 64 threads that wait for accounting an arena, of which about 6 MB are never used again."""
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_DRIVER = ("-P", "-c", "from orchestration.commands.main import main; main()", "drive")
+_COMMAND: Final = (sys.executable, "-P", "-c", "from orchestration.commands.main import main; main()")
+_TOLD_WITHIN: Final = 120.0
+"""Seconds that telling others of a failure may take."""
 
 
 class Supervisor:
@@ -38,6 +41,11 @@ class Supervisor:
         self._restarts, self._pause = restarts, pause
         self._driver: subprocess.Popen[bytes] | None = None
         self._is_stopping = False
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the job was told to stop."""
+        return self._is_stopping
 
     def run(self) -> int:
         """Run the driver; return its last exit code, or 128 + n if signal n killed it. Call it in the main thread."""
@@ -86,7 +94,27 @@ def main() -> None:
     os.chdir(Path.home())
     # the workers get the code and the variables that the driver ships, not the job's own package
     environment = {**_FEW_ARENAS, **os.environ, "DPSWEEP_JOB": job, "RAY_OVERRIDE_JOB_RUNTIME_ENV": "1"}
-    sys.exit(Supervisor((sys.executable, *_DRIVER), environment, RESTARTS, pause).run())
+    supervisor = Supervisor((*_COMMAND, "drive"), environment, RESTARTS, pause)
+    code = supervisor.run()
+    if code and not supervisor.is_stopping:
+        _tell(how_it_ended(code, job), environment)
+    sys.exit(code)
+
+
+def how_it_ended(code: int, job: str) -> str:
+    """The end of a job's last driver, in words.
+
+    >>> how_it_ended(137, "small-1f")
+    'its driver was killed by SIGKILL 11 times; `dpsweep logs small-1f` shows what it printed'
+    """
+    killed = f"was killed by {signal.Signals(code - 128).name} {RESTARTS + 1} times" if code > 128 else ""
+    return f"its driver {killed or f'ended with exit code {code}'}; `dpsweep logs {job}` shows what it printed"
+
+
+def _tell(message: str, environment: Mapping[str, str]) -> None:
+    """Let whom the sweep file names in ``notify`` know, unless the driver did; a failure changes nothing."""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        subprocess.run((*_COMMAND, "tell-failed", message), env=environment, timeout=_TOLD_WITHIN)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,9 @@ import pytest
 
 from orchestration.execution import notices
 from orchestration.execution.notices import IDLE_FOR, MISSING_FOR, SILENT_FOR, Notices
-from orchestration.execution.status_file import StatusFile
+from orchestration.execution.status_file import JOB_VARIABLE, StatusFile, tell_failed
+from orchestration.execution.supervisor import how_it_ended
+from orchestration.records.layout import SweepFiles
 from orchestration.records.states import TrialState
 from orchestration.records.status import SweepStatus, TrialStatus
 from orchestration.records.status_snapshot import ClusterSnapshot, SweepSnapshot, TrialSnapshot, read_snapshot
@@ -129,6 +131,23 @@ def test_what_cannot_be_told_is_a_warning(server: Server, tmp_path: Path) -> Non
     assert len(warned) == 3
     assert any("404" in each for each in warned)
     assert any("NOT_SET is not set where the driver runs" in each for each in warned)
+
+
+def test_the_end_of_a_job_is_told_unless_its_driver_has_told(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver that is refused before its sweep begins, or killed again and again, tells nobody itself."""
+    monkeypatch.setenv(JOB_VARIABLE, "small-1")
+    files, refused = SweepFiles(str(tmp_path / "refused")), how_it_ended(2, "small-1")
+    tell_failed([server.address], files, "small", refused, print)
+    (posted,) = server.posted
+    assert (posted["event"], posted["sweep"], posted["output"]) == ("failed", "small", files.root)
+    assert posted["message"] == "its driver ended with exit code 2; `dpsweep logs small-1` shows what it printed"
+    told = SweepFiles(str(tmp_path / "told"))
+    Path(told.root).mkdir()
+    run(Path(told.status), Notices([server.address], told.root, (), print), FINISHED, FAILED)
+    tell_failed([server.address], told, "small", refused, print)
+    assert [each["output"] for each in server.posted] == [files.root, told.root]
 
 
 WAITS = ClusterSnapshot((), {"GPU": 1.0}, {}, 1, {"GPU": 1.0})

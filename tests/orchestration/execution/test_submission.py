@@ -220,6 +220,22 @@ def test_no_canary_is_in_what_commands_print_of_a_job(head: Head, tmp_path: Path
     assert leaks(tmp_path) == []
 
 
+@pytest.mark.long
+def test_a_job_that_is_refused_on_the_cluster_is_told_of_once(head: Head, sweep_file: Path, tmp_path: Path) -> None:
+    """No trial has begun, and no status is written: whom the sweep names would wait for ever."""
+    told = tmp_path / "told"
+    asks = {"resources": {"gpus": 1}, "notify": f"sh -c 'cat >> {told}'"}
+    sweep_file.write_text(yaml.safe_dump({**yaml.safe_load(SWEEP), **asks}))
+    submitted = head.run("submit", sweep_file, "--output", tmp_path / "out")
+    assert submitted.returncode == 0, submitted.stderr
+    job = job_in(submitted.stdout)
+    said = head.run("logs", job, "--follow")
+    assert "a trial reserves 1 CPU and 1 GPU, but no single node has that" in said.stdout
+    content = json.loads(told.read_text())
+    assert (content["event"], content["sweep"]) == ("failed", "small")
+    assert content["message"] == f"its driver ended with exit code 2; `dpsweep logs {job}` shows what it printed"
+
+
 def scraped(port: int) -> str:
     """What Prometheus would read of the node."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
