@@ -107,7 +107,7 @@ def submit(
         if jobs is None:
             _say(f"{job_id}: {trials} trials would be submitted to {address}, with output {output}")
             return
-        job = jobs.submit(job_id, output, package, variables, turn)
+        job = jobs.submit(job_id, output, package, variables, turn, _warn)
     _say(f"{job.id}: {trials} trials, {job.state.lower()} at {address}, output {job.output}")
     _say(f"dpsweep status {job.id} --address {address}")
     if follow:
@@ -211,7 +211,7 @@ def tell_failed(message: str) -> None:
             output_files(job.output, spec.name),
             spec.name,
             message,
-            lambda warning: print(for_terminal(f"warning: {warning}"), file=sys.stderr),
+            _warn,
         )
 
 
@@ -242,7 +242,7 @@ def _planned(spec: SweepSpec, code: UserCode) -> int:
 
     plan = accept(plan_sweep(spec, code), SweepFiles(absolute(default_output(spec.name))))
     for warning in plan.warnings:
-        print(for_terminal(f"warning: {warning}"), file=sys.stderr)
+        _warn(warning)
     return len(plan.trials)
 
 
@@ -333,6 +333,10 @@ def _describe(package: Package) -> None:
 def _say(text: str) -> None:
     """Print text, made safe by `for_terminal`, because others may have chosen the names in it."""
     print(for_terminal(text))
+
+
+def _warn(text: str) -> None:
+    print(for_terminal(f"warning: {text}"), file=sys.stderr)
 
 
 def _size(count: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import ray
 from ray._private.state import available_resources_per_node
@@ -13,9 +13,11 @@ from ray.exceptions import LocalRayletDiedError, NodeDiedError, RayError, RayTas
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from accounting.errors import InvalidInput
-from orchestration.execution.backend import Warn
 from orchestration.execution.nodes import alive_nodes
 from orchestration.sweeps.fields import LEAST_QUANTITY
+
+if TYPE_CHECKING:
+    from orchestration.execution.backend import Warn
 
 _LOOK: Final = 1.0
 """Seconds between two looks at what has answered."""

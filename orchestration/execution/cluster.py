@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import ray
@@ -33,7 +33,6 @@ from accounting.jobs.parallel import fitting
 from accounting.records import KEY_VARIABLE, KeyCheck, make_folders, require_key, require_library_file
 from orchestration.execution.asking import Question, answers, named
 from orchestration.execution.autoscaler import has_autoscaler, is_beyond_autoscaler
-from orchestration.execution.backend import Warn
 from orchestration.execution.environment import EMBEDDED, require_address, reread_environment
 from orchestration.execution.nodes import alive_nodes, amounts_of
 from orchestration.execution.quiet_stderr import stderr_without
@@ -45,6 +44,9 @@ from orchestration.execution.versions import SAME, differences, versions_here
 from orchestration.sweeps.user_code import packed
 from workers.imports import NO_CODE, UserCode
 from workers.memory import ALLOCATOR
+
+if TYPE_CHECKING:
+    from orchestration.execution.backend import Warn
 
 _PACKAGES = ("accounting", "workers", "orchestration")
 _OBJECT_STORE_BYTES = 128 * 2**20

@@ -21,7 +21,7 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobSubmissionClient
@@ -33,8 +33,13 @@ from orchestration.records.ownership import PERIOD
 from orchestration.records.turn import Turn
 from workers.own_record import has_changed
 
+if TYPE_CHECKING:
+    from orchestration.execution.backend import Warn
+
 _ANSWER_WITHIN = 10.0
 """Seconds to wait for the first answer of a dashboard."""
+_MEMORY_WITHIN: Final = 15.0
+"""Seconds in which the dashboard of a head that has just started tells the head's memory."""
 _AGENT_WITHIN = 90.0
 """Seconds to wait for a head to start its job agent."""
 _NO_AGENT = "No available agent"
@@ -136,12 +141,19 @@ class SubmittedSweeps:
         return next((job for job in reversed(found) if not job.has_ended), found[-1])
 
     def submit(
-        self, sweep_id: str, output: str, package: Package, environment: Mapping[str, str], turn: Turn
+        self,
+        sweep_id: str,
+        output: str,
+        package: Package,
+        environment: Mapping[str, str],
+        turn: Turn,
+        warn: Warn,
     ) -> SubmittedSweep:
         """Start a job that runs the packaged sweep, or return the job that already runs it.
 
-        environment: variables of driver and workers. Raises: InvalidInput if the sweep already runs with another
-        output, or with the user's code as it was before an edit, and if another one writes to this output.
+        environment: variables of driver and workers. warn: called with a sentence where the head does not tell its
+        memory. Raises: InvalidInput if the sweep already runs with another output, or with the user's code as it was
+        before an edit, if another one writes to this output, and if the head is full.
         """
         jobs = self.all()
         earlier = [job for job in jobs if job.sweep_id == sweep_id]
@@ -165,7 +177,7 @@ class SubmittedSweeps:
                 raise InvalidInput(
                     f"{job.id} of {job.owner} writes to {output}; wait for it, or choose another --output"
                 )
-        self._require_room(jobs)
+        self._require_room(jobs, warn)
         name = f"{sweep_id}-{len(earlier) + 1}" if earlier else sweep_id
         pause = 3.0 * PERIOD + 5.0 if "://" in output else 5.0
         variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_WITHIN), **environment}
@@ -183,10 +195,13 @@ class SubmittedSweeps:
         )
         return self.find(name)
 
-    def _require_room(self, jobs: Sequence[SubmittedSweep]) -> None:
+    def _require_room(self, jobs: Sequence[SubmittedSweep], warn: Warn) -> None:
         """Raise `InvalidInput` if the head lacks memory for another driver; a young one has yet to take its own."""
-        memory = self._memory_of_head()
+        deadline = time.monotonic() + _MEMORY_WITHIN
+        while (memory := self._memory_of_head()) is None and time.monotonic() < deadline:
+            time.sleep(1.0)
         if memory is None:
+            warn("the head does not tell how much memory it has left, so whether another driver fits was not checked")
             return
         running = [job for job in jobs if not job.has_ended]
         young = sum(time.time() - job.submitted < _YOUNG for job in running)

@@ -287,7 +287,7 @@ def test_a_full_head_takes_no_further_driver(head: Head, monkeypatch: pytest.Mon
     monkeypatch.setattr(submission, "DRIVER_BYTES", 2**50)
     refused = r"the head at .* has [0-9.]+ GiB of memory left, where \d+ sweeps run, .*; submit it when one has ended"
     with pytest.raises(InvalidInput, match=refused):
-        jobs.submit("small-1", "/out", Package((), (), (), 0), {}, Turn("ann"))
+        jobs.submit("small-1", "/out", Package((), (), (), 0), {}, Turn("ann"), print)
 
 
 def test_an_unknown_id_is_one_line(head: Head) -> None:
