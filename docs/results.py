@@ -22,6 +22,25 @@ mode shows), `comparison.json` (settings over their seeds, with intervals and ve
 as a flat table, with the same names). From Python: [python.md](python.md).
 """
 
+_FIRST_SCREEN = """
+## Ten questions that the first screen answers
+
+The top of `report.html`, seen without scrolling at 1400 x 900:
+
+| question | where the answer stands |
+|---|---|
+| Which setting do I take? | the sentence under the title: "Take …", or why nothing trained here is of use |
+| How good is it, and how sure is that? | in that sentence: the number, and its 95% interval in brackets |
+| What can it not be told from? | the sentence after it: "… cannot be told from it" |
+| How private is one model? | *How private?*, the large number: worst-case ε |
+| Is that a guarantee, at which δ, for which neighbours? | *How private?*, the first line |
+| How private is all that this page shows? | *How private?*, the second line: the composed ε of all models |
+| For whom is it worst? | *For whom?*, the large number; the picture has every group, without privacy in grey |
+| Do groups differ in selection, false positives or false negatives? | *For whom?*, a line for each gap |
+| What does privacy cost? | *At what cost?*, the large number: the difference to no privacy, with its interval below |
+| Which differences could these seeds have shown? | *At what cost?*, the last line; two seeds show only large ones |
+"""
+
 _NOT_LISTED = {"local_folder", "earlier_tune"}
 """Names of a layout for a folder that another name stands for."""
 
@@ -74,6 +93,8 @@ over its seeds. The tag `dpsweep.kind` says which one a run is: `sweep`, `trial`
 | `privacy/account/NAME/...` | what `dpsweep account` computed under `release: raw` |
 | `privacy/composed_release_epsilon` | of averages and sweeps: the composed ε of the releases besides the steps |
 | `privacy/composed_epsilon_group_of_K` | of averages and sweeps: the composed ε of K records together |
+| `compared/NAME` | what MLflow's comparison shows, to four decimals (ε rounded up), under short names |
+| `setting/NAME_corrected` | the number of its setting by which the comparison is ordered |
 | `deviation/METRIC` | of averages: standard deviation of METRIC over the seeds |
 | `trials/STATE` | of sweeps: number of trials that ended in this state |
 
@@ -102,11 +123,12 @@ steps so far), `clipping_bound` or `clipping_bound/GROUP`, `noise_multiplier`, `
 
 
 def results() -> str:
-    """The page: tables of files, of metrics of trials and groups, and of further names in MLflow."""
+    """The page: the first screen, and tables of files, of metrics of trials and groups, and of names in MLflow."""
     files = [*_files(SweepFiles("SWEEP")), *_FURTHER_FILES, *_files(TrialFiles("TRIAL"))]
     return "".join(
         (
             _HEAD,
+            _FIRST_SCREEN,
             _FILES,
             _table(("file", "content"), files),
             _METRICS,
@@ -121,8 +143,9 @@ def results() -> str:
 def _files(files: SweepFiles | TrialFiles) -> Iterator[Sequence[str]]:
     """Path and description of each file and folder, in the order of the class."""
     layout = {name: each for name, each in vars(type(files)).items() if isinstance(each, property)}
-    for name in filter(lambda name: name not in _NOT_LISTED, layout):
-        yield f"`{getattr(files, name)}`", inspect.cleandoc(layout[name].__doc__ or "").replace("``", "`")
+    paths = {name: getattr(files, name) for name in layout if name not in _NOT_LISTED}
+    for name in (name for name, path in paths.items() if isinstance(path, str)):  # lists of paths repeat single ones
+        yield f"`{paths[name]}`", inspect.cleandoc(layout[name].__doc__ or "").replace("``", "`")
 
 
 def _metric(metric: Metric) -> Sequence[str]:

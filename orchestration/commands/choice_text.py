@@ -68,11 +68,11 @@ def _alike(found: Best, shown: Format, show_all: bool) -> Iterator[str]:
 
 def _difference(each: Difference, interval: ConfidenceInterval, shown: Format) -> str:
     from orchestration.comparison.formats import SHARES, difference
-    from orchestration.comparison.spoken import difference_between, of_seeds, says_nothing
+    from orchestration.comparison.spoken import difference_between, difference_says_nothing, of_seeds
 
     points = " points" * (shown in SHARES)
     of_other = replace(interval, value=-interval.value, low=-interval.high, high=-interval.low)
-    if says_nothing(of_other, shown, of_difference=True):
+    if difference_says_nothing(of_other, shown):
         measured = f"{difference(of_other.value, shown)}{points}"
         return (
             f"{each.other} (measured {measured}, but {of_seeds(interval.runs)} cannot tell: any difference is possible)"

@@ -154,8 +154,7 @@ def print_outcome(outcome: Outcome) -> None:
             text = for_terminal(f"{row['key']} {row['status']}: {row['error']}")
             console.print(Text(text, TrialState(row["status"]).style), soft_wrap=True)
     if failed := sum(row["status"] == TrialState.FAILED.word for row in rows(outcome.record)):
-        remark = f"{failed} failed: each keeps the key of its noise until it is resumed to its end, or `dpsweep forget`"
-        console.print(Text(f"{remark} {outcome.files.root}"), soft_wrap=True)
+        console.print(Text(_after_failures(failed, outcome.files.root)), soft_wrap=True)
     trials = outcome.record.data().trials
     for sentence in (*told(trials), *together(trials), *hidden_groups_note(trials)):
         console.print(Text(for_terminal(sentence)), soft_wrap=True)
@@ -175,6 +174,20 @@ def print_outcome(outcome: Outcome) -> None:
     lines = [page or uri] if uri.startswith("http") else [serve, *([f"and then {page}"] if page else [])]
     for line in lines:
         console.print(Text(f"  {line}"), soft_wrap=True)
+
+
+def _after_failures(failed: int, root: str) -> str:
+    """Return what to do about failed trials.
+
+    >>> _after_failures(1, "runs/a")
+    '1 failed: run the same command again to go on, or give up with dpsweep forget runs/a; until then the trial keeps \
+the key of its noise, with which whoever reads the folder could take the noise off'
+    """
+    they = "the trial keeps the key of its" if failed == 1 else "they keep the keys of their"
+    return (
+        f"{failed} failed: run the same command again to go on, or give up with dpsweep forget {shlex.quote(root)}; "
+        f"until then {they} noise, with which whoever reads the folder could take the noise off"
+    )
 
 
 def _outcome_table(outcome: Outcome) -> Table:

@@ -22,12 +22,20 @@ def of_seeds(runs: int) -> str:
     return _COUNTS.get(runs, f"{runs} seeds")
 
 
-def says_nothing(interval: ConfidenceInterval, shown: Format, of_difference: bool = False) -> bool:
-    """Return whether the interval of a share, or of a difference of shares, spans every possible value as shown."""
+def says_nothing(interval: ConfidenceInterval, shown: Format) -> bool:
+    """Return whether the interval of a share spans every possible value as shown; never for other numbers."""
+    return shown in SHARES and _spans(interval, *possible(shown))
+
+
+def difference_says_nothing(interval: ConfidenceInterval, shown: Format) -> bool:
+    """Return whether the interval of a difference of shares spans every possible difference as shown."""
     if shown not in SHARES:
         return False
     least, most = possible(shown)
-    least = min(least, -most) if of_difference else least
+    return _spans(interval, min(least, -most), most)
+
+
+def _spans(interval: ConfidenceInterval, least: float, most: float) -> bool:
     return interval.low <= least + _SHOWN and interval.high >= most - _SHOWN
 
 
@@ -52,7 +60,7 @@ def difference_between(interval: ConfidenceInterval, shown: Format) -> str:
     >>> difference_between(ConfidenceInterval(-0.01, -0.02, 0.0, 3, "seeds and test examples"), PERCENT)
     '−2.0 to +0.0'
     """
-    if says_nothing(interval, shown, of_difference=True):
+    if difference_says_nothing(interval, shown):
         return f"{of_seeds(interval.runs)} cannot tell"
     return _ends(interval, lambda value: difference(value, shown))
 

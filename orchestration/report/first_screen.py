@@ -6,7 +6,7 @@ The three questions are those that people bring: how private is it, for whom, an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from orchestration.comparison.findings import Findings
@@ -57,9 +57,11 @@ def tiles(data: PublishedSweep, found: Findings, style: Style) -> tuple[Tile, ..
         return ()
     best = found.best(found.main.name)
     shown = best or found.private[0]
+    groups = _for_nobody(shown) if best is None else _for_whom(found, best)
+    picture = _by_group(found, shown, style)
     return (
         _how_private(data, found, shown),
-        _for_whom(found, shown, style, of_use=best is not None),
+        replace(groups, picture=picture, title=_groups_title(found)),
         _at_what_cost(found, best, style),
     )
 
@@ -226,21 +228,23 @@ def _bars(rows: Sequence[tuple[str, float]]) -> Plot | None:
     return figure
 
 
-def _for_whom(found: Findings, setting: Setting, style: Style, of_use: bool) -> Tile:
+def _for_nobody(setting: Setting) -> Tile:
+    """The answer where nothing was learnt, without its picture."""
+    return _of_groups("nobody", f"{setting.name} learnt nothing, so its gaps between groups say nothing.")
+
+
+def _for_whom(found: Findings, best: Setting) -> Tile:
+    """The answer without its picture."""
     worst = found.worst_group
-    groups, mean = sorted(whose(worst, setting)), setting.over_seeds(worst.value)
-    words: list[str] = []
-    if not of_use:
-        big = "nobody"
-        words.append(f"{setting.name} learnt nothing, so its gaps between groups say nothing.")
-    elif not groups or mean is None:
-        big = "unknown"
-        words.append("No group of the test data is large enough to be shown.")
-    else:
-        big = f"{' or '.join(map(_called, groups))}: {worst.format.one(mean.mean)}"
-        words.append(_worst_words(found, setting))
-        words += _gap_words(found, setting)
-    return Tile("first-groups", "For whom?", big, tuple(words), _by_group(found, setting, style), _groups_title(found))
+    groups, mean = sorted(whose(worst, best)), best.over_seeds(worst.value)
+    if not groups or mean is None:
+        return _of_groups("unknown", "No group of the test data is large enough to be shown.")
+    big = f"{' or '.join(map(_called, groups))}: {worst.format.one(mean.mean)}"
+    return _of_groups(big, _worst_words(found, best), *_gap_words(found, best))
+
+
+def _of_groups(big: str, *words: str) -> Tile:
+    return Tile("first-groups", "For whom?", big, words)
 
 
 def _groups_title(found: Findings) -> str:

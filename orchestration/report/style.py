@@ -1,8 +1,8 @@
 """Colours and symbols of settings, the same in every figure and table of a report.
 
 Colour shows the clipping method, symbol and dash the noise schedule, shade what else differs; grey is the non-private
-baseline. The palette, of
-Okabe and Ito (2008), is distinguishable with any colour vision.
+baseline. The palette is that of Okabe and Ito (2008), with a grey and a brown that keep their distance from it for any
+colour vision.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ INK, MUTED, RULE, BAND = "#1d1f23", "#6b7078", "#e6e6e1", "#f6f5f1"
 FONT = "Inter, 'Helvetica Neue', Helvetica, Arial, sans-serif"
 
 CLIPPING_COLOURS = {
-    NON_PRIVATE: "#7a7d85",
+    NON_PRIVATE: "#55585f",
     "flat": "#0072B2",
     "dpsgd_f": "#D55E00",
     "individual": "#009E73",
     "per_layer": "#CC79A7",
     "automatic": "#E69F00",
     "quantile": "#56B4E9",
-    "filter": "#44AA99",
+    "filter": "#6b2020",
 }
-SPARE_COLOURS = ("#882255", "#332288", "#999933", "#117733", "#AA4499", "#661100")
+SPARE_COLOURS = ("#882255", "#332288", "#999933", "#117733", "#AA4499")
 
 PALETTE = (*tuple(CLIPPING_COLOURS.values())[1:], *SPARE_COLOURS)
 """Colours of lines that do not stand for a clipping method."""

@@ -40,7 +40,18 @@ from orchestration.records.release_modes import release_mode
 from orchestration.records.states import TrialState
 from orchestration.tracking.addresses import experiment_name, is_server, probe, reported
 from orchestration.tracking.locations import MOST_PAGES
-from orchestration.tracking.models import SETTING, SWEEP, TRIAL, ModelLog, setting_value, shared_view, valid_name
+from orchestration.tracking.models import (
+    KIND,
+    SETTING,
+    SWEEP,
+    TRIAL,
+    ModelLog,
+    rounded,
+    setting_value,
+    shared_view,
+    short_names,
+    valid_name,
+)
 from orchestration.tracking.parallel import each
 from orchestration.tracking.protocol import (
     COMPOSED,
@@ -56,8 +67,10 @@ from orchestration.tracking.runs import MlflowRuns, Point
 Tags = Mapping[str, str]
 _NO_TAGS: Tags = MappingProxyType({})
 
-_KIND, _GROUPS, _DATA = "dpsweep.kind", "dpsweep.groups_digest", "dpsweep.data"
+_GROUPS, _DATA = "dpsweep.groups_digest", "dpsweep.data"
 _PARENT, _NOTE = "mlflow.parentRunId", "mlflow.note.content"
+_EXPERIMENT_KIND, _MODEL_TRAINING = "mlflow.experimentKind", "custom_model_development"
+"""Tag by which MLflow opens an experiment with runs and models, and not with traces of language models."""
 _OUTCOME = "dpsweep.outcome"
 _OUTCOMES: Mapping[RunStatus, str] = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "interrupted"}
 """Outcome of a sweep by the status of its MLflow run."""
@@ -100,6 +113,7 @@ class MlflowTracker:
         self._unsure: set[tuple[str, str]] = set()
         self._trials: dict[str, PublishedTrial] = {}
         self._compared: Mapping[str, Mapping[str, float]] = {}
+        self._short: Mapping[str, str] = {}
 
     @property
     def answered(self) -> int:
@@ -124,7 +138,7 @@ class MlflowTracker:
         return self._parent
 
     def compare_by(self, found: Findings) -> None:
-        self._compared = _compared(found)
+        self._compared, self._short = _compared(found), short_names(found)
 
     def log_trial(self, trial: PublishedTrial) -> str:
         self._trials[trial.key] = trial
@@ -136,7 +150,7 @@ class MlflowTracker:
             seal, held = _digest(params, tags, values, points), self._written.held(run_id)
             if held.status == status and held.tags.get(_SEAL) == seal:
                 return run_id
-            values = {**values, **self._compared.get(trial.key, {})}
+            values = {**values, **rounded(values, self._short), **self._compared.get(trial.key, {})}
             count = len(params) + len(tags) + len(values) + len(points)
             if len(params) > _MOST_TEXTS or len(tags) >= _MOST_TEXTS or count >= _MOST_ENTRIES:
                 # MLflow's client sends several requests, the tags before the last numbers
@@ -176,7 +190,8 @@ class MlflowTracker:
             )
 
     def address(self, sweep_id: str) -> str:
-        return f"#/experiments/{self._experiment}/runs?viewStateShareKey={sweep_id}&compareRunsMode=TABLE"
+        view = f"viewStateShareKey={sweep_id}&compareRunsMode=TABLE"
+        return f"#/experiments/{self._experiment}/runs?workflowType=machine_learning&{view}"
 
     def close(self, status: RunStatus = "FINISHED") -> None:
         with self._reported("cannot close the sweep in"):
@@ -242,7 +257,7 @@ class MlflowTracker:
 
         After a failed attempt, MLflow is asked first whether it has made the run nevertheless.
         """
-        own = {SWEEP: self._sweep_id, _KIND: kind}
+        own = {SWEEP: self._sweep_id, KIND: kind}
         if kind != "sweep":
             own[SETTING if kind == "average" else TRIAL] = key
         if (kind, key) in self._unsure:
@@ -301,6 +316,7 @@ class MlflowTracker:
         }
         known = self._runs.get(("average", setting.name))
         run_id = known or self._create("average", setting.name, name, tags=tags)
+        values |= rounded(values, self._short)
         self._written.write(run_id, _shared([_params(member) for member in members]), tags, values)
         self._written.end(run_id, "FINISHED")
 
@@ -330,7 +346,7 @@ def end_running(tracking_uri: str, sweep_id: str) -> None:
 def _experiment_id(client: MlflowClient, name: str, artifact_location: str | None) -> str:
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
-        return str(client.create_experiment(name, artifact_location))
+        return str(client.create_experiment(name, artifact_location, {_EXPERIMENT_KIND: _MODEL_TRAINING}))
     if experiment.lifecycle_stage == "deleted":
         client.restore_experiment(experiment.experiment_id)
     return str(experiment.experiment_id)
@@ -338,7 +354,7 @@ def _experiment_id(client: MlflowClient, name: str, artifact_location: str | Non
 
 def _identity(run: Run) -> tuple[str, str]:
     """Kind and key of a run of the sweep, by its tags."""
-    kind = run.data.tags.get(_KIND, "")
+    kind = run.data.tags.get(KIND, "")
     return kind, run.data.tags.get(SETTING if kind == "average" else TRIAL, "")
 
 
@@ -371,15 +387,16 @@ def _tags(trial: PublishedTrial) -> dict[str, str]:
 
 
 def _compared(found: Findings) -> dict[str, dict[str, float]]:
-    """By trial, the `Findings.value` of its setting by which the table of runs is ordered."""
-    name = found.worst_group.name
-    values = [(setting, found.value(setting, name)) for setting in found.settings]
-    return {
-        trial.key: {setting_value(name): value}
-        for setting, value in values
-        if math.isfinite(value)
-        for trial in setting.trials
-    }
+    """By trial, the columns of the shared view: the `Findings.value` of its setting, by which runs are ordered, and
+    what compares the trial, under short names."""
+    name, short = found.worst_group.name, short_names(found)
+    values: dict[str, dict[str, float]] = {}
+    for setting in found.settings:
+        value = found.value(setting, name)
+        of_setting = {setting_value(name): value} if math.isfinite(value) else {}
+        for trial in setting.trials:
+            values[trial.key] = {**of_setting, **rounded({**final_metrics(trial), **of_setting}, short)}
+    return values
 
 
 def _digest(*entries: object) -> str:

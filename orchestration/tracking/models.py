@@ -34,7 +34,9 @@ from orchestration.tracking.parallel import each
 from orchestration.tracking.protocol import TrackingUnavailable
 from workers.history import read_training_result
 
-SWEEP, TRIAL, SETTING = "dpsweep.sweep", "dpsweep.trial_key", "dpsweep.setting"
+SWEEP, TRIAL, SETTING, KIND = "dpsweep.sweep", "dpsweep.trial_key", "dpsweep.setting", "dpsweep.kind"
+COMPARED: Final = "compared/"
+"""Section of rounded numbers with short names. Without a section, ``epsilon`` is the series of epsilon so far."""
 _LONGEST_NAME: Final = 250
 _SECTION: Final = "dpsweep"
 _WIDE_SECTION: Final = {
@@ -59,18 +61,42 @@ LARGEST_MODEL: Final = 100 * 2**20
 
 def columns(found: Findings) -> tuple[str, ...]:
     """Columns of MLflow's table of runs in the shared view: what varies between settings, and what compares them."""
-    worst_group, main, corrected = found.worst_group, found.main.name, setting_value(found.worst_group.name)
-    metrics = ("privacy/epsilon", worst_group.tracked, corrected, f"final/{main}")
-    known = {corrected, *(name for setting in found.settings for name in final_metrics(setting.trials[0]))}
-    baselines = ["clipping"] if len(found.private) < len(found.settings) else []  # a baseline has no noise either
-    return (
-        *(f"params.`{valid_name(name)}`" for name in dict.fromkeys([*baselines, *_varied(found.private)])),
-        *(
-            f"metrics.`{name}`"
-            for name in (*metrics, f"fairness/{main}_gap", f"fairness/{main}_change")
-            if name in known  # such as no change, where nothing is trained without privacy
-        ),
-    )
+    known = {name for setting in found.settings for name in final_metrics(setting.trials[0])}
+    # a baseline has no noise either
+    baselines = ["tags.`private`", "params.`clipping`"] if len(found.private) < len(found.settings) else []
+    shown = [short for name, short in short_names(found).items() if name in known or name == _corrected(found)]
+    varied = [f"params.`{valid_name(name)}`" for name in _varied(found.private)]
+    return (*dict.fromkeys([*baselines, *varied]), *(f"metrics.`{name}`" for name in shown))
+
+
+def short_names(found: Findings) -> dict[str, str]:
+    """Names of the numbers in `columns`, of one section, by those of the metrics that compare settings."""
+    main, worst = found.main.name, found.worst_group
+    of_trials = (f"final/{main}", f"fairness/{main}_gap", f"fairness/{main}_change")
+    names = {
+        "privacy/epsilon": "epsilon",
+        str(worst.tracked): worst.name,
+        _corrected(found): f"{worst.name}_corrected",
+        **{name: name.partition("/")[2] for name in of_trials},
+    }
+    return {name: f"{COMPARED}{short}" for name, short in names.items()}
+
+
+def _corrected(found: Findings) -> str:
+    return setting_value(found.worst_group.name)
+
+
+def rounded(values: Mapping[str, float], short: Mapping[str, str]) -> dict[str, float]:
+    """Those of ``values`` with a short name, by it, to four decimals; epsilons are rounded up.
+
+    >>> rounded({"privacy/epsilon": 2.99991, "final/accuracy": 0.93456}, {"privacy/epsilon": "compared/epsilon"})
+    {'compared/epsilon': 3.0}
+    """
+    return {
+        name: (math.ceil(1e4 * values[of]) / 1e4 if of == "privacy/epsilon" else round(values[of], 4))
+        for of, name in short.items()
+        if of in values and math.isfinite(values[of])
+    }
 
 
 def setting_value(name: str) -> str:
@@ -81,7 +107,8 @@ def setting_value(name: str) -> str:
 def shared_view(sweep_id: str, found: Findings) -> str:
     """State of MLflow's table of runs that compares the trials of the sweep, the best by worst-group metric first.
 
-    Settings are ordered by the value that is corrected for choosing the worst of noisy groups.
+    Settings are ordered by the value that is corrected for choosing the worst of noisy groups. The run of the sweep
+    itself, which has no row of the comparison, is left out.
 
     Its columns are what varies and the metrics that compare settings; its charts are parallel coordinates over what
     varies, and the worst group against the main score.
@@ -89,7 +116,7 @@ def shared_view(sweep_id: str, found: Findings) -> str:
     worst_group = found.worst_group
     return json.dumps(
         {
-            "searchFilter": f"tags.`{SWEEP}` = '{sweep_id}'",
+            "searchFilter": f"tags.`{SWEEP}` = '{sweep_id}' AND tags.`{KIND}` != 'sweep'",
             "orderByKey": f"metrics.`{setting_value(worst_group.name)}`",
             "orderByAsc": worst_group.better == "lower",
             "startTime": "ALL",

@@ -20,9 +20,9 @@ from mlflow.entities import DatasetInput, Metric, Param, Run, RunTag
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
 from orchestration.tracking.locations import require_location
-from orchestration.tracking.models import valid_name
+from orchestration.tracking.models import COMPARED, valid_name
 
-_SCALARS: Final = ("final/", "privacy/", "fairness/", "deviation/", "trials/")
+_SCALARS: Final = ("final/", "privacy/", "fairness/", "deviation/", "trials/", "setting/", COMPARED)
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 _NO_VALUES: Final[Mapping[str, float]] = MappingProxyType({})
 

@@ -112,7 +112,7 @@ def test_another_metric_of_the_worst_group_orders_runs_and_models(folder: Path) 
     experiment = client.get_experiment_by_name("dpsweep")
     assert experiment is not None
     view = json.loads(experiment.tags[f"mlflow.sharedViewState.{SWEEP.sweep_id}"])
-    name = "metrics.`fairness/worst_group_false_positive_rate`"
+    name = "metrics.`compared/worst_group_false_positive_rate`"
     assert name in view["selectedColumns"]
     corrected = "setting/worst_group_false_positive_rate_corrected"
     assert (view["orderByKey"], view["orderByAsc"]) == (f"metrics.`{corrected}`", True), "the lowest rates first"
@@ -150,12 +150,14 @@ def test_the_sweeps_own_run_has_the_headline_and_its_address_opens_the_compariso
     assert experiment is not None
     view = json.loads(experiment.tags[f"mlflow.sharedViewState.{SWEEP.sweep_id}"])
     shown = view["selectedColumns"]
-    assert shown[:4] == [
-        *("attributes.`Created`", "params.`clipping`", "metrics.`privacy/epsilon`"),
-        "metrics.`fairness/worst_group_accuracy`",
+    assert shown == [
+        *("attributes.`Created`", "tags.`private`", "params.`clipping`", "metrics.`compared/epsilon`"),
+        *(f"metrics.`compared/{each}`" for each in ("worst_group_accuracy", "worst_group_accuracy_corrected")),
+        *("metrics.`compared/accuracy`", "metrics.`compared/accuracy_gap`"),
     ], "what varies, and no schedule, of which there is one"
     alone = json.loads(shared_view("x", replace(found, settings=found.private[:1])))["selectedColumns"]
-    assert set(shown) - set(alone) == {"params.`clipping`"}
+    assert set(shown) - set(alone) == {"tags.`private`", "params.`clipping`"}
+    assert view["searchFilter"].endswith("AND tags.`dpsweep.kind` != 'sweep'"), "it would be a row without numbers"
     parallel, scatter = view["compareRunCharts"]
     assert (parallel["type"], scatter["type"]) == ("PARALLEL", "SCATTER")
     assert parallel["selectedParams"] == ["clipping"], "nothing else differs"
@@ -179,8 +181,30 @@ def test_the_sweeps_own_run_has_the_headline_and_its_address_opens_the_compariso
     assert view["runsHiddenMode"] == "SHOW_ALL", "not only the first ten"
     assert view["isAccordionReordered"], "the charts of the comparison come before those that MLflow adds"
     assert tracker.address(SWEEP.sweep_id) == (
-        f"#/experiments/{experiment.experiment_id}/runs?viewStateShareKey={SWEEP.sweep_id}&compareRunsMode=TABLE"
+        f"#/experiments/{experiment.experiment_id}/runs?workflowType=machine_learning&"
+        f"viewStateShareKey={SWEEP.sweep_id}&compareRunsMode=TABLE"
     )
+    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+
+
+def test_the_columns_of_the_comparison_are_short_and_rounded_and_name_every_run_of_it(folder: Path) -> None:
+    tracker, found, _ = compared(folder)
+    tracker.log_comparison(found, [])
+    tracker.close()
+    client = client_of(folder)
+    experiment = client.get_experiment_by_name("dpsweep")
+    assert experiment is not None
+    view = json.loads(experiment.tags[f"mlflow.sharedViewState.{SWEEP.sweep_id}"])
+    shown = client.search_runs([experiment.experiment_id], view["searchFilter"])
+    assert len(shown) == len(found.settings) * 3, "two trials and their mean for each setting"
+    names = {name.split("`")[1] for name in view["selectedColumns"] if name.startswith("metrics.")}
+    for run in shown:
+        values = {name: run.data.metrics[name] for name in names & run.data.metrics.keys()}
+        assert {"compared/accuracy", "compared/worst_group_accuracy"} <= values.keys()
+        assert all(len(f"{value:.10g}") <= 7 for value in values.values())
+        assert values["compared/accuracy"] == pytest.approx(run.data.metrics["final/accuracy"], abs=5e-5)
+        assert values.get("compared/epsilon", 3.0) >= run.data.metrics.get("privacy/epsilon", 3.0)
+        assert (run.data.tags["private"] == "false") == ("compared/epsilon" not in values)
 
 
 def test_a_damaged_store_is_one_line_with_the_way_out(folder: Path, tmp_path: Path) -> None:
