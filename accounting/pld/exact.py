@@ -29,6 +29,7 @@ from accounting.pld.sensitivity import Array, RoundLaw, SensitivityMixture
 
 _ROUNDING = 1e-14  # relative error allowed for each term; measured below 1e-15 times 1 + x^2 against 60 digits
 _MOST_LOSSES = 1 << 20  # distinct losses of pure releases that are enumerated
+_MOST_CORNERS = 1 << 10  # the same where delta is computed at each of them, and at a thousand other epsilons
 _FARTHEST = 37.0  # outputs beyond which the normal tail nears underflow
 _ROUND_UP = 1 + 1e-12  # far above the rounding error of probabilities that sum to 1
 _BEYOND = 1e-299  # probability of the outputs beyond
@@ -47,6 +48,20 @@ def exact_deltas(rounds: GroupRounds) -> Deltas | None:
             losses, log_weights = _pure_losses(rounds.pure)
             return lambda epsilon: _of_pure(rounds.pure, losses, log_weights, epsilon)
     return None
+
+
+def corners(rounds: GroupRounds) -> Array | None:
+    """Return the epsilons [corners] >= 0 at which delta of pure releases alone bends, the last where it becomes 0.
+
+    Between them delta is linear in e^epsilon. None for other runs, and where there are too many.
+    """
+    if rounds.laws or rounds.gaussian or math.prod(n + 1 for n in Counter(rounds.pure).values()) > _MOST_CORNERS:
+        return None
+    losses, _ = _pure_losses(rounds.pure)
+    largest = sum(map(Fraction, rounds.pure), Fraction(0))
+    last = float(largest)
+    last = last if Fraction(last) >= largest else math.nextafter(last, math.inf)
+    return np.append(np.unique(losses[(losses >= 0.0) & (losses < last)]), last)
 
 
 def exact_epsilon(deltas: Deltas, delta: float) -> tuple[float, float]:

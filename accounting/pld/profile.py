@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy as np
 from accounting.gaussian import gaussian_delta, gaussian_epsilon
 from accounting.pld.ceilings import delta_ceilings, total_variation
 from accounting.pld.composition import MIN_DELTA, TOLERANCE, epsilon_of_rounds, is_too_coarse, tail_of
+from accounting.pld.exact import Deltas, corners, exact_deltas
 from accounting.pld.fourier import compose
 from accounting.pld.group_rounds import GroupRounds
 from accounting.pld.lattice import make_plan, spacing_for
@@ -58,8 +60,9 @@ def profile_of_rounds(rounds: GroupRounds, deltas: Sequence[float] = ()) -> Cert
         return CertifiedProfile(np.zeros(1), np.ones(1), np.ones((2, 1)))
     if not rounds.laws and not rounds.pure:
         epsilons = _grid(gaussian_epsilon(rounds.gaussian, least)[0])
-        bounds = np.array([gaussian_delta(rounds.gaussian, float(each)) for each in epsilons])
-        return _monotone(epsilons, bounds[:, 0], bounds[:, [1, 1]].T)
+        return _at(epsilons, partial(gaussian_delta, rounds.gaussian))
+    if (bends := corners(rounds)) is not None and (exactly := exact_deltas(rounds)) is not None:
+        return _at(np.union1d(_grid(float(bends[-1]), 1.0), bends), exactly)
     aims = [_Aim(0.0, min(total_variation(rounds), 1.0), 1e-8)]
     reached = [(epsilon_of_rounds(rounds, each).upper, each) for each in deltas]
     aims += [_Aim(epsilon, delta, 1e-4) for epsilon, delta in reached if epsilon < math.inf]
@@ -102,9 +105,15 @@ def _bounds(rounds: GroupRounds, aim: _Aim, epsilons: Array) -> tuple[Array, Arr
     return upper, lower
 
 
-def _grid(reach: float) -> Array:
+def _at(epsilons: Array, deltas: Deltas) -> CertifiedProfile:
+    """The profile of a closed form that is the same in both directions."""
+    bounds = np.array([deltas(float(each)) for each in epsilons])
+    return _monotone(epsilons, bounds[:, 0], bounds[:, [1, 1]].T)
+
+
+def _grid(reach: float, beyond: float = _BEYOND) -> Array:
     """Epsilons from 0 to ``reach``: geometric near 0, so that every scale on which delta changes is resolved."""
-    reach = max(_BEYOND * reach, 1e-12)
+    reach = max(beyond * reach, 1e-12)
     near = min(reach, _NEAR)
     parts = [np.zeros(1), near * np.geomspace(1e-7, 1.0, 512), np.linspace(0.0, near, 513)[1:]]
     if reach > near:

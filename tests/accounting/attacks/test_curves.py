@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import pairwise, product
 
 import mpmath
 import numpy as np
@@ -185,6 +185,25 @@ class TestOfCompositions:
         curve = privacy_curve(Trace(10, releases=(PureRelease("choice", epsilon / 2),)), group_size=2)
         exact = np.minimum(math.exp(epsilon) * RATES, 1.0 - math.exp(-epsilon) * (1.0 - RATES))
         assert_brackets(curve, RATES, exact, upper=1e-3, lower=5e-3)
+
+    @pytest.mark.parametrize("epsilons", [(1.5, 1.5), (0.1, 0.2, 0.3), (1.5, 0.7, 0.01), (30.0, 400.0)])
+    def test_pure_releases_together_are_exact_and_nothing_is_left_beyond_their_sum(
+        self, epsilons: tuple[float, ...]
+    ) -> None:
+        """A lattice said delta(3.0) <= 9e-4 of two releases of 1.5, whose losses are at most 3."""
+        curve = privacy_curve(Trace(10, releases=tuple(PureRelease(f"choice {e}", e) for e in epsilons)))
+        total = math.fsum(epsilons)
+        assert curve.delta(math.nextafter(total, math.inf)) == (0.0, 0.0)
+        for epsilon in (0.0, 0.3 * total, 0.9 * total):
+            with mpmath.workdps(50):
+                exact = mpmath.fsum(
+                    mpmath.fprod(1 / (1 + mpmath.exp(-sign * e)) for sign, e in zip(signs, epsilons, strict=True))
+                    * max(0, -mpmath.expm1(epsilon - mpmath.fdot(signs, epsilons)))
+                    for signs in product((1, -1), repeat=len(epsilons))
+                )
+            found = curve.delta(epsilon)
+            assert known(found.lower) <= float(exact) * (1 + 1e-12)
+            assert float(exact) * (1 - 1e-12) <= found.upper <= float(exact) * (1 + 1e-8)
 
     @pytest.mark.parametrize("sample_rate", [1e-10, 1e-8])
     def test_where_lattices_certify_little_closed_forms_do(self, sample_rate: float) -> None:
