@@ -52,6 +52,26 @@ def test_what_is_affordable_costs_what_is_left(limit: IndividualFilter) -> None:
     assert prices.affordable([0.0, -1.0, 1e9]).tolist() == [0.0, 0.0, 1.0]
 
 
+@pytest.mark.parametrize("rate", [0.01, 0.5])
+def test_a_gaussian_budget_leaves_no_more_for_being_sampled(rate: float) -> None:
+    """Why no residue filter is implemented (docs/accounting.md): a step of mean 1 takes 1 of mu^2, sampled or not.
+
+    With a little more left than mu^2 - 1, what must be possible with step and remainder exceeds what mu allows.
+    """
+
+    def delta(mean: Any, epsilon: Any) -> Any:
+        return mpmath.ncdf(mean / 2 - epsilon / mean) - mpmath.exp(epsilon) * mpmath.ncdf(-mean / 2 - epsilon / mean)
+
+    def exceeds(left: float, epsilon: int) -> bool:
+        together = mpmath.sqrt(1 + left)
+        return bool(rate * delta(together, epsilon - mpmath.log(rate)) > delta(budget, epsilon))
+
+    with mpmath.workdps(400):
+        budget = mpmath.mpf("1.5")
+        assert exceeds(1.02 * (1.5**2 - 1.0), 1000)
+        assert not any(exceeds(1.5**2 - 1.0, epsilon) for epsilon in (1, 100, 1000))
+
+
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("releases", [(), (GaussianRelease("pca", 16.0), PureRelease("count", 0.1))])
 @pytest.mark.parametrize("epsilon", [0.5, 3.0, 10.0])
