@@ -90,6 +90,13 @@ def test_a_lattice_that_has_not_converged_says_nothing_below() -> None:
     assert list(outcome.findings) == []
 
 
+def test_a_maximum_of_all_examples_cuts_nothing_on_either_side() -> None:
+    """26 examples, at most 26 in a batch: the oracle once cut the batches of a neighbour with one example more."""
+    outcome = judged(case_of(0, 214))
+    assert len(outcome.claims) > 2
+    assert list(outcome.findings) == []
+
+
 def test_a_lattice_above_what_is_proven_is_not_believed() -> None:
     case = case_of(0, 1034)
     outcome = judged(case)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -67,21 +66,21 @@ def attack_on_cut_batches(case: Case) -> float:
     """What one attack achieves: the example is +1 and all others are -1, so that it displaces the worst there is.
 
     Outputs are put into cells, which is post-processing, and their losses rounded down: a lower bound on epsilon, for
-    the neighbours of either size.
+    the neighbours of either size. A maximum of all examples of the trace cuts nothing, whoever joins.
     """
     (segment,) = case.trace.segments
     sampling = segment.sampling
     assert isinstance(sampling, TruncatedPoissonSampling)
+    size, most, rate = sampling.dataset_size, sampling.max_batch_size, sampling.sample_rate
     found = 0.0
-    for others, (first, second) in product((sampling.dataset_size, sampling.dataset_size - 1), ((0, 1), (1, 0))):
-        masses = _cell_masses(replace(sampling, dataset_size=max(others, 1)), others, segment.noise_multiplier)
+    for others, (first, second) in product((size, size - 1), ((0, 1), (1, 0))):
+        masses = _cell_masses(rate, most if most < size else others + 1, others, segment.noise_multiplier)
         found = max(found, _composed_down(masses[first], masses[second], segment.steps, case.delta))
     return found
 
 
-def _cell_masses(sampling: TruncatedPoissonSampling, others: int, sigma: float) -> tuple[Array, Array]:
-    """Probabilities of cells of the output, with the example and without."""
-    most, rate = sampling.max_batch_size, sampling.sample_rate
+def _cell_masses(rate: float, most: int, others: int, sigma: float) -> tuple[Array, Array]:
+    """Probabilities of cells of the output, with the example and without, of batches cut to ``most`` examples."""
     edges = np.concatenate(([-np.inf], np.linspace(-others - 9.0 * sigma, 2.0 + 9.0 * sigma, 3000), [np.inf]))
 
     def cells(at: int) -> Array:
