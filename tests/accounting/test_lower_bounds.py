@@ -21,8 +21,11 @@ import accounting
 from accounting import (
     ACCOUNTANTS,
     INDIVIDUAL_ACCOUNTANTS,
+    ExponentialChoice,
     FixedBatchSampling,
     PoissonSampling,
+    PrivacyEstimate,
+    RandomTrials,
     Sampling,
     Segment,
     ShuffledSampling,
@@ -42,6 +45,7 @@ from accounting import (
 from accounting.attacks import FALSE_POSITIVE_RATES
 from accounting.filters import RenyiFilter
 from accounting.pld import delta_pld, epsilon_pld, grows_at_least_linearly, linear_growth
+from accounting.samplings import stored_kinds
 
 DELTA = 1e-3
 EPSILON = 0.7
@@ -237,6 +241,37 @@ LOWER: dict[str, Callable[[Trace, Truth], Iterator[tuple[float | None, float]]]]
     "privacy_curve": _curve,
     "attack_risk": _risk,
 }
+
+
+WITHOUT_LOWER: dict[str, Callable[[Trace], PrivacyEstimate]] = {
+    "account_choice": lambda trace: accounting.account_choice(trace, ExponentialChoice(3, 0.1), DELTA),
+    "account_selection": lambda trace: accounting.account_selection(trace, RandomTrials(5), DELTA),
+}
+"""Functions whose result has a place for a lower bound, which they never know."""
+
+SAY_NOTHING = {
+    *("AdvantageBudget", "EpsilonBudget", "RhoBudget", "TruePositiveRateBudget"),
+    *("calibrate_decay", "calibrate_noise_multiplier", "noise_multiplier_within_budget"),
+    *("count_within_budget", "length_within_budget"),
+    *("SAMPLINGS", "SCHEDULES", "make_schedule", "parse_schedule", "planned_trace", "read_trace", "write_trace"),
+}
+"""Public names that bound nothing from below: costs and noise are rounded up, and the rest makes or stores traces."""
+
+
+def test_every_public_name_and_every_sampling_is_tried() -> None:
+    """What is new in `accounting.__all__`, or a sampling that a trace may have, joins one of the tables above."""
+    data = {name for name in accounting.__all__ if isinstance(getattr(accounting, name), type)}
+    data |= {"Release", "NoiseSchedule"}
+    tried = {name for names in LOWER for name in names.replace(" and pld", "").split(", ")}
+    tried |= {"ACCOUNTANTS", "INDIVIDUAL_ACCOUNTANTS", *WITHOUT_LOWER, *SAY_NOTHING}
+    assert set(accounting.__all__) - (data - SAY_NOTHING) == tried
+    assert {type(sampling) for sampling, _ in RUNS.values()} == set(stored_kinds())
+
+
+@pytest.mark.parametrize("function", WITHOUT_LOWER)
+@pytest.mark.parametrize("name", ["full", "shuffled", "truncated"])
+def test_the_best_of_several_runs_has_no_lower_bound(function: str, name: str) -> None:
+    assert WITHOUT_LOWER[function](trace_of(name)).lower_epsilon is None
 
 
 @pytest.mark.thinned(3)
