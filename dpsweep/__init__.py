@@ -39,11 +39,13 @@ if TYPE_CHECKING:
     )
     from orchestration.library import Sweep, Trial, plan, run
     from orchestration.library import open_sweep as open
+    from workers.private_training import PrivateTraining
 
 __all__ = [
     "DataCorruption",
     "DpsweepError",
     "InvalidInput",
+    "PrivateTraining",
     "StorageError",
     "Sweep",
     "Trial",
@@ -54,8 +56,16 @@ __all__ = [
     "run",
 ]
 
-_LIBRARY = {"Sweep": "Sweep", "Trial": "Trial", "open": "open_sweep", "plan": "plan", "run": "run"}
-"""Names exported from `orchestration.library`, with their names there; all other exports are errors."""
+_LIBRARY, _LOOP = "orchestration.library", "workers.private_training"
+_PLACES = {
+    "PrivateTraining": (_LOOP, "PrivateTraining"),
+    "Sweep": (_LIBRARY, "Sweep"),
+    "Trial": (_LIBRARY, "Trial"),
+    "open": (_LIBRARY, "open_sweep"),
+    "plan": (_LIBRARY, "plan"),
+    "run": (_LIBRARY, "run"),
+}
+"""Modules that hold exported names, and their names there; all other exports are errors."""
 
 
 def __getattr__(name: str) -> Any:
@@ -67,9 +77,8 @@ def __getattr__(name: str) -> Any:
     found = other_package()
     if found is not None:
         raise ImportError(found)
-    if name in _LIBRARY:
-        return getattr(importlib.import_module("orchestration.library"), _LIBRARY[name])
-    return getattr(importlib.import_module("accounting.errors"), name)
+    module, there = _PLACES.get(name, ("accounting.errors", name))
+    return getattr(importlib.import_module(module), there)
 
 
 def __dir__() -> list[str]:

@@ -30,6 +30,10 @@ def test_the_docstring_of_the_package_runs() -> None:
     run_examples(dpsweep.__doc__ or "", "dpsweep")
 
 
+def test_the_page_about_loops_runs() -> None:
+    run_examples((ROOT / "docs" / "loop.md").read_text(), "loop.md")
+
+
 def test_the_page_about_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In an empty folder and a process of its own: a process reads once whether its Ray clusters require a token."""
     monkeypatch.chdir(tmp_path)
@@ -51,6 +55,7 @@ def test_exported_names() -> None:
         "DataCorruption",
         "DpsweepError",
         "InvalidInput",
+        "PrivateTraining",
         "StorageError",
         "Sweep",
         "Trial",

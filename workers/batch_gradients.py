@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from workers.augmentation import augmented, make_augmentation
-from workers.clipping import ClippingMethod, ClippingState, ClipRule, Examples, PublicFacts
+from workers.clipping import ClippingState, ClipRule, Examples, PublicFacts
 from workers.data import Dataset, Split, as_targets
 from workers.devices import choose_device, room_for_data
 from workers.gradients import (
@@ -25,10 +25,9 @@ from workers.gradients import (
     WeightedSum,
     require_autocast,
 )
-from workers.imports import UserCode
-from workers.losses import Loss, build_loss
-from workers.models import build_model
+from workers.losses import Loss
 from workers.noise import start_generator
+from workers.parts import Parts
 from workers.predictions import Predictions, predict
 from workers.rows_at_once import rows_at_once
 from workers.spec import TrialSpec
@@ -130,12 +129,12 @@ class LocalGradients:
 
     others_repeat = True
 
-    def __init__(self, spec: TrialSpec, dataset: Dataset, method: ClippingMethod, code: UserCode) -> None:
+    def __init__(self, spec: TrialSpec, dataset: Dataset, parts: Parts) -> None:
         device, execution = choose_device(spec.execution.device), spec.execution
-        self.model = build_model(spec.model, dataset, spec.seed, code).to(device)
+        self.model = parts.model().to(device)
         autocast = torch.bfloat16 if execution.autocast else None
         require_autocast(self.model, autocast)
-        self.loss = build_loss(spec.loss, code, dataset.task)
+        self.loss, method = parts.loss(), parts.clipping
         self.data = TrainingData(dataset, device, room_for_data(device))
         self.augmentation_rng = torch.Generator()
         start_generator(self.augmentation_rng, spec.noise_source, spec.seed, "augmentation")

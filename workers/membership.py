@@ -30,7 +30,9 @@ from workers.imports import UserCode
 from workers.losses import Loss
 from workers.noise import derive_seed
 from workers.noise_sources import make_noise_source
+from workers.parts import parts_of
 from workers.predictions import predict
+from workers.recording import StoredNorms
 from workers.spec import AttackSpec, NormSpec, TrialSpec
 from workers.training import Trainer
 from workers.trial_mechanism import mechanism_of
@@ -151,7 +153,8 @@ def _reference_models(
         )
         mechanism = mechanism_of(reference, len(rows), (), code)
         noise = make_noise_source("seeded", reference.seed, choose_device(spec.execution.device))
-        trainer = Trainer(reference, mechanism, replace(dataset, train=pool.select(rows)), noise, files, code)
+        half = replace(dataset, train=pool.select(rows))
+        trainer = Trainer(reference, mechanism, half, noise, StoredNorms(files), parts_of(reference, half, code))
         yield _train(trainer)
 
 

@@ -5,17 +5,59 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from accounting.records import NormShardWriter, NormSnapshot
+from accounting.records import NormShardWriter, NormSnapshot, TrialFiles
 from workers.batch_gradients import BatchGradients, TrainingData
 from workers.clipping import ClipRule, Examples
 from workers.contributions import EndedInterval, Measurement, SnapshotInterval
 from workers.gradients import BatchNorms
+
+
+class NormStore(Protocol):
+    """Keeps the snapshots of one recorder; `accounting.records.NormShardWriter` stores them as files."""
+
+    def write(self, snapshot: NormSnapshot) -> None:
+        """Keep a snapshot; one of the same step is only given again by a run that was resumed, with equal values."""
+        ...
+
+    def wait(self) -> None:
+        """Return when all that was written is certain."""
+        ...
+
+    def complete(self) -> None:
+        """Note that no snapshot follows."""
+        ...
+
+    def close(self) -> None:
+        """Keep nothing more."""
+        ...
+
+
+class NormStores(Protocol):
+    """The stores of a run: of all examples, and of those whose norms are stored at every step."""
+
+    def everyone(self, rows_per_part: int) -> NormStore: ...
+
+    def exact(self, rows_per_part: int) -> NormStore: ...
+
+
+@dataclass(frozen=True)
+class StoredNorms:
+    """Norms as files of a trial."""
+
+    files: TrialFiles
+
+    def everyone(self, rows_per_part: int) -> NormStore:
+        return NormShardWriter(self.files.norms, rows_per_part)
+
+    def exact(self, rows_per_part: int) -> NormStore:
+        return NormShardWriter(self.files.exact_norms, rows_per_part)
 
 
 class NormRecorder:
@@ -24,7 +66,7 @@ class NormRecorder:
     An interval is open from one snapshot up to the next. It is the recorder's state in a checkpoint.
     """
 
-    def __init__(self, data: TrainingData, rows: Tensor, gradients: BatchGradients, writer: NormShardWriter) -> None:
+    def __init__(self, data: TrainingData, rows: Tensor, gradients: BatchGradients, writer: NormStore) -> None:
         self._data, self._rows, self._writer = data, rows.to(data.device), writer
         self.gradients = gradients
         self._interval: SnapshotInterval | None = None
@@ -64,6 +106,13 @@ class NormRecorder:
         """Queue the snapshots of all intervals that are not stored yet."""
         for interval in self._interval.settled() if self._interval is not None else ():
             self.write(interval)
+
+    def so_far(self) -> tuple[NormSnapshot, ...]:
+        """The snapshots that `store` would queue; the open interval does not change, so that the run goes on alike."""
+        if self._interval is None or self._interval.steps == 0:
+            return ()
+        copied = replace(self._interval, renewals=[*self._interval.renewals])
+        return tuple(map(self._snapshot, copied.settled()))
 
     def wait(self) -> None:
         """Return when every snapshot is stored. Raises: StorageError where one could not be."""
@@ -109,16 +158,17 @@ class NormRecorder:
 
     def write(self, interval: EndedInterval) -> None:
         """Have the snapshot of ``interval`` stored. A resumed run may store it again, but only with equal bytes."""
+        self._writer.write(self._snapshot(interval))
+
+    def _snapshot(self, interval: EndedInterval) -> NormSnapshot:
         examples = interval.measured.examples
-        self._writer.write(
-            NormSnapshot(
-                step=interval.start,
-                example_ids=self._data.ids(examples.rows).numpy(),
-                groups=examples.groups.cpu().numpy(),
-                norms=examples.norms.cpu().numpy(),
-                contributions=interval.contributions.cpu().numpy(),
-                losses=interval.measured.losses.cpu().numpy(),
-            )
+        return NormSnapshot(
+            step=interval.start,
+            example_ids=self._data.ids(examples.rows).numpy(),
+            groups=examples.groups.cpu().numpy(),
+            norms=examples.norms.cpu().numpy(),
+            contributions=interval.contributions.cpu().numpy(),
+            losses=interval.measured.losses.cpu().numpy(),
         )
 
 

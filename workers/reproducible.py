@@ -30,7 +30,7 @@ def reproducible(execution: ExecutionSpec, seed: int) -> Iterator[None]:
     threads, deterministic = torch.get_num_threads(), torch.get_deterministic_debug_mode()
     precision, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.set_num_threads(execution.threads)
+        _use_threads(execution.threads)
         torch.set_deterministic_debug_mode("error" if execution.deterministic else "default")
         torch.set_float32_matmul_precision("highest")
         torch.backends.cudnn.allow_tf32 = False
@@ -38,10 +38,15 @@ def reproducible(execution: ExecutionSpec, seed: int) -> Iterator[None]:
         try:
             yield
         finally:
-            torch.set_num_threads(threads)
+            _use_threads(threads)
             torch.set_deterministic_debug_mode(deterministic)
             torch.set_float32_matmul_precision(precision)
             torch.backends.cudnn.allow_tf32 = convolutions
+
+
+def _use_threads(threads: int) -> None:
+    if torch.get_num_threads() != threads:  # setting the same number would empty torch's cache of kernels
+        torch.set_num_threads(threads)
 
 
 @contextlib.contextmanager

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from accounting.errors import START_ANEW, InvalidInput
 from accounting.mechanism import Trace
 from accounting.planning import TrialMechanism
-from accounting.records import NormShardWriter, TrialFiles
+from accounting.records import NormSnapshot
 from workers.audit import Canaries
 from workers.batch_gradients import NO_ANSWER, BatchGradients, Decision, LocalGradients
-from workers.clipping import NORM_ERROR, ClippingState, ClipRule, Examples, make_clipping, released_bound
+from workers.clipping import NORM_ERROR, ClippingState, ClipRule, Examples, released_bound
 from workers.contributions import generator_rate
 from workers.counters import Counters
 from workers.data import Dataset, Split
@@ -29,12 +29,12 @@ from workers.evaluation import Evaluation
 from workers.gradients import RandomState, WeightedSum, modes_of
 from workers.group_history import new_courses, new_departures, note_departures, note_epoch
 from workers.history import EpochRecord
-from workers.imports import NO_CODE, UserCode
 from workers.losses import Loss
 from workers.noise import NoiseSource, derive_seed, seed_torch
-from workers.optimizers import make_average, make_learning_rate_schedule, make_optimizer
+from workers.optimizers import make_average, make_learning_rate_schedule
+from workers.parts import Parts
 from workers.predictions import Predictions, evaluate, with_evaluated_on
-from workers.recording import NormRecorder, choose_rows, is_due, oldest_norm
+from workers.recording import NormRecorder, NormStores, choose_rows, is_due, oldest_norm
 from workers.requirements import check_spec, with_chosen_norms
 from workers.run_state import CpuGenerator, CudaGenerator, ModelModes, ModelValues, RunState, Stateful
 from workers.sampling import make_row_draws, make_sampler
@@ -51,11 +51,12 @@ class Trainer:
         mechanism: TrialMechanism,
         dataset: Dataset,
         noise: NoiseSource,
-        files: TrialFiles,
-        code: UserCode = NO_CODE,
+        norms: NormStores,
+        parts: Parts,
     ) -> None:
+        """norms: where norms are kept."""
         device = choose_device(spec.execution.device)
-        self._method = make_clipping(spec.clipping, code)
+        self._method = parts.clipping
         spec = with_chosen_norms(spec, mechanism, self._method)
         self._spec, self._noise = spec, noise
         check_spec(spec, mechanism, self._method, 0 if dataset.public is None else len(dataset.public))
@@ -63,14 +64,14 @@ class Trainer:
         self._paid_epochs = 0
         self._tested: Predictions | None = None
 
-        self.local = local = LocalGradients(spec, dataset, self._method, code)
+        self.local = local = LocalGradients(spec, dataset, parts)
         self.gradients: BatchGradients = local
         """What computes norms and clipped sums."""
         self._model, self._data = local.model, local.data
         self._modes = modes_of(self._model)
         self._dataset = with_evaluated_on(device, dataset)
         self._parameters = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
-        self._optimizer = make_optimizer(spec.optimizer, self._parameters)
+        self._optimizer = parts.optimizer(self._parameters)
         self._learning_rate = make_learning_rate_schedule(
             spec.learning_rate_schedule, self.total_steps, mechanism.steps_per_epoch
         )
@@ -83,7 +84,7 @@ class Trainer:
         draws = not self._method.keeps_to_contributions and local.engine.draws(*self._data.inputs(torch.arange(1)))
         self._planned = mechanism
         self._run = RunState(contributions="estimate" if draws else mechanism.contributions)
-        self._everyone, self._exact = self._make_recorders(files)
+        self._everyone, self._exact = self._make_recorders(norms)
         self.recorders = tuple(filter(None, (self._everyone, self._exact))) if not spec.norms.are_off else ()
         """What stores norms: wait for it before a checkpoint, complete it after training, and close it in any case."""
         self._facts = local.facts
@@ -115,16 +116,15 @@ class Trainer:
         coins = make_row_draws(spec.noise_source, spec.seed, "coins of canaries")
         return Canaries(spec.audit, len(self._dataset.train), spec.seed, coins)
 
-    def _make_recorders(self, files: TrialFiles) -> tuple[NormRecorder, NormRecorder | None]:
+    def _make_recorders(self, stores: NormStores) -> tuple[NormRecorder, NormRecorder | None]:
         norms, population = self._spec.norms, len(self._data)
         everyone = NormRecorder(
-            self._data, torch.arange(population), self.gradients, NormShardWriter(files.norms, norms.rows_per_part)
+            self._data, torch.arange(population), self.gradients, stores.everyone(norms.rows_per_part)
         )
         if norms.exact_examples == 0:
             return everyone, None
         rows = choose_rows(population, norms.exact_examples, derive_seed(self._spec.seed, "exact examples"))
-        writer = NormShardWriter(files.exact_norms, norms.rows_per_part)
-        return everyone, NormRecorder(self._data, rows, self.gradients, writer)
+        return everyone, NormRecorder(self._data, rows, self.gradients, stores.exact(norms.rows_per_part))
 
     def divide(self, gradients: BatchGradients) -> None:
         """Use ``gradients``, which several processes compute with the same model, from here on."""
@@ -213,12 +213,19 @@ class Trainer:
             self._paid_epochs = affordable_epochs(self._spec, self.mechanism, self.public_accuracies)
         return self.epoch < self._paid_epochs
 
-    def step(self) -> None:
-        """One step: compute all norms if a refresh is due, clip, add noise, update."""
+    def draw(self) -> Tensor:
+        """The rows of the next batch, int64 [b], on the device."""
+        return sent(torch.from_numpy(self._sampler.next_batch()), self._data.device)
+
+    def step(self, rows: Tensor | None = None) -> None:
+        """One step: compute all norms if a refresh is due, clip, add noise, update.
+
+        rows: those that `draw` gave last, if it was called since the last step.
+        """
         before = RandomState.of(self._data.device)
         if self._snapshot_is_due:
             self.refresh()
-        self.advance()
+        self.advance(rows)
         self._look_again(before)
 
     def refresh(self) -> None:
@@ -240,14 +247,14 @@ class Trainer:
         """Whether `advance` needs the norms of all examples."""
         return self._method.refreshes or self._spec.norms.when_sampled
 
-    def advance(self) -> None:
-        """The part of a step after the norms of all examples: clip, add noise, update."""
+    def advance(self, rows: Tensor | None = None) -> None:
+        """The part of a step after the norms of all examples: clip, add noise, update. rows: as of `step`."""
         sigma, step = self.noise_multiplier, self.step_count
         prices = self._planned.prices(sigma)
         if prices is not None:
             self._run.clipping = self._method.pay(self._run.clipping, prices)
 
-        rows = sent(torch.from_numpy(self._sampler.next_batch()), self._data.device)
+        rows = self.draw() if rows is None else rows
         clipped = self._clipped_sum(rows)
         self.counters.non_finite_gradients += clipped.non_finite
         self.counters.empty_batches += int(len(rows) == 0)
@@ -270,6 +277,10 @@ class Trainer:
         repeatable = before.is_current() and modes_of(self._model) == self._modes
         if not (repeatable and self.gradients.others_repeat) and not self._method.keeps_to_contributions:
             self._run.contributions = "estimate"
+
+    def norms_so_far(self) -> tuple[NormSnapshot, ...]:
+        """The snapshots that are not stored yet, as they would be if the run ended here; the run does not change."""
+        return () if self._spec.norms.are_off else self._everyone.so_far()
 
     def store_norms(self) -> None:
         """Have all snapshots stored that are not yet. Call it before the next refresh and at the end of training."""

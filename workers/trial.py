@@ -30,7 +30,7 @@ from workers.attacks import attack
 from workers.audit import audit
 from workers.batch_gradients import LocalGradients
 from workers.checkpoint import fingerprint, forget_checkpoint, load_checkpoint, save_checkpoint
-from workers.clipping import claims, make_clipping
+from workers.clipping import claims
 from workers.data import Dataset, load_dataset
 from workers.data_parallel import DividedGradients, first_random_states, follow, restore_random_state
 from workers.device_use import DeviceUse, write_device_use
@@ -45,11 +45,12 @@ from workers.models import build_model
 from workers.noise_sources import make_noise_source
 from workers.outcomes import outcomes_of, write_outcomes
 from workers.own_record import require_same_code, store_code
+from workers.parts import parts_of
 from workers.predictions import Predictions, counted, evaluate
 from workers.preprocessing import make_preprocessing
 from workers.ranks import RankGroup
 from workers.reasons import reasons_of_trial
-from workers.recording import closed_afterwards, is_due
+from workers.recording import StoredNorms, closed_afterwards, is_due
 from workers.references import reference_scores
 from workers.reproducible import explained, reproducible
 from workers.run_state import ModelModes, ModelValues
@@ -117,7 +118,7 @@ def follow_trial(
         stored = load_checkpoint(files.checkpoint, owner)
         assert stored is not None, "rank 0 has stored it before the ranks meet"
         dataset = _preprocessed(spec, dataset, stored["preprocessing"])
-        local = LocalGradients(spec, dataset, make_clipping(spec.clipping, code), code)
+        local = LocalGradients(spec, dataset, parts_of(spec, dataset, code))
         ModelValues(local.model).restore(stored["trainer"]["model"])
         ModelModes(local.model).restore(stored["trainer"]["modes"])
         restore_random_state(local, stored["ranks"][group.rank - 1])
@@ -203,7 +204,7 @@ def begin(spec: TrialSpec, files: TrialFiles, code: UserCode, releases: tuple[Re
     random_states = first_random_states(spec, ranks, device)
     if stored is not None:
         random_states = _of_as_many(stored, ranks)
-    trainer = Trainer(spec, mechanism, dataset, noise, files, code)
+    trainer = Trainer(spec, mechanism, dataset, noise, StoredNorms(files), parts_of(spec, dataset, code))
 
     def save() -> None:
         for recorder in trainer.recorders:

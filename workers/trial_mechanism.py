@@ -9,6 +9,7 @@ from typing import Final
 from accounting.accountants import optimal_order
 from accounting.budgets import Budget, EpsilonBudget, RhoBudget
 from accounting.calibration import calibrate_filter, count_within_budget
+from accounting.errors import InvalidInput
 from accounting.mechanism import Release, Trace
 from accounting.planning import TrialMechanism
 from accounting.schedules import make_schedule
@@ -16,7 +17,7 @@ from workers import clipping
 from workers.imports import NO_CODE, UserCode
 from workers.preprocessing import planned_releases
 from workers.sampling import planned_sampling
-from workers.spec import BudgetSpec, TrialSpec
+from workers.spec import BudgetSpec, Component, TrialSpec
 
 LEAST_ORDER: Final = 4.0
 """Least `moment_order`: mean contributions are made for tails, which low orders neglect."""
@@ -29,13 +30,21 @@ def mechanism_of(
 
     releases: made from the same data in addition to training. code: the user's modules that may be imported, for their
     own clipping method.
+    """
+    return mechanism_with(clipping.make_clipping(spec.clipping, code), spec, dataset_size, releases)
+
+
+def mechanism_with(
+    method: clipping.ClippingMethod, spec: TrialSpec, dataset_size: int, releases: tuple[Release, ...] = ()
+) -> TrialMechanism:
+    """`mechanism_of` with a clipping method that was made.
 
     Contributions are output-specific if norms are computed at every step for exactly the gradients that are summed,
     or if clipping enforces the recorded contributions. With augmentation the summed gradients are those of other
     inputs, and with autocast their rounding depends on the batch size, so norms at every step are then estimates. A
     filter is calibrated here, from all epochs of the spec, so that planner and trainer use the same one.
     """
-    schedule, method = spec.noise.schedule, clipping.make_clipping(spec.clipping, code)
+    schedule = spec.noise.schedule
     budget = method.example_budget
     repeatable = spec.augmentation is None and not spec.execution.autocast
     exact = spec.norms.refreshes_per_epoch == "every_step" and repeatable
@@ -43,8 +52,8 @@ def mechanism_of(
         schedule=make_schedule(schedule.name, spec.noise.initial_noise_multiplier, **schedule.params),
         sampling=planned_sampling(spec.sampling, dataset_size),
         dataset_size=dataset_size,
-        side_queries=clipping.side_queries(spec.clipping, code),
-        releases=(*planned_releases(spec.preprocessing), *clipping.releases(spec.clipping, code), *releases),
+        side_queries=clipping.side_queries(method),
+        releases=(*planned_releases(spec.preprocessing), *clipping.releases(method), *releases),
         contributions="output_specific" if exact or method.keeps_to_contributions else "estimate",
         adjacency=spec.adjacency,
         selection=spec.selection,
@@ -53,6 +62,27 @@ def mechanism_of(
         return unfiltered
     limit = calibrate_filter(unfiltered.trace(spec.epochs), budget.epsilon, spec.delta)
     return replace(unfiltered, filter=limit)
+
+
+def with_noise(
+    trial: TrialSpec, budget: clipping.ExampleBudget | None, noise_multiplier: float, target_epsilon: float
+) -> TrialSpec:
+    """The trial with the calibrated noise multiplier.
+
+    budget: if the clipping method has a budget per example (a privacy filter), the noise multiplier is multiplied by
+    its noise_factor, and the target epsilon becomes the budget of every example. Raises: InvalidInput if the method
+    already has an epsilon of its own.
+    """
+    if budget is None:
+        return replace(trial, noise=replace(trial.noise, initial_noise_multiplier=noise_multiplier))
+    if budget.epsilon is not None:
+        raise InvalidInput(
+            f"the budget of clipping method {trial.clipping.name!r} is privacy.target_epsilon; leave out its epsilon "
+            f"{budget.epsilon:g}, or give privacy.noise_multiplier instead"
+        )
+    sigma = float(f"{budget.noise_factor * noise_multiplier:.6g}")
+    limited = Component(trial.clipping.name, {**trial.clipping.params, "epsilon": target_epsilon})
+    return replace(trial, noise=replace(trial.noise, initial_noise_multiplier=sigma), clipping=limited)
 
 
 def moment_order(spec: TrialSpec, mechanism: TrialMechanism) -> float:

@@ -86,7 +86,7 @@ def individual_epsilons(
     contributions: ArrayLike,
     trace: Trace,
     delta: float,
-    method: str = "rdp",
+    method: str = "pld",
 ) -> IndividualEpsilons:
     """Epsilon of every example at ``delta``, under the adjacency of ``trace``.
 

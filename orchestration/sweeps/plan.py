@@ -40,8 +40,8 @@ from workers.feasibility import StepSpec, check_feasible, excerpt
 from workers.imports import NO_CODE, UserCode, is_import_path
 from workers.optimizers import make_average, make_learning_rate_schedule, make_optimizer
 from workers.requirements import check_spec, with_chosen_norms
-from workers.spec import Component, DataSpec, NormSpec, TrialSpec
-from workers.trial_mechanism import affordable_epochs, mechanism_of
+from workers.spec import DataSpec, NormSpec, TrialSpec
+from workers.trial_mechanism import affordable_epochs, mechanism_of, with_noise
 
 _BYTES_PER_ROW = 8 + 4 + 4 + 4 + 4
 """example_id int64; group int32; norm, contribution and loss float32."""
@@ -169,7 +169,7 @@ class _Planner:
         asked = self._asked(checked)
         if point.target_epsilon is not None and asked is not None:
             sigma = _once(self.multipliers, asked[0], asked[1].solve)
-            trial = _with_noise_and_budget(trial, method.example_budget, sigma, point.target_epsilon)
+            trial = with_noise(trial, method.example_budget, sigma, point.target_epsilon)
             mechanism = mechanism_of(trial, dataset.train_size, checked.releases, self.code or NO_CODE)
         trial = with_chosen_norms(trial, mechanism, method)
         check_spec(trial, mechanism, method, dataset.public_size)
@@ -239,27 +239,6 @@ def _once(table: dict[K, V], key: K, compute: Callable[[], V]) -> V:
     if key not in table:
         table[key] = compute()
     return table[key]
-
-
-def _with_noise_and_budget(
-    trial: TrialSpec, budget: clipping.ExampleBudget | None, noise_multiplier: float, target_epsilon: float
-) -> TrialSpec:
-    """The trial with the calibrated noise multiplier.
-
-    budget: if the clipping method has a budget per example (a privacy filter), the noise multiplier is multiplied by
-    its noise_factor, and the target epsilon becomes the budget of every example. Raises: InvalidInput if the method
-    already has an epsilon of its own.
-    """
-    if budget is None:
-        return replace(trial, noise=replace(trial.noise, initial_noise_multiplier=noise_multiplier))
-    if budget.epsilon is not None:
-        raise InvalidInput(
-            f"the budget of clipping method {trial.clipping.name!r} is privacy.target_epsilon; leave out its epsilon "
-            f"{budget.epsilon:g}, or give privacy.noise_multiplier instead"
-        )
-    sigma = float(f"{budget.noise_factor * noise_multiplier:.6g}")
-    limited = Component(trial.clipping.name, {**trial.clipping.params, "epsilon": target_epsilon})
-    return replace(trial, noise=replace(trial.noise, initial_noise_multiplier=sigma), clipping=limited)
 
 
 def _check_components(trial: TrialSpec, dataset: DatasetDescription, code: UserCode) -> None:

@@ -145,9 +145,14 @@ METHODS: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "workers/clipping/__init__.py",
         CLIPPING,
-        B("() if query is None else (query.as_side_query(),)", "()", "queries are not accounted for", True),
         B(
-            "return (bound.release,) if isinstance(bound, PrivateMedian) else ()",
+            "() if method.query is None else (method.query.as_side_query(),)",
+            "()",
+            "queries are not accounted for",
+            True,
+        ),
+        B(
+            "return (method.bound.release,) if isinstance(method.bound, PrivateMedian) else ()",
             "return ()",
             "the initial median is not accounted for",
             True,

@@ -30,6 +30,8 @@ from tests.workers.devices import DEVICE, NAME
 from tests.workers.own_code import code_of
 from workers.data.base import Dataset, make_split
 from workers.noise import SeededNoise
+from workers.parts import parts_of
+from workers.recording import StoredNorms
 from workers.sampling import PoissonSampler, Rows, SeededRows
 from workers.spec import Component, DataSpec, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
 from workers.training import Trainer
@@ -121,7 +123,14 @@ class Audit:
         spec = self.spec()
         dataset = everyone_apart(20.0 if self.contribution == 1.0 else self.contribution * math.sqrt(2.0))
         mechanism, device = mechanism_of(spec, ROWS), DEVICE
-        trainer = Trainer(spec, mechanism, dataset, noise(1, device), TrialFiles(str(root)), code_of(spec))
+        trainer = Trainer(
+            spec,
+            mechanism,
+            dataset,
+            noise(1, device),
+            StoredNorms(TrialFiles(str(root))),
+            parts_of(spec, dataset, code_of(spec)),
+        )
         weight = trainer._parameters["0.weight"]
         weight.data.zero_()
         trainer.begin()

@@ -24,7 +24,9 @@ from workers.gradients import GradientEngine
 from workers.gradients.modes import modes_of
 from workers.losses import build_loss
 from workers.noise_sources import make_noise_source
+from workers.parts import parts_of
 from workers.predictions import evaluate
+from workers.recording import StoredNorms
 from workers.spec import Component, NormSpec
 from workers.training import Trainer
 from workers.trial_mechanism import mechanism_of
@@ -49,7 +51,9 @@ def trainer_of(model: Component, folder: Path) -> Trainer:
     dataset = load_dataset(spec.data)
     noise = make_noise_source(spec.noise_source, spec.seed, DEVICE)
     mechanism = mechanism_of(spec, len(dataset.train))
-    trainer = Trainer(spec, mechanism, dataset, noise, TrialFiles(str(folder)), code_of(spec))
+    trainer = Trainer(
+        spec, mechanism, dataset, noise, StoredNorms(TrialFiles(str(folder))), parts_of(spec, dataset, code_of(spec))
+    )
     trainer.begin()
     return trainer
 

@@ -29,6 +29,8 @@ from workers.data.base import Dataset, make_split
 from workers.losses import build_loss
 from workers.models import build_model
 from workers.noise import SeededNoise
+from workers.parts import parts_of
+from workers.recording import StoredNorms
 from workers.sampling import PartialSampler, PoissonSampler, SeededRows, make_sampler
 from workers.spec import (
     AuditSpec,
@@ -80,9 +82,9 @@ def trainer_of(
     trial: TrialSpec, root: Path, noise: Callable[[int, torch.device], SeededNoise] = SeededNoise
 ) -> Trainer:
     device = DEVICE
-    mechanism = mechanism_of(trial, ROWS)
-    files = TrialFiles(str(root))
-    return Trainer(trial, mechanism, everyone_apart(), noise(trial.seed, device), files, code_of(trial))
+    mechanism, dataset = mechanism_of(trial, ROWS), everyone_apart()
+    norms, parts = StoredNorms(TrialFiles(str(root))), parts_of(trial, dataset, code_of(trial))
+    return Trainer(trial, mechanism, dataset, noise(trial.seed, device), norms, parts)
 
 
 def audited(trial: TrialSpec, trainer: Trainer) -> AuditResult:

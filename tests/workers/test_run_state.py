@@ -23,7 +23,10 @@ from workers.checkpoint import load_checkpoint, save_checkpoint
 from workers.data import load_dataset
 from workers.gradients.compared_passes import LaterBatches
 from workers.gradients.layers import Axes
+from workers.imports import NO_CODE
 from workers.noise_sources import make_noise_source
+from workers.parts import parts_of
+from workers.recording import StoredNorms
 from workers.run_state import ModelValues, RunState
 from workers.spec import Component, NormSpec, SamplingSpec, TrialSpec
 from workers.training import Trainer
@@ -46,7 +49,14 @@ SPECS = {
 def trainer_of(spec: TrialSpec, folder: Path) -> Trainer:
     dataset = load_dataset(spec.data)
     noise = make_noise_source(spec.noise_source, spec.seed, DEVICE)
-    return Trainer(spec, mechanism_of(spec, len(dataset.train)), dataset, noise, TrialFiles(str(folder)))
+    return Trainer(
+        spec,
+        mechanism_of(spec, len(dataset.train)),
+        dataset,
+        noise,
+        StoredNorms(TrialFiles(str(folder))),
+        parts_of(spec, dataset, NO_CODE),
+    )
 
 
 def work_out(value: Any) -> None:

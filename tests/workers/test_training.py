@@ -28,7 +28,9 @@ from workers.losses import Loss
 from workers.noise import SeededNoise
 from workers.noise_sources import make_noise_source
 from workers.outcomes import Outcomes, read_outcomes
+from workers.parts import parts_of
 from workers.predictions import Predictions
+from workers.recording import StoredNorms
 from workers.spec import BudgetSpec, Component, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
 from workers.trained_model import load_trained
 from workers.training import Trainer
@@ -40,7 +42,9 @@ def new_trainer(spec: TrialSpec, root: Path) -> Trainer:
     dataset = load_dataset(spec.data)
     noise = make_noise_source(spec.noise_source, spec.seed, DEVICE)
     mechanism = mechanism_of(spec, len(dataset.train))
-    trainer = Trainer(spec, mechanism, dataset, noise, TrialFiles(str(root)), code_of(spec))
+    trainer = Trainer(
+        spec, mechanism, dataset, noise, StoredNorms(TrialFiles(str(root))), parts_of(spec, dataset, code_of(spec))
+    )
     trainer.begin()
     return trainer
 

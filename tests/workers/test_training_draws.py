@@ -19,7 +19,10 @@ from tests.workers.own_code import code_of
 from tests.workers.trial_runs import train
 from tests.workers.trial_specs import DROPOUT_NET, TUMOURS, small_trial
 from workers.data import load_dataset
+from workers.imports import NO_CODE
 from workers.noise_sources import make_noise_source
+from workers.parts import parts_of
+from workers.recording import StoredNorms
 from workers.spec import Component, DataSpec, NormSpec, TrialSpec
 from workers.training import Trainer
 from workers.trial_mechanism import mechanism_of
@@ -36,7 +39,9 @@ def trainer_of(spec: TrialSpec, folder: Path) -> Trainer:
     dataset = load_dataset(spec.data)
     noise = make_noise_source(spec.noise_source, spec.seed, DEVICE)
     mechanism = mechanism_of(spec, len(dataset.train))
-    return Trainer(spec, mechanism, dataset, noise, TrialFiles(str(folder)), code_of(spec))
+    return Trainer(
+        spec, mechanism, dataset, noise, StoredNorms(TrialFiles(str(folder))), parts_of(spec, dataset, code_of(spec))
+    )
 
 
 def first_sum(spec: TrialSpec, folder: Path) -> Tensor:
@@ -87,7 +92,16 @@ def test_the_first_weights_come_from_the_seed_alone(noise_source: str, tmp_path:
     for _ in range(2):
         noise = make_noise_source(noise_source, spec.seed, DEVICE)
         mechanism = mechanism_of(spec, len(dataset.train))
-        models.append(Trainer(spec, mechanism, dataset, noise, TrialFiles(str(tmp_path))).released_model())
+        models.append(
+            Trainer(
+                spec,
+                mechanism,
+                dataset,
+                noise,
+                StoredNorms(TrialFiles(str(tmp_path))),
+                parts_of(spec, dataset, NO_CODE),
+            ).released_model()
+        )
     for first, second in zip(models[0].parameters(), models[1].parameters(), strict=True):
         assert torch.equal(first, second)
 

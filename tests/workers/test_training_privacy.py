@@ -44,8 +44,8 @@ def test_the_trace_is_the_planned_one(method: str, clip: str, tmp_path: Path) ->
         spec.epochs,
         sampling.steps_per_epoch,
         TRAIN_SIZE,
-        clipping.side_queries(component),
-        (*clipping.releases(component), *releases),
+        clipping.side_queries(clipping.make_clipping(component)),
+        (*clipping.releases(clipping.make_clipping(component)), *releases),
     )
 
 

@@ -45,6 +45,7 @@ __all__ = [
     "PublicFacts",
     "claims",
     "make_clipping",
+    "own_clipping",
     "rehearse",
     "released_bound",
     "releases",
@@ -79,16 +80,14 @@ def make_clipping(component: Component, code: UserCode = NO_CODE) -> ClippingMet
     return own_clipping(name, build({name: import_function(name, _WHAT, code)}, name, params, _WHAT))
 
 
-def side_queries(component: Component, code: UserCode = NO_CODE) -> tuple[SideQuery, ...]:
+def side_queries(method: ClippingMethod) -> tuple[SideQuery, ...]:
     """The side query that the method makes on every batch, for the accountant; known without data."""
-    query = make_clipping(component, code).query
-    return () if query is None else (query.as_side_query(),)
+    return () if method.query is None else (method.query.as_side_query(),)
 
 
-def releases(component: Component, code: UserCode = NO_CODE) -> tuple[Release, ...]:
+def releases(method: ClippingMethod) -> tuple[Release, ...]:
     """The releases that the method makes once, before training: a private median bound, if any; known without data."""
-    bound = make_clipping(component, code).bound
-    return (bound.release,) if isinstance(bound, PrivateMedian) else ()
+    return (method.bound.release,) if isinstance(method.bound, PrivateMedian) else ()
 
 
 def claims(component: Component) -> tuple[str, ...]:

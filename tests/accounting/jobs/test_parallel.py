@@ -78,7 +78,7 @@ def test_a_trial_is_the_concatenation_of_its_parts(job: AccountingJob) -> None:
 def test_a_trial_equals_individual_accounting_of_the_whole_data_set(tmp_path: Path) -> None:
     trace = write_trial(str(tmp_path))
     contributions = np.stack([snapshot(step, 50).contributions for step in (0, 40, 80)], axis=1)
-    whole = individual_epsilons([0, 40, 80], contributions, trace, DELTA)
+    whole = individual_epsilons([0, 40, 80], contributions, trace, DELTA, "rdp")
     parts = account_trial(job_of(str(tmp_path), DELTA))
     np.testing.assert_allclose(parts.upper, whole.upper, rtol=1e-6)
     assert (parts.upper >= whole.upper * (1 - 1e-12)).all()

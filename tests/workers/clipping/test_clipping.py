@@ -142,7 +142,7 @@ def test_answers_of_neighbours_differ_by_at_most_the_stated_sensitivity(componen
         neighbour = batch.examples(everyone[everyone != row])
         moves.append(float((total - method.answer(state, neighbour, batch.facts)).norm()))
     assert max(moves) <= stated
-    assert side_queries(component) == (() if method.query is None else (method.query.as_side_query(),))
+    assert side_queries(method) == (() if method.query is None else (method.query.as_side_query(),))
 
 
 @all_methods

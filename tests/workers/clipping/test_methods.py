@@ -116,8 +116,8 @@ def test_private_median_is_close_and_accounted() -> None:
     assert precision**-0.5 == pytest.approx(20.0)
     assert PrivateMedian(median_multiple=1e-30).find(_norms, draw) == 1e-8, "no bound is smaller"
     component = Component("flat", {"bound": {"median_multiple": 0.5}})
-    assert releases(component) == (median.release,)
-    assert releases(Component("flat")) == ()
+    assert releases(make_clipping(component)) == (median.release,)
+    assert releases(make_clipping(Component("flat"))) == ()
 
 
 def surplus(norms: Tensor) -> float:
@@ -148,7 +148,8 @@ def test_median_rounds_of_neighbours_move_by_one_half() -> None:
 )
 def test_queries_get_the_noise_that_is_accounted_for(component: Component, std: float) -> None:
     """Noise std is the multiplier times the sensitivity: 1/2 for the quantile's query, 1 for counts."""
-    (query,), method = side_queries(component), make_clipping(component)
+    method = make_clipping(component)
+    (query,) = side_queries(method)
     assert method.query is not None
     assert method.query.noise_std == std
     assert query.noise_multiplier == component.params["count_noise_multiplier"]

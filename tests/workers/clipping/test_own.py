@@ -142,9 +142,10 @@ def test_right_methods_pass_and_train_as_the_registered_ones(tmp_path: Path, kin
 
 
 def test_what_it_asks_is_accounted_for() -> None:
-    assert side_queries(component("quantile"), HERE) == side_queries(Component("quantile"))
-    assert isinstance(side_queries(component("quantile"), HERE)[0], SideQuery)
-    assert releases(component("median"), HERE) == releases(Component("flat", {"bound": {"median_multiple": 1.0}}))
+    quantile, median = (make_clipping(component(kind), HERE) for kind in ("quantile", "median"))
+    assert side_queries(quantile) == side_queries(make_clipping(Component("quantile")))
+    assert isinstance(side_queries(quantile)[0], SideQuery)
+    assert releases(median) == releases(make_clipping(Component("flat", {"bound": {"median_multiple": 1.0}})))
 
 
 @pytest.mark.parametrize("kind", ["too long", "by the data"])
