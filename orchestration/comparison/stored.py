@@ -21,7 +21,6 @@ from orchestration.records.published import PublishedAccount, PublishedSweep
 from orchestration.records.results import StoppedTrial, TrialResult
 from orchestration.records.states import TrialState
 from orchestration.records.status import TrialStatus, status_of
-from orchestration.sweeps.former_defaults import as_meant
 from orchestration.sweeps.grid import GridPoint, grid
 from orchestration.sweeps.growth import past_of
 from orchestration.sweeps.schema import SweepSpec, parse_sweep
@@ -37,7 +36,6 @@ def stored_record(files: SweepFiles) -> SweepRecord:
     manifest = read_manifest(files)
     if manifest is None:
         raise InvalidInput(f"{files.root} holds no sweep; name the folder that `dpsweep run` wrote")
-    manifest = as_meant(manifest)
     sweep = parse_sweep(manifest.text, files.manifest)
     points = grid(sweep, past_of(manifest))
     asked = tuple(point for point in points if point.is_asked)

@@ -17,7 +17,6 @@ from orchestration.pipeline.tuning import stored_winners
 from orchestration.records.layout import SweepFiles
 from orchestration.records.limits import NO_LIMITS
 from orchestration.records.manifest import read_manifest
-from orchestration.sweeps.former_defaults import as_meant
 from orchestration.sweeps.grid import NO_PAST, settings_of
 from orchestration.sweeps.planned import accept
 from orchestration.sweeps.schema import parse_sweep
@@ -91,7 +90,6 @@ def _drawn_stage(request: RunRequest) -> str:
     assert tune.selection is not None, "only a private selection draws candidates"
     before = read_manifest(SweepFiles(files.selection))
     if before is not None:
-        before = as_meant(before)
         stored = parse_sweep(before.text)
         drawn = stored.adapted.drawn if stored.adapted else {}
         if parse_sweep(selection_stage(sweep, request.text, drawn)).plain() != stored.plain():

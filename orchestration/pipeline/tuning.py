@@ -14,7 +14,6 @@ from orchestration.pipeline.request import Display, Outcome, RunRequest
 from orchestration.pipeline.stage import run_stage
 from orchestration.records.layout import SweepFiles
 from orchestration.records.manifest import read_manifest
-from orchestration.sweeps.former_defaults import as_meant
 from orchestration.sweeps.growth import begun, grown
 from orchestration.sweeps.schema import parse_sweep
 from orchestration.sweeps.search import next_candidates
@@ -55,7 +54,7 @@ def stored_winners(request: RunRequest) -> Mapping[str, Winner] | None:
     if stored is None:
         return None
     grown(stored, request.sweep, request.text, files.root)  # refuse a folder of another sweep before training
-    before = parse_sweep(as_meant(stored).text, files.manifest)
+    before = parse_sweep(stored.text, files.manifest)
     if before.adapted is None or before.plain() | {"adapted": None} != request.sweep.plain():
         return None
     return before.adapted.winners

@@ -19,7 +19,6 @@ from orchestration.pipeline.request import Display, Outcome, RunRequest
 from orchestration.pipeline.stage import run_stage
 from orchestration.pipeline.tuning import run_tuning
 from orchestration.records.manifest import read_manifest
-from orchestration.sweeps.former_defaults import as_meant
 from orchestration.sweeps.schema import SweepSpec, parse_sweep
 from orchestration.sweeps.text import parse_text, with_section
 
@@ -78,9 +77,8 @@ def _begun(request: RunRequest) -> str | None:
     stored = read_manifest(request.files)
     if stored is None:
         return None
-    text = as_meant(stored).text
-    before = parse_sweep(text)
-    return text if before.compare.looks and _asked(before) == _asked(request.sweep) else None
+    before = parse_sweep(stored.text)
+    return stored.text if before.compare.looks and _asked(before) == _asked(request.sweep) else None
 
 
 def _asked(sweep: SweepSpec) -> dict[str, object]:

@@ -12,15 +12,13 @@ import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from accounting.errors import DataCorruption
 from accounting.records import KeyCheck, new_key_check, read_sealed, require_key, write_sealed
 from orchestration.records.layout import SweepFiles
 
 _PACKAGES = ("dpsweep", "ray", "torch", "torchvision", "dp-accounting", "pyarrow", "mlflow", "numpy", "scikit-learn")
-DEFAULTS: Final = 2
-"""Version of the defaults of sweep files that manifests are written with."""
 
 
 @dataclass(frozen=True)
@@ -29,14 +27,12 @@ class Manifest:
 
     sweep_id: unique to the sweep, unchanged by a resume. text: the sweep file as submitted. sweep: the whole
     specification as plain values, every default written out. created: ISO 8601, UTC. versions: of Python and packages.
-    git: commit of dpsweep's code; empty outside a checkout. hardware: of the driver's machine. names: keys that trials
-    got from an earlier version, which made keys from labels, by their current keys; None if such a version wrote the
-    manifest. earlier: earlier versions of the sweep file that asked for trials which the present one leaves out.
-    calibrations: noise multipliers found by plans of the sweep, by a digest of the calibration's inputs. key_check:
-    check value of the key that encrypts private files; None if they are not encrypted. defaults: version of the
-    defaults of sweep files by which ``text`` and ``earlier`` are read, see `orchestration.sweeps.former_defaults`.
-    title: name of the sweep in MLflow, where it is not that of the sweep file. code: where the user's own modules were
-    when the sweep was last run, `workers.imports.UserCode.places`.
+    git: commit of dpsweep's code; empty outside a checkout. hardware: of the driver's machine. earlier: earlier
+    versions of the sweep file that asked for trials which the present one leaves out. calibrations: noise multipliers
+    found by plans of the sweep, by a digest of the calibration's inputs. key_check: check value of the key that
+    encrypts private files; None if they are not encrypted. title: name of the sweep in MLflow, where it is not that of
+    the sweep file. code: where the user's own modules were when the sweep was last run,
+    `workers.imports.UserCode.places`.
     """
 
     sweep_id: str
@@ -46,11 +42,9 @@ class Manifest:
     versions: dict[str, str]
     git: dict[str, str]
     hardware: dict[str, str | int]
-    names: dict[str, str] | None = None
     earlier: list[str] = field(default_factory=list)
     calibrations: dict[str, float] = field(default_factory=dict)
     key_check: KeyCheck | None = None
-    defaults: int = 1
     title: str = ""
     code: dict[str, str] = field(default_factory=dict)
 
@@ -80,7 +74,7 @@ def open_manifest(files: SweepFiles, sweep: Mapping[str, Any], text: str) -> Man
 
 
 def read_manifest(files: SweepFiles) -> Manifest | None:
-    """The stored manifest, if any. Raises: DataCorruption if it is damaged, or of a later version."""
+    """The stored manifest, if any. Raises: DataCorruption if it is damaged, or of another version."""
     next_step = "restore it, or run in another folder"
     content = read_sealed(files.manifest, next_step)
     try:
@@ -89,11 +83,9 @@ def read_manifest(files: SweepFiles) -> Manifest | None:
         raise DataCorruption(f"{files.manifest} is no manifest of this version of dpsweep; {next_step}") from error
 
 
-def _manifest(key_check: Mapping[str, str] | None = None, defaults: int = 1, **others: Any) -> Manifest:
-    """The manifest of these fields. Raises: TypeError if they are not those of this version or an earlier one."""
-    if defaults > DEFAULTS:
-        raise TypeError(f"defaults of version {defaults}")
-    return Manifest(**others, key_check=None if key_check is None else KeyCheck(**key_check), defaults=defaults)
+def _manifest(key_check: Mapping[str, str] | None = None, **others: Any) -> Manifest:
+    """The manifest of these fields. Raises: TypeError if they are not those of this version."""
+    return Manifest(**others, key_check=None if key_check is None else KeyCheck(**key_check))
 
 
 def write_manifest(files: SweepFiles, manifest: Manifest) -> None:
@@ -114,9 +106,7 @@ def _new_manifest(sweep: Mapping[str, Any], text: str) -> Manifest:
             "system": platform.platform(),
             "cpus": os.cpu_count() or 1,
         },
-        names={},
         key_check=new_key_check(),
-        defaults=DEFAULTS,
     )
 
 

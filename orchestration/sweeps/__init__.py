@@ -7,7 +7,6 @@ __all__ = [
     "combinations",
     "draft",
     "fields",
-    "former_defaults",
     "grid",
     "growth",
     "plan",

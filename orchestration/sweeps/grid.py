@@ -36,19 +36,16 @@ from workers.spec import AttackSpec, Component, NoiseSpec, TrialSpec
 
 MAX_TRIALS = 10_000
 """Maximum number of trials of a sweep; Ray Tune, MLflow and the report handle thousands."""
-Names = Mapping[str, str]
-"""Keys that trials of older sweeps keep, by the key that the current version would give them."""
 
 
 @dataclass(frozen=True)
 class Past:
     """History of a stored sweep, which planning needs besides the sweep file.
 
-    names: see `Names`. earlier: earlier versions of the file, whose trials are kept. calibrations: see `planned.Plan`;
+    earlier: earlier versions of the file, whose trials are kept. calibrations: see `planned.Plan`;
     checked before use.
     """
 
-    names: Names = field(default_factory=dict)
     earlier: tuple[SweepSpec, ...] = ()
     calibrations: Mapping[str, float] = field(default_factory=dict)
 
@@ -120,11 +117,11 @@ def grid(sweep: SweepSpec, past: Past = NO_PAST) -> tuple[GridPoint, ...]:
      'flat-constant-epsilon3-seed0-d483813018']
     """
     _require_countable(sweep)
-    asked = drafts(sweep, past.names)
+    asked = drafts(sweep)
     former = [
         replace(draft, point=replace(draft.point, is_asked=False))
         for earlier in past.earlier
-        for draft in drafts(earlier, past.names)
+        for draft in drafts(earlier)
     ]
     distinct: dict[str, Draft] = {}
     for draft in (*asked, *former):
@@ -134,21 +131,21 @@ def grid(sweep: SweepSpec, past: Past = NO_PAST) -> tuple[GridPoint, ...]:
     return _labelled(sweep, tuple(distinct.values()))
 
 
-def drafts(sweep: SweepSpec, names: Names = NO_PAST.names) -> tuple[Draft, ...]:
+def drafts(sweep: SweepSpec) -> tuple[Draft, ...]:
     """All trials of the product of the sweep's lists; a trial that the lists give twice appears twice."""
     if sweep.tune is not None and sweep.adapted is not None and _runs(sweep.adapted):
-        return _selected(sweep, sweep.tune, _runs(sweep.adapted), names)
+        return _selected(sweep, sweep.tune, _runs(sweep.adapted))
     release = release_spec(sweep.release.name, sweep.release.params)
     shared = [chosen for chosen in combinations(shared_axes(sweep)) if is_paired(sweep, chosen)]
     unclipped = [{"clipping": place} for place, each in enumerate(sweep.clipping) if each.name == BASELINE]
     baselines = {
-        (candidate, comparable_places(sweep, chosen)): _baseline(sweep, values_of(chosen), candidate, names)
+        (candidate, comparable_places(sweep, chosen)): _baseline(sweep, values_of(chosen), candidate)
         for chosen in reversed(shared)  # among comparable baselines, the first one is kept
         if any(is_paired(sweep, chosen, clipping) for clipping in unclipped)
         for candidate in reversed(_candidates(sweep))
     }
     private = [
-        _private(sweep, values_of({**level, **chosen}), candidate, baselines.get((candidate, places)), release, names)
+        _private(sweep, values_of({**level, **chosen}), candidate, baselines.get((candidate, places)), release)
         for chosen in shared
         for places in (comparable_places(sweep, chosen),)
         for level in combinations(private_axes(sweep))
@@ -183,14 +180,14 @@ def settings_of(sweep: SweepSpec, tune: TuneSettings) -> tuple[str, ...]:
     return tuple(dict.fromkeys(setting_of(point.spec, point.target_epsilon, accountant, tune) for point in points))
 
 
-def _selected(sweep: SweepSpec, tune: TuneSettings, runs: Runs, names: Names) -> tuple[Draft, ...]:
+def _selected(sweep: SweepSpec, tune: TuneSettings, runs: Runs) -> tuple[Draft, ...]:
     """Replace each trial of the sweep by its runs in ``runs``, which keep its labels.
 
     Selected runs are compared with the selected run of their baseline; drawn runs have no baseline.
     """
     found: list[Draft] = []
     selected: dict[str, str] = {}
-    for draft in drafts(sweep.model_copy(update={"adapted": None}), names):
+    for draft in drafts(sweep.model_copy(update={"adapted": None})):
         point = draft.point
         setting = setting_of(point.spec, point.target_epsilon, sweep.privacy.accountant, tune)
         if setting not in runs:
@@ -291,15 +288,13 @@ def _trial(sweep: SweepSpec, choice: Choice) -> TrialSpec:
     )
 
 
-def _baseline(sweep: SweepSpec, choice: Choice, candidate: int | None, names: Names) -> Draft:
+def _baseline(sweep: SweepSpec, choice: Choice, candidate: int | None) -> Draft:
     trial, own = _trial(sweep, choice), sweep.baseline.optimizer
     trial = replace(trial, optimizer=own or trial.optimizer, reference=sweep.reference)
     trial, setting = _adapted(sweep, trial, None, candidate)
     canonical = content(trial)
     key = trial_key((NON_PRIVATE, f"seed{trial.seed}"), canonical)
-    point = GridPoint(
-        replace(trial, key=names.get(key, key)), {}, content=canonical, setting=setting, candidate=candidate
-    )
+    point = GridPoint(replace(trial, key=key), {}, content=canonical, setting=setting, candidate=candidate)
     return Draft(_tried(choice, candidate), point)
 
 
@@ -313,7 +308,6 @@ def _private(
     candidate: int | None,
     baseline: Draft | None,
     release: ReleaseSpec | None,
-    names: Names,
 ) -> Draft:
     choice = _with_own_noise(chosen)
     clipping, schedule, target = choice["clipping"], choice["schedule"], choice.get("epsilon")
@@ -330,7 +324,7 @@ def _private(
     words = (short_name(clipping.name), short_name(schedule.name), level, f"seed{trial.seed}")
     key = trial_key(words, canonical)
     compared = baseline.point.key if baseline else None
-    named = replace(trial, key=names.get(key, key))
+    named = replace(trial, key=key)
     point = GridPoint(named, {}, target, compared, canonical, setting=setting, candidate=candidate)
     return Draft(_tried(choice, candidate), point)
 

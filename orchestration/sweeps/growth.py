@@ -11,27 +11,21 @@ from dataclasses import replace
 from accounting.errors import InvalidInput
 from orchestration.records.manifest import Manifest
 from orchestration.records.release_modes import release_mode
-from orchestration.sweeps.former_defaults import as_meant, require_same_defaults
-from orchestration.sweeps.grid import Names, Past, drafts
-from orchestration.sweeps.legacy_keys import names_by_labels
+from orchestration.sweeps.grid import Past, drafts
 from orchestration.sweeps.schema import SweepSpec, parse_sweep
 
 
 def past_of(manifest: Manifest) -> Past:
     """The history of a stored sweep, for planning. Raises: InvalidInput if a stored text is no valid sweep file."""
-    manifest = as_meant(manifest)
-    return Past(_names(manifest), tuple(map(parse_sweep, manifest.earlier)), manifest.calibrations)
+    return Past(tuple(map(parse_sweep, manifest.earlier)), manifest.calibrations)
 
 
 def grown(manifest: Manifest, sweep: SweepSpec, text: str, root: str) -> Manifest:
     """The manifest updated to ``sweep``, with which the stored sweep continues; unchanged if it is the same file.
 
     text: the file of ``sweep``. root: folder of the stored sweep, for errors. Raises: InvalidInput for a sweep of
-    another name, for another release mode if stored results hold statistics of training examples, and for a file
-    whose defaults have changed.
+    another name, and for another release mode if stored results hold statistics of training examples.
     """
-    require_same_defaults(manifest, text, root)
-    manifest = as_meant(manifest)
     if manifest.sweep == sweep.plain() and manifest.text == text:
         return manifest
     stored = parse_sweep(manifest.text)
@@ -45,14 +39,12 @@ def grown(manifest: Manifest, sweep: SweepSpec, text: str, root: str) -> Manifes
             f"{root} holds results with release: {stored.disclosure}, which show statistics of training examples, so "
             "its release cannot change; restore it, or choose another folder with --output"
         )
-    names = _names(manifest)
-    left = {draft.point.key for draft in drafts(stored, names)} - {draft.point.key for draft in drafts(sweep, names)}
+    left = {draft.point.key for draft in drafts(stored)} - {draft.point.key for draft in drafts(sweep)}
     earlier = [each for each in manifest.earlier if each != text]
     return replace(
         manifest,
         text=text,
         sweep=sweep.plain(),
-        names=dict(names),
         earlier=[*earlier, manifest.text] if left and manifest.text not in earlier else earlier,
     )
 
@@ -64,10 +56,5 @@ def begun(tuning: Manifest | None, stage: str) -> str:
     """
     if tuning is None:
         return stage
-    stored = as_meant(tuning).text
-    before, now = parse_sweep(stored), parse_sweep(stage)
-    return stored if before.plain() | {"adapted": None} == now.plain() | {"adapted": None} else stage
-
-
-def _names(manifest: Manifest) -> Names:
-    return names_by_labels(parse_sweep(manifest.text)) if manifest.names is None else manifest.names
+    before, now = parse_sweep(tuning.text), parse_sweep(stage)
+    return tuning.text if before.plain() | {"adapted": None} == now.plain() | {"adapted": None} else stage

@@ -27,12 +27,8 @@ def shown_choice(choice: Choice) -> Choice:
     return {**choice, "data": replace(data, split_seed=0), "split_seed": data.split_seed}
 
 
-def labels_by_axis(
-    choices: Iterable[Choice], texts_of_components: Texts | None = None
-) -> Mapping[str, Mapping[Any, str]]:
+def labels_by_axis(choices: Iterable[Choice]) -> Mapping[str, Mapping[Any, str]]:
     """For each axis with several values among ``choices``, a distinct text for each value, in order of appearance.
-
-    texts_of_components: makes the texts of axes that hold components; by default `varying_texts`.
 
     >>> labels_by_axis([{"epochs": 1, "seed": 0}, {"epochs": 2, "seed": 0}])
     {'epochs': {1: 'epochs1', 2: 'epochs2'}, 'seed': {0: 'seed0'}}
@@ -41,10 +37,9 @@ def labels_by_axis(
     for choice in choices:
         for axis, value in choice.items():
             values.setdefault(axis, {})[value] = None
-    texts = texts_of_components or varying_texts
     several = {axis for axis, found in values.items() if len(found) > 1}
     several |= _LEVELS if values.keys() >= _LEVELS else set()
-    return {axis: _texts(axis, list(found), texts) for axis, found in values.items() if axis in {*several, *_ALWAYS}}
+    return {axis: _texts(axis, list(found)) for axis, found in values.items() if axis in {*several, *_ALWAYS}}
 
 
 def labels_of(choice: Choice, by_axis: Mapping[str, Mapping[Any, str]]) -> dict[str, Label]:
@@ -62,8 +57,8 @@ _LEVELS = {"epsilon", "sigma"}
 """Axes that are both labelled if some trials have one and some the other."""
 
 
-def _texts(axis: str, values: Sequence[Any], of_components: Texts) -> dict[Any, str]:
-    texts = _TEXTS.get(axis, of_components)(values)
+def _texts(axis: str, values: Sequence[Any]) -> dict[Any, str]:
+    texts = _TEXTS.get(axis, varying_texts)(values)
     return {
         value: text if texts.count(text) == 1 else f"{text}.{texts[:index].count(text) + 1}"
         for index, (value, text) in enumerate(zip(values, texts, strict=True))
@@ -87,17 +82,6 @@ def varying_texts(values: Sequence[Component | None]) -> list[str]:
         else "none"
         for value in values
     ]
-
-
-def full_texts(values: Sequence[Component | None]) -> list[str]:
-    """One text per component, as in earlier versions: its name and, if others have the same name, all parameters."""
-    names = [short_name(value.name) if value else "none" for value in values]
-
-    def text(name: str, value: Component | None) -> str:
-        params = value.params if value and names.count(name) > 1 else {}
-        return "-".join([name, *(f"{key}{param}" for key, param in params.items())])
-
-    return [text(name, value) for name, value in zip(names, values, strict=True)]
 
 
 def _sampling_texts(values: Sequence[SamplingSpec]) -> list[str]:

@@ -182,17 +182,12 @@ def _forged_claim(path: Path, world: World) -> None:
 
 
 def _forged_names(path: Path, world: World) -> None:
-    """Every name of a trial or a file in a record leads to the other sweep, under right checksums.
-
-    In sweep.json only those of baselines, as no record of releases gives these away.
-    """
+    """Every name of a trial or a file in a record leads to the other sweep, under right checksums."""
     keys = os.listdir(world.other / "trials")
-    led_out = {key: f"../../other/trials/{key}" for key in keys if key.startswith("non-private")}
 
     def renamed(values: Any) -> Any:
         if isinstance(values, dict):
-            further = {"names": led_out} if "names" in values else {}
-            return {_led_out(name, keys): renamed(value) for name, value in values.items()} | further
+            return {_led_out(name, keys): renamed(value) for name, value in values.items()}
         if isinstance(values, list):
             return [renamed(value) for value in values]
         return _led_out(values, keys)

@@ -15,16 +15,6 @@ PLAN: Final = ("tests/orchestration/sweeps/test_plan.py",)
 
 ORCHESTRATION: Final[tuple[Mutant, ...]] = (
     *bugs_in(
-        "orchestration/sweeps/former_defaults.py",
-        ("tests/orchestration/test_former_defaults.py",),
-        B(
-            "earlier=[_written_out(each) for each in manifest.earlier],",
-            "",
-            "trials of earlier files of an earlier version are not counted",
-            True,
-        ),
-    ),
-    *bugs_in(
         "orchestration/execution/coordinator.py",
         ("tests/orchestration/test_micro_batches.py",),
         B(

@@ -9,7 +9,10 @@ import yaml
 from accounting.records import TrialFiles
 from orchestration.records.layout import SweepFiles
 from orchestration.records.manifest import read_manifest
-from orchestration.sweeps.legacy_keys import names_by_labels
+from orchestration.records.published import NON_PRIVATE
+from orchestration.sweeps.grid import drafts
+from orchestration.sweeps.identity import short_name
+from orchestration.sweeps.labels import labels_by_axis
 from orchestration.sweeps.schema import parse_sweep
 
 SMALL = """
@@ -32,7 +35,15 @@ def small(**changes: object) -> str:
 
 def keys_of(text: str) -> dict[str, str]:
     """The keys of a sweep's trials by their labels, such as ``flat-seed0``."""
-    return {name: key for key, name in names_by_labels(parse_sweep(text)).items()}
+    found = drafts(parse_sweep(text))
+    by_axis = labels_by_axis(draft.choice for draft in found)
+    keys: dict[str, str] = {}
+    for draft in found:
+        texts = {axis: by_axis[axis][value] for axis, value in draft.choice.items() if axis in by_axis}
+        clipping = draft.choice.get("clipping")
+        first = texts.pop("clipping", short_name(clipping.name)) if clipping else NON_PRIVATE
+        keys.setdefault("-".join([first, *texts.values()]), draft.point.key)
+    return keys
 
 
 def key_in(folder: str | Path, name: str) -> str:

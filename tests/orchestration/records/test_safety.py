@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from accounting.records import UnsafeFile, write_sealed
 from orchestration.execution.removal import delete_sweep, forget_keys
 from orchestration.execution.upkeep import damaged_reports, prune_norms
 from orchestration.records.layout import SweepFiles
-from orchestration.records.manifest import read_manifest, write_manifest
 from orchestration.records.safety import require_no_links, require_safe, require_safe_tracking
 from tests.orchestration.sample_results import stored_sample
 
@@ -99,22 +97,6 @@ def test_a_lock_is_no_way_to_empty_a_file(files: SweepFiles, tmp_path: Path) -> 
     Path(files.lock).hardlink_to(tmp_path / "victim")
     assert forget_keys(files.root) == ()
     assert (tmp_path / "victim").read_text() == "mine"
-
-
-@pytest.mark.parametrize("which", ["", "non-private", "flat"])
-def test_trials_whose_names_lead_to_another_sweep_are_not_deleted(
-    files: SweepFiles, other: SweepFiles, which: str
-) -> None:
-    """sweep.json may say which names trials of earlier versions have."""
-    manifest = read_manifest(files)
-    assert manifest is not None
-    keys = [key for key in os.listdir(files.trials) if key.startswith(which)]
-    write_manifest(files, replace(manifest, names={key: f"../../other/trials/{key}" for key in keys}))
-    before = contents(other)
-    for delete in (delete_sweep, lambda files: prune_norms(files, 0.0)):
-        with pytest.raises(UnsafeFile, match=r"/other/trials/.*leads out of its folder"):
-            delete(files)
-    assert contents(other) == before
 
 
 def test_a_digest_of_a_file_elsewhere_is_not_compared(files: SweepFiles, tmp_path: Path) -> None:

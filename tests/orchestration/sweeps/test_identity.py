@@ -9,9 +9,8 @@ import pytest
 
 from accounting.errors import InvalidInput
 from orchestration.sweeps import grid as grids
-from orchestration.sweeps.grid import GridPoint, Past, grid
+from orchestration.sweeps.grid import GridPoint, grid
 from orchestration.sweeps.identity import content
-from orchestration.sweeps.legacy_keys import names_by_labels
 from orchestration.sweeps.plan import plan_sweep
 from orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.sample_grids import small
@@ -112,15 +111,6 @@ def test_two_trials_with_one_key_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(grids, "trial_key", lambda words, canonical: words[0])
     with pytest.raises(InvalidInput, match="two different trials are both called non-private"):
         points(seeds=[0, 1])
-
-
-def test_old_keys_are_labels_and_a_folder_keeps_them() -> None:
-    sweep = parse_sweep(small(seeds=[0, 1], privacy={"target_epsilon": [5, 8], "delta": 1e-5}))
-    names = names_by_labels(sweep)
-    assert {"non-private-seed0", "flat-constant-epsilon5-seed1"} < set(names.values())
-    assert {point.key for point in grid(sweep, Past(names))} == set(names.values())
-    (private,) = [point for point in grid(sweep, Past(names)) if point.key == "dpsgd_f-exponential-epsilon8-seed1"]
-    assert private.baseline == "non-private-seed1"
 
 
 def test_contents_do_not_change_between_versions() -> None:

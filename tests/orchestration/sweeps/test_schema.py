@@ -80,7 +80,6 @@ def test_long_keys_are_cut_and_stay_apart(tmp_path: Path) -> None:
         for point in found:
             (tmp_path / point.key).mkdir()
     assert len(grid(parse_sweep(small(clipping=clipping)))[0].key) == LONGEST_KEY == 120
-    assert max(map(len, keys_of(small(model=models)))) == LONGEST_KEY, "as earlier versions called them"
 
 
 def test_every_axis_multiplies_the_grid() -> None:
