@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 from accounting.errors import DataCorruption, InvalidInput
 from orchestration.records.layout import SweepFiles
 from orchestration.records.results import read_result
-from tests.hostile import of_shards as shards
+from tests.hostile import of_objects as objects
 from tests.hostile import of_traces as traces
 from tests.hostile.__main__ import main
 from tests.hostile.attempts import OF_ROOT
 from tests.hostile.floor import delta_of_gaussian
-from tests.hostile.odd import Edit
 from tests.hostile.of_folders import FORGED, KINDS, World
-from tests.hostile.of_shards import SHARDS
+from tests.hostile.of_objects import OBJECTS
 from tests.hostile.of_traces import TRACE_FILES
 from tests.hostile.table import TARGETS
 from tests.hostile.target import Target, fed, limited
@@ -43,12 +42,8 @@ FOUND: dict[str, tuple[Target, object, str]] = {
     "an unknown sampling": (TRACE_FILES, traces.Forged(1, 0.625, "replace", ""), "no trace of this version"),
     "no size": (TRACE_FILES, traces.Forged(5, 0.0, "delete", 0), "no trace of this version"),
     "noise below 0": (TRACE_FILES, traces.Forged(3, 0.125, "replace", -1.0), "no possible run: .*noise"),
-    "a step that is a fraction": (SHARDS, shards.ForgedManifest(0.0, "step", 0.0), "its line 1 is damaged"),
-    "a part without number": (SHARDS, shards.ForgedManifest(0.0, "part", None), "its line 1 is damaged"),
-    "ids that are missing": (SHARDS, shards.ForgedRows(0.0, "example_id", [None]), "or lack values"),
-    "contributions that are missing": (SHARDS, shards.ForgedRows(0.0, "contribution", [None]), "or lack values"),
-    "ids of another name": (SHARDS, shards.ForgedBytes(0.0, [Edit("flip", 0.2357, b"\x01")]), "columns are others"),
-    "no Arrow file": (SHARDS, shards.ForgedBytes(0.0, [Edit("cut", 0.5, b"")]), "it is no Arrow file"),
+    "ids that are missing": (OBJECTS, objects.ForgedBatch(0, 0, "example_id", [None]), "or lack values"),
+    "contributions that are missing": (OBJECTS, objects.ForgedBatch(0, 0, "contribution", [None]), "or lack values"),
 }
 """What earlier runs have found: input that ended in a traceback, and what is said of it now."""
 

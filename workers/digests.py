@@ -21,7 +21,7 @@ def note_written(files: TrialFiles) -> None:
 def noted_when_written(files: TrialFiles) -> dict[str, str]:
     """What `note_written` stored, by name.
 
-    Empty once the trial is accounted, for a trial of an earlier version, and where the file is damaged.
+    Empty once the trial is accounted, and where the file is damaged.
     """
     try:
         content = read_private_sealed(files.private_digests, "")

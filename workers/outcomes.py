@@ -148,7 +148,7 @@ def _table(outcomes: Outcomes) -> pa.Table:
 
 
 def read_outcomes(uri: str) -> AnyOutcomes | None:
-    """The stored outcomes, or None if there are none, as in trials of older versions. Raises: DataCorruption."""
+    """The stored outcomes, or None if there are none. Raises: DataCorruption."""
     if not exists(uri):
         return None
     stored = read_private(uri)

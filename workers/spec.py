@@ -238,8 +238,6 @@ class AttackSpec:
     loss_threshold: bool = False
     training_scores: Annotated[bool, Field(exclude_if=operator.not_)] = False
     rmia: Annotated[RmiaSpec | None, Field(exclude_if=_is_none)] = None
-    """None is not written to JSON, nor is a false ``training_scores``: trials of versions without these fields can
-    still be resumed."""
 
 
 @dataclass(frozen=True)
@@ -346,7 +344,7 @@ class TrialSpec:
         return self.noise.initial_noise_multiplier > 0.0
 
     def to_json(self) -> str:
-        """The spec as JSON; some newer fields are left out at their default (see `exclude_if`)."""
+        """Return the spec as JSON; fields that few trials set are left out at their default (`exclude_if`)."""
         return _ADAPTER.dump_json(self, indent=2).decode()
 
     def checked(self) -> TrialSpec:

@@ -138,7 +138,7 @@ def load_model(files: TrialFiles, spec: TrialSpec, code: UserCode = NO_CODE) -> 
     """The trained model of ``spec`` on the CPU, in evaluation mode, with averaged parameters if averaging was on.
 
     Raises:
-        InvalidInput: the trial has not finished training, an earlier version trained it, the weights do not fit, the
+        InvalidInput: the trial has not finished training, the weights do not fit, the
             user's own model is not in ``code``, or ``code`` has changed since the trial began.
         DataCorruption: a stored file is damaged.
     """
@@ -165,7 +165,7 @@ def load_trained(files: TrialFiles, spec: TrialSpec, code: UserCode = NO_CODE) -
 def _build(files: TrialFiles, spec: TrialSpec, inputs: Mapping[str, Any], code: UserCode) -> nn.Module:
     require_same_code(files, spec, code, f"allow the files there in place of yours: {files.code}/...")
     weights = _read(files.model)
-    shape, offers = tuple(inputs["feature_shape"]), inputs.get("offered", {})  # earlier versions offered nothing
+    shape, offers = tuple(inputs["feature_shape"]), inputs["offered"]
     model = build_for_shape(spec.model, shape, inputs["num_classes"], spec.seed, code, offers)
     try:
         model.load_state_dict(weights)

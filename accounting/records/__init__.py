@@ -52,7 +52,6 @@ from accounting.records.part_files import PartFiles
 from accounting.records.parts import MANIFEST, PartRecord
 from accounting.records.private_files import read_encrypted, read_private, write_private
 from accounting.records.sealed import (
-    read_once_unsealed,
     read_private_sealed,
     read_sealed,
     write_private_sealed,
@@ -122,7 +121,6 @@ __all__ = [
     "read_encrypted",
     "read_epsilons",
     "read_groups",
-    "read_once_unsealed",
     "read_private",
     "read_private_sealed",
     "read_sealed",

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from accounting.errors import DataCorruption, InvalidInput
-from accounting.estimates import Claim, without_guarantee
+from accounting.estimates import Claim
 from accounting.reasons import Reason
 from accounting.records.files import delete, list_files
 from accounting.records.parts import PartRecord, PartStore, commit_parts, read_part, write_part
@@ -27,8 +27,6 @@ from accounting.records.sealed import read_private_sealed, write_private_sealed
 _NOTE = ".json"
 _NOTE_AGAIN = "delete it: the trial's next accounting writes it anew"
 _CLAIM = "individual_kind"
-_OLD_CLAIM = "kind"
-"""Earlier name of `_CLAIM`, from before output-specific claims existed; ``guarantee`` then meant these, too."""
 EPSILON_SCHEMA = pa.schema(
     [
         ("example_id", pa.int64()),
@@ -168,7 +166,7 @@ def _from_table(table: pa.Table) -> Epsilons:
     claim = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
     ids, groups, upper, below, losses = (column.to_numpy() for column in table.columns)
     lower = None if np.isnan(below).any() else below
-    kind = _claim(claim[_CLAIM]) if _CLAIM in claim else without_guarantee(_claim(claim[_OLD_CLAIM]))
+    kind = _claim(claim[_CLAIM])
     return Epsilons(ids, groups, upper, lower, losses, float(claim["delta"]), claim["method"], kind)
 
 

@@ -40,23 +40,6 @@ def read_private_sealed(uri: str, next_step: str) -> bytes | None:
     return _opened(read_private, uri, next_step)
 
 
-def read_once_unsealed(uri: str, next_step: str) -> bytes | None:
-    """`read_sealed` for a kind of file that earlier versions stored without a checksum, which is accepted."""
-    try:
-        content = read_bytes(uri)
-    except FileNotFoundError:
-        return None
-    return content if _lacks_seal(content) else _checked(content, uri, next_step)
-
-
-def _lacks_seal(content: bytes) -> bool:
-    try:
-        values = json.loads(content)
-    except ValueError:
-        return False
-    return isinstance(values, dict) and _SEAL not in values
-
-
 def _sealed(content: bytes) -> bytes:
     values = json.loads(content)
     return json.dumps({**values, _SEAL: _checksum(values)}, indent=2).encode()
@@ -76,7 +59,7 @@ def _checked(content: bytes, uri: str, next_step: str) -> bytes:
         values: dict[str, Any] = json.loads(content)
         seal = values.pop(_SEAL)
     except (ValueError, LookupError, TypeError, AttributeError):
-        reason = "is damaged, or of an earlier version: it is no JSON object with a checksum"
+        reason = "is damaged: it is no JSON object with a checksum"
         raise DataCorruption(f"{uri} {reason}; {next_step}") from None
     if seal != _checksum(values):
         raise DataCorruption(f"{uri} is damaged: its content differs from its checksum; {next_step}")

@@ -18,9 +18,9 @@ import pyarrow as pa
 from accounting.errors import DataCorruption, InvalidInput, PrivateDetail, keep_whole, require_whole
 from accounting.records.background import Background
 from accounting.records.files import delete, delete_folder, exists, list_files
-from accounting.records.part_files import COMMITS, NORM_SCHEMA, PartFiles, mismatch, open_norms
-from accounting.records.parts import MANIFEST, PartStore, RepeatedIds
-from accounting.records.snapshots import SnapshotWriter
+from accounting.records.part_files import NORM_SCHEMA, PartFiles, StoredNorms, mismatch
+from accounting.records.parts import RepeatedIds
+from accounting.records.snapshots import COMPLETE, SnapshotWriter
 
 Floats = npt.NDArray[np.floating[Any]]
 Integers = npt.NDArray[np.integer[Any]]
@@ -85,15 +85,13 @@ class NormShardWriter:
     """
 
     def __init__(self, directory: str, rows_per_part: int = 65_536) -> None:
-        self._rows_per_part = require_whole("rows_per_part", rows_per_part, at_least=1)
-        names = list_files(directory)
-        self._store = PartStore(directory, NORM_SCHEMA) if MANIFEST in names else None
-        self._snapshots = SnapshotWriter(directory.rstrip("/"), rows_per_part, names)
+        require_whole("rows_per_part", rows_per_part, at_least=1)
+        self._snapshots = SnapshotWriter(directory.rstrip("/"), rows_per_part, list_files(directory))
         self._background = Background()
 
     def write(self, snapshot: NormSnapshot) -> None:
         """Store a snapshot in the background; its arrays must not change from now on. Waits while two are pending."""
-        self._background.do(lambda: self._write(snapshot))
+        self._background.do(lambda: self._snapshots.write(snapshot.step, _batch(snapshot)))
 
     def wait(self) -> None:
         """Return when everything is committed."""
@@ -102,8 +100,7 @@ class NormShardWriter:
     def complete(self) -> None:
         """Commit the run: nothing is written after the last snapshot. Readers take no run that is not complete."""
         self.wait()
-        if self._store is None:
-            self._snapshots.complete()
+        self._snapshots.complete()
 
     def close(self) -> None:
         """End the thread after the write it has begun; pending ones are dropped."""
@@ -114,15 +111,6 @@ class NormShardWriter:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    def _write(self, snapshot: NormSnapshot) -> None:
-        batch, size = _batch(snapshot), self._rows_per_part
-        if self._store is None:
-            self._snapshots.write(snapshot.step, batch)
-        else:
-            starts = range(0, max(batch.num_rows, 1), size)
-            tables = (pa.Table.from_batches([batch.slice(start, size)]) for start in starts)
-            self._store.write((snapshot.step, part, table) for part, table in enumerate(tables))
 
 
 def _batch(snapshot: NormSnapshot) -> pa.RecordBatch:
@@ -198,7 +186,7 @@ class NormShards:
 
     def __init__(self, directory: str) -> None:
         """Read the manifests. Raises `DataCorruption` unless there is a snapshot at step 0 and all are complete."""
-        self._stored = open_norms(directory.rstrip("/"))
+        self._stored = StoredNorms(directory.rstrip("/"))
         self.steps, self.parts = self._stored.steps, self._stored.parts
         self._require_complete(directory)
 
@@ -268,16 +256,16 @@ class NormShards:
 
 def has_norms(directory: str) -> bool:
     """Whether a folder holds the norms of a run that ended."""
-    return any(exists(f"{directory}/{commit}") for commit in COMMITS)
+    return exists(f"{directory}/{COMPLETE}")
 
 
 def delete_norms(directory: str) -> Iterator[str]:
     """Delete a folder of norms; yields the name of each file that was deleted.
 
-    The files that commit the norms are deleted first, so that an interrupted deletion leaves only uncommitted files.
+    The file that commits the norms is deleted first, so that an interrupted deletion leaves only uncommitted files.
     What a process left that was killed while it wrote goes with the folder.
     """
-    for name in sorted(list_files(directory), key=lambda name: name not in COMMITS):
+    for name in sorted(list_files(directory), key=lambda name: name != COMPLETE):
         delete(f"{directory}/{name}")
         yield name
     delete_folder(directory)

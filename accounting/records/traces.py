@@ -11,7 +11,6 @@ from typing import Any, get_args, get_type_hints
 import pyarrow as pa
 
 from accounting.errors import DataCorruption, DpsweepError
-from accounting.estimates import without_guarantee
 from accounting.filters import FILTERS, IndividualFilter
 from accounting.mechanism import GaussianRelease, PureRelease, Segment, Selection, SideQuery, Trace
 from accounting.records.arrow_tables import read_table
@@ -26,8 +25,6 @@ _RELEASES: Mapping[str, Callable[..., GaussianRelease | PureRelease]] = {
 _RELEASE_NAMES = {GaussianRelease: "gaussian", PureRelease: "pure"}
 
 _CLAIM = "recorded_contributions"
-_OLD_CLAIM = "contributions"
-"""Earlier name of `_CLAIM`, from before output-specific claims existed; ``guarantee`` then meant these, too."""
 
 _NEXT = "restore it from a backup, or run the trial again"
 
@@ -74,7 +71,7 @@ def write_trace(path: str, trace: Trace) -> None:
 
 
 def read_trace(path: str) -> Trace:
-    """The stored trace. If it was stored before output-specific claims existed, its contributions are no guarantee.
+    """Return the stored trace.
 
     Raises: FileNotFoundError when there is none, `DataCorruption` when it is damaged or describes an impossible run.
     """
@@ -99,7 +96,7 @@ def read_trace(path: str) -> Trace:
 def _trace(rows: list[dict[str, Any]], run: dict[str, Any]) -> Trace:
     limit, selection = run.pop("filter", None), run.pop("selection", None)
     releases = [dict(release) for release in run.pop("releases")]
-    contributions = run.pop(_CLAIM) if _CLAIM in run else without_guarantee(run.pop(_OLD_CLAIM))
+    contributions = run.pop(_CLAIM)
     return Trace(
         segments=tuple(_segment(row) for row in rows),
         releases=tuple(_RELEASES[release.pop("release")](**release) for release in releases),

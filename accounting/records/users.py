@@ -76,7 +76,7 @@ class StoredUsers:
         content = read_private_sealed(f"{directory}/{_SUMMARY}", _NEXT)
         if content is None:
             raise InvalidInput(
-                f"{directory} does not exist: the trial's data name no users, or an earlier version trained it; name "
+                f"{directory} does not exist: the trial's data name no users; name "
                 "them (`user` of a table, `user_ids` of `make_split`) and train again, or leave --by-user out"
             )
         summary: dict[str, Any] = json.loads(content)

@@ -80,10 +80,6 @@ def run(
             "without Ray, one trial at a time, for debugging."
         ),
     ] = EMBEDDED,
-    resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Accepted for old scripts: a sweep that the folder holds is always continued."),
-    ] = False,
     tracking_uri: TrackingUri = None,
     allow_code: AllowCode = None,
     retry: Retry = None,

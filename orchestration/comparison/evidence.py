@@ -77,7 +77,7 @@ class _Numbers:
 
 
 class Evidence:
-    """Intervals and differences for trials with stored outcomes; trials of older versions have none.
+    """Intervals and differences for trials with stored outcomes.
 
     private: the private settings of the sweep, over which the variance between seeds is pooled.
     """

@@ -72,7 +72,7 @@ def _of_snapshot(files: SweepFiles, snapshot: SweepSnapshot) -> SweepSummary:
 
 
 def _of_results(files: SweepFiles) -> SweepSummary:
-    """Summary of a sweep without a status.json, which older versions did not write."""
+    """Return the summary of a sweep whose driver ended before it wrote a status.json."""
     record = stored_record(files)
     counts = Counter(record.status(point.key).state for point in record.points)
     ended = [status.ended for status in record.statuses.values() if status.ended is not None]

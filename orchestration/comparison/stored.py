@@ -14,11 +14,10 @@ from orchestration.comparison.findings import of_trials
 from orchestration.comparison.record import SweepRecord, parse_failures
 from orchestration.records.accounts import read_accounts
 from orchestration.records.attempts import Attempt, read_attempts
-from orchestration.records.integrity import stored_result
 from orchestration.records.layout import SweepFiles
 from orchestration.records.manifest import Manifest, read_manifest
 from orchestration.records.published import PublishedAccount, PublishedSweep
-from orchestration.records.results import StoppedTrial, TrialResult
+from orchestration.records.results import StoppedTrial, TrialResult, read_result
 from orchestration.records.states import TrialState
 from orchestration.records.status import TrialStatus, status_of
 from orchestration.sweeps.grid import GridPoint, grid
@@ -80,7 +79,7 @@ def _is_there(files: SweepFiles, key: str) -> bool:
 
 
 def _read(files: SweepFiles, points: tuple[GridPoint, ...], manifest: Manifest) -> StoredTrials:
-    found = (stored_result(files.trial(point.key)) for point in points)
+    found = (read_result(files.trial(point.key).result) for point in points)
     results = {result.key: status_of(result) for result in found if result is not None}
     attempts = {point.key: _attempts(files, point, results.get(point.key)) for point in points if point.is_private}
     open_keys = [key for key in results if not is_closed(files.trial(key).private)] if _are_open(manifest) else []
@@ -104,7 +103,7 @@ def owned_record(files: SweepFiles) -> SweepRecord:
 
 
 def stored_evidence(files: SweepFiles, data: PublishedSweep) -> Evidence:
-    """The resampled outcomes of finished trials on their test examples; empty for trials of older versions.
+    """The resampled outcomes of finished trials on their test examples; empty where none are stored.
 
     Raises: DataCorruption for a damaged file.
     """

@@ -27,12 +27,12 @@ from orchestration.execution.storage_retries import PAUSES, patiently
 from orchestration.records.accounts import read_accounts
 from orchestration.records.attempts import Attempt, AttemptLog
 from orchestration.records.failures import forget_failure, record_failure
-from orchestration.records.integrity import met_other_data, stored_result
+from orchestration.records.integrity import met_other_data
 from orchestration.records.layout import SweepFiles
 from orchestration.records.manifest import Manifest
 from orchestration.records.published import PublishedAccount, PublishedTrial
 from orchestration.records.recording import NOTHING_RECORDED, Recording
-from orchestration.records.results import StoppedTrial, StoredResult
+from orchestration.records.results import StoppedTrial, StoredResult, read_result
 from orchestration.records.states import TrialState
 from orchestration.records.status import SweepStatus, TrialStatus, status_of
 from orchestration.report.writing import write_reports
@@ -96,7 +96,7 @@ class Coordinator:
         less than its trace costs, InvalidInput if the data have changed since finished trials were trained on them.
         """
         for key in self._planned:
-            result = stored_result(self._files.trial(key))
+            result = read_result(self._files.trial(key).result)
             if result is not None:
                 self._status.restore(result)
                 self._accounts[key] = read_accounts(self._files.trial(key))

@@ -39,7 +39,7 @@ def delete_sweep(files: SweepFiles) -> tuple[str, ...]:
             for each in with_partials(uri):
                 delete(each)
         trials = [files.trial(point.key).root for point in record.points]
-        for uri in (*trials, files.tune, files.earlier_tune, files.artifacts):
+        for uri in (*trials, files.tune, files.artifacts):
             delete_folder(uri)
         for uri in (files.trials, files.private, str(files.local_folder / "private")):
             delete_if_empty(uri)
@@ -129,7 +129,7 @@ def remains(files: SweepFiles) -> tuple[str, ...]:
 
 
 def _record_releases(files: SweepFiles, record: SweepRecord) -> tuple[str, ...]:
-    """The trials that have released something, after recording releases that older versions did not record."""
+    """Return the trials that have released something, after recording releases of which there is no record yet."""
     log = AttemptLog(files, record.attempts)
     for key, attempts in record.attempts.items():
         if not log.all[key]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from accounting.errors import START_ANEW, DataCorruption
 from accounting.records import (
@@ -27,7 +26,7 @@ from accounting.records import (
     write_private_sealed,
 )
 from orchestration.records.accounts import ACCOUNT_AGAIN
-from orchestration.records.results import StoredResult, TrialResult, read_result, write_result
+from orchestration.records.results import StoredResult
 from workers.digests import noted_when_written
 
 _PRIVATE = "private/"
@@ -51,19 +50,6 @@ def note_digests(files: TrialFiles) -> dict[str, str]:
         and not (name.startswith(_PRIVATE) and (name.endswith(".arrow") or _STEP in name))
     }
     return _keep_private(digests, files)
-
-
-def stored_result(files: TrialFiles) -> StoredResult | None:
-    """The trial's result; None if the trial is not over. Raises: DataCorruption if the file is damaged.
-
-    Earlier versions stored digests of private files in the result. Such a result is rewritten without them.
-    """
-    result = read_result(files.result)
-    if not isinstance(result, TrialResult) or not any(name.startswith(_PRIVATE) for name in result.digests):
-        return result
-    result = replace(result, digests=_keep_private(result.digests, files))
-    write_result(files.result, result)
-    return result
 
 
 def met_other_data(files: TrialFiles, data_digest: str) -> bool:

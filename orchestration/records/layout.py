@@ -147,11 +147,6 @@ class SweepFiles:
         return str(self.local_folder / "tune")
 
     @property
-    def earlier_tune(self) -> str:
-        """Folder where earlier versions kept `tune`: beside the trials, also in an object store."""
-        return self._below("tune")
-
-    @property
     def local_folder(self) -> Path:
         """Local folder of files that only the driver uses: its log and the embedded MLflow store.
 
@@ -230,5 +225,5 @@ class SweepFiles:
     @property
     def folders(self) -> tuple[str, ...]:
         """The folders that a sweep fills; those of other sweeps in it, such as the tuning, are among them."""
-        own = (self.trials, self.attempts_of_all, self.private, self.tuning, self.earlier_tune, self.artifacts)
+        own = (self.trials, self.attempts_of_all, self.private, self.tuning, self.artifacts)
         return (*own, self.tune, str(self.local_folder / "private"))

@@ -38,7 +38,7 @@ class PublishedPrivacy:
     """The worst-case (epsilon, delta) of one trial, with its accountant, kind and adjacency.
 
     group_epsilons: epsilon of any group of k records, at the same delta, by group size k. risks: upper bounds on
-    attacks on any k records, by group size k including 1; empty without noise, and for trials of older versions.
+    attacks on any k records, by group size k including 1; empty without noise.
     reasons: why epsilon is an estimate (`accounting.reasons`).
     """
 
@@ -79,7 +79,7 @@ class PublishedGroup:
     """Loss on one group of the test data, with its accuracy or, for a task besides classification, scores by name.
 
     accuracy_change: accuracy minus the accuracy of the non-private baseline with the same data, model and seed, in
-    [-1, 1] (negative: accuracy lost to privacy); None without a baseline. counts: None for trials of older versions.
+    [-1, 1] (negative: accuracy lost to privacy); None without a baseline.
     training: course of the group's training examples; None if exact statistics are not shown. on_training: as in
     `PublishedQuality`, for the group's training examples.
     """
@@ -166,7 +166,7 @@ class EstimateQuality:
     """Estimated epsilon_i compared with exact ones, of ``examples`` random examples with norms taken at every step.
 
     correlation: Pearson's r; None if either side is constant. mean_error, largest_error: absolute differences of
-    epsilons. density: exact epsilon_i (x) against estimated epsilon_i (y); None for trials of older versions.
+    epsilons. density: exact epsilon_i (x) against estimated epsilon_i (y).
     """
 
     examples: int
@@ -182,11 +182,11 @@ class IndividualStatistics:
 
     disclosure: ``private`` if every number here was released with DP (its cost is part of the trial's epsilon), ``raw``
     if they are exact, so that any page or run that shows them is sensitive. kind: kind of claim of each epsilon_i.
-    method: accounting method of the epsilon_i, ``filter`` if a filter enforced them, "" if an older version wrote the
-    file. release_epsilon (``private`` only): epsilon of the release alone. estimates (``raw`` only): present if the
-    sweep sets ``norms.exact_examples``. loss_correlation (``raw`` only): Pearson's r of epsilon_i and the log of the
-    example's loss when norms were last taken; None if undefined. loss_density (``raw`` only): the log of that loss (x)
-    against epsilon_i (y), over the examples whose loss is positive and finite. reasons: why each epsilon_i is an
+    method: accounting method of the epsilon_i, ``filter`` if a filter enforced them. release_epsilon (``private``
+    only): epsilon of the release alone. estimates (``raw`` only): present if the sweep sets ``norms.exact_examples``.
+    loss_correlation (``raw`` only): Pearson's r of epsilon_i and the log of the example's loss when norms were last
+    taken; None if undefined. loss_density (``raw`` only): the log of that loss (x) against epsilon_i (y), over the
+    examples whose loss is positive and finite. reasons: why each epsilon_i is an
     estimate.
     """
 

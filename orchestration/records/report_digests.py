@@ -48,7 +48,7 @@ def _noted(files: SweepFiles) -> dict[str, str]:
 
 
 def changed_report_files(files: SweepFiles) -> Iterator[str]:
-    """One line for each file of the report that is missing or has changed; none for sweeps of earlier versions."""
+    """One line for each file of the report that is missing or has changed."""
     again = f"`dpsweep report {files.root}` writes it again"
     for read, uri in ((read_sealed, files.report_digests), (read_private_sealed, files.private_report_digests)):
         try:

@@ -25,7 +25,7 @@ from workers.spec import TrialSpec
 
 
 def _as_proven(statistics: IndividualStatistics) -> IndividualStatistics:
-    """Correct the kind of statistics that an older version stored as a guarantee although no filter enforced them.
+    """Correct the kind of statistics that claim a guarantee although no filter enforced them.
 
     Without a filter the epsilon_i depend on the run's output, so they are output-specific.
     """

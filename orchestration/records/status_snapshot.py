@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from accounting.errors import DataCorruption
 from accounting.reasons import Reason
-from accounting.records import read_once_unsealed, write_sealed
+from accounting.records import read_sealed, write_sealed
 from orchestration.records.limits import NOTHING_SPENT, Spent
 from orchestration.records.recording import Recording
 from orchestration.records.states import TrialState
@@ -154,7 +154,7 @@ def write_snapshot(uri: str, snapshot: SweepSnapshot, private: bool) -> None:
 
 
 def read_snapshot(uri: str) -> SweepSnapshot | None:
-    """The snapshot, or None if there is none; earlier versions stored no checksum.
+    """The snapshot, or None if there is none.
 
     It is read twice if it seems damaged: an object that its driver replaces between the two requests of a read (for its
     size, and for its content) is cut. Raises: DataCorruption if it is damaged or cannot be parsed, StorageError.
@@ -165,7 +165,7 @@ def read_snapshot(uri: str) -> SweepSnapshot | None:
 
 
 def _read_once(uri: str) -> SweepSnapshot | None:
-    content = read_once_unsealed(uri, _AGAIN)
+    content = read_sealed(uri, _AGAIN)
     try:
         return None if content is None else _SNAPSHOT.validate_json(content)
     except ValidationError as error:

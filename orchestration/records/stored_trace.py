@@ -19,8 +19,7 @@ from accounting.samplings import stored_kinds
 def _trace(plain: Trace | Mapping[str, Any]) -> Trace:
     """Rebuild the trace from its `dataclasses.asdict` form. Raises: ValueError if that fails.
 
-    Training never fixes contributions in advance, so contributions that an older version stored as a guarantee become
-    output-specific.
+    Training never fixes contributions in advance, so contributions that claim a guarantee become output-specific.
     """
     if isinstance(plain, Trace):
         return plain

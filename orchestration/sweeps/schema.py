@@ -206,7 +206,7 @@ class SweepSpec(SweepSection):
     norms: Axis[Norms] = (NormSpec(),)
     """How often the gradient norms of all examples are stored; ``off``: never."""
     attacks: Attacks | None = None
-    """Attacks on the trained models. None if the file has no such section, as in versions without attacks."""
+    """Attacks on the trained models. None if the file has no such section."""
     min_group_size: MinGroupSize | None = None
     """Smallest number of test examples for which a group is shown; if the file does not give it, 10."""
     without_gradient: Several[str] = ()

@@ -44,7 +44,7 @@ EXPORTED = {
         modified new_key_check others_can_write replace_file require_library_file require_own_folder require_own_folders
         require_plain_entries require_plain_file require_plain_folder with_partials
         noted_epsilons noted_rows open_filesystem read_bytes read_contributions read_encrypted read_epsilons read_groups
-        read_once_unsealed read_private read_private_sealed read_sealed read_table read_trace require_key shares_of
+        read_private read_private_sealed read_sealed read_table read_trace require_key shares_of
         verify_epsilons verify_users write_in_private_folder
         write_bytes_atomically write_epsilons write_private write_private_sealed write_rows write_sealed write_trace
         write_users""",

@@ -5,21 +5,30 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
+from accounting.jobs import epsilons_of_part
+from accounting.mechanism import Trace
+from accounting.records.epsilons import Epsilons
+from accounting.records.layout import TrialFiles
 from accounting.records.part_files import NORM_SCHEMA
-from tests.accounting.stored_trial import write_trial
+from accounting.records.shards import NormShards
+from accounting.records.traces import read_trace
+from tests.accounting.stored_trial import job_of, write_trial
 from tests.hostile.odd import Edit, edited, edits, odd_values
-from tests.hostile.of_shards import EXAMPLES, STEPS, check, repeated
 from tests.hostile.target import Target
 
+DELTA = 1e-5
+EXAMPLES, STEPS = 12, (0, 60)
 _MAGIC = b"ARROW1\0\0"
 _NORMS, _COMPLETE = "private/norms/", "private/norms/complete.json"
 
@@ -86,6 +95,39 @@ def inputs() -> st.SearchStrategy[Input]:
 
 def feed(given: Input, folder: Path) -> None:
     check(_changed(given), folder / "trial", holds_other_rows=isinstance(given, ForgedBatch | ForgedPiece))
+
+
+def check(files: Mapping[str, bytes], trial: Path, *, holds_other_rows: bool) -> None:
+    """Account the trial that these files make. Fails where an epsilon is none, or smaller than for the right files."""
+    shutil.rmtree(trial, ignore_errors=True)
+    for name, content in files.items():
+        (trial / name).parent.mkdir(parents=True, exist_ok=True)
+        (trial / name).write_bytes(content)
+    found = accounted(str(trial))
+    for epsilons in found:
+        assert not np.isnan(epsilons.upper).any(), "an epsilon is a number"
+        assert epsilons.lower is None or (epsilons.upper >= epsilons.lower).all()
+    if not holds_other_rows:
+        for each, right in zip(found, untouched(), strict=True):
+            np.testing.assert_array_equal(each.example_ids, right.example_ids)
+            assert (each.upper >= right.upper).all(), "no example costs less than before"
+
+
+def accounted(root: str) -> list[Epsilons]:
+    """The epsilons of every part, as the accounting of a trained trial computes them."""
+    files = TrialFiles(root)
+    trace: Trace = read_trace(files.trace)
+    shards = NormShards(files.norms)
+    shards.require_complete(trace.dataset_size)
+    parts = [shards.files(part) for part in shards.parts]
+    return [epsilons_of_part(job_of(root, DELTA), part, trace) for part in parts]
+
+
+@functools.cache
+def untouched() -> list[Epsilons]:
+    with tempfile.TemporaryDirectory() as folder:
+        write_trial(folder, EXAMPLES, rows_per_part=8, steps=STEPS)
+        return accounted(folder)
 
 
 @functools.cache
@@ -159,6 +201,15 @@ def _with_column(piece: bytes, name: str, values: list[Any]) -> bytes:
     column = repeated(values, batch.num_rows, NORM_SCHEMA.field(name).type)
     columns = {each: column if each == name else batch.column(each) for each in NORM_SCHEMA.names}
     return bytes(pa.record_batch(columns).serialize().to_pybytes())
+
+
+def repeated(values: list[Any], rows: int, kind: pa.DataType) -> pa.Array:
+    """``values`` again and again, as texts where they do not fit."""
+    column = [values[row % len(values)] for row in range(rows)]
+    try:
+        return pa.array(column, kind)
+    except (TypeError, ValueError, OverflowError, pa.ArrowException):
+        return pa.array([repr(value) for value in column])
 
 
 OBJECTS = Target("objects", inputs(), feed)

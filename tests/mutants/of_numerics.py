@@ -12,7 +12,6 @@ COMPOSITION: Final = (CERTIFICATES, "tests/accounting/pld/test_composition.py")
 INDIVIDUAL: Final = ("tests/accounting/individual/test_inversion.py", "tests/accounting/individual/test_epsilons.py")
 SHARDS: Final = ("tests/accounting/records/test_shards.py",)
 OBJECTS: Final = ("tests/accounting/records/test_objects.py",)
-OLD_NORMS: Final = ("tests/accounting/records/test_old_norms.py",)
 ENCRYPTED: Final = ("tests/accounting/records/test_encryption.py",)
 
 NUMERICS: Final[tuple[Mutant, ...]] = (
@@ -210,15 +209,8 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
     ),
     *bugs_in(
         "accounting/records/parts.py",
-        OLD_NORMS,
+        ("tests/accounting/records/test_shards.py",),
         B("if hashlib.sha256(data).hexdigest() != record.sha256:", "if False:", "flipped bytes are read"),
-        B("elif committed != record:", "elif False:", "another run's rows are taken for a replay"),
-        B(
-            "if committed is None:\n                write_in_private_folder(",
-            'if committed is None:\n                __import__("accounting.records").records.write_bytes_atomically(',
-            "shards are public",
-            True,
-        ),
     ),
     *bugs_in(
         "accounting/jobs/examples.py",

@@ -156,7 +156,7 @@ def test_errors_in_training_show_type_and_place_until_they_are_mended(
         assert shown in printed
         assert_private(Path(files.trial(key).error))
     (tmp_path / "mended").touch()
-    trials, _ = run(tmp_path, "--resume", *IN_THIS_PROCESS, model=models)
+    trials, _ = run(tmp_path, *IN_THIS_PROCESS, model=models)
     assert {trial["status"] for trial in trials.values()} == {"finished"}
     assert not any(Path(files.trial(key).error).exists() for key in trials)
     assert leaks(tmp_path / "out") == []

@@ -45,7 +45,7 @@ from accounting.records import (
     write_users,
 )
 from accounting.records.objects import Piece, read_piece
-from accounting.records.part_files import PartInObjects
+from accounting.records.part_files import PartFiles
 from accounting.samplings import PoissonSampling
 from tests.accounting.known import known
 from tests.accounting.stored_trial import job_of, snapshot, write_norms, write_trial
@@ -172,9 +172,9 @@ def test_what_is_sorted_together_fits_the_memory(job: AccountingJob, monkeypatch
 def test_every_byte_is_read_once(job: AccountingJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the norms, and of the sorted rows, whose pieces without rows nobody asks for."""
     norms, pieces = Counter[tuple[int, int]](), list[Piece]()
-    read = PartInObjects.stored
+    read = PartFiles.stored
 
-    def noted(part: PartInObjects, number: int) -> bytes:
+    def noted(part: PartFiles, number: int) -> bytes:
         norms[part.part, number] += 1
         return read(part, number)
 
@@ -182,7 +182,7 @@ def test_every_byte_is_read_once(job: AccountingJob, monkeypatch: pytest.MonkeyP
         pieces.append(place)
         return read_piece(place)
 
-    monkeypatch.setattr(PartInObjects, "stored", noted)
+    monkeypatch.setattr(PartFiles, "stored", noted)
     monkeypatch.setattr("accounting.records.user_rows.read_piece", noted_piece)
     account_users(job, account_in_process)
     assert norms == Counter({(part, number): 1 for part in range(7) for number in range(len(STEPS))})
@@ -345,7 +345,7 @@ def test_a_small_data_set_sorts_nothing(tmp_path: Path) -> None:
 def test_a_trial_without_users_says_what_to_do(tmp_path: Path) -> None:
     root = str(tmp_path / "trial")
     write_trial(root)
-    with pytest.raises(InvalidInput, match="name no users, or an earlier version trained it"):
+    with pytest.raises(InvalidInput, match="data name no users"):
         account_users(job_of(root, DELTA, "pld"), account_in_process)
 
 

@@ -17,7 +17,6 @@ from accounting.errors import DataCorruption, StorageError
 from accounting.records.files import list_files, read_bytes
 from accounting.records.read_ahead import AHEAD, READERS, read_in_turn
 from accounting.records.shards import NormShards, read_contributions
-from tests.accounting.old_layout import write_old_norms
 from tests.accounting.stored_trial import snapshot, write_norms
 from tests.orchestration.servers import has_s3, put_object, s3
 from tests.orchestration.slow_proxy import Traffic, slow_proxy
@@ -86,16 +85,6 @@ def test_the_ranges_of_a_part_are_asked_for_together_and_once(store: Store, loca
     assert Counter(method for method, _ in traffic.asked) == {"HEAD": len(STEPS), "GET": len(STEPS)}
     for name, column in vars(read_contributions(NormShards(str(local)).files(1))).items():
         np.testing.assert_array_equal(vars(found)[name], column)
-
-
-def test_the_files_of_earlier_versions_too(store: Store, tmp_path: Path) -> None:
-    folder = tmp_path / uuid.uuid4().hex
-    write_old_norms(str(folder), 8, *(snapshot(step, 20) for step in STEPS))
-    part = NormShards(store.copy(folder)).files(1)
-    store.traffic.forget()
-    found = read_contributions(part).contributions
-    assert 1 < store.traffic.most_at_once <= READERS
-    np.testing.assert_array_equal(found, read_contributions(NormShards(str(folder)).files(1)).contributions)
 
 
 @pytest.mark.parametrize("place", [1, len(STEPS) - 1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from dataclasses import replace
 from pathlib import Path
@@ -147,25 +148,16 @@ def test_epsilons_round_trip_and_missing_parts_are_noticed(root: str) -> None:
         read_epsilons(root)
 
 
-def test_old_guarantees_of_single_examples_are_read_as_output_specific(
-    root: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before there were output-specific claims, what was read off a run was called a guarantee."""
-    trace = Trace(10, (Segment(0, 5, PoissonSampling(0.1), 1.0),), contributions="guarantee")
+def test_a_forged_line_of_a_manifest_is_refused(root: str) -> None:
     ids, values = np.arange(3), np.ones(3)
-    epsilons = Epsilons(ids, ids.astype(np.int32), values, values, values.astype(np.float32), 1e-5, "rdp", "guarantee")
-    new, old = TrialFiles(f"{root}/new"), TrialFiles(f"{root}/old")
-    write_trace(new.trace, trace)
-    store(new.epsilons, epsilons)
-    monkeypatch.setattr("accounting.records.traces._CLAIM", "contributions")
-    monkeypatch.setattr("accounting.records.epsilons._CLAIM", "kind")
-    write_trace(old.trace, trace)
-    store(old.epsilons, epsilons)
-    monkeypatch.undo()
-    assert read_trace(new.trace) == trace
-    assert read_epsilons(new.epsilons).kind == "guarantee"
-    assert read_trace(old.trace) == replace(trace, contributions="output_specific")
-    assert read_epsilons(old.epsilons).kind == "output_specific"
+    store(root, Epsilons(ids, ids.astype(np.int32), values, values, values.astype(np.float32), 1e-5, "rdp", "estimate"))
+    (line,) = read_bytes(f"{root}/manifest.jsonl").splitlines()
+    record = json.loads(line)
+    for entry, value in (("part", 0.0), ("part", None), ("rows", "3"), ("sha256", "0" * 64), ("more", 1)):
+        forged = json.dumps(record | {entry: value}, separators=(",", ":")).encode() + b"\n"
+        write_bytes_atomically(f"{root}/manifest.jsonl", forged)
+        with pytest.raises(DataCorruption, match=r"line 1 is damaged|its sha256 differs"):
+            read_epsilons(root)
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_under_nohup_a_run_outlives_its_terminal(tmp_path: Path) -> None:
     (tmp_path / "sweep.yaml").write_text(SHORT)
     files = SweepFiles(str(tmp_path / "out"))
     with (tmp_path / "log").open("wb") as log:
-        nohup = ["nohup", *COMMAND, *arguments(files), "--resume"]
+        nohup = ["nohup", *COMMAND, *arguments(files)]
         process = subprocess.Popen(nohup, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment())
     wait_until(lambda: exists(files.manifest) or process.poll() is not None, "the run to start")
     process.send_signal(signal.SIGHUP)

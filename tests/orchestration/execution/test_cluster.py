@@ -387,6 +387,6 @@ def test_allowed_code_from_elsewhere_reaches_the_workers(address: str, tmp_path:
         assert "py_modules_files" in there.split("|")[0], there
         assert str(elsewhere) not in there
     shutil.rmtree(folder / "out" / "trials" / trials[0]["key"])
-    resumed = run_on(address, folder, sweep, *allow, "--resume", **path)
+    resumed = run_on(address, folder, sweep, *allow, **path)
     assert resumed.returncode == 0, resumed.stderr
-    assert run_on(address, folder, sweep, "--resume", **path).returncode == 2
+    assert run_on(address, folder, sweep, **path).returncode == 2

@@ -114,5 +114,5 @@ def test_mlflow_tells_it_from_a_failure(files: SweepFiles, trials: dict[str, dic
 
 def test_it_is_not_trained_again(files: SweepFiles, trials: dict[str, dict[str, Any]]) -> None:
     before = {path: path.stat().st_mtime_ns for path in Path(files.root).rglob("trials/**/*")}
-    assert run(files, "--resume") == trials
+    assert run(files) == trials
     assert {path: path.stat().st_mtime_ns for path in Path(files.root).rglob("trials/**/*")} == before

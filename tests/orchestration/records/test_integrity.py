@@ -13,15 +13,14 @@ from typer.testing import CliRunner, Result
 from accounting.errors import DataCorruption
 from accounting.records.files import read_bytes
 from accounting.records.layout import TrialFiles
-from accounting.records.sealed import read_sealed, write_sealed
+from accounting.records.sealed import read_sealed
 from orchestration.commands.main import app
 from orchestration.execution.completion import Times, complete_trial
 from orchestration.pipeline import render_again
-from orchestration.records.integrity import stored_result
 from orchestration.records.layout import SweepFiles
 from orchestration.records.manifest import open_manifest, write_manifest
 from orchestration.records.report_digests import write_public_reports
-from orchestration.records.results import TrialResult
+from orchestration.records.results import TrialResult, read_result
 from orchestration.sweeps.plan import plan_sweep
 from orchestration.sweeps.planned import PlannedTrial
 from orchestration.sweeps.schema import SweepSpec, parse_sweep
@@ -72,15 +71,8 @@ def trained(tmp_path: Path) -> Trained:
     return Trained(planned, found, sweep)
 
 
-def older(trial: TrialFiles) -> None:
-    """Make the result what earlier versions wrote: with the digests of private files."""
-    result, private = (json.loads(read_sealed(uri, "") or b"") for uri in (trial.result, trial.private_digests))
-    write_sealed(trial.result, json.dumps({**result, "digests": result["digests"] | private}).encode())
-    Path(trial.private_digests).unlink()
-
-
 def test_digests_of_private_files_are_private(trial: TrialFiles, tmp_path: Path) -> None:
-    result = stored_result(trial)
+    result = read_result(trial.result)
     assert isinstance(result, TrialResult)
     assert set(result.digests) == {
         "spec.json",
@@ -139,23 +131,6 @@ def test_report_notices_damage_to_private_and_public_files(trial: TrialFiles, tm
         render_again(str(tmp_path))
 
 
-def test_results_of_earlier_versions_are_cleared_of_private_digests(trial: TrialFiles, tmp_path: Path) -> None:
-    current, noted = Path(trial.result).read_bytes(), Path(trial.private_digests).read_bytes()
-    older(trial)
-    assert b"private/norms" in Path(trial.result).read_bytes()
-    render_again(str(tmp_path))
-    assert json.loads(Path(trial.result).read_bytes()) == json.loads(current)
-    assert json.loads(Path(trial.private_digests).read_bytes()) == json.loads(noted)
-    assert stat.S_IMODE(Path(trial.private_digests).stat().st_mode) == 0o600
-
-
-def test_report_notices_damage_to_private_files_of_earlier_versions(trial: TrialFiles, tmp_path: Path) -> None:
-    older(trial)
-    Path(trial.private_training).write_text("{}")
-    with pytest.raises(DataCorruption, match=f"{trial.private_training}: its sha256 differs"):
-        render_again(str(tmp_path))
-
-
 def verified(folder: Path) -> Result:
     return CliRunner().invoke(app, ["verify", str(folder)])
 
@@ -200,10 +175,3 @@ def test_no_file_of_the_report_is_read_to_note_its_digest(
     write_public_reports(files, {files.report: b"a page that grows"}, sensitive=False)
     (line,) = str(verified(tmp_path).exception).splitlines()
     assert line.startswith(f"{files.results}: its sha256 differs"), "what was noted of other files stays"
-
-
-def test_verify_accepts_a_report_of_an_earlier_version(trial: TrialFiles, tmp_path: Path) -> None:
-    render_again(str(tmp_path))
-    for uri in (SweepFiles(str(tmp_path)).report_digests, SweepFiles(str(tmp_path)).private_report_digests):
-        Path(uri).unlink()
-    assert verified(tmp_path).exit_code == 0

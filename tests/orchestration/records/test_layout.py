@@ -25,7 +25,7 @@ def test_what_only_the_driver_writes_is_local_whatever_holds_the_results(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert SweepFiles("s3://bucket/runs/a").local_folder.parent == tmp_path / "runs"
-    assert SweepFiles(str(tmp_path / "a")).tune == SweepFiles(str(tmp_path / "a")).earlier_tune
+    assert SweepFiles(str(tmp_path / "a")).tune == str(tmp_path / "a" / "tune")
 
 
 def test_outputs_whose_last_parts_are_equal_share_no_local_folder() -> None:

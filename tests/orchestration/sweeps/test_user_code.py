@@ -228,7 +228,7 @@ def test_ray_runs_nothing_from_the_working_directory_nor_from_beside_the_sweep(
     assert "" not in worker
     assert worker[-1] == str(folder), "after all that is installed"
     shutil.rmtree(output / "trials" / trial["key"])
-    resumed = dpsweep("run", file, "--output", output, "--json", "--resume")
+    resumed = dpsweep("run", file, "--output", output, "--json")
     assert resumed.returncode == 0, resumed.stderr
 
     (folder / "my_models.py").write_text(PLANTED.format(marker=str(marker)))
