@@ -169,7 +169,6 @@ def invoked(*arguments: object) -> object:
 
 UNCHECKED = {
     "records/results.py": "defines how results are read",
-    "records/integrity.py": "reads a result to check its files",
     "comparison/stored.py": "reads a sweep for the gate",
     "comparison/claims.py": "is the gate",
     "comparison/inventory.py": "counts trials",
