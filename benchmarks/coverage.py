@@ -6,7 +6,8 @@
 
 A row shows shares of sweeps, or of settings in them, in percent, and mean widths of 95% intervals in points: ``cover``
 should be 95 or more, ``false`` (sweeps with any wrong verdict) 5 or less, ``power`` high and ``width`` small. The
-columns are those measured by the case.
+columns are those measured by the case. Some cases are followed by a row for each method of
+`benchmarks.other_intervals`, for the same sweeps: ``told`` is how often a true difference is told from 0.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.simulated import Population, simulated
+from benchmarks.other_intervals import METHODS, Ends, Sweep
+from benchmarks.simulated import Population, compared, drawn, simulated
 from orchestration.comparison.best import best
-from orchestration.comparison.findings import Findings
+from orchestration.comparison.findings import Findings, Verdict
 from orchestration.comparison.intervals import ConfidenceInterval
 from orchestration.comparison.settings import Setting
 
@@ -56,14 +58,14 @@ def width(interval: ConfidenceInterval | None) -> float:
     return math.nan if interval is None else interval.high - interval.low
 
 
-def of_each(metric: str, truth: Callable[[Population, int], float]) -> Measured:
-    """Coverage and width of a metric of every private setting."""
+def of_each(metric: str, truth: Callable[[Population, int], float], suffix: str = "") -> Measured:
+    """Coverage and width of a metric of every private setting, in columns that end with ``suffix``."""
 
     def measured(population: Population, found: Findings) -> Numbers:
         for place, setting in enumerate(private(found)):
             interval = found.interval(setting, metric)
-            yield "cover", covers(interval, truth(population, place))
-            yield "width", width(interval)
+            yield f"cover{suffix}", covers(interval, truth(population, place))
+            yield f"width{suffix}", width(interval)
 
     return measured
 
@@ -89,15 +91,15 @@ def differences(population: Population, found: Findings) -> Numbers:
         yield "width_difference", width(interval)
 
 
-def compared(population: Population, found: Findings) -> Numbers:
+def simultaneous(population: Population, found: Findings) -> Numbers:
     """Width of the differences that verdicts are made of, which hold simultaneously."""
     settings = private(found)
-    yield "width_compared", width(found.difference(settings[0], settings[-1], "accuracy").interval)
+    yield "width_compared", width(found.difference(settings[0], settings[-1], found.main.name).interval)
 
 
 def wrong_verdicts(population: Population, found: Findings) -> Numbers:
     """Whether any verdict of the headline's metrics is wrong, and whether any setting is on the front by error."""
-    settings, truths = private(found), {"accuracy": population.accuracy, "worst_group_accuracy": population.worst}
+    settings, truths = private(found), dict(zip(found.headline, (population.accuracy, population.worst), strict=True))
     wrong = False
     for (i, one), (j, other) in combinations(enumerate(settings), 2):
         for name, truth in truths.items():
@@ -114,14 +116,14 @@ def wrong_verdicts(population: Population, found: Findings) -> Numbers:
         yield "false_front", 0.0
 
 
-def told_first_from_last(metric: str) -> Measured:
-    """Whether the first setting, which is better, is told from the last one; ``reversed`` if it is called worse."""
+def told_first_from_last(metric: str, better: Verdict = "better") -> Measured:
+    """Whether the first setting is told from the last one, than which it is ``better``; ``reversed`` if wrongly."""
 
     def measured(population: Population, found: Findings) -> Numbers:
         settings = private(found)
         difference = found.difference(settings[0], settings[-1], metric)
-        yield "power", float(difference.verdict == "better")
-        yield "reversed", float(difference.verdict == "worse")
+        yield "power", float(difference.verdict == better)
+        yield "reversed", float(difference.verdict in TOLD and difference.verdict != better)
 
     return measured
 
@@ -174,8 +176,23 @@ def _cases() -> dict[str, Case]:
         },
         **{f"best-{s}": Case(replace(small, logits=_equal(s, 1.7), runs=5), (best_of_many,)) for s in (6, 20)},
         **{f"users-{rows}": Case(replace(users, rows=rows), (means, differences)) for rows in (10, 30)},
+        "front": Case(Population((150, 150), ((0.8, 2.4), (1.9, 1.9), (2.4, 0.8), (1.2, 1.2)), 3), (wrong_verdicts,)),
+        **{
+            f"{task}-r{r}": Case(
+                Population((400, 150), ((1.5, 0.3), (1.5, 0.3), (2.2, 0.3)), r, task=task),
+                (
+                    of_each(main, Population.accuracy),
+                    of_each(f"worst_group_{main}", Population.worst, "_worst"),
+                    of_each(f"{main}_gap", Population.gap, "_gap"),
+                    wrong_verdicts,
+                    told_first_from_last(main, "worse"),
+                ),
+            )
+            for task, main in (("regression", "r2"), ("multi_label", "micro_f1"))
+            for r in (2, 5)
+        },
         "splits": Case(replace(small, logits=_equal(2, 1.7), runs=1, splits=5), (means, differences)),
-        "power-r2": Case(replace(small, logits=apart, runs=2), (compared, told_first_from_last("accuracy"))),
+        "power-r2": Case(replace(small, logits=apart, runs=2), (simultaneous, told_first_from_last("accuracy"))),
         **{
             f"eightfold-r{r}": Case(
                 replace(small, sizes=(300,), runs=r, of_run=(*(0.1,) * 5, 0.8)), (means, last_mean, wrong_verdicts)
@@ -198,6 +215,47 @@ def measure(case: Case, sweeps: int, seed: int = 0) -> dict[str, float]:
     return {name: float(np.nanmean(values)) for name, values in found.items()}
 
 
+BESIDE: Final = ("means-r2", "means-r5", "power-r2", "gap-10-r5", "users-10", "eightfold-r3")
+"""Cases in which other methods are measured too."""
+
+
+def measure_others(population: Population, sweeps: int, seed: int = 0) -> dict[str, dict[str, float]]:
+    """Coverage and width of every method in simulated sweeps, and how often it tells true differences from 0."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for number in range(sweeps):
+        outcomes = drawn(population, np.random.default_rng((seed, number)))
+        ours = compared(population, outcomes)
+        sweep = Sweep.of(population, ours, private(ours), outcomes)
+        for method in METHODS:
+            for name, value in _judged(method, sweep):
+                found.setdefault((method, name), []).append(value)
+    names = dict.fromkeys(name for _, name in found)
+    return {
+        method: {name: float(np.mean(found[method, name])) for name in names if (method, name) in found}
+        for method in METHODS
+    }
+
+
+def _judged(name: str, sweep: Sweep) -> Numbers:
+    method, population = METHODS[name], sweep.population
+    last = len(population.logits) - 1
+    yield from _against("mean", method.mean(sweep, 0), population.accuracy(0))
+    if len(population.sizes) > 1:
+        yield from _against("gap", method.gap(sweep, 0), population.gap(0))
+    if last:
+        truth = population.accuracy(0) - population.accuracy(last)
+        ends = method.difference(sweep, 0, last)
+        yield from _against("difference", ends, truth)
+        if ends is not None and abs(truth) > 1e-9:
+            yield "told", float(not ends[0] <= 0.0 <= ends[1])
+
+
+def _against(name: str, ends: Ends, truth: float) -> Numbers:
+    if ends is not None:
+        yield f"cover_{name}", float(ends[0] - 1e-9 <= truth <= ends[1] + 1e-9)
+        yield f"width_{name}", ends[1] - ends[0]
+
+
 def _shown(row: Mapping[str, float]) -> str:
     return "".join(f"  {name} {100 * value:.1f}" for name, value in row.items())
 
@@ -212,7 +270,11 @@ def main() -> None:
     options = parser.parse_args()
     for name in options.case or CASES:
         row = measure(CASES[name], options.sweeps, options.seed)
-        print(json.dumps({"case": name, **row}) if options.json else f"{name:<14}{_shown(row)}", flush=True)
+        print(json.dumps({"case": name, **row}) if options.json else f"{name:<18}{_shown(row)}", flush=True)
+        others = measure_others(CASES[name].population, options.sweeps, options.seed) if name in BESIDE else {}
+        for method, found in others.items():
+            line = {"case": name, "method": method, **found}
+            print(json.dumps(line) if options.json else f"  {method:<16}{_shown(found)}", flush=True)
 
 
 if __name__ == "__main__":

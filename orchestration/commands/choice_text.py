@@ -42,8 +42,8 @@ def best_lines(found: Best, model: str, show_all: bool = False) -> Iterator[str]
     yield f"{found.name}: {found.by} {shown.one(found.value)}{within}, {claim}"
     if interval is None:
         yield "no interval is known: what its models predict of single test examples is not stored"
-    elif interval.covers == "test examples":
-        yield "the interval is of the choice of test examples alone: with one seed, whether it is the best is unknown"
+    elif interval.is_of_one_seed:
+        yield "the interval is of the choice of test examples alone; whether it is the best is unknown (one seed)"
     yield from _alike(found, shown, show_all)
     if interval is not None:
         unknown = [each.other for each in found.alike if each.interval is None]

@@ -25,7 +25,8 @@ from orchestration.comparison.plain_text import for_terminal, masked
 from orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
 from orchestration.comparison.reasons import told
 from orchestration.comparison.record import rows
-from orchestration.comparison.settings import label_phrases
+from orchestration.comparison.settings import finished_settings, label_phrases
+from orchestration.comparison.spoken import unknown_of_one_seed
 from orchestration.records.published import NON_PRIVATE, Label, PublishedTrial
 from orchestration.records.states import TrialState
 from orchestration.report.prose import together
@@ -156,7 +157,8 @@ def print_outcome(outcome: Outcome) -> None:
     if failed := sum(row["status"] == TrialState.FAILED.word for row in rows(outcome.record)):
         console.print(Text(_after_failures(failed, outcome.files.root)), soft_wrap=True)
     trials = outcome.record.data().trials
-    for sentence in (*told(trials), *together(trials), *hidden_groups_note(trials)):
+    unknown = unknown_of_one_seed(finished_settings(trials))
+    for sentence in (*unknown, *told(trials), *together(trials), *hidden_groups_note(trials)):
         console.print(Text(for_terminal(sentence)), soft_wrap=True)
     python, uri = _this_python(), masked(outcome.tracking_uri, outcome.tracking_uri)
     report = outcome.files.report

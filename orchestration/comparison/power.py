@@ -15,7 +15,7 @@ from typing import Final
 from scipy import special
 
 from orchestration.comparison.findings import POWER
-from orchestration.comparison.intervals import TAIL
+from orchestration.comparison.intervals import TAIL, unnoticed
 from orchestration.records.published import RUNS
 from orchestration.sweeps.planned import PlannedTrial
 from orchestration.sweeps.schema import SweepSpec
@@ -81,7 +81,7 @@ def detectable(of: Design, seeds: int, assumed: Assumed = ASSUMED) -> Detectable
     """The smallest differences that a design with this number of seeds shows in four of five sweeps."""
     pairs = of.settings * (of.settings - 1)  # of two metrics
     freedom = (of.settings - 1) * (seeds - 1)
-    of_seeds = assumed.of_seeds**2 / seeds
+    of_seeds = (assumed.of_seeds * unnoticed(seeds - 1)) ** 2 / seeds
     of_one = assumed.right * (1.0 - assumed.right) / of.smallest
 
     def smallest(of_examples: float, comparisons: int) -> float:

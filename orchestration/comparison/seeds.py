@@ -2,21 +2,18 @@
 
 Two or three seeds say little about their own spread; those of all private settings together say more. A setting whose
 runs spread more than those of the others, by an F test, is left out of the pool and keeps its own spread; no setting
-or difference ever gets less than its own. The baseline is not pooled: training without noise spreads less.
+or difference ever gets less than its own, and differences are widened for a setting whose spread is not noticed
+(`intervals.unnoticed`). The baseline is not pooled: training without noise spreads less.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 import numpy as np
 from scipy import special
 
-from orchestration.comparison.intervals import Array, RunValues, SpreadOfSeeds
-
-_OTHER_SPREAD: Final = 0.1
-"""A setting is left out of the pool if an F test rejects at this level that it spreads no more than the others."""
+from orchestration.comparison.intervals import OTHER_SPREAD, Array, RunValues, SpreadOfSeeds
 
 
 def pooled(settings: Sequence[RunValues]) -> SpreadOfSeeds | None:
@@ -83,4 +80,4 @@ def _spreads_more(apart: Array, freedom: int) -> Array:
     others = (total - of_one) / ((count - 1) * (count - 2) / 2.0) / 2.0
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(others > 0.0, alone / others, np.where(alone > 0.0, np.inf, 0.0))
-    return np.asarray(special.fdtrc(freedom, freedom * (count - 2), ratio) < _OTHER_SPREAD)
+    return np.asarray(special.fdtrc(freedom, freedom * (count - 2), ratio) < OTHER_SPREAD)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from orchestration.comparison.formats import SHARES, Format, difference, possible
 from orchestration.comparison.intervals import ConfidenceInterval
+from orchestration.comparison.settings import Setting
 
 _SHOWN: Final = 0.0005
 """Half a unit of the last digit of a share as it is shown."""
@@ -20,6 +21,16 @@ def of_seeds(runs: int) -> str:
     ('two seeds', '12 seeds')
     """
     return _COUNTS.get(runs, f"{runs} seeds")
+
+
+def unknown_of_one_seed(settings: Iterable[Setting]) -> list[str]:
+    """Return a sentence if several private settings have finished and each has one run; nothing otherwise."""
+    private = [setting for setting in settings if not setting.is_baseline]
+    if len(private) < 2 or any(len(setting.trials) > 1 for setting in private):
+        return []
+    return [
+        "Whether one setting is better than another is unknown (one seed): another seed may turn any difference around."
+    ]
 
 
 def says_nothing(interval: ConfidenceInterval, shown: Format) -> bool:

@@ -10,7 +10,7 @@ from orchestration.comparison.formats import SHARES, Format, first_few, listed, 
 from orchestration.comparison.metrics import metric
 from orchestration.comparison.rate_metrics import group_metric, spoken, spoken_worst
 from orchestration.comparison.settings import Setting, whose
-from orchestration.comparison.spoken import between, difference_between, says_nothing
+from orchestration.comparison.spoken import between, difference_between, says_nothing, unknown_of_one_seed
 from orchestration.comparison.values import epsilon
 
 
@@ -216,9 +216,9 @@ def _caveats(found: Findings, best: Setting) -> list[str]:
             "Whether differences exceed chance cannot be told: what the models predict of single test examples is not "
             "stored beside this sweep."
         ]
-    if interval.covers == "test examples":
+    if interval.is_of_one_seed:
         return [
-            "Each setting has one seed: intervals are of the choice of test examples alone, not of the seed. Whether "
-            "one setting is better than another is unknown (one seed): another seed may turn any difference around."
+            "Each setting has one seed: intervals are of the choice of test examples alone, not of the seed.",
+            *unknown_of_one_seed(found.settings),
         ]
     return []

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from orchestration.comparison.entries import Metric, by_selection
 from orchestration.comparison.findings import Findings
 from orchestration.comparison.formats import SHARES, Format, difference, first_few, listed, number
 from orchestration.comparison.intervals import ConfidenceInterval
@@ -17,7 +18,7 @@ from orchestration.comparison.metrics import metric
 from orchestration.comparison.rate_metrics import group_metric, spoken, spoken_worst
 from orchestration.comparison.sanity import best_constant, constant_score
 from orchestration.comparison.settings import Setting, group_names, group_value, whose
-from orchestration.comparison.spoken import between, difference_between, of_seeds
+from orchestration.comparison.spoken import between, difference_between, of_seeds, unknown_of_one_seed
 from orchestration.comparison.values import epsilon, median_epsilon
 from orchestration.records.published import PublishedSweep
 from orchestration.report.decisions import nothing_to_take
@@ -90,9 +91,7 @@ def decision(found: Findings, delta: float) -> list[str]:
     sentences += _alike(found, best)
     if several:
         sentences += [_by_level(found)]
-    if interval is not None and interval.is_of_one_seed and len(found.private) > 1:
-        sentences += ["With one seed nothing is known of other seeds: another may turn the order around."]
-    return sentences
+    return [*sentences, *unknown_of_one_seed(found.settings)]
 
 
 def _compared(found: Findings, best: Setting) -> str:
@@ -137,7 +136,15 @@ def _served_worst(found: Findings, best: Setting) -> str:
     within = _bracketed(between, interval, worst.format)
     by = spoken_worst(worst)
     word = "" if by == spoken(group_metric(found.main.name)) else f" {by}"
-    return f"worst served: {' or '.join(map(_called, sorted(groups)))} with{word} {worst.format.one(mean.mean)}{within}"
+    who = " or ".join(map(_called, sorted(groups)))
+    return f"worst served: {who} with{word} {worst.format.one(mean.mean)}{_corrected(worst, interval)}{within}"
+
+
+def _corrected(extreme: Metric, interval: ConfidenceInterval | None) -> str:
+    """The value without the bias of choosing an extreme of several groups, in brackets; "" where there is none."""
+    if interval is None or interval.corrected is None:
+        return ""
+    return f" ({by_selection(extreme, extreme.format.one(interval.corrected))})"
 
 
 def _called(group: str) -> str:
@@ -261,7 +268,7 @@ def _worst_words(found: Findings, setting: Setting) -> str:
     worst = found.worst_group
     interval = found.interval(setting, worst.name)
     within = _bracketed(between, interval, worst.format)
-    text = f"{spoken_worst(worst).capitalize()} of the worst-served group{within}"
+    text = f"{spoken_worst(worst).capitalize()} of the worst-served group{_corrected(worst, interval)}{within}"
     if found.baselines and not found.unknown_cost:
         change, against = _against_baseline(found, setting, worst.name)
         if change is not None:
@@ -283,7 +290,7 @@ def _gap_words(found: Findings, setting: Setting) -> Iterator[str]:
         if mean is None or between_groups is None:
             continue
         interval = found.interval(setting, name)
-        within = _bracketed(between, interval, of.format)
+        within = f"{_corrected(of, interval)}{_bracketed(between, interval, of.format)}"
         (low_group, low), (high_group, high) = between_groups
         yield (
             f"{rate.replace('_', ' ').capitalize()}: gap {of.format.one(mean.mean)} points{within}, "

@@ -85,6 +85,7 @@ RESULTS: Final[tuple[Mutant, ...]] = (
             "between = nothing",
             "what pairs of pooled seeds share is lost",
         ),
+        B("spread * factor**2", "spread", "a setting whose seeds spread more unnoticed makes wrong verdicts"),
     ),
     *bugs_in(
         "orchestration/comparison/extremes.py",

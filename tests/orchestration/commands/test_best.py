@@ -49,7 +49,7 @@ def test_it_prints_the_setting_its_interval_and_its_model(folder: Path) -> None:
     first, *others = done.stdout.splitlines()
     assert first.startswith("flat · constant: accuracy 70.0% (95% interval ")
     assert "epsilon 3.00" in first
-    assert any("test examples alone: with one seed, whether it is the best is unknown" in line for line in others)
+    assert any("test examples alone; whether it is the best is unknown (one seed)" in line for line in others)
     assert f"model: {folder}/trials/{KEYS['flat-seed0']}/model.pt" in others
     assert any(line.startswith("no guarantee (known_seed): the noise is drawn from a known seed") for line in others)
 

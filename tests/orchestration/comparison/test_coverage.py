@@ -6,8 +6,21 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from benchmarks.coverage import CASES, Case, gaps, means, measure, positives, private, worst_groups
+from benchmarks.coverage import (
+    CASES,
+    Case,
+    gaps,
+    means,
+    measure,
+    measure_others,
+    of_each,
+    positives,
+    private,
+    worst_groups,
+)
+from benchmarks.other_intervals import METHODS, mixed_model
 from benchmarks.simulated import Population, drawn, simulated
 from orchestration.comparison.extremes import Extreme, corrected
 from orchestration.comparison.intervals import RunValues, moments
@@ -22,8 +35,13 @@ QUICK = 12
         (Case(Population((300,), ((-2.9,),), 3, positives=3, of_run=0.3), (positives,)), 0.9),
         (Case(Population((30,) * 10, ((1.0,) * 10,), 2), (gaps, worst_groups)), 0.9),
         (Case(Population((300,), ((1.2,),) * 3, 3, of_user=1.5, of_example=0.6, rows=10), (means,)), 0.85),
+        (Case(Population((300,), ((1.5,),) * 3, 3, task="regression"), (of_each("r2", Population.accuracy),)), 0.85),
+        (
+            Case(Population((300,), ((1.5,),) * 3, 3, task="multi_label"), (of_each("micro_f1", Population.accuracy),)),
+            0.85,
+        ),
     ],
-    ids=["three positives", "ten groups", "users"],
+    ids=["three positives", "ten groups", "users", "regression", "many labels"],
 )
 def test_intervals_cover(case: Case, least: float) -> None:
     assert measure(case, QUICK)["cover"] >= least
@@ -67,9 +85,25 @@ def test_every_case_covers_and_seldom_errs(name: str) -> None:
     sweeps = 120
     found = measure(CASES[name], sweeps)
     error = 2.0 * (0.05 * 0.95 / sweeps) ** 0.5
-    spread_apart = name.startswith("eightfold-r2")
     for kind, value in found.items():
-        if kind in ("cover", "cover_difference"):
+        if kind == "cover_last":  # two seeds that agree by chance hide a spread of their own; see `intervals.unnoticed`
+            assert value >= (0.8 if CASES[name].population.runs == 2 else 0.95 - 2.0 * error), (kind, found)
+        elif kind.startswith("cover"):
             assert value >= 0.95 - error, (kind, found)
         if kind in ("false", "false_front", "reversed"):
-            assert value <= 0.05 + error + 0.05 * spread_apart, (kind, found)
+            assert value <= 0.05 + error, (kind, found)
+
+
+@pytest.mark.long
+def test_other_methods_are_measured_on_the_same_sweeps() -> None:
+    found = measure_others(replace(CASES["means-r2"].population, runs=3), 2)
+    assert set(found) == set(METHODS)
+    assert found["paired bootstrap"]["width_difference"] < found["dpsweep"]["width_difference"]
+    assert "width_difference" not in found["fairlearn"]
+
+
+def test_a_mixed_model_of_seeds_alone_has_the_interval_of_student() -> None:
+    values = np.add.outer([0.1, 0.2, 0.6], np.random.default_rng(0).normal(0.0, 0.01, 400))
+    low, high = mixed_model(values) or (0.0, 0.0)
+    assert low < values.mean() < high
+    assert high - low == pytest.approx(2.0 * stats.t.isf(0.025, 2) * np.std([0.1, 0.2, 0.6], ddof=1) / 3**0.5, rel=0.01)

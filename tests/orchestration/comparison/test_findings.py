@@ -19,6 +19,7 @@ from orchestration.comparison.metrics import METRICS, final_metrics, known, of_t
 from orchestration.comparison.rate_metrics import GROUP_METRICS, RATE_METRICS, WORST_GROUP_METRICS
 from orchestration.comparison.sanity import has_diverged
 from orchestration.comparison.settings import finished_settings, group_value
+from orchestration.comparison.spoken import unknown_of_one_seed
 from orchestration.records.published import PublishedSweep, PublishedTrial, PublishedTuning
 from orchestration.report.prose import headline
 from tests.orchestration.sample_outcomes import GROUPS, LABELS, LUCK, of_predictions, outcomes, sweep_of, trial
@@ -407,6 +408,9 @@ def test_one_seed_decides_nothing() -> None:
     assert "95% interval over test examples alone" in said
     assert not any(word in said for word in ("beats", "beat ", "cannot be told apart"))
     assert all(each["verdict"] == "unknown (one seed)" for each in as_dict(found)["differences"])
+    (unknown,) = unknown_of_one_seed(found.settings)
+    assert unknown in said
+    assert unknown_of_one_seed(finished_settings([each for each in trials if each.labels["clipping"] == "flat"])) == []
 
 
 def test_the_worst_of_many_groups_is_said_to_be_low_by_selection(sample: Findings) -> None:

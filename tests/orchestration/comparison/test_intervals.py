@@ -18,6 +18,7 @@ from orchestration.comparison.intervals import (
     moments,
     paired,
     singles,
+    unnoticed,
     unpaired,
 )
 from orchestration.comparison.seeds import pooled
@@ -168,6 +169,39 @@ def test_a_setting_of_another_spread_keeps_its_own(seeds: int, least: float) -> 
             covered[place] += low <= 0.0 <= high
     assert covered[0] / sweeps >= 0.9, covered
     assert covered[1] / sweeps >= least, covered
+
+
+def test_differences_are_widened_for_a_spread_that_goes_unnoticed() -> None:
+    """By the factor of `unnoticed` beyond what Student's t of the pool says, where no F test rejects."""
+    runs = [of_seeds(0.5 + each, 0.6, 0.7 - each) for each in (0.0, 0.1, 0.2, -0.1, 0.15, 0.05)]
+    pool, weights, tail = pooled(runs), np.array([[1.0, -1.0]]), 0.01
+    found = paired(runs[2], runs[4], pool)
+    assert pool is not None
+    deviation = np.sqrt(2.0 * float((pool.own - pool.shared)[0, 0]) / 3.0)
+    low, high = bounds(found, weights, tail)
+    assert high - low == pytest.approx(
+        2.0 * unnoticed(2) * deviation * stats.t.isf(tail, 2 * (pool.settings - 1)), rel=1e-6
+    )
+
+
+@pytest.mark.parametrize(("times", "price"), [(4.0, 2.6), (8.0, 3.5)])
+def test_no_rule_covers_an_unnoticed_spread_of_two_seeds_at_a_moderate_width(times: float, price: float) -> None:
+    """Any interval m +- w(u) by a mean m of two runs and their deviation u, however w is chosen, beside a known pool.
+
+    If it covers 93% of the settings that spread ``times`` as much as the pool, its mean half width where none does is
+    at least ``price`` times that of the pool, by weak duality: E w(u) >= min over w of E w(u) - k P(covers) + 0.93 k.
+    """
+    deviations = np.concatenate((np.linspace(0, 5, 1001)[1:], np.linspace(5, 6 * times, 1001)[1:]))
+    widths = np.concatenate((np.linspace(0, 10, 201), np.geomspace(10, 60 * times, 200)[1:]))
+    steps = np.diff(deviations, prepend=0.0)
+    usual, other = (2.0 * stats.norm.pdf(deviations / spread) / spread * steps for spread in (1.0, times))
+    covers = 2.0 * stats.norm.cdf(widths / times) - 1.0
+    unseen = max(1.0 - other.sum(), 0.0)  # beyond the grid of deviations, where covering would cost nothing
+    least = [
+        (usual[:, None] * widths - price_of * other[:, None] * covers).min(1).sum() + price_of * (0.93 - unseen)
+        for price_of in (37.0, 81.0)
+    ]
+    assert max(least) > price * stats.norm.isf(0.025)
 
 
 def test_one_setting_and_one_seed_pool_nothing() -> None:
