@@ -62,7 +62,9 @@ def collect(stored: dpsweep.Sweep, name: str, cpu_seconds: float, sources: Seque
     Raises: InvalidInput where no trial has finished.
     """
     files = SweepFiles(stored.folder)
-    rows = [{str(key): value for key, value in row.items()} for row in stored.results().to_dict("records")]
+    rows = [
+        {str(key): value for key, value in row.items()} for row in stored.results(all_columns=True).to_dict("records")
+    ]
     asked = [row for row in rows if row["asked"]]
     finished = [row for row in asked if row["status"] == "finished"]
     by_setting: dict[str, list[tuple[dict[str, Any], dict[str, float]]]] = defaultdict(list)

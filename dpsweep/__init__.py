@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         Unreachable,
         UnsupportedMechanism,
     )
-    from orchestration.library import Sweep, Trial, plan, run
+    from orchestration.library import Sweep, Trial, compare, plan, run
     from orchestration.library import open_sweep as open
     from workers.private_training import PrivateTraining
 
@@ -51,6 +51,7 @@ __all__ = [
     "Trial",
     "Unreachable",
     "UnsupportedMechanism",
+    "compare",
     "open",
     "plan",
     "run",
@@ -61,6 +62,7 @@ _PLACES = {
     "PrivateTraining": (_LOOP, "PrivateTraining"),
     "Sweep": (_LIBRARY, "Sweep"),
     "Trial": (_LIBRARY, "Trial"),
+    "compare": (_LIBRARY, "compare"),
     "open": (_LIBRARY, "open_sweep"),
     "plan": (_LIBRARY, "plan"),
     "run": (_LIBRARY, "run"),

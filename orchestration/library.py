@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import math
 import os
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
     from accounting.mechanism import Trace
     from accounting.records import Epsilons, TrialFiles
+    from orchestration.comparison.across_sweeps import Comparison
     from orchestration.comparison.best import Best
     from orchestration.comparison.record import SweepRecord
     from orchestration.records.layout import SweepFiles
@@ -81,6 +84,31 @@ class Trial:
         if result is None:
             raise self._unfinished()
         return result.trace if isinstance(result, StoppedTrial) else read_trace(self._files.trace)
+
+    def __repr__(self) -> str:
+        result = self.result
+        cost = "" if result is None else f", ε {result.worst_case.epsilon:.4g} ({result.worst_case.kind})"
+        return f"<Trial {self.key}: {self.state.word}{cost}>"
+
+    @property
+    def history(self) -> pd.DataFrame:
+        """One row per completed epoch: step, noise multiplier, clipping bounds, metrics of test data, ε so far.
+
+        Empty for a trial without a result.
+        """
+        import pandas as pd
+
+        epochs = self._record.trial(self._point).history
+        return pd.DataFrame(
+            {
+                "epoch": each.epoch,
+                "step": each.step,
+                "noise_multiplier": each.noise_multiplier,
+                **{f"clipping_bound.{name}": bound for name, bound in each.clipping_bounds.items()},
+                **each.metrics,
+            }
+            for each in epochs
+        )
 
     def epsilons(self) -> Epsilons:
         """The individual epsilon of every training example: arrays [examples] ``example_ids``, ``upper``, ``lower``.
@@ -175,19 +203,29 @@ class Sweep:
 
         return tuple(trial for trial in self.trials.values() if trial.state is TrialState.FAILED)
 
-    def results(self) -> pd.DataFrame:
-        """One row per trial, with the columns that `dpsweep export` writes: those of results.json, flat.
+    def __repr__(self) -> str:
+        states = Counter(trial.state.word for trial in self.trials.values())
+        counted = ", ".join(f"{count} {word}" for word, count in states.items())
+        return f"<Sweep {self.name!r} in {self.folder}: {counted or 'no trials'}>"
 
-        A nested value is a column of its own, such as ``labels.clipping``, or by group size ``groups.4.epsilon``;
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(repr(self))}</p>{self.results().to_html(index=False, escape=True)}"
+
+    def results(self, *, all_columns: bool = False) -> pd.DataFrame:
+        """One row per trial, with the columns that settings are compared by.
+
+        all_columns: those of ``dpsweep export --all-columns`` instead, which are those of results.json, flat. A nested
+        value is a column of its own, such as ``labels.clipping``, or by group size ``groups.4.epsilon``;
         ``parameters.`` precedes those that vary. Numbers that the release mode withholds are missing values, and so is
         an infinite epsilon; the column ``private`` is then False.
         """
         import pandas as pd
 
         from orchestration.comparison.stored import stored_settings
-        from orchestration.comparison.trials_table import trial_table
+        from orchestration.comparison.trials_table import main_columns, trial_table
 
-        return pd.DataFrame(trial_table(self._record, stored_settings(self._files)))
+        table = trial_table(self._record, stored_settings(self._files))
+        return pd.DataFrame(table if all_columns else main_columns(table))
 
     def best(
         self, by: str | None = None, *, max_epsilon: float = math.inf, at_least: Mapping[str, float] | None = None
@@ -232,6 +270,18 @@ class Sweep:
         from orchestration.pipeline import render_again
 
         return render_again(self._files.root).files.report
+
+
+def compare(*sweeps: Sweep | str | Path) -> Comparison:
+    """Put the settings of several sweeps, or of their folders, beside each other, as ``dpsweep compare``.
+
+    ``table()`` of the result is a data frame; ``differences`` say what does not compare. Raises: InvalidInput for fewer
+    than two sweeps, and as `open_sweep`.
+    """
+    from orchestration.comparison.across_sweeps import compare as compared
+
+    opened = [each if isinstance(each, Sweep) else open_sweep(each) for each in sweeps]
+    return compared({each.folder: each._record for each in opened})
 
 
 SweepLike = str | Path | Mapping[str, Any]

@@ -192,7 +192,7 @@ def test_the_command_stores_what_a_sweep_has_found(tmp_path: Path) -> None:
     found = collect(stored, "c-cancer", cpu_seconds=3.0)
     assert (found.asked, found.finished, found.overlap) == (4, 4, 0.0)
     flat = next(setting for setting in found.settings if setting.name.startswith("flat"))
-    results = stored.results()
+    results = stored.results(all_columns=True)
     assert flat.runs == ((0, 0), (1, 0))
     assert flat.numbers["accuracy"].values == pytest.approx(
         results[results["labels.clipping"] == "flat"]["accuracy"].tolist(), abs=1e-6

@@ -61,6 +61,7 @@ def test_exported_names() -> None:
         "Trial",
         "Unreachable",
         "UnsupportedMechanism",
+        "compare",
         "open",
         "plan",
         "run",

@@ -29,7 +29,8 @@ def export(
     folder: Folder,
     to: Annotated[Path, typer.Option(help="The file to write: .csv or .parquet.", metavar="FILE")],
     all_columns: Annotated[
-        bool, typer.Option("--all-columns", help="Every value of results.json, as `results()` in Python.")
+        bool,
+        typer.Option("--all-columns", help="Every value of results.json; `results(all_columns=True)` in Python."),
     ] = False,
 ) -> None:
     """Write one row per trial: its parameters that vary, its state, and the metrics that the release mode shows, with
@@ -139,17 +140,13 @@ def best(
 
 
 def _print(found: Comparison) -> None:
-    from orchestration.comparison.across_sweeps import between_heads, cells, heads, sweep_names
+    from orchestration.comparison.across_sweeps import between_heads, heads, rows_of
     from orchestration.report.prose import together
 
-    names = sweep_names(found)
-    rows = [
-        (each.short_name, names[line.folder], *cells(line, found)) for each in found.settings for line in each.lines
-    ]
     if found.between:
         show(_table(between_heads(found), [each.cells() for each in found.between]))
         show("")
-    show(_table(heads(found), rows))
+    show(_table(heads(found), rows_of(found)))
     for sentence in (*found.differences, *together(found.trials)):
         stdout().print(Text(for_terminal(sentence)), soft_wrap=True)
 

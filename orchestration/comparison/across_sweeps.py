@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accounting.errors import InvalidInput
 from orchestration.comparison.between_sweeps import BetweenSweeps, between_sweeps, phrase
@@ -23,6 +24,9 @@ from orchestration.sweeps.combinations import BASELINE
 from orchestration.sweeps.grid import GridPoint
 from workers.spec import SPEED, DataSpec
 from workers.tasks import task_called
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _NO_SETTING = ("seed", *(f"execution.{name}" for name in SPEED))
 _Identity = tuple[tuple[str, Label], ...]
@@ -99,6 +103,19 @@ class Comparison:
     settings: tuple[MatchedSetting, ...]
     trials: tuple[PublishedTrial, ...]
     is_sensitive: bool
+
+    def __repr__(self) -> str:
+        return f"<Comparison of {len(self.sweeps)} sweeps: {len(self.settings)} settings; see table()>"
+
+    def _repr_html_(self) -> str:
+        notes = "".join(f"<p>{html.escape(each)}</p>" for each in self.differences)
+        return f"{self.table().to_html(index=False, escape=True)}{notes}"
+
+    def table(self) -> pd.DataFrame:
+        """One row for each sweep of each setting, with the texts that `dpsweep compare` prints."""
+        import pandas as pd
+
+        return pd.DataFrame(rows_of(self), columns=list(heads(self)))
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -269,6 +286,14 @@ def cells(line: Compared, found: Comparison) -> Sequence[str]:
         line.setting.composed_cost,
         *(shown_over_seeds(metric, line.setting) for metric in shown_metrics(found)),
     )
+
+
+def rows_of(found: Comparison) -> list[tuple[str, ...]]:
+    """Rows of the table under `heads`."""
+    names = sweep_names(found)
+    return [
+        (each.short_name, names[line.folder], *cells(line, found)) for each in found.settings for line in each.lines
+    ]
 
 
 def heads(found: Comparison) -> tuple[str, ...]:

@@ -41,6 +41,11 @@ class Best:
     reasons: tuple[Reason, ...] = ()
     unknown_cost: str = ""
 
+    def __repr__(self) -> str:
+        cost = self.setting.over_seeds(epsilon)
+        spent = f", ε {cost.high:.4g} ({self.kind})" if cost else ""
+        return f"<Best {self.name}: {self.by} {self.value:.4g}{spent}, trial {self.trial.key}>"
+
     @property
     def kind(self) -> Claim:
         """Whether the epsilon of each of its trials is a guarantee."""

@@ -68,6 +68,24 @@ def useful_columns(table: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{name: row[name] for name in names} for row in table]
 
 
+def main_columns(table: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The table with the few columns that settings are compared by: about ten.
+
+    Kept are trial, labels that vary, state, epsilon and what it claims, the main score with the interval of its
+    setting, the worst-group metric, and the error if a trial has one.
+    """
+    useful = useful_columns(table)
+    if not useful:
+        return []
+    headline, mains = _headline(table), [task.main for task in TASKS.values()]
+    main = next((name for name in mains if name in useful[0]), "")
+    labels = [name for name in useful[0] if name.startswith("labels.") and len({row[name] for row in useful}) > 1]
+    interval = (f"setting.intervals.{main}.low", f"setting.intervals.{main}.high")
+    worst = (name for name in useful[0] if name in headline and name not in mains)
+    chosen = ("key", *labels, "status", "private", "epsilon", "kind", main, *interval, *worst, "error")
+    return [{name: row[name] for name in chosen if name in row} for row in useful]
+
+
 _USEFUL: Final = frozenset(
     (
         *("key", "status", "error", "asked", "private", "kind", "reasons", "adjacency", "accountant", "noise_source"),

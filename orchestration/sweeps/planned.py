@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -81,6 +82,24 @@ class Plan:
     refusals: tuple[Refusal, ...]
     warnings: tuple[str, ...]
     calibrations: Mapping[str, float] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"<Plan of {len(self.trials)} trials, {len(self.refusals)} refused, {len(self.warnings)} warnings>"
+
+    def _repr_html_(self) -> str:
+        heads = ("trial", "epochs", "steps", "noise multiplier", "ε", "claim")
+        rows = [
+            (
+                *(each.key, each.spec.epochs, each.trace.steps),
+                *(f"{each.spec.noise.initial_noise_multiplier:.4g}", f"{each.worst_case.epsilon:.4g}"),
+                each.worst_case.kind,
+            )
+            for each in self.trials
+        ]
+        lines = ("".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) for row in rows)
+        table = "".join(f"<tr>{line}</tr>" for line in ("".join(f"<th>{head}</th>" for head in heads), *lines))
+        said = "".join(f"<p>{html.escape(text)}</p>" for text in (*self.reasons(), *self.warnings))
+        return f"<p>{html.escape(repr(self))}</p><table>{table}</table>{said}"
 
     def reasons(self) -> list[str]:
         """One line per distinct reason of refusal, with the keys of the first refused trials."""

@@ -302,7 +302,7 @@ def _command(words: list[str]) -> int:
     try:
         match words:
             case ["open"]:
-                print(opened("runs/small").results().to_csv())
+                print(opened("runs/small").results(all_columns=True).to_csv())
             case ["dashboard"]:
                 sweeps = Board((os.path.abspath("runs"),)).state()["sweeps"]
                 print(json.dumps([{**each, "problem": ""} for each in sweeps]))

@@ -59,7 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_results_are_those_of_results_json(folder: Path) -> None:
     sweep = dpsweep.open(folder)
-    table = sweep.results()
+    table = sweep.results(all_columns=True)
     stored = rows(stored_record(SweepFiles(str(folder))))
     assert list(table["key"]) == list(sweep.trials) == [row["key"] for row in stored]
     for (_, found), row in zip(table.iterrows(), stored, strict=True):

@@ -144,7 +144,7 @@ def outputs(folder: Path, files: SweepFiles, capsys: pytest.CaptureFixture[str])
     for place, claim in enumerate((*claims, sweep.best())):
         assert claim is not None
         found[f"Python: {place}"] = json.dumps({"kind": claim.kind, "reasons": claim.reasons})
-    found["Python: results"] = json.dumps(sweep.results()["reasons"].tolist())
+    found["Python: results"] = json.dumps(sweep.results(all_columns=True)["reasons"].tolist())
     return found
 
 

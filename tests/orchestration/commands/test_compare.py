@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+import dpsweep
 from accounting.errors import InvalidInput
 from orchestration.commands.main import app
 from orchestration.comparison.entries import MetricTable
@@ -48,6 +49,24 @@ def other(tmp_path: Path) -> Path:
         "name": "other",
     }
     return Path(stored_sample(tmp_path / "other", **changes).root)
+
+
+def test_python_shows_little_and_has_the_table(one: Path, other: Path) -> None:
+    sweep = dpsweep.open(one)
+    found = dpsweep.compare(sweep, other)
+    settings = ["non-private", "non-private", *(["flat, target epsilon 5"] * 2), "flat, target epsilon 8"]
+    assert found.table()["Setting"].tolist() == settings
+    assert "<td>flat, target epsilon 8</td>" in found._repr_html_()
+    finished = sweep.trials[key_in(one, "flat-seed0")]
+    shown = (repr(sweep), repr(finished), repr(found), repr(sweep.best()))
+    assert max(map(len, shown)) < 250, shown
+    assert repr(finished).endswith(": finished, ε 3 (estimate)>")
+    assert finished.history["epoch"].tolist() == [0, 1]
+    assert {"noise_multiplier", "test_accuracy", "epsilon"} <= set(finished.history)
+    few = sweep.results()
+    assert {"key", "labels.clipping", "status", "epsilon", "kind", "accuracy", "worst_group_accuracy"} <= set(few)
+    assert len(few.columns) <= 14 < len(sweep.results(all_columns=True).columns)
+    assert f"<td>{finished.key}</td>" in sweep._repr_html_()
 
 
 def test_settings_are_matched_by_their_parameters_not_their_labels(one: Path, other: Path) -> None:

@@ -64,7 +64,7 @@ def test_python_has_the_same_columns_and_values(tmp_path: Path) -> None:
     stored_sample(tmp_path / "sweep")
     export(tmp_path / "sweep", tmp_path / "a.parquet")
     export(tmp_path / "sweep", tmp_path / "a.csv")
-    table = dpsweep.open(tmp_path / "sweep").results()
+    table = dpsweep.open(tmp_path / "sweep").results(all_columns=True)
     stored = parquet.read_table(tmp_path / "a.parquet")
     assert stored.column_names == list(table.columns) == arrow_csv.read_csv(tmp_path / "a.csv").column_names
     for name in ("key", "status", "error"):
