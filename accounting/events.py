@@ -21,7 +21,7 @@ from accounting.mechanism import GaussianRelease, Segment, Trace, join_segments
 from accounting.pld import epsilon_pld
 from accounting.reductions import as_accounted
 from accounting.rounds import SampledGaussian, gaussian_rounds
-from accounting.samplings import FixedBatchSampling, PoissonSampling, TruncatedPoissonSampling
+from accounting.samplings import FixedBatchSampling, PoissonSampling, TruncatedPoissonSampling, draws_by_epoch
 
 _RELATIONS = {
     "add_remove": dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
@@ -43,7 +43,7 @@ def to_event(trace: Trace, group_size: int = 1) -> dp_accounting.DpEvent:
         raise UnsupportedMechanism(
             "dp-accounting has no event for an arbitrary pure release; use the accountant 'pld' or 'rdp'"
         )
-    sampled = any(segment.sampling.draws != "epoch" for segment in trace.segments)
+    sampled = not all(draws_by_epoch(segment.sampling) for segment in trace.segments)
     if group_size == 1 or not sampled:
         cut = [segment for segment in trace.segments if isinstance(segment.sampling, TruncatedPoissonSampling)]
         rest = replace(trace, segments=join_segments(segment for segment in trace.segments if segment not in cut))

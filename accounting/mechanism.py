@@ -26,10 +26,19 @@ from accounting.errors import (
 from accounting.estimates import Claim, weakest
 from accounting.exponential_choice import ExponentialChoice
 from accounting.filters import IndividualFilter
+from accounting.noise import INDEPENDENT, NoiseStrategy, require_known_noise
 from accounting.random_trials import RandomTrials
 from accounting.reasons import Reason, union
 from accounting.registry import one_of
-from accounting.samplings import Adjacency, DisplacingSampling, Sampling, require_adjacency, stored_kinds
+from accounting.samplings import (
+    Adjacency,
+    DisplacingSampling,
+    Draws,
+    Sampling,
+    require_adjacency,
+    require_known,
+    stored_kinds,
+)
 
 NOISE_MULTIPLIERS = (1e-6, 1e9)
 """Accepted range of noise multipliers: below it the bound is vacuous, above it the cost of a step underflows."""
@@ -136,7 +145,7 @@ class Segment:
 
 def require_filterable(segment: Segment, individual: IndividualFilter) -> None:
     """Raise unless an example that contributes nothing costs nothing in these steps, as filters need."""
-    alone = segment.sampling.draws == "independent" and segment.sampling.displaced == 0
+    alone = segment.sampling.draws is Draws.INDEPENDENT and segment.sampling.displaced == 0
     if not alone or segment.side_queries or segment.noise_multiplier == 0.0:
         raise UnsupportedMechanism(
             "a filter limits the contributions of single examples to noisy Poisson batches without side queries, not "
@@ -190,6 +199,7 @@ class Trace:
     followed results.
     selection: how the run, the only one released, was chosen among several (private selection, docs/accounting.md).
     All other fields then describe each of these runs, and epsilons are those after the selection.
+    strategy: how the noise of the steps is correlated.
 
     Raises: InvalidInput for an impossible run: segments with gaps, batches from a data set of another size, epochs of
     more batches than there are examples. UnsupportedMechanism for a sampling not accounted for under ``adjacency``, and
@@ -206,6 +216,7 @@ class Trace:
     ended_by_results: bool = False
     filter: IndividualFilter | None = None
     selection: Selection | None = None
+    strategy: NoiseStrategy = INDEPENDENT
 
     def __post_init__(self) -> None:
         keep_whole(self, "dataset_size", "dataset_size of a trace", at_least=1)
@@ -215,6 +226,7 @@ class Trace:
         require_choice("contributions", self.contributions, get_args(Claim))
         require_choice("noise_follows_results", self.noise_follows_results, (False, True))
         require_choice("ended_by_results", self.ended_by_results, (False, True))
+        require_known_noise(self.strategy)
         self._require_contiguous()
         for segment in self.segments:
             require_adjacency(segment.sampling, self.adjacency)
@@ -297,6 +309,13 @@ def require_one_run(trace: Trace) -> None:
             f"this is {trace.selection.words}, whose selection costs privacy too: only the epsilon of the worst case "
             "is known; no curve, and no epsilon of given examples"
         )
+
+
+def require_supported(trace: Trace) -> None:
+    """Raise `UnsupportedMechanism` for a sampling or a noise strategy of which no theorem is known here."""
+    for segment in trace.segments:
+        require_known(segment.sampling)
+    require_known_noise(trace.strategy)
 
 
 def join_segments(segments: Iterable[Segment]) -> tuple[Segment, ...]:

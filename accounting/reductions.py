@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from accounting.mechanism import GaussianRelease, PureRelease, Release, Trace, require_one_run
+from accounting.mechanism import GaussianRelease, PureRelease, Release, Trace, require_one_run, require_supported
 from accounting.samplings import (
     DisplacingSampling,
     FixedBatchSampling,
     PoissonSampling,
     Sampling,
-    ShuffledSampling,
     TruncatedPoissonSampling,
 )
 
@@ -26,9 +25,11 @@ def as_accounted(trace: Trace) -> Trace:
     contribution and that of the other, as if it displaced the other; a release on the whole data set is one for a group
     of two (Theorem 5). Samplings are replaced by others that draw the same batches (`_in_one_form`).
 
-    Raises: UnsupportedMechanism for the trace of a selection: every accountant of single runs passes here.
+    Raises: UnsupportedMechanism for the trace of a selection and for a sampling or noise strategy that no accountant
+    knows: every accountant of single runs passes here.
     """
     require_one_run(trace)
+    require_supported(trace)
     samplings = {segment.sampling: _in_one_form(segment.sampling) for segment in trace.segments}
     if any(before != after for before, after in samplings.items()):
         segments = tuple(replace(segment, sampling=samplings[segment.sampling]) for segment in trace.segments)
@@ -70,6 +71,7 @@ def rarest_apart(trace: Trace, delta: float, group_size: int = 1) -> tuple[Trace
     Guarantee: if the trace returned is (epsilon, the delta returned)-DP, the given one is (epsilon, delta)-DP, because
     whether a batch has no room has the same law with the group and without it (Theorem 4).
     """
+    require_supported(trace)
     segments, spent = [], 0.0
     for segment in trace.segments:
         match cases_of(_in_one_form(segment.sampling), group_size):
@@ -96,16 +98,4 @@ def is_attained(trace: Trace) -> bool:
     """
     samplings = (segment.sampling for segment in as_accounted(trace).segments)
     fixed = not (trace.noise_follows_results or trace.ended_by_results or trace.filter)
-    return fixed and all(map(_draws_its_pair, samplings))
-
-
-def _draws_its_pair(sampling: Sampling) -> bool:
-    match sampling:
-        case TruncatedPoissonSampling():
-            return False
-        case ShuffledSampling(steps_per_epoch=steps):
-            return steps == 1
-        case DisplacingSampling(base=base):
-            return _draws_its_pair(base)
-        case _:
-            return True
+    return fixed and all(sampling.draws_its_pair for sampling in samplings)

@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from typing import NamedTuple, assert_never
+from typing import NamedTuple
 
 from accounting.errors import UnsupportedMechanism, require_whole
 from accounting.filters import IndividualFilter
@@ -38,7 +38,7 @@ from accounting.mechanism import (
     Trace,
 )
 from accounting.reductions import as_accounted, cases_of
-from accounting.samplings import Sampling
+from accounting.samplings import Sampling, draws_by_epoch
 
 LARGEST_GROUP = 10**6
 """Largest accepted group size: the law of the number of members in a batch has one entry per member."""
@@ -122,13 +122,9 @@ def enforced_epsilon(individual: IndividualFilter, trace: Trace, delta: float) -
 
 def _round_noise(sampling: Sampling, segments: Iterable[Segment]) -> Iterator[tuple[float, int]]:
     """(effective noise multiplier, number of rounds) for consecutive segments with one sampling."""
-    match sampling.draws:
-        case "epoch":
-            return _epoch_noise(segments, sampling.steps_per_epoch)
-        case "independent" | "subset":
-            return ((segment.effective_noise_multiplier(), segment.steps) for segment in segments)
-        case unknown:
-            assert_never(unknown)
+    if draws_by_epoch(sampling):
+        return _epoch_noise(segments, sampling.steps_per_epoch)
+    return ((segment.effective_noise_multiplier(), segment.steps) for segment in segments)
 
 
 def _epoch_noise(segments: Iterable[Segment], steps_per_epoch: int) -> Iterator[tuple[float, int]]:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import Field, dataclass
-from typing import Any, ClassVar, Literal, Protocol, Self, final
+from enum import Enum
+from typing import Any, ClassVar, Final, Literal, Protocol, Self, assert_never, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from accounting.errors import InvalidInput, UnsupportedMechanism, keep_finite, keep_whole
-from accounting.registry import lookup
+from accounting.registry import lookup, one_of
 
 Array = NDArray[np.float64]
 Adjacency = Literal["add_remove", "zero_out", "replace_one"]
@@ -29,13 +30,22 @@ is the adjacency under which the batches of a reshuffled epoch stay aligned, so 
 epochs, whose sums move by at most twice the sensitivity (docs/group-proof.md, Theorem 5).
 """
 
-Draws = Literal["independent", "subset", "epoch"]
-"""How one round of a sampling draws examples, which decides which theorems apply.
 
-``independent``: each example joins each batch independently, with the same probability. ``subset``: batches are
-independent of each other, and given the number of a group's members in a batch, all subsets of that size are equally
-likely. ``epoch``: each example is in exactly one batch of every epoch, so an epoch is one round for it.
-"""
+class Draws(Enum):
+    """How one round of a sampling draws examples, which decides which theorems apply.
+
+    INDEPENDENT: each example joins each batch independently, with the same probability. SUBSET: batches are independent
+    of each other, and given the number of a group's members in a batch, all subsets of that size are equally likely.
+    EPOCH: each example is in exactly one batch of every epoch, so an epoch is one round for it.
+    """
+
+    INDEPENDENT = 1
+    SUBSET = 2
+    EPOCH = 3
+
+
+RANDOM_ALLOCATION: Final = "random_allocation"
+"""The name of batches that `accounting.pld.epsilon_of_allocation` accounts for and that no trial draws."""
 
 SMALLEST_RATE = 1e-12
 """Smallest accepted sample rate q: below it, rounding 1 - q to a double loses too many digits of q."""
@@ -65,6 +75,11 @@ class Sampling(Protocol):
     @property
     def draws(self) -> Draws:
         """How one round draws examples."""
+        ...
+
+    @property
+    def draws_its_pair(self) -> bool:
+        """Whether a run with these batches is the pairs of its rounds, so that their lower bounds are its own."""
         ...
 
     @property
@@ -113,7 +128,8 @@ class PoissonSampling:
 
     stored_name: ClassVar[str] = "poisson"
     words: ClassVar[str] = "Poisson batches"
-    draws: ClassVar[Draws] = "independent"
+    draws: ClassVar[Draws] = Draws.INDEPENDENT
+    draws_its_pair: ClassVar[bool] = True
     displaced: ClassVar[int] = 0
 
     sample_rate: float
@@ -163,7 +179,8 @@ class FixedBatchSampling:
 
     stored_name: ClassVar[str] = "fixed"
     words: ClassVar[str] = "fixed batches"
-    draws: ClassVar[Draws] = "subset"
+    draws: ClassVar[Draws] = Draws.SUBSET
+    draws_its_pair: ClassVar[bool] = True
     displaced: ClassVar[int] = 1
 
     dataset_size: int
@@ -230,7 +247,7 @@ class ShuffledSampling:
     stored_name: ClassVar[str] = "shuffled"
     words: ClassVar[str] = "shuffled epochs"
     adjacencies: ClassVar[tuple[Adjacency, ...]] = ("zero_out", "replace_one")
-    draws: ClassVar[Draws] = "epoch"
+    draws: ClassVar[Draws] = Draws.EPOCH
     displaced: ClassVar[int] = 0
     sample_rate: ClassVar[float] = 1.0
 
@@ -238,6 +255,11 @@ class ShuffledSampling:
 
     def __post_init__(self) -> None:
         keep_whole(self, "steps_per_epoch", "steps_per_epoch", at_least=1)
+
+    @property
+    def draws_its_pair(self) -> bool:
+        """Only in epochs of one step: the pair is that of the worst order, and the order is random."""
+        return self.steps_per_epoch == 1
 
     @classmethod
     def of_sizes(cls, dataset_size: int, batch_size: int) -> Self:
@@ -269,7 +291,8 @@ class TruncatedPoissonSampling:
     stored_name: ClassVar[str] = "truncated_poisson"
     words: ClassVar[str] = "truncated Poisson batches"
     adjacencies: ClassVar[tuple[Adjacency, ...]] = ("add_remove",)
-    draws: ClassVar[Draws] = "independent"
+    draws: ClassVar[Draws] = Draws.INDEPENDENT
+    draws_its_pair: ClassVar[bool] = False
     displaced: ClassVar[int] = 1
 
     dataset_size: int
@@ -362,6 +385,10 @@ class DisplacingSampling:
         return self.base.draws
 
     @property
+    def draws_its_pair(self) -> bool:
+        return self.base.draws_its_pair
+
+    @property
     def sample_rate(self) -> float:
         return self.base.sample_rate
 
@@ -406,6 +433,31 @@ def sampling_of_sizes(method: str, dataset_size: int, batch_size: int, max_batch
             "choose the method poisson"
         )
     return MAXIMA[method].of_sizes(dataset_size, batch_size, max_batch_size)
+
+
+def require_known(sampling: Sampling) -> None:
+    """Raise `UnsupportedMechanism` for a sampling that is not registered, or that draws in a way of its own.
+
+    No theorem is known for such batches, so that no accountant may take them for the usual ones.
+    """
+    known = (*stored_kinds(), DisplacingSampling)
+    if not isinstance(sampling, known) or not isinstance(sampling.draws, Draws):
+        raise UnsupportedMechanism(
+            f"no accountant knows the sampling {type(sampling).__name__}; use "
+            f"{one_of([kind.__name__ for kind in stored_kinds()])}"
+        )
+
+
+def draws_by_epoch(sampling: Sampling) -> bool:
+    """Return whether an epoch is one round of ``sampling``. Raises: UnsupportedMechanism as `require_known`."""
+    require_known(sampling)
+    match sampling.draws:
+        case Draws.EPOCH:
+            return True
+        case Draws.INDEPENDENT | Draws.SUBSET:
+            return False
+        case unknown:
+            assert_never(unknown)
 
 
 def require_adjacency(sampling: Sampling, adjacency: Adjacency) -> None:

@@ -28,7 +28,7 @@ from accounting.mechanism import (
     join_segments,
 )
 from accounting.registry import build
-from accounting.samplings import Adjacency, Sampling
+from accounting.samplings import Adjacency, Sampling, draws_by_epoch
 
 NEGLIGIBLE_NOISE = NOISE_MULTIPLIERS[0]
 """Noise multipliers below this count as 0: no noise, and epsilon infinity from every accountant.
@@ -322,7 +322,7 @@ def planned_trace(
     """
     epochs = require_whole("epochs", epochs, at_least=0, at_most=LARGEST_EPOCHS)
     steps_per_epoch = require_whole("steps_per_epoch", steps_per_epoch, at_least=1)
-    if sampling.draws == "epoch" and sampling.steps_per_epoch != steps_per_epoch:
+    if draws_by_epoch(sampling) and sampling.steps_per_epoch != steps_per_epoch:
         raise InvalidInput(
             f"steps_per_epoch is {steps_per_epoch}, but the {sampling.stored_name} sampling has "
             f"{sampling.steps_per_epoch}"

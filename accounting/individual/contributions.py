@@ -44,7 +44,7 @@ from numpy.typing import ArrayLike, NDArray
 from accounting.mechanism import GaussianRelease, PureRelease, Trace
 from accounting.recorded_contributions import checked_snapshots
 from accounting.reductions import as_accounted, cases_of
-from accounting.samplings import Sampling
+from accounting.samplings import Draws, Sampling
 
 Array = NDArray[np.float64]
 
@@ -195,11 +195,11 @@ class RecordedContributions:
         sampled: dict[StepLaw, tuple[Stretch, ...]] = {}
         for sampling, chance, stretches in _stretches(tuple(self.steps), trace):
             match sampling.draws:
-                case "epoch":
+                case Draws.EPOCH:
                     precision += _shuffled_precision(stretches, values, sampling.steps_per_epoch)
-                case "independent" | "subset" if sampling.sample_rate == 1.0:
+                case Draws.INDEPENDENT | Draws.SUBSET if sampling.sample_rate == 1.0:
                     precision += sum(part.steps * part.precisions(values[part.column]) for part in stretches)
-                case "independent" | "subset":
+                case Draws.INDEPENDENT | Draws.SUBSET:
                     law = StepLaw(sampling.sample_rate, chance)
                     sampled[law] = sampled.get(law, ()) + stretches
                 case unknown:

@@ -30,7 +30,7 @@ from scipy import special
 from accounting.errors import InvalidInput, require_finite, require_whole
 from accounting.pld.composition import MIN_DELTA, TOLERANCE, CertifiedEpsilon, require_pld_delta
 from accounting.pld.fourier import LatticePlan, compose_equal
-from accounting.pld.lattice import make_plan
+from accounting.pld.lattice import make_plan, spacing_for
 from accounting.pld.loss import DIRECTIONS, Bound, Cells, Direction, LatticeLoss, merge, spread
 from accounting.pld.saddlepoint import Cumulants, saddle_at_delta, saddle_at_epsilon
 from accounting.pld.sensitivity import Array
@@ -96,7 +96,7 @@ def _certified(sigma: float, steps: int, rounds: int, delta: float, tolerance: f
     for direction in DIRECTIONS:
         other = pair["add" if direction == "remove" else "remove"]
         saddle = saddle_at_delta(pair[direction], math.log(delta))
-        spacing = math.sqrt(3 * tolerance * max(saddle.epsilon, 1 / (1 + saddle.tilt)) / ((1 + saddle.tilt) * rounds))
+        spacing = spacing_for(rounds, saddle, tolerance)
         highest, lowest = math.inf, 0.0
         for _ in range(_ATTEMPTS):
             plan = make_plan(pair[direction], other, saddle, spacing, tail, rounds)

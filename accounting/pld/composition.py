@@ -239,7 +239,7 @@ def _delta_losing(
     upper, lower = 0.0, 0.0
     for generating, other in (pair, pair[::-1]):
         saddle = saddle_at_epsilon(generating, epsilon)
-        spacing = spacing_for(rounds, saddle, tolerance)
+        spacing = spacing_for(rounds.count, saddle, tolerance)
         aim = replace(saddle, log_delta=min(saddle.log_delta, log_delta))
         plan = make_plan(generating, other, aim, spacing, tail, rounds.count)
         if is_too_coarse(rounds, plan):
@@ -291,7 +291,7 @@ def _is_below(
     if not margin > tolerance:
         return False
     for looked_at in (saddle, saddle_at_epsilon(generating, epsilon)):
-        aim, spacing = replace(looked_at, log_delta=math.log(delta)), spacing_for(rounds, looked_at, margin)
+        aim, spacing = replace(looked_at, log_delta=math.log(delta)), spacing_for(rounds.count, looked_at, margin)
         plan = make_plan(generating, other, aim, spacing, tail, rounds.count)
         if not is_too_coarse(rounds, plan):
             return compose_upper(rounds, plan).epsilon_at(delta).epsilon <= epsilon
@@ -314,7 +314,7 @@ def _bracket_epsilon(
     ``ceiling`` is a known upper bound, returned if the lattice gives none below it. An upper bound up to ``enough`` is
     not refined, because the claim is at least that of the other direction.
     """
-    spacing = spacing_for(rounds, saddle, tolerance)
+    spacing = spacing_for(rounds.count, saddle, tolerance)
     upper, lower = ceiling, 0.0
     if saddle.epsilon > _HOPELESS:
         return _Bracket(upper, lower, None)

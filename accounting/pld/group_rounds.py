@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, assert_never
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from accounting.pld.sensitivity import RoundLaw, SensitivityMixture, examples_la
 from accounting.recorded_contributions import checked_snapshots
 from accounting.reductions import as_accounted, cases_of
 from accounting.rounds import require_group_size
-from accounting.samplings import Sampling
+from accounting.samplings import Sampling, draws_by_epoch
 
 _GRID_POINTS = 512  # amplitudes of given examples are rounded up to multiples of the largest one / _GRID_POINTS
 
@@ -77,13 +77,7 @@ class _Piece:
     @property
     def by_epoch(self) -> bool:
         """Whether an epoch of these steps is one round."""
-        match self.cases[0].sampling.draws:
-            case "epoch":
-                return True
-            case "independent" | "subset":
-                return False
-            case unknown:
-                assert_never(unknown)
+        return draws_by_epoch(self.cases[0].sampling)
 
 
 def rounds_of_group(trace: Trace, group_size: int = 1) -> GroupRounds:

@@ -8,7 +8,6 @@ import numpy as np
 from scipy import fft
 
 from accounting.pld.fourier import LatticePlan, transform_error
-from accounting.pld.group_rounds import GroupRounds
 from accounting.pld.loss import MAX_POINTS
 from accounting.pld.saddlepoint import Cumulants, Saddle, chernoff_tilt, log_peak
 
@@ -20,15 +19,15 @@ _FLOOR = 1e-7  # probability that any of the rounds has a loss below its table
 _SHARES = (1.0, 0.7, 0.5, 0.35, 0.25)  # tilts to try, as a share of the saddle point's
 
 
-def spacing_for(rounds: GroupRounds, saddle: Saddle, tolerance: float) -> float:
-    """The lattice spacing at which upper and lower epsilon differ by about ``tolerance``, relative.
+def spacing_for(rounds: int, saddle: Saddle, tolerance: float) -> float:
+    """The lattice spacing at which upper and lower epsilon of ``rounds`` rounds differ by ``tolerance``, relative.
 
     Spreading a cell over its nodes adds a variance of h^2/6 per round and merging one removes h^2/12; epsilon changes
     by (1 + theta) / 2 times the composed variance. Rounds finer than the lattice change it less, in practice a third.
     For epsilons below 1 / (1 + theta) the difference is relative to that value.
     """
     scale = max(saddle.epsilon, 1 / (1 + saddle.tilt))
-    return float(np.sqrt(3 * tolerance * scale / ((1 + saddle.tilt) * rounds.count)))
+    return float(np.sqrt(3 * tolerance * scale / ((1 + saddle.tilt) * rounds)))
 
 
 def make_plan(

@@ -97,7 +97,7 @@ def _bounds(rounds: GroupRounds, aim: _Aim, epsilons: Array) -> tuple[Array, Arr
         found = saddle_at_epsilon(generating, aim.epsilon)
         saddle = replace(found, log_delta=min(found.log_delta, math.log(aim.delta)))
         finest = max(_CELLS * math.sqrt(generating(0.0)[2]), _FINEST)
-        spacing = min(spacing_for(rounds, saddle, TOLERANCE), finest)
+        spacing = min(spacing_for(rounds.count, saddle, TOLERANCE), finest)
         plan = make_plan(generating, other, saddle, spacing, tail, rounds.count)
         if not is_too_coarse(rounds, plan):
             composed = compose(rounds, replace(plan, opposite=None))

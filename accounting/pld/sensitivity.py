@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from accounting.errors import InvalidInput, require_finite, require_numbers
 from accounting.rounds import require_group_size
-from accounting.samplings import Sampling
+from accounting.samplings import Draws, Sampling
 
 Array = npt.NDArray[np.float64]
 
@@ -220,9 +220,9 @@ def examples_law(sampling: Sampling, contributions: Sequence[float], spacing: fl
     require_group_size(len(members))
     spacing = require_finite("spacing", spacing, above=0.0)
     match sampling.draws:
-        case "independent":
+        case Draws.INDEPENDENT:
             return _independent(members, sampling.sample_rate, spacing)
-        case "subset" | "epoch":
+        case Draws.SUBSET | Draws.EPOCH:
             return _subset(members, *sampling.members_drawn(len(members)), spacing)
         case unknown:
             assert_never(unknown)

@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from accounting.errors import DataCorruption, DpsweepError
 from accounting.filters import FILTERS, IndividualFilter
-from accounting.mechanism import GaussianRelease, PureRelease, Segment, Selection, SideQuery, Trace
+from accounting.mechanism import GaussianRelease, PureRelease, Segment, Selection, SideQuery, Trace, require_supported
+from accounting.noise import INDEPENDENT, plain_strategy, strategy_of
 from accounting.records.arrow_tables import read_table
 from accounting.records.files import read_bytes, write_bytes_atomically
 from accounting.registry import with_fields
@@ -51,7 +52,11 @@ def _schema() -> pa.Schema:
 
 
 def write_trace(path: str, trace: Trace) -> None:
-    """Store a trace with a checksum of its content. Raises `StorageError` when the storage refuses."""
+    """Store a trace with a checksum of its content.
+
+    Raises: StorageError when the storage refuses, UnsupportedMechanism for what no reader would know.
+    """
+    require_supported(trace)
     run = {
         "dataset_size": trace.dataset_size,
         "adjacency": trace.adjacency,
@@ -60,6 +65,7 @@ def write_trace(path: str, trace: Trace) -> None:
         **({"ended_by_results": True} if trace.ended_by_results else {}),
         **({"filter": _plain_filter(trace.filter)} if trace.filter else {}),
         **({"selection": asdict(trace.selection)} if trace.selection else {}),
+        **({"strategy": plain_strategy(trace.strategy)} if trace.strategy != INDEPENDENT else {}),
         "releases": [{"release": _RELEASE_NAMES[type(release)], **asdict(release)} for release in trace.releases],
     }
     table = pa.Table.from_pylist([_segment_row(segment) for segment in trace.segments], schema=_schema())
@@ -95,6 +101,7 @@ def read_trace(path: str) -> Trace:
 
 def _trace(rows: list[dict[str, Any]], run: dict[str, Any]) -> Trace:
     limit, selection = run.pop("filter", None), run.pop("selection", None)
+    strategy = run.pop("strategy", None)
     releases = [dict(release) for release in run.pop("releases")]
     contributions = run.pop(_CLAIM)
     return Trace(
@@ -103,6 +110,7 @@ def _trace(rows: list[dict[str, Any]], run: dict[str, Any]) -> Trace:
         contributions=contributions,
         filter=None if limit is None else FILTERS[limit.pop("kind")](**limit),
         selection=None if selection is None else with_fields(get_args(Selection), selection),
+        strategy=INDEPENDENT if strategy is None else strategy_of(strategy),
         **run,
     )
 

@@ -12,11 +12,10 @@ import typer
 from accounting.errors import InvalidInput, UnsupportedMechanism, require_whole
 from accounting.estimates import PrivacyEstimate
 from accounting.pld import epsilon_of_allocation
-from accounting.samplings import FixedBatchSampling
+from accounting.samplings import RANDOM_ALLOCATION, FixedBatchSampling
 from orchestration.commands.epsilon_request import EpsilonRequest
 from orchestration.commands.run_flags import RunFlags, warn_of_delta
 
-RANDOM_ALLOCATION: Final = "random_allocation"
 _ACCOUNTANTS: Final = ("auto", "pld")
 
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from accounting.samplings import RANDOM_ALLOCATION
 from orchestration.commands import panels
-from orchestration.commands.allocation import RANDOM_ALLOCATION, print_allocation
+from orchestration.commands.allocation import print_allocation
 from orchestration.commands.epsilon_answers import answer
 from orchestration.commands.epsilon_output import print_answers_as_json, print_tables, write_plots
 from orchestration.commands.epsilon_request import EpsilonRequest, RunSource

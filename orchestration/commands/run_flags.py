@@ -14,13 +14,13 @@ from accounting.accountants import ACCOUNTANTS
 from accounting.errors import InvalidInput, require_finite
 from accounting.mechanism import GaussianRelease, PureRelease, Release
 from accounting.registry import lookup, one_of
-from accounting.samplings import SAMPLINGS, Adjacency
+from accounting.samplings import RANDOM_ALLOCATION, SAMPLINGS, Adjacency
 from orchestration.commands.run_shape import RunShape, delta_warning
 
 if TYPE_CHECKING:
     SamplingName = str
 else:  # the choices that typer shows and accepts
-    SamplingName = Literal[(*SAMPLINGS, "random_allocation")]
+    SamplingName = Literal[(*SAMPLINGS, RANDOM_ALLOCATION)]
 
 AccountantName = Annotated[str, typer.Option(help=f"{one_of(ACCOUNTANTS)}.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -49,7 +49,9 @@ class RunFlags:
     ] = None
     per_epoch: Annotated[
         int | None,
-        typer.Option(help="With random_allocation: steps of an epoch that each example joins, one of each equal part."),
+        typer.Option(
+            help=f"With {RANDOM_ALLOCATION}: steps of an epoch that each example joins, one of each equal part."
+        ),
     ] = None
     adjacency: Annotated[
         Adjacency | None, typer.Option(help="Which data sets are neighbours; by default the sampling's own.")
@@ -87,7 +89,7 @@ class RunFlags:
     def shape(self) -> RunShape:
         """Sampling, side queries and releases. Raises: InvalidInput for a malformed --release."""
         if self.per_epoch is not None:
-            raise InvalidInput("--per-epoch belongs to --sampling random_allocation")
+            raise InvalidInput(f"--per-epoch belongs to --sampling {RANDOM_ALLOCATION}")
         return RunShape(
             self.sampling,
             self.sample_rate,

@@ -10,11 +10,13 @@ from accounting.errors import InvalidInput, UnsupportedMechanism, require_finite
 from accounting.mechanism import Release, SideQuery, Trace
 from accounting.registry import one_of
 from accounting.samplings import (
+    RANDOM_ALLOCATION,
     SAMPLINGS,
     Adjacency,
     PoissonSampling,
     Sampling,
     ShuffledSampling,
+    draws_by_epoch,
     sampling_of_sizes,
 )
 from accounting.schedules import LARGEST_EPOCHS, NoiseSchedule, planned_trace
@@ -43,7 +45,7 @@ class RunShape:
 
     def mechanism(self) -> Sampling:
         """The sampling that the flags describe. Raises: InvalidInput for a missing or contradictory flag."""
-        if self.sampling == "random_allocation":
+        if self.sampling == RANDOM_ALLOCATION:
             raise UnsupportedMechanism(
                 "random allocation has no calibration yet, and no trial draws it: dpsweep epsilon says what it costs"
             )
@@ -61,7 +63,7 @@ class RunShape:
         if epochs is None:
             longest = LARGEST_EPOCHS * sampling.steps_per_epoch
             steps = require_whole("--steps", steps or 0, at_least=1, at_most=longest)
-            if sampling.draws == "epoch" and self.batch_size is None:
+            if draws_by_epoch(sampling) and self.batch_size is None:
                 raise InvalidInput(
                     f"--steps of {sampling.words} needs --dataset-size and --batch-size; or give --epochs"
                 )

@@ -12,6 +12,7 @@ from accounting.errors import DpsweepError
 from accounting.estimates import without_guarantee
 from accounting.filters import FILTERS
 from accounting.mechanism import GaussianRelease, PureRelease, Segment, Selection, SideQuery, Trace
+from accounting.noise import INDEPENDENT, plain_strategy, strategy_of
 from accounting.registry import with_fields
 from accounting.samplings import stored_kinds
 
@@ -35,17 +36,25 @@ def _trace(plain: Trace | Mapping[str, Any]) -> Trace:
             for row in plain["segments"]
         )
         releases = (with_fields((GaussianRelease, PureRelease), row) for row in plain["releases"])
-        limit, selection = plain.get("filter"), plain.get("selection")
+        limit, selection, strategy = plain.get("filter"), plain.get("selection"), plain.get("strategy")
         kept = {
             **plain,
             "contributions": without_guarantee(plain["contributions"]),
             "filter": None if limit is None else with_fields(FILTERS.values(), limit),
             "selection": None if selection is None else with_fields(get_args(Selection), selection),
+            "strategy": INDEPENDENT if strategy is None else strategy_of(strategy),
         }
         return Trace(**{**kept, "segments": tuple(segments), "releases": tuple(releases)})
     except (LookupError, TypeError, RuntimeError, DpsweepError) as error:
         raise ValueError(f"no trace of a run ({error})") from error
 
 
-StoredTrace = Annotated[Trace, PlainSerializer(asdict), PlainValidator(_trace)]
+def _plain(trace: Trace) -> dict[str, Any]:
+    """Return the fields of the trace; those of a noise strategy with its name, and only if noise is correlated."""
+    fields = asdict(trace)
+    del fields["strategy"]
+    return fields if trace.strategy == INDEPENDENT else {**fields, "strategy": plain_strategy(trace.strategy)}
+
+
+StoredTrace = Annotated[Trace, PlainValidator(_trace), PlainSerializer(_plain)]
 """A trace inside a JSON file."""

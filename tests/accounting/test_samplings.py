@@ -103,7 +103,8 @@ class SkippedSampling:
     stored_name: ClassVar[str] = "skipped"
     words: ClassVar[str] = "skipped batches"
     adjacencies: ClassVar[tuple[Adjacency, ...]] = ("add_remove",)
-    draws: ClassVar[Draws] = "subset"
+    draws: ClassVar[Draws] = Draws.SUBSET
+    draws_its_pair: ClassVar[bool] = True
     displaced: ClassVar[int] = 1
 
     dataset_size: int

@@ -65,10 +65,11 @@ SELECTIONS: Final[tuple[Mutant, ...]] = (
         ("tests/accounting/test_selected_traces.py",),
         B("    require_one_run(trace)\n", "", "a selection costs what one of its runs costs", privacy=True),
         B(
-            "return steps == 1",
-            "return True",
-            "the worst order of shuffled batches is taken for the run",
-            tests=("tests/accounting/test_lower_bounds.py",),
+            "    require_supported(trace)\n    samplings",
+            "    samplings",
+            "an unknown sampling is accounted for",
+            privacy=True,
+            tests=("tests/accounting/test_closed_sums.py",),
         ),
         B(
             "if not 0.0 < spent <= _RAREST * delta:",
@@ -86,6 +87,12 @@ SELECTIONS: Final[tuple[Mutant, ...]] = (
             "stats.binom.sf(most + 1, size - 1, rate)",
             "cuts too rare",
             True,
+        ),
+        B(
+            "return self.steps_per_epoch == 1",
+            "return True",
+            "the worst order of shuffled batches is taken for the run",
+            tests=("tests/accounting/test_lower_bounds.py",),
         ),
         B("stats.binom.sf(most - group_size, size", "stats.binom.sf(most, size", "a group needs no room", True),
         B("max(filled + (_ROUND_UP**2", "max(0.0 * filled + (_ROUND_UP**2", "one data set more is never cut", True),
