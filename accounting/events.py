@@ -37,7 +37,7 @@ def to_event(trace: Trace, group_size: int = 1) -> dp_accounting.DpEvent:
 
     Raises: UnsupportedMechanism for pure releases, for which dp_accounting has no dominating event.
     """
-    trace = as_accounted(trace)
+    trace = as_accounted(trace, group_size)
     released = [release.noise_multiplier for release in trace.releases if isinstance(release, GaussianRelease)]
     if len(released) < len(trace.releases):
         raise UnsupportedMechanism(
@@ -98,7 +98,7 @@ def dp_accounting_pld(trace: Trace, delta: float, group_size: int = 1, grid: flo
     Raises: UnsupportedMechanism for pure releases, for runs that need too coarse a grid, and where no finite epsilon
     is found because the accountant cuts off more probability than delta allows.
     """
-    trace = as_accounted(trace)
+    trace = as_accounted(trace, group_size)
     event = to_event(trace, group_size)
     accountant = PLDAccountant(_RELATIONS[trace.adjacency], _grid(trace, group_size) if grid is None else grid)
     with np.errstate(all="ignore"):
@@ -113,7 +113,7 @@ def dp_accounting_rdp(trace: Trace, delta: float, group_size: int = 1) -> float:
     Raises: UnsupportedMechanism for pure releases, for groups in sampled batches, and where rounding makes a
     divergence negative, which dp_accounting would count as no cost.
     """
-    trace = as_accounted(trace)
+    trace = as_accounted(trace, group_size)
     accountant = RdpAccountant(neighboring_relation=_RELATIONS[trace.adjacency])
     event = to_event(trace, group_size)
     if not accountant.supports(event):

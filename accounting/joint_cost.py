@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from accounting.accountants import account, total_rdp
+from accounting.correlated import takes_turns
 from accounting.errors import InvalidInput, UnsupportedMechanism, require_finite
 from accounting.estimates import PrivacyEstimate, of_group, weakest
 from accounting.individual import epsilon_of_many_rounds
@@ -67,7 +68,8 @@ def account_together(traces: Iterable[Trace], delta: float, group_size: int = 1)
         found = min(found, _by_renyi(moved, delta, group_size, found.lower), key=lambda bounds: bounds.upper)
     if group_size > 1 and math.isinf(found.upper):
         raise UnsupportedMechanism(f"no accountant covers groups of {group_size} at a delta below {MIN_DELTA:g}")
-    lower = found.lower if delta >= MIN_DELTA and all(map(is_attained, moved)) else None
+    is_known = all(is_attained(trace) and not takes_turns(trace) for trace in moved)  # other examples come first
+    lower = found.lower if delta >= MIN_DELTA and is_known else None
     best = PrivacyEstimate(found.upper, delta, adjacency, found.method, lower_epsilon=lower)
     return weakened(of_group(best, group_size), reasons)
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from accounting.correlated import require_step_by_step
 from accounting.errors import InvalidInput, require_numbers, require_whole
 from accounting.mechanism import Trace
 from accounting.records import check_contributions
@@ -20,8 +21,10 @@ def checked_snapshots(
     """The steps of snapshots [snapshots] as ints, and their contributions [examples, snapshots] as doubles.
 
     Raises: InvalidInput for steps that are not whole, do not start at 0, do not increase or lie beyond the run, for
-    shapes that do not match, for NaN and for contributions outside [0, 1].
+    shapes that do not match, for NaN and for contributions outside [0, 1]. UnsupportedMechanism where what one example
+    contributes has no known cost (`accounting.correlated.require_step_by_step`).
     """
+    require_step_by_step(trace)
     starts = [require_whole("a snapshot step", step, at_least=0) for step in require_numbers("steps", steps, 1)]
     values = require_numbers("contributions", contributions, 2)
     if values.shape[1] != len(starts):

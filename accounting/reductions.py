@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from accounting.correlated import as_independent, turns_attain_pairs
 from accounting.mechanism import GaussianRelease, PureRelease, Release, Trace, require_one_run, require_supported
 from accounting.samplings import (
     DisplacingSampling,
@@ -18,18 +19,21 @@ _RAREST = 1e-3
 _ROUND_DOWN = 1.0 - 1e-12
 
 
-def as_accounted(trace: Trace) -> Trace:
+def as_accounted(trace: Trace, group_size: int = 1) -> Trace:
     """The trace whose rounds the accountants compose: replaced records as displaced ones, and samplings in one form.
 
     Guarantee: its rounds dominate those of ``trace``. A record replaced by any other moves a sum by at most its own
     contribution and that of the other, as if it displaced the other; a release on the whole data set is one for a group
-    of two (Theorem 5). Samplings are replaced by others that draw the same batches (`_in_one_form`).
+    of two (Theorem 5). Samplings are replaced by others that draw the same batches (`_in_one_form`). Turns and
+    correlated noise are replaced by independent rounds that dominate them for any ``group_size`` examples
+    (`accounting.correlated`).
 
-    Raises: UnsupportedMechanism for the trace of a selection and for a sampling or noise strategy that no accountant
-    knows: every accountant of single runs passes here.
+    Raises: UnsupportedMechanism for the trace of a selection and for a sampling or noise strategy of which no theorem
+    is known: every accountant of single runs passes here.
     """
     require_one_run(trace)
     require_supported(trace)
+    trace = as_independent(trace, group_size)
     samplings = {segment.sampling: _in_one_form(segment.sampling) for segment in trace.segments}
     if any(before != after for before, after in samplings.items()):
         segments = tuple(replace(segment, sampling=samplings[segment.sampling]) for segment in trace.segments)
@@ -98,4 +102,4 @@ def is_attained(trace: Trace) -> bool:
     """
     samplings = (segment.sampling for segment in as_accounted(trace).segments)
     fixed = not (trace.noise_follows_results or trace.ended_by_results or trace.filter)
-    return fixed and all(sampling.draws_its_pair for sampling in samplings)
+    return fixed and turns_attain_pairs(trace) and all(sampling.draws_its_pair for sampling in samplings)

@@ -78,7 +78,7 @@ def gaussian_rounds(trace: Trace, group_size: int = 1) -> tuple[Round, ...]:
 
     Raises: UnsupportedMechanism for groups in sampled rounds, and for a private selection.
     """
-    group_size, trace = require_group_size(group_size), as_accounted(trace)
+    group_size, trace = require_group_size(group_size), as_accounted(trace, group_size)
     counts: Counter[tuple[tuple[tuple[float, Sampling], ...], float]] = Counter()
     for sampling, segments in groupby(trace.segments, key=lambda segment: segment.sampling):
         cases = cases_of(sampling, group_size)

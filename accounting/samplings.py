@@ -36,12 +36,14 @@ class Draws(Enum):
 
     INDEPENDENT: each example joins each batch independently, with the same probability. SUBSET: batches are independent
     of each other, and given the number of a group's members in a batch, all subsets of that size are equally likely.
-    EPOCH: each example is in exactly one batch of every epoch, so an epoch is one round for it.
+    EPOCH: each example is in exactly one batch of every epoch, so an epoch is one round for it. IN_TURN: each example
+    may join only every so many batches, and joins those independently.
     """
 
     INDEPENDENT = 1
     SUBSET = 2
     EPOCH = 3
+    IN_TURN = 4
 
 
 RANDOM_ALLOCATION: Final = "random_allocation"
@@ -367,6 +369,96 @@ def _possible(*cases: tuple[float, Sampling]) -> tuple[tuple[float, Sampling], .
 
 @final
 @dataclass(frozen=True)
+class CyclicPoissonSampling:
+    """Examples are in ``cycle_length`` groups that take turns: the group of a step joins by ``sample_rate`` each.
+
+    The group of an example is a public function of that example alone, such as of its id, so that adding an example
+    leaves the others where they are. No trial draws these batches; the cost of a turn is proven for one example
+    (docs/accounting.md, "Correlated noise").
+    """
+
+    stored_name: ClassVar[str] = "cyclic_poisson"
+    words: ClassVar[str] = "cyclic Poisson batches"
+    adjacencies: ClassVar[tuple[Adjacency, ...]] = ("add_remove", "zero_out")
+    draws: ClassVar[Draws] = Draws.IN_TURN
+    draws_its_pair: ClassVar[bool] = True
+    displaced: ClassVar[int] = 0
+
+    cycle_length: int
+    sample_rate: float
+
+    def __post_init__(self) -> None:
+        keep_whole(self, "cycle_length", "cycle_length", at_least=1)
+        keep_finite(self, "sample_rate", "sample_rate", at_least=SMALLEST_RATE, at_most=1.0)
+
+    @classmethod
+    def of_sizes(cls, dataset_size: int, batch_size: int, cycle_length: int) -> Self:
+        """Batches of ``batch_size`` expected examples, of groups of ``dataset_size`` / ``cycle_length`` on average.
+
+        Raises: InvalidInput if a group has fewer examples than a batch.
+        """
+        sizes = FixedBatchSampling(dataset_size, batch_size)
+        if not isinstance(cycle_length, int) or not 1 <= cycle_length * batch_size <= dataset_size:
+            raise InvalidInput(
+                f"a cycle has {cycle_length} groups, but {dataset_size} examples are enough for 1 to "
+                f"{dataset_size // batch_size} groups of at least the batch_size {batch_size}; choose fewer groups or "
+                "smaller batches"
+            )
+        return cls(cycle_length, cycle_length * sizes.batch_size / sizes.dataset_size)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Cycles until every example has been met once on average, in steps, rounded up."""
+        return math.ceil(self.cycle_length / self.sample_rate * (1.0 - 1e-12))
+
+    def members_drawn(self, group_size: int) -> tuple[Array, Array]:
+        """Raise `UnsupportedMechanism`: members may take turns in different steps."""
+        raise UnsupportedMechanism(f"no law of the members of a group is known in {self.words}")
+
+    def require_fits(self, dataset_size: int) -> None:
+        """Accepts every size: any data set can be divided into groups."""
+
+
+@final
+@dataclass(frozen=True)
+class FixedOrderSampling:
+    """Every epoch visits every example once, in the same order, in ``batches`` disjoint batches.
+
+    Two visits of one example are ``batches`` steps apart (min-separation), and nothing is sampled. No trial draws these
+    batches. Not accounted for under add/remove, as `ShuffledSampling` is not.
+    """
+
+    stored_name: ClassVar[str] = "fixed_order"
+    words: ClassVar[str] = "epochs of one order"
+    adjacencies: ClassVar[tuple[Adjacency, ...]] = ("zero_out",)
+    draws: ClassVar[Draws] = Draws.EPOCH
+    draws_its_pair: ClassVar[bool] = False
+    displaced: ClassVar[int] = 0
+    sample_rate: ClassVar[float] = 1.0
+
+    batches: int
+
+    def __post_init__(self) -> None:
+        keep_whole(self, "batches", "batches of an epoch", at_least=1)
+
+    @classmethod
+    def of_sizes(cls, dataset_size: int, batch_size: int) -> Self:
+        return cls(FixedBatchSampling(dataset_size, batch_size).steps_per_epoch)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.batches
+
+    def members_drawn(self, group_size: int) -> tuple[Array, Array]:
+        """All members, in every epoch."""
+        return ShuffledSampling(self.batches).members_drawn(group_size)
+
+    def require_fits(self, dataset_size: int) -> None:
+        ShuffledSampling(self.batches).require_fits(dataset_size)
+
+
+@final
+@dataclass(frozen=True)
 class DisplacingSampling:
     """A bound, not a way to draw batches: the batches of ``base``, with every example displacing one other.
 
@@ -414,9 +506,19 @@ MAXIMA: Mapping[str, type[TruncatedPoissonSampling]] = {"poisson": TruncatedPois
 """The sampling used for a method if a largest batch size is given."""
 
 
+CYCLIC_POISSON: Final = "cyclic_poisson"
+FIXED_ORDER: Final = "fixed_order"
+
+PLANNED_ONLY: Final[Mapping[str, type[Sampling]]] = {
+    CYCLIC_POISSON: CyclicPoissonSampling,
+    FIXED_ORDER: FixedOrderSampling,
+}
+"""Samplings that are accounted for by name on the command line, and that no trial draws."""
+
+
 def stored_kinds() -> tuple[type[Sampling], ...]:
     """Every sampling class that the file of a trace may name."""
-    return (*SAMPLINGS.values(), *MAXIMA.values())
+    return (*SAMPLINGS.values(), *MAXIMA.values(), *PLANNED_ONLY.values())
 
 
 def sampling_of_sizes(method: str, dataset_size: int, batch_size: int, max_batch_size: int | None = None) -> Sampling:
@@ -454,7 +556,7 @@ def draws_by_epoch(sampling: Sampling) -> bool:
     match sampling.draws:
         case Draws.EPOCH:
             return True
-        case Draws.INDEPENDENT | Draws.SUBSET:
+        case Draws.INDEPENDENT | Draws.SUBSET | Draws.IN_TURN:
             return False
         case unknown:
             assert_never(unknown)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, ClassVar
 
-from accounting.errors import InvalidInput, keep_whole, require_finite, require_whole
+from accounting.errors import InvalidInput, UnsupportedMechanism, keep_whole, require_finite, require_whole
 from accounting.mechanism import (
     NOISE_MULTIPLIERS,
     Release,
@@ -27,7 +27,8 @@ from accounting.mechanism import (
     Trace,
     join_segments,
 )
-from accounting.registry import build
+from accounting.noise import STRATEGIES
+from accounting.registry import build, one_of
 from accounting.samplings import Adjacency, Sampling, draws_by_epoch
 
 NEGLIGIBLE_NOISE = NOISE_MULTIPLIERS[0]
@@ -266,7 +267,15 @@ SCHEDULES: Mapping[str, type[NoiseSchedule]] = {
 
 
 def make_schedule(name: str, initial_noise_multiplier: float, **params: Any) -> NoiseSchedule:
-    """The schedule ``name`` with ``params``; InvalidInput with the nearest valid word for an unknown name or key."""
+    """The schedule ``name`` with ``params``; InvalidInput with the nearest valid word for an unknown name or key.
+
+    Raises: UnsupportedMechanism for the name of a noise strategy, which no trial follows yet.
+    """
+    if isinstance(name, str) and name in STRATEGIES:
+        raise UnsupportedMechanism(
+            f"{name} is a noise strategy, and no trial correlates its noise yet: dpsweep epsilon --noise-strategy says "
+            f"what it would cost; choose a noise schedule: {one_of(SCHEDULES)}"
+        )
     return build(SCHEDULES, name, params, "noise schedule", initial_noise_multiplier=initial_noise_multiplier)
 
 

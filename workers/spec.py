@@ -16,12 +16,13 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, Field, GetPydanticSchema, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, GetPydanticSchema, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, core_schema
 
 from accounting.errors import InvalidInput
 from accounting.mechanism import Selection
-from accounting.samplings import SAMPLINGS, Adjacency
+from accounting.registry import one_of
+from accounting.samplings import PLANNED_ONLY, RANDOM_ALLOCATION, SAMPLINGS, Adjacency
 from accounting.schedules import LARGEST_EPOCHS
 from workers.field_bounds import check_bounds, place_of
 from workers.noise_sources import noise_source_kind
@@ -32,6 +33,15 @@ Params = dict[str, Any]
 def name_in(registry: Collection[str]) -> GetPydanticSchema:
     """An annotation that accepts only the names in ``registry``, as a `Literal` of them would."""
     return GetPydanticSchema(lambda _type, _handler: core_schema.literal_schema(list(registry)))
+
+
+def drawn_by_trials(name: object) -> object:
+    """``name``. Raises: InvalidInput for a sampling that accountants know and that no trial draws."""
+    if isinstance(name, str) and name in (*PLANNED_ONLY, RANDOM_ALLOCATION):
+        raise InvalidInput(
+            f"no trial draws {name} batches yet: dpsweep epsilon says what they would cost; choose {one_of(SAMPLINGS)}"
+        )
+    return name
 
 
 def known_noise_source(name: str) -> str:
@@ -114,7 +124,7 @@ class SamplingSpec:
     max_batch_size: a larger Poisson batch is cut to a uniformly random subset of this size.
     """
 
-    method: Annotated[str, name_in(SAMPLINGS)]
+    method: Annotated[str, name_in(SAMPLINGS), BeforeValidator(drawn_by_trials)]
     batch_size: Annotated[int, Field(ge=1)] | Literal["full"]
     max_batch_size: Annotated[int, Field(ge=1)] | None = None
 

@@ -41,6 +41,7 @@ from typing import Any, NamedTuple, assert_never
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from accounting.errors import UnsupportedMechanism
 from accounting.mechanism import GaussianRelease, PureRelease, Trace
 from accounting.recorded_contributions import checked_snapshots
 from accounting.reductions import as_accounted, cases_of
@@ -202,6 +203,8 @@ class RecordedContributions:
                 case Draws.INDEPENDENT | Draws.SUBSET:
                     law = StepLaw(sampling.sample_rate, chance)
                     sampled[law] = sampled.get(law, ()) + stretches
+                case Draws.IN_TURN:
+                    raise UnsupportedMechanism(f"no epsilon of single examples is known for {sampling.words}")
                 case unknown:
                     assert_never(unknown)
         pure = tuple(release.epsilon for release in trace.releases if isinstance(release, PureRelease))

@@ -82,7 +82,7 @@ class _Piece:
 
 def rounds_of_group(trace: Trace, group_size: int = 1) -> GroupRounds:
     """The rounds that dominate a trace for any group of ``group_size`` examples."""
-    group_size, trace = require_group_size(group_size), as_accounted(trace)
+    group_size, trace = require_group_size(group_size), as_accounted(trace, group_size)
     if not trace.is_private:
         return GroupRounds(is_private=False)
     pieces = [_Piece(s.start_step, s.stop_step, _cases(s, (1.0,), group_size)) for s in trace.segments]

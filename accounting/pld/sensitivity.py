@@ -15,7 +15,7 @@ from typing import Literal, assert_never
 import numpy as np
 import numpy.typing as npt
 
-from accounting.errors import InvalidInput, require_finite, require_numbers
+from accounting.errors import InvalidInput, UnsupportedMechanism, require_finite, require_numbers
 from accounting.rounds import require_group_size
 from accounting.samplings import Draws, Sampling
 
@@ -222,6 +222,8 @@ def examples_law(sampling: Sampling, contributions: Sequence[float], spacing: fl
     match sampling.draws:
         case Draws.INDEPENDENT:
             return _independent(members, sampling.sample_rate, spacing)
+        case Draws.IN_TURN:
+            raise UnsupportedMechanism(f"no law of the members of a group is known in {sampling.words}")
         case Draws.SUBSET | Draws.EPOCH:
             return _subset(members, *sampling.members_drawn(len(members)), spacing)
         case unknown:

@@ -54,6 +54,8 @@ def _refuse_others(flags: RunFlags, request: EpsilonRequest) -> None:
         "--sample-rate": flags.sample_rate,
         "--max-batch-size": flags.max_batch_size,
         "--steps": flags.steps,
+        "--noise-strategy": flags.noise_strategy,
+        "--cycle-length": flags.cycle_length,
         "--side-noise-multiplier": flags.side_noise_multiplier,
         "--release": flags.release,
         "--compare": request.compare,

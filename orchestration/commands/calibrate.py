@@ -33,7 +33,7 @@ from accounting.schedules import (
 )
 from orchestration.commands import panels
 from orchestration.commands.run_flags import AccountantName, Json, RunFlags, warn_of_delta, with_run_flags
-from orchestration.commands.run_shape import RunShape
+from orchestration.commands.run_shape import RunShape, strategy_fields
 from orchestration.commands.selection_flags import SELECTION, SelectionShape, SelectionTrials, random_trials
 from orchestration.commands.targets import Target
 
@@ -65,7 +65,8 @@ def calibrate(
     target = Target(target_epsilon, budget_rho, target_advantage, target_tpr, delta, at_fpr)
     trials = random_trials(selection_trials, selection_shape)
     budget = target.budget(accountant, group_size, trials)
-    value, trace = _SOLVERS[solve](CalibrationRequest(flags, flags.shape(), budget, digits))
+    request = CalibrationRequest(flags, flags.shape(), budget, digits)
+    value, trace = _SOLVERS[solve](request)
     if delta is not None:
         warn_of_delta(delta, flags.dataset_size)
     solution = Solution(solve, value, trace, budget, *_reached(budget, trace))
@@ -77,6 +78,7 @@ def calibrate(
             "accountant": target.accountant or accountant,
         }
         run = {"sampling": flags.sampling, "schedule": flags.schedule, "steps": trace.steps}
+        run |= strategy_fields(request.shape, trace)
         selection = {} if trials is None else {"selection_trials": trials.mean, "selection_shape": trials.shape}
         typer.echo(json.dumps(solution.as_dict() | guarantee | run | selection))
         return

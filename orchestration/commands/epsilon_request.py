@@ -13,6 +13,7 @@ from accounting.reasons import Reason
 from accounting.records import TrialFiles
 from accounting.schedules import parse_schedule
 from orchestration.commands.run_flags import RunFlags
+from orchestration.commands.run_shape import strategy_fields
 from orchestration.commands.stored_trial import stored_reasons, stored_trace
 from orchestration.records.layout import absolute
 
@@ -67,12 +68,14 @@ class RunSource:
     def _planned(self) -> AccountedRun:
         flags = self.flags
         schedule = parse_schedule(flags.schedule, flags.required_noise())
-        trace = flags.shape().trace(schedule, epochs=flags.epochs, steps=flags.steps)
+        shape = flags.shape()
+        trace = shape.trace(schedule, epochs=flags.epochs, steps=flags.steps)
         fields = {
             "sampling": flags.sampling,
             "schedule": flags.schedule,
             "noise_multiplier": flags.noise_multiplier,
             "steps": trace.steps,
+            **strategy_fields(shape, trace),
         }
         return AccountedRun(trace, fields, flags.dataset_size)
 

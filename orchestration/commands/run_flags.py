@@ -13,14 +13,15 @@ import typer
 from accounting.accountants import ACCOUNTANTS
 from accounting.errors import InvalidInput, require_finite
 from accounting.mechanism import GaussianRelease, PureRelease, Release
+from accounting.noise import STRATEGIES
 from accounting.registry import lookup, one_of
-from accounting.samplings import RANDOM_ALLOCATION, SAMPLINGS, Adjacency
+from accounting.samplings import CYCLIC_POISSON, PLANNED_ONLY, RANDOM_ALLOCATION, SAMPLINGS, Adjacency
 from orchestration.commands.run_shape import RunShape, delta_warning
 
 if TYPE_CHECKING:
     SamplingName = str
 else:  # the choices that typer shows and accepts
-    SamplingName = Literal[(*SAMPLINGS, RANDOM_ALLOCATION)]
+    SamplingName = Literal[(*SAMPLINGS, *PLANNED_ONLY, RANDOM_ALLOCATION)]
 
 AccountantName = Annotated[str, typer.Option(help=f"{one_of(ACCOUNTANTS)}.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -53,6 +54,18 @@ class RunFlags:
             help=f"With {RANDOM_ALLOCATION}: steps of an epoch that each example joins, one of each equal part."
         ),
     ] = None
+    noise_strategy: Annotated[
+        str | None,
+        typer.Option(
+            help=f"How noise is correlated, as name:key=value,...: {one_of(STRATEGIES)}; default independent."
+        ),
+    ] = None
+    cycle_length: Annotated[
+        int | None,
+        typer.Option(
+            help=f"With {CYCLIC_POISSON}: groups of examples that take turns; by default the bands of banded."
+        ),
+    ] = None
     adjacency: Annotated[
         Adjacency | None, typer.Option(help="Which data sets are neighbours; by default the sampling's own.")
     ] = None
@@ -78,6 +91,8 @@ class RunFlags:
             self.batch_size,
             self.max_batch_size,
             self.per_epoch,
+            self.noise_strategy,
+            self.cycle_length,
             self.adjacency,
             self.steps,
             self.epochs,
@@ -99,6 +114,8 @@ class RunFlags:
             tuple(_release(text) for text in self.release or ()),
             self.max_batch_size,
             self.adjacency,
+            self.noise_strategy,
+            self.cycle_length,
         )
 
     def required_noise(self) -> float:

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from accounting.errors import InvalidInput, UnsupportedMechanism, require_finite, require_whole
 from accounting.mechanism import Release, SideQuery, Trace
+from accounting.noise import INDEPENDENT, BandedNoise, NoiseStrategy, make_strategy, prefix_sum_errors
 from accounting.registry import one_of
 from accounting.samplings import (
+    CYCLIC_POISSON,
+    FIXED_ORDER,
     RANDOM_ALLOCATION,
     SAMPLINGS,
     Adjacency,
+    CyclicPoissonSampling,
+    FixedOrderSampling,
     PoissonSampling,
     Sampling,
     ShuffledSampling,
     draws_by_epoch,
     sampling_of_sizes,
 )
-from accounting.schedules import LARGEST_EPOCHS, NoiseSchedule, planned_trace
+from accounting.schedules import LARGEST_EPOCHS, NoiseSchedule, planned_trace, split_schedule
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,8 @@ class RunShape:
     releases: tuple[Release, ...] = ()
     max_batch_size: int | None = None
     adjacency: Adjacency | None = None
+    noise_strategy: str | None = None
+    cycle_length: int | None = None
 
     def mechanism(self) -> Sampling:
         """The sampling that the flags describe. Raises: InvalidInput for a missing or contradictory flag."""
@@ -49,6 +57,10 @@ class RunShape:
             raise UnsupportedMechanism(
                 "random allocation has no calibration yet, and no trial draws it: dpsweep epsilon says what it costs"
             )
+        if self.cycle_length is not None and self.sampling != CYCLIC_POISSON:
+            raise InvalidInput(f"--cycle-length belongs to --sampling {CYCLIC_POISSON}")
+        if self.sampling in _PLANNED_ONLY:
+            return _PLANNED_ONLY[self.sampling](self)
         if self.sampling not in SAMPLINGS:
             raise InvalidInput(f"--sampling is {self.sampling!r}; choose {one_of(SAMPLINGS)}")
         if self.max_batch_size is not None:
@@ -78,7 +90,23 @@ class RunShape:
             self.releases,
             adjacency=self.adjacency,
         )
-        return trace if steps is None else trace.until(steps)
+        trace = trace if steps is None else trace.until(steps)
+        return replace(trace, strategy=self.strategy(trace.steps))
+
+    def strategy(self, steps: int) -> NoiseStrategy:
+        """The noise strategy for a run of so many steps. Raises: InvalidInput for a malformed --noise-strategy."""
+        if self.noise_strategy is None:
+            return INDEPENDENT
+        return make_strategy(*split_schedule(self.noise_strategy), steps)
+
+    def sizes(self) -> tuple[int, int]:
+        """Numbers of examples of the data set and of a batch. Raises: InvalidInput if one is missing."""
+        if self.dataset_size is None or self.batch_size is None or self.sample_rate is not None or self.max_batch_size:
+            raise InvalidInput(
+                f"--sampling {self.sampling} needs --dataset-size and --batch-size, and neither --sample-rate nor "
+                "--max-batch-size"
+            )
+        return self.dataset_size, self.batch_size
 
     def of_sizes(self) -> Sampling:
         """The sampling with batches of --batch-size, at most --max-batch-size, of --dataset-size examples."""
@@ -104,8 +132,36 @@ def _shuffle(shape: RunShape) -> Sampling:
     return ShuffledSampling(1) if shape.batch_size is None else shape.of_sizes()
 
 
+def _cyclic(shape: RunShape) -> Sampling:
+    match shape.strategy(1):
+        case BandedNoise(bands=bands) if shape.cycle_length is None:
+            return CyclicPoissonSampling.of_sizes(*shape.sizes(), bands)
+        case _ if shape.cycle_length is None:
+            raise InvalidInput(
+                f"--cycle-length is missing: the number of groups that take turns in {CYCLIC_POISSON} batches"
+            )
+        case _:
+            return CyclicPoissonSampling.of_sizes(*shape.sizes(), shape.cycle_length)
+
+
+_PLANNED_ONLY: Mapping[str, Callable[[RunShape], Sampling]] = {
+    CYCLIC_POISSON: _cyclic,
+    FIXED_ORDER: lambda shape: FixedOrderSampling.of_sizes(*shape.sizes()),
+}
+
 _WITH_OWN_FLAGS: Mapping[str, Callable[[RunShape], Sampling]] = {"poisson": _poisson, "shuffle": _shuffle}
 """Samplings that accept other flags than --dataset-size and --batch-size."""
+
+
+def strategy_fields(shape: RunShape, trace: Trace) -> dict[str, Any]:
+    """What JSON says of correlated noise: the strategy, and errors of the sums of all gradients up to each step.
+
+    Errors are squared and per coordinate, in squared clipping bounds: their mean over the steps, and the largest.
+    """
+    if shape.noise_strategy is None or len(trace.segments) != 1:
+        return {}
+    mean, largest = prefix_sum_errors(trace.strategy, trace.steps, trace.segments[0].noise_multiplier)
+    return {"noise_strategy": shape.noise_strategy, "mean_squared_error": mean, "max_squared_error": largest}
 
 
 def delta_warning(delta: float, dataset_size: int | None) -> str | None:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 import accounting
 from accounting import ACCOUNTANTS, INDIVIDUAL_ACCOUNTANTS, SAMPLINGS
-from accounting.samplings import RANDOM_ALLOCATION
+from accounting.samplings import PLANNED_ONLY, RANDOM_ALLOCATION
 from orchestration.commands.epsilon import IndividualMethod, epsilon
 from orchestration.commands.run_flags import SamplingName
 from orchestration.sweeps.schema import AccountingSettings
@@ -70,7 +70,7 @@ def test_the_examples_of_the_docstrings_run() -> None:
 
 
 def test_the_command_line_offers_what_is_registered() -> None:
-    assert get_args(SamplingName) == (*SAMPLINGS, RANDOM_ALLOCATION), "and a sampling of the calculator alone"
+    assert get_args(SamplingName) == (*SAMPLINGS, *PLANNED_ONLY, RANDOM_ALLOCATION), "and those of calculators alone"
     assert get_args(IndividualMethod) == (*INDIVIDUAL_ACCOUNTANTS, "rdp-algorithm-2")
     shown = inspect.signature(epsilon, eval_str=True).parameters["accountant"].annotation.__metadata__[0].help
     assert shown.rstrip(".").replace(" or ", ", ").split(", ") == list(ACCOUNTANTS)

@@ -65,8 +65,8 @@ SELECTIONS: Final[tuple[Mutant, ...]] = (
         ("tests/accounting/test_selected_traces.py",),
         B("    require_one_run(trace)\n", "", "a selection costs what one of its runs costs", privacy=True),
         B(
-            "    require_supported(trace)\n    samplings",
-            "    samplings",
+            "    require_supported(trace)\n    trace = as",
+            "    trace = as",
             "an unknown sampling is accounted for",
             privacy=True,
             tests=("tests/accounting/test_closed_sums.py",),

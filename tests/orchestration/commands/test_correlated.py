@@ -1,0 +1,76 @@
+"""`dpsweep epsilon` and `calibrate` with cyclic Poisson batches, one fixed order, and correlated noise."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from accounting import PoissonSampling, Segment, Trace, account
+from accounting.noise import BandedNoise, prefix_sum_errors
+from orchestration.commands.main import app
+
+SIZES = ("--dataset-size", 1000, "--batch-size", 50)
+CYCLIC = ("--sampling", "cyclic_poisson", *SIZES)
+BANDED = ("--noise-strategy", "banded:bands=4")
+RUN = ("--steps", 40, "--noise-multiplier", 2, "--delta", 1e-5)
+
+
+def run(*arguments: object, command: str = "epsilon") -> Result:
+    return CliRunner().invoke(app, [command, *map(str, arguments)])
+
+
+def test_a_cycle_has_as_many_groups_as_bands() -> None:
+    found = json.loads(run(*CYCLIC, *BANDED, *RUN, "--json").stdout)
+    same = account(Trace(1000, (Segment(0, 10, PoissonSampling(0.2), 2.0),)), 1e-5)
+    assert (found["epsilon"], found["lower_epsilon"]) == (same.epsilon, same.lower_epsilon)
+    assert (found["kind"], found["adjacency"], found["steps"]) == ("guarantee", "add_remove", 40)
+    errors = (found["mean_squared_error"], found["max_squared_error"])
+    assert errors == prefix_sum_errors(BandedNoise(4, 40), 40, 2.0)
+    longer = json.loads(run(*CYCLIC, *BANDED, "--cycle-length", 8, *RUN, "--json").stdout)
+    rounds = account(Trace(1000, (Segment(0, 5, PoissonSampling(0.4), 2.0),)), 1e-5)
+    assert longer["epsilon"] == rounds.epsilon
+
+
+def test_one_fixed_order_needs_no_bands() -> None:
+    asked = ("--sampling", "fixed_order", *SIZES, "--noise-strategy", "lambda_cgd:decay=0.5", *RUN, "--json")
+    found = json.loads(run(*asked).stdout)
+    assert (found["lower_epsilon"], found["adjacency"], found["noise_strategy"]) == (
+        None,
+        "zero_out",
+        "lambda_cgd:decay=0.5",
+    )
+    independent = json.loads(run(*asked[:6], *RUN, "--json").stdout)
+    assert 0.0 < independent["epsilon"] < found["epsilon"], "at the same noise, correlation costs more"
+    assert "mean_squared_error" not in independent
+
+
+def test_calibrate_takes_the_same() -> None:
+    asked = (*CYCLIC, *BANDED, "--steps", 40, "--target-epsilon", 2, "--delta", 1e-5, "--json")
+    found = json.loads(run(*asked, command="calibrate").stdout)
+    assert found["epsilon"] == pytest.approx(2.0, rel=1e-3)
+    assert found["epsilon"] <= 2.0
+    assert found["mean_squared_error"] == prefix_sum_errors(BandedNoise(4, 40), 40, found["noise_multiplier"])[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((*CYCLIC, *RUN), "--cycle-length is missing"),
+        ((*CYCLIC, *BANDED, "--cycle-length", 3, *RUN), "reaches over 4 steps, but a cycle has 3"),
+        ((*CYCLIC, "--cycle-length", 21, *RUN), "1000 examples are enough for 1 to 20 groups"),
+        ((*CYCLIC, *BANDED, *RUN, "--group-size", 2), "members may take turns in different steps"),
+        ((*CYCLIC, *BANDED, *RUN, "--max-batch-size", 90), "neither --sample-rate nor --max-batch-size"),
+        ((*CYCLIC, "--noise-strategy", "bisr:bands=4", "--cycle-length", 4, *RUN), "reaches over 40 steps"),
+        ((*CYCLIC, "--noise-strategy", "blt:buffers=4", *RUN), "unknown noise strategy 'blt'"),
+        (("--sampling", "fixed", *SIZES, *BANDED, *RUN), "use cyclic_poisson with at least as many groups as bands"),
+        (("--sampling", "poisson", *SIZES, "--cycle-length", 4, *RUN), "--cycle-length belongs to --sampling cyclic"),
+        (("--sampling", "random_allocation", *SIZES, *BANDED, "--epochs", 2, *RUN[2:]), "drop --noise-strategy"),
+        ((*CYCLIC, *BANDED, "--schedule", "step:factor=0.5,period=1", *RUN), "use the schedule constant"),
+    ],
+)
+def test_what_has_no_proof_is_refused_by_name(arguments: tuple[object, ...], said: str) -> None:
+    refused = run(*arguments)
+    assert refused.exit_code != 0
+    assert said in str(refused.exception)
