@@ -7,7 +7,7 @@
 A row shows shares of sweeps, or of settings in them, in percent, and mean widths of 95% intervals in points: ``cover``
 should be 95 or more, ``false`` (sweeps with any wrong verdict) 5 or less, ``power`` high and ``width`` small. The
 columns are those measured by the case. Some cases are followed by a row for each method of
-`benchmarks.other_intervals`, for the same sweeps: ``told`` is how often a true difference is told from 0.
+`benchmarks.other_intervals`, for the first of these sweeps: ``told`` is how often a true difference is told from 0.
 """
 
 from __future__ import annotations
@@ -264,6 +264,7 @@ def main() -> None:
     """Print one line for each case."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sweeps", type=int, default=120, help="simulated sweeps of each case")
+    parser.add_argument("--others", type=int, default=20, help="simulated sweeps in which other methods are measured")
     parser.add_argument("--case", action="append", choices=CASES, help="only this case (may be repeated)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the simulation")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
@@ -271,7 +272,7 @@ def main() -> None:
     for name in options.case or CASES:
         row = measure(CASES[name], options.sweeps, options.seed)
         print(json.dumps({"case": name, **row}) if options.json else f"{name:<18}{_shown(row)}", flush=True)
-        others = measure_others(CASES[name].population, options.sweeps, options.seed) if name in BESIDE else {}
+        others = measure_others(CASES[name].population, options.others, options.seed) if name in BESIDE else {}
         for method, found in others.items():
             line = {"case": name, "method": method, **found}
             print(json.dumps(line) if options.json else f"  {method:<16}{_shown(found)}", flush=True)

@@ -56,9 +56,9 @@ TERMS = (
         "Interval",
         "Where the number would lie with other seeds, splits and test examples, in 95 of 100 sweeps: test examples (or "
         "users, if the data name them) are resampled, the same for all trials; seeds and splits enter with Student’s "
-        "t, their spread pooled over private settings: with two seeds, a setting whose seeds spread eight times as "
-        "much as the others’ may go unnoticed, and its interval covers in 85 of 100 sweeps. With one seed an interval "
-        "says nothing of other seeds. It is no statement about privacy.",
+        "t, their spread pooled over private settings: with two or three seeds, a setting whose seeds spread eight "
+        "times as much as the others’ may go unnoticed, and its interval covers in 85 of 100 sweeps. With one seed an "
+        "interval says nothing of other seeds. It is no statement about privacy.",
     ),
     (
         "Low or high by selection",

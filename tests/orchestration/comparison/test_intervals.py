@@ -184,24 +184,32 @@ def test_differences_are_widened_for_a_spread_that_goes_unnoticed() -> None:
     )
 
 
-@pytest.mark.parametrize(("times", "price"), [(4.0, 2.6), (8.0, 3.5)])
-def test_no_rule_covers_an_unnoticed_spread_of_two_seeds_at_a_moderate_width(times: float, price: float) -> None:
-    """Any interval m +- w(u) by a mean m of two runs and their deviation u, however w is chosen, beside a known pool.
+@pytest.mark.parametrize(
+    ("seeds", "times", "price", "of_other", "of_usual"),
+    [(2, 4.0, 2.6, 37.0, 0.0), (2, 8.0, 3.5, 81.0, 0.0), (3, 4.0, 1.4, 25.0, 5.0)],
+)
+def test_no_rule_covers_a_spread_of_few_seeds_that_goes_unnoticed_at_the_width_of_the_pool(
+    seeds: int, times: float, price: float, of_other: float, of_usual: float
+) -> None:
+    """Any interval m +- w(u) by a mean m of the seeds and their deviation u, beside a pool known to be 1.
 
-    If it covers 93% of the settings that spread ``times`` as much as the pool, its mean half width where none does is
-    at least ``price`` times that of the pool, by weak duality: E w(u) >= min over w of E w(u) - k P(covers) + 0.93 k.
+    If it covers 93% of the settings that spread ``times`` as much and 95% of the usual ones, the mean E w of its half
+    width for these is at least ``price`` times that by the pool: with P the two probabilities that it covers and any
+    k, l >= 0, by weak duality E w >= min over w of (E w - k P_other - l P_usual) + 0.93 k + 0.95 l.
     """
     deviations = np.concatenate((np.linspace(0, 5, 1001)[1:], np.linspace(5, 6 * times, 1001)[1:]))
     widths = np.concatenate((np.linspace(0, 10, 201), np.geomspace(10, 60 * times, 200)[1:]))
+    law = stats.chi(seeds - 1, scale=1.0 / np.sqrt(seeds - 1))
     steps = np.diff(deviations, prepend=0.0)
-    usual, other = (2.0 * stats.norm.pdf(deviations / spread) / spread * steps for spread in (1.0, times))
-    covers = 2.0 * stats.norm.cdf(widths / times) - 1.0
-    unseen = max(1.0 - other.sum(), 0.0)  # beyond the grid of deviations, where covering would cost nothing
-    least = [
-        (usual[:, None] * widths - price_of * other[:, None] * covers).min(1).sum() + price_of * (0.93 - unseen)
-        for price_of in (37.0, 81.0)
+    usual, other = (law.pdf(deviations / spread) / spread * steps for spread in (1.0, times))
+    gains = [
+        k * share[:, None] * (2.0 * stats.norm.cdf(widths / spread) - 1.0)
+        for k, share, spread in ((of_usual, usual, 1.0), (of_other, other, times))
     ]
-    assert max(least) > price * stats.norm.isf(0.025)
+    beyond = [max(1.0 - share.sum(), 0.0) for share in (usual, other)]  # the grid, where covering would cost nothing
+    least = (usual[:, None] * widths - gains[0] - gains[1]).min(1).sum()
+    least += of_usual * (0.95 - beyond[0]) + of_other * (0.93 - beyond[1])
+    assert least > price * stats.norm.isf(0.025)
 
 
 def test_one_setting_and_one_seed_pool_nothing() -> None:
