@@ -22,6 +22,7 @@ from orchestration.execution.environment import EMBEDDED, prepare_environment
 
 if TYPE_CHECKING:
     import pandas as pd
+    from plotly.graph_objects import Figure
     from torch import nn
 
     from accounting.mechanism import Trace
@@ -260,6 +261,20 @@ class Sweep:
         for warning in own_files(self._files, self._record, self._code, [best.trial.key]).changes():
             warnings.warn(warning, stacklevel=2)
         return register_best(best, self._record.manifest.sweep_id, self._files, name, alias, tracking_uri)
+
+    def plot(self, name: str = "privacy-utility") -> Figure:
+        """A figure of the report, as its release mode shows it, for plotly.
+
+        Raises: InvalidInput for a name that the report has no figure of, naming those that it has.
+        """
+        import plotly.graph_objects as go
+
+        from orchestration.report.catalogue import drawn_figures
+
+        drawn = {each.name: each for each in drawn_figures(self._record.data())}
+        if name not in drawn:
+            raise InvalidInput(f"the report has no figure {name!r}; it has: {', '.join(drawn) or 'none yet'}")
+        return go.Figure(drawn[name].figure.plain()).update_layout(title=drawn[name].title)
 
     def report(self) -> str:
         """Verify every stored file, write the reports again, and return the path of report.html.
