@@ -11,7 +11,7 @@ from accounting.reasons import Reason
 class DatasetDescription:
     """Sizes, names, notes and reasons of a data set, for planning.
 
-    group_sizes: training examples by group. notes, reasons: as in `Source`.
+    group_sizes, test_group_sizes: training and test examples by group. notes, reasons: as in `Source`.
     """
 
     name: str
@@ -20,6 +20,7 @@ class DatasetDescription:
     public_size: int
     group_names: tuple[str, ...]
     group_sizes: tuple[int, ...]
+    test_group_sizes: tuple[int, ...]
     class_names: tuple[str, ...]
     feature_shape: tuple[int, ...]
     notes: tuple[str, ...]

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 from scipy import special
 
 from orchestration.comparison.findings import POWER
@@ -19,6 +20,7 @@ from orchestration.comparison.intervals import TAIL, unnoticed
 from orchestration.records.published import RUNS
 from orchestration.sweeps.planned import PlannedTrial
 from orchestration.sweeps.schema import SweepSpec
+from workers.evaluation import shown_groups
 
 SEEDS: Final = (2, 3, 5, 10)
 """Numbers of seeds that a plan shows."""
@@ -42,7 +44,7 @@ ASSUMED: Final = Assumed()
 
 @dataclass(frozen=True)
 class Design:
-    """The size of a comparison: private settings, test examples, and those of the smallest and number of groups."""
+    """The size of a comparison: private settings, test examples, those of the smallest group shown, groups shown."""
 
     settings: int
     examples: int
@@ -63,7 +65,7 @@ class Detectable:
 def design(sweep: SweepSpec, trials: Sequence[PlannedTrial]) -> Design | None:
     """The design of a sweep; None if it compares no two settings of classes, or tunes them first.
 
-    The smallest group of the test examples is taken to have its share of the training examples.
+    Groups are those that are large enough to be shown (`shown_groups`).
     """
     private = [trial for trial in trials if trial.spec.is_private and trial.dataset.task == "classification"]
     settings = {
@@ -71,10 +73,11 @@ def design(sweep: SweepSpec, trials: Sequence[PlannedTrial]) -> Design | None:
     }
     if len(settings) < 2 or sweep.tune is not None:
         return None
-    data = min((trial.dataset for trial in private), key=lambda each: each.test_size)
-    sizes = [size for size in data.group_sizes if size]
-    share = min(sizes, default=1) / max(sum(sizes), 1)
-    return Design(len(settings), data.test_size, max(1, round(share * data.test_size)), max(1, len(sizes)))
+    least = min(private, key=lambda each: each.dataset.test_size)
+    sizes = np.array(least.dataset.test_group_sizes)
+    shown = sizes[shown_groups(sizes, least.spec.min_group_size)]
+    examples = least.dataset.test_size
+    return Design(len(settings), examples, int(shown.min()) if len(shown) else examples, max(1, len(shown)))
 
 
 def detectable(of: Design, seeds: int, assumed: Assumed = ASSUMED) -> Detectable:
@@ -106,7 +109,7 @@ def lines(of: Design, planned: int, hours: float | None = None) -> list[str]:
     """
     found = [
         f"what {of.settings} private settings can show, on {of.examples:,} test examples (the smallest of {of.groups} "
-        f"groups: about {of.smallest:,}): differences in accuracy, worst group, gap, found in 4 of 5 sweeps"
+        f"groups: {of.smallest:,}): differences in accuracy, worst group, gap, found in 4 of 5 sweeps"
     ]
     for seeds in sorted({*SEEDS, planned} - {1}):
         each = detectable(of, seeds)

@@ -75,14 +75,18 @@ def load_dataset(spec: DataSpec, code: UserCode = NO_CODE) -> Dataset:
 
 def describe(dataset: Dataset) -> DatasetDescription:
     """The description of a data set."""
-    sizes = np.bincount(dataset.train.groups.numpy(), minlength=dataset.num_groups)
+    sizes, test_sizes = (
+        tuple(np.bincount(part.groups.numpy(), minlength=dataset.num_groups).tolist())
+        for part in (dataset.train, dataset.test)
+    )
     return DatasetDescription(
         name=dataset.name,
         train_size=len(dataset.train),
         test_size=len(dataset.test),
         public_size=0 if dataset.public is None else len(dataset.public),
         group_names=dataset.group_names,
-        group_sizes=tuple(int(size) for size in sizes),
+        group_sizes=sizes,
+        test_group_sizes=test_sizes,
         class_names=dataset.class_names,
         feature_shape=dataset.feature_shape,
         notes=dataset.notes,

@@ -9,7 +9,8 @@ import pytest
 from accounting.errors import InvalidInput
 from benchmarks.coverage import private
 from benchmarks.simulated import Population, simulated
-from orchestration.comparison.power import ASSUMED, Design, detectable, lines, warnings
+from orchestration.comparison.power import ASSUMED, Design, design, detectable, lines, warnings
+from orchestration.sweeps.plan import plan_sweep
 from orchestration.sweeps.schema import parse_sweep
 
 SIX = Design(6, 300, 30, 10)
@@ -51,6 +52,16 @@ def test_a_plan_shows_seeds_with_hours_and_warns_below_what_is_asked() -> None:
     assert "more seeds do not help" in warnings(SIX, 2, 0.001)[0]
     assert warnings(SIX, 10, 0.2) == []
     assert "one seed" in warnings(SIX, 1, None)[0]
+
+
+def test_the_smallest_group_is_that_of_the_test_examples() -> None:
+    """Not of the training examples, of which ``keep`` may leave out most."""
+    sweep = parse_sweep(_SWEEP.format("3 points").replace("data: digits", "data: {name: digits, keep: {8: 0.05}}"))
+    planned = plan_sweep(sweep).trials
+    found, sizes = design(sweep, planned), planned[0].dataset.test_group_sizes
+    assert found == Design(2, sum(sizes), min(sizes), 10)
+    assert found is not None
+    assert found.smallest > 3 * planned[0].dataset.group_sizes[8]
 
 
 @pytest.mark.parametrize(("written", "share"), [("3 points", 0.03), ("0.03", 0.03), ("1 point", 0.01)])
