@@ -101,7 +101,7 @@ def own_files(
 
     given: modules in place of those that the sweep was last run with. keys: of the trials to compare; by default all.
     """
-    were = (UserModule(location, place or None) for location, place in record.manifest.code.items())
+    were = (UserModule(str(location), str(place) or None) for location, place in record.manifest.code.items())
     points = [point for point in record.points if not keys or point.key in keys]
     named = dict.fromkeys(location for point in points for location in own_locations(point.spec))
     known = {module.location: module.as_it_is() for module in (*were, *given.modules) if module.location in named}

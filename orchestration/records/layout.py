@@ -103,7 +103,7 @@ class SweepFiles:
 
     @property
     def manifest(self) -> str:
-        """The manifest (JSON): the submitted sweep, versions, git state, hardware."""
+        """The manifest (JSON): the submitted sweep, versions, git state, hardware, and where your own code was read."""
         return self._below("sweep.json")
 
     @property
