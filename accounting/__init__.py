@@ -39,12 +39,15 @@ from accounting.exponential_choice import ExponentialChoice
 from accounting.individual import INDIVIDUAL_ACCOUNTANTS, IndividualEpsilons, individual_epsilons
 from accounting.joint_cost import account_together, epsilon_of_examples_together
 from accounting.mechanism import GaussianRelease, PureRelease, Release, Segment, SideQuery, Trace
+from accounting.noise import BandedNoise, IndependentNoise, InverseRootNoise, LambdaNoise
 from accounting.pld import CertifiedEpsilon, epsilon_of_examples, group_epsilons
 from accounting.random_trials import RandomTrials
 from accounting.records import read_trace, write_trace
 from accounting.samplings import (
     SAMPLINGS,
+    CyclicPoissonSampling,
     FixedBatchSampling,
+    FixedOrderSampling,
     PoissonSampling,
     Sampling,
     ShuffledSampling,
@@ -60,16 +63,22 @@ __all__ = [
     "SCHEDULES",
     "AdvantageBudget",
     "AttackRisk",
+    "BandedNoise",
     "CertifiedEpsilon",
     "CertifiedInterval",
+    "CyclicPoissonSampling",
     "DataCorruption",
     "DpsweepError",
     "EpsilonBudget",
     "ExponentialChoice",
     "FixedBatchSampling",
+    "FixedOrderSampling",
     "GaussianRelease",
+    "IndependentNoise",
     "IndividualEpsilons",
     "InvalidInput",
+    "InverseRootNoise",
+    "LambdaNoise",
     "NoiseSchedule",
     "PoissonSampling",
     "PrivacyCurve",

@@ -33,7 +33,7 @@ from accounting.schedules import (
 )
 from orchestration.commands import panels
 from orchestration.commands.run_flags import AccountantName, Json, RunFlags, warn_of_delta, with_run_flags
-from orchestration.commands.run_shape import RunShape, strategy_fields
+from orchestration.commands.run_shape import RunShape, strategy_fields, strategy_notes
 from orchestration.commands.selection_flags import SELECTION, SelectionShape, SelectionTrials, random_trials
 from orchestration.commands.targets import Target
 
@@ -70,6 +70,7 @@ def calibrate(
     if delta is not None:
         warn_of_delta(delta, flags.dataset_size)
     solution = Solution(solve, value, trace, budget, *_reached(budget, trace))
+    noise = strategy_fields(request.shape, trace)
     if as_json:
         guarantee = {
             "delta": delta,
@@ -78,18 +79,22 @@ def calibrate(
             "accountant": target.accountant or accountant,
         }
         run = {"sampling": flags.sampling, "schedule": flags.schedule, "steps": trace.steps}
-        run |= strategy_fields(request.shape, trace)
         selection = {} if trials is None else {"selection_trials": trials.mean, "selection_shape": trials.shape}
-        typer.echo(json.dumps(solution.as_dict() | guarantee | run | selection))
+        typer.echo(json.dumps(solution.as_dict() | guarantee | run | noise | selection))
         return
     typer.echo(solution.sentence())
+    for note in strategy_notes(noise):
+        typer.echo(f"note: {note}")
     if trials is not None:
         typer.echo(f"note: {SELECTION}")
 
 
 @dataclass(frozen=True)
 class Solution:
-    """The value found, and the run with that value. cost: of this run, in the unit of the budget; kind: its claim."""
+    """The value found, and the run with that value. cost: of this run, in the unit of the budget; kind: its claim.
+
+    lower: a proven lower bound on an epsilon; None where there is none, and for other units.
+    """
 
     solved_for: str
     value: float
@@ -97,6 +102,7 @@ class Solution:
     budget: Budget
     cost: float
     kind: Kind
+    lower: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The value, under two names, with the cost, its claim and the budget, as plain values."""
@@ -105,6 +111,7 @@ class Solution:
             "value": self.value,
             self.solved_for.replace("-", "_"): self.value,
             self.budget.unit: self.cost,
+            **({"lower_epsilon": self.lower} if isinstance(self.budget, EpsilonBudget) else {}),
             "kind": self.kind,
             "target": self.budget.limit,
         }
@@ -115,12 +122,12 @@ class Solution:
         return f"{self.solved_for}: {self.value}  ({cost}, {self.kind}, {self.trace.steps} steps)"
 
 
-def _reached(budget: Budget, trace: Trace) -> tuple[float, Kind]:
-    """The cost of the run in the unit of the budget, and how strong a claim it is."""
+def _reached(budget: Budget, trace: Trace) -> tuple[float, Kind, float | None]:
+    """The cost of the run in the unit of the budget, how strong a claim it is, and a lower bound if one is proven."""
     if isinstance(budget, EpsilonBudget):
         found = budget.estimate(trace)
-        return found.epsilon, found.kind
-    return budget.cost(trace), trace.kind
+        return found.epsilon, found.kind, found.lower_epsilon
+    return budget.cost(trace), trace.kind, None
 
 
 @dataclass(frozen=True)

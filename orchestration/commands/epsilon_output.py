@@ -17,6 +17,7 @@ from accounting.reasons import in_words, union
 from orchestration.commands.epsilon_answers import EpsilonAnswers
 from orchestration.commands.plots import write_epsilon_plot
 from orchestration.commands.risk import RISK, risk_table, write_curve_plot
+from orchestration.commands.run_shape import strategy_notes
 from orchestration.commands.selection_flags import SELECTION, naive_note
 from orchestration.commands.stored_trial import PRIVATE, QUANTILES, EpsilonSpread, steps_per_epoch
 from orchestration.comparison.group_sizes import COMPARISON, VADHAN, GroupComparison, linear_heading
@@ -84,6 +85,7 @@ def _tables(found: EpsilonAnswers) -> Iterator[Table]:
 def _notes(found: EpsilonAnswers) -> Iterator[str]:
     together, spread = [found.together] * (found.together is not None), [found.spread] * (found.spread is not None)
     yield from in_words(union(each.reasons for each in (*found.estimates, *together, *spread) if each is not None))
+    yield from strategy_notes(found.run.fields)
     if found.compared:
         yield COMPARISON
     if found.selection:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -162,6 +162,16 @@ def strategy_fields(shape: RunShape, trace: Trace) -> dict[str, Any]:
         return {}
     mean, largest = prefix_sum_errors(trace.strategy, trace.steps, trace.segments[0].noise_multiplier)
     return {"noise_strategy": shape.noise_strategy, "mean_squared_error": mean, "max_squared_error": largest}
+
+
+def strategy_notes(fields: Mapping[str, Any]) -> Iterator[str]:
+    """What is said below a table of the fields that `strategy_fields` returned."""
+    if "noise_strategy" in fields:
+        mean, largest = fields["mean_squared_error"], fields["max_squared_error"]
+        yield (
+            f"noise {fields['noise_strategy']}: squared error of the sum of all gradients up to a step, per weight, "
+            f"in squared clipping bounds: mean {mean:.4g}, largest {largest:.4g}"
+        )
 
 
 def delta_warning(delta: float, dataset_size: int | None) -> str | None:

@@ -19,9 +19,10 @@ from orchestration.commands.run_flags import SamplingName
 from orchestration.sweeps.schema import AccountingSettings
 
 EXPORTED = {
-    "accounting": """ACCOUNTANTS INDIVIDUAL_ACCOUNTANTS SAMPLINGS SCHEDULES AdvantageBudget AttackRisk
+    "accounting": """ACCOUNTANTS INDIVIDUAL_ACCOUNTANTS SAMPLINGS SCHEDULES AdvantageBudget AttackRisk BandedNoise
         CertifiedEpsilon CertifiedInterval DataCorruption DpsweepError EpsilonBudget ExponentialChoice
-        FixedBatchSampling GaussianRelease IndividualEpsilons
+        CyclicPoissonSampling FixedBatchSampling FixedOrderSampling GaussianRelease IndependentNoise
+        IndividualEpsilons InverseRootNoise LambdaNoise
         InvalidInput NoiseSchedule PoissonSampling PrivacyCurve PrivacyEstimate PureRelease RandomTrials
         Release RhoBudget Sampling Segment ShuffledSampling SideQuery StorageError Trace TruePositiveRateBudget
         TruncatedPoissonSampling Unreachable

@@ -50,8 +50,15 @@ def test_calibrate_takes_the_same() -> None:
     asked = (*CYCLIC, *BANDED, "--steps", 40, "--target-epsilon", 2, "--delta", 1e-5, "--json")
     found = json.loads(run(*asked, command="calibrate").stdout)
     assert found["epsilon"] == pytest.approx(2.0, rel=1e-3)
-    assert found["epsilon"] <= 2.0
+    assert 1.99 < found["lower_epsilon"] <= found["epsilon"] <= 2.0
     assert found["mean_squared_error"] == prefix_sum_errors(BandedNoise(4, 40), 40, found["noise_multiplier"])[0]
+
+
+def test_tables_say_the_errors_of_a_strategy() -> None:
+    mean, largest = prefix_sum_errors(BandedNoise(4, 40), 40, 2.0)
+    assert f"mean {mean:.4g}, largest {largest:.4g}" in run(*CYCLIC, *BANDED, *RUN).stdout
+    asked = (*CYCLIC, *BANDED, "--steps", 40, "--target-epsilon", 2, "--delta", 1e-5)
+    assert "note: noise banded:bands=4: squared error" in run(*asked, command="calibrate").stdout
 
 
 @pytest.mark.parametrize(
