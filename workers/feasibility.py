@@ -20,7 +20,7 @@ from workers.augmentation import augmented, make_augmentation
 from workers.data import Dataset, as_targets
 from workers.gradients import OUTERMOST, GradientEngine, in_its_precision, modes_kept, require_autocast
 from workers.imports import UserCode, blamed_on, is_import_path
-from workers.losses import Loss, build_loss
+from workers.losses import FURTHER_COLUMNS, Loss, build_loss
 from workers.models import build_model
 from workers.preprocessing import make_preprocessing
 from workers.reached import listed, require_reached
@@ -164,17 +164,18 @@ def _batch(augmentation: Component | None, dataset: Dataset, place: slice) -> tu
     return copies.flatten(0, 1), labels.flatten(0, 1), copies.shape[1]
 
 
-def _check_shape(logits: object, rows: int, output: tuple[int, ...], may_be_wider: bool, outputs: str) -> None:
-    """Raises: InvalidInput unless ``logits`` are [rows, *output]; with further columns, if they ``may_be_wider``."""
+def _check_shape(logits: object, rows: int, output: tuple[int, ...], outputs: str, has_own_loss: bool) -> None:
+    """Refuse logits of another shape than [rows, *output].
+
+    has_own_loss: whether the loss is the user's, which may take further columns, as of a second head. outputs: what a
+    row must have, for the error. Raises: InvalidInput.
+    """
     shape = tuple(logits.shape) if isinstance(logits, Tensor) else ()
-    if shape == (rows, *output):
+    is_wider = len(shape) == 2 and len(output) == 1 and shape[0] == rows and shape[1] > output[0]
+    if shape == (rows, *output) or (is_wider and has_own_loss):
         return
-    if may_be_wider and len(shape) == 2 and shape[0] == rows and shape[1] > output[0]:
-        return
-    lost = "; a squeeze() takes off the batch axis: name the axis, as in squeeze(-1)" if shape[:1] != (rows,) else ""
-    wider = ""
-    if len(shape) == 2 and len(output) == 1 and shape[0] == rows and shape[1] > output[0]:
-        wider = "; further columns, such as of a second head, need a loss of your own, and the first ones are taken"
+    lost = "; a squeeze() takes off the batch axis: name the axis, as in squeeze(-1)" * (shape[:1] != (rows,))
+    wider = f"; {FURTHER_COLUMNS}" * is_wider
     raise InvalidInput(
         f"for {rows} row{'s' * (rows > 1)} it returns the shape {shape}, but must return {(rows, *output)}: for each "
         f"row {outputs}{lost}{wider}"
@@ -182,21 +183,17 @@ def _check_shape(logits: object, rows: int, output: tuple[int, ...], may_be_wide
 
 
 def _checked_logits(model: nn.Module, x: Tensor, y: Tensor, dataset: Dataset, has_own_loss: bool) -> Tensor:
-    """The logits of ``x``, checked here because a later failure in the gradients would not name the cause.
-
-    has_own_loss: whether the loss is the user's, which may take further columns, as of a second head.
-    """
+    """The logits of ``x``, checked here because a later failure in the gradients would not name the cause."""
     with torch.enable_grad(), in_its_precision(model, x.device):
         logits = model(x)
     if not isinstance(logits, Tensor):
         raise InvalidInput(f"its forward returns a {type(logits).__name__}, but must return a tensor of logits")
     task = task_called(dataset.task)
-    output = task.output_shape(y, dataset.class_names)
-    may_be_wider = has_own_loss and len(output) == 1
-    _check_shape(logits, len(x), output, may_be_wider, task.outputs(dataset.class_names))
+    output, outputs = task.output_shape(y, dataset.class_names), task.outputs(dataset.class_names)
+    _check_shape(logits, len(x), output, outputs, has_own_loss)
     with torch.no_grad(), modes_kept(model), in_its_precision(model, x.device):
         model.eval()  # batch normalisation, which the engine refuses by name, takes no single row in training
-        _check_shape(model(x[:1]), 1, output, may_be_wider, task.outputs(dataset.class_names))
+        _check_shape(model(x[:1]), 1, output, outputs, has_own_loss)
     if not logits.is_floating_point():
         raise InvalidInput(f"it returns logits of {logits.dtype}, but they must be floating-point numbers")
     if not logits.requires_grad:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -133,10 +134,19 @@ TASK_OF: Mapping[str, str] = {
 """Task of each loss in `LOSSES`; the user's own losses are accepted for every task."""
 
 
-def build_loss(component: Component, code: UserCode = NO_CODE, task: str | None = None) -> Loss:
-    """The per-example loss called ``component.name``. task: the task of the data, if known.
+FURTHER_COLUMNS: Final = (
+    "further columns, such as of a second head, need a loss of your own, and the first ones are taken"
+)
 
-    A loss of the user's own is ``module:function(**params)`` with a module in ``code``; the function returns a `Loss`.
+
+def build_loss(
+    component: Component, code: UserCode = NO_CODE, task: str | None = None, columns: int | None = None
+) -> Loss:
+    """The per-example loss called ``component.name``.
+
+    task: the task of the data, if known. columns: its number of outputs, if known; the loss then refuses rows with
+    more, unless it is the user's. A loss of the user's own is ``module:function(**params)`` with a module in ``code``;
+    the function returns a `Loss`.
 
     Raises: InvalidInput for unknown names, keys and values, a loss of another task, or the user's own loss whose module
     is not in ``code``.
@@ -153,11 +163,22 @@ def build_loss(component: Component, code: UserCode = NO_CODE, task: str | None 
             raise InvalidInput(
                 f"loss {name!r} is for {TASK_OF[name]}, but the data are for {task}; set loss: {fitting}"
             )
-        return known
+        return known if columns is None else _of_columns(known, columns)
     loss: object = build({name: import_function(name, "loss", code)}, name, component.params, "loss")
     if not callable(loss):
         raise InvalidInput(
             f"loss {name!r} returned {type(loss).__name__}, but must return a function of logits [b, classes] and "
             "labels [b] that returns a loss for each row [b]"
         )
+    return loss
+
+
+def _of_columns(known: Loss, columns: int) -> Loss:
+    """The loss, for rows of at most so many outputs: cross-entropy would take others for further classes."""
+
+    def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+        if outputs.ndim == 2 and outputs.shape[1] > columns:
+            raise InvalidInput(f"the model returns {outputs.shape[1]} outputs for {columns}; {FURTHER_COLUMNS}")
+        return known(outputs, labels)
+
     return loss

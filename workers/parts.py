@@ -32,6 +32,6 @@ def parts_of(spec: TrialSpec, dataset: Dataset, code: UserCode) -> Parts:
     return Parts(
         make_clipping(spec.clipping, code),
         partial(build_model, spec.model, dataset, spec.seed, code),
-        partial(build_loss, spec.loss, code, dataset.task),
+        partial(build_loss, spec.loss, code, dataset.task, dataset.num_classes),
         partial(make_optimizer, spec.optimizer),
     )

@@ -133,3 +133,10 @@ def test_mistakes_are_named() -> None:
         build_loss(Component("binary_logistic"))(LOGITS, LABELS)
     with pytest.raises(InvalidInput, match="unknown loss 'hing'; did you mean 'hinge'"):
         build_loss(Component("hing"))
+
+
+def test_a_built_in_loss_refuses_further_columns() -> None:
+    loss = build_loss(Component("cross_entropy"), task="classification", columns=LOGITS.shape[1])
+    assert torch.equal(loss(LOGITS, LABELS), build_loss(Component("cross_entropy"))(LOGITS, LABELS))
+    with pytest.raises(InvalidInput, match=r"returns \d+ outputs for \d+; further columns.*need a loss of your own"):
+        loss(torch.cat((LOGITS, LOGITS), 1), LABELS)
