@@ -36,7 +36,6 @@ ELSEWHERE: Final[Mapping[str, str]] = {
     "orchestration/tracking/runs.py": "a temporary folder",
     "orchestration/tracking/models.py": "a temporary folder",
     "orchestration/tracking/addresses.py": "the folder of a database that the user named",
-    "workers/gradients/proofs.py": "the run's own folder of proofs, with mode 0700",
     "workers/probe.py": "/proc",
     "workers/memory.py": "/proc",
     "workers/data/files.py": "the user's data, and the cache",

@@ -11,11 +11,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
-import os
 import platform
 import re
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,7 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from accounting.records import UnsafeFile, is_encrypting, make_private_folder
+from accounting.errors import StorageError
+from accounting.records import UnsafeFile, is_encrypting, make_private_folder, read_bytes, write_in_private_folder
 from workers.gradients.hidden_state import UNKNOWN, HiddenState, code_digest, is_installed
 from workers.gradients.modes import modes_of
 from workers.node_folder import node_folder
@@ -67,12 +66,9 @@ def note_proof(digest: str | None, proof: Proof) -> None:
     folder = _folder_of_the_run()
     if folder is None:
         return
-    with contextlib.suppress(OSError, UnsafeFile):  # it was removed, or is full: other processes then show it again
-        make_private_folder(str(folder))
-        handle, path = tempfile.mkstemp(dir=folder)
-        with os.fdopen(handle, "w") as file:
-            file.write(f"{proof.examples} {'aligned' if proof.aligned else 'other'}")
-        os.replace(path, folder / digest)
+    text = f"{proof.examples} {'aligned' if proof.aligned else 'other'}"
+    with contextlib.suppress(OSError, StorageError, UnsafeFile):  # removed, or full: other processes show it again
+        write_in_private_folder(f"{folder}/{digest}", text.encode())
 
 
 def _noted_in_the_run(digest: str) -> Proof | None:
@@ -80,9 +76,9 @@ def _noted_in_the_run(digest: str) -> Proof | None:
     if folder is None:
         return None
     try:
-        make_private_folder(str(folder))
-        found = _FORM.fullmatch((folder / digest).read_text())
-    except (OSError, UnsafeFile, UnicodeDecodeError):
+        make_private_folder(str(folder))  # refuses one of another user, who could forge what is in it
+        found = _FORM.fullmatch(read_bytes(f"{folder}/{digest}").decode())
+    except (OSError, StorageError, UnsafeFile, UnicodeDecodeError):
         return None
     return None if found is None else Proof(int(found[1]), found[2] == "aligned")
 
