@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,7 @@ from typing import Final
 from pydantic import TypeAdapter, ValidationError
 
 from accounting.errors import InvalidInput
-from accounting.records import KeyCheck, new_key_check
+from accounting.records import KeyCheck, new_key_check, read_bytes
 from orchestration.execution.cluster import own_packages
 from orchestration.records.limits import NO_LIMITS, Limits
 from orchestration.records.turn import FIRST_COME, Turn
@@ -118,15 +119,15 @@ def packaged(
 def read_job() -> JobDescription:
     """The job that this process was started for, with the paths at which Ray has put its code.
 
-    Raises: InvalidInput if no job's package is importable.
+    Raises: InvalidInput if no job's package is importable, or what describes it was altered; UnsafeFile.
     """
     found = importlib.util.find_spec(_FOLDER)
     if found is None or not found.submodule_search_locations:
         raise InvalidInput("there is no job here: `dpsweep drive` is started by the jobs of `dpsweep submit`")
-    content = Path(next(iter(found.submodule_search_locations)), "job.json").read_bytes()
+    folder = os.path.realpath(next(iter(found.submodule_search_locations)))
     try:
-        job = _DESCRIPTION.validate_json(content)
-    except ValidationError as error:
+        job = _DESCRIPTION.validate_json(read_bytes(f"{folder}/job.json"))
+    except (FileNotFoundError, ValidationError) as error:
         raise InvalidInput(
             "the job was submitted by another version of dpsweep, or is none; submit it with the version of the head"
         ) from error

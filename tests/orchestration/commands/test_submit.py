@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from accounting.errors import InvalidInput
+from accounting.errors import DpsweepError, InvalidInput
 from orchestration.commands.main import main
 from orchestration.execution.job_package import LARGEST, Asked, packaged, read_job
 from orchestration.records.layout import SweepFiles
@@ -165,6 +165,27 @@ def test_the_job_is_given_its_limits_and_what_to_retry(monkeypatch: pytest.Monke
     with packaged(small(), "sweep.yaml", "/a", NO_CODE, asked) as package:
         monkeypatch.syspath_prepend(str(Path(package.folders[-1]).parent))
         assert read_job().asked == asked
+
+
+@pytest.mark.parametrize("forged", ["", "[]", "\xff", '{"text": {}}', "[" * 100_000, None, "pipe", "link"])
+def test_a_package_that_was_forged_is_one_line(monkeypatch: pytest.MonkeyPatch, forged: str | None) -> None:
+    """Its code is run, as that of any job: whoever may submit jobs runs code on the cluster."""
+    with packaged(small(), "sweep.yaml", "/a", NO_CODE) as package:
+        job = Path(package.folders[-1], "job.json")
+        job.unlink()
+        match forged:
+            case None:
+                pass
+            case "pipe":
+                os.mkfifo(job)
+            case "link":
+                job.symlink_to("/etc/passwd")
+            case _:
+                job.write_bytes(forged.encode("latin-1"))
+        monkeypatch.syspath_prepend(str(job.parent.parent))
+        with pytest.raises(DpsweepError, match=r"another version of dpsweep, or is none|did not open") as refused:
+            read_job()
+    assert "\n" not in str(refused.value)
 
 
 def test_drive_outside_a_job_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
