@@ -31,6 +31,7 @@ from orchestration.execution.cluster import refused_token
 from orchestration.execution.job_package import Package
 from orchestration.records.ownership import PERIOD
 from orchestration.records.turn import Turn
+from orchestration.tracking.deadlines import Timed, within
 from workers.own_record import has_changed
 
 if TYPE_CHECKING:
@@ -40,8 +41,13 @@ _ANSWER_WITHIN = 10.0
 """Seconds to wait for the first answer of a dashboard."""
 _MEMORY_WITHIN: Final = 15.0
 """Seconds in which the dashboard of a head that has just started tells the head's memory."""
+_COMPLETE_WITHIN: Final = 120.0
+"""Seconds to wait for a whole answer of a dashboard."""
+_SENT_WITHIN: Final = 900.0
+"""Seconds to send a job with its package."""
 _AGENT_WITHIN = 90.0
 """Seconds to wait for a head to start its job agent."""
+_ADVICE: Final = "see what holds up the head, and ask again"
 _NO_AGENT = "No available agent"
 _STOP_WITHIN = 120
 """Seconds that a stopped driver has to close its MLflow runs before Ray kills it."""
@@ -104,7 +110,8 @@ class SubmittedSweeps:
         _require_dashboard(self._address)
         os.environ["RAY_API_SERVER_ADDRESS"] = self._address  # overrides the address given to the client
         with self._errors_as_invalid_input():
-            self._client = JobSubmissionClient(self._address)
+            client = within(_COMPLETE_WITHIN, lambda: JobSubmissionClient(self._address), _ADVICE)
+            self._client = Timed(client, _limit, _ADVICE)
         for logger in _VERBOSE_LOGGERS:
             logging.getLogger(logger).setLevel(logging.WARNING)
 
@@ -276,12 +283,21 @@ _UNLIKE_RAY: Final = (ValueError, TypeError, LookupError, AttributeError)
 """Errors of Ray's client, or of reading its answers, where another server or another version has answered."""
 
 
+def _limit(method: str) -> float:
+    """Seconds for a call of a method of Ray's client, by the method's name."""
+    return _SENT_WITHIN if method == "submit_job" else _COMPLETE_WITHIN
+
+
 def _require_dashboard(address: str) -> None:
     """Raise `InvalidInput` unless a dashboard answers within seconds; Ray's client would wait for minutes."""
     if not re.fullmatch(r"https?://[^/]+", address):
         raise InvalidInput(f"--address is {address!r}, but must be that of a dashboard, such as http://HEAD:8265")
-    try:
+
+    def ask() -> None:
         urllib.request.urlopen(f"{address}/api/version", timeout=_ANSWER_WITHIN).close()
+
+    try:
+        within(2.0 * _ANSWER_WITHIN, ask, _ADVICE)
     except urllib.error.HTTPError:
         return  # it answers; later requests report what it refuses
     except (OSError, http.client.HTTPException, ValueError) as error:

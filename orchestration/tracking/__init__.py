@@ -7,6 +7,7 @@ __all__ = [
     "abandoned",
     "access",
     "addresses",
+    "deadlines",
     "embedded",
     "given_stores",
     "mlflow",

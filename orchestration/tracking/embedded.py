@@ -1,4 +1,7 @@
-"""Embedded MLflow store in an SQLite file, copied from a cached empty one, as MLflow takes two seconds to make it."""
+"""Clients of MLflow: of an embedded store in an SQLite file, and of a server.
+
+An embedded store is copied from a cached empty one, as MLflow takes two seconds to make it. A call of a server ends.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import contextlib
 import os
 import sqlite3
 from pathlib import Path
+from typing import Final, TypeVar, cast
 
 # MLflow reads these when it is imported: no telemetry, no log lines about migrations, no long retries (the recorder
 # retries).
@@ -18,14 +22,23 @@ os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
 
 import mlflow
 from mlflow import MlflowClient
+from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_TIMEOUT
 
 from accounting.errors import StorageError
 from accounting.records import UnsafeFile, write_bytes_atomically
 from orchestration.records.layout import DATABASE
+from orchestration.tracking.addresses import is_server
+from orchestration.tracking.deadlines import Timed
 from orchestration.tracking.no_tracking import NO_TRACKING
 from workers.user_cache import CACHE
 
+Client = TypeVar("Client")
 _SCHEME = "sqlite:///"
+TIMES: Final = 6.0
+"""Seconds that a request to a server may take in all, in multiples of the time in which it has to go on."""
+TIMES_WITH_FILES: Final = 45.0
+"""The same for a request that sends files: 100 MB at 110 kB/s take 900 s."""
+_ADVICE: Final = f"see what holds up the server, or raise MLFLOW_HTTP_REQUEST_TIMEOUT; {TIMES:g} times it is the limit"
 
 
 def embedded_tracking_uri(folder: Path | str) -> str:
@@ -47,10 +60,12 @@ def client_of(tracking_uri: str) -> MlflowClient:
 
     The cache in ``~/.cache/dpsweep`` has one empty store per version of MLflow, made from the first store that this
     version creates, without any data of a sweep. If it cannot be written, MLflow creates every store itself.
+
+    Calls of a server raise TimeoutError where its answer is not complete in time (`Timed`).
     """
     file = Path(tracking_uri.removeprefix(_SCHEME))
     if not tracking_uri.startswith(_SCHEME) or (file.exists() and file.stat().st_size):
-        return MlflowClient(tracking_uri=tracking_uri)
+        return timed(MlflowClient(tracking_uri=tracking_uri), tracking_uri)
     empty = CACHE.expanduser().resolve() / f"mlflow-{mlflow.__version__}.db"
     if _is_copied(empty, file):
         return MlflowClient(tracking_uri=tracking_uri)
@@ -58,6 +73,17 @@ def client_of(tracking_uri: str) -> MlflowClient:
     with contextlib.suppress(StorageError, UnsafeFile, sqlite3.Error):
         write_bytes_atomically(str(empty), _emptied(file))
     return client
+
+
+def timed(client: Client, tracking_uri: str) -> Client:
+    """``client``, each of whose calls ends (`Timed`), where ``tracking_uri`` names a server; else as it is."""
+    return cast(Client, Timed(client, _limit, _ADVICE)) if is_server(tracking_uri) else client
+
+
+def _limit(method: str) -> float:
+    """Seconds for a call of a method of MLflow's client, by the method's name."""
+    pause = int(MLFLOW_HTTP_REQUEST_TIMEOUT.get())  # type: ignore[no-untyped-call]  # MLflow's has no types
+    return pause * (TIMES_WITH_FILES if "artifact" in method else TIMES)
 
 
 def _is_copied(empty: Path, file: Path) -> bool:

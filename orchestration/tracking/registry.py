@@ -21,7 +21,7 @@ from orchestration.records.layout import SweepFiles
 from orchestration.records.published import PublishedTrial
 from orchestration.records.safety import require_safe_tracking
 from orchestration.tracking.addresses import experiment_name, probe, reported
-from orchestration.tracking.embedded import embedded_tracking_uri
+from orchestration.tracking.embedded import embedded_tracking_uri, timed
 from orchestration.tracking.models import SETTING, SWEEP, TRIAL, ModelLog
 from orchestration.tracking.no_tracking import NO_TRACKING
 
@@ -60,7 +60,7 @@ def register_best(
         require_safe_tracking(files)
     with reported("cannot register a model in", uri):
         probe(uri)
-        client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+        client = timed(MlflowClient(tracking_uri=uri, registry_uri=uri), uri)
         model = _logged(client, sweep_id, found.trial.key)
         if model is None:
             _keep(client, sweep_id, files, found.trial)

@@ -19,6 +19,7 @@ from mlflow import MlflowClient
 from mlflow.entities import DatasetInput, Metric, Param, Run, RunTag
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
+from orchestration.tracking.embedded import timed
 from orchestration.tracking.locations import require_location
 from orchestration.tracking.models import COMPARED, valid_name
 
@@ -161,7 +162,7 @@ class MlflowRuns:
             require_location(self.held(run_id).artifacts, run_id)
             repository = get_artifact_repository(self.held(run_id).artifacts, self._uri)  # cached: saves a request each
             with self._writing(run_id):
-                repository.log_artifacts(folder)  # type: ignore[no-untyped-call]  # MLflow's has no types
+                timed(repository, self._uri).log_artifacts(folder)  # type: ignore[no-untyped-call]  # MLflow's has no types
 
     def name_data(self, run_id: str, data: Sequence[DatasetInput]) -> None:
         """Link the run to its data, unless it is linked already."""

@@ -85,12 +85,23 @@ HOSTILE: Final[tuple[Mutant, ...]] = (
         "accounting/records/local_files.py",
         ("tests/accounting/records/test_local_files.py",),
         B("if _place(handle) == path:", "if True:", "folders are reached through links"),
+        B("os.O_CREAT | os.O_EXCL | _FILE", "os.O_CREAT | _FILE", "a temporary file of somebody else's is written"),
         B("if most is not None and found.st_size > most:", "if False:", "a record of any size is read"),
         B(
             "    _require_owner(path, found)\n    if found.st_nlink > 1:",
             "    if False:",
             "files of others are changed",
         ),
+    ),
+    *bugs_in(
+        "orchestration/tracking/deadlines.py",
+        ("tests/orchestration/tracking/test_hostile_server.py",),
+        B("if len(self._left) >= MOST_LEFT:", "if False:", "a server that never answers is asked without end"),
+    ),
+    *bugs_in(
+        "orchestration/execution/job_package.py",
+        ("tests/orchestration/commands/test_submit.py",),
+        B("(FileNotFoundError, ValidationError)", "ValidationError", "a job without description is a traceback"),
     ),
     *bugs_in(
         "accounting/records/private_files.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -10,7 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 Answer = Callable[[str, str], Any]
-"""From method and path to the value of an answer; a text is an address to which the client is sent on."""
+"""From method and path to the value of an answer; a text is an address to which the client is sent on, and bytes are
+sent as they are, the last of them again and again."""
 
 
 class Server(ThreadingHTTPServer):
@@ -19,6 +21,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self, answer: Answer) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.answer, self.asked, self.logins = answer, list[str](), list[str | None]()
+        self.is_over = threading.Event()
 
     @property
     def address(self) -> str:
@@ -34,6 +37,9 @@ class Handler(BaseHTTPRequestHandler):
         self.server.asked.append(path)
         self.server.logins.append(self.headers.get("Authorization"))
         found = self.server.answer(self.command, path)
+        if isinstance(found, bytes):
+            self.drip(found)
+            return
         self.send_response(307 if isinstance(found, str) else 200)
         content = b"" if isinstance(found, str) else json.dumps(found).encode()
         for name, value in {"Location": found, "Content-Length": len(content)}.items():
@@ -43,6 +49,12 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     do_POST = do_PATCH = do_GET
+
+    def drip(self, begun: bytes) -> None:
+        self.wfile.write(begun)
+        with contextlib.suppress(OSError):  # the client has gone
+            while not self.server.is_over.wait(0.05):
+                self.wfile.write(begun[-1:])
 
     def log_message(self, *arguments: object) -> None:
         pass
@@ -56,5 +68,6 @@ def answering(answer: Answer) -> Iterator[Server]:
     try:
         yield server
     finally:
+        server.is_over.set()
         server.shutdown()
         server.server_close()

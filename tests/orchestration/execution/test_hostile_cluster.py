@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import ray
 from typer.testing import CliRunner
 
-from accounting.errors import DpsweepError
+from accounting.errors import DpsweepError, InvalidInput
 from orchestration.commands.main import app
+from orchestration.execution import submission
 from tests.orchestration.odd_server import answering
 
-VERSION = {"version": "4", "ray_version": "1.0.0", "ray_commit": "x", "session_name": "\x1b]0;t\x07"}
+VERSION = {"version": "4", "ray_version": ray.__version__, "ray_commit": "x", "session_name": "\x1b]0;t\x07"}
+OLDER = {**VERSION, "ray_version": "1.0.0"}
 JOB = {
     "type": "SUBMISSION",
     "submission_id": "a",
@@ -20,6 +23,32 @@ JOB = {
     "metadata": {"dpsweep.id": "a"},
 }
 OUTSIDE = {**JOB, "metadata": {"dpsweep.id": "a", "dpsweep.output": "/proc/self/../../etc", "dpsweep.owner": "\x1b[2J"}}
+
+
+@pytest.mark.parametrize("slow", ["version", "jobs"])
+def test_an_answer_that_comes_byte_by_byte_is_given_up(slow: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes on as long as the test, so nothing else ends the command."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "a" * 64)
+    monkeypatch.setattr(submission, "_ANSWER_WITHIN", 0.1 if slow == "version" else 60.0)
+    monkeypatch.setattr(submission, "_limit", lambda method: 0.1)
+
+    def answer(method: str, path: str) -> Any:
+        return VERSION if slow == "jobs" and path.endswith("/version") else b"HTTP/1.1 200 OK\r\nX: a"
+
+    with answering(answer) as server:
+        error = CliRunner().invoke(app, ["list", "--address", server.address]).exception
+    assert isinstance(error, InvalidInput)
+    assert "no complete answer within 0." in str(error)
+
+
+def test_an_older_cluster_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "a" * 64)
+    with answering(lambda method, path: OLDER) as server:
+        error = CliRunner().invoke(app, ["list", "--address", server.address]).exception
+    assert isinstance(error, InvalidInput)
+    assert "Jobs API is not supported" in str(error)
 
 
 @pytest.mark.thinned(2)
@@ -38,6 +67,7 @@ def test_odd_answers_end_in_one_line(command: tuple[str, ...], jobs: Any, monkey
 
     with answering(answer) as server:
         done = CliRunner().invoke(app, [*command, "--address", server.address])
+        assert any("/jobs" in path for path in server.asked)
     assert done.exit_code in (0, 1) or isinstance(done.exception, DpsweepError), done.exception
     assert done.exception is None or isinstance(done.exception, DpsweepError | SystemExit), repr(done.exception)
     assert "\x1b" not in done.output

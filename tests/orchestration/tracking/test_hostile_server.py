@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from orchestration.tracking import mlflow
+from orchestration.tracking import embedded, mlflow
+from orchestration.tracking.deadlines import MOST_LEFT, Timed
 from orchestration.tracking.locations import require_location
 from orchestration.tracking.mlflow import MlflowTracker
 from orchestration.tracking.protocol import TrackedSweep, TrackingUnavailable
@@ -102,6 +104,45 @@ def test_a_redirection_gets_no_login(
         MlflowTracker(server.address).open_sweep(sweep(tmp_path))
     assert "Bearer secret" in server.logins
     assert set(elsewhere.logins) <= {None}
+
+
+@pytest.mark.parametrize("begun", [b"HTTP/1.1 200 OK\r\nX: a", b"HTTP/1.1 200 OK\r\nContent-Length: 999999\r\n\r\n "])
+def test_an_answer_that_comes_byte_by_byte_is_given_up(
+    served: Callable[[Answer], Server], monkeypatch: pytest.MonkeyPatch, begun: bytes
+) -> None:
+    """Every pause is short, so no timeout of a socket ends it; header and body go on as long as the test."""
+    monkeypatch.setattr(embedded, "TIMES", 0.01)
+    server = served(lambda method, path: begun)
+    assert "no complete answer within 0.2 s" in refusal(server.address)
+    assert len(server.asked) <= 1
+
+
+def test_after_several_unanswered_calls_no_more_are_made() -> None:
+    answered, asked = threading.Event(), list[int]()
+
+    class Slow:
+        def ask(self, number: int) -> int:
+            asked.append(number)
+            answered.wait()
+            return number
+
+        def fail(self) -> None:
+            raise TimeoutError("its own")
+
+    client = Timed(Slow(), lambda name: 60.0 if answered.is_set() or name == "fail" else 0.0, "look at it")
+    with pytest.raises(TimeoutError, match=r"^its own$"):
+        client.fail()
+    for number in range(MOST_LEFT):
+        with pytest.raises(TimeoutError, match="no complete answer within 0 s; look at it"):
+            client.ask(number)
+    with pytest.raises(TimeoutError, match=f"{MOST_LEFT} earlier requests have no complete answer yet; look at it"):
+        client.ask(MOST_LEFT)
+    answered.set()
+    for thread in threading.enumerate():
+        if thread.name == "dpsweep-request":
+            thread.join()
+    assert client.ask(-1) == -1
+    assert sorted(asked) == [-1, *range(MOST_LEFT)]
 
 
 def refusal(address: str) -> str:
