@@ -14,9 +14,9 @@ from orchestration.records.results import read_result
 from tests.hostile import of_objects as objects
 from tests.hostile import of_traces as traces
 from tests.hostile.__main__ import main
-from tests.hostile.attempts import OF_ROOT
+from tests.hostile.attempts import OF_ROOT, Template, chosen_cells, every_cell, pairs
 from tests.hostile.floor import delta_of_gaussian
-from tests.hostile.of_folders import FORGED, KINDS, World
+from tests.hostile.of_folders import COMMANDS, FORGED, KINDS, ROLES, World, role_of
 from tests.hostile.of_objects import OBJECTS
 from tests.hostile.of_traces import TRACE_FILES
 from tests.hostile.table import TARGETS
@@ -129,6 +129,24 @@ def test_what_is_forged_has_a_right_checksum(world: World) -> None:
     assert found.worst_case.epsilon == FORGED
     KINDS["forged names"](result, world)
     assert "../../other/" in result.read_text()
+
+
+def test_a_quarter_of_all_attempts_holds_every_pair_and_every_role(world: World, tmp_path: Path) -> None:
+    every = every_cell(Template(tmp_path), list(COMMANDS), list(KINDS))
+    chosen = chosen_cells(every, 0)
+    assert chosen == chosen_cells(every, 0)
+    assert len(chosen) == len({*chosen}) < len(every) // 3
+    assert pairs(chosen) == pairs(every)
+    first = chosen[: len(chosen) // 2]
+    assert pairs(first) == pairs(every), "a beginning holds every pair"
+    met, all_roles = ({(command, kind, role_of(place)) for command, kind, place in cells} for cells in (chosen, every))
+    assert met == all_roles
+    assert {role for *_, role in all_roles} == {*ROLES}
+
+
+@pytest.mark.long
+def test_whole_attacks_harm_nobody(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--attacks"]) == 0, capsys.readouterr().out
 
 
 @pytest.mark.long

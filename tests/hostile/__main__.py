@@ -2,14 +2,21 @@
 
     python -m tests.hostile --inputs 100000
     python -m tests.hostile --only traces --inputs 1000 --seed 7
-    python -m tests.hostile --folders --jobs 4
-    python -m tests.hostile --folders --second-user --commands run,delete --cells 500
+    python -m tests.hostile --folders
+    python -m tests.hostile --folders --second-user
+    python -m tests.hostile --folders --full --jobs 8
+    python -m tests.hostile --folders --commands run,delete --cells 500
+    python -m tests.hostile --attacks
 
 TMPDIR=/dev/shm saves the disk.
 
-With --folders, links, pipes, devices and more are planted at every place of a sweep's folder, and every command runs on
-it. The exit status is 1 when an input was answered with a traceback, with nothing within a minute of CPU time, or with
-too small an epsilon, or when a command changed a file outside the folder.
+With --folders, links, pipes, devices and more are planted in a sweep's folder, and commands run on it: every command
+with every kind at one place of each role, which includes every kind at every place and every command with every place;
+with --full, every command with every kind at every place. With --attacks, whole attacks are made, each with the command
+that it is aimed at.
+
+The exit status is 1 when an input was answered with a traceback, with nothing within a minute of CPU time, or with too
+small an epsilon, or when a command changed a file outside the folder.
 """
 
 from __future__ import annotations
@@ -22,7 +29,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.hostile.attempts import Counts, tried
+from tests.hostile.attempts import Asked, Counts, tried
+from tests.hostile.of_attacks import outcomes
 from tests.hostile.of_folders import COMMANDS, KINDS
 from tests.hostile.table import TARGETS
 from tests.hostile.target import Tally, fed
@@ -32,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     if options.folders:
         return _folders(options)
+    if options.attacks:
+        return _attacks()
     chosen = [target for target in TARGETS if options.only in target.name]
     share = -(-options.inputs // len(chosen))
     print(f"{'target':15} {'inputs':>8} {'accepted':>9} {'refused':>8} {'findings':>9} {'seconds':>8}")
@@ -52,18 +62,32 @@ def _folders(options: argparse.Namespace) -> int:
     """Print the table of commands by kinds: how many attempts were refused, and how many were harmless."""
     commands, kinds = options.commands.split(","), options.kinds.split(",")
     began = time.monotonic()
-    attempts, found = tried(commands, kinds, options.cells, options.second_user, options.jobs, options.seed)
+    asked = Asked(commands, kinds, options.full, options.cells, options.second_user, max(1, options.jobs), options.seed)
+    tally = tried(asked)
     print(f"{'refused/harmless':16} {' '.join(f'{kind:>16}' for kind in kinds)}")
     for command in commands:
-        counts = [found.get((command, kind), Counts()) for kind in kinds]
+        counts = [tally.counts.get((command, kind), Counts()) for kind in kinds]
         shown = [f"{each.refused}/{each.harmless}" for each in counts]
         print(f"{command:16} {' '.join(f'{each:>16}' for each in shown)}")
-    wrong = [line for each in found.values() for line in each.wrong]
+    wrong = [line for each in tally.counts.values() for line in each.wrong]
     told = Counter(line.partition(":")[0] for line in wrong)
     named = ", ".join(f"{told.pop(what, 0)} {what}" for what in WRONG)
-    print(f"{attempts} attempts in {time.monotonic() - began:.0f} s: {named}, {told.total()} else wrong")
+    took = f"{time.monotonic() - began:.0f} s, {tally.cpu:.0f} s of CPU time"
+    print(f"{tally.attempts} attempts in {took}: {named}, {told.total()} else wrong")
+    print(f"{tally.pairs} of {tally.all_pairs} pairs of command, kind and place")
     for line in wrong:
         print(f"\n{line}")
+    return 1 if wrong else 0
+
+
+def _attacks() -> int:
+    """Print a line for each attack and command."""
+    wrong = 0
+    with tempfile.TemporaryDirectory(prefix="hostile-") as folder:
+        for each in outcomes(Path(folder)):
+            print(f"{each.verdict:9} {each.attack:40} {each.command:24.24} {each.line[:150]}", flush=True)
+            wrong += each.verdict not in ("refused", "harmless")
+    print(f"{wrong} wrong")
     return 1 if wrong else 0
 
 
@@ -75,9 +99,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.hostile", description=__doc__.partition("\n")[0])
     parser.add_argument("--inputs", type=int, default=100_000, help="of all targets together")
     parser.add_argument("--only", default="", choices=["", *(target.name for target in TARGETS)])
+    parser.add_argument("--attacks", action="store_true", help="make whole attacks, each with the command it aims at")
     parser.add_argument("--folders", action="store_true", help="plant links, pipes and more in the folder of a sweep")
     parser.add_argument("--commands", default=",".join(COMMANDS), help="of --folders: some of the commands")
     parser.add_argument("--kinds", default=",".join(KINDS), help="of --folders: some of what is planted")
+    parser.add_argument("--full", action="store_true", help="of --folders: all that could be tried")
     parser.add_argument("--cells", type=int, help="of --folders: as many attempts, spread over all (default: all)")
     parser.add_argument("--jobs", type=int, default=2, help="of --folders: attempts at a time")
     parser.add_argument(

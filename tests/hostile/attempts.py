@@ -6,6 +6,7 @@ processes that are forked from one which has run each of them before: that costs
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -18,14 +19,15 @@ import tempfile
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from accounting.errors import DpsweepError
 from tests.hostile.of_folders import (
     ATTACKER,
+    CHANGES_OF_RECORDS,
     COMMANDS,
     FORGED,
     KINDS,
@@ -34,6 +36,7 @@ from tests.hostile.of_folders import (
     World,
     places,
     private_key,
+    role_of,
     write_json,
 )
 from tests.orchestration.processes import environment, set_up_command
@@ -47,6 +50,8 @@ OF_ROOT: Final = frozenset({"device", "of another"})
 """Kinds that only root can plant."""
 Cell = tuple[str, str, str]
 """A command, a kind and a place."""
+Pair = tuple[tuple[int, str], tuple[int, str]]
+"""Two entries of a cell, each with its axis."""
 
 
 @dataclass
@@ -97,66 +102,113 @@ class Template:
         return World(root)
 
 
-def cells(template: Template, commands: Sequence[str], kinds: Sequence[str], seed: int) -> list[Cell]:
-    """Every attempt, in an order in which any beginning is spread over commands, kinds and places.
-
-    `init` reads no sweep: for it one place stands for all.
-    """
-    found = places(template.folder / "runs" / "small")
-    every = [
+def every_cell(template: Template, commands: Sequence[str], kinds: Sequence[str]) -> list[Cell]:
+    """Every attempt. `init` reads no sweep: for it one place stands for all."""
+    planted = template.folder / "runs" / "small"
+    return [
         (command, kind, place)
         for command in commands
         for kind in kinds
-        for place in (found if command != "init" else ["results.json"])
+        for place in (places(planted) if command != "init" else ["results.json"])
+        if kind not in CHANGES_OF_RECORDS or (place.endswith(".json") and (planted / place).is_file())
     ]
-    random.Random(seed).shuffle(every)
-    return every
 
 
-def tried(
-    commands: Sequence[str], kinds: Sequence[str], most: int | None, second_user: bool, jobs: int, seed: int = 0
-) -> tuple[int, Mapping[tuple[str, str], Counts]]:
-    """Try all cells, or the first ``most``, ``jobs`` at a time: their number, and counts by command and kind.
+def chosen_cells(every: Sequence[Cell], seed: int) -> list[Cell]:
+    """Of all attempts, one for every command, kind and role; every pair of command, kind and place is among them.
 
-    seed: of the order of the cells. second_user: one user runs the commands on another's folder, in which all may
-    write; else on his own.
+    Places of one role are opened by the same code. Of these a command and a kind meet the one whose turn it is for the
+    two; changes of records are tried at every record. seed: of the order, in which cells with a new pair come first.
     """
+    commands, kinds = (list(dict.fromkeys(cell[axis] for cell in every)) for axis in (0, 1))
+    by_role: dict[tuple[str, str, str], list[Cell]] = defaultdict(list)
+    for cell in every:
+        by_role[cell[0], cell[1], role_of(cell[2])].append(cell)
+    chosen: list[Cell] = []
+    for (command, kind, _), found in by_role.items():
+        turn = commands.index(command) + kinds.index(kind)
+        chosen += found if kind in CHANGES_OF_RECORDS else [found[turn % len(found)]]
+    missing = pairs(every) - pairs(chosen)
+    for cell in every:
+        if new := missing & pairs([cell]):
+            missing -= new
+            chosen.append(cell)
+    random.Random(seed).shuffle(chosen)
+    seen: set[Pair] = set()
+    first: list[Cell] = []
+    rest: list[Cell] = []
+    for cell in chosen:
+        (rest if pairs([cell]) <= seen else first).append(cell)
+        seen |= pairs([cell])
+    return [*first, *rest]
+
+
+def pairs(cells: Iterable[Cell]) -> set[Pair]:
+    """The pairs of command and kind, of kind and place, and of command and place."""
+    return {pair for cell in cells for pair in itertools.combinations(enumerate(cell), 2)}
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What became of all attempts. pairs: how many of all pairs were among them. cpu: their CPU time in seconds."""
+
+    attempts: int
+    pairs: int
+    all_pairs: int
+    cpu: float
+    counts: Mapping[tuple[str, str], Counts]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Which attempts to make: those of `chosen_cells` or, if is_full, `every_cell`; of these the first ``most``.
+
+    second_user: one user runs the commands on another's folder, in which all may write; else on his own. jobs:
+    attempts at a time. seed: of the order of the attempts.
+    """
+
+    commands: Sequence[str]
+    kinds: Sequence[str]
+    is_full: bool = False
+    most: int | None = None
+    second_user: bool = False
+    jobs: int = 2
+    seed: int = 0
+
+    def cells(self, template: Template) -> tuple[list[Cell], set[Pair]]:
+        """The attempts in their order, and the pairs of all that could be made."""
+        every = every_cell(template, self.commands, self.kinds)
+        chosen = chosen_cells(every, self.seed)
+        return [*chosen, *(sorted(set(every) - set(chosen)) if self.is_full else ())][: self.most], pairs(every)
+
+
+def tried(asked: Asked) -> Tried:
+    """Make the attempts."""
     if os.geteuid() != 0:
-        assert not second_user, "only root can be two users"
-        kinds = [kind for kind in kinds if kind not in OF_ROOT]
-    found: dict[tuple[str, str], Counts] = defaultdict(Counts)
+        assert not asked.second_user, "only root can be two users"
+        asked = replace(asked, kinds=[kind for kind in asked.kinds if kind not in OF_ROOT])
+    counts: dict[tuple[str, str], Counts] = defaultdict(Counts)
     with tempfile.TemporaryDirectory(prefix="hostile-") as folder:
         Path(folder).chmod(0o755)
-        verdicts = Path(folder) / "verdicts"
-        asked = (folder, list(commands), list(kinds), most, second_user, jobs, seed, str(verdicts))
-        process = FORKS.Process(target=_try_all, args=asked)
+        process = FORKS.Process(target=_try_all, args=(folder, asked))
         process.start()
         process.join()
-        lines = verdicts.read_text().splitlines() if verdicts.exists() else []
-        said = Path(folder, "said").read_text(errors="replace")
-    assert process.exitcode == 0, said[-4000:]
-    for command, kind, verdict, more in map(json.loads, lines):
-        counts = found[command, kind]
+        assert process.exitcode == 0, Path(folder, "said").read_text(errors="replace")[-4000:]
+        lines = [json.loads(line) for line in Path(folder, "verdicts").read_text().splitlines()]
+        all_pairs = int(Path(folder, "pairs").read_text())
+    for command, kind, _, verdict, more, _ in lines:
         match verdict:
             case "refused":
-                counts.refused += 1
+                counts[command, kind].refused += 1
             case "harmless":
-                counts.harmless += 1
+                counts[command, kind].harmless += 1
             case _:
-                counts.wrong.append(f"{verdict}: {more}")
-    return len(lines), found
+                counts[command, kind].wrong.append(f"{verdict}: {more}")
+    made = len(pairs(tuple(line[:3]) for line in lines))
+    return Tried(len(lines), made, all_pairs, sum(line[-1] for line in lines), counts)
 
 
-def _try_all(
-    folder: str,
-    commands: list[str],
-    kinds: list[str],
-    most: int | None,
-    second_user: bool,
-    jobs: int,
-    seed: int,
-    verdicts: str,
-) -> None:
+def _try_all(folder: str, asked: Asked) -> None:
     root = Path(folder)
     (root / "home").mkdir()
     (root / "tmp").mkdir()
@@ -168,13 +220,14 @@ def _try_all(
     if user is not None:
         for path in (root / "home", *(root / "home").rglob("*")):
             os.lchown(path, user, user)
-    wanted = cells(template, commands, kinds, seed)[:most]
+    cells, all_pairs = asked.cells(template)
+    (root / "pairs").write_text(str(len(all_pairs)))
     judges = []
-    for share in range(jobs):
+    for share in range(asked.jobs):
         if not (judge := os.fork()):
             code = 1
             try:
-                _judge(template, wanted[share::jobs], user, second_user, Path(verdicts))
+                _judge(template, cells[share :: asked.jobs], user, asked.second_user, root / "verdicts")
                 code = 0
             except BaseException:
                 traceback.print_exc()
@@ -188,10 +241,17 @@ def _try_all(
 
 def _judge(template: Template, share: Sequence[Cell], user: int | None, second_user: bool, verdicts: Path) -> None:
     with verdicts.open("a") as lines:
-        for command, kind, place in share:
-            verdict, more = attempt(template, command, kind, place, user, second_user)
-            lines.write(f"{json.dumps((command, kind, verdict, more))}\n")
+        for cell in share:
+            before = _cpu()
+            found = attempt(template, *cell, user, second_user)
+            lines.write(f"{json.dumps((*cell, *found, _cpu() - before))}\n")
             lines.flush()
+
+
+def _cpu() -> float:
+    """CPU time in seconds of this process and of its children that have ended."""
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system
 
 
 def attempt(

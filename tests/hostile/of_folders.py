@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import socket
 import stat
@@ -257,6 +258,10 @@ KINDS: Final[Mapping[str, Callable[[Path, World], None]]] = {
 }
 
 
+CHANGES_OF_RECORDS: Final = frozenset({"forged claim", "forged names"})
+"""Kinds that change a record that is there, and do nothing elsewhere."""
+
+
 def _made_way(path: Path) -> Path:
     """The path, at which nothing is any more; folders above it are there."""
     if path.is_symlink() or path.is_file():
@@ -284,6 +289,34 @@ def places(folder: Path) -> list[str]:
     written = [path for path in (Path(trial.root), Path(sweep.attempts_of_all)) for path in path.rglob("*")]
     found = {os.path.relpath(path, folder) for path in (*named, *map(str, written))}
     return sorted(place for place in found if not place.startswith("..") and place != ".")
+
+
+ROLES: Final[Mapping[str, str]] = {
+    "lock": r"(tuning/)?\.lock",
+    "manifest": r"(tuning/)?sweep\.json",
+    "file changed in place": r"dpsweep\.log|mlflow\.db.*",
+    "record of a sweep": r"[^/]+\.(json|html)|storage-probe",
+    "private file of a sweep": r"private/[^/]+\.(json|html|txt)",
+    "folder of a sweep": r"trials|tuning(/trials)?|private(/selection)?|tune|mlflow-artifacts",
+    "attempt": r"attempts(/.*)?",
+    "result": r".*/result\.json",
+    "trace": r".*/trace\.arrow",
+    "tensors": r".*/(model|inputs)\.pt",
+    "key": r".*checkpoint\.pt(\..*)?",
+    "rows": r".*\.(arrow|ipc|jsonl)|.*/(manifest|complete|part-\d+)\.json",
+    "record of a trial": r"trials/[^/]+/[^/]+\.json",
+    "private record of a trial": r"trials/.*\.(json|txt)",
+    "folder of a trial": r"trials/.*",
+}
+"""Patterns of places that the same code opens for the same purpose; the first that matches is a place's role."""
+
+
+def role_of(place: str) -> str:
+    """The role of a place. Raises: LookupError if no pattern of `ROLES` matches."""
+    for role, pattern in ROLES.items():
+        if re.fullmatch(pattern, place):
+            return role
+    raise LookupError(f"{place} has no role")
 
 
 def _paths(files: SweepFiles | TrialFiles) -> Iterator[str]:
