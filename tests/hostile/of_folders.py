@@ -62,6 +62,7 @@ ELSEWHERE: Final[Mapping[str, str]] = {
     "logs": "reads no file of a sweep, but what a cluster answers",
     "stop": "reads status.json, as status does, of a job of a cluster",
     "drive": "is run of a job that was submitted",
+    "tell_failed": "is run of a job whose driver was killed, and reads its status.json, as status does",
 }
 """Commands that are not tried, and why."""
 ATTACKER: Final = 65533

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import shutil
 import statistics
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,8 +23,10 @@ from orchestration.comparison.winners import best_candidates
 from orchestration.execution.environment import IN_PROCESS
 from orchestration.pipeline import Outcome, RunRequest, render_again, run_sweep
 from orchestration.records.layout import SweepFiles
+from orchestration.records.states import TrialState
 from orchestration.sweeps.schema import parse_sweep
 from orchestration.tracking.no_tracking import NO_TRACKING
+from tests.orchestration.reference import assert_same_trial
 from tests.orchestration.sample_grids import small
 
 CLIPPING = ["none", {"name": "flat", "bound": 1.0}]
@@ -82,6 +86,21 @@ def test_the_best_candidate_of_each_setting_is_trained_with_the_sweeps_seeds(out
     assert dict(private.chosen) in [values for values, _ in private.tried]
     page = Path(outcome.files.root, "report.html").read_text()
     assert "accuracy, as tuned, against clipping bound" in page
+
+
+@pytest.mark.long
+def test_a_clock_that_jumps_changes_no_result(
+    outcome: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is set by years, to and fro, whenever it is read, from the first candidate to the report."""
+    now, jumps = time.time, itertools.count()
+    monkeypatch.setattr(time, "time", lambda: now() + (-1.0) ** next(jumps) * 1e8)
+    again = run_sweep(replace(request(tmp_path), tracking_uri=None))
+    assert next(jumps) > 50
+    assert again.record.sweep.adapted == outcome.record.sweep.adapted
+    assert {trial.state for trial in again.record.data().trials} == {TrialState.FINISHED}
+    for point in outcome.record.points:
+        assert_same_trial(outcome.files.trial(point.key), again.files.trial(point.key), point.spec.is_private)
 
 
 def test_it_says_wherever_a_trial_is_shown_that_no_epsilon_counts_the_choice(outcome: Outcome) -> None:

@@ -10,8 +10,11 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import torch
+
 from tests.warm import FORKS
 from tests.workers.own_code import code_of
+from workers import chacha
 from workers.history import Progress
 from workers.ranks import RankLost, connected
 from workers.spec import TrialSpec
@@ -21,15 +24,18 @@ LOST = 3
 """Exit code of a rank that another one has left alone."""
 
 
-def started(trials: Mapping[str, TrialSpec], root: Path, size: int, dies: int | None = None) -> Sequence[BaseProcess]:
+def started(
+    trials: Mapping[str, TrialSpec], root: Path, size: int, dies: int | None = None, drawn: str = ""
+) -> Sequence[BaseProcess]:
     """The ranks of a group that train all trials, one after the other, in folders of ``root`` with their names.
 
-    dies: a rank that is killed after the first epoch of the first trial.
+    dies: a rank that is killed after the first epoch of the first trial. drawn: beginning of the names of files in
+    ``root``, one for each rank, with the blocks that it draws from secret keys; "" for none.
     """
     root.mkdir(exist_ok=True)
     place = Path(tempfile.mkdtemp(dir=root)) / "meeting"
     ranks = [
-        FORKS.Process(target=_take_part, args=(dict(trials), str(root), number, size, str(place), dies))
+        FORKS.Process(target=_take_part, args=(dict(trials), str(root), number, size, str(place), dies, drawn))
         for number in range(size)
     ]
     for rank in ranks:
@@ -47,7 +53,24 @@ def ended(ranks: Sequence[BaseProcess]) -> list[int | None]:
     return [rank.exitcode for rank in ranks]
 
 
-def _take_part(trials: dict[str, TrialSpec], root: str, number: int, size: int, place: str, dies: int | None) -> None:
+def _note_blocks(path: Path) -> None:
+    """Note key, nonce and counter of every block that this process draws."""
+    of_stream = chacha.keystream
+
+    def noted(key: bytes, nonce: bytes, first: int, blocks: int, device: torch.device) -> torch.Tensor:
+        with path.open("a") as file:
+            file.writelines(f"{key.hex()} {nonce.hex()} {first + index}\n" for index in range(blocks))
+        return of_stream(key, nonce, first, blocks, device)
+
+    chacha.keystream = noted
+
+
+def _take_part(
+    trials: dict[str, TrialSpec], root: str, number: int, size: int, place: str, dies: int | None, drawn: str
+) -> None:
+    if drawn:
+        Path(root, f"{drawn}{number}").touch()
+        _note_blocks(Path(root, f"{drawn}{number}"))
     (Path(place).parent / str(number)).write_text(str(os.getpid()))
 
     def kill(progress: Progress) -> None:

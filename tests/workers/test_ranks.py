@@ -223,6 +223,19 @@ def test_secret_noise_and_draws_repeat_themselves_after_a_death(tmp_path: Path) 
     assert started_twice == [[LOST, -signal.SIGKILL], [0, 0]]
 
 
+@pytest.mark.long
+def test_no_two_ranks_or_attempts_draw_the_same_block(tmp_path: Path) -> None:
+    """From secret keys: noise and batches at rank 0 alone, where random draws of the model begin at every rank."""
+    spec = replace(DRAWING["dropout"], noise_source="os_entropy")
+    for attempt in ("first", "second"):
+        assert ended(started({attempt: spec}, tmp_path, 2, drawn=attempt)) == [0, 0]
+    drawn = {path.name: path.read_text().splitlines() for path in tmp_path.iterdir() if path.is_file()}
+    assert sorted(drawn) == ["first0", "first1", "second0", "second1"]
+    assert min(len(drawn["first0"]), len(drawn["second0"])) > 10
+    blocks = [block for found in drawn.values() for block in set(found)]
+    assert len(blocks) == len(set(blocks))
+
+
 def test_ranks_draw_from_the_seed_or_from_secret_keys_each_of_its_own() -> None:
     cpu = torch.device("cpu")
     for source in ("seeded", "os_entropy"):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import stat
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from accounting.errors import StorageError
 from accounting.records import files as storage
 from accounting.records import local_files
 from accounting.records.local_files import UnsafeFile
@@ -178,6 +181,59 @@ def test_a_folder_put_in_anothers_place_meanwhile_is_not_written(
     storage.write_bytes_atomically(str(folder / "file"), b"mine")
     assert unchanged(outside)
     assert (tmp_path / "moved" / "file").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+@pytest.mark.parametrize("private", [False, True])
+def test_what_another_user_puts_in_place_of_a_temporary_file_is_not_written(
+    tmp_path: Path, outside: Path, monkeypatch: pytest.MonkeyPatch, kind: str, private: bool
+) -> None:
+    """In a folder that all may change, another user replaces the temporary file while it is written."""
+    folder, write = tmp_path / "folder", os.write
+    folder.mkdir()
+    (folder / "kept").write_text("old")
+
+    def replaced(handle: int, data: bytes) -> int:
+        (temporary,) = folder.glob("*.partial")
+        temporary.unlink()
+        match kind:
+            case "link":
+                temporary.symlink_to(outside / "file.json")
+            case "pipe":
+                os.mkfifo(temporary)
+            case _:
+                temporary.mkdir()
+        return write(handle, data)
+
+    monkeypatch.setattr(os, "write", replaced)
+    with contextlib.suppress(StorageError):
+        storage.write_bytes_atomically(str(folder / "file"), b"mine", private)
+    assert unchanged(outside)
+    assert (folder / "kept").read_text() == "old"
+    if (folder / "file").is_symlink() or (folder / "file").exists():
+        with pytest.raises(UnsafeFile, match="which dpsweep does not write there"):
+            storage.read_bytes(str(folder / "file"))
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "pipe", "file"])
+def test_a_temporary_file_that_is_there_before_is_not_written(
+    tmp_path: Path, outside: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Its name is random; whoever guesses it gains nothing."""
+    monkeypatch.setattr(secrets, "token_hex", lambda size: "guessed")
+    planted = tmp_path / "folder" / ".file.guessed.partial"
+    planted.parent.mkdir()
+    match kind:
+        case "pipe":
+            os.mkfifo(planted)
+        case "file":
+            planted.write_text("theirs")
+        case _:
+            planted.symlink_to(outside / ("file.json" if kind == "link" else "nothing"))
+    with pytest.raises(StorageError, match=r"cannot write .*file: File exists"):
+        storage.write_bytes_atomically(str(planted.parent / "file"), b"mine")
+    assert unchanged(outside)
+    assert os.listdir(planted.parent) == [planted.name]
 
 
 BY_NAME: dict[str, Callable[[str], object]] = {

@@ -69,3 +69,14 @@ def test_bash_completes_commands_and_options(path: str, typed: str, offered: set
         ["bash", "-c", script], env=environment(PATH=path), capture_output=True, text=True, check=False, timeout=120
     )
     assert set(done.stdout.split()) == offered, done.stderr
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_completion_offers_no_name_from_a_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody else may have chosen it; names of files are left to the shell, which offers them for any program."""
+    monkeypatch.chdir(tmp_path)
+    Path("planted").mkdir()
+    command = COMMANDS[name]
+    for parameter in command.params:
+        found = parameter.shell_complete(typer.Context(command), "")
+        assert not [item.value for item in found if "planted" in item.value]
