@@ -78,7 +78,7 @@ def text_of(name: str, seeds: int, **changes: object) -> str:
 
 
 JOB = """
-import json, sys, time, urllib.request
+import http.client, json, sys, time, urllib.request
 address, token, output = sys.argv[1:]
 asked = urllib.request.Request(address + "/api/jobs/", headers={"Authorization": "Bearer " + token})
 deadline, state = time.monotonic() + 900.0, ""
@@ -86,7 +86,7 @@ while state not in ("SUCCEEDED", "FAILED", "STOPPED") and time.monotonic() < dea
     time.sleep(0.5)
     try:
         jobs = json.load(urllib.request.urlopen(asked, timeout=10))
-    except OSError:
+    except (OSError, ValueError, http.client.HTTPException):  # its head may be lost meanwhile
         continue
     ours = [job for job in jobs if (job["metadata"] or {}).get("dpsweep.output") == output]
     state = max(ours, key=lambda job: job["start_time"] or 0)["status"] if ours else ""
