@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-from dpsweep import PrivateTraining
+from dpsweep import DPClassifier, PrivateTraining
 
 MODULES = (
     "dpsweep",
@@ -33,7 +33,7 @@ def reference() -> str:
 def _entries(module: ModuleType) -> Iterator[str]:
     for name, found in _exports(module):
         yield f"- `{name}{_signature(found)}`: {_summary(found)}"
-        if _is_made_elsewhere(found) or found is PrivateTraining:
+        if _is_made_elsewhere(found) or found in (DPClassifier, PrivateTraining):
             for key, value in vars(found).items():
                 if not key.startswith("_") and (isinstance(value, property) or inspect.isfunction(value)):
                     yield f"  - `.{key}{_signature(value)}`: {_summary(value)}"

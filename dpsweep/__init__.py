@@ -39,9 +39,11 @@ if TYPE_CHECKING:
     )
     from orchestration.library import Sweep, Trial, compare, plan, run
     from orchestration.library import open_sweep as open
+    from workers.classifier import DPClassifier
     from workers.private_training import PrivateTraining
 
 __all__ = [
+    "DPClassifier",
     "DataCorruption",
     "DpsweepError",
     "InvalidInput",
@@ -59,6 +61,7 @@ __all__ = [
 
 _LIBRARY, _LOOP = "orchestration.library", "workers.private_training"
 _PLACES = {
+    "DPClassifier": ("workers.classifier", "DPClassifier"),
     "PrivateTraining": (_LOOP, "PrivateTraining"),
     "Sweep": (_LIBRARY, "Sweep"),
     "Trial": (_LIBRARY, "Trial"),
