@@ -68,8 +68,8 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         ("tests/orchestration/test_selection.py",),
         B("    delete_folder(files.selection)\n", "", "the candidates of a private selection stay", privacy=True),
         B(
-            "    if before is not None:\n        before",
-            "    if before is not None and tune.trials is None:\n        before",
+            "    if before is not None:\n        stored",
+            "    if before is not None and tune.trials is None:\n        stored",
             "runs are drawn again",
             True,
         ),
