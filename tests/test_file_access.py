@@ -41,6 +41,7 @@ ELSEWHERE: Final[Mapping[str, str]] = {
     "workers/data/files.py": "the user's data, and the cache",
     "workers/data/images.py": "the user's data",
     "workers/data/cifar.py": "the user's data",
+    "workers/data/table_files.py": "the user's data",
     "workers/data/texts.py": "the user's data",
     "workers/data/mapped.py": "a cache with mode 0700",
 }

@@ -10,7 +10,7 @@ import functools
 import hashlib
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol
@@ -25,7 +25,9 @@ from workers.checkpoint import fingerprint, load_checkpoint, save_checkpoint
 from workers.data import IMAGENET_SCALING, Dataset, Scaling, Split
 from workers.models import load_weights
 from workers.noise import NoiseSource
+from workers.robust_ranges import private_ranges, scaled_by
 from workers.spec import Component
+from workers.standardisation import private_moments, standardised_by
 
 State = dict[str, Tensor]
 _CACHE: Final = "cache of frozen_features:"
@@ -142,16 +144,14 @@ def _leading_eigenvectors(symmetric: Tensor, count: int) -> Tensor:
 
 @dataclass(frozen=True)
 class RobustRanges:
-    """Numbers of a table, cut to a private range that most rows are in, and scaled to [-1, 1].
+    """Numbers of a table on a scale found privately: centred, of deviation 1, and logarithmic beyond most rows.
 
-    Guarantee: `fit` is one Gaussian mechanism with noise multiplier ``noise_multiplier`` under add/remove and zero-out
-    adjacency. It counts, for each of d columns, how many rows are in each of fixed intervals. A row adds 1 to one count
-    of each column, so the counts divided by sqrt(d) have L2 sensitivity 1; each gets independent noise
-    N(0, noise_multiplier^2). Rows that are not finite count nowhere. Ranges and scaled features are post-processing.
+    Guarantee: `fit` costs no more than one Gaussian mechanism with noise multiplier ``noise_multiplier``, under
+    add/remove and zero-out adjacency (`workers.robust_ranges`; proof in docs/accounting-proofs.md). Ranges and scaled
+    features are post-processing. Numbers may be scaled by declared ranges before, or ``unscaled``.
 
-    The intervals become shorter towards both ends of [0, 1], to which declared ranges scale numbers, so that a range
-    may be declared far too wide. columns: number of leading features that are numbers; others stay as they are. None:
-    all. outside: the share of rows that each end cuts. A column whose range is one interval stays as it is.
+    columns: number of leading features that are numbers; others stay as they are. None: all. outside: the share of rows
+    that lies beyond each end of a range, where the scale becomes logarithmic.
     """
 
     columns: int | None = None
@@ -169,76 +169,76 @@ class RobustRanges:
         return (GaussianRelease("robust_ranges", self.noise_multiplier),)
 
     def output_shape(self, feature_shape: tuple[int, ...]) -> tuple[int, ...]:
-        if len(feature_shape) != 1:
-            raise InvalidInput(f"robust_ranges takes rows of a table, but features have shape {feature_shape}")
-        if self.columns is not None and self.columns > feature_shape[0]:
-            raise InvalidInput(f"columns of robust_ranges is {self.columns}, but a row has {feature_shape[0]} features")
-        return feature_shape
+        return _require_columns("robust_ranges", self.columns, feature_shape)
 
     def fit(self, dataset: Dataset, noise: NoiseSource) -> State:
         width = self.columns or self.output_shape(dataset.feature_shape)[0]
         self.output_shape(dataset.feature_shape)
-        counts = interval_counts(dataset.train, dataset, width)
-        released = (
-            noise.added((counts / width**0.5).flatten(), self.noise_multiplier).reshape(counts.shape) * width**0.5
-        )
-        return {"ranges": self._ranges(released.clamp(min=0.0))}
-
-    def _ranges(self, counts: Tensor) -> Tensor:
-        """[columns, 2]: where the shares ``outside`` of the counts [columns, intervals] lie below and above."""
-        total = counts.sum(1, keepdim=True)
-        below = counts.cumsum(1) <= self.outside * total
-        above = counts.flip(1).cumsum(1) <= self.outside * total
-        last = len(EDGES) - 2
-        low, high = below.sum(1).clamp(max=last), last - above.sum(1).clamp(max=last)
-        found = torch.stack((EDGES[low], EDGES[high + 1]), 1)
-        full = torch.tensor([0.0, 1.0], dtype=found.dtype)
-        return torch.where((low < high)[:, None] & (total > 0.0), found, full).float()
+        return private_ranges(lambda: _leading(dataset, width), width, noise, self.noise_multiplier, self.outside)
 
     def transform(self, dataset: Dataset, state: State) -> Dataset:
-        low, high = state["ranges"].unbind(1)
-        width, narrowed = len(low), (low > 0.0) | (high < 1.0)
-
-        def scaled(features: Tensor) -> Tensor:
-            rows = dataset.prepare(features).clone()
-            cut = rows[:, :width].clamp(low, high)
-            rows[:, :width] = torch.where(narrowed, 2.0 * (cut - low) / (high - low) - 1.0, rows[:, :width])
-            return rows
-
-        return _with_features(dataset, _in_blocks(_ROWS, scaled), "numbers cut to private ranges and scaled to [-1, 1]")
+        change = _in_blocks(_ROWS, lambda features: scaled_by(state, dataset.prepare(features).clone()))
+        return _with_features(dataset, change, "numbers on a private scale, logarithmic beyond most rows")
 
     def rehearse(self, dataset: Dataset) -> Dataset:
         self.output_shape(dataset.feature_shape)
         width = self.columns or dataset.feature_shape[0]
-        return self.transform(dataset, {"ranges": torch.tensor([[0.25, 0.75]]).expand(width, 2)})
+        zeros, ones = torch.zeros(width), torch.ones(width)
+        return self.transform(dataset, {"low": zeros, "high": ones, "mean": zeros, "deviation": ones})
 
 
-_GROWTH: Final = 1.6
-"""Ratio of the lengths of neighbouring intervals: 29 of them reach from the middle to within 1e-6 of an end."""
+@dataclass(frozen=True)
+class Standardised:
+    """Numbers that declared ranges scale to [0, 1], centred, and divided by their common deviation.
 
-
-def _edges() -> Tensor:
-    """Ends of the intervals in [0, 1], symmetric, geometrically closer towards 0 and 1."""
-    lower = [0.5 * _GROWTH**-step for step in range(29)]
-    return torch.tensor([0.0, *reversed(lower), *(1.0 - each for each in lower[1:]), 1.0], dtype=torch.float64)
-
-
-EDGES: Final = _edges()
-
-
-def interval_counts(split: Split, dataset: Dataset, width: int) -> Tensor:
-    """[width, intervals] float64: how many rows have each of the first ``width`` features in each interval of `EDGES`.
-
-    Sensitivity: sqrt(width) in L2, under add/remove and zero-out adjacency.
+    Guarantee: `fit` is one Gaussian mechanism with noise multiplier ``noise_multiplier``, under add/remove and zero-out
+    adjacency (`workers.standardisation`). columns: as of `RobustRanges`, which asks for no ranges, but for more rows.
     """
-    total = torch.zeros(width, len(EDGES) - 1, dtype=torch.float64)
-    for start in range(0, len(split), _ROWS):
-        rows = dataset.prepare(split.features[start : start + _ROWS])[:, :width].double()
-        rows = rows[rows.isfinite().all(1)].clamp(0.0, 1.0)
-        places = (torch.searchsorted(EDGES, rows.contiguous(), right=True) - 1).clamp(0, len(EDGES) - 2)
-        for column in range(width):
-            total[column] += torch.bincount(places[:, column], minlength=len(EDGES) - 1)
-    return total
+
+    columns: int | None = None
+    noise_multiplier: float = 8.0
+
+    def __post_init__(self) -> None:
+        if self.columns is not None:
+            keep_whole(self, "columns", "columns of standardised", at_least=1)
+        require_finite("noise_multiplier of standardised", self.noise_multiplier, above=0.0)
+
+    @property
+    def releases(self) -> tuple[Release, ...]:
+        return (GaussianRelease("standardised", self.noise_multiplier),)
+
+    def output_shape(self, feature_shape: tuple[int, ...]) -> tuple[int, ...]:
+        return _require_columns("standardised", self.columns, feature_shape)
+
+    def fit(self, dataset: Dataset, noise: NoiseSource) -> State:
+        width = self.columns or self.output_shape(dataset.feature_shape)[0]
+        self.output_shape(dataset.feature_shape)
+        rows = len(dataset.train)
+        return private_moments(lambda: _leading(dataset, width), width, rows, noise, self.noise_multiplier)
+
+    def transform(self, dataset: Dataset, state: State) -> Dataset:
+        change = _in_blocks(_ROWS, lambda features: standardised_by(state, dataset.prepare(features).clone()))
+        return _with_features(dataset, change, "numbers centred and scaled by private moments")
+
+    def rehearse(self, dataset: Dataset) -> Dataset:
+        self.output_shape(dataset.feature_shape)
+        width = self.columns or dataset.feature_shape[0]
+        return self.transform(dataset, {"mean": torch.full((width,), 0.5), "deviation": torch.tensor([0.25])})
+
+
+def _require_columns(name: str, columns: int | None, feature_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a row of a table. Raises: InvalidInput for other features, and fewer than ``columns``."""
+    if len(feature_shape) != 1:
+        raise InvalidInput(f"{name} takes rows of a table, but features have shape {feature_shape}")
+    if columns is not None and columns > feature_shape[0]:
+        raise InvalidInput(f"columns of {name} is {columns}, but a row has {feature_shape[0]} features")
+    return feature_shape
+
+
+def _leading(dataset: Dataset, width: int) -> Iterator[Tensor]:
+    """The first ``width`` features of the training rows, block by block."""
+    for block in torch.split(dataset.train.features, _ROWS):
+        yield dataset.prepare(block)[:, :width]
 
 
 @dataclass(frozen=True)
@@ -464,6 +464,7 @@ PREPROCESSING: Final[Mapping[str, Callable[..., Preprocessing]]] = {
     "dp_pca": DPPCA,
     "frozen_features": FrozenFeatures,
     "robust_ranges": RobustRanges,
+    "standardised": Standardised,
 }
 
 

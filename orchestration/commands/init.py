@@ -15,7 +15,7 @@ from orchestration.comparison.plain_text import for_terminal
 
 
 def init(
-    data: Annotated[Path, typer.Argument(help="A table: .csv (UTF-8, with a header) or .parquet.", metavar="DATA")],
+    data: Annotated[Path, typer.Argument(help="A table: .csv or .tsv with a header, or .parquet.", metavar="DATA")],
     label: Annotated[
         list[str], typer.Option(help="The column that models predict: classes or numbers. Or several: repeat it.")
     ],

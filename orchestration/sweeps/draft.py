@@ -7,12 +7,14 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from accounting.errors import InvalidInput
-from workers.data import ColumnProfile, TableProfile, TableTask, profile_table
+from orchestration.sweeps.schema import parse_sweep
+from workers.data import ColumnProfile, TableProfile, TableTask, load_source, profile_table
+from workers.robust_ranges import ROUNDS
 
 MOST_VALUES = 50
 """Maximum number of distinct values of a category, class or group column that a draft lists."""
@@ -21,8 +23,15 @@ _MOST_MISSING = 0.5
 _FEWEST_ROWS = 50
 _FEW = 10
 """Up to this many distinct whole numbers, a column may hold codes of categories."""
-_ROWS_FOR_RANGES: Final = 400
-"""With fewer training rows, the noise of private ranges cuts most of them off."""
+_ROWS_OVER_NOISE: Final = 40.0
+"""Training rows over the noise of a count of private ranges, at which a few percent of the rows show above it."""
+_NOISE_OF_SCALING: Final = (8.0, 50.0)
+"""Least and largest noise multiplier of a private scale. The least costs a fifth of the budget at an epsilon of 1."""
+_MOST_NOISE_OF_MEANS: Final = 0.1
+"""Largest noise of a private mean of numbers in [0, 1], whose deviation is seldom less."""
+_SQUARED_IN_RANGE: Final = 0.3
+"""Mean square of a number in [0, 1], as ranges scale it; that of private ranges is 1."""
+_LARGEST_BATCH: Final = 16_384
 _FLAGS: Final = frozenset(("0", "1", "false", "true"))
 _TASKS: Final[Mapping[TableTask, str]] = {
     "regression": "the label is an amount; if its numbers are codes of classes, set classes in its place",
@@ -56,6 +65,7 @@ class _Subject:
     groups: ColumnProfile | None
     user: str | None
     text: TextColumn | None
+    encoding: str | None
 
     @property
     def command(self) -> str:
@@ -86,21 +96,83 @@ def draft_sweep(
     left_out = [(each.name, why) for each in features if (why := _unusable(each, table))]
     used = [column for column in features if column.name not in dict(left_out)]
     used.sort(key=lambda column: column.span is None)  # numbers first, as robust_ranges takes them
+    scale = _scale(used, table.rows, subject)
+    has_private_ranges = scale.preprocessing == "robust_ranges"
     if not used and text is None:
         named = " and ".join(map(repr, filter(None, (*labels, group, user))))
         raise InvalidInput(
             f"no column of {path} besides {named} can be a feature of a model; for a column of texts, add --text "
             "COLUMN --tokenizer FILE"
         )
-    lines = (
-        *_header(subject),
+    above = (
+        *_header(subject, has_private_ranges),
         *_data_section(subject),
-        *(_features(subject, used) if text is None else _text_section(text)),
+        *(_features(subject, used, has_private_ranges) if text is None else _text_section(text)),
         "  test_fraction: 0.2    # held out for evaluation",
-        *(f"  # left out: {json.dumps(name)}, {why}" for name, why in left_out if text is None),
-        *_training_section(table.rows, subject, sum(column.span is not None for column in used)),
     )
-    return "\n".join(lines) + "\n"
+    below = (
+        *(f"  # left out: {json.dumps(name)}, {why}" for name, why in left_out if text is None),
+        "",
+        *_model(subject),
+        *_preparation(scale),
+        *_training_section(table.rows, subject, scale),
+    )
+    drafted = "\n".join((*above, *below)) + "\n"
+    if text is not None or not any(column.missing for column in (*used, *subject.labels, subject.groups) if column):
+        return drafted
+    try:
+        notes = load_source(parse_sweep(drafted).data[0]).notes
+    except InvalidInput as error:
+        notes = (f"as drafted, this cannot be read: {error}",)
+    return "\n".join((*above, *(f"  # {note}".replace("\n", " ") for note in notes), *below)) + "\n"
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """How numbers are scaled, and how large a row is then, on which bound and learning rate depend.
+
+    preprocessing: its name, if enough rows show through its noise. numbers: columns of numbers, an embedding's counted
+    each. squared_norm: that of a row, expected, with a constant 1 for the bias.
+
+    With features divided by their norm, a learning rate of 4 with momentum 0.9 is stable for cross-entropy, whose
+    Hessian has a norm of at most 1/2, and gradients have a norm of about 1/2. Squares are steeper by 4, and their
+    gradients smaller where targets are in [0, 1]. `python -m benchmarks.drafts` tries these values on ten tables.
+    """
+
+    preprocessing: Literal["robust_ranges", "standardised"] | None
+    noise_multiplier: float
+    numbers: int
+    squared_norm: float
+    learning_rate: float
+    bound: float
+
+
+def _scale(used: Sequence[ColumnProfile], rows: int, subject: _Subject) -> _Scale:
+    if subject.text is not None:
+        return _Scale(None, 0.0, 0, 4.0, 0.2, 1.0)
+    numbers = sum(max(column.places, 1) for column in used if column.span is not None)
+    name, noise = _private_scaling(0.8 * rows, numbers)
+    squared = 1.0 + numbers * (_SQUARED_IN_RANGE if name is None else 1.0) + sum(each.span is None for each in used)
+    rate, bound = (1.0, 0.25) if subject.task == "regression" else (4.0, 0.5)
+    return _Scale(name, noise, numbers, squared, _digits(rate / squared), _digits(bound * math.sqrt(squared)))
+
+
+def _private_scaling(rows: float, numbers: int) -> tuple[Literal["robust_ranges", "standardised"] | None, float]:
+    """The preprocessing whose noise so many rows bear, and its noise multiplier; by public numbers alone."""
+    least, most = _NOISE_OF_SCALING
+    if not numbers:
+        return None, 0.0
+    ranges = rows / (_ROWS_OVER_NOISE * math.sqrt(ROUNDS * numbers))
+    if ranges >= least:
+        return "robust_ranges", _digits(min(ranges, most))
+    of_means = math.sqrt(numbers / 2.0) / rows  # noise of a mean in [0, 1], for a multiplier of 1
+    if least * of_means > _MOST_NOISE_OF_MEANS:
+        return None, 0.0
+    return "standardised", _digits(min(max(0.02 / of_means, least), most))
+
+
+def _digits(value: float) -> float:
+    return float(f"{value:.2g}")
 
 
 def _profiled(
@@ -112,6 +184,11 @@ def _profiled(
     named = tuple(labels)
     as_text = () if group is None or group in named else (group,)
     table = profile_table(str(path), as_text, MOST_VALUES)
+    roles = (*named, *(name for name in (group, user, text and text.name) if name is not None))
+    if repeat := next((name for name in roles if name in table.repeated), None):
+        raise InvalidInput(f"the table {path} has more than one column called {repeat!r}; rename the others")
+    if lists := next((each.name for each in table.columns if each.name in roles and each.places), None):
+        raise InvalidInput(f"the column {lists!r} holds lists, and can only be a feature; name another one")
     if table.rows < _FEWEST_ROWS:
         raise InvalidInput(f"the table {path} has {table.rows} rows; a sweep needs at least {_FEWEST_ROWS}")
     if text is not None:
@@ -127,7 +204,7 @@ def _profiled(
     of_group = None if group is None or group in named else table.column(group, "group")
     if of_group is not None:
         _named(of_group, "group")
-    return table, _Subject(path, found, task, None if of_group is None else group, of_group, user, text)
+    return table, _Subject(path, found, task, None if of_group is None else group, of_group, user, text, table.encoding)
 
 
 def _task_of(labels: tuple[ColumnProfile, ...]) -> TableTask:
@@ -157,16 +234,18 @@ def _named(column: ColumnProfile, role: str) -> tuple[str, ...]:
 
 def _unusable(column: ColumnProfile, table: TableProfile) -> str | None:
     """Why the column cannot be a feature of the draft, as a relative clause; None if it can."""
-    if column.nested:
-        return f"whose values are nested ({column.nested}); lists of equally many numbers can be features"
+    if column.unreadable:
+        return f"whose values are of type {column.unreadable}; lists of equally many numbers can be features"
+    if column.same_as:
+        return f"whose values are those of {_text(column.same_as)}"
     if column.distinct == 0:
         return "which has no values"
     if column.distinct == 1:
         return "which has the same value in every row"
     if column.missing > _MOST_MISSING:
         return f"which lacks {column.missing:.0%} of its values: rows without a value are left out of training"
-    if column.whole and column.distinct == table.rows:
-        return "whose whole numbers are all different, as those of an identifier are"
+    if column.is_order:
+        return "whose whole numbers only count the rows, as those of an identifier do"
     if column.span is None and column.values is None:
         return f"which has more than {MOST_VALUES} different texts or dates; declare its categories to use it"
     if column.span is not None and not math.isfinite(_outward(*column.span)[1] - _outward(*column.span)[0]):
@@ -197,11 +276,14 @@ def _name(path: Path) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", path.stem).strip("-._") or "sweep"
 
 
-def _header(subject: _Subject) -> Iterator[str]:
+def _header(subject: _Subject, has_private_ranges: bool) -> Iterator[str]:
     yield f"# Drafted by `{subject.command}`".replace("\n", " ")
     yield "#"
-    yield "# CONFIRM BEFORE YOU RUN IT. Ranges, categories, classes and groups were read off the rows, but a sweep"
+    read_off = "Categories, classes and groups" if has_private_ranges else "Ranges, categories, classes and groups"
+    yield f"# CONFIRM BEFORE YOU RUN IT. {read_off} were read off the rows, but a sweep"
     yield "# treats them as public: no epsilon covers them. Replace them by what is known without these data."
+    if has_private_ranges:
+        yield "# Ranges of features need no confirmation: every trial finds them privately, inside its epsilon."
     yield "# Until then this file is private data."
     yield "#"
     yield "#   dpsweep plan FILE      what would run: noise, steps, epsilon of every trial; trains nothing"
@@ -218,6 +300,8 @@ def _data_section(subject: _Subject) -> Iterator[str]:
     yield "data:"
     yield f"  name: {form if subject.text is None else 'text'}"
     yield f"  path: {_text(str(subject.path.resolve()))}"
+    if subject.encoding is not None:
+        yield f"  encoding: {subject.encoding}    # CONFIRM: it is not UTF-8; are accents right below?"
     yield f"  label: {_text(labels[0]) if len(labels) == 1 else _listed(tuple(labels))}"
     if subject.task == "classification":
         (label,) = subject.labels
@@ -241,27 +325,51 @@ def _text_section(text: TextColumn) -> Iterator[str]:
     yield "  max_length: 128    # tokens; longer texts are cut"
 
 
-def _features(subject: _Subject, features: list[ColumnProfile]) -> Iterator[str]:
+def _features(subject: _Subject, features: list[ColumnProfile], has_private_ranges: bool) -> Iterator[str]:
     yield f"  features: {_listed(tuple(column.name for column in features))}"
-    targets = subject.labels if subject.task == "regression" else ()
-    numeric = [column for column in (*targets, *features) if column.span is not None]
-    if written := [column for column in numeric if column.written]:
+    targets = list(subject.labels) if subject.task == "regression" else []
+    numeric = [column for column in features if column.span is not None]
+    if any(column.written for column in (*targets, *numeric)):
         yield "  numbers:    # CONFIRM: the decimal sign of columns that write numbers otherwise than 1234.5"
-        for column in written:
-            yield f"    {_text(column.name)}: {column.written}    # {_SIGNS[column.written or 'point']}"
-    if numeric:
-        yield "  ranges:    # CONFIRM: numbers are scaled to [0, 1] by their range, and cut at its ends"
-    for column in numeric:
-        low, high = map(_number, _outward(*(column.span or (0.0, 1.0))))
-        yield f"    {_text(column.name)}: [{low}, {high}]    # read off the data, rounded outwards{_lacking(column)}"
-        if column.whole and 2 < column.distinct <= _FEW:
-            yield f"    # {column.distinct} different whole numbers; if they are codes, list them under categories"
+    for column in (*targets, *numeric):
+        if column.written:
+            sign = column.written.convention
+            doubt = "; these may be the other one, too" if column.written.ambiguous else ""
+            yield f"    {_text(column.name)}: {sign}    # {_SIGNS[sign]}{doubt}"
+    if has_private_ranges:
+        yield "  # taken as they are, whatever their range; see preprocessing"
+        yield f"  unscaled: {_listed(tuple(column.name for column in numeric))}"
+        yield from _remarks(numeric)
+    yield from _ranges(targets if has_private_ranges else [*targets, *numeric])
     texts = [column for column in features if column.span is None]
     if texts:
         yield "  categories:    # CONFIRM: one feature for each value; a value that is not listed becomes all zeros"
     for column in texts:
         yield f"    {_text(column.name)}: {_listed(column.values or ())}    # read off the data{_lacking(column)}"
         yield from _alike(column)
+
+
+def _ranges(columns: Sequence[ColumnProfile]) -> Iterator[str]:
+    if columns:
+        yield "  ranges:    # CONFIRM: numbers are scaled to [0, 1] by their range, and cut at its ends"
+    for column in columns:
+        low, high = map(_number, _outward(*(column.span or (0.0, 1.0))))
+        yield f"    {_text(column.name)}: [{low}, {high}]    # read off the data, rounded outwards{_lacking(column)}"
+    yield from _remarks([replace(column, missing=0.0) for column in columns])
+
+
+def _remarks(columns: Sequence[ColumnProfile]) -> Iterator[str]:
+    """Comments on columns of numbers."""
+    for column in columns:
+        if column.missing:
+            yield f"  # {_text(column.name)}:{_lacking(column)[1:]}"
+        if column.places:
+            yield f"  # {_text(column.name)} is a list of {column.places} numbers, a feature each"
+        if column.whole and 2 < column.distinct <= _FEW:
+            codes = "whole numbers; if they are codes, list them under categories"
+            yield f"  # {_text(column.name)} has {column.distinct} different {codes}"
+        if column.whole and column.all_different:
+            yield f"  # {_text(column.name)} is different in every row; if it is an identifier, leave it out"
 
 
 _SIGNS: Final = {
@@ -274,7 +382,8 @@ def _lacking(column: ColumnProfile) -> str:
     """How many rows are left out because this column lacks a value, and what a sweep takes for none."""
     if not column.missing:
         return ""
-    known = f" ({', '.join(map(_text, column.markers))} too, unless you list it as a value)" if column.markers else ""
+    listed = "" if column.span is not None else ", unless you list it as a value"
+    known = f" ({', '.join(map(_text, column.markers))} too{listed})" if column.markers else ""
     return f"; missing in {column.missing:.1%} of the rows, which are left out{known}"
 
 
@@ -286,35 +395,64 @@ def _alike(column: ColumnProfile) -> Iterator[str]:
     for values in by_letters.values():
         if len(values) > 1:
             named = " and ".join(map(_text, values))
-            yield f"  # {named} differ only by case or blanks: the same value? If so, spell them alike in the table"
+            yield f"  # {named} differ only by case or blanks: the same class? If so, {_cure(column, by_letters)}"
 
 
-def _training_section(rows: int, subject: _Subject, numbers: int) -> Iterator[str]:
-    train = max(1, round(0.8 * rows))
-    batch = max(16, min(4096, round(0.1 * train)))
-    delta = 10.0 ** -math.ceil(math.log10(10.0 * rows))
-    yield ""
+def _cure(column: ColumnProfile, by_letters: Mapping[str, Sequence[str]]) -> str:
+    """How a sweep takes values that differ only by case for the same one."""
+    if set(by_letters) == {"false", "true"}:
+        return "list [false, true] without quotes, which stand for every spelling"
+    if any(len({value.lower() for value in values}) > 1 for values in by_letters.values()):
+        return "spell them alike in the table"
+    lower = _listed(tuple(sorted({value.lower() for value in column.values or ()})))
+    return f"add ignore_case: [{_text(column.name)}], and list {lower}"
+
+
+def _model(subject: _Subject) -> Iterator[str]:
     if subject.text is None:
         yield f"model: logistic    # {_MODELS[subject.task]}; or {{name: mlp, hidden: [64]}}, or a function of your own"
     else:
         yield "model: transformer    # small; or a function of your own"
-    if subject.text is None and numbers and train >= _ROWS_FOR_RANGES:
-        yield "# Cuts the numbers to ranges that hold 90 % of the rows, found with noise: a release inside the target."
-        yield "# Of use where tails are heavy, or the ranges above wide."
-        yield f"preprocessing: {{name: robust_ranges, columns: {numbers}, noise_multiplier: 8}}"
+
+
+def _preparation(scale: _Scale) -> Iterator[str]:
+    """The preprocessing, and why."""
+    noise = _number(scale.noise_multiplier)
+    match scale.preprocessing:
+        case "robust_ranges":
+            yield "# Finds the ranges that hold 90 % of the numbers, with noise: a release inside the target. By them"
+            yield "# numbers are centred and scaled; beyond, the scale is logarithmic, and heavy tails do no harm."
+        case "standardised":
+            yield "# Too few rows for private ranges of so many columns. In the ranges above, numbers are centred and"
+            yield "# divided by their deviation, with noise: a release inside the target. Narrow ranges learn better."
+        case None:
+            if scale.numbers:
+                yield "# Too few rows for a private scale of so many columns: narrow the ranges above if you can."
+            return
+    yield f"preprocessing: {{name: {scale.preprocessing}, columns: {scale.numbers}, noise_multiplier: {noise}}}"
+
+
+def _training_section(rows: int, subject: _Subject, scale: _Scale) -> Iterator[str]:
+    train = max(1, round(0.8 * rows))
+    batch = max(16, min(_LARGEST_BATCH, round(0.1 * train)))
+    delta = 10.0 ** -math.ceil(math.log10(10.0 * rows))
     if subject.task != "classification":
         yield f"loss: {_LOSSES[subject.task]}"
-    rate = 0.1 if subject.task == "regression" else 2.0  # mse is steeper than cross-entropy, and diverges at 1
-    yield f"optimizer: {{name: sgd, learning_rate: {rate}}}"
+    rate, bound = scale.learning_rate, scale.bound
+    norm = f"{math.sqrt(scale.squared_norm):.2g}"
+    yield f"# Gradients grow with the norm of a row, about {norm} here: the bound grows with it, the rate falls."
+    yield f"optimizer: {{name: sgd, learning_rate: {_number(rate)}, momentum: 0.9}}"
+    yield "learning_rate_schedule: cosine    # to 0, so that the noise of the last steps averages out"
     yield f"sampling: {{method: poisson, batch_size: {batch}}}    # a tenth of the rows: noise costs large batches less"
     yield "epochs: 30    # 300 steps; too few, and the baseline learns little, too many, and each step has more noise"
     yield ""
     yield "clipping:"
     yield "  - none    # the non-private baseline"
-    yield "  - {name: flat, bound: 1.0}    # DP-SGD; about the norm of a row's gradient with features in [-1, 1]"
-    yield "  - {name: dpsgd_f, bound: 1.0, count_memory: 0.9}    # larger bounds for groups that are clipped more"
+    yield f"  - {{name: flat, bound: {_number(bound)}}}    # DP-SGD; about the norm of a row's gradient"
+    yield f"  - {{name: dpsgd_f, bound: {_number(bound)}, count_memory: 0.9}}    # larger for groups clipped more"
     yield "# What matters most is the bound and the learning rate. To let each setting choose its own:"
-    places = "clipping.bound: [0.3, 1, 3], optimizer.learning_rate: [0.5, 2, 8]"
+    bounds, rates = (", ".join(_number(_digits(each * by)) for by in (0.3, 1.0, 3.0)) for each in (bound, rate))
+    places = f"clipping.bound: [{bounds}], optimizer.learning_rate: [{rates}]"
     yield f"# tune: {{parameters: {{{places}}}, privacy: unaccounted}}"
     if subject.text is None:
         yield "reference: true    # a rule on one column and a linear model beside the baseline: is it as good?"

@@ -22,6 +22,8 @@ _TABLE: Final = {
     "ranges": _LISTS_BY_NAME,
     "categories": _LISTS_BY_NAME,
     "numbers": Mapping[str, str],
+    "unscaled": _LIST,
+    "ignore_case": _LIST,
 }
 LIST_VALUES: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
     "data": {

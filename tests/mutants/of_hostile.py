@@ -22,7 +22,7 @@ HOSTILE: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "workers/data/table.py",
         ("tests/orchestration/test_errors.py::test_an_error_of_the_plan_shows_type_and_place",),
-        B("if name in known else A_COLUMN", "if name else A_COLUMN", "errors show a first row as names", True),
+        B("if name in self.known else A_COLUMN", "if name else A_COLUMN", "errors show a first row as names", True),
     ),
     *bugs_in(
         "orchestration/comparison/claims.py",

@@ -36,6 +36,21 @@ WORKERS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
+        "workers/robust_ranges.py",
+        ("tests/workers/test_preprocessing.py::TestRobustRanges",),
+        B(
+            "std = noise_multiplier * math.sqrt(ROUNDS)",
+            "std = noise_multiplier",
+            "three rounds of counts cost as one",
+            True,
+        ),
+    ),
+    *bugs_in(
+        "workers/standardisation.py",
+        ("tests/workers/test_preprocessing.py::TestStandardised",),
+        B("return total / math.sqrt(2.0)", "return total", "sums and squares are accounted as one of both", True),
+    ),
+    *bugs_in(
         "workers/trial.py",
         ("tests/workers/test_death.py::test_the_key_of_the_noise_does_not_outlive_the_training",),
         B(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import stat
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,15 +27,15 @@ from workers.data.images import IMAGENET_SCALING
 from workers.history import Progress
 from workers.noise import SeededNoise
 from workers.preprocessing import (
-    EDGES,
     PREPROCESSING,
     State,
-    interval_counts,
     make_preprocessing,
     planned_releases,
     second_moments,
 )
+from workers.robust_ranges import ROUNDS, counts_between, magnitudes, scaled_by
 from workers.spec import Component, DataSpec
+from workers.standardisation import moments
 from workers.trial import run_trial
 
 
@@ -52,6 +54,10 @@ def rows_dataset(rows: np.ndarray) -> Dataset:
     labels = np.zeros(len(rows), dtype=np.int64)
     split = make_split(rows.astype(np.float32), labels)
     return Dataset("rows", split, split, None, ("a",), ("a",))
+
+
+def in_blocks(*parts: np.ndarray) -> Callable[[], Iterator[torch.Tensor]]:
+    return lambda: (torch.tensor(part) for part in parts)
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +178,7 @@ class TestCost:
             make_preprocessing(Component("frozen_features")).output_shape((40,))
 
     def test_every_preprocessing_states_its_releases(self) -> None:
-        assert set(PREPROCESSING) == {"dp_pca", "frozen_features", "robust_ranges"}
+        assert set(PREPROCESSING) == {"dp_pca", "frozen_features", "robust_ranges", "standardised"}
 
     @pytest.mark.parametrize(
         ("params", "message"),
@@ -359,52 +365,120 @@ def test_a_rehearsal_has_the_shape_and_type_of_the_real_thing(digits: Dataset) -
 
 
 class TestRobustRanges:
-    """Numbers with a heavy tail are cut to where most rows are; the release costs what it says."""
+    """Numbers are on a scale found from noisy counts, whatever their magnitude; the release costs what it says."""
 
     RANGES = Component("robust_ranges", {"noise_multiplier": 0.5})
 
     def heavy(self) -> Dataset:
         drawn = np.random.default_rng(0)
-        tips, flags = np.minimum(drawn.lognormal(0.8, 0.5, 4000) / 1000.0, 1.0), drawn.random(4000) < 0.3
-        return rows_dataset(np.column_stack([tips, flags.astype(float)]))
+        columns = [
+            drawn.lognormal(0.8, 0.5, 4000),
+            drawn.random(4000) < 0.3,
+            1990 + drawn.random(4000) * 30,
+            1e9 + 1e6 * drawn.standard_normal(4000),
+            np.where(drawn.random(4000) < 0.9, 0.0, drawn.lognormal(8.0, 1.0, 4000)),
+        ]
+        return rows_dataset(np.column_stack([column.astype(float) for column in columns]))
 
-    def test_most_rows_spread_over_the_new_range_and_flags_stay(self) -> None:
+    def test_numbers_of_any_magnitude_are_centred_and_have_deviation_1(self) -> None:
         prepared, state = preprocess(self.RANGES, self.heavy(), noise())
-        (low, high), flag = state["ranges"]
-        tips = self.heavy().train.features[:, 0]
-        assert float((tips < low).float().mean()) + float((tips > high).float().mean()) < 0.12
-        column = prepared.train.features[:, 0]
-        assert column.min() == -1.0
-        assert column.max() == 1.0
-        assert column.std() > 0.3
-        assert flag.tolist() == [0.0, 1.0]
-        assert torch.equal(prepared.train.features[:, 1], self.heavy().train.features[:, 1].float())
+        features = prepared.train.features
+        assert features.mean(0).abs().max() < 0.2
+        assert 0.6 < float(features.std(0).min()) <= float(features.std(0).max()) < 1.6
+        assert features.abs().max() < 13.0, "the tails are logarithmic"
+        rows = self.heavy().train.features[:, 0]
+        beyond = (rows < state["low"][0]) | (rows > state["high"][0])
+        assert 0.03 < float(beyond.float().mean()) < 0.2
 
-    def test_one_row_moves_the_counts_by_at_most_the_sensitivity(self) -> None:
+    def test_the_scale_is_increasing(self) -> None:
+        state = {name: torch.tensor([each]) for name, each in (("low", 2.0), ("high", 4.0), ("mean", 0.5))}
+        places = torch.tensor([[-1e30], [0.0], [2.0], [3.0], [4.0], [6.0], [1e30]])
+        scaled = scaled_by({**state, "deviation": torch.tensor([0.5])}, places.clone())[:, 0]
+        assert scaled.tolist() == pytest.approx(
+            [-7.0, -2 * (1.5 + math.log(3)), -3.0, -1.0, 1.0, 1 + 2 * math.log(3), 5.0]
+        )
+
+    def test_one_row_moves_the_counts_of_a_round_by_at_most_the_sensitivity(self) -> None:
         drawn = np.random.default_rng(1)
-        rows = drawn.random((50, 7)) ** 6
-        strange = np.full((1, 7), np.nan)
-        for record in (rows[:1], np.ones((1, 7)), strange):
-            one, other = rows_dataset(rows), rows_dataset(np.concatenate([rows, record]))
-            moved = interval_counts(other.train, other, 7) - interval_counts(one.train, one, 7)
-            assert float(torch.linalg.vector_norm(moved)) <= 7**0.5 + 1e-12
+        rows = drawn.standard_normal((50, 7)) ** 5
+        edges = torch.sort(torch.randn(7, 9, dtype=torch.float64), 1).values
+        for record in (rows[:1], np.ones((1, 7)), np.full((1, 7), 1e300), np.full((1, 7), np.nan)):
+            for ends in (edges, magnitudes().expand(7, -1).contiguous()):
+                one = counts_between(in_blocks(rows), ends)
+                both = counts_between(in_blocks(rows, record), ends)
+                assert float(torch.linalg.vector_norm(both - one)) <= 7**0.5 + 1e-12
 
-    def test_the_noise_has_the_stated_size(self) -> None:
+    def test_the_noise_of_all_rounds_is_that_of_the_release(self) -> None:
+        """Rounds with noise multipliers m cost what one with 1 / sqrt(sum of 1 / m^2) costs."""
+        stds: list[float] = []
+
         class Recorder(SeededNoise):
             def normal(self, shape: tuple[int, ...], std: float) -> torch.Tensor:
-                assert (shape, std) == ((2 * (len(EDGES) - 1),), 0.5)
+                stds.append(std)
                 return super().normal(shape, std)
 
         preprocess(self.RANGES, self.heavy(), Recorder(0, DEVICE))
+        assert len(stds) == ROUNDS
+        assert sum(1.0 / std**2 for std in stds) == pytest.approx(1.0 / 0.5**2)
         assert planned_releases(self.RANGES) == (GaussianRelease("robust_ranges", 0.5),)
 
     def test_columns_after_the_numbers_stay_as_they_are(self) -> None:
         component = Component("robust_ranges", {"columns": 1, "noise_multiplier": 0.5})
         prepared, state = preprocess(component, self.heavy(), noise())
-        assert state["ranges"].shape == (1, 2)
-        assert prepared.feature_shape == (2,)
+        assert state["low"].shape == (1,)
+        assert torch.equal(prepared.train.features[:, 1:], self.heavy().train.features[:, 1:].float())
 
-    @pytest.mark.parametrize("params", [{"columns": 0}, {"noise_multiplier": 0.0}, {"outside": 0.5}, {"columns": 3}])
+    @pytest.mark.parametrize("multiplier", [1.0, 100.0])
+    def test_noise_that_hides_the_rows_does_no_harm_but_to_the_ranges(self, multiplier: float) -> None:
+        component = Component("robust_ranges", {"noise_multiplier": multiplier})
+        few = rows_dataset(np.random.default_rng(0).standard_normal((20, 30)))
+        prepared, state = preprocess(component, few, noise())
+        assert prepared.train.features.isfinite().all()
+        assert (state["low"] < state["high"]).all()
+
+    @pytest.mark.parametrize("params", [{"columns": 0}, {"noise_multiplier": 0.0}, {"outside": 0.5}, {"columns": 9}])
     def test_what_is_impossible_is_refused(self, params: dict[str, float]) -> None:
         with pytest.raises(InvalidInput, match="robust_ranges"):
             preprocess(Component("robust_ranges", params), self.heavy(), noise())
+
+
+class TestStandardised:
+    """Numbers in [0, 1] are centred, and divided by one deviation; the release costs what it says."""
+
+    def narrow(self, rows: int = 2000) -> Dataset:
+        drawn = np.random.default_rng(0)
+        return rows_dataset(drawn.normal([0.2, 0.5, 0.9], [0.05, 0.1, 0.05], (rows, 3)))
+
+    def test_means_and_the_common_deviation_are_found(self) -> None:
+        prepared, _ = preprocess(Component("standardised", {"noise_multiplier": 1.0}), self.narrow(), noise())
+        assert prepared.train.features.mean(0).abs().max() < 0.1
+        assert float((prepared.train.features**2).mean()) == pytest.approx(1.0, abs=0.05)
+
+    def test_one_row_moves_the_sums_by_at_most_1(self) -> None:
+        drawn = np.random.default_rng(1)
+        rows = drawn.random((9, 5))
+        records = ([0.0] * 5, [1.0] * 5, [0.0, 1.0, 0.0, 1.0, 0.5], [math.nan] * 5, [-7.0, 9.0, 0.0, 1.0, math.inf])
+        for record in records:
+            one = moments(in_blocks(rows), 5)
+            both = moments(in_blocks(rows, np.array([record])), 5)
+            assert float(torch.linalg.vector_norm(both - one)) <= 1.0 + 1e-12
+
+    def test_the_noise_has_the_stated_size(self) -> None:
+        class Recorder(SeededNoise):
+            def normal(self, shape: tuple[int, ...], std: float) -> torch.Tensor:
+                assert (shape, std) == ((4,), 3.0)
+                return super().normal(shape, std)
+
+        component = Component("standardised", {"noise_multiplier": 3.0})
+        preprocess(component, self.narrow(), Recorder(0, DEVICE))
+        assert planned_releases(component) == (GaussianRelease("standardised", 3.0),)
+
+    def test_noise_that_hides_the_rows_leaves_finite_numbers(self) -> None:
+        prepared, state = preprocess(Component("standardised", {"noise_multiplier": 1e4}), self.narrow(20), noise())
+        assert prepared.train.features.isfinite().all()
+        assert 0.0 <= float(state["mean"].min()) <= float(state["mean"].max()) <= 1.0
+
+    @pytest.mark.parametrize("params", [{"columns": 0}, {"noise_multiplier": 0.0}, {"columns": 4}])
+    def test_what_is_impossible_is_refused(self, params: dict[str, float]) -> None:
+        with pytest.raises(InvalidInput, match="standardised"):
+            preprocess(Component("standardised", params), self.narrow(), noise())

@@ -1,13 +1,14 @@
 """Numbers as tables write them: other decimal signs, thousands, percent, currency, units, and markers for missing.
 
-A sweep declares how a column writes its numbers, so that reading a value depends on that value alone. `convention_of`
+A sweep declares how a column writes its numbers, so that reading a value depends on that value alone. `written_numbers`
 proposes a declaration for a draft.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final, Literal
 
 import pyarrow as pa
@@ -28,13 +29,14 @@ _MARKERS: Final = frozenset(
 """What stands for a missing value among numbers, in lower case."""
 _CURRENCY: Final = r"(?:[$€£¥₹₽₩₺]|USD|EUR|GBP|CHF|JPY|INR|DKK|SEK|NOK|PLN|CZK|kr\.?|Rs\.?)"
 _NUMBER: Final = re.compile(
-    rf"^\s*(?P<sign>[-+−]?)\s*(?:{_CURRENCY})?\s*(?P<again>[-+−]?)(?P<digits>\d[\d.,'’_\s]*|[.,]\d+)"
-    rf"(?P<power>[eE][-+]?\d+)?\s*(?P<unit>%|{_CURRENCY}|[A-Za-zµ°²³/]{{1,6}}\d?)?\s*$"
+    rf"^\s*(?P<owed>\()?\s*(?P<sign>[-+−–]?)\s*(?:{_CURRENCY})?\s*(?P<again>[-+−–]?)(?P<digits>\d[\d.,'’_\s]*|[.,]\d+)"
+    rf"(?P<power>[eE][-+]?\d+)?(?P<after>-)?\s*(?P<unit>%|{_CURRENCY}|[A-Za-zµμ°²³/]{{1,6}}\d?)?\s*(?(owed)\))\s*$"
 )
 _GROUPED: Final = {
-    "point": re.compile(r"^\d{1,3}(?:[,'’\s]\d{3})*$"),
-    "comma": re.compile(r"^\d{1,3}(?:[.'’\s]\d{3})*$"),
+    "point": re.compile(r"^[1-9]\d{0,2}(?:([,'’_\s])\d{3})(?:\1\d{3})*$|^[1-9]\d?(?:,\d{2})+,\d{3}$"),
+    "comma": re.compile(r"^[1-9]\d{0,2}(?:([.'’_\s])\d{3})(?:\1\d{3})*$"),
 }
+"""Thousands, by one sign throughout, and by commas as in 12,34,567 too. A first group never begins with 0."""
 _PLAIN: Final = re.compile(r"^\d*$")
 _SIGNS: Final = {"point": ".", "comma": ","}
 
@@ -52,10 +54,10 @@ def parsed(values: pa.ChunkedArray, convention: Convention) -> pa.ChunkedArray:
 def number_of(text: str, convention: Convention) -> float | None:
     """The number that a text writes by the convention; None if it writes none.
 
-    >>> number_of("1.234,5 kg", "comma"), number_of("$1,234.50", "point"), number_of("12 %", "point")
-    (1234.5, 1234.5, 12.0)
-    >>> number_of("1,23", "point") is None
-    True
+    >>> number_of("1.234,5 kg", "comma"), number_of("$1,234.50", "point"), number_of("(12 %)", "point")
+    (1234.5, 1234.5, -12.0)
+    >>> [number_of(text, "point") for text in ("1,23", "0,254")]
+    [None, None]
     """
     match = _NUMBER.match(text)
     if match is None:
@@ -66,20 +68,52 @@ def number_of(text: str, convention: Convention) -> float | None:
     digits = re.sub(r"\D", "", whole)
     if not digits and not fraction:
         return None
-    negative = (match["sign"] or match["again"]) in ("-", "−")
+    negative = bool(match["owed"] or match["after"]) or (match["sign"] or match["again"]) in ("-", "−", "–")
     return float(f"{'-' if negative else ''}{digits or '0'}{'.' if sign else ''}{fraction}{match['power'] or ''}")
 
 
-def convention_of(texts: Collection[str]) -> Convention | None:
-    """How these texts write numbers, up to markers for missing values; None unless all are numbers of one unit.
+@dataclass(frozen=True)
+class Written:
+    """How a column of texts writes numbers. unread: texts that are none and count as missing. ambiguous: whether the
+    other convention reads all of them too, as 13.440 is 13440 or 13.44."""
 
-    Where both read all of them, such as 13,440, groups of thousands are meant: ``point``.
+    convention: Convention
+    unread: tuple[str, ...]
+    ambiguous: bool
+
+
+_MOST_UNREAD: Final = 0.05
+"""Largest share of the rows whose text is no number and no known marker, in a column that is taken for numbers."""
+_FEWEST_NUMBERS: Final = 10
+"""Least number of different numbers beside such texts: fewer may be categories, such as 1, 2 and "several"."""
+
+
+_ORDERS: Final[tuple[tuple[Convention, Convention], ...]] = (("point", "comma"), ("comma", "point"))
+
+
+def written_numbers(counts: Mapping[str, int]) -> Written | None:
+    """How these texts write numbers; None unless they are numbers of one unit, but for markers of missing values.
+
+    counts: number of rows by text. Other texts without digits are taken for markers, too, where they are rare. Where
+    both conventions read all numbers, such as 13,440, ``point`` is taken, and the result says that it is ambiguous.
     """
-    known = [text for text in texts if text.strip().casefold() not in _MARKERS]
-    if not known or len({_unit(text) for text in known}) > 1 or any(_is_code(text) for text in known):
-        return None
-    conventions: Sequence[Convention] = ("point", "comma")
-    return next((each for each in conventions if all(number_of(text, each) is not None for text in known)), None)
+    known = {text: rows for text, rows in counts.items() if text.strip().casefold() not in _MARKERS}
+    for convention, other in _ORDERS:
+        read = [text for text in known if number_of(text, convention) is not None]
+        strange = [text for text in known if text not in set(read)]
+        if not read or len({_unit(text) for text in read}) > 1 or any(map(_is_code, read)):
+            continue
+        if strange and (
+            len(read) < _FEWEST_NUMBERS
+            or any(re.search(r"\d", text) for text in strange)
+            or sum(known[text] for text in strange) > _MOST_UNREAD * sum(known.values())
+        ):
+            continue
+        unread = tuple(sorted({*strange, *(text for text in counts if text not in known)} - set(MISSING_SPELLINGS)))
+        others = all(number_of(text, other) is not None for text in read)
+        differ = any(number_of(text, other) != number_of(text, convention) for text in read)
+        return Written(convention, unread, others and differ)
+    return None
 
 
 def _unit(text: str) -> str | None:

@@ -11,7 +11,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -102,10 +102,11 @@ def reading(path: Path, shown: str | Path | None = None) -> Iterator[None]:
         raise DataCorruption(f"cannot read {shown or path}: {_reason(error)}; correct or replace the file") from error
 
 
+_NO_TEXT: Final = "it is not UTF-8 text, or not of the `encoding` that is declared (such as cp1252)"
 _REASONS: Mapping[str, str] = {
     r"Expected (\d+) columns, got (\d+)": r"a row has \2 fields where the first has \1 (is a quote not closed?)",
     r"Empty CSV file": "it is empty",
-    r"invalid UTF8 data": "it is not UTF-8 text",
+    r"invalid UTF8 data": _NO_TEXT,
 }
 """What is wrong with a CSV file, by a pattern of Arrow's message, which goes on with the content of the row."""
 
@@ -113,7 +114,7 @@ _REASONS: Mapping[str, str] = {
 def _reason(error: Exception) -> str:
     """Why a file cannot be read, without its content."""
     if isinstance(error, UnicodeDecodeError):
-        return "it is not UTF-8 text"
+        return _NO_TEXT
     number = getattr(error, "errno", None)
     if isinstance(number, int):
         return os.strerror(number)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as compute
 
 from accounting.errors import InvalidInput
 from accounting.registry import nearest
-from workers.data.conventions import MISSING_SPELLINGS, Convention, convention_of, parsed
-from workers.data.table import distinct, read_table
+from workers.data.conventions import MISSING_SPELLINGS, Written, parsed, written_numbers
+from workers.data.files import reading
+from workers.data.table import distinct
+from workers.data.table_files import places_of, proposed_encoding, read_table, repeated_names
 from workers.data.tabular import as_text, is_numeric, numbers
 
 
@@ -22,8 +29,10 @@ class ColumnProfile:
     span: smallest and largest number; None if the column does not hold numbers. whole: whether all numbers are whole.
     values: distinct values as text, as a sweep declares them; None for more than the limit. distinct: number of
     distinct values. missing: share of the rows without a value, in [0, 1]. written: how the texts write numbers, if
-    they do. markers: texts besides the empty one that count as missing. nested: the type of values that cannot be read.
-    quantiles: the numbers at 5 %, 95 % and 99 % of the rows.
+    they do. markers: texts besides the empty one that count as missing. unreadable: the type of values that cannot be
+    read. places: number of places of an embedding, whose numbers are described together; 0 for one value a row.
+    all_different: whether no two rows have the same value. is_order: whether whole numbers only count the rows, as
+    identifiers do. same_as: an earlier column of equal values.
     """
 
     name: str
@@ -32,18 +41,24 @@ class ColumnProfile:
     values: tuple[str, ...] | None
     distinct: int
     missing: float
-    written: Convention | None = None
+    written: Written | None = None
     markers: tuple[str, ...] = ()
-    nested: str = ""
-    quantiles: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    unreadable: str = ""
+    places: int = 0
+    is_order: bool = False
+    all_different: bool = False
+    same_as: str = ""
 
 
 @dataclass(frozen=True)
 class TableProfile:
-    """The columns of a file, and its number of rows."""
+    """The columns of a file, and its number of rows. encoding: to be declared, if the file is not UTF-8. repeated:
+    names of several columns of the file."""
 
     rows: int
     columns: tuple[ColumnProfile, ...]
+    encoding: str | None = None
+    repeated: frozenset[str] = frozenset()
 
     def column(self, name: str, role: str) -> ColumnProfile:
         """The column called ``name``. Raises: InvalidInput with the nearest name if there is none."""
@@ -61,30 +76,66 @@ def profile_table(path: str, texts: tuple[str, ...], most_values: int) -> TableP
     Values are listed up to ``most_values``. Raises: InvalidInput for a missing file or one without rows, DataCorruption
     for one that cannot be read.
     """
-    first = read_table(path, dict.fromkeys(texts, ()))
+    file = Path(path).expanduser()
+    encoding = None
+    if file.suffix.lower() in _TEXT_FILES and os.path.isfile(file):  # False for a name that is too long
+        with reading(file):
+            encoding = proposed_encoding(file)
+    first = read_table(path, dict.fromkeys(texts, ()), encoding)
     if first.num_rows == 0:
         raise InvalidInput(f"the table {path} has no rows; give a table with a header and at least one row")
-    spelt = read_table(path, dict.fromkeys(first.column_names, MISSING_SPELLINGS[1:]))
+    spelt = read_table(path, dict.fromkeys(first.column_names, MISSING_SPELLINGS[1:]), encoding)
     as_texts = {*texts, *(name for name in first.column_names if not _holds_numbers(first[name], spelt[name]))}
-    rows = read_table(path, dict.fromkeys(as_texts, ()))
+    rows = read_table(path, dict.fromkeys(as_texts, ()), encoding)
     written = {name: _written(rows[name]) for name in rows.column_names if name in as_texts and name not in texts}
-    return TableProfile(
-        rows.num_rows,
-        tuple(
-            replace(
-                _column(name, rows[name], name in as_texts, most_values, written.get(name)),
-                markers=_markers(spelt[name]),
-            )
-            for name in rows.column_names
-        ),
-    )
+    embeddings = {name: places for name, places in places_of(rows.column_names).items() if not as_texts & {*places}}
+    single = [name for name in rows.column_names if not any(name in places for places in embeddings.values())]
+    columns = [
+        _with_markers(_column(name, rows[name], name in as_texts, most_values, written.get(name)), spelt[name])
+        for name in single
+    ]
+    lists = (_embedding(name, rows.select(places)) for name, places in embeddings.items())
+    found = (*_without_repetition(columns, rows), *lists)
+    return TableProfile(rows.num_rows, found, encoding, repeated_names(rows))
 
 
-def _written(values: pa.ChunkedArray) -> Convention | None:
+_TEXT_FILES: Final = (".csv", ".tsv")
+
+
+def _without_repetition(columns: list[ColumnProfile], rows: pa.Table) -> list[ColumnProfile]:
+    """The profiles, each with the first column of equal values."""
+    found: list[ColumnProfile] = []
+    for column in columns:
+        alike = [each for each in found if replace(each, name="") == replace(column, name="") and column.distinct > 1]
+        same = next((each.name for each in alike if rows[each.name].equals(rows[column.name])), "")
+        found.append(replace(column, same_as=same) if same else column)
+    return found
+
+
+def _embedding(name: str, rows: pa.Table) -> ColumnProfile:
+    """The profile of all places of an embedding together."""
+    values = [numbers(rows[place], place) for place in rows.column_names]
+    known = np.isfinite(np.stack(values)).all(0)
+    if not known.any():
+        return ColumnProfile(name, None, False, None, 0, 1.0)
+    low, high = (float(edge([edge(each[known]) for each in values])) for edge in (np.min, np.max))
+    return ColumnProfile(name, (low, high), False, None, rows.num_rows, 1.0 - float(known.mean()), places=len(values))
+
+
+def _written(values: pa.ChunkedArray) -> Written | None:
     """How a column of texts writes numbers, if it does."""
     if not pa.types.is_string(values.type):
         return None
-    return convention_of(compute.unique(values).drop_null().to_pylist())
+    counts: Mapping[str, int] = {
+        str(each["values"]): int(each["counts"]) for each in values.drop_null().value_counts().to_pylist()
+    }
+    return written_numbers(counts)
+
+
+def _with_markers(column: ColumnProfile, spelt: pa.ChunkedArray) -> ColumnProfile:
+    """The profile with the texts that count as missing, those that are no numbers included."""
+    unread = column.written.unread if column.written else ()
+    return replace(column, markers=tuple(dict.fromkeys((*_markers(spelt), *unread))))
 
 
 def _markers(spelt: pa.ChunkedArray) -> tuple[str, ...]:
@@ -103,22 +154,27 @@ def _holds_numbers(values: pa.ChunkedArray, spelt: pa.ChunkedArray) -> bool:
 
 
 def _column(
-    name: str, values: pa.ChunkedArray, is_text: bool, most_values: int, written: Convention | None
+    name: str, values: pa.ChunkedArray, is_text: bool, most_values: int, written: Written | None
 ) -> ColumnProfile:
-    if pa.types.is_nested(values.type):
-        return ColumnProfile(name, None, False, None, 0, 0.0, nested=str(values.type))
     if written is not None:
-        values, is_text = parsed(values, written), False
-    known = as_text(values, f"column {name!r}").drop_null()
+        values, is_text = parsed(values, written.convention), False
+    try:
+        known = as_text(values, f"column {name!r}").drop_null()
+    except InvalidInput:
+        return ColumnProfile(name, None, False, None, 0, 0.0, unreadable=str(values.type))
     count, missing = compute.count_distinct(known).as_py(), 1.0 - len(known) / len(values)
     found = distinct(known) if 0 < count <= most_values else None
-    if is_text or len(known) == 0:
-        return ColumnProfile(name, None, False, found, count, missing)
-    present = numbers(values.drop_null(), name)
+    present = np.zeros(0) if is_text or not is_numeric(values) else numbers(values.drop_null(), name)
     present = present[np.isfinite(present)]
     if present.size == 0:
         return ColumnProfile(name, None, False, found, count, missing)
-    whole = bool((present == present.round()).all())
-    span, (low, high, top) = (float(present.min()), float(present.max())), np.quantile(present, (0.05, 0.95, 0.99))
-    quantiles = float(low), float(high), float(top)
-    return ColumnProfile(name, span, whole, found, count, missing, written, quantiles=quantiles)
+    whole, span = bool((present == present.round()).all()), (float(present.min()), float(present.max()))
+    different = count == len(values)
+    is_order = whole and different and _counts_rows(present)
+    return ColumnProfile(name, span, whole, found, count, missing, written, is_order=is_order, all_different=different)
+
+
+def _counts_rows(present: npt.NDArray[np.float64]) -> bool:
+    """Whether different whole numbers stand in order, or leave hardly any number between them out."""
+    steps = np.diff(present)
+    return bool((steps > 0).all() or (steps < 0).all()) or float(np.ptp(present)) < 1.5 * present.size

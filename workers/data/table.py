@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -12,8 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as compute
-import pyarrow.csv as csv
-import pyarrow.parquet as parquet
 from pydantic import FiniteFloat
 from torch import Tensor
 
@@ -21,14 +20,15 @@ from accounting.errors import InvalidInput, PrivateDetail
 from accounting.reasons import Reason
 from accounting.registry import nearest
 from workers.data.base import Source, Split, make_split, numbered, repeated
-from workers.data.conventions import MISSING_SPELLINGS, Convention, parsed
-from workers.data.files import reader_of, reading, require_path
+from workers.data.conventions import Convention, parsed
 from workers.data.labels import Classes, Flags, Labels, NoLabels, TableTask, Targets, label_columns
 from workers.data.spelling import Value, Values, as_declared, names
+from workers.data.table_files import places_of, read_table, repeated_names
 from workers.data.tabular import (
     Categorical,
     Column,
     Numeric,
+    Unscaled,
     attributes,
     complete_rows,
     encode_table,
@@ -37,6 +37,7 @@ from workers.data.tabular import (
     intersected_indices,
     is_numeric,
     numbers,
+    positions,
 )
 
 _MAX_CATEGORIES: Final = 1000
@@ -59,8 +60,12 @@ class Roles:
 
     def called(self, name: str) -> str:
         """What errors call a column: by its name only if the sweep file gives it."""
-        known = {*self.labels, *self.groups, self.user, *self.named}
-        return f"column {name!r}" if name in known else A_COLUMN
+        return f"column {name!r}" if name in self.known else A_COLUMN
+
+    @property
+    def known(self) -> frozenset[str]:
+        """Columns that the sweep file names."""
+        return frozenset(filter(None, (*self.labels, *self.groups, self.user, *self.named)))
 
     @property
     def used(self) -> list[str]:
@@ -78,10 +83,11 @@ class Declared:
     classes: Values | None
     groups: Mapping[str, Values]
     numbers: Mapping[str, Convention] = field(default_factory=dict)
+    unscaled: Sequence[str] = ()
 
     def covers(self, name: str) -> bool:
-        """Whether the range or the categories of a feature are declared."""
-        return name in self.ranges or name in self.categories
+        """Whether it is declared how a feature is encoded."""
+        return name in self.ranges or name in self.categories or name in self.unscaled
 
     def __post_init__(self) -> None:
         if self.classes is not None and self.task != "classification":
@@ -153,9 +159,12 @@ def table(
     classes: Values | None = None,
     groups: Values | Mapping[str, Values] | None = None,
     numbers: Mapping[str, Convention] | None = None,
+    unscaled: Sequence[str] = (),
+    encoding: str | None = None,
+    ignore_case: Sequence[str] = (),
     task: TableTask = "classification",
 ) -> Source:
-    """Rows of a .parquet, .csv or .tsv file (UTF-8 or UTF-16, with a header; commas, semicolons or tabs separate).
+    """Rows of a .parquet, .csv or .tsv file with a header. Commas, semicolons, tabs or bars separate the fields of CSV.
 
     label: the column of classes; for task ``regression``, one or several columns of numbers, scaled if in ``ranges``;
     for ``multi_label``, columns of 0 and 1. group: one column, or several, such as ["sex", "race"], whose intersections
@@ -166,49 +175,124 @@ def table(
     columns become one-hot. classes, groups: declared values; for several group columns, {column: [values]}. Ranges,
     categories, classes and groups that are not declared are taken from the rows, which is not private; a note says so,
     and these groups are shown as "group 1", "group 2". Rows with a missing value (in CSV an empty field, NA, NaN or
-    null, unless that is declared as a value) are left out. A column of lists of equally many numbers, such as an
-    embedding, is read as columns "emb[0]", "emb[1]", ...; other nested columns can have no role. numbers: {column:
-    point or comma}, the decimal sign of columns that write numbers with thousands, a currency, percent or a unit; a
-    text that is no number is missing. Example ids count the rows of the file, then those of ``test_path``.
+    null, unless that is declared as a value) are left out, and notes count them. A column of lists of equally many
+    numbers, such as an embedding, is read as columns "emb[0]", "emb[1]", ...; its own name stands for all of them.
+    Other nested columns can have no role. Example ids count the rows of the file, then those of ``test_path``.
+
+    numbers: {column: point or comma}, the decimal sign of columns that write numbers with thousands, a currency,
+    percent or a unit; a text that is no number is missing. unscaled: numbers that are taken as they are, for a
+    preprocessing that scales them, such as ``robust_ranges``. encoding: of CSV, by default UTF-8, or as a byte order
+    mark says. ignore_case: columns that are read in lower case. Outer blanks of texts in CSV are left out. Of several
+    columns of one name, the second is called "name.1"; list ``features`` then.
 
     Raises: InvalidInput for unknown columns and undeclared values; DataCorruption for unreadable files.
     """
     labels = label_columns(label, task)
     by = () if group is None and task != "classification" else attributes("table", labels if group is None else group)
-    declared = Declared(task, ranges or {}, categories or {}, classes, declared_groups(by, groups), numbers or {})
-    texts = declared.texts(labels, by, user)
-    rows = _with_numbers(read_table(path, texts), declared, path)
-    described = (*declared.ranges, *declared.categories, *declared.numbers)
+    given = Declared(
+        task, ranges or {}, categories or {}, classes, declared_groups(by, groups), numbers or {}, unscaled
+    )
+    no_values: dict[str, list[Value]] = {name: [] for name in ignore_case}
+    texts = no_values | given.texts(labels, by, user)
+    rows = _as_described(read_table(path, texts, encoding), given, ignore_case, path)
+    declared, features = _by_place(given, rows.column_names), _expanded(features, places_of(rows.column_names))
+    described = (*declared.ranges, *declared.categories, *declared.numbers, *declared.unscaled)
     roles = _roles(rows.column_names, labels, by, user, features, described)
+    _require_single(rows, roles, features, path)
     tables = [used_columns(rows, roles, texts, path, declared.numbers)]
     if test_path is not None:
         require_other(test_path, path)
-        others = _with_numbers(read_table(test_path, texts), declared, test_path)
+        others = _as_described(read_table(test_path, texts, encoding), given, ignore_case, test_path)
         tables.append(used_columns(others, roles, texts, test_path, declared.numbers))
-    encoding = encoding_of(tables[0], roles, declared)
+    encoded = encoding_of(tables[0], roles, declared)
     users = user_names(tables, user)
-    splits = [encoding.split(part, first_id, users) for part, first_id in zip(tables, (0, rows.num_rows), strict=False)]
-    left_out, total = sum(len(part) for part in tables) - sum(map(len, splits)), sum(len(part) for part in tables)
-    missing = f"{left_out:,} of {total:,} rows ({left_out / total:.1%}) are left out: they lack a value"
+    splits = [encoded.split(part, first_id, users) for part, first_id in zip(tables, (0, rows.num_rows), strict=False)]
     return Source(
         Path(path).stem,
         splits[0],
         splits[1] if len(splits) > 1 else None,
-        encoding.group_names,
-        encoding.labels.names,
+        encoded.group_names,
+        encoded.labels.names,
         task=task,
-        notes=(*encoding.notes, missing) if left_out else encoding.notes,
-        reasons=encoding.reasons,
+        notes=(*encoded.notes, *left_out([(part, complete_rows(part)) for part in tables], encoded)),
+        reasons=encoded.reasons,
     )
 
 
-def _with_numbers(rows: pa.Table, declared: Declared, path: str) -> pa.Table:
-    """The rows with the columns of ``numbers`` as numbers. Raises: InvalidInput for an unknown column."""
-    for name, convention in declared.numbers.items():
+def _as_described(rows: pa.Table, declared: Declared, ignore_case: Sequence[str], path: str) -> pa.Table:
+    """The rows with the columns of ``numbers`` as numbers, and those of ``ignore_case`` in lower case.
+
+    Raises: InvalidInput for an unknown column.
+    """
+    for name in (*declared.numbers, *ignore_case):
         if name not in rows.column_names:
             raise no_column(name, path, rows.column_names)
-        rows = rows.set_column(rows.column_names.index(name), name, parsed(rows[name], convention))
+        values = rows[name]
+        if name in declared.numbers:
+            values = parsed(values, declared.numbers[name])
+        elif pa.types.is_string(values.type):
+            values = compute.utf8_lower(values)
+        rows = rows.set_column(rows.column_names.index(name), name, values)
     return rows
+
+
+def _by_place(declared: Declared, columns: Sequence[str]) -> Declared:
+    """The declaration with the columns of an embedding in place of its name."""
+    places = places_of(columns)
+    ranges = {each: span for name, span in declared.ranges.items() for each in places.get(name, [name])}
+    return replace(declared, ranges=ranges, unscaled=_expanded(declared.unscaled, places) or ())
+
+
+def _expanded(named: Sequence[str] | None, places: Mapping[str, Sequence[str]]) -> Sequence[str] | None:
+    return None if named is None else [each for name in named for each in places.get(name, [name])]
+
+
+def _require_single(rows: pa.Table, roles: Roles, features: Sequence[str] | None, path: str) -> None:
+    """Raises: InvalidInput where it is unclear which of several columns of one name is meant."""
+    repeat = repeated_names(rows)
+    if both := next((name for name in (*roles.labels, *roles.groups, roles.user) if name in repeat), None):
+        raise InvalidInput(f"the table {path} has more than one column called {both!r}; rename the others")
+    if repeat and features is None:
+        raise InvalidInput(
+            f"the table {path} has more than one column of the same name; list the `features`, where the second is "
+            'called "name.1", rename them, or give the file a first line of names'
+        ) from PrivateDetail(f"the name {min(repeat)!r}")
+
+
+def left_out(tables: Sequence[tuple[pa.Table, npt.NDArray[np.int64]]], encoding: Encoding) -> tuple[str, ...]:
+    """How many rows are left out for lack of a value, by column, and by label and group where these are declared.
+
+    tables: each with the indices of its complete rows. No guarantee is for the rows that are left out, as they are in
+    no data set; the counts are exact.
+    """
+    incomplete = [rows.take(np.setdiff1d(np.arange(rows.num_rows), complete)) for rows, complete in tables]
+    total, lacking = sum(rows.num_rows for rows, _ in tables), sum(rows.num_rows for rows in incomplete)
+    if lacking == 0:
+        return ()
+    by_column: Counter[str] = Counter()
+    for rows in incomplete:
+        for name in rows.column_names:
+            called = f"{name!r}" if name in encoding.roles.known else "other columns"
+            by_column[called] += int(rows[name].is_null(nan_is_null=True).to_numpy().sum())
+    listed = [f"{called} {count:,}" for called, count in by_column.most_common(_MOST_NAMED) if count]
+    said = f"{lacking:,} of {total:,} rows ({lacking / total:.1%}) are left out: they lack a value"
+    is_declared = bool(encoding.group_values) and encoding.group_names == intersected(encoding.group_values)
+    declared = dict(encoding.group_values) if is_declared else {}
+    if isinstance(encoding.labels, Classes) and "classes_from_rows" not in encoding.reasons:
+        declared = {encoding.labels.column: encoding.labels.names, **declared}
+    by_value = (_by_value(incomplete, name, values) for name, values in declared.items())
+    return (f"{said} ({', '.join(listed)})" if listed else said, *by_value)
+
+
+_MOST_NAMED: Final = 20
+"""Largest number of columns that a note on missing values names."""
+
+
+def _by_value(incomplete: Sequence[pa.Table], name: str, values: Sequence[str]) -> str:
+    """How many rows of each declared value are left out. How many are kept is not said: those are protected."""
+    found = Counter(place for rows in incomplete for place in positions(rows[name], values).tolist())
+    counts = [f"{value} {found[place]:,}" for place, value in enumerate(values)]
+    return f"rows left out by {name}: {', '.join([*counts, *([f'not known {found[-1]:,}'] if found[-1] else [])])}"
 
 
 def require_other(test_path: str, path: str) -> None:
@@ -241,86 +325,6 @@ def declared_groups(by: Sequence[str], groups: Values | Mapping[str, Values] | N
             f"{{{by[0]}: [...], {by[1]}: [...]}}"
         )
     return {by[0]: groups}
-
-
-_UTF_16: Final = (b"\xff\xfe", b"\xfe\xff")
-
-
-def _read_csv(path: Path, texts: Mapping[str, Values]) -> pa.Table:
-    """The table, with the columns ``texts`` read as text: 007 stays 007, and NA if it is among their values."""
-    with path.open("rb") as file:
-        start = file.readline(1 << 16)
-    encoding = "utf-16" if start.startswith(_UTF_16) else "utf8"
-    convert = csv.ConvertOptions(
-        column_types=dict.fromkeys(texts, pa.string()), null_values=list(MISSING_SPELLINGS), strings_can_be_null=False
-    )
-    parse = csv.ParseOptions(newlines_in_values=True, delimiter=_delimiter(path, start.decode(encoding, "replace")))
-    rows = csv.read_csv(path, csv.ReadOptions(encoding=encoding), parse, convert)
-    if any(map(pa.types.is_binary, rows.schema.types)):  # what Arrow makes of text that is not UTF-8
-        raise pa.ArrowInvalid("invalid UTF8 data")
-    columns = [_without_missing(rows[place], texts.get(name, ())) for place, name in enumerate(rows.column_names)]
-    return pa.Table.from_arrays(columns, names=rows.column_names)
-
-
-def _delimiter(path: Path, header: str) -> str:
-    """The separator of the header: a tab or semicolon if it has one and no comma."""
-    if path.suffix.lower() == ".tsv":
-        return "\t"
-    return "," if "," in header else next((each for each in ("\t", ";") if each in header), ",")
-
-
-def _without_missing(values: pa.ChunkedArray, declared: Values) -> pa.ChunkedArray:
-    """Texts with null for what stands for a missing value, unless it is declared as a value."""
-    if not pa.types.is_string(values.type):
-        return values
-    missing = [each for each in MISSING_SPELLINGS if each not in names(declared)]
-    return compute.if_else(compute.is_in(values, value_set=pa.array(missing)), pa.scalar(None, pa.string()), values)
-
-
-def _read_parquet(path: Path, texts: Mapping[str, Values]) -> pa.Table:
-    """The table, with a column for each place of lists of equally many numbers."""
-    rows = parquet.read_table(path)
-    columns: list[tuple[str, pa.ChunkedArray]] = []
-    for name, values in zip(rows.column_names, rows.columns, strict=True):
-        columns += _places(name, values) or [(name, values)]
-    return pa.Table.from_arrays([values for _, values in columns], names=[name for name, _ in columns])
-
-
-def _places(name: str, values: pa.ChunkedArray) -> list[tuple[str, pa.ChunkedArray]]:
-    """Columns ``name[0]``, ``name[1]``, ... of lists of numbers, all of one length; none for any other column."""
-    kind = values.type
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    if not is_list or not (pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)):
-        return []
-    lengths = compute.unique(compute.list_value_length(values)).drop_null().to_pylist()
-    if len(lengths) != 1 or not 0 < lengths[0] <= _MOST_PLACES:
-        return []
-    return [(f"{name}[{place}]", compute.list_element(values, place)) for place in range(lengths[0])]
-
-
-_MOST_PLACES: Final = 10_000
-
-READERS: Mapping[str, Callable[[Path, Mapping[str, Values]], pa.Table]] = {
-    ".csv": _read_csv,
-    ".tsv": _read_csv,
-    ".parquet": _read_parquet,
-}
-"""Readers by file name extension."""
-
-
-def read_table(path: str, texts: Mapping[str, Values]) -> pa.Table:
-    """The rows of a .csv, .tsv or .parquet file. texts: columns of a CSV file to read as text, with declared values.
-
-    Raises: InvalidInput for a missing file, a folder, another file type or a repeated column name; DataCorruption for a
-    file that cannot be read.
-    """
-    found = require_path(path)
-    reader = reader_of(found, READERS)
-    with reading(found):
-        rows = reader(found, texts)
-        columns = rows.column_names
-    require_different_columns(columns, found)
-    return rows
 
 
 A_COLUMN: Final = "a column"
@@ -384,13 +388,15 @@ def used_columns(
 def encoding_of(rows: pa.Table, roles: Roles, declared: Declared) -> Encoding:
     """The declared encoding; ranges, categories, classes and groups not declared are taken from the complete rows."""
     targets = roles.labels if declared.task == "regression" else ()
-    for name in (*declared.ranges, *declared.categories):
+    for name in (*declared.ranges, *declared.categories, *declared.unscaled):
         if name not in roles.features and not (name in targets and name in declared.ranges):
             raise InvalidInput(
                 f"{name!r} has a range or categories, but is no feature; correct it, or name it in `features`"
             ) from PrivateDetail(nearest(name, roles.features))
-        if name in declared.ranges and name in declared.categories:
-            raise InvalidInput(f"column {name!r} has both a range and categories; keep one of them")
+        if sum(name in each for each in (declared.ranges, declared.categories, declared.unscaled)) > 1:
+            raise InvalidInput(
+                f"column {name!r} has more than one of a range, categories and a place in `unscaled`; keep one of them"
+            )
     complete = _complete(rows, roles)
     labels = _labels(complete, roles, declared)
     group_values = {
@@ -466,6 +472,8 @@ def _column(values: pa.ChunkedArray, name: str, declared: Declared, roles: Roles
         return Categorical(name, names(declared.categories[name]))
     if name in declared.ranges:
         return Numeric(name, *declared.ranges[name])
+    if name in declared.unscaled:
+        return Unscaled(name)
     called = roles.called(name)
     return _learnt_range(values, name, called) if is_numeric(values) else _learnt_categories(values, name, called)
 

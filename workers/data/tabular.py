@@ -64,6 +64,21 @@ class Numeric:
 
 
 @dataclass(frozen=True)
+class Unscaled:
+    """A number as it is, within what float32 holds."""
+
+    name: str
+
+    @property
+    def width(self) -> int:
+        return 1
+
+    def encode(self, values: pa.ChunkedArray) -> Rows:
+        most = float(np.finfo(np.float32).max)
+        return np.clip(numbers(values, self.name), -most, most).astype(np.float32)[:, None]
+
+
+@dataclass(frozen=True)
 class Categorical:
     """A category as a one-hot row. An undeclared value becomes all zeros, or InvalidInput if ``closed``."""
 

@@ -32,12 +32,14 @@ from workers.data.table import (
     Roles,
     declared_groups,
     encoding_of,
+    left_out,
     no_column,
     require_different_columns,
     require_other,
     used_columns,
     user_names,
 )
+from workers.data.table_files import dialect_of, refuse_encoding
 from workers.data.tabular import attributes, complete_rows
 from workers.data.targets import Block, Objective, masked_tokens, next_tokens
 
@@ -73,16 +75,18 @@ def text(
     mask_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15,
     mask_seed: Annotated[int, Field(ge=0, lt=2**63)] = 0,
     cache: str | None = None,
+    encoding: str | None = None,
 ) -> Source:
-    """The column ``text`` of a .csv (UTF-8, with a header), .parquet or .jsonl file, as token ids.
+    """The column ``text`` of a .csv, .tsv (with a header), .parquet or .jsonl file, as token ids.
 
     tokenizer: a file of the package tokenizers (tokenizer.json). Texts are cut to ``max_length`` tokens, and shorter
     ones are filled with ``padding_token``, by default the tokenizer's own. objective: ``label`` learns the column
     ``label`` (several columns for ``task`` regression or multi_label, as in tables); ``masked_lm`` predicts a random
     share ``mask_fraction`` of the tokens; ``causal_lm`` predicts each token from those before it. The masked tokens of
-    a row depend only on ``mask_seed`` and the position of the row. group, user, test_path, classes, groups: as in
-    tables. Rows with a missing value are left out. cache: a folder of this node for memory-mapped files of tokens, made
-    once and read batch by batch, for texts that exceed memory; they are as private as the texts.
+    a row depend only on ``mask_seed`` and the position of the row. group, user, test_path, classes, groups, encoding:
+    as in tables. Rows with a missing value are left out, and notes count them. cache: a folder of this node for
+    memory-mapped files of tokens, made once and read batch by batch, for texts that exceed memory; they are as private
+    as the texts.
 
     Raises: InvalidInput for unknown columns and tokens, and undeclared values; DataCorruption for unreadable files.
     """
@@ -91,9 +95,9 @@ def text(
     kind = task if objective == "label" else "language_modelling"
     by = () if group is None and kind != "classification" else attributes("text", labels if group is None else group)
     declared = Declared(kind, {}, {}, classes, declared_groups(by, groups))
-    roles = Roles(labels, by, user, ())
-    files = _read_files(path, test_path, text, roles, declared)
-    encoding = encoding_of(files[0].columns, roles, declared)
+    roles = Roles(labels, by, user, (), frozenset((text,)))
+    files = _read_files(path, test_path, text, roles, declared, encoding)
+    encoded = encoding_of(files[0].columns, roles, declared)
     learner = _Learner(
         encoder,
         _targets(objective, encoder, mask_token, mask_fraction, mask_seed),
@@ -101,30 +105,31 @@ def text(
         None if cache is None else Path(cache).expanduser().absolute(),
         json.dumps([max_length, encoder.padding, objective, mask_token, mask_fraction, mask_seed]),
     )
-    splits = learner.splits(files, encoding, user)
-    is_complete = sum(map(len, splits)) == sum(each.columns.num_rows for each in files)
+    splits = learner.splits(files, encoded, user)
     return Source(
         Path(path).stem,
         splits[0],
         splits[1] if len(splits) > 1 else None,
-        encoding.group_names,
-        encoding.labels.names if objective == "label" else encoder.tokens,
+        encoded.group_names,
+        encoded.labels.names if objective == "label" else encoder.tokens,
         preparation=Tokens(len(encoder.tokens), encoder.padding, True if objective == "causal_lm" else None),
-        notes=() if is_complete else ("rows with a missing value are left out",),
-        reasons=encoding.reasons,
+        notes=left_out([(each.counted, each.rows) for each in files], encoded),
+        reasons=encoded.reasons,
         task=kind,
     )
 
 
-def _read_files(path: str, test_path: str | None, text: str, roles: Roles, declared: Declared) -> list[_File]:
+def _read_files(
+    path: str, test_path: str | None, text: str, roles: Roles, declared: Declared, encoding: str | None
+) -> list[_File]:
     """The training file, and the test file if there is one. Raises: InvalidInput and DataCorruption as `text`."""
     if text in roles.used:
         raise InvalidInput(f"the column {text!r} is the text, and also a label, group or user; name another of both")
     texts = declared.texts(roles.labels, roles.groups, roles.user)
     if test_path is None:
-        return [_File.read(path, text, roles, texts)]
+        return [_File.read(path, text, roles, texts, encoding)]
     require_other(test_path, path)
-    return [_File.read(each, text, roles, texts) for each in (path, test_path)]
+    return [_File.read(each, text, roles, texts, encoding) for each in (path, test_path)]
 
 
 def _labels(objective: Objective, label: str | Sequence[str] | None, task: TableTask) -> tuple[str, ...]:
@@ -223,19 +228,22 @@ def _padding(tokenizer: Tokenizer, path: Path, named: str | None) -> int:
 
 @dataclass(frozen=True)
 class _File:
-    """A file without its texts. columns: all rows of the columns with a role. rows: indices of the complete rows."""
+    """A file without its texts. columns: all rows of the columns with a role. has_text: which rows have one.
+    rows: indices of the complete rows."""
 
     path: Path
     text: str
     columns: pa.Table
+    has_text: npt.NDArray[np.bool_]
     rows: npt.NDArray[np.int64]
+    encoding: str | None
 
     @classmethod
-    def read(cls, path: str, text: str, roles: Roles, texts: Mapping[str, Values]) -> _File:
+    def read(cls, path: str, text: str, roles: Roles, texts: Mapping[str, Values], encoding: str | None) -> _File:
         found, used = require_path(path), (text, *roles.used)
         numeric = [name for name in roles.labels if name not in texts]
         kept, given = [], []
-        for rows in _stream(found, used, (text, *texts), numeric):
+        for rows in _stream(found, used, (text, *texts), numeric, encoding):
             for name in used:
                 if name not in rows.schema.names:
                     raise no_column(name, found, rows.schema.names)
@@ -250,12 +258,17 @@ class _File:
             columns = used_columns(pa.Table.from_batches(kept), roles, texts, path)
         is_complete = np.zeros(len(has_text), dtype=bool)
         is_complete[complete_rows(columns)] = True
-        return cls(found, text, columns, np.flatnonzero(is_complete & has_text))
+        return cls(found, text, columns, has_text, np.flatnonzero(is_complete & has_text), encoding)
+
+    @property
+    def counted(self) -> pa.Table:
+        """The columns, and for the text one that is null where a row has none."""
+        return self.columns.append_column(self.text, pa.array(self.has_text, mask=~self.has_text))
 
     def blocks(self, encoder: _Encoder, learn: Learn, first: int) -> Blocks:
         """Columns of features and labels of the complete rows, block by block. first: id of the first row."""
         start, size = 0, max(1, _TOKENS_AT_ONCE // encoder.length)
-        whole = _stream(self.path, (self.text,), (self.text,), ())
+        whole = _stream(self.path, (self.text,), (self.text,), (), self.encoding)
         for rows in (batch.slice(at, size) for batch in whole for at in range(0, batch.num_rows, size)):
             ids, own = encoder.encode([each or "" for each in _strings(rows, self.text, self.path).to_pylist()])
             low, high = np.searchsorted(self.rows, (start, start + len(ids)))
@@ -264,11 +277,13 @@ class _File:
             start += len(ids)
 
 
-def _stream(path: Path, used: Columns, texts: Columns, numeric: Columns) -> Iterator[pa.RecordBatch]:
+def _stream(
+    path: Path, used: Columns, texts: Columns, numeric: Columns, encoding: str | None
+) -> Iterator[pa.RecordBatch]:
     """The rows of a file in blocks; one block is in memory at a time."""
     stream = reader_of(path, _STREAMS)
     with reading(path):
-        yield from stream(path, used, texts, numeric)
+        yield from stream(path, used, texts, numeric, encoding)
 
 
 def _strings(rows: pa.RecordBatch, name: str, path: Path) -> pa.Array:
@@ -285,18 +300,25 @@ def _empty(rows: int) -> pa.Table:
     return pa.table({"": pa.array(np.zeros(rows, dtype=np.int8))})
 
 
-def _csv_batches(path: Path, used: Columns, texts: Columns, numeric: Columns) -> Iterator[pa.RecordBatch]:
+def _csv_batches(
+    path: Path, used: Columns, texts: Columns, numeric: Columns, encoding: str | None
+) -> Iterator[pa.RecordBatch]:
     """Batches of the columns ``used``; others are not converted, as only the whole file would determine their types."""
     types = dict.fromkeys(texts, pa.string()) | dict.fromkeys(numeric, pa.float64())
-    parse = csv.ParseOptions(newlines_in_values=True)
-    with csv.open_csv(path, parse_options=parse) as reader:
+    written = dialect_of(path, encoding)
+    if set(used) & set(written.repeated):
+        require_different_columns([*written.repeated, *written.repeated], path)
+    with csv.open_csv(path, written.read, written.parse) as reader:
         only = _only(used, reader.schema.names)
     options = csv.ConvertOptions(column_types=types, strings_can_be_null=True, include_columns=only)
-    with csv.open_csv(path, parse_options=parse, convert_options=options) as reader:
+    with csv.open_csv(path, written.read, written.parse, options) as reader:
         yield from _in_blocks(reader)
 
 
-def _parquet_batches(path: Path, used: Columns, texts: Columns, numeric: Columns) -> Iterator[pa.RecordBatch]:
+def _parquet_batches(
+    path: Path, used: Columns, texts: Columns, numeric: Columns, encoding: str | None
+) -> Iterator[pa.RecordBatch]:
+    refuse_encoding(path, encoding)
     with parquet.ParquetFile(path) as file:
         only = _only(used, file.schema_arrow.names)
         yield from _in_blocks(file.iter_batches(_ROWS_AT_ONCE, columns=only))
@@ -307,7 +329,10 @@ def _only(used: Columns, there: Columns) -> list[str] | None:
     return [*dict.fromkeys(used)] if set(used) <= set(there) and len(set(there)) == len(there) else None
 
 
-def _json_batches(path: Path, used: Columns, texts: Columns, numeric: Columns) -> Iterator[pa.RecordBatch]:
+def _json_batches(
+    path: Path, used: Columns, texts: Columns, numeric: Columns, encoding: str | None
+) -> Iterator[pa.RecordBatch]:
+    refuse_encoding(path, encoding)
     with arrow_json.open_json(path) as reader:
         yield from _in_blocks(reader)
 
@@ -318,8 +343,10 @@ def _in_blocks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield batch.slice(start, _ROWS_AT_ONCE)
 
 
-_STREAMS: Final[Mapping[str, Callable[[Path, Columns, Columns, Columns], Iterator[pa.RecordBatch]]]] = {
+Stream = Callable[[Path, Columns, Columns, Columns, str | None], Iterator[pa.RecordBatch]]
+_STREAMS: Final[Mapping[str, Stream]] = {
     ".csv": _csv_batches,
+    ".tsv": _csv_batches,
     ".jsonl": _json_batches,
     ".parquet": _parquet_batches,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import stat
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -62,9 +63,15 @@ def test_a_draft_plans_cleanly_and_declares_all_that_it_uses(tmp_path: Path, suf
     text = draft_sweep(write(tmp_path, suffix), ["approved"], "sex")
     sweep = parse_sweep(text)
     plan = plan_sweep(sweep)
+    incomplete = [row for row in people() if row[1] is None]
+    of_labels, of_sexes = (Counter(row[place] for row in incomplete) for place in (9, 4))
     assert (plan.refusals, plan.warnings) == (
         (),
-        ("data peo ple: 4 of 200 rows (2.0%) are left out: they lack a value",),
+        (
+            "data peo ple: 4 of 200 rows (2.0%) are left out: they lack a value ('age' 4)",
+            f"data peo ple: rows left out by approved: 0 {of_labels[0]}, 1 {of_labels[1]}",
+            f"data peo ple: rows left out by sex: f {of_sexes['f']}, m {of_sexes['m']}",
+        ),
     )
     assert len(plan.trials) == 15
     assert plan.trials[0].dataset.reasons == ()
@@ -209,6 +216,11 @@ SEXES: list[object] = ["fm"[row // 2 % 2] for row in range(120)]
         (lambda row: f"${row}.50", "point", [0, 150]),
         (lambda row: f"{row % 60} kg", "point", [0, 60]),
         (lambda row: "?" if row < 6 else f"{row}.5", "point", [0, 150]),
+        (lambda row: f"{row % 10},{row:03d}", "comma", [0, 10]),
+        (lambda row: f"({row}.50)", "point", [-150, 0]),
+        (lambda row: f"{row % 9 + 1},{row % 90 + 10},{row:03d}", "point", [100000, 1000000]),
+        (lambda row: f"€ {row % 9 + 1}.{row:03d},5", "comma", [1000, 9500]),
+        (lambda row: "n. d." if row < 6 else f"{row}.5", "point", [0, 150]),
     ],
 )
 def test_numbers_in_other_conventions_are_numbers(
@@ -246,14 +258,39 @@ def test_a_declared_NA_is_a_value_and_a_draft_says_what_counts_as_missing(tmp_pa
     with_it = parse_sweep(text.replace('groups: ["DK", "NO"]', 'groups: ["DK", "NA", "NO"]'))
     plan = plan_sweep(with_it)
     assert plan.trials[0].dataset.group_names == ("DK", "NA", "NO")
-    assert "data table: 30 of 120 rows (25.0%) are left out: they lack a value" in plan.warnings
+    assert "data table: 30 of 120 rows (25.0%) are left out: they lack a value ('country' 30)" in plan.warnings
+    assert "data table: rows left out by country: DK 0, NA 0, NO 0, not known 30" in plan.warnings
+
+
+def test_a_draft_counts_who_is_left_out(tmp_path: Path) -> None:
+    ages: list[object] = ["" if sex == "f" and row % 3 == 0 else row % 60 for row, sex in enumerate(SEXES)]
+    path = table(
+        tmp_path,
+        {"age": ages, "score": ["" if row == 1 else row % 50 for row in range(120)], "sex": SEXES, "y": LABELS},
+    )
+    lines = draft_sweep(path, ["y"], "sex").splitlines()
+    assert "  # 21 of 120 rows (17.5%) are left out: they lack a value ('age' 20, 'score' 1)" in lines
+    assert "  # rows left out by sex: f 21, m 0" in lines
 
 
 def test_values_that_differ_by_case_or_blanks_are_asked_about(tmp_path: Path) -> None:
-    labels: list[object] = [("False", "FALSE", "true", "True ")[row % 4] for row in range(120)]
+    labels: list[object] = [("False", "FALSE", "true", "True", "True ")[row % 5] for row in range(120)]
     text = draft_sweep(table(tmp_path, {"x": [row % 60 for row in range(120)], "y": labels}), ["y"], None)
-    assert '# "FALSE" and "False" differ only by case or blanks: the same value?' in text
-    assert '# "True " and "true" differ only' in text
+    assert '# "FALSE" and "False" differ only by case or blanks: the same class?' in text
+    assert '# "True" and "true" differ only' in text
+    assert "list [false, true] without quotes, which stand for every spelling" in text
+    drafted = draft_sweep(
+        table(
+            tmp_path, {"x": [row % 60 for row in range(120)], "y": [("No", "no", "Yes")[row % 3] for row in range(120)]}
+        ),
+        ["y"],
+        None,
+    )
+    assert 'add ignore_case: ["y"], and list ["no", "yes"]' in drafted
+    merged = drafted.replace('classes: ["No", "Yes", "no"]', 'ignore_case: ["y"]\n  classes: ["no", "yes"]')
+    plan = plan_sweep(parse_sweep(merged))
+    assert plan.refusals == ()
+    assert plan.trials[0].dataset.class_names == ("no", "yes")
 
 
 def test_an_embedding_is_features_and_other_nested_columns_are_left_out(tmp_path: Path) -> None:
@@ -262,16 +299,20 @@ def test_an_embedding_is_features_and_other_nested_columns_are_left_out(tmp_path
         "emb": pa.array(lists, pa.list_(pa.float32(), 3)),
         "free": pa.array(lists, pa.list_(pa.float32())),
         "words": pa.array([["a"]] * 120),
+        "raw": pa.array([bytes([255, row]) for row in range(120)]),
         "y": LABELS,
     }
     parquet.write_table(pa.table(columns), tmp_path / "emb.parquet")
     text = draft_sweep(tmp_path / "emb.parquet", ["y"], None)
-    assert '  # left out: "words", whose values are nested (list<element: string>)' in text
+    assert '  # left out: "words", whose values are of type list<element: string>' in text
+    assert '  # left out: "raw", whose values are of type binary' in text
     sweep = parse_sweep(text)
-    assert sweep.data[0].params["features"] == ["emb[0]", "emb[2]", "free[0]", "free[2]"], "the second is constant"
+    assert sweep.data[0].params["features"] == ["emb", "free"]
+    assert set(sweep.data[0].params["ranges"]) == {"emb", "free"}
     plan = plan_sweep(sweep)
     assert plan.refusals == ()
-    assert plan.trials[0].dataset.feature_shape == (4,)
+    assert plan.trials[0].dataset.feature_shape == (6,)
+    assert plan.trials[0].dataset.reasons == ()
 
 
 @pytest.mark.parametrize(("name", "sign"), [("table.tsv", "\t"), ("table.csv", ";"), ("table.csv", "\t")])
@@ -284,14 +325,69 @@ def test_tabs_and_semicolons_separate_too(tmp_path: Path, name: str, sign: str) 
     assert plan_sweep(sweep).refusals == ()
 
 
-def test_numbers_with_a_heavy_tail_get_private_ranges_and_references(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("encoding", "declared"), [("cp1252", "cp1252"), ("utf-8-sig", None), ("utf-16", None), ("utf-16-le", "utf-16-le")]
+)
+def test_other_encodings_are_drafted_and_read(tmp_path: Path, encoding: str, declared: str | None) -> None:
+    towns: list[object] = [("Köln", "Århus")[row // 2 % 2] for row in range(120)]
+    path = table(tmp_path, {"größe": [row % 60 for row in range(120)], "stadt": towns, "y": LABELS})
+    path.write_bytes(path.read_text().encode(encoding))
+    sweep = parse_sweep(draft_sweep(path, ["y"], "stadt"))
+    assert sweep.data[0].params.get("encoding") == declared
+    assert sweep.data[0].params["features"] == ["größe"]
+    plan = plan_sweep(sweep)
+    assert plan.refusals == ()
+    assert plan.trials[0].dataset.group_names == ("Köln", "Århus")
+
+
+def test_names_that_occur_twice_are_told_apart(tmp_path: Path) -> None:
+    path, rows = tmp_path / "twice.csv", range(120)
+    path.write_text(
+        "x, x,z,w,y\n" + "".join(f"{row % 60},{row % 50},{row % 7}.5,{row % 7}.5, {row % 2}\n" for row in rows)
+    )
+    text = draft_sweep(path, ["y"], None)
+    assert '  # left out: "w", whose values are those of "z"' in text
+    sweep = parse_sweep(text)
+    assert sweep.data[0].params["features"] == ["x", "x.1", "z"]
+    assert plan_sweep(sweep).refusals == ()
+    with pytest.raises(InvalidInput, match="has more than one column called 'x'; rename the others"):
+        draft_sweep(path, ["x"], None)
+
+
+def test_only_whole_numbers_that_count_the_rows_are_identifiers(tmp_path: Path) -> None:
     drawn = random.Random(0)
-    tips: list[object] = [min(drawn.lognormvariate(0.8, 0.5), 33.0) if row % 2 else 0.0 for row in range(600)]
-    text = draft_sweep(table(tmp_path, {"tip": tips, "y": [row % 2 for row in range(600)]}), ["y"], None)
+    pay: list[object] = drawn.sample(range(10_000, 90_000), 120)
+    columns: dict[str, list[object]] = {"pay": pay, "id": [1000 + 2 * row for row in range(120)], "y": LABELS}
+    text = draft_sweep(table(tmp_path, columns), ["y"], None)
+    assert parse_sweep(text).data[0].params["features"] == ["pay"]
+    assert '# "pay" is different in every row; if it is an identifier, leave it out' in text
+    assert '# left out: "id"' in text
+
+
+def test_a_separator_may_be_named_or_stand_beside_others(tmp_path: Path) -> None:
+    for name, header in (("named.csv", 'sep=|\n"x, in m"|s|y'), ("counted.csv", '"x, in m";s;y')):
+        sign = "|" if header.startswith("sep") else ";"
+        rows = "".join(f"{row % 60},5{sign}{'pq'[row // 2 % 2]}{sign}{row % 2}\n" for row in range(120))
+        (tmp_path / name).write_text(f"{header}\n{rows}")
+        sweep = parse_sweep(draft_sweep(tmp_path / name, ["y"], None))
+        assert sweep.data[0].params["numbers"] == {"x, in m": "comma"}
+        assert plan_sweep(sweep).refusals == ()
+
+
+def test_enough_rows_get_private_ranges_and_nothing_is_read_off_them(tmp_path: Path) -> None:
+    drawn = random.Random(0)
+    tips: list[object] = [min(drawn.lognormvariate(0.8, 0.5), 33.0) if row % 2 else 0.0 for row in range(1000)]
+    text = draft_sweep(table(tmp_path, {"tip": tips, "y": [row % 2 for row in range(1000)]}), ["y"], None)
+    assert "Ranges of features need no confirmation: every trial finds them privately, inside its epsilon." in text
+    assert "33" not in text.replace(str(tmp_path), "")
     sweep = parse_sweep(text)
     assert sweep.reference
+    assert (sweep.data[0].params["unscaled"], "ranges" in sweep.data[0].params) == (["tip"], False)
     (component,) = sweep.preprocessing
     assert component is not None
     assert (component.name, component.params["columns"]) == ("robust_ranges", 1)
-    private = next(trial for trial in plan_sweep(sweep).trials if trial.spec.is_private)
+    plan = plan_sweep(sweep)
+    assert (plan.refusals, plan.warnings) == ((), ())
+    private = next(trial for trial in plan.trials if trial.spec.is_private)
     assert [release.name for release in private.trace.releases] == ["robust_ranges"]
+    assert plan.trials[0].dataset.reasons == ()

@@ -202,7 +202,7 @@ def test_notes_of_the_data_are_warnings(tmp_path: Path) -> None:
     plan = planned(data=data, sampling={"method": "poisson", "batch_size": 8})
     assert plan.refusals == ()
     assert plan.warnings == (
-        "data table: 1 of 100 rows (1.0%) are left out: they lack a value",
+        "data table: 1 of 100 rows (1.0%) are left out: they lack a value ('x' 1)",
         "data table: no guarantee (classes_from_rows): the classes were read off the rows, which no ε covers; declare "
         "`classes`",
     )

@@ -47,7 +47,7 @@ class TestTable:
         source = load_source(DataSpec("parquet", {"path": str(path), "label": "income", "features": ["age", "job"]}))
         assert len(source.train) == 119
         assert 5 not in source.train.example_ids
-        assert source.notes[-1] == "1 of 120 rows (0.8%) are left out: they lack a value"
+        assert source.notes[-1] == "1 of 120 rows (0.8%) are left out: they lack a value ('age' 1)"
 
     @pytest.mark.parametrize(
         ("declared", "learnt"),
@@ -203,7 +203,10 @@ class TestTable:
             ({"label": "income", "categories": {"job": "clerk"}}, "categories.job is 'clerk'"),
             ({"label": "income", "categories": {"job": ["smith", "smith"]}}, "categories of 'job' .* all different"),
             ({"label": "income", "categories": {"job": []}}, "categories of 'job' .* at least one"),
-            ({"label": "income", "ranges": {"age": [0, 9]}, "categories": {"age": [1]}}, "both a range and categories"),
+            (
+                {"label": "income", "ranges": {"age": [0, 9]}, "categories": {"age": [1]}},
+                "more than one of a range, categories and a place",
+            ),
             ({"label": "income", "features": ["income"]}, "also a feature"),
             ({"label": "income", "features": ["age", "age"]}, "`features` names 'age' more than once"),
             ({"label": "income", "features": "age"}, "features is 'age'"),
@@ -221,6 +224,15 @@ class TestTable:
             ({"label": "income", "test_path": "people.csv"}, "test_path is the training table"),
             ({"label": "income", "classes": ["high"]}, "label column 'income' has a value that is neither declared"),
             ({"label": "income", "colour": 1}, "unknown key 'colour'"),
+            ({"label": "income", "encoding": "utf8000"}, "encoding is 'utf8000', which Python does not know"),
+            (
+                {"label": "income", "encoding": "base64"},
+                "encoding is 'base64', which Python does not know as one of text",
+            ),
+            ({"label": "income", "encoding": "undefined"}, "encoding is 'undefined', which Python does not know"),
+            ({"label": "income", "unscaled": ["agee"]}, "'agee' has a range or categories, but is no feature"),
+            ({"label": "income", "unscaled": ["age"], "ranges": {"age": [0, 9]}}, "more than one of a range"),
+            ({"label": "income", "ignore_case": ["jobb"]}, "there is no column 'jobb'"),
             ({}, "needs label"),
         ],
     )
@@ -238,7 +250,8 @@ class TestTable:
             ("x,y\n", "the table has no rows"),
             ("x,z,y\n1,,a\n2,,b\n", "no row is complete; a column lacks most values"),
             ("x,x,y\n1,2,a\n3,4,b\n", "more than one column of the same name"),
-            ("x|y\n1|a\n", "there is no column 'y' in .*bad.csv; spell it"),
+            ("x:y\n1:a\n", "there is no column 'y' in .*bad.csv; spell it"),
+            ("x,y,y\n1,2,a\n", "more than one column called 'y'; rename the others"),
             ("x,y\n1,a\n2,a\n", r"classes of 'bad' must be at least 2"),
             ("x,y\n1,a\ninf,b\n", "a column has values too large"),
             ("x,y\n" + "".join(f"t{i},{i % 2}\n" for i in range(1001)), "a column has more than 1000 distinct texts"),

@@ -63,7 +63,10 @@ def test_texts_are_cut_and_rows_without_one_are_left_out(tmp_path: Path) -> None
     found = load(tmp_path, max_length=4, label="mood", classes=["neg", "pos"])
     assert found.train.example_ids.tolist() == [0, 4]
     assert found.train.features.tolist() == [[3, 4, 6, 8], [10, 11, 0, 0]]
-    assert found.notes == ("rows with a missing value are left out",)
+    assert found.notes == (
+        "3 of 5 rows (60.0%) are left out: they lack a value ('body' 2, 'mood' 1)",
+        "rows left out by mood: neg 2, pos 0, not known 1",
+    )
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet", "jsonl"])

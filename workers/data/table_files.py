@@ -1,0 +1,251 @@
+"""Reads CSV and Parquet files as Arrow tables: encodings, separators, repeated names, markers for missing, embeddings.
+
+How a file is read depends on its first line and on what is declared, never on the values of its rows.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv as fields_of
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as compute
+import pyarrow.csv as csv
+import pyarrow.parquet as parquet
+
+from accounting.errors import InvalidInput
+from workers.data.conventions import MISSING_SPELLINGS
+from workers.data.files import reader_of, reading, require_path
+from workers.data.spelling import Values, names
+
+_BYTE_ORDER_MARKS: Final[Mapping[bytes, str]] = {
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+"""Encodings by the first bytes of a file; that of UTF-32 begins with that of UTF-16."""
+_HEADER_BYTES: Final = 1 << 20
+_SEPARATORS: Final = (",", ";", "\t", "|")
+_MOST_PLACES: Final = 10_000
+_REPEATED: Final = b"repeated names"
+"""Key of a table's metadata: names that several columns of the file have."""
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a CSV file is written. columns: names to read it by, where they are not those of its header as written.
+    repeated: names that the header has more than once. skipped: lines before what is read."""
+
+    encoding: str
+    separator: str
+    columns: tuple[str, ...]
+    repeated: tuple[str, ...]
+    skipped: int
+
+    @property
+    def read(self) -> csv.ReadOptions:
+        return csv.ReadOptions(encoding=self.encoding, column_names=list(self.columns), skip_rows=self.skipped)
+
+    @property
+    def parse(self) -> csv.ParseOptions:
+        return csv.ParseOptions(newlines_in_values=True, delimiter=self.separator)
+
+
+def dialect_of(path: Path, encoding: str | None) -> Dialect:
+    """The dialect of a CSV file, by its first line. encoding: declared; else by a byte order mark, else UTF-8.
+
+    A line ``sep=;``, as spreadsheets write it, names the separator. Otherwise it is the one of comma, semicolon, tab
+    and bar that gives the header most fields, and in a .tsv file the tab. Raises: InvalidInput for an unknown encoding.
+    """
+    with path.open("rb") as file:
+        start = file.read(_HEADER_BYTES)
+    known = next((each for mark, each in _BYTE_ORDER_MARKS.items() if start.startswith(mark)), "utf8")
+    chosen = known if encoding is None else require_encoding(encoding)
+    decoded = codecs.getincrementaldecoder(chosen)("replace").decode(start).removeprefix("\ufeff")
+    lines = re.split(r"\r\n|\r|\n", decoded)
+    skipped = next((place for place, line in enumerate(lines) if line), 0)
+    named = re.fullmatch(r"sep=(.)", lines[skipped])
+    if named:
+        skipped += 1
+    separator = named[1] if named else "\t" if path.suffix.lower() == ".tsv" else _separator(lines[skipped:])
+    first = _fields(lines[skipped:], separator)
+    columns, repeated = different_names([name.strip() for name in first])
+    if list(columns) == first:
+        return Dialect(chosen, separator, (), (), skipped)
+    spanned = 1 + sum(name.count("\n") for name in first)  # a quoted name may hold line breaks
+    return Dialect(chosen, separator, columns, repeated, skipped + spanned)
+
+
+def require_encoding(encoding: str) -> str:
+    """The encoding, if Python knows it as one of text. Raises: InvalidInput otherwise."""
+    try:
+        b"text".decode(encoding, "replace")  # no bytes at all would be decoded by any name
+    except (LookupError, ValueError) as error:
+        raise InvalidInput(
+            f"encoding is {encoding!r}, which Python does not know as one of text; common ones are utf-8, cp1252 "
+            "and utf-16"
+        ) from error
+    return encoding
+
+
+def refuse_encoding(path: Path, encoding: str | None) -> None:
+    """Raises: InvalidInput for an encoding of a file that is no CSV."""
+    if encoding is not None:
+        raise InvalidInput(f"encoding is {encoding!r}, but {path} is no CSV file; leave `encoding` out")
+
+
+def proposed_encoding(path: Path) -> str | None:
+    """An encoding for a draft to declare; None for UTF-8, and for a file that says which one it has.
+
+    Bytes that are not UTF-8 are taken for cp1252, the most common other one, unless they are not of cp1252 either.
+    """
+    content = path.read_bytes()
+    if content.startswith(tuple(_BYTE_ORDER_MARKS)):
+        return None
+    start = content[:_HEADER_BYTES]
+    if start.count(b"\0") > len(start) // 4:  # as of letters in two bytes, of which one is 0
+        return "utf-16-be" if start[:1] == b"\0" else "utf-16-le"
+    for encoding in ("utf-8", "cp1252"):
+        try:
+            content.decode(encoding)
+        except UnicodeDecodeError:
+            continue
+        return None if encoding == "utf-8" else encoding
+    return "latin-1"
+
+
+def _fields(lines: Sequence[str], separator: str) -> list[str]:
+    """The fields of the first record; none if it is no CSV."""
+    try:
+        return next(fields_of.reader((f"{line}\n" for line in lines), delimiter=separator), [])
+    except fields_of.Error:
+        return []
+
+
+def _separator(lines: Sequence[str]) -> str:
+    return max(_SEPARATORS, key=lambda each: len(_fields(lines, each)))
+
+
+def different_names(given: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names that are all different, a repeated one with .1, .2, ... as in pandas, and those that were repeated.
+
+    >>> different_names(["x", "y", "x"])
+    (('x', 'y', 'x.1'), ('x',))
+    """
+    counts, taken, found = Counter(given), set(given), list[str]()
+    for place, name in enumerate(given):
+        chosen, number = name, 0
+        while name in given[:place] and chosen in taken:
+            number += 1
+            chosen = f"{name}.{number}"
+        taken.add(chosen)
+        found.append(chosen)
+    return tuple(found), tuple(name for name, count in counts.items() if count > 1)
+
+
+def repeated_names(rows: pa.Table) -> frozenset[str]:
+    """The names that several columns of the file had, from which `read_table` has made different ones."""
+    return frozenset(json.loads((rows.schema.metadata or {}).get(_REPEATED, b"[]")))
+
+
+def _table(columns: Iterable[tuple[str, pa.ChunkedArray]], repeated: Sequence[str]) -> pa.Table:
+    listed = list(columns)
+    table = pa.Table.from_arrays([values for _, values in listed], names=[name for name, _ in listed])
+    return table.replace_schema_metadata({_REPEATED: json.dumps(repeated).encode()})
+
+
+def _read_csv(path: Path, texts: Mapping[str, Values], encoding: str | None) -> pa.Table:
+    """The table, with the columns ``texts`` read as text: 007 stays 007, and NA if it is among their values."""
+    dialect = dialect_of(path, encoding)
+    convert = csv.ConvertOptions(
+        column_types=dict.fromkeys(texts, pa.string()), null_values=list(MISSING_SPELLINGS), strings_can_be_null=False
+    )
+    try:
+        rows = csv.read_csv(path, dialect.read, dialect.parse, convert)
+    except UnicodeDecodeError as error:
+        raise pa.ArrowInvalid("invalid UTF8 data") from error
+    if any(map(pa.types.is_binary, rows.schema.types)):  # what Arrow makes of text that is not UTF-8
+        raise pa.ArrowInvalid("invalid UTF8 data")
+    columns = ((name, _without_missing(rows[name], texts.get(name, ()))) for name in rows.column_names)
+    return _table(columns, dialect.repeated)
+
+
+def _without_missing(values: pa.ChunkedArray, declared: Values) -> pa.ChunkedArray:
+    """Texts without outer blanks, with null for what stands for a missing value unless it is declared as a value."""
+    if not pa.types.is_string(values.type):
+        return values
+    found = compute.utf8_trim_whitespace(values)
+    missing = [each for each in MISSING_SPELLINGS if each not in names(declared)]
+    return compute.if_else(compute.is_in(found, value_set=pa.array(missing)), pa.scalar(None, pa.string()), found)
+
+
+def _read_parquet(path: Path, texts: Mapping[str, Values], encoding: str | None) -> pa.Table:
+    """The table, with a column for each place of lists of equally many numbers."""
+    refuse_encoding(path, encoding)
+    rows = parquet.read_table(path)
+    given, repeated = different_names(rows.column_names)
+    columns: list[tuple[str, pa.ChunkedArray]] = []
+    for name, values in zip(given, rows.columns, strict=True):
+        columns += _places(name, values) or [(name, _plain(values))]
+    return _table(columns, repeated)
+
+
+def _plain(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Texts in one type, however the file stores them."""
+    kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
+    is_text = pa.types.is_large_string(kind) or pa.types.is_string_view(kind) or pa.types.is_string(kind)
+    return values.cast(pa.string()) if is_text else values
+
+
+def _places(name: str, values: pa.ChunkedArray) -> list[tuple[str, pa.ChunkedArray]]:
+    """Columns ``name[0]``, ``name[1]``, ... of lists of numbers, all of one length; none for any other column."""
+    kind = values.type
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    if not is_list or not (pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)):
+        return []
+    lengths = compute.unique(compute.list_value_length(values)).drop_null().to_pylist()
+    if len(lengths) != 1 or not 0 < lengths[0] <= _MOST_PLACES:
+        return []
+    return [(f"{name}[{place}]", compute.list_element(values, place)) for place in range(lengths[0])]
+
+
+def places_of(columns: Sequence[str]) -> dict[str, list[str]]:
+    """The columns ``name[0]``, ``name[1]``, ... of each embedding, by its name.
+
+    >>> places_of(["x", "emb[0]", "emb[1]"])
+    {'emb': ['emb[0]', 'emb[1]']}
+    """
+    found: dict[str, list[str]] = {}
+    for column in columns:
+        if (match := re.fullmatch(r"(.+)\[(\d+)\]", column)) and int(match[2]) == len(found.get(match[1], [])):
+            found.setdefault(match[1], []).append(column)
+    return {name: places for name, places in found.items() if name not in columns}
+
+
+READERS: Final[Mapping[str, Callable[[Path, Mapping[str, Values], str | None], pa.Table]]] = {
+    ".csv": _read_csv,
+    ".tsv": _read_csv,
+    ".parquet": _read_parquet,
+}
+"""Readers by file name extension."""
+
+
+def read_table(path: str, texts: Mapping[str, Values], encoding: str | None = None) -> pa.Table:
+    """The rows of a .csv, .tsv or .parquet file; columns of one name get different ones (`different_names`).
+
+    texts: columns of a CSV file to read as text, with declared values. encoding: of a CSV file.
+    Raises: InvalidInput for a missing file, a folder or another file type; DataCorruption for a file that cannot be
+    read.
+    """
+    found = require_path(path)
+    reader = reader_of(found, READERS)
+    with reading(found):
+        return reader(found, texts, encoding)
