@@ -1,6 +1,6 @@
 """Runs whose batches take turns, or whose noise is correlated, as runs of independent rounds that dominate them.
 
-The theorems, with proofs, are in docs/accounting.md, "Correlated noise". In short, for the matrix C of the strategy:
+Theorems and proofs: docs/accounting-proofs.md, "Correlated noise". In short, for the matrix C of the strategy:
 
 - Cyclic Poisson batches and C with at most as many bands as a cycle has steps: all that a step of one example touches
   ends before its next turn, so its turns are sampled Gaussians with rate q, one for each cycle that was begun.

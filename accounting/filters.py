@@ -3,7 +3,7 @@
 Before every step a filter fixes a bound c_t in [0, 1] on an example's contribution over the sensitivity, from earlier
 outputs and from the example itself, and adds the largest cost of a step with that bound. It chooses the bounds so that
 the sum never exceeds the budget. Then every example is protected as if that sum had been fixed before the run, although
-each bound was chosen during it (docs/accounting.md, "Filters", with the proof):
+each bound was chosen during it (docs/accounting-proofs.md, "Filters"):
 
 - `RenyiFilter`: the sum of Renyi divergences of one fixed order is at most the budget (Feldman and Zrnic 2021).
 - `GaussianFilter`: the sum of (c_t / sigma_t)^2 is at most the budget mu^2, for full batches; the run is mu-GDP for the

@@ -374,7 +374,7 @@ class CyclicPoissonSampling:
 
     The group of an example is a public function of that example alone, such as of its id, so that adding an example
     leaves the others where they are. No trial draws these batches; the cost of a turn is proven for one example
-    (docs/accounting.md, "Correlated noise").
+    (docs/accounting-proofs.md, "Correlated noise").
     """
 
     stored_name: ClassVar[str] = "cyclic_poisson"

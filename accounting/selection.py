@@ -3,7 +3,7 @@
 If the best of a fixed number of runs is released, the cost may be that of all of them. If their number K is drawn from
 a truncated negative binomial law and kept secret, it is a small multiple of one run's (Liu and Talwar 2019, where K is
 geometric; Papernot and Steinke 2022). If candidates train on disjoint parts of the data, it is the larger of the cost
-of one run and that of choosing among them (paper C, Sec. IV-A3). docs/accounting.md has the proofs.
+of one run and that of choosing among them (paper C, Sec. IV-A3). Proofs: docs/accounting-proofs.md.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def account_selection(
     released outputs and of data outside the training set; ties fall to the earliest run. Every setting must lead to
     ``trace``, or to one that costs no more at any order and epsilon.
 
-    accountant: ``rdp`` (Papernot and Steinke 2022, Theorem 2), ``pld`` (privacy profiles, docs/accounting.md), or
+    accountant: ``rdp`` (Papernot and Steinke 2022, Theorem 2), ``pld`` (docs/accounting-proofs.md), or
     ``auto``, the lower of both, without pld where that would need a delta below 1e-250. At a mean of one the result is
     the cost of one run.
 
@@ -155,7 +155,7 @@ def _by_profile(trace: Trace, trials: RandomTrials, delta: float, group_size: in
     """Epsilon of the selection by the certified curve delta(epsilon) of one run.
 
     It is e + (1 + shape) r with E[K] delta(e) <= delta and delta(r) <= (e^r - 1) gamma / (1 - gamma)
-    (docs/accounting.md; after Koskela, Redberg and Wang 2024).
+    (docs/accounting-proofs.md; after Koskela, Redberg and Wang 2024).
     """
     gamma, aim = trials.gamma, delta / trials.largest_mean
     curve = privacy_curve(trace, group_size, (aim, min(gamma, _COARSE)))

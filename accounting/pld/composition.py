@@ -7,7 +7,7 @@ is these pairs (`accounting.reductions.is_attained`).
 
 Method: each round's loss is discretised upwards and downwards on one lattice (`accounting.pld.loss.discretise`); the
 rounds compose in the frequency domain (`accounting.pld.fourier`, which lists the error terms). An uncertified
-approximation (`accounting.pld.saddlepoint`) chooses the lattice. Formulas and error analysis: docs/accounting.md.
+approximation (`accounting.pld.saddlepoint`) chooses the lattice. Error analysis: docs/accounting-proofs.md.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ its own size, and the error of the transform (relative to the largest entry) is 
 
     delta(eps) = M(theta) sum_{l > eps} exp(-theta l) (1 - exp(eps - l)) W(l).
 
-Error terms, each a bound (docs/accounting.md, "What certified means"):
+Error terms, each a bound (docs/accounting-proofs.md, "What certified means"):
 
 - infinity: union bound over the rounds of the mass that the discretisation put at +infinity (upper only).
 - lost: mass above the window may be missing from the sum (upper only): a Chernoff bound at another tilt.

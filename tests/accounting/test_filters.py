@@ -54,7 +54,7 @@ def test_what_is_affordable_costs_what_is_left(limit: IndividualFilter) -> None:
 
 @pytest.mark.parametrize("rate", [0.01, 0.5])
 def test_a_gaussian_budget_leaves_no_more_for_being_sampled(rate: float) -> None:
-    """Why no residue filter is implemented (docs/accounting.md): a step of mean 1 takes 1 of mu^2, sampled or not.
+    """Why there is no residue filter (docs/accounting-proofs.md): a step of mean 1 takes 1 of mu^2, sampled or not.
 
     With a little more left than mu^2 - 1, what must be possible with step and remainder exceeds what mu allows.
     """
