@@ -140,7 +140,7 @@ def stop(job: JobName, address: Address) -> None:
 
 
 def _tell_what_is_missing(job: SubmittedSweep) -> None:
-    """Where the stopped job was recording in MLflow, wait for its end, and say what is not recorded."""
+    """Wait for the end of the stopped job's driver, and say what it has not recorded in MLflow."""
     from orchestration.records.layout import SweepFiles
     from orchestration.records.status_snapshot import SweepSnapshot, read_snapshot
 
@@ -149,17 +149,19 @@ def _tell_what_is_missing(job: SubmittedSweep) -> None:
             found = read_snapshot(SweepFiles(job.output).status)
         except DpsweepError:  # this machine need not see the output
             return None
-        return found if found is not None and found.job == job.id and found.state == "recording" else None
+        return found if found is not None and found.job == job.id else None
 
     deadline = time.monotonic() + _STOP_WITHIN
-    while (snapshot := seen()) is not None and not snapshot.is_over and time.monotonic() < deadline:
+    while (snapshot := seen()) is not None and not snapshot.is_over and not snapshot.is_stale():
+        if time.monotonic() > deadline:
+            break
         time.sleep(0.5)
     if snapshot is not None and snapshot.recording is not None:
         _say(snapshot.recording.missing() or snapshot.recording.line())
 
 
 _STOP_WITHIN = 15.0
-"""Seconds to wait until a driver that records has ended."""
+"""Seconds to wait until a driver has ended."""
 
 
 def drive() -> None:
