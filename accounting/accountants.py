@@ -93,7 +93,7 @@ def epsilon_rdp(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
 
 
 def optimal_order(trace: Trace, delta: float) -> float:
-    """The order of `accounting.renyi.ORDERS` at which `epsilon_rdp` is attained."""
+    """Return the order of `accounting.renyi.ORDERS` at which `epsilon_rdp` is attained."""
     return float(ORDERS[np.argmin(total_rdp(trace) + improved_terms(ORDERS, delta))])
 
 
@@ -142,7 +142,7 @@ def epsilon_zcdp_sampled(trace: Trace, delta: float, group_size: int = 1) -> Bou
 
 
 def _order(case: SampledGaussian) -> float:
-    """The highest order of paper C's Theorem 3; infinite where nothing is sampled."""
+    """Return the highest order of paper C's Theorem 3; infinite where nothing is sampled."""
     _, q, sigma = case
     if q == 1.0:
         return math.inf
@@ -201,7 +201,8 @@ def epsilon_strong(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
 
 
 def strong_composition(epsilons: Sequence[float], counts: Sequence[int], delta: float) -> float:
-    """Epsilon of composing counts[i] mechanisms of epsilon epsilons[i], at the sum of their deltas plus ``delta``.
+    """Return the epsilon of composing counts[i] mechanisms of epsilon epsilons[i], at the sum of their deltas plus
+    ``delta``.
 
     sqrt(2 ln(1/delta) sum e^2) + sum e (exp(e) - 1)  (Dwork, Rothblum and Vadhan 2010, Theorem III.3), or the plain sum
     where that is smaller.
@@ -216,21 +217,23 @@ def strong_composition(epsilons: Sequence[float], counts: Sequence[int], delta: 
 
 
 def epsilon_dp_accounting_pld(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
-    """An estimate for cross-checks: privacy loss distributions of Google's dp-accounting (`accounting.events`)."""
+    """Return an estimate for cross-checks: privacy loss distributions of Google's dp-accounting
+    (`accounting.events`).
+    """
     from accounting.events import dp_accounting_pld  # late: importing dp_accounting takes seconds
 
     return Bounds(dp_accounting_pld(trace, delta, group_size))
 
 
 def epsilon_dp_accounting_rdp(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
-    """An estimate for cross-checks: Renyi DP of Google's dp-accounting (`accounting.events`)."""
+    """Return an estimate for cross-checks: Renyi DP of Google's dp-accounting (`accounting.events`)."""
     from accounting.events import dp_accounting_rdp  # late: importing dp_accounting takes seconds
 
     return Bounds(dp_accounting_rdp(trace, delta, group_size))
 
 
 def _amplified_epsilon(part: Round, delta: float) -> float:
-    """Epsilon of one sampled round that spends ``delta`` on average over its cases."""
+    """Return the epsilon of one sampled round that spends ``delta`` on average over its cases."""
     high = max(_amplified(case.sample_rate, case.noise_multiplier, delta) for case in part.cases)
     if len(part.cases) == 1:
         return high
@@ -282,7 +285,7 @@ class Accountant:
         return self.estimate(trace, delta, group_size)[0]
 
     def estimate(self, trace: Trace, delta: float, group_size: int) -> tuple[PrivacyEstimate, float]:
-        """The claim, and a lower bound on the epsilon of the rounds' pairs, or 0.
+        """Return the claim, and a lower bound on the epsilon of the rounds' pairs, or 0.
 
         The claim has that bound only where some run that the trace describes is these pairs (`is_attained`).
         """
@@ -294,7 +297,9 @@ class Accountant:
         return weakened(claim, () if self.is_proven else ("accountant_not_proven",)), best.lower or 0.0
 
     def _best(self, trace: Trace, delta: float, group_size: int) -> Bounds:
-        """The method's bounds, or, if lower, those of the run without pure releases plus the sum of their epsilons."""
+        """Return the method's bounds, or, if lower, those of the run without pure releases plus the sum of their
+        epsilons.
+        """
         composed = self.bounds(trace, delta, group_size)
         pure = pure_epsilons(trace, group_size)
         if not pure:
@@ -324,7 +329,7 @@ _METHODS = (
 
 
 def auto(trace: Trace, delta: float, group_size: int = 1) -> PrivacyEstimate:
-    """The tightest guarantee for the trace: the lowest epsilon of gdp, pld and rdp.
+    """Return the tightest guarantee for the trace: the lowest epsilon of gdp, pld and rdp.
 
     They are tried in this order, up to the first that is within 0.1 % of a proven lower bound, pld only at deltas from
     1e-250 on. The result names the method that gave it.

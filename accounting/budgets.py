@@ -36,7 +36,7 @@ class Budget(Protocol):
         ...
 
     def cost(self, trace: Trace) -> float:
-        """The cost of the run; infinite without noise."""
+        """Return the cost of the run; infinite without noise."""
         ...
 
 
@@ -82,7 +82,7 @@ class EpsilonBudget:
         return _RESOLUTION if self.accountant in ("pld", "auto") else 0.0
 
     def estimate(self, trace: Trace) -> PrivacyEstimate:
-        """The epsilon of the run, and what it claims."""
+        """Return the epsilon of the run, and what it claims."""
         if self.trials is not None:
             return account_selection(trace, self.trials, self.delta, self.accountant, self.group_size)
         return account(trace, self.delta, self.accountant, self.group_size)

@@ -54,7 +54,7 @@ _MARGIN = 1e-8
 
 
 def calibrate_filter(planned: Trace, epsilon: float, delta: float) -> IndividualFilter:
-    """The filter under which every example's epsilon at ``delta`` is at most ``epsilon``, whatever a run does.
+    """Return the filter under which every example's epsilon at ``delta`` is at most ``epsilon``, whatever a run does.
 
     planned: the complete run without a filter; the budget pays for its releases first. Full batches get a Gaussian DP
     filter, other batches a Renyi DP filter. Its order is fixed here: the order at which an example that contributes in
@@ -89,7 +89,7 @@ def _renyi_filter(planned: Trace, epsilon: float, delta: float) -> RenyiFilter |
 
 
 def _gaussian_filter(planned: Trace, epsilon: float, delta: float) -> GaussianFilter | None:
-    """The largest mu^2 whose epsilon, with the releases, is within the budget."""
+    """Return the largest mu^2 whose epsilon, with the releases, is within the budget."""
 
     def excess(log_square: float) -> float:
         return enforced_epsilon(GaussianFilter(math.exp(log_square)), planned, delta) - epsilon
@@ -109,7 +109,7 @@ def _rounded(budget: float) -> float:
 
 
 def count_within_budget(trace_of: Callable[[int], Trace], budget: Budget, at_most: int) -> int:
-    """The largest number of steps or epochs, from 0 to ``at_most``, whose run stays within ``budget``.
+    """Return the largest number of steps or epochs, from 0 to ``at_most``, whose run stays within ``budget``.
 
     trace_of(n) is the run of length n. A cost equal to the limit, up to floating-point rounding, is within the budget
     (paper C: training ends before the first epoch that would exceed it).
@@ -144,7 +144,7 @@ def calibrate_noise_multiplier(
     accountant: str = "pld",
     group_size: int = 1,
 ) -> float:
-    """The smallest noise multiplier whose run meets (target_epsilon, delta), rounded up to six digits.
+    """Return the smallest noise multiplier whose run meets (target_epsilon, delta), rounded up to six digits.
 
     trace_of maps a noise multiplier (for a schedule: the initial one) to the planned run.
 
@@ -154,7 +154,7 @@ def calibrate_noise_multiplier(
 
 
 def noise_multiplier_within_budget(trace_of: Callable[[float], Trace], budget: Budget) -> float:
-    """The smallest noise multiplier whose run stays within ``budget``, rounded up to six digits.
+    """Return the smallest noise multiplier whose run stays within ``budget``, rounded up to six digits.
 
     It is found to the budget's resolution. trace_of maps a noise multiplier to the planned run.
 
@@ -183,7 +183,8 @@ def calibrate_decay(
     decimals: int | None = None,
     **params: Any,
 ) -> float:
-    """The smallest decay parameter of the schedule ``name`` with which ``budget`` lasts exactly ``epochs`` epochs.
+    """Return the smallest decay parameter of the schedule ``name`` with which ``budget`` lasts exactly ``epochs``
+    epochs.
 
     Exactly: ``epochs`` epochs stay within the budget, and one more exceeds it. Paper C's Table III prints these values,
     rounded up. The parameter solved for is `NoiseSchedule.decay_parameter`; ``params`` are the schedule's other ones.
@@ -223,7 +224,7 @@ def calibrate_decay(
 
 
 def decay_parameter(name: str) -> DecayParameter:
-    """The decay parameter of the schedule ``name``; InvalidInput for a schedule without one."""
+    """Return the decay parameter of the schedule ``name``; InvalidInput for a schedule without one."""
     parameter = lookup(SCHEDULES, name, "schedule").decay_parameter
     if parameter is None:
         raise InvalidInput(f"schedule {name!r} has no decay to solve for; choose time, exponential, step or polynomial")
@@ -243,7 +244,7 @@ def round_up(value: float, decimals: int | None = None) -> float:
 
 
 def _guess(trace_of: Callable[[float], Trace], budget: Budget) -> tuple[float, float]:
-    """A starting point and a first stride for the search; they affect its speed, not its result.
+    """Return a starting point and a first stride for the search; they affect its speed, not its result.
 
     The rdp accountant is cheap, and typically needs 5 % more noise than the tightest one. A run with many noise
     multipliers is costly to account for; a similar run with few of them is solved first.
@@ -271,7 +272,8 @@ def _guess(trace_of: Callable[[float], Trace], budget: Budget) -> tuple[float, f
 
 
 def _in_few_segments(trace: Trace) -> Trace:
-    """A run of nearly the same cost, with neighbouring segments of one sampling merged into one of mean precision.
+    """Return a run of nearly the same cost, with neighbouring segments of one sampling merged into one of mean
+    precision.
 
     An approximation to start a search from. A run of few segments is returned as it is.
     """
@@ -291,7 +293,7 @@ def _in_few_segments(trace: Trace) -> Trace:
 
 
 def _fits(cost: float, limit: float) -> bool:
-    """Whether ``cost`` is at most ``limit``, up to the rounding of a sum of many terms."""
+    """Return whether ``cost`` is at most ``limit``, up to the rounding of a sum of many terms."""
     return cost <= limit * (1.0 + _ROUNDING)
 
 
@@ -303,7 +305,7 @@ def _excess(cost: float, limit: float) -> float:
 def _smallest(
     excess: Callable[[float], float], guess: float, stride: float, bounds: tuple[float, float], waste: float = 0.0
 ) -> float | None:
-    """The smallest number of six digits within ``bounds`` with excess(x) <= 0.
+    """Return the smallest number of six digits within ``bounds`` with excess(x) <= 0.
 
     ``excess`` decreases in x. The search stops early at any x with -waste <= excess(x) <= 0. Returns None if the excess
     is positive at the upper bound, and the lower bound if it is not positive there. Brackets by growing strides in
@@ -340,7 +342,7 @@ def _smallest(
 
 
 def _largest_count(cost: Callable[[int], float], limit: float, at_most: int) -> int:
-    """The largest count in [0, at_most] with cost(count) <= limit, for a cost that increases with the count."""
+    """Return the largest count in [0, at_most] with cost(count) <= limit, for a cost that increases with the count."""
     low, high = 0, 1
     while high <= at_most and _fits(cost(high), limit):
         low, high = high, 2 * high

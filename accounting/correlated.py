@@ -76,7 +76,7 @@ def takes_turns(trace: Trace) -> bool:
 
 
 def _turns_of_one(segment: Segment) -> Segment:
-    """The steps in which it may be the turn of one example, at most."""
+    """Return the steps in which it may be the turn of one example, at most."""
     match segment.sampling:
         case CyclicPoissonSampling(cycle_length=length, sample_rate=rate):
             return replace(segment, steps=-(-segment.steps // length), sampling=PoissonSampling(rate))

@@ -74,7 +74,7 @@ _LIBRARIES: Final = frozenset({"torch", "numpy", "scipy"})
 
 
 def public_text(error: BaseException) -> str:
-    """The part of a just caught error that may be published.
+    """Return the part of a just caught error that may be published.
 
     For a `DpsweepError` raised by dpsweep's own code: its message, unless user code called that code, because the
     message may quote the caller's values. For any other exception: type and place (function, file name and line).
@@ -92,7 +92,7 @@ def private_text(error: BaseException) -> str | None:
 
 
 def full_text(error: BaseException) -> str:
-    """The messages of an error and of its causes, on one line; only for data that are not private."""
+    """Return the messages of an error and of its causes, on one line; only for data that are not private."""
     told = public_text(error)
     for each in _with_causes(error):
         told += "" if str(each) in told else f": {each}"
@@ -100,7 +100,9 @@ def full_text(error: BaseException) -> str:
 
 
 def without_locals(error: DpsweepError) -> DpsweepError:
-    """The error with the local variables in its traceback and those of its causes cleared, which may hold data rows."""
+    """Return the error with the local variables in its traceback and those of its causes cleared, which may hold
+    data rows.
+    """
     for each in _with_causes(error):
         traceback.clear_frames(each.__traceback__)
     return error
@@ -114,13 +116,15 @@ def _with_causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _is_own(error: BaseException) -> bool:
-    """Whether dpsweep's own code raised the error and was not called by user code; calls by a library are fine."""
+    """Return whether dpsweep's own code raised the error and was not called by user code; calls by a library are
+    fine.
+    """
     callers = (_package(frame) for frame, _ in _frames(error))
     return next((name for name in callers if name not in _OWN | _WRAPPERS), "torch") in _LIBRARIES
 
 
 def _place(error: BaseException) -> str:
-    """The innermost place in user code, or in dpsweep's if no user code ran."""
+    """Return the innermost place in user code, or in dpsweep's if no user code ran."""
     if isinstance(error, SyntaxError) and error.filename:
         return f" ({PurePath(error.filename).name}:{error.lineno})"
     frames = list(_frames(error))
@@ -133,7 +137,7 @@ def _place(error: BaseException) -> str:
 
 
 def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
-    """The frames of the traceback with their line numbers, innermost first."""
+    """Yield the frames of the traceback with their line numbers, innermost first."""
     return reversed(list(traceback.walk_tb(error.__traceback__)))
 
 

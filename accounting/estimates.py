@@ -12,7 +12,7 @@ __all__ = ["Claim", "Kind", "PrivacyEstimate", "weakest", "without_guarantee"]
 
 
 def weakest(*claims: Claim) -> Claim:
-    """The weakest of several claims, which is the claim of a number that rests on all of them."""
+    """Return the weakest of several claims, which is the claim of a number that rests on all of them."""
     found: Claim = max(claims, key=get_args(Claim).index)
     return found
 
@@ -48,7 +48,7 @@ class PrivacyEstimate:
 
     @property
     def is_private(self) -> bool:
-        """Whether epsilon is finite."""
+        """Return whether epsilon is finite."""
         return self.epsilon < float("inf")
 
     def as_dict(self) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class PrivacyEstimate:
 
 
 def of_group(estimate: PrivacyEstimate, group_size: int) -> PrivacyEstimate:
-    """The estimate as a claim about ``group_size`` examples together."""
+    """Return the estimate as a claim about ``group_size`` examples together."""
     return replace(estimate, unit=unit_of_group(group_size), group_size=group_size)
 
 

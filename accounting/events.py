@@ -33,7 +33,7 @@ _COARSEST = 0.05  # largest spacing of losses used
 
 
 def to_event(trace: Trace, group_size: int = 1) -> dp_accounting.DpEvent:
-    """The event of a private trace: sampled Gaussians for one example, mixtures of Gaussians for groups.
+    """Return the event of a private trace: sampled Gaussians for one example, mixtures of Gaussians for groups.
 
     Raises: UnsupportedMechanism for pure releases, for which dp_accounting has no dominating event.
     """
@@ -90,7 +90,7 @@ def _group(segment: Segment, group_size: int) -> dp_accounting.DpEvent:
 
 
 def dp_accounting_pld(trace: Trace, delta: float, group_size: int = 1, grid: float | None = None) -> float:
-    """Epsilon by dp_accounting's PLD accountant, with privacy losses rounded up to multiples of ``grid``.
+    """Return the epsilon by dp_accounting's PLD accountant, with privacy losses rounded up to multiples of ``grid``.
 
     grid None is 1e-4, dp_accounting's own, or coarser where that would take too many points. The result is
     an estimate: losses are rounded up, but floating-point errors, which matter at tiny deltas, are not bounded.
@@ -108,7 +108,8 @@ def dp_accounting_pld(trace: Trace, delta: float, group_size: int = 1, grid: flo
 
 
 def dp_accounting_rdp(trace: Trace, delta: float, group_size: int = 1) -> float:
-    """Epsilon by dp_accounting's RDP accountant and its own orders: an estimate, as rounding errors are not bounded.
+    """Return the epsilon by dp_accounting's RDP accountant and its own orders: an estimate, as rounding errors are not
+    bounded.
 
     Raises: UnsupportedMechanism for pure releases, for groups in sampled batches, and where rounding makes a
     divergence negative, which dp_accounting would count as no cost.
@@ -132,7 +133,8 @@ def dp_accounting_rdp(trace: Trace, delta: float, group_size: int = 1) -> float:
 
 
 def _grid(trace: Trace, group_size: int) -> float:
-    """The finest grid, at least dp_accounting's own 1e-4, on which its tables have at most about `_POINTS` points.
+    """Return the finest grid, at least dp_accounting's own 1e-4, on which its tables have at most about `_POINTS`
+    points.
 
     A table spans the losses of one round down to probability e^-50, which is ten standard deviations of the Gaussian
     without sampling, or those of the composed run down to probability 1e-15.

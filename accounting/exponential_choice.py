@@ -32,7 +32,7 @@ class ExponentialChoice:
 
     @property
     def words(self) -> str:
-        """What the released run is, for messages."""
+        """Return what the released run is, for messages."""
         return f"one of {self.candidates} runs on disjoint parts of the data"
 
     @property

@@ -55,12 +55,14 @@ class StepPrices:
     costs: Array
 
     def cost(self, contributions: ArrayLike) -> Array:
-        """An upper bound on the cost of a step, for contributions in [0, 1] of any shape."""
+        """Return an upper bound on the cost of a step, for contributions in [0, 1] of any shape."""
         precisions = np.square(np.asarray(contributions, np.float64) / self.noise_multiplier)
         return np.asarray(np.interp(precisions, self.nodes, self.costs) * _ROUND_UP)
 
     def affordable(self, left: ArrayLike) -> Array:
-        """The largest contribution in [0, 1] with a cost of at most ``left``, up to rounding; 0 if nothing is left."""
+        """Return the largest contribution in [0, 1] with a cost of at most ``left``, up to rounding; 0 if nothing is
+        left.
+        """
         precisions = np.interp(np.maximum(left, 0.0) / _ROUND_UP, self.costs, self.nodes)
         return np.asarray(np.minimum(self.noise_multiplier * np.sqrt(precisions), 1.0))
 
@@ -77,11 +79,11 @@ class IndividualFilter(ABC):
 
     @abstractmethod
     def prices(self, sample_rate: float, noise_multiplier: float) -> StepPrices:
-        """The costs of one step of the Poisson-sampled Gaussian mechanism."""
+        """Return the costs of one step of the Poisson-sampled Gaussian mechanism."""
 
     @abstractmethod
     def epsilon(self, delta: float, precision: float = 0.0, pure: Sequence[float] = ()) -> float:
-        """Epsilon at ``delta`` of every example, including releases besides the steps.
+        """Return the epsilon at ``delta`` of every example, including releases besides the steps.
 
         precision: summed inverse squares of the noise multipliers of Gaussian releases; pure: epsilons of pure ones.
         """
@@ -113,7 +115,7 @@ class RenyiFilter(IndividualFilter):
         return StepPrices(self.budget, noise_multiplier, nodes, costs)
 
     def epsilon(self, delta: float, precision: float = 0.0, pure: Sequence[float] = ()) -> float:
-        """The improved conversion at this order (Canonne, Kamath and Steinke 2020, Proposition 12)."""
+        """Return the improved conversion at this order (Canonne, Kamath and Steinke 2020, Proposition 12)."""
         steps = self.budget + 0.5 * self.order * precision
         released = sum(float(pure_rdp(epsilon, np.array([float(self.order)]))[0]) for epsilon in pure)
         return min(
@@ -141,7 +143,9 @@ class GaussianFilter(IndividualFilter):
         return StepPrices(self.budget, noise_multiplier, both, both)
 
     def epsilon(self, delta: float, precision: float = 0.0, pure: Sequence[float] = ()) -> float:
-        """The exact conversion; a pure release enters as the Gaussian that dominates it (`accounting.accountants`)."""
+        """Return the exact conversion; a pure release enters as the Gaussian that dominates it
+        (`accounting.accountants`).
+        """
         squares = self.budget + precision
         released = sum((2.0 * float(ndtri_exp(log_expit(-epsilon)))) ** 2 for epsilon in pure)
         added = _of_gaussian(squares, delta) + math.fsum(pure) * _ROUND_UP
@@ -160,7 +164,9 @@ FILTERS: Final[Mapping[str, type[RenyiFilter | GaussianFilter]]] = {
 
 
 def conversion(order: int, delta: float) -> float:
-    """Epsilon at ``delta`` minus the Renyi divergence of that order, rounded up (see `RenyiFilter.epsilon`)."""
+    """Return the epsilon at ``delta`` minus the Renyi divergence of that order, rounded up (see
+    `RenyiFilter.epsilon`).
+    """
     added = math.log1p(-1.0 / order) - math.log(delta * order) / (order - 1.0)
     return added + 1e-12 * (1.0 + abs(added))
 

@@ -74,7 +74,7 @@ def gaussian_epsilon(mean: float, delta: float) -> tuple[float, float]:
 
 
 def _slack(mean: float, quantile: float) -> float:
-    """Bound on the relative error of the closed form.
+    """Return the bound on the relative error of the closed form.
 
     At a small mean shift its terms nearly cancel; at a large one the rounding of epsilon / mean matters.
     """

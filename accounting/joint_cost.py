@@ -77,7 +77,8 @@ def account_together(traces: Iterable[Trace], delta: float, group_size: int = 1)
 def epsilon_of_examples_together(
     runs: Iterable[tuple[Trace, Sequence[int], npt.ArrayLike]], delta: float
 ) -> PrivacyEstimate:
-    """Epsilon of one group of given examples, such as all records of a user, in several runs whose results are seen.
+    """Return the epsilon of one group of given examples, such as all records of a user, in several runs whose results
+    are seen.
 
     runs: of each run its trace, and steps and contributions of its members as `epsilon_of_examples` takes them, with
     the same members in the same order; contributions of 0 are those of a member that is not in the data of that run.
@@ -122,7 +123,8 @@ def _by_renyi(counts: Mapping[Trace, int], delta: float, group_size: int, lower:
 
 
 def _with_selections(counts: Mapping[Trace, int], delta: float, group_size: int) -> PrivacyEstimate:
-    """The lower of Renyi DP and of the sum of epsilons, each at an equal share of delta; all under one adjacency.
+    """Return the lower of Renyi DP and of the sum of epsilons, each at an equal share of delta; all under one
+    adjacency.
 
     Of groups of several examples, only the sum: Renyi DP covers them in no sampled batches.
     """

@@ -16,7 +16,7 @@ KEY_BYTES: Final = 32
 
 
 def fresh_key() -> bytes:
-    """A key from the operating system, for a process that from now on leaves no core file."""
+    """Return a key from the operating system, for a process that from now on leaves no core file."""
     forbid_core_files()
     return os.urandom(KEY_BYTES)
 
@@ -46,7 +46,7 @@ class KeyedStream:
 
     @staticmethod
     def from_os() -> KeyedStream:
-        """A stream with a fresh key from the operating system."""
+        """Return a stream with a fresh key from the operating system."""
         return KeyedStream(fresh_key())
 
     def octets(self, count: int) -> NDArray[np.uint8]:
@@ -60,7 +60,7 @@ class KeyedStream:
         return self.octets(8 * count).view("<u8")
 
     def state(self) -> dict[str, Any]:
-        """Key and counter, for `restore`; as secret as the numbers drawn."""
+        """Return the key and counter, for `restore`; as secret as the numbers drawn."""
         return {"key": self._key, "counter": self._counter}
 
     def restore(self, state: Mapping[str, Any]) -> None:

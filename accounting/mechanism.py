@@ -114,7 +114,8 @@ class Segment:
         return self.start_step + self.steps
 
     def effective_noise_multiplier(self, contribution: float = 1.0) -> float:
-        """Noise multiplier of gradient and side queries combined, for one example with ``contribution`` c / S >= 0.
+        """Return the noise multiplier of gradient and side queries combined, for one example with ``contribution`` c /
+        S >= 0.
 
         Independent Gaussians on the same batch are one Gaussian: sensitivities over noise add in quadrature, so
         (1/m)^2 = (contribution / sigma)^2 + sum of (1 / sigma_side)^2. Zero noise gives 0; an example that
@@ -128,7 +129,7 @@ class Segment:
         return precision**-0.5 if precision > 0.0 else float("inf")
 
     def amplitude(self, contribution: float = 1.0) -> float:
-        """How far one drawn example moves the release, in noise standard deviations.
+        """Return how far one drawn example moves the release, in noise standard deviations.
 
         sqrt(((c + d) / sigma)^2 + sum of ((1 + d) / sigma_side)^2). d = 1 if the example displaces another from its
         batch, whose contribution may be full; else d = 0. For a full contribution to a fixed batch this is twice
@@ -264,7 +265,7 @@ class Trace:
 
     @property
     def reasons(self) -> tuple[Reason, ...]:
-        """Why an upper bound on the cost of this trace is an estimate; empty if it is a guarantee."""
+        """Return why an upper bound on the cost of this trace is an estimate; empty if it is a guarantee."""
         followed: dict[Reason, bool] = {
             "noise_followed_results": self.noise_follows_results,
             "end_followed_results": self.ended_by_results,
@@ -278,7 +279,7 @@ class Trace:
 
     @property
     def individual_reasons(self) -> tuple[Reason, ...]:
-        """Why an upper bound that rests on recorded contributions is an estimate; empty for stronger claims."""
+        """Return why an upper bound that rests on recorded contributions is an estimate; empty for stronger claims."""
         return union((self.reasons, ("norms_estimated",) if self.contributions == "estimate" else ()))
 
     @property
@@ -288,11 +289,11 @@ class Trace:
 
     @property
     def is_private(self) -> bool:
-        """Whether every step has noise."""
+        """Return whether every step has noise."""
         return all(segment.noise_multiplier > 0.0 for segment in self.segments)
 
     def until(self, step: int) -> Trace:
-        """The trace cut after ``step`` steps; releases are kept."""
+        """Return the trace cut after ``step`` steps; releases are kept."""
         step = require_whole("step", step, at_least=0)
         kept = (
             replace(segment, steps=min(segment.stop_step, step) - segment.start_step)

@@ -68,7 +68,7 @@ class TrialMechanism:
         return replace(planned, contributions=contributions, filter=self.filter, selection=self.selection)
 
     def prices(self, noise_multiplier: float) -> StepPrices | None:
-        """The cost of a step with that noise for an example; None without a filter."""
+        """Return the cost of a step with that noise for an example; None without a filter."""
         return self.filter.prices(self.sampling.sample_rate, noise_multiplier) if self.filter else None
 
 
@@ -83,16 +83,18 @@ class Calibration:
     accountant: str
 
     def trace(self, noise_multiplier: float) -> Trace:
-        """The run with that noise, without an `ExponentialChoice`, whose cost does not depend on the noise."""
+        """Return the run with that noise, without an `ExponentialChoice`, whose cost does not depend on the noise."""
         run = replace(self.run, schedule=with_initial(self.run.schedule, noise_multiplier))
         return before_choice(run.trace(self.epochs))
 
     def solve(self) -> float:
-        """The noise multiplier by `calibrate_noise_multiplier`. Raises: Unreachable when none meets the target."""
+        """Return the noise multiplier by `calibrate_noise_multiplier`. Raises: Unreachable when none meets the
+        target.
+        """
         return calibrate_noise_multiplier(self.trace, self.target_epsilon, self.delta, self.accountant)
 
     def is_solved_by(self, noise_multiplier: float) -> bool:
-        """Whether a noise multiplier read from a file meets the target and is not needlessly large."""
+        """Return whether a noise multiplier read from a file meets the target and is not needlessly large."""
         if not 0.0 < noise_multiplier < math.inf:
             return False
         found = account(self.trace(noise_multiplier), self.delta, self.accountant).epsilon
@@ -118,11 +120,13 @@ class Solver(Protocol):
         """Largest number of calibrations that it solves at the same time."""
 
     def __call__(self, asked: Sequence[Calibration]) -> list[float | None]:
-        """The result of `solved` for each calibration, in order."""
+        """Return the result of `solved` for each calibration, in order."""
 
 
 def solved(asked: Calibration) -> float | None:
-    """The noise multiplier of a calibration; None if there is none, and `Calibration.solve` raises the reason."""
+    """Return the noise multiplier of a calibration; None if there is none, and `Calibration.solve` raises the
+    reason.
+    """
     try:
         return asked.solve()
     except DpsweepError:
@@ -151,7 +155,7 @@ PROCESSES: Final = Processes()
 
 
 def solve_all(asked: Sequence[Calibration], solver: Solver = PROCESSES) -> list[float | None]:
-    """The result of `solved` for each calibration, in order.
+    """Return the result of `solved` for each calibration, in order.
 
     Solved one after the other in this process, or by ``solver`` if that would take much longer than to start others.
     """

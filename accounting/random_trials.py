@@ -36,7 +36,7 @@ class RandomTrials:
 
     @property
     def words(self) -> str:
-        """What the released run is, for messages."""
+        """Return what the released run is, for messages."""
         return "the best of a random number of runs"
 
     @cached_property
@@ -52,7 +52,9 @@ class RandomTrials:
         return _mean(-math.log(self.gamma), self.shape) * _ROUND_UP
 
     def number_at(self, uniform: float) -> int:
-        """The number of trials for a uniformly random number in [0, 1): the inverse of the distribution function."""
+        """Return the number of trials for a uniformly random number in [0, 1): the inverse of the distribution
+        function.
+        """
         uniform = require_finite("a uniformly random number", uniform, at_least=0.0, below=1.0)
         log = -math.log(self.gamma)
         if log == 0.0:

@@ -79,11 +79,11 @@ def weakened(claimed: Claimed, reasons: Iterable[Reason]) -> Claimed:
 
 
 def union(each: Iterable[Iterable[Reason]]) -> tuple[Reason, ...]:
-    """All reasons once, in the order of `REASONS`."""
+    """Return all reasons once, in the order of `REASONS`."""
     found = {reason for reasons in each for reason in reasons}
     return tuple(reason for reason in get_args(Reason) if reason in found)
 
 
 def in_words(reasons: Iterable[Reason]) -> tuple[str, ...]:
-    """A sentence for each reason, with its name, such as ``no guarantee (known_seed): the noise is ...``."""
+    """Return a sentence for each reason, with its name, such as ``no guarantee (known_seed): the noise is ...``."""
     return tuple(f"no guarantee ({reason}): {REASONS[reason]}" for reason in reasons)

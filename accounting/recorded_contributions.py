@@ -18,7 +18,7 @@ from accounting.records import check_contributions
 def checked_snapshots(
     steps: Sequence[int] | NDArray[np.integer[Any]], contributions: ArrayLike, trace: Trace
 ) -> tuple[list[int], NDArray[np.float64]]:
-    """The steps of snapshots [snapshots] as ints, and their contributions [examples, snapshots] as doubles.
+    """Return the steps of snapshots [snapshots] as ints, and their contributions [examples, snapshots] as doubles.
 
     Raises: InvalidInput for steps that are not whole, do not start at 0, do not increase or lie beyond the run, for
     shapes that do not match, for NaN and for contributions outside [0, 1]. UnsupportedMechanism where what one example

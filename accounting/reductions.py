@@ -20,7 +20,8 @@ _ROUND_DOWN = 1.0 - 1e-12
 
 
 def as_accounted(trace: Trace, group_size: int = 1) -> Trace:
-    """The trace whose rounds the accountants compose: replaced records as displaced ones, and samplings in one form.
+    """Return the trace whose rounds the accountants compose: replaced records as displaced ones, and samplings in one
+    form.
 
     Guarantee: its rounds dominate those of ``trace``. A record replaced by any other moves a sum by at most its own
     contribution and that of the other, as if it displaced the other; a release on the whole data set is one for a group
@@ -46,7 +47,7 @@ def as_accounted(trace: Trace, group_size: int = 1) -> Trace:
 
 
 def _in_one_form(sampling: Sampling) -> Sampling:
-    """A sampling that draws the same batches: a maximum that no batch can exceed is none.
+    """Return a sampling that draws the same batches: a maximum that no batch can exceed is none.
 
     Where every example joins, the maximum is a fixed batch size.
     """
@@ -68,7 +69,8 @@ def _replaced_in(release: Release) -> Release:
 
 
 def rarest_apart(trace: Trace, delta: float, group_size: int = 1) -> tuple[Trace, float]:
-    """The trace without cuts, if they take at most a thousandth of delta as a failure, and what is left of delta.
+    """Return the trace without cuts, if they take at most a thousandth of delta as a failure, and what is left of
+    delta.
 
     Any other trace is returned as it is. Only Renyi divergences need this: however rare an event is, their moments of
     high order are those of the event alone.
@@ -90,12 +92,13 @@ def rarest_apart(trace: Trace, delta: float, group_size: int = 1) -> tuple[Trace
 
 
 def cases_of(sampling: Sampling, group_size: int) -> tuple[tuple[float, Sampling], ...]:
-    """The ways in which a round may draw its batch, with the probabilities of a public draw among them."""
+    """Return the ways in which a round may draw its batch, with the probabilities of a public draw among them."""
     return sampling.cases(group_size) if isinstance(sampling, TruncatedPoissonSampling) else ((1.0, sampling),)
 
 
 def is_attained(trace: Trace) -> bool:
-    """Whether some run that the trace describes is the pairs of its rounds, so that what bounds these from below holds.
+    """Return whether some run that the trace describes is the pairs of its rounds, so that what bounds these from below
+    holds.
 
     False where batches may be cut, where the order of an epoch's batches is random (the pair is that of the worst
     order), where a filter limits what examples contribute, and where noise or end followed results.

@@ -24,7 +24,7 @@ def one_of(names: Collection[str]) -> str:
 
 
 def nearest(word: str, valid: Collection[str]) -> str:
-    """The end of an error message: the closest valid word, if any is close, and all valid words.
+    """Return the end of an error message: the closest valid word, if any is close, and all valid words.
 
     >>> nearest("poison", ["poisson", "fixed"])
     "did you mean 'poisson'? valid: fixed, poisson"
@@ -35,7 +35,7 @@ def nearest(word: str, valid: Collection[str]) -> str:
 
 
 def lookup(registry: Mapping[str, T], name: str, what: str) -> T:
-    """The entry ``name``, or `InvalidInput` with the nearest valid name; ``what`` names the kind of entry."""
+    """Return the entry ``name``, or `InvalidInput` with the nearest valid name; ``what`` names the kind of entry."""
     if not isinstance(name, str):
         raise InvalidInput(f"{what} is {name!r}, but must be a name; {nearest('', registry)}")
     if name not in registry:

@@ -61,7 +61,7 @@ class ReleaseSpec:
         self.releases()
 
     def releases(self) -> tuple[GaussianRelease, ...]:
-        """The Gaussian releases that `release_statistics` makes, for the planned trace."""
+        """Return the Gaussian releases that `release_statistics` makes, for the planned trace."""
         once = (
             GaussianRelease("histogram of epsilons", self.histogram_noise_multiplier),
             GaussianRelease("examples per group", self.group_count_noise_multiplier),
@@ -268,7 +268,7 @@ def _on_grid(noisy: Array, noise_multiplier: float) -> Array:
 
 
 def _mean(total: float, count: float, width: float, spec: ReleaseSpec) -> tuple[float, float]:
-    """A released sum over a released count, and its standard error; ``width`` scales the noise of both.
+    """Return a released sum over a released count, and its standard error; ``width`` scales the noise of both.
 
     The count is raised to at least 1 and the mean clipped to [0, 1], which is post-processing.
     """

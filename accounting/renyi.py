@@ -107,7 +107,7 @@ def mixed_rdp(shares: Sequence[float], rdps: Sequence[Array]) -> Array:
 
 
 def epsilon_improved(rdp: Array, delta: float) -> Array:
-    """Epsilon of RDP values [..., orders] at `ORDERS`; shape [...].
+    """Return the epsilon of RDP values [..., orders] at `ORDERS`; shape [...].
 
     rdp + log(1 - 1/alpha) - log(delta alpha) / (alpha - 1)  (Canonne, Kamath and Steinke 2020, Prop. 12). It is 0 where
     delta is at least the total variation distance, bounded by sqrt(1 - exp(-KL)) (Bretagnolle-Huber).
@@ -122,7 +122,7 @@ def zero_where_free(epsilons: Array, rdp: Array, delta: float) -> Array:
 
 
 def improved_terms(orders: Array, delta: float) -> Array:
-    """The terms that `epsilon_improved` adds to the RDP at each order.
+    """Return the terms that `epsilon_improved` adds to the RDP at each order.
 
     Over all real orders the sum falls, then rises. Times (alpha - 1) it is N = (alpha - 1) rdp + (alpha - 1)
     log(alpha - 1) - alpha log(alpha) - log(delta). (alpha - 1) rdp = log A_alpha is convex in alpha, and the second
@@ -132,12 +132,14 @@ def improved_terms(orders: Array, delta: float) -> Array:
 
 
 def epsilon_classic(rdp: Array, delta: float, orders: Array = ORDERS) -> float:
-    """Epsilon by rdp + log(1/delta) / (alpha - 1)  (Mironov 2017, Prop. 3), the conversion of papers A and C."""
+    """Return the epsilon by rdp + log(1/delta) / (alpha - 1)  (Mironov 2017, Prop. 3), the conversion of papers A
+    and C.
+    """
     return float(np.min(rdp + classic_terms(orders, delta)))
 
 
 def classic_terms(orders: Array, delta: float) -> Array:
-    """The terms that `epsilon_classic` adds to the RDP at each order; larger than `improved_terms`.
+    """Return the terms that `epsilon_classic` adds to the RDP at each order; larger than `improved_terms`.
 
     Over all real orders the sum falls, then rises: times (alpha - 1) it is log A_alpha - log(delta), which is convex.
     """

@@ -66,7 +66,7 @@ class Round:
 
     @property
     def is_sampled(self) -> bool:
-        """Whether an example may be left out."""
+        """Return whether an example may be left out."""
         return any(case.sample_rate < 1.0 for case in self.cases)
 
 
@@ -105,14 +105,15 @@ def _for_group(case: SampledGaussian, group_size: int) -> SampledGaussian:
 
 
 def pure_epsilons(trace: Trace, group_size: int = 1) -> tuple[float, ...]:
-    """Epsilon of every pure release for a group of ``group_size`` examples."""
+    """Return the epsilon of every pure release for a group of ``group_size`` examples."""
     group_size = require_group_size(group_size)
     releases = as_accounted(trace).releases
     return tuple(group_size * release.epsilon for release in releases if isinstance(release, PureRelease))
 
 
 def enforced_epsilon(individual: IndividualFilter, trace: Trace, delta: float) -> float:
-    """Epsilon of every example at ``delta`` by the budget of the filter ``individual`` and the releases of ``trace``.
+    """Return the epsilon of every example at ``delta`` by the budget of the filter ``individual`` and the releases of
+    ``trace``.
 
     A guarantee under adding, removing or blanking the example, whatever the run did.
     """

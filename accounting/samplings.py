@@ -76,12 +76,14 @@ class Sampling(Protocol):
 
     @property
     def draws(self) -> Draws:
-        """How one round draws examples."""
+        """Return how one round draws examples."""
         ...
 
     @property
     def draws_its_pair(self) -> bool:
-        """Whether a run with these batches is the pairs of its rounds, so that their lower bounds are its own."""
+        """Return whether a run with these batches is the pairs of its rounds, so that their lower bounds are its
+        own.
+        """
         ...
 
     @property
@@ -111,7 +113,7 @@ class SizedSampling(Sampling, Protocol):
 
     @classmethod
     def of_sizes(cls, dataset_size: int, batch_size: int) -> Self:
-        """The sampling with batches of ``batch_size`` (expected, for Poisson) of ``dataset_size`` examples.
+        """Return the sampling with batches of ``batch_size`` (expected, for Poisson) of ``dataset_size`` examples.
 
         Raises: InvalidInput unless both are whole and 1 <= batch_size <= dataset_size.
         """
@@ -268,7 +270,7 @@ class ShuffledSampling:
         return cls(FixedBatchSampling(dataset_size, batch_size).steps_per_epoch)
 
     def members_drawn(self, group_size: int) -> tuple[Array, Array]:
-        """All members, in every epoch."""
+        """Return all members, in every epoch."""
         return np.array([float(group_size)]), np.zeros(1)
 
     def require_fits(self, dataset_size: int) -> None:
@@ -341,7 +343,8 @@ class TruncatedPoissonSampling:
             )
 
     def cases(self, group_size: int) -> tuple[tuple[float, Sampling], ...]:
-        """The batches of a step, for any ``group_size`` examples: samplings and the probabilities of a public draw.
+        """Return the batches of a step, for any ``group_size`` examples: samplings and the probabilities of a public
+        draw.
 
         Guarantee: a step is dominated by the pair that reveals the draw and then has the batches drawn (Theorem 4).
         The draw is whether the others left no room, C = 1[|R| > B - k]; batches in which they did displace. n may be
@@ -450,7 +453,7 @@ class FixedOrderSampling:
         return self.batches
 
     def members_drawn(self, group_size: int) -> tuple[Array, Array]:
-        """All members, in every epoch."""
+        """Return all members, in every epoch."""
         return ShuffledSampling(self.batches).members_drawn(group_size)
 
     def require_fits(self, dataset_size: int) -> None:
@@ -517,12 +520,13 @@ PLANNED_ONLY: Final[Mapping[str, type[Sampling]]] = {
 
 
 def stored_kinds() -> tuple[type[Sampling], ...]:
-    """Every sampling class that the file of a trace may name."""
+    """Return every sampling class that the file of a trace may name."""
     return (*SAMPLINGS.values(), *MAXIMA.values(), *PLANNED_ONLY.values())
 
 
 def sampling_of_sizes(method: str, dataset_size: int, batch_size: int, max_batch_size: int | None = None) -> Sampling:
-    """The sampling called ``method`` with batches of ``batch_size``, none larger than ``max_batch_size`` if given.
+    """Return the sampling called ``method`` with batches of ``batch_size``, none larger than ``max_batch_size`` if
+    given.
 
     Raises: InvalidInput for an unknown method, one whose batches have no maximum, and sizes that do not fit.
     """

@@ -74,20 +74,22 @@ class NoiseSchedule(ABC):
             keep_whole(self, "hold_after", "hold_after", at_least=self.hold_before)
 
     def noise_multiplier(self, epoch: int, validation_accuracies: Sequence[float] = ()) -> float:
-        """Noise multiplier of ``epoch`` (>= 0), given the public validation accuracy after each completed epoch."""
+        """Return the noise multiplier of ``epoch`` (>= 0), given the public validation accuracy after each completed
+        epoch.
+        """
         epoch = require_whole("epoch", epoch, at_least=0)
         last = epoch if self.hold_after is None else min(epoch, self.hold_after)
         value = self._at(max(last - self.hold_before, 0), validation_accuracies[self.hold_before :])
         return value if value >= NEGLIGIBLE_NOISE else 0.0
 
     def runs(self, epochs: int, accuracies: Sequence[float] = ()) -> Iterator[tuple[float, int]]:
-        """The noise multipliers of the first ``epochs`` epochs, each with the number of epochs that it lasts."""
+        """Yield the noise multipliers of the first ``epochs`` epochs, each with the number of epochs that it lasts."""
         levels = (self.noise_multiplier(epoch, accuracies[:epoch]) for epoch in range(epochs))
         return ((level, sum(1 for _ in equal)) for level, equal in groupby(levels))
 
     @abstractmethod
     def _at(self, epoch: int, accuracies: Sequence[float]) -> float:
-        """The value at ``epoch`` of the window; ``accuracies`` start with the window."""
+        """Return the value at ``epoch`` of the window; ``accuracies`` start with the window."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ class _DecayingSchedule(NoiseSchedule):
 
     @abstractmethod
     def _decayed(self, amount: float) -> float:
-        """The value at a total decay of ``amount`` >= 0."""
+        """Return the value at a total decay of ``amount`` >= 0."""
 
 
 @dataclass(frozen=True)
@@ -267,7 +269,8 @@ SCHEDULES: Mapping[str, type[NoiseSchedule]] = {
 
 
 def make_schedule(name: str, initial_noise_multiplier: float, **params: Any) -> NoiseSchedule:
-    """The schedule ``name`` with ``params``; InvalidInput with the nearest valid word for an unknown name or key.
+    """Return the schedule ``name`` with ``params``; InvalidInput with the nearest valid word for an unknown name or
+    key.
 
     Raises: UnsupportedMechanism for the name of a noise strategy, which no trial follows yet.
     """
@@ -280,7 +283,7 @@ def make_schedule(name: str, initial_noise_multiplier: float, **params: Any) -> 
 
 
 def parse_schedule(text: str, initial_noise_multiplier: float) -> NoiseSchedule:
-    """A schedule from ``name`` or ``name:key=value,...``, as the command line writes it."""
+    """Return a schedule from ``name`` or ``name:key=value,...``, as the command line writes it."""
     name, params = split_schedule(text)
     return make_schedule(name, initial_noise_multiplier, **params)
 
@@ -305,7 +308,7 @@ def split_schedule(text: str) -> tuple[str, dict[str, float]]:
 
 
 def with_initial(schedule: NoiseSchedule, initial_noise_multiplier: float) -> NoiseSchedule:
-    """The same schedule with another initial noise multiplier."""
+    """Return the same schedule with another initial noise multiplier."""
     return replace(schedule, initial_noise_multiplier=initial_noise_multiplier)
 
 
@@ -320,7 +323,7 @@ def planned_trace(
     validation_accuracies: Sequence[float] = (),
     adjacency: Adjacency | None = None,
 ) -> Trace:
-    """The trace of ``epochs`` epochs of ``steps_per_epoch`` steps each under ``schedule``.
+    """Return the trace of ``epochs`` epochs of ``steps_per_epoch`` steps each under ``schedule``.
 
     Noise is constant within an epoch; neighbouring epochs of equal noise share one segment. adjacency None is
     the first of `Sampling.adjacencies`. validation_accuracies: public accuracy after each completed epoch, for

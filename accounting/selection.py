@@ -84,7 +84,7 @@ def selected_rdp(trace: Trace) -> Array:
 
 
 def before_choice(trace: Trace) -> Trace:
-    """The trace without an `ExponentialChoice`, whose cost does not depend on the noise multiplier."""
+    """Return the trace without an `ExponentialChoice`, whose cost does not depend on the noise multiplier."""
     return replace(trace, selection=None) if isinstance(trace.selection, ExponentialChoice) else trace
 
 
@@ -152,7 +152,7 @@ def selection_rdp(trace: Trace, trials: RandomTrials, group_size: int = 1) -> Ar
 
 
 def _by_profile(trace: Trace, trials: RandomTrials, delta: float, group_size: int) -> float:
-    """Epsilon of the selection by the certified curve delta(epsilon) of one run.
+    """Return the epsilon of the selection by the certified curve delta(epsilon) of one run.
 
     It is e + (1 + shape) r with E[K] delta(e) <= delta and delta(r) <= (e^r - 1) gamma / (1 - gamma)
     (docs/accounting-proofs.md; after Koskela, Redberg and Wang 2024).
@@ -167,7 +167,9 @@ def _by_profile(trace: Trace, trials: RandomTrials, delta: float, group_size: in
 
 
 def _least(holds: Callable[[float], bool], end: float) -> float:
-    """The least number up to ``end`` that ``holds``, as all larger ones do, rounded up; infinite if there is none."""
+    """Return the least number up to ``end`` that ``holds``, as all larger ones do, rounded up; infinite if there is
+    none.
+    """
     if not holds(end):
         return math.inf
     low, high = 0.0, end

@@ -30,8 +30,8 @@ _QUICK: Final = frozenset(("rdp", "rdp-classic", "zcdp", "zcdp-sampled"))
 
 
 def cost_so_far(trace: Trace, ends: Sequence[int], step: int, delta: float, accountant: str) -> float:
-    """Upper bound on epsilon at ``delta`` of the first ``step`` steps of ``trace``, or an estimate where the trace's
-    kind is one.
+    """Return the upper bound on epsilon at ``delta`` of the first ``step`` steps of ``trace``, or an estimate where the
+    trace's kind is one.
 
     ends: last steps of the epochs, increasing. accountant: the name in the run's `PrivacyEstimate`; any name that is
     not one of `ACCOUNTANTS`, such as ``filter``, stands for ``rdp``, because the bound of the filter is compared in any
@@ -43,7 +43,7 @@ def cost_so_far(trace: Trace, ends: Sequence[int], step: int, delta: float, acco
 
 
 def _asked_at(trace: Trace, ends: tuple[int, ...], step: int, name: str) -> int:
-    """The first step from ``step`` on at which the accountant is asked."""
+    """Return the first step from ``step`` on at which the accountant is asked."""
     if name in _QUICK or not ends or step > ends[-1]:
         return step
     longest = _EACH if len(ends) <= _EACH else _MOST

@@ -69,7 +69,7 @@ class Result:
 
 
 def timed(function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> tuple[T, float]:
-    """The result of the call, and its elapsed seconds."""
+    """Return the result of the call, and its elapsed seconds."""
     start = time.perf_counter()
     return function(*arguments, **named), time.perf_counter() - start
 
@@ -163,7 +163,7 @@ def contributions(rows: int, snapshots: int, levels: int | None = None) -> Array
 
 
 def individual_trace(steps: int) -> Trace:
-    """The trace of ``steps`` steps by which single examples are accounted."""
+    """Return the trace of ``steps`` steps by which single examples are accounted."""
     return Trace(50_000, (Segment(0, steps, PoissonSampling(INDIVIDUAL_RATE), 2.5),))
 
 
@@ -258,7 +258,7 @@ def _dp_accounting_pld_of(
 
 
 def _certified(ours: CertifiedEpsilon) -> float:
-    """The gap between the bounds, relative to the upper one; 1 without a lower one."""
+    """Return the gap between the bounds, relative to the upper one; 1 without a lower one."""
     return (ours.upper - (ours.lower or 0.0)) / ours.upper
 
 
@@ -281,12 +281,12 @@ COLUMNS = ("task", "ours", "peer", "peer time", "speed-up", "gap", "certified ga
 
 
 def markdown(cells: Sequence[str]) -> str:
-    """A row of a markdown table."""
+    """Return a row of a markdown table."""
     return f"| {' | '.join(cells)} |"
 
 
 def table_row(r: Result) -> str:
-    """The table's row for one comparison."""
+    """Return the table's row for one comparison."""
     per_ours, per_peer = (f" / {items:,}" if r.ours_items > 1 else "" for items in (r.ours_items, r.peer_items))
     return markdown(
         (

@@ -14,7 +14,7 @@ CLASSES: Final = {"2": PALETTE[0], "8": PALETTE[1]}
 
 
 def over(numbers: Iterable[tuple[float, Number]], name: str, colour: str, joined: bool = False) -> Series:
-    """A series of numbers with their intervals, given as (x, number); sorted by x."""
+    """Return a series of numbers with their intervals, given as (x, number); sorted by x."""
     points = [Point(x, number.mean, y_ends=number.ends) for x, number in sorted(numbers, key=lambda at: at[0])]
     return Series(name, colour, points, joined=joined)
 
@@ -24,7 +24,7 @@ def _private(sweep: StoredSweep) -> list[StoredSetting]:
 
 
 def _rows(settings: Sequence[StoredSetting], number: str, name: str, colour: str, hollow: bool = False) -> Series:
-    """One point per setting, from the top down."""
+    """Return one point per setting, from the top down."""
     known = [(-row, setting.numbers[number]) for row, setting in enumerate(settings) if number in setting.numbers]
     points = [Point(found.mean, row, x_ends=found.ends) for row, found in known]
     return Series(name, colour, points, hollow=hollow)

@@ -40,14 +40,14 @@ class Case:
     clipping: str = "flat"
 
     def shortened(self) -> Case:
-        """The case for --quick: few rows, in batches of at most an eighth of them, and at most 200 tracked."""
+        """Return the case for --quick: few rows, in batches of at most an eighth of them, and at most 200 tracked."""
         rows, batch_size = self.rows, self.batch_size
         if self.few is not None:
             rows, batch_size = self.few, max(1, min(batch_size, self.few * len(self.classes) // 8))
         return replace(self, rows=rows, batch_size=batch_size, tracked=min(self.tracked, 200))
 
     def spec(self, refreshes: Refreshes, **changes: Any) -> TrialSpec:
-        """The trial with norms refreshed that often, and other fields as in ``changes``."""
+        """Return the trial with norms refreshed that often, and other fields as in ``changes``."""
         spec = TrialSpec(
             key=self.name,
             data=self.data if self.rows is None else replace(self.data, keep=dict.fromkeys(self.classes, self.rows)),

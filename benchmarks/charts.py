@@ -51,7 +51,7 @@ class Axis:
     logarithmic: bool = False
 
     def place(self, value: float) -> float:
-        """The position of ``value`` on a linear scale."""
+        """Return the position of ``value`` on a linear scale."""
         return math.log10(value) if self.logarithmic else value
 
 
@@ -68,7 +68,9 @@ class Panel:
 
 
 def chart(panels: Sequence[Panel], height: int = 300, left: int = 64) -> str:
-    """The panels side by side in one SVG, with a legend of the series. height: in pixels. left: room for y labels."""
+    """Return the panels side by side in one SVG, with a legend of the series. height: in pixels. left: room for y
+    labels.
+    """
     legend = {series.name: series for panel in panels for series in panel.series}
     width = (WIDTH - left - _RIGHT - _GAP * (len(panels) - 1)) / len(panels)
     parts = [
@@ -97,7 +99,7 @@ def _has_names(panels: Sequence[Panel], axis: int) -> bool:
 
 
 def _values(panel: Panel, axis: int) -> list[float]:
-    """All numbers of an axis, 0 for x and 1 for y."""
+    """Return all numbers of an axis, 0 for x and 1 for y."""
     points = [point for series in panel.series for point in series.points]
     means = [(point.x, point.y)[axis] for point in points]
     ends = [(point.x_ends, point.y_ends)[axis] for point in points]
@@ -153,7 +155,7 @@ def _panel(
 
 
 def _ticks(axis: Axis, ends: tuple[float, float]) -> list[tuple[float, str]]:
-    """Values of the ticks with their labels; on a logarithmic axis 1, 2 and 5 times powers of ten."""
+    """Return the values of the ticks with their labels; on a logarithmic axis 1, 2 and 5 times powers of ten."""
     if axis.names:
         return [(value, name) for value, name in axis.names.items()]
     if axis.logarithmic:

@@ -44,7 +44,7 @@ class Case:
 
 
 def private(found: Findings) -> list[Setting]:
-    """The private settings in the order of the population."""
+    """Return the private settings in the order of the population."""
     return sorted((one for one in found.settings if not one.is_baseline), key=lambda one: int(one.clipping[1:]))
 
 
@@ -98,7 +98,9 @@ def simultaneous(population: Population, found: Findings) -> Numbers:
 
 
 def wrong_verdicts(population: Population, found: Findings) -> Numbers:
-    """Whether any verdict of the headline's metrics is wrong, and whether any setting is on the front by error."""
+    """Return whether any verdict of the headline's metrics is wrong, and whether any setting is on the front by
+    error.
+    """
     settings, truths = private(found), dict(zip(found.headline, (population.accuracy, population.worst), strict=True))
     wrong = False
     for (i, one), (j, other) in combinations(enumerate(settings), 2):
@@ -117,7 +119,9 @@ def wrong_verdicts(population: Population, found: Findings) -> Numbers:
 
 
 def told_first_from_last(metric: str, better: Verdict = "better") -> Measured:
-    """Whether the first setting is told from the last one, than which it is ``better``; ``reversed`` if wrongly."""
+    """Return whether the first setting is told from the last one, than which it is ``better``; ``reversed`` if
+    wrongly.
+    """
 
     def measured(population: Population, found: Findings) -> Numbers:
         settings = private(found)
@@ -206,7 +210,9 @@ CASES: Final = _cases()
 
 
 def measure(case: Case, sweeps: int, seed: int = 0) -> dict[str, float]:
-    """Means of what a case measures over simulated sweeps. A number that is not defined in a sweep is left out."""
+    """Return the means of what a case measures over simulated sweeps. A number that is not defined in a sweep is
+    left out.
+    """
     found: dict[str, list[float]] = {}
     for sweep in simulated(case.population, sweeps, seed):
         for each in case.measured:

@@ -58,7 +58,9 @@ CURVES: Final[Mapping[str, Mapping[str, Curve]]] = {
 
 
 def curves_of(name: str, trial: dpsweep.Trial) -> dict[str, tuple[float, ...]]:
-    """The curves of a finished trial of the sweep called ``name``, to four digits, without those it does not have."""
+    """Return the curves of a finished trial of the sweep called ``name``, to four digits, without those it does not
+    have.
+    """
     if not isinstance(trial.result, TrialResult):
         return {}
     found = {}

@@ -58,7 +58,7 @@ CASES: Mapping[str, Case] = {  # bounds near the norms, or all examples would ha
 
 
 def measured(case: Case, norms: str) -> dict[str, Any]:
-    """One row of the table."""
+    """Return one row of the table."""
     taken = 0.0
 
     def timed(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -24,7 +24,7 @@ class Figure:
 
 
 def _alone(name: str, title: str, draw: Callable[[StoredSweep], str]) -> Figure:
-    """A figure of one sweep."""
+    """Return a figure of one sweep."""
     return Figure(title, (name,), lambda stored: draw(stored[name]))
 
 

@@ -24,7 +24,7 @@ Measure = Callable[[dpsweep.Trial, TrialFiles], Mapping[str, float | None]]
 
 
 def of_training(trial: dpsweep.Trial, files: TrialFiles) -> Mapping[str, float | None]:
-    """Number of epochs trained; a budget may have ended the trial early."""
+    """Return the number of epochs trained; a budget may have ended the trial early."""
     training = getattr(trial.result, "training", None)
     return {} if training is None else {"epochs": training.epochs}
 
@@ -117,7 +117,7 @@ def of_refreshes(trial: dpsweep.Trial, files: TrialFiles) -> Mapping[str, float 
 
 
 def _refreshed(steps: Any, trial: dpsweep.Trial, per_epoch: float) -> Any:
-    """The ``steps`` at which norms are measured if this happens ``per_epoch`` times an epoch."""
+    """Return the ``steps`` at which norms are measured if this happens ``per_epoch`` times an epoch."""
     epoch = len(steps) / trial.spec.epochs
     return np.unique(np.ceil(np.arange(0.0, len(steps), epoch / per_epoch)).astype(np.int64))
 
@@ -172,6 +172,6 @@ MEASURES: Mapping[str, tuple[Measure, ...]] = {
 
 
 def measured(name: str, trial: dpsweep.Trial, files: TrialFiles) -> Mapping[str, float | None]:
-    """All measures of a finished trial of the sweep called ``name``."""
+    """Return all measures of a finished trial of the sweep called ``name``."""
     measures = MEASURES.get(name, MEASURES.get(name.partition("-")[0], ()))
     return {key: value for measure in (of_training, *measures) for key, value in measure(trial, files).items()}

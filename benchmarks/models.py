@@ -87,12 +87,12 @@ def adapted(config: Any) -> nn.Module:
 
 
 def tokens() -> Tensor:
-    """A batch of token sequences."""
+    """Return a batch of token sequences."""
     return torch.randint(1, VOCABULARY, (ROWS, 32))
 
 
 def pictures() -> Tensor:
-    """A batch of pictures of 32 x 32."""
+    """Return a batch of pictures of 32 x 32."""
     return torch.randn(ROWS, 3, 32, 32)
 
 
@@ -169,7 +169,7 @@ def norm_error(model: nn.Module, engine: GradientEngine, x: Tensor, y: Tensor) -
 
 
 def ghost_of_opacus(make: Make, x: Tensor, y: Tensor) -> Callable[[], object]:
-    """A step of Opacus with ghost clipping. Raises whatever Opacus refuses the model with."""
+    """Return a step of Opacus with ghost clipping. Raises whatever Opacus refuses the model with."""
     from opacus.grad_sample import GradSampleModuleFastGradientClipping
 
     torch.manual_seed(0)
@@ -193,7 +193,7 @@ def ghost_of_opacus(make: Make, x: Tensor, y: Tensor) -> Callable[[], object]:
 
 
 def hooks_of_opacus(make: Make, x: Tensor, y: Tensor) -> Callable[[], object]:
-    """A step of Opacus with per-example gradients by hooks. Raises whatever Opacus refuses the model with."""
+    """Return a step of Opacus with per-example gradients by hooks. Raises whatever Opacus refuses the model with."""
     from opacus.grad_sample import GradSampleModule
 
     torch.manual_seed(0)
@@ -213,7 +213,7 @@ def hooks_of_opacus(make: Make, x: Tensor, y: Tensor) -> Callable[[], object]:
 
 
 def measured(name: str, device: torch.device) -> dict[str, object]:
-    """The result row of one model."""
+    """Return the result row of one model."""
     make, inputs = MODELS[name]
     torch.manual_seed(0)
     model, x = make().train().to(device), inputs().to(device)

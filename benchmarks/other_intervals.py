@@ -43,7 +43,7 @@ class Sweep:
     def of(
         cls, population: Population, found: Findings, settings: Sequence[Setting], outcomes: Mapping[str, AnyOutcomes]
     ) -> Sweep:
-        """The sweep of these outcomes, which are all of classes."""
+        """Return the sweep of these outcomes, which are all of classes."""
         runs = [[_of_classes(outcomes[trial.key]) for trial in setting.trials] for setting in settings]
         correct = [np.array([each.predicted == each.labels for each in of_one], dtype=np.float64) for of_one in runs]
         return cls(population, found, settings, [of_one[0] for of_one in runs], correct)
@@ -69,7 +69,7 @@ def _none(_: Sweep, *__: int) -> Ends:
 
 
 def _metric_frame(sweep: Sweep, setting: int, of: str) -> Ends:
-    """The bootstrap of fairlearn's `MetricFrame` for the model of the first seed."""
+    """Return the bootstrap of fairlearn's `MetricFrame` for the model of the first seed."""
     from fairlearn.metrics import MetricFrame
     from sklearn.metrics import accuracy_score
 
@@ -107,7 +107,8 @@ def _bootstrap_gap(sweep: Sweep, setting: int) -> Ends:
 
 
 def mixed_model(values: Array) -> Ends:
-    """Bounds on the mean of values [R, n] with crossed random effects of runs and examples; None for one run.
+    """Return the bounds on the mean of values [R, n] with crossed random effects of runs and examples; None for one
+    run.
 
     Of balanced data the estimates of variance by mean squares are those of REML unless one is negative (Searle, Casella
     and McCulloch 1992, Section 4.7); degrees of freedom by Satterthwaite 1946.

@@ -69,17 +69,17 @@ class Item:
 
 
 def equal(paper: str, item: str, printed: float, measured: float, decimals: int) -> Item:
-    """The item holds if ours, rounded to ``decimals``, equals the printed number."""
+    """Return the item holds if ours, rounded to ``decimals``, equals the printed number."""
     return Item(paper, item, printed, measured, bool(round(measured, decimals) == printed), f"to {decimals} decimals")
 
 
 def at_most(paper: str, item: str, printed: float, measured: float) -> Item:
-    """The item holds if ours is at most the printed number."""
+    """Return the item holds if ours is at most the printed number."""
     return Item(paper, item, printed, measured, bool(measured <= printed), "at most")
 
 
 def at_least(paper: str, item: str, printed: float, measured: float) -> Item:
-    """The item holds if ours is at least the printed number."""
+    """Return the item holds if ours is at least the printed number."""
     return Item(paper, item, printed, measured, bool(measured >= printed), "at least")
 
 
@@ -217,7 +217,8 @@ def _figure_2() -> Iterator[Item]:
 
 
 def _figure_3() -> Iterator[Item]:
-    """Epsilon after 200 epochs against q and sigma: the curves have no printed numbers; checks statements of the text.
+    """Yield the epsilon after 200 epochs against q and sigma: the curves have no printed numbers; checks statements of
+    the text.
 
     Where q exceeds 1 / (16 sigma), as it does from sigma 6.25 on at q = 0.01, the paper's own bound for sampled batches
     does not apply (`zcdp-sampled` refuses it); there the moments accountant is used.
@@ -255,7 +256,9 @@ def _figure_3() -> Iterator[Item]:
 
 
 def _appendix_g() -> Iterator[Item]:
-    """The order a of the Renyi divergence runs to sigma^2 ln(1 / (q sigma)) + 1; only whole orders are tried here."""
+    """Yield the order a of the Renyi divergence runs to sigma^2 ln(1 / (q sigma)) + 1; only whole orders are tried
+    here.
+    """
 
     def largest_ratio(sigma: float, rates: np.ndarray[Any, Any]) -> float:
         found = 0.0

@@ -33,7 +33,7 @@ class MeanLoss:
 
 
 def opacus_hooks(model: nn.Module, training: Training) -> Step:
-    """A private step of Opacus with per-example gradients by hooks, without noise."""
+    """Return a private step of Opacus with per-example gradients by hooks, without noise."""
     from opacus.grad_sample import GradSampleModule
     from opacus.optimizers import DPOptimizer
 
@@ -53,7 +53,7 @@ def opacus_hooks(model: nn.Module, training: Training) -> Step:
 
 
 def opacus_ghost(model: nn.Module, training: Training) -> Step:
-    """A private step of Opacus with ghost clipping, the model in its wrapper, without noise."""
+    """Return a private step of Opacus with ghost clipping, the model in its wrapper, without noise."""
     from opacus.grad_sample import GradSampleModuleFastGradientClipping
 
     _contiguous_indices(model)
@@ -62,7 +62,7 @@ def opacus_ghost(model: nn.Module, training: Training) -> Step:
 
 
 def opacus_ghost_unwrapped(model: nn.Module, training: Training) -> Step:
-    """The same with ``wrap_model=False`` of Opacus 1.6: hooks on the model itself."""
+    """Return the same with ``wrap_model=False`` of Opacus 1.6: hooks on the model itself."""
     from opacus.grad_sample import wrap_model
 
     _contiguous_indices(model)
@@ -101,7 +101,7 @@ def _by_ghost_norms(hooks: Any, forward: nn.Module, model: nn.Module, training: 
 
 
 def opake(model: nn.Module, training: Training) -> Step:
-    """A private step by Opake's ``clipped_grad``, without noise."""
+    """Return a private step by Opake's ``clipped_grad``, without noise."""
     from opake.dpsgd.clipping import clipped_grad
 
     optimizer, parameters = sgd(model), trained(model)
@@ -129,7 +129,7 @@ PEERS: Mapping[str, Peer] = {
 
 
 def installed(library: str) -> bool:
-    """Whether the module can be found."""
+    """Return whether the module can be found."""
     try:
         return importlib.util.find_spec(library) is not None
     except ModuleNotFoundError:  # of the package that it is in

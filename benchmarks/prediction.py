@@ -59,7 +59,7 @@ class Row:
 
 
 def without_other_work(samples: Iterable[Sample], cpus: int) -> float:
-    """Seconds that the command would have taken if no other process had used a CPU.
+    """Return the seconds that the command would have taken if no other process had used a CPU.
 
     >>> alone = [Sample(0.0, 0.0, 1), Sample(1.0, 1.0, 1), Sample(1.0, 1.0, 0), Sample(3.0, 1.0, 0)]
     >>> without_other_work(alone, 2)
@@ -97,7 +97,9 @@ def run(command: Iterable[str]) -> list[Sample]:
 
 
 def _family(root: int) -> Iterator[int]:
-    """A process and all its descendants, with those of Ray, which stay descendants of the process that started them."""
+    """Yield a process and all its descendants, with those of Ray, which stay descendants of the process that started
+    them.
+    """
     parents = {
         pid: int(fields[1]) for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if (fields := _stat(pid))
     }
@@ -119,7 +121,7 @@ def _of_process(pid: int, before: float) -> tuple[float, int]:
 
 
 def _stat(which: int | str) -> list[str]:
-    """The fields of /proc/WHICH/stat after the name: state, parent, ...; empty if the process has ended."""
+    """Return the fields of /proc/WHICH/stat after the name: state, parent, ...; empty if the process has ended."""
     try:
         return Path(f"/proc/{which}/stat").read_text().rpartition(")")[2].split()
     except OSError:

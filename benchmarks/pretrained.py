@@ -45,14 +45,14 @@ SIZES = {
 
 
 def bert() -> nn.Module:
-    """A small BERT classifier without dropout."""
+    """Return a small BERT classifier without dropout."""
     options = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     model: nn.Module = transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES, **options))
     return model
 
 
 def gpt2() -> nn.Module:
-    """A small GPT-2 classifier without dropout."""
+    """Return a small GPT-2 classifier without dropout."""
     config = transformers.GPT2Config(
         vocab_size=VOCABULARY, n_positions=64, n_embd=128, n_layer=2, n_head=4, num_labels=3, pad_token_id=0,
         bos_token_id=1, eos_token_id=2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
@@ -62,7 +62,7 @@ def gpt2() -> nn.Module:
 
 
 def llama() -> nn.Module:
-    """A small Llama classifier."""
+    """Return a small Llama classifier."""
     model: nn.Module = transformers.LlamaForSequenceClassification(transformers.LlamaConfig(**SIZES))
     return model
 
@@ -71,7 +71,7 @@ NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
 def opt() -> nn.Module:
-    """A small OPT classifier."""
+    """Return a small OPT classifier."""
     config = transformers.OPTConfig(
         vocab_size=VOCABULARY, hidden_size=128, num_hidden_layers=2, num_attention_heads=4, ffn_dim=512,
         max_position_embeddings=64, word_embed_proj_dim=128, dropout=0.0, pad_token_id=0, num_labels=3,
@@ -81,7 +81,7 @@ def opt() -> nn.Module:
 
 
 def deberta() -> nn.Module:
-    """A small DeBERTa v3 classifier."""
+    """Return a small DeBERTa v3 classifier."""
     config = transformers.DebertaV2Config(
         **SIZES, **NO_DROPOUT, relative_attention=True, position_buckets=16, norm_rel_ebd="layer_norm",
         share_att_key=True, pos_att_type=["c2p", "p2c"],
@@ -91,14 +91,14 @@ def deberta() -> nn.Module:
 
 
 def roberta() -> nn.Module:
-    """A small RoBERTa classifier; its positions begin behind that of padding."""
+    """Return a small RoBERTa classifier; its positions begin behind that of padding."""
     config = transformers.RobertaConfig(**{**SIZES, "max_position_embeddings": 66}, **NO_DROPOUT)
     model: nn.Module = transformers.RobertaForSequenceClassification(config)
     return model
 
 
 def distilbert() -> nn.Module:
-    """A small DistilBERT classifier."""
+    """Return a small DistilBERT classifier."""
     config = transformers.DistilBertConfig(
         vocab_size=VOCABULARY, dim=128, n_layers=2, n_heads=4, hidden_dim=512, max_position_embeddings=64,
         num_labels=3, dropout=0.0, attention_dropout=0.0, seq_classif_dropout=0.0,
@@ -108,7 +108,7 @@ def distilbert() -> nn.Module:
 
 
 def t5() -> nn.Module:
-    """A small encoder of T5, of whose outputs the mean is classified."""
+    """Return a small encoder of T5, of whose outputs the mean is classified."""
     config = transformers.T5Config(
         vocab_size=VOCABULARY, d_model=128, d_kv=32, d_ff=512, num_layers=2, num_heads=4, dropout_rate=0.0
     )
@@ -116,21 +116,21 @@ def t5() -> nn.Module:
 
 
 def mistral() -> nn.Module:
-    """A small Mistral classifier, with two heads of keys and values."""
+    """Return a small Mistral classifier, with two heads of keys and values."""
     config = transformers.MistralConfig(**SIZES, num_key_value_heads=2)
     model: nn.Module = transformers.MistralForSequenceClassification(config)
     return model
 
 
 def qwen() -> nn.Module:
-    """A small Qwen2 classifier, with two heads of keys and values."""
+    """Return a small Qwen2 classifier, with two heads of keys and values."""
     config = transformers.Qwen2Config(**SIZES, num_key_value_heads=2)
     model: nn.Module = transformers.Qwen2ForSequenceClassification(config)
     return model
 
 
 def swin() -> nn.Module:
-    """A small Swin classifier of pictures of 32 x 32."""
+    """Return a small Swin classifier of pictures of 32 x 32."""
     config = transformers.SwinConfig(
         image_size=32, patch_size=2, embed_dim=32, depths=[2, 2], num_heads=[2, 4], window_size=4, num_labels=3,
         drop_path_rate=0.0,
@@ -140,13 +140,13 @@ def swin() -> nn.Module:
 
 
 def vit() -> nn.Module:
-    """A small ViT of torchvision, for pictures of 32 x 32."""
+    """Return a small ViT of torchvision, for pictures of 32 x 32."""
     model: nn.Module = VisionTransformer(32, 4, 2, 4, 128, 256, num_classes=3)
     return model
 
 
 def convnext() -> nn.Module:
-    """A small ConvNeXt."""
+    """Return a small ConvNeXt."""
     stages = [CNBlockConfig(32, 64, 2), CNBlockConfig(64, None, 2)]
     model: nn.Module = ConvNeXt(stages, stochastic_depth_prob=0.0, num_classes=3)
     return model

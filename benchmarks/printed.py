@@ -73,7 +73,7 @@ def adult(title: str) -> Experiment:
 
 
 def table_ii(setting: str, of: str, epochs: str, training: str, testing: str) -> tuple[Item, ...]:
-    """The items of one schedule of paper C, Table II."""
+    """Return the items of one schedule of paper C, Table II."""
     return (
         Item(f"{of}, epochs", setting, "epochs", epochs, "plain"),
         Item(f"{of}, training accuracy", setting, "training_accuracy", training),

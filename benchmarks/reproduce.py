@@ -57,7 +57,7 @@ BY_GROUP = ("accuracy", "accuracy_change", "loss", "true_positive_rate", "gradie
 
 
 def collect(stored: dpsweep.Sweep, name: str, cpu_seconds: float, sources: Sequence[str] = ()) -> StoredSweep:
-    """The numbers of the finished trials, by setting. Intervals are those of the sweep's last report.
+    """Return the numbers of the finished trials, by setting. Intervals are those of the sweep's last report.
 
     Raises: InvalidInput where no trial has finished.
     """
@@ -118,7 +118,9 @@ def _setting(
     overlap: float,
     curves: Callable[[str], dict[str, tuple[float, ...]]],
 ) -> StoredSetting:
-    """A setting from its runs. runs: row of `Sweep.results` and numbers of each. curves: of the trial with that key."""
+    """Return a setting from its runs. runs: row of `Sweep.results` and numbers of each. curves: of the trial with
+    that key.
+    """
     places = tuple((int(row["labels.seed"]), int(row.get("labels.split_seed") or 0)) for row, _ in runs)
     order = sorted(range(len(runs)), key=places.__getitem__)
     first = runs[order[0]][0]
@@ -163,7 +165,7 @@ def _rounded(value: float) -> float:
 
 
 def _commit() -> str:
-    """The last commit that changed the code that trains and accounts."""
+    """Return the last commit that changed the code that trains and accounts."""
     packages = ("accounting", "workers", "orchestration", "dpsweep")
     found = subprocess.run(
         ["git", "-C", str(ROOT), "log", "-1", "--abbrev=10", "--format=%h", "--", *packages],

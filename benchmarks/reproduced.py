@@ -89,7 +89,7 @@ _INNERMOST: Final = re.compile(r"\[[^\[\]{}]*\]")
 
 
 def stored_file(name: str, folder: Path = FOLDER) -> Path:
-    """Where the results of the sweep called ``name`` are stored."""
+    """Return where the results of the sweep called ``name`` are stored."""
     return folder / f"{name}.json"
 
 
@@ -102,13 +102,13 @@ def write_stored(found: StoredSweep, folder: Path = FOLDER) -> Path:
 
 
 def read_stored(name: str, folder: Path = FOLDER) -> StoredSweep | None:
-    """The stored results; None where there are none."""
+    """Return the stored results; None where there are none."""
     path = stored_file(name, folder)
     return _STORED.validate_json(path.read_bytes()) if path.exists() else None
 
 
 def over_runs(values: Sequence[float], splits: Sequence[int] = (), overlap: float = 0.0) -> Number:
-    """A number with Student's interval over its runs; without an interval for a single run.
+    """Return a number with Student's interval over its runs; without an interval for a single run.
 
     splits: the split of each run. Splits drawn from the same rows overlap; the variance over several splits is
     corrected for this (Nadeau and Bengio 2003, Section 3.2), with ``overlap`` as in `StoredSweep`.
@@ -123,7 +123,7 @@ def over_runs(values: Sequence[float], splits: Sequence[int] = (), overlap: floa
 
 
 def difference(sweep: StoredSweep, one: StoredSetting, other: StoredSetting, number: str) -> Number:
-    """A number of ``one`` minus that of ``other``, paired by run, with the interval of the mean difference.
+    """Return a number of ``one`` minus that of ``other``, paired by run, with the interval of the mean difference.
 
     Raises: KeyError where one of them does not have the number, ValueError where they have no run in common.
     """

@@ -206,7 +206,7 @@ class Noted:
         return result
 
     def spent(self) -> list[Spent]:
-        """The cost of every part."""
+        """Return the cost of every part."""
         return [Spent(**json.loads(path.read_text())) for path in Path(self._folder).glob("*.json")]
 
 
@@ -223,7 +223,7 @@ class Asleep:
 
 
 def job_of(root: str, method: str) -> AccountingJob:
-    """A job that accounts the trial at ``root`` into a new folder."""
+    """Return a job that accounts the trial at ``root`` into a new folder."""
     folder = tempfile.mkdtemp(dir=root, prefix="epsilons-")
     return AccountingJob(root, DELTA, method, counting=Counting(BOUND), folder=folder)
 
@@ -295,13 +295,13 @@ def asleep(roots: Sequence[str], size: Size, task: str, seconds: float, nodes: i
 
 
 def apart(function: Callable[..., Row], *arguments: Any) -> Row:
-    """The row that ``function`` measures in a new process."""
+    """Return the row that ``function`` measures in a new process."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(function, arguments)
 
 
 def of_method(method: str, folder: Path, quick: bool) -> Iterator[Row]:
-    """Trials of both sizes: computed on 1 and 2 nodes, asleep on up to 8."""
+    """Yield the trials of both sizes: computed on 1 and 2 nodes, asleep on up to 8."""
     for size in QUICK_SIZES if quick else SIZES:
         root = [stored(folder, f"{size.examples}x{size.snapshots}", size)]
         for nodes in (1,) if quick else (1, 2):
@@ -335,7 +335,7 @@ def of_users(folder: Path, quick: bool) -> Iterator[Row]:
 
 
 def stored(folder: Path, name: str, size: Size, seed: int = 0) -> str:
-    """The root of the trial ``name``, which is written unless it exists."""
+    """Return the root of the trial ``name``, which is written unless it exists."""
     root = folder / name
     if not root.exists():
         write_trial(str(root), size, seed)
@@ -351,7 +351,7 @@ TASKS: Mapping[str, Callable[[Path, bool], Iterator[Row]]] = {
 
 
 def markdown(row: Row) -> str:
-    """A row of the table."""
+    """Return a row of the table."""
     return "| " + " | ".join(_cell(value) for value in asdict(row).values()) + " |"
 
 

@@ -113,7 +113,7 @@ def compared(population: Population, outcomes: Mapping[str, AnyOutcomes], resamp
 
 
 def published(population: Population, outcomes: Mapping[str, AnyOutcomes]) -> PublishedSweep:
-    """The sweep of these outcomes, as the report takes it."""
+    """Return the sweep of these outcomes, as the report takes it."""
     trials = tuple(_trial(key, found, population) for key, found in outcomes.items())
     return PublishedSweep("simulated", trials, 1e-5, worst_group=task_called(population.task).main)
 
@@ -165,7 +165,7 @@ class _TestSet:
 
 
 def _classes(tested: _TestSet, chances: Array, draw: np.random.Generator) -> Outcomes:
-    """One of two classes, right with its chance."""
+    """Return one of two classes, right with its chance."""
     correct, labels = draw.random(chances.shape) < chances, tested.population.labels
     losses = np.where(correct, -math.log(0.8), -math.log(0.2))
     predicted, confidences = np.where(correct, labels, 1 - labels), np.full(len(labels), 0.8)
@@ -186,7 +186,7 @@ def _label_sets(tested: _TestSet, chances: Array, draw: np.random.Generator) -> 
 
 
 def _numbers(tested: _TestSet, chances: Array, draw: np.random.Generator) -> ScoredOutcomes:
-    """A target of variance 1, with an error of variance 1 - p: R^2 is p."""
+    """Return a target of variance 1, with an error of variance 1 - p: R^2 is p."""
     targets = np.random.default_rng(tested.ids[0]).normal(size=(len(chances), 1))
     errors = np.sqrt(1.0 - chances)[:, None] * draw.normal(size=(len(chances), 1))
     return tested.scored(
@@ -203,7 +203,7 @@ _DRAWN: Final[Mapping[str, Callable[[_TestSet, Array, np.random.Generator], AnyO
 
 
 def _trial(key: str, found: AnyOutcomes, population: Population) -> Trial:
-    """The published trial of these outcomes."""
+    """Return the published trial of these outcomes."""
     method, split, run = key.split("-")
     private = method != "none"
     return Trial(

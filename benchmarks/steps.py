@@ -46,11 +46,11 @@ class Training:
             return self.losses(model(x), y)
 
     def precision(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
-        """The autocast of the forward pass."""
+        """Return the autocast of the forward pass."""
         return contextlib.nullcontext() if self.autocast is None else torch.autocast(device.type, self.autocast)
 
     def parts(self, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batch in micro-batches."""
+        """Yield the batch in micro-batches."""
         return zip(x.split(self.micro_batch), y.split(self.micro_batch), strict=True)
 
 
@@ -58,17 +58,17 @@ Make = Callable[[nn.Module, Training], Step]
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that are trained, by name."""
+    """Return the parameters that are trained, by name."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def sgd(model: nn.Module) -> torch.optim.SGD:
-    """The optimizer of every method."""
+    """Return the optimizer of every method."""
     return torch.optim.SGD(trained(model).values(), lr=LEARNING_RATE)
 
 
 def plain(model: nn.Module, training: Training) -> Step:
-    """A step without privacy."""
+    """Return a step without privacy."""
     optimizer = sgd(model)
 
     def step(x: Tensor, y: Tensor) -> None:
@@ -81,19 +81,19 @@ def plain(model: nn.Module, training: Training) -> Step:
 
 
 def dpsweep(model: nn.Module, training: Training) -> Step:
-    """A private step by `GradientEngine`, without noise."""
+    """Return a private step by `GradientEngine`, without noise."""
     return updating(model, clipping(model, training))
 
 
 def dpsweep_with_noise(model: nn.Module, training: Training) -> Step:
-    """A private step by `GradientEngine`, with noise."""
+    """Return a private step by `GradientEngine`, with noise."""
     clipped_mean, device = clipping(model, training), next(model.parameters()).device
     noise = make_noise_source("seeded", 0, device)
     return updating(model, lambda x, y: noise.added_to_each(clipped_mean(x, y), NOISE_MULTIPLIER * CLIP / len(x)))
 
 
 def updating(model: nn.Module, mean: Mean) -> Step:
-    """A step that computes gradients by ``mean`` and updates the model."""
+    """Return a step that computes gradients by ``mean`` and updates the model."""
     parameters, optimizer = trained(model), sgd(model)
 
     def step(x: Tensor, y: Tensor) -> None:
@@ -105,7 +105,7 @@ def updating(model: nn.Module, mean: Mean) -> Step:
 
 
 def clipping(model: nn.Module, training: Training) -> Mean:
-    """Mean of the clipped gradients of a batch, computed by `GradientEngine`."""
+    """Return the mean of the clipped gradients of a batch, computed by `GradientEngine`."""
     engine = engine_of(model, training)
 
     def clipped_mean(x: Tensor, y: Tensor) -> Mapping[str, Tensor]:
@@ -118,7 +118,7 @@ def clipping(model: nn.Module, training: Training) -> Mean:
 
 
 def engine_of(model: nn.Module, training: Training) -> GradientEngine:
-    """The engine for a model, in the micro-batches and the precision of the training."""
+    """Return the engine for a model, in the micro-batches and the precision of the training."""
     return GradientEngine(model, training.losses, micro_batch_size=training.micro_batch, autocast=training.autocast)
 
 
@@ -133,7 +133,7 @@ def norm_pass(model: nn.Module, training: Training) -> Step:
 
 
 def vmap_grad(model: nn.Module, training: Training) -> Step:
-    """A private step with per-example gradients by ``vmap(grad)`` of torch.func, without noise."""
+    """Return a private step with per-example gradients by ``vmap(grad)`` of torch.func, without noise."""
     optimizer, parameters = sgd(model), trained(model)
 
     def loss(values: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:

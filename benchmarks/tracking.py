@@ -87,7 +87,7 @@ def _lines(found: dict[str, dict[str, dict[str, float]]]) -> Iterator[str]:
 
 
 def _trained(folder: Path, trials: int) -> Path:
-    """The folder of a sweep that ran without MLflow."""
+    """Return the folder of a sweep that ran without MLflow."""
     settings = max(1, trials // 10)
     targets = ", ".join(f"{4 + 0.5 * number}" for number in range(settings))
     seeds = ", ".join(map(str, range(-(-trials // settings))))

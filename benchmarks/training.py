@@ -134,7 +134,7 @@ def distances(first: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 def disagreement(result: Mapping[str, Any]) -> str | None:
-    """Which methods of a result disagree about the clipped gradient, or None."""
+    """Return which methods of a result disagree about the clipped gradient, or None."""
     far = [f"{m} by {d:.1e}" for m, d in result["distance"].items() if not d < FARTHEST[result["precision"]]]
     return f"{result['model']}: from dpsweep differ {', '.join(far)}" if far else None
 
@@ -159,7 +159,7 @@ def take_turns(
 
 
 def noise_seconds(model: nn.Module, source: str, repeat: int, device: torch.device) -> float:
-    """Seconds of adding noise to the summed gradients of all parameters."""
+    """Return the seconds of adding noise to the summed gradients of all parameters."""
     sums = {name: torch.zeros_like(parameter) for name, parameter in trained(model).items()}
     noise = make_noise_source(source, 0, device)
 
@@ -171,7 +171,7 @@ def noise_seconds(model: nn.Module, source: str, repeat: int, device: torch.devi
 
 
 def begin(workload: Workload, batch: int, device: torch.device) -> Begun:
-    """Every method after its first step, from the same weights; methods that fail there are left out."""
+    """Return every method after its first step, from the same weights; methods that fail there are left out."""
     initial, begun = workload.build().to(device), Begun()
     x, y = workload.examples(batch, device)
     few = slice(0, 2 * workload.training.micro_batch)  # peak memory does not depend on the number of micro-batches
@@ -196,7 +196,7 @@ def begin(workload: Workload, batch: int, device: torch.device) -> Begun:
 
 
 def given(parameter: nn.Parameter) -> Tensor:
-    """The gradient of a parameter. Raises: RuntimeError where a method has left none."""
+    """Return the gradient of a parameter. Raises: RuntimeError where a method has left none."""
     if parameter.grad is None:
         raise RuntimeError(f"no gradient of a parameter of shape {list(parameter.shape)}")
     return parameter.grad.detach()
@@ -210,7 +210,9 @@ def free(device: torch.device) -> None:
 
 
 def measure(workload: Workload, name: str, batch: int, device: torch.device, budget: float) -> dict[str, Any]:
-    """All results for one model. budget: seconds after which only turns needed for the minimum of samples start."""
+    """Return all results for one model. budget: seconds after which only turns needed for the minimum of samples
+    start.
+    """
     begun = begin(workload, batch, device)
     runs, apart = begun.runs, distances(begun.first)
     if device.type == "cuda":
@@ -248,13 +250,13 @@ COLUMNS = ("dpsweep", "dpsweep_with_noise", *PEERS, "vmap", "norm_pass")
 
 
 def as_row(result: Mapping[str, Any]) -> str:
-    """A row of the printed table."""
+    """Return a row of the printed table."""
     ratios = "".join(f"{result.get(column, math.nan):>{len(column) + 1}.2f}x" for column in COLUMNS)
     return f"{result['model']:<18}{result['batch']:>6}{result['plain_ms']:>11.2f}{ratios}"
 
 
 def whole_threads(text: str) -> int:
-    """The number of threads that ``text`` gives; an error for argparse if it is not valid."""
+    """Return the number of threads that ``text`` gives; an error for argparse if it is not valid."""
     threads = int(text) if text.isdecimal() else 0
     if not 1 <= threads <= MAX_THREADS:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of threads; give 1 to {MAX_THREADS}")
@@ -262,7 +264,7 @@ def whole_threads(text: str) -> int:
 
 
 def present_device(name: str) -> torch.device:
-    """The device called ``name``; an error for argparse if this machine has none."""
+    """Return the device called ``name``; an error for argparse if this machine has none."""
     try:
         return choose_device(name)
     except InvalidInput as error:

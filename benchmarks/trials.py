@@ -112,7 +112,7 @@ def load(data: DataSpec, code: UserCode = NO_CODE) -> Dataset:
 
 @functools.lru_cache(maxsize=2)
 def _read(data: DataSpec) -> Dataset:
-    """The data set with at most as many test as training examples."""
+    """Return the data set with at most as many test as training examples."""
     dataset = load_dataset(data)
     tested = np.arange(min(len(dataset.test), len(dataset.train)))
     return replace(dataset, test=dataset.test.select(tested))
@@ -132,7 +132,7 @@ def evaluate(model: nn.Module, dataset: Dataset) -> tuple[float, Tensor]:
 
 
 def start(case: Case, dataset: Dataset, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """A new model of the case, and its optimizer."""
+    """Return a new model of the case, and its optimizer."""
     torch.manual_seed(0)
     model = build_model(case.model, dataset, 0).to(device)
     return model, torch.optim.SGD(model.parameters(), lr=case.learning_rate)
@@ -162,7 +162,7 @@ def plain(case: Case, data: DataSpec, device: torch.device) -> None:
 
 
 def prepared(dataset: Dataset) -> TensorDataset:
-    """The training examples, prepared for the model."""
+    """Return the training examples, prepared for the model."""
     return TensorDataset(dataset.prepare(dataset.train.features), dataset.train.labels)
 
 
@@ -207,7 +207,7 @@ def dpsweep(spec: TrialSpec) -> None:
 
 
 def clock_of(device: torch.device) -> Callable[[], float]:
-    """A clock of CPU seconds; for a GPU, of elapsed seconds after waiting for its work."""
+    """Return a clock of CPU seconds; for a GPU, of elapsed seconds after waiting for its work."""
 
     def elapsed() -> float:
         torch.cuda.synchronize(device)
@@ -217,7 +217,7 @@ def clock_of(device: torch.device) -> Callable[[], float]:
 
 
 def seconds_of(run: Callable[[], None], clock: Callable[[], float]) -> float:
-    """Seconds of one run by ``clock``."""
+    """Return the seconds of one run by ``clock``."""
     began = clock()
     run()
     return clock() - began
@@ -250,7 +250,7 @@ def counted(spent: dict[str, float], clock: Callable[[], float]) -> Iterator[Non
 
 
 def least(runs: Mapping[str, Callable[[], None]], clock: Callable[[], float], enough: float) -> dict[str, float]:
-    """The least seconds of each run over up to `TURNS` turns; no turn begins after ``enough`` seconds."""
+    """Return the least seconds of each run over up to `TURNS` turns; no turn begins after ``enough`` seconds."""
     found: dict[str, float] = {}
     began, turn = time.perf_counter(), 0
     while turn == 0 or (turn < TURNS and time.perf_counter() - began < enough):
@@ -261,7 +261,7 @@ def least(runs: Mapping[str, Callable[[], None]], clock: Callable[[], float], en
 
 
 def measure(case: Case, device: torch.device, enough: float = ENOUGH) -> dict[str, object]:
-    """All results of a case: ratios to the plain loop, and shares of the trial. enough: as of `least`."""
+    """Return all results of a case: ratios to the plain loop, and shares of the trial. enough: as of `least`."""
     clock, released = clock_of(device), {"noise_source": "os_entropy", "execution": ExecutionSpec(device=str(device))}
     norms: Mapping[str, Refreshes] = {"dpsweep": "auto", "refreshed": 1.0, "off": "off"}
     trials = {name: case.spec(refreshes, **released) for name, refreshes in norms.items()}
@@ -292,7 +292,7 @@ COLUMNS = ("dataloader", "opacus", "dpsweep", "refreshed", "off")
 
 
 def as_row(result: Mapping[str, Any]) -> str:
-    """A row of the printed table."""
+    """Return a row of the printed table."""
     ratios = "".join(f"{result.get(column, math.nan):>11.2f}x" for column in COLUMNS)
     largest = sorted(result["shares"].items(), key=lambda share: -share[1])[:3]
     shares = ", ".join(f"{name} {share:.0%}" for name, share in largest)

@@ -34,7 +34,7 @@ class Workload:
     training: Training
 
     def examples(self, batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The same ``batch`` examples at each call, on the device."""
+        """Return the same ``batch`` examples at each call, on the device."""
         x, y = self.data(batch, torch.Generator().manual_seed(0))
         return x.to(device), y.to(device)
 
@@ -53,7 +53,7 @@ def vectors(shape: tuple[int, ...], classes: int) -> Data:
 
 
 def texts(length: int, vocabulary: int, classes: int) -> Data:
-    """Random tokens, of random classes."""
+    """Return random tokens, of random classes."""
 
     def data(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         x = torch.randint(1, vocabulary, (batch, length), generator=generator)
@@ -63,7 +63,7 @@ def texts(length: int, vocabulary: int, classes: int) -> Data:
 
 
 def continued(length: int, vocabulary: int) -> Data:
-    """Random tokens, each of which is to be predicted from those before it."""
+    """Return random tokens, each of which is to be predicted from those before it."""
 
     def data(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         x = torch.randint(1, vocabulary, (batch, length + 1), generator=generator)
@@ -73,7 +73,7 @@ def continued(length: int, vocabulary: int) -> Data:
 
 
 def mean_over_tokens(logits: Tensor, y: Tensor) -> Tensor:
-    """Mean cross-entropy of each example's own tokens."""
+    """Return the mean cross-entropy of each example's own tokens."""
     return functional.cross_entropy(logits.transpose(1, 2), y, reduction="none").mean(1)
 
 
@@ -87,7 +87,7 @@ def of_shape(
     training: Training,
     classes: int = 10,
 ) -> Workload:
-    """A bundled model. sizes: batch of the papers, of a measured step, and of a quick one."""
+    """Return a bundled model. sizes: batch of the papers, of a measured step, and of a quick one."""
 
     def build() -> nn.Module:
         return build_for_shape(Component(name), shape, classes, seed=0)
@@ -96,7 +96,7 @@ def of_shape(
 
 
 def vit(patches: int, width: int, layers: int, heads: int, side: int) -> nn.Module:
-    """A ViT of torchvision with ten classes."""
+    """Return a ViT of torchvision with ten classes."""
     from torchvision.models import VisionTransformer  # late: importing it takes seconds
 
     torch.manual_seed(0)
@@ -108,7 +108,7 @@ def vit(patches: int, width: int, layers: int, heads: int, side: int) -> nn.Modu
 
 
 def bert(**sizes: int) -> nn.Module:
-    """A BERT classifier without dropout, of the base size unless told."""
+    """Return a BERT classifier without dropout, of the base size unless told."""
     from transformers import BertConfig, BertForSequenceClassification
 
     from benchmarks.pretrained import NO_DROPOUT, Logits

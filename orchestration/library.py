@@ -112,7 +112,8 @@ class Trial:
         )
 
     def epsilons(self) -> Epsilons:
-        """The individual epsilon of every training example: arrays [examples] ``example_ids``, ``upper``, ``lower``.
+        """Return the individual epsilon of every training example: arrays [examples] ``example_ids``, ``upper``,
+        ``lower``.
 
         ``lower`` is None where no lower bound is known. They hold at ``delta``; ``kind`` says whether they are
         guarantees, output-specific or estimates, and ``reasons`` why they are estimates. They are as stored, not
@@ -134,7 +135,8 @@ class Trial:
         return weakened(found, union((result.reasons if result else (), of_norms)))
 
     def model(self) -> nn.Module:
-        """The trained model, in evaluation mode on the CPU; it maps prepared features [n, ...] to logits [n, classes].
+        """Return the trained model, in evaluation mode on the CPU; it maps prepared features [n, ...] to logits [n,
+        classes].
 
         No stored code is executed unasked. A model of the user's own is imported only if it was allowed when the sweep
         was opened, as it was when the sweep was run or opened. Raises: InvalidInput for a trial that did not finish, a
@@ -213,7 +215,7 @@ class Sweep:
         return f"<p>{html.escape(repr(self))}</p>{self.results().to_html(index=False, escape=True)}"
 
     def results(self, *, all_columns: bool = False) -> pd.DataFrame:
-        """One row per trial, with the columns that settings are compared by.
+        """Return one row per trial, with the columns that settings are compared by.
 
         all_columns: those of ``dpsweep export --all-columns`` instead, which are those of results.json, flat. A nested
         value is a column of its own, such as ``labels.clipping``, or by group size ``groups.4.epsilon``;
@@ -231,7 +233,7 @@ class Sweep:
     def best(
         self, by: str | None = None, *, max_epsilon: float = math.inf, at_least: Mapping[str, float] | None = None
     ) -> Best:
-        """The best private setting by the mean of a metric of `results`, as ``dpsweep best`` prints it.
+        """Return the best private setting by the mean of a metric of `results`, as ``dpsweep best`` prints it.
 
         by: a metric; by default accuracy or the main score of the task: r2, micro_f1, token_accuracy. max_epsilon:
         largest epsilon of a trial of the setting. at_least: lowest means that the setting must reach, such as
@@ -263,7 +265,7 @@ class Sweep:
         return register_best(best, self._record.manifest.sweep_id, self._files, name, alias, tracking_uri)
 
     def plot(self, name: str = "privacy-utility") -> Figure:
-        """A figure of the report, as its release mode shows it, for plotly.
+        """Return a figure of the report, as its release mode shows it, for plotly.
 
         Raises: InvalidInput for a name that the report has no figure of, naming those that it has.
         """

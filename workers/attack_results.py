@@ -113,7 +113,7 @@ def write_attacks(uri: str, results: AttackResults) -> None:
 
 
 def read_attacks(uri: str) -> AttackResults:
-    """The stored results; empty if the trial was not attacked. Raises: DataCorruption when they are damaged."""
+    """Return the stored results; empty if the trial was not attacked. Raises: DataCorruption when they are damaged."""
     next_step = "restore it from a backup, or delete it: the trial is then shown without attacks"
     content = read_private_sealed(uri, next_step)
     try:

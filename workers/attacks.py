@@ -60,7 +60,7 @@ def attack_losses(members: Losses, others: Losses, name: str, generator: np.rand
 
 
 def best_threshold(members: Losses, others: Losses) -> float:
-    """The threshold for which "member if loss <= threshold" is most often correct; no loss may be NaN.
+    """Return the threshold for which "member if loss <= threshold" is most often correct; no loss may be NaN.
 
     It lies halfway to the next larger loss if that is finite; -inf predicts no members at all.
 

@@ -83,5 +83,7 @@ AUGMENTATIONS: Final[Mapping[str, Callable[..., Augmentation]]] = {"flip_and_cro
 
 
 def make_augmentation(component: Component) -> Augmentation:
-    """The augmentation that a trial names. Raises: InvalidInput for unknown names, keys and impossible values."""
+    """Return the augmentation that a trial names. Raises: InvalidInput for unknown names, keys and impossible
+    values.
+    """
     return build(AUGMENTATIONS, component.name, component.params, "augmentation")

@@ -75,7 +75,7 @@ class TrainingData:
         return self._preparation(features.to(self.device)), as_targets(labels.to(self.device))
 
     def examples(self, rows: Tensor, norms: BatchNorms) -> Examples:
-        """What a clipping method may know about the examples ``rows``."""
+        """Return what a clipping method may know about the examples ``rows``."""
         return Examples(norms.norms, self._groups.index_select(0, rows), rows, norms.layer_norms)
 
     def ids(self, rows: Tensor) -> Tensor:
@@ -97,11 +97,11 @@ class BatchGradients(Protocol):
         ...
 
     def weighted_sum(self, rows: Tensor, weigh: Weigh) -> WeightedSum:
-        """The weighted sum over a batch whose weights may depend on the norms of the whole batch."""
+        """Return the weighted sum over a batch whose weights may depend on the norms of the whole batch."""
         ...
 
     def weighted_sum_rowwise(self, rows: Tensor, decision: Decision) -> WeightedSum:
-        """The weighted sum over a batch in which each weight depends on its own example only: one pass."""
+        """Return the weighted sum over a batch in which each weight depends on its own example only: one pass."""
         ...
 
     def predict(self, model: nn.Module, split: Split, dataset: Dataset, loss: Loss) -> Predictions:
@@ -165,7 +165,7 @@ class LocalGradients:
         return rows_at_once(self.model, example)
 
     def decision(self, state: ClippingState) -> Decision:
-        """The decision of a clipping method without a query in this state."""
+        """Return the decision of a clipping method without a query in this state."""
         return Decision(self._method.decide(state, NO_ANSWER, self.facts), state)
 
     def norms(self, rows: Tensor) -> BatchNorms:

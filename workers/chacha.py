@@ -48,20 +48,20 @@ class ChaChaStream:
 
     @staticmethod
     def from_os(device: torch.device) -> ChaChaStream:
-        """A stream with a fresh key from the operating system."""
+        """Return a stream with a fresh key from the operating system."""
         return ChaChaStream(fresh_key(), device)
 
     def series(self) -> Series:
-        """The next series of words; it shares no keystream block with any other series of this key."""
+        """Return the next series of words; it shares no keystream block with any other series of this key."""
         self._series += 1
         return self.again(self._series - 1)
 
     def again(self, number: int) -> Series:
-        """The series with this number from its first word, to continue one after a checkpoint."""
+        """Return the series with this number from its first word, to continue one after a checkpoint."""
         return Series(self._key, number, self.device)
 
     def state(self) -> dict[str, Any]:
-        """Key and number of the next series, for `restore`; as secret as the words drawn."""
+        """Return the key and number of the next series, for `restore`; as secret as the words drawn."""
         return {"key": self._key, "series": self._series}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -77,7 +77,7 @@ class Series:
         self._nonce, self._next_block = number.to_bytes(NONCE_BYTES, "little"), 0
 
     def words(self, count: int) -> Tensor:
-        """The next ``count`` words, int64 [count] with uniform bits; the rest of the last block is discarded."""
+        """Return the next ``count`` words, int64 [count] with uniform bits; the rest of the last block is discarded."""
         first, blocks = self._next_block, -(-count // WORDS)
         self._next_block += blocks
         return keystream(self._key, self._nonce, first, blocks, self._device)[:count]
@@ -91,7 +91,7 @@ class ChaChaBits:
 
     @staticmethod
     def from_os() -> ChaChaBits:
-        """A stream with a fresh key from the operating system."""
+        """Return a stream with a fresh key from the operating system."""
         return ChaChaBits(fresh_key())
 
     def octets(self, count: int) -> NDArray[np.uint8]:
@@ -104,7 +104,7 @@ class ChaChaBits:
         return drawn
 
     def state(self) -> dict[str, Any]:
-        """Key and number of the next series, for `restore`; as secret as the numbers drawn."""
+        """Return the key and number of the next series, for `restore`; as secret as the numbers drawn."""
         return self._stream.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -113,7 +113,7 @@ class ChaChaBits:
 
 
 def keystream(key: bytes, nonce: bytes, first: int, blocks: int, device: torch.device) -> Tensor:
-    """The blocks ``first`` to ``first + blocks - 1`` of the keystream, as int64 [8 blocks], little-endian.
+    """Return the blocks ``first`` to ``first + blocks - 1`` of the keystream, as int64 [8 blocks], little-endian.
 
     Raises: InvalidInput beyond the last block of a nonce, where the counter would start again at 0.
     """

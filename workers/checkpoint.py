@@ -39,7 +39,7 @@ def save_checkpoint(uri: str, owner: str, state: Mapping[str, Any]) -> None:
 
 
 def load_checkpoint(uri: str, owner: str) -> dict[str, Any] | None:
-    """The state stored at ``uri``, or None when there is no checkpoint yet.
+    """Return the state stored at ``uri``, or None when there is no checkpoint yet.
 
     Raises:
         DataCorruption: the file is truncated or altered; the run is never restarted silently.

@@ -92,7 +92,7 @@ class DPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sci
         return found
 
     def predict(self, X: npt.ArrayLike) -> npt.NDArray[Any]:
-        """The most probable class of each row, [n]."""
+        """Return the most probable class of each row, [n]."""
         found = self.predict_proba(X).argmax(1)
         classes: npt.NDArray[Any] = self.classes_[found]
         return classes

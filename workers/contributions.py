@@ -18,7 +18,8 @@ _LARGEST_RATE: Final = 600.0
 
 
 def generator_rate(order: float, noise_multiplier: float) -> float:
-    """The rate r of the generator exp(r c^2) of mean contributions: order (order - 1) / (2 sigma^2), at most 600.
+    """Return the rate r of the generator exp(r c^2) of mean contributions: order (order - 1) / (2 sigma^2), at most
+    600.
 
     exp(r c^2) is the moment of that order of the Gaussian's privacy loss at contribution c.
     """
@@ -40,12 +41,12 @@ class Renewal:
 
     @staticmethod
     def at(steps: int, rows: Tensor, norms: BatchNorms) -> Renewal:
-        """All measured after the same number of steps."""
+        """Return all measured after the same number of steps."""
         return Renewal(torch.full(rows.shape, float(steps), dtype=torch.float64, device=rows.device), rows, norms)
 
     @staticmethod
     def joined(parts: Sequence[Renewal]) -> Renewal:
-        """All parts as one."""
+        """Return all parts as one."""
         layers = [each.norms.layer_norms for each in parts if each.norms.layer_norms is not None]
         norms = BatchNorms(
             torch.cat([each.norms.norms for each in parts]),
@@ -55,7 +56,7 @@ class Renewal:
         return Renewal(torch.cat([each.steps for each in parts]), torch.cat([each.rows for each in parts]), norms)
 
     def sorted_by_row(self) -> Renewal:
-        """The same entries, those of each row together and in the order of their steps."""
+        """Return the same entries, those of each row together and in the order of their steps."""
         order, norms = torch.argsort(self.rows, stable=True), self.norms
         steps, rows, of_rows, losses = (
             each.index_select(0, order) for each in (self.steps, self.rows, norms.norms, norms.losses)
@@ -68,7 +69,7 @@ class Renewal:
 
     @staticmethod
     def restored(state: Mapping[str, Any], device: torch.device) -> Renewal:
-        """The renewal of a `state`."""
+        """Return the renewal of a `state`."""
         return Renewal(state["steps"].to(device), state["rows"].to(device), _norms_restored(state["norms"], device))
 
 
@@ -149,7 +150,7 @@ class EndedInterval:
 
     @staticmethod
     def restored(state: Mapping[str, Any], device: torch.device, measurement: MeasurementOf) -> EndedInterval:
-        """The interval of a `state`."""
+        """Return the interval of a `state`."""
         measured = measurement(_norms_restored(state["measured"], device))
         return EndedInterval(state["start"], measured, state["rate"], state["steps"], state["moments"].to(device))
 
@@ -196,12 +197,14 @@ class SnapshotInterval:
 
     @staticmethod
     def from_step(start: int, measured: Measurement, rate: float) -> SnapshotInterval:
-        """An interval whose norms are all measured at its first step."""
+        """Return an interval whose norms are all measured at its first step."""
         zeros = _repeated(0.0, measured.losses)
         return SnapshotInterval(start, measured, measured, rate, zeros, zeros, zeros, zeros)
 
     def continued(self, start: int, rate: float) -> SnapshotInterval:
-        """The interval after this one, with the norms that are known; the interval ``before`` this one is settled."""
+        """Return the interval after this one, with the norms that are known; the interval ``before`` this one is
+        settled.
+        """
         *_, ended = self.settled()
         after = SnapshotInterval.from_step(start, self.latest, rate)
         after.before, after.since, after.ruled_since = ended, self.since - self.steps, self.ruled_since - self.steps
@@ -211,12 +214,12 @@ class SnapshotInterval:
         return after
 
     def ended(self) -> EndedInterval:
-        """The steps so far, with all that is measured."""
+        """Return the steps so far, with all that is measured."""
         self.take_up_renewals()
         return EndedInterval(self.start, self.measured, self.rate, self.steps, self._total())
 
     def settled(self) -> Sequence[EndedInterval]:
-        """The interval ``before``, if there is one, and this one, as they are stored if no step follows.
+        """Return the interval ``before``, if there is one, and this one, as they are stored if no step follows.
 
         What the moments of the former have beyond 0 and its number of steps is passed on.
         """
@@ -292,7 +295,7 @@ class SnapshotInterval:
         self.latest = self.latest.renewed(every.norms, newest)
 
     def _taken_renewals(self) -> Renewal | None:
-        """All renewals as one, which are then no longer waiting; None if they are of no example."""
+        """Return all renewals as one, which are then no longer waiting; None if they are of no example."""
         every, self.renewals = Renewal.joined(self.renewals) if self.renewals else None, []
         return None if every is None or len(every.rows) == 0 else every
 
@@ -301,7 +304,7 @@ class SnapshotInterval:
         return torch.addcmul(self.moments, self.steps - self.counted, self.added)
 
     def _added_by(self, renewal: Renewal) -> Tensor:
-        """The moments [b] of a step under the rule with these norms; zeros before the first rule."""
+        """Return the moments [b] of a step under the rule with these norms; zeros before the first rule."""
         if self.rule is None:
             return torch.zeros_like(renewal.steps)
         known, rows, norms = self.latest.examples, renewal.rows, renewal.norms
@@ -313,7 +316,7 @@ class SnapshotInterval:
 
     @staticmethod
     def restored(state: Mapping[str, Any], device: torch.device, measurement: MeasurementOf) -> SnapshotInterval:
-        """The interval of a `state`; its rule is not part of it."""
+        """Return the interval of a `state`; its rule is not part of it."""
         measured = measurement(_norms_restored(state["measured"], device))
         latest, before = state["latest"], state["before"]
         return SnapshotInterval(
@@ -348,5 +351,5 @@ def _repeated(value: float, like: Tensor) -> Tensor:
 
 
 def _pairs(steps: Tensor) -> Tensor:
-    """Number of pairs of that many steps; 0 for fewer than two."""
+    """Return the number of pairs of that many steps; 0 for fewer than two."""
     return steps.clamp(min=0.0) * (steps - 1.0).clamp(min=0.0) / 2.0

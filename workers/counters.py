@@ -56,7 +56,7 @@ COUNTERS: Final[TypeAdapter[Counters]] = TypeAdapter(Counters)
 
 
 def read_counters(uri: str) -> Counters:
-    """The stored counters of a trial; empty if there are none. Raises: DataCorruption when they are damaged."""
+    """Return the stored counters of a trial; empty if there are none. Raises: DataCorruption when they are damaged."""
     try:
         return COUNTERS.validate_json(read_private(uri))
     except FileNotFoundError:

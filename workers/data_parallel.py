@@ -133,7 +133,7 @@ class DividedGradients:
         return torch.tensor_split(rows, self._group.size)
 
     def _joined(self, own: BatchNorms, parts: tuple[Tensor, ...]) -> BatchNorms:
-        """The norms of all ranks, in the order of their rows."""
+        """Return the norms of all ranks, in the order of their rows."""
         return _norms(self._group.gathered(_table(own), _sizes(parts)), own)
 
     def _added(self, own: WeightedSum, parts: tuple[Tensor, ...]) -> WeightedSum:
@@ -229,7 +229,7 @@ class _Follower:
 
 
 def _splits(dataset: Dataset) -> tuple[Split | None, ...]:
-    """The splits that may be evaluated, in the same order at all ranks."""
+    """Return the splits that may be evaluated, in the same order at all ranks."""
     return dataset.test, dataset.public, dataset.held_out
 
 
@@ -238,7 +238,7 @@ def _places(dataset: Dataset) -> list[int]:
 
 
 def _shares(model: nn.Module, split: Split, dataset: Dataset, size: int) -> list[list[slice]]:
-    """The batches that each rank evaluates, in the order of ranks; their numbers differ by at most one."""
+    """Return the batches that each rank evaluates, in the order of ranks; their numbers differ by at most one."""
     batches = batches_of(model, split, dataset)
     ends = [-(-len(batches) * rank // size) for rank in range(size + 1)]
     return [batches[start:end] for start, end in itertools.pairwise(ends)]
@@ -249,7 +249,7 @@ def _rows(batches: Sequence[slice]) -> int:
 
 
 def _predicted(found: Predictions) -> Tensor:
-    """Losses and kept values of each example as one float64 table [n, 1 + m]."""
+    """Return the losses and kept values of each example as one float64 table [n, 1 + m]."""
     return torch.cat((torch.from_numpy(found.losses)[:, None], torch.from_numpy(found.kept)), 1)
 
 
@@ -264,13 +264,13 @@ def _table(norms: BatchNorms) -> Tensor:
 
 
 def _norms(table: Tensor, like: BatchNorms) -> BatchNorms:
-    """The norms in a `_table`, in the dtypes of ``like``."""
+    """Return the norms in a `_table`, in the dtypes of ``like``."""
     layers = None if like.layer_norms is None else table[:, 2:].to(like.layer_norms)
     return BatchNorms(table[:, 0].to(like.norms), layers, table[:, 1].to(like.losses))
 
 
 def _like_weights(norms: BatchNorms) -> Tensor:
-    """A tensor with the shape of weights: [b], or [b, L] for per-layer clipping."""
+    """Return a tensor with the shape of weights: [b], or [b, L] for per-layer clipping."""
     return norms.norms if norms.layer_norms is None else norms.layer_norms
 
 

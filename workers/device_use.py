@@ -35,7 +35,7 @@ def write_device_use(uri: str, use: DeviceUse) -> None:
 
 
 def read_device_use(uri: str) -> DeviceUse | None:
-    """The stored use; None if there is none. Raises: DataCorruption if the file is damaged."""
+    """Return the stored use; None if there is none. Raises: DataCorruption if the file is damaged."""
     if not exists(uri):
         return None
     try:

@@ -26,7 +26,7 @@ _SAMPLE_PERIOD: Final = 1.0
 
 
 def choose_device(name: str) -> torch.device:
-    """The device called ``name``; ``auto`` is the GPU if there is one, else the CPU.
+    """Return the device called ``name``; ``auto`` is the GPU if there is one, else the CPU.
 
     Raises: InvalidInput when the name is unknown or this machine has no such device.
     """
@@ -40,12 +40,12 @@ def choose_device(name: str) -> torch.device:
 
 
 def missing_gpu() -> str | None:
-    """Why torch sees no GPU in this process, and what to do about it, in words; None if it sees one."""
+    """Return why torch sees no GPU in this process, and what to do about it, in words; None if it sees one."""
     return None if torch.cuda.is_available() else f"{gpus_seen()}; {_remedy()}"
 
 
 def gpus_seen() -> str:
-    """The build of torch, the driver, and the GPUs that the environment lets this process see, in words."""
+    """Return the build of torch, the driver, and the GPUs that the environment lets this process see, in words."""
     build = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
     visible = os.environ.get(_VISIBLE)
     shown = f"{_VISIBLE} is not set" if visible is None else f"{_VISIBLE} is {visible!r}"
@@ -53,7 +53,7 @@ def gpus_seen() -> str:
 
 
 def _driver() -> str:
-    """The version of NVIDIA's kernel driver, in words."""
+    """Return the version of NVIDIA's kernel driver, in words."""
     try:
         words = _DRIVER.read_text().split("Module")[1].split()
     except (OSError, IndexError):
@@ -62,7 +62,7 @@ def _driver() -> str:
 
 
 def _remedy() -> str:
-    """The next step for a process that has a GPU which torch does not see."""
+    """Return the next step for a process that has a GPU which torch does not see."""
     if torch.version.cuda is None:
         return "install a build of torch with CUDA there"
     if not _DRIVER.exists():
@@ -92,7 +92,7 @@ class DeviceMeter:
         self._samples, self._total = self._samples + 1.0, self._total + percent / 100.0
 
     def use(self) -> DeviceUse:
-        """The use so far."""
+        """Return the use so far."""
         if self._device.type == "cpu":
             return DeviceUse("cpu", _cpu_name(), peak_bytes())
         name, peak = torch.cuda.get_device_name(self._device), torch.cuda.max_memory_allocated(self._device)
@@ -114,7 +114,9 @@ def sent(values: Tensor, device: torch.device) -> Tensor:
 
 
 def known_device(name: str) -> torch.device:
-    """The device by its torch name, whether or not this machine has it. Raises: InvalidInput for another name."""
+    """Return the device by its torch name, whether or not this machine has it. Raises: InvalidInput for another
+    name.
+    """
     with contextlib.suppress(RuntimeError):
         device = torch.device(name)
         if device.type in ("cpu", "cuda"):
@@ -123,7 +125,7 @@ def known_device(name: str) -> torch.device:
 
 
 def room_for_data(device: torch.device) -> float:
-    """Bytes of data that a trial may keep on a device.
+    """Return the bytes of data that a trial may keep on a device.
 
     On a GPU, half of its free memory; models and gradients need the rest. On the CPU, any number, because the data are
     in its memory already.

@@ -19,7 +19,7 @@ def note_written(files: TrialFiles) -> None:
 
 
 def noted_when_written(files: TrialFiles) -> dict[str, str]:
-    """What `note_written` stored, by name.
+    """Return what `note_written` stored, by name.
 
     Empty once the trial is accounted, and where the file is damaged.
     """

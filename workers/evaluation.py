@@ -68,7 +68,7 @@ def _or_nan(value: float | None) -> float:
 
 
 def shown_groups(sizes: npt.NDArray[np.int64], least: int) -> npt.NDArray[np.int64]:
-    """Indices of the groups whose measures may be shown, ascending: those with at least ``least`` examples.
+    """Return the indices of the groups whose measures may be shown, ascending: those with at least ``least`` examples.
 
     The total minus the shown groups reveals the measures of the groups that are left out, so these must have together
     at least ``least`` examples as well. If they have fewer, the smallest of the other groups are left out too.
@@ -82,7 +82,8 @@ def shown_groups(sizes: npt.NDArray[np.int64], least: int) -> npt.NDArray[np.int
 
 
 def fairness(confusion: npt.NDArray[np.int64]) -> dict[str, float]:
-    """The defined `workers.rates.gaps` between groups; only those of the worst group for one group, empty without any.
+    """Return the defined `workers.rates.gaps` between groups; only those of the worst group for one group, empty
+    without any.
 
     confusion: counts [G, K, K] by group, label and prediction. Parity measures are included only for two classes, and
     only if the groups are not the classes.

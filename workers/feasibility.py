@@ -53,7 +53,7 @@ class StepSpec:
 
 
 def excerpt(dataset: Dataset) -> Dataset:
-    """A copy of the first few examples of ``dataset``, so that the others can be freed."""
+    """Return a copy of the first few examples of ``dataset``, so that the others can be freed."""
     train = dataset.train.select(np.arange(min(_LOOKED_AT, len(dataset.train))))
     test = dataset.test.select(np.arange(min(EXAMPLES, len(dataset.test))))
     return replace(dataset, train=train, test=test, public=None)
@@ -112,7 +112,7 @@ def _trained_share(model: nn.Module) -> tuple[str, ...]:
 
 
 def _per_example(engine: GradientEngine) -> tuple[str, ...]:
-    """Which layers run once per example, why, and what that costs."""
+    """Return which layers run once per example, why, and what that costs."""
     slow: dict[str, list[str]] = {}
     for name, why in engine.per_example.items():
         slow.setdefault(why, []).append(name)
@@ -183,7 +183,7 @@ def _check_shape(logits: object, rows: int, output: tuple[int, ...], outputs: st
 
 
 def _checked_logits(model: nn.Module, x: Tensor, y: Tensor, dataset: Dataset, has_own_loss: bool) -> Tensor:
-    """The logits of ``x``, checked here because a later failure in the gradients would not name the cause."""
+    """Return the logits of ``x``, checked here because a later failure in the gradients would not name the cause."""
     with torch.enable_grad(), in_its_precision(model, x.device):
         logits = model(x)
     if not isinstance(logits, Tensor):

@@ -40,7 +40,7 @@ def _bounds_of(kind: type[Any]) -> Mapping[str, Mapping[str, float]]:
 
 
 def _bounds(hint: Any) -> Iterator[tuple[str, float]]:
-    """Bounds in an annotated type, or in a member of a union."""
+    """Yield the bounds in an annotated type, or in a member of a union."""
     for part in get_args(hint):
         if isinstance(part, FieldInfo):
             yield from (
@@ -54,7 +54,9 @@ def _bounds(hint: Any) -> Iterator[tuple[str, float]]:
 
 
 def place_of(location: tuple[int | str, ...], content: Any) -> Iterator[str]:
-    """The keys and list positions in a pydantic location that exist in ``content``; pydantic adds internal ones."""
+    """Yield the keys and list positions in a pydantic location that exist in ``content``; pydantic adds internal
+    ones.
+    """
     for part in location:
         inside: dict[int | str, Any] = {}
         if isinstance(content, Mapping):

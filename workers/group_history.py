@@ -15,7 +15,7 @@ from workers.rates import mean_by_group
 
 
 def new_courses(groups: Tensor) -> list[GroupCourse]:
-    """An empty course for each group that has examples. groups: int64 [n]."""
+    """Return an empty course for each group that has examples. groups: int64 [n]."""
     sizes = torch.bincount(groups.cpu()).tolist()
     return [GroupCourse(group, size) for group, size in enumerate(sizes) if size]
 
@@ -46,7 +46,9 @@ def note_departures(departures: Sequence[GroupDepartures], left: Tensor) -> None
 
 
 def _means(values: Tensor, groups: Tensor, finite: Tensor) -> list[float | None]:
-    """Mean by group of the ``values`` [n] where ``finite`` [n] is true; None for a group without such values."""
+    """Return the mean by group of the ``values`` [n] where ``finite`` [n] is true; None for a group without such
+    values.
+    """
     known = finite.cpu().numpy()
     of_groups = groups.cpu().numpy()
     means = mean_by_group(values.double().cpu().numpy()[known], of_groups[known], int(of_groups.max()) + 1)

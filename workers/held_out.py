@@ -22,7 +22,7 @@ def write_wrong(uri: str, predictions: Predictions, held_out: Split) -> None:
 
 
 def read_wrong(uri: str) -> int:
-    """The stored number of wrong predictions. Raises: FileNotFoundError, DataCorruption."""
+    """Return the stored number of wrong predictions. Raises: FileNotFoundError, DataCorruption."""
     try:
         found = json.loads(read_private(uri))["wrong"]
     except (ValueError, KeyError, TypeError) as error:

@@ -93,7 +93,7 @@ _HISTORY: TypeAdapter[tuple[EpochRecord, ...]] = TypeAdapter(tuple[EpochRecord, 
 
 
 def read_training_result(uri: str) -> TrainingResult:
-    """The stored result.
+    """Return the stored result.
 
     Raises: FileNotFoundError when there is none, DataCorruption when it is damaged.
     """

@@ -58,7 +58,7 @@ class UserCode:
     modules: tuple[UserModule, ...] = ()
 
     def named(self, location: str) -> UserModule | None:
-        """The module that a sweep calls ``location``, if it may be imported."""
+        """Return the module that a sweep calls ``location``, if it may be imported."""
         return next((module for module in self.modules if module.location == location), None)
 
     @property
@@ -92,7 +92,7 @@ def with_checked_types(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def is_import_path(name: str) -> bool:
-    """Whether ``name`` is ``module:function`` or ``file.py:function``, rather than a registered name."""
+    """Return whether ``name`` is ``module:function`` or ``file.py:function``, rather than a registered name."""
     return ":" in name
 
 
@@ -110,7 +110,7 @@ def split_import_path(name: str, what: str) -> tuple[str, str]:
 
 
 def import_function(name: str, what: str, code: UserCode) -> Callable[..., Any]:
-    """The function called ``name``; ``what`` describes it in errors, such as "model".
+    """Return the function called ``name``; ``what`` describes it in errors, such as "model".
 
     An error while the function is called becomes an `InvalidInput` that gives its type and line, but not its text.
 
@@ -183,7 +183,7 @@ def _load(module: UserModule, code: UserCode, subject: str) -> ModuleType:
 
 
 def _lies_in(loaded: ModuleType, module: UserModule, files: tuple[SourceFile, ...]) -> bool:
-    """Whether the loaded module is that of the folder `UserModule.source`."""
+    """Return whether the loaded module is that of the folder `UserModule.source`."""
     expected = files[0].path if files else module_file(Path(module.source or ""), module.location)
     found = loaded.__file__
     return expected is not None and found is not None and Path(found).resolve() == Path(expected).resolve()

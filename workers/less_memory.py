@@ -17,7 +17,7 @@ class LackOfMemory(InvalidInput):
 
 
 def in_smaller_pieces(spec: TrialSpec, dataset_size: int) -> TrialSpec | None:
-    """The trial with a quarter of its micro-batch size; None if that is one example already."""
+    """Return the trial with a quarter of its micro-batch size; None if that is one example already."""
     size = spec.execution.micro_batch_size or spec.sampling.expected_size(dataset_size)
     if size == 1:
         return None

@@ -47,17 +47,18 @@ def binary_logistic() -> Loss:
 
 
 def mse() -> Loss:
-    """Mean over targets of (output - target)^2: outputs and labels [b, T]."""
+    """Return the mean over targets of (output - target)^2: outputs and labels [b, T]."""
     return _mse
 
 
 def binary_cross_entropy() -> Loss:
-    """Mean over labels of -ln p(0 or 1), p = sigmoid(logit): logits and labels [b, L]."""
+    """Return the mean over labels of -ln p(0 or 1), p = sigmoid(logit): logits and labels [b, L]."""
     return _binary_cross_entropy
 
 
 def masked_lm() -> Loss:
-    """Mean of -ln p(token) over the counted positions of an example, 0 without any: logits [b, t, V], labels [b, t].
+    """Return the mean of -ln p(token) over the counted positions of an example, 0 without any: logits [b, t, V], labels
+    [b, t].
 
     The sum of an example is divided by its own number of counted positions, so that its gradient depends on no other
     example. With a mean over the counted tokens of the batch, as in torch's `cross_entropy`, an example would affect
@@ -67,7 +68,8 @@ def masked_lm() -> Loss:
 
 
 def pixel_cross_entropy() -> Loss:
-    """Mean of -ln p(class) over the counted pixels of an example, 0 without any: logits [b, K, h, w], labels [b, h, w].
+    """Return the mean of -ln p(class) over the counted pixels of an example, 0 without any: logits [b, K, h, w], labels
+    [b, h, w].
 
     The sum of an example is divided by its own number of counted pixels, for the reason given at `masked_lm`.
     """
@@ -142,7 +144,7 @@ FURTHER_COLUMNS: Final = (
 def build_loss(
     component: Component, code: UserCode = NO_CODE, task: str | None = None, columns: int | None = None
 ) -> Loss:
-    """The per-example loss called ``component.name``.
+    """Return the per-example loss called ``component.name``.
 
     task: the task of the data, if known. columns: its number of outputs, if known; the loss then refuses rows with
     more, unless it is the user's. A loss of the user's own is ``module:function(**params)`` with a module in ``code``;
@@ -174,7 +176,7 @@ def build_loss(
 
 
 def _of_columns(known: Loss, columns: int) -> Loss:
-    """The loss, for rows of at most so many outputs: cross-entropy would take others for further classes."""
+    """Return the loss, for rows of at most so many outputs: cross-entropy would take others for further classes."""
 
     def loss(outputs: Tensor, labels: Tensor) -> Tensor:
         if outputs.ndim == 2 and outputs.shape[1] > columns:

@@ -80,7 +80,7 @@ def log_ratio(losses: Floats, references: Floats) -> Floats:
 
 
 def attack_result(name: str, scores: Floats, losses: Floats, is_member: npt.NDArray[np.bool_]) -> MembershipAttack:
-    """The result for one group, from scores and losses [n] of equally many members and non-members."""
+    """Return the result for one group, from scores and losses [n] of equally many members and non-members."""
     auc, alone = area(scores, is_member), area(-np.nan_to_num(losses, nan=math.inf), is_member)
     return MembershipAttack(name, len(scores), auc, *auc_interval(auc, len(scores) // 2), alone)
 
@@ -99,7 +99,7 @@ def area(scores: Floats, is_member: npt.NDArray[np.bool_]) -> float:
 
 
 def auc_interval(auc: float, per_side: int) -> tuple[float, float]:
-    """A 95% interval of an AUC measured on ``per_side`` members and equally many non-members.
+    """Return a 95% interval of an AUC measured on ``per_side`` members and equally many non-members.
 
     For all distributions of scores the variance is at most auc (1 - auc) / per_side (van Dantzig 1951), the variance of
     a binomial proportion, so this is Wilson's interval for a proportion. It has positive width even at auc 1.
@@ -114,21 +114,23 @@ def auc_interval(auc: float, per_side: int) -> tuple[float, float]:
 
 
 def balanced(members: npt.NDArray[np.bool_], others: npt.NDArray[np.bool_], generator: np.random.Generator) -> Rows:
-    """Rows of equally many members and non-members, drawn at random."""
+    """Return the rows of equally many members and non-members, drawn at random."""
     sides = [generator.permutation(np.flatnonzero(side)) for side in (members, others)]
     count = min(map(len, sides))
     return np.concatenate([side[:count] for side in sides])
 
 
 def joined(first: Split, second: Split) -> Split:
-    """The examples of both, with new ids."""
+    """Return the examples of both, with new ids."""
     columns = [torch.cat([getattr(first, name), getattr(second, name)]) for name in ("features", "labels", "groups")]
     features, labels, groups = columns
     return Split(features, labels, groups, torch.arange(len(first) + len(second)))
 
 
 def halves(examples: int, models: int, seed: int) -> Iterator[Rows]:
-    """Rows on which each reference model trains. Models 2 k and 2 k + 1 train on complementary halves of all rows."""
+    """Yield the rows on which each reference model trains. Models 2 k and 2 k + 1 train on complementary halves of
+    all rows.
+    """
     generator = np.random.default_rng(derive_seed(seed, "reference models"))
     for _ in range(models // 2):
         order = generator.permutation(examples)
@@ -159,7 +161,7 @@ def _reference_models(
 
 
 def _train(trainer: Trainer) -> nn.Module:
-    """The model after all steps. Norms are taken at step 0 only and never stored."""
+    """Return the model after all steps. Norms are taken at step 0 only and never stored."""
     trainer.begin()
     while trainer.may_continue():
         trainer.step()

@@ -11,6 +11,6 @@ NODE_FOLDER: Final = "DPSWEEP_NODE_FOLDER"
 
 
 def node_folder() -> Path | None:
-    """The path in `NODE_FOLDER`; None outside an embedded run."""
+    """Return the path in `NODE_FOLDER`; None outside an embedded run."""
     given = os.environ.get(NODE_FOLDER)
     return Path(given) if given else None

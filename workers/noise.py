@@ -39,7 +39,7 @@ class NoiseSource(Protocol):
     """
 
     def normal(self, shape: tuple[int, ...], std: float) -> Tensor:
-        """A float32 tensor of ``shape`` on the source's device."""
+        """Return a float32 tensor of ``shape`` on the source's device."""
         ...
 
     def added(self, values: Tensor, std: float) -> Tensor:
@@ -153,7 +153,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def derive_seed(seed: int, purpose: str) -> int:
-    """A 63-bit seed for one purpose: the first bits of a SHA-256 digest of seed and purpose."""
+    """Return a 63-bit seed for one purpose: the first bits of a SHA-256 digest of seed and purpose."""
     digest = hashlib.sha256(f"dpsweep:{purpose}:{seed}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 

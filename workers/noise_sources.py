@@ -53,10 +53,10 @@ NOISE_SOURCES: Final[Mapping[str, NoiseSourceKind]] = {
 
 
 def noise_source_kind(name: str) -> NoiseSourceKind:
-    """The kind of noise source called ``name``. Raises: InvalidInput naming the nearest valid name."""
+    """Return the kind of noise source called ``name``. Raises: InvalidInput naming the nearest valid name."""
     return lookup(NOISE_SOURCES, name, "noise source")
 
 
 def make_noise_source(name: str, seed: int, device: torch.device) -> NoiseSource:
-    """The noise source called ``name``; a secret one ignores ``seed``."""
+    """Return the noise source called ``name``; a secret one ignores ``seed``."""
     return noise_source_kind(name).make(seed, device)

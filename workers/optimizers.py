@@ -132,7 +132,9 @@ class Adam:
 
 
 def _foreach(parameters: Parameters) -> bool | None:
-    """Whether torch updates all parameters in one call: not on a CPU, and elsewhere as torch decides at each step."""
+    """Return whether torch updates all parameters in one call: not on a CPU, and elsewhere as torch decides at each
+    step.
+    """
     return False if all(each.device.type == "cpu" for each in parameters.values()) else None
 
 
@@ -196,7 +198,7 @@ def sgd(
     nesterov: bool = False,
     weight_decay: float = 0.0,
 ) -> Optimizer:
-    """An `Sgd` with checked parameters. Raises: InvalidInput for values out of range."""
+    """Return an `Sgd` with checked parameters. Raises: InvalidInput for values out of range."""
     require_finite("momentum", momentum, at_least=0.0, below=1.0)
     require_finite("weight_decay", weight_decay, at_least=0.0)
     if not isinstance(nesterov, bool):
@@ -214,7 +216,7 @@ def _require_moments(beta1: float, beta2: float, weight_decay: float) -> None:
 
 
 def _adam(weight_decay: float, decoupled_weight_decay: bool) -> Callable[..., Optimizer]:
-    """A factory of `Adam` with this default ``weight_decay``."""
+    """Return a factory of `Adam` with this default ``weight_decay``."""
     default = weight_decay
 
     def make(
@@ -240,7 +242,7 @@ def adam_corrected(
     floor: float = 1e-3,
     weight_decay: float = 0.0,
 ) -> Optimizer:
-    """A `BiasCorrectedAdam` with checked parameters. Raises: InvalidInput for values out of range."""
+    """Return a `BiasCorrectedAdam` with checked parameters. Raises: InvalidInput for values out of range."""
     _require_moments(beta1, beta2, weight_decay)
     require_finite("floor", floor, above=0.0)
     return BiasCorrectedAdam(parameters, learning_rate, (beta1, beta2), floor, weight_decay)
@@ -255,7 +257,7 @@ OPTIMIZERS: Final[Mapping[str, Callable[..., Optimizer]]] = {
 
 
 def make_optimizer(component: Component, parameters: Parameters) -> Optimizer:
-    """The optimiser that a trial names. Raises: InvalidInput for unknown names, keys and impossible values."""
+    """Return the optimiser that a trial names. Raises: InvalidInput for unknown names, keys and impossible values."""
     rate = component.params.get("learning_rate", 1.0)
     require_finite(f"optimizer {component.name!r}: learning_rate", rate, at_least=0.0)
     return build(OPTIMIZERS, component.name, component.params, "optimizer", parameters=parameters)
@@ -288,7 +290,7 @@ def _cosine(
 
 
 def _linear(total_steps: int, steps_per_epoch: int, end: float, epochs: float) -> LearningRateSchedule:
-    """A straight line from 1 to ``end`` over the first ``epochs`` epochs, then ``end`` (paper C, Figure 9)."""
+    """Return a straight line from 1 to ``end`` over the first ``epochs`` epochs, then ``end`` (paper C, Figure 9)."""
     require_finite("end of the linear schedule", end, at_least=0.0)
     require_finite("epochs of the linear schedule", epochs, above=0.0)
     return lambda step: 1.0 + (end - 1.0) * min(step / (epochs * steps_per_epoch), 1.0)
@@ -320,7 +322,7 @@ LEARNING_RATE_SCHEDULES: Final[Mapping[str, Callable[..., LearningRateSchedule]]
 
 
 def make_learning_rate_schedule(component: Component, total_steps: int, steps_per_epoch: int) -> LearningRateSchedule:
-    """The learning-rate schedule that a trial names.
+    """Return the learning-rate schedule that a trial names.
 
     total_steps: the planned number of steps, even if the run ends early.
 
@@ -357,7 +359,7 @@ class ExponentialAverage:
         torch._foreach_lerp_(list(self.values.values()), [parameters[name] for name in self.values], 1.0 - decay)
 
     def averaged(self, model: nn.Module) -> nn.Module:
-        """A copy of ``model`` with the averages as its parameters."""
+        """Return a copy of ``model`` with the averages as its parameters."""
         activations = [value for module in model.modules() for value in vars(module).values()]
         kept = {id(value): value.detach() for value in activations if isinstance(value, Tensor) and not value.is_leaf}
         copied = copy.deepcopy(model, kept)  # activations stored on a module cannot be deep-copied
@@ -377,5 +379,5 @@ AVERAGES: Final[Mapping[str, Callable[..., ExponentialAverage]]] = {"ema": Expon
 
 
 def make_average(component: Component, parameters: Parameters) -> ExponentialAverage:
-    """The parameter average that a trial names."""
+    """Return the parameter average that a trial names."""
     return build(AVERAGES, component.name, component.params, "parameter average", parameters=parameters)

@@ -55,7 +55,7 @@ class Outcomes:
 
     @classmethod
     def of(cls, found: Predictions, split: Split, dataset: Dataset) -> Outcomes:
-        """The outcomes of predictions ``found`` for ``split``."""
+        """Return the outcomes of predictions ``found`` for ``split``."""
         rows = split.example_ids.numpy(), split.labels.numpy(), split.groups.numpy()
         names = dataset.group_names
         numbers = found.classes, found.log_losses, found.confidences
@@ -88,7 +88,7 @@ class ScoredOutcomes:
 
     @classmethod
     def of(cls, found: Predictions, split: Split, dataset: Dataset) -> ScoredOutcomes:
-        """The outcomes of predictions ``found`` for ``split``."""
+        """Return the outcomes of predictions ``found`` for ``split``."""
         labels = hashlib.sha256(np.ascontiguousarray(split.labels.numpy()).data).hexdigest()
         rows = split.example_ids.numpy(), split.groups.numpy()
         return cls(*rows, found.kept, dataset.group_names, dataset.task, labels, _users(split))
@@ -110,7 +110,7 @@ AnyOutcomes = Outcomes | ScoredOutcomes
 
 
 def outcomes_of(found: Predictions, split: Split, dataset: Dataset) -> AnyOutcomes:
-    """The outcomes of predictions ``found`` for ``split``, of the kind that the task of the data set has."""
+    """Return the outcomes of predictions ``found`` for ``split``, of the kind that the task of the data set has."""
     return (ScoredOutcomes if task_called(dataset.task).scores else Outcomes).of(found, split, dataset)
 
 
@@ -148,7 +148,7 @@ def _table(outcomes: Outcomes) -> pa.Table:
 
 
 def read_outcomes(uri: str) -> AnyOutcomes | None:
-    """The stored outcomes, or None if there are none. Raises: DataCorruption."""
+    """Return the stored outcomes, or None if there are none. Raises: DataCorruption."""
     if not exists(uri):
         return None
     stored = read_private(uri)

@@ -76,7 +76,7 @@ class _Finder(MetaPathFinder):
 
 
 def _importers_files() -> Mapping[str, SourceFile]:
-    """The sources that the module which imports just now was read with; none if it is not the user's."""
+    """Return the sources that the module which imports just now was read with; none if it is not the user's."""
     frame = sys._getframe(2)
     while frame.f_back is not None and (
         frame.f_code.co_filename.startswith("<frozen importlib") or frame.f_globals.get("__name__") == "importlib"
@@ -125,7 +125,9 @@ def load_module(name: str, files: Iterable[SourceFile], folders: Iterable[str], 
 
 
 def python_finds(name: str, *folders: Path) -> ModuleSpec | None:
-    """Where Python finds the top-level module ``name``, whatever this process has loaded; ``folders`` come last."""
+    """Return where Python finds the top-level module ``name``, whatever this process has loaded; ``folders`` come
+    last.
+    """
     path = [*(entry for entry in sys.path if entry not in _appended), *map(str, folders)]
     for finder in [*sys.meta_path]:
         if finder is _finder or not hasattr(finder, "find_spec"):
@@ -175,7 +177,9 @@ def _keep_packages(forgotten: Mapping[str, ModuleType]) -> None:
 
 
 def _is_executed(module: ModuleType, file: SourceFile, subject: str) -> bool:
-    """Whether the loaded module was executed from ``file``. Raises: InvalidInput if Python loaded it from elsewhere."""
+    """Return whether the loaded module was executed from ``file``. Raises: InvalidInput if Python loaded it from
+    elsewhere.
+    """
     known = _source(module)
     if known is not None:
         return (known.path, known.content) == (file.path, file.content)
@@ -192,7 +196,7 @@ def _is_executed(module: ModuleType, file: SourceFile, subject: str) -> bool:
 
 
 def _source(module: ModuleType) -> SourceFile | None:
-    """What a module was executed from, if it is known: a module that somebody has reloaded has another spec."""
+    """Return what a module was executed from, if it is known: a module that somebody has reloaded has another spec."""
     spec = getattr(module, "__spec__", None)
     if isinstance(loader := getattr(spec, "loader", None), _Loader):
         return loader.file
@@ -204,7 +208,8 @@ def _source(module: ModuleType) -> SourceFile | None:
 
 
 def _is_unchanged(module: ModuleType, file: SourceFile) -> bool:
-    """Whether a module that Python loaded is certain to be ``file``, so that objects made from it keep their type.
+    """Return whether a module that Python loaded is certain to be ``file``, so that objects made from it keep their
+    type.
 
     Its file is older than this process, and what Python compiled of it is what it compiles to now.
     """
@@ -225,7 +230,7 @@ _HEADER: Final = 16
 
 
 def _process_start() -> float:
-    """A time before this process began, in seconds since 1970. Raises: OSError where the system has no /proc."""
+    """Return a time before this process began, in seconds since 1970. Raises: OSError where the system has no /proc."""
     ticks = float(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     booted = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime"))
     return float(booted.split()[1]) + ticks / os.sysconf("SC_CLK_TCK") - 2.0

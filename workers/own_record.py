@@ -21,13 +21,13 @@ from workers.spec import TrialSpec
 
 
 def own_locations(spec: TrialSpec) -> tuple[str, ...]:
-    """The modules and files of the user's own that a trial names, each once."""
+    """Return the modules and files of the user's own that a trial names, each once."""
     names = (spec.data.name, spec.model.name, spec.loss.name, spec.clipping.name)
     return tuple(dict.fromkeys(name.rpartition(":")[0] for name in names if is_import_path(name)))
 
 
 def own_code(spec: TrialSpec, code: UserCode) -> Mapping[str, bytes]:
-    """The sources that a trial runs of ``code``, by their place below `TrialFiles.code`.
+    """Return the sources that a trial runs of ``code``, by their place below `TrialFiles.code`.
 
     Raises: InvalidInput if its components import different modules by one name, as a process has only one of them.
     """
@@ -52,7 +52,8 @@ def store_code(files: TrialFiles, spec: TrialSpec, code: UserCode) -> None:
 
 
 def changed_code(files: TrialFiles, spec: TrialSpec, code: UserCode) -> tuple[str, ...]:
-    """The files of ``code`` that are not as they were when the trial began, by their place below `TrialFiles.code`.
+    """Return the files of ``code`` that are not as they were when the trial began, by their place below
+    `TrialFiles.code`.
 
     Only modules that are in ``code`` are compared. Comments, layout and texts that nothing reads do not count. A file
     that is gone counts if all modules that the trial names are in ``code``.
@@ -86,7 +87,9 @@ def has_changed(files: Sequence[str]) -> str:
 
 
 def stored_code(files: TrialFiles, spec: TrialSpec) -> UserCode:
-    """The code that a trial in a local folder was trained with, from its record; installed modules as they are."""
+    """Return the code that a trial in a local folder was trained with, from its record; installed modules as they
+    are.
+    """
     return UserCode(tuple(_recorded(files, location).as_it_is() for location in own_locations(spec)))
 
 
@@ -107,7 +110,7 @@ def _stored(files: TrialFiles, place: str) -> bytes | None:
 
 
 def _changed(place: str, before: bytes | None, now: bytes) -> tuple[str, ...]:
-    """The files at a place that differ: itself, or those of an installed package that its digests name."""
+    """Return the files at a place that differ: itself, or those of an installed package that its digests name."""
     if before == now:
         return ()
     if not place.endswith(".py"):
@@ -117,7 +120,8 @@ def _changed(place: str, before: bytes | None, now: bytes) -> tuple[str, ...]:
 
 
 def _meaning(source: bytes) -> str | bytes:
-    """What a source runs: its syntax without positions, comments and texts that stand alone; itself if it has none.
+    """Return what a source runs: its syntax without positions, comments and texts that stand alone; itself if it has
+    none.
 
     Where a source reads a ``__doc__``, texts count.
     """

@@ -26,7 +26,8 @@ _ALL: Final = "*"
 
 
 def sources_of(location: str, source: str | None) -> tuple[SourceFile, ...]:
-    """The sources of a module or file, as they are now; its own one is the first. Empty if there is no such file.
+    """Return the sources of a module or file, as they are now; its own one is the first. Empty if there is no such
+    file.
 
     location, source: as of a `workers.imports.UserModule`. Of an installed package, which nobody edits but who installs
     it again, one list with the sha256 of each of its files.
@@ -41,17 +42,19 @@ def sources_of(location: str, source: str | None) -> tuple[SourceFile, ...]:
 
 
 def file_module_name(file: Path) -> str:
-    """The name of the module that a file is loaded as, so that it meets no module of Python's by its own name."""
+    """Return the name of the module that a file is loaded as, so that it meets no module of Python's by its own
+    name.
+    """
     return f"dpsweep_user_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
 
 
 def digests_of(package: str) -> str:
-    """The place below `TrialFiles.code` of the list of digests of an installed package."""
+    """Return the place below `TrialFiles.code` of the list of digests of an installed package."""
     return f"installed/{package}.sha256"
 
 
 def folder_of(location: str) -> PurePath:
-    """The folder below `TrialFiles.code` of a file ``location`` and of the modules beside it.
+    """Return the folder below `TrialFiles.code` of a file ``location`` and of the modules beside it.
 
     >>> folder_of("models/net.py").as_posix(), folder_of("/home/me/net.py").as_posix(), folder_of("net.py").as_posix()
     ('models', 'home/me', '.')
@@ -61,14 +64,14 @@ def folder_of(location: str) -> PurePath:
 
 
 def module_file(folder: Path, location: str) -> Path | None:
-    """The Python file of module ``location`` below ``folder``, or None; imports nothing."""
+    """Return the Python file of module ``location`` below ``folder``, or None; imports nothing."""
     stem = folder.joinpath(*location.split("."))
     candidates = (stem / "__init__.py", stem.with_name(f"{stem.name}.py"))
     return next((file for file in candidates if file.is_file()), None)
 
 
 def is_installed(file: Path, within: Path) -> bool:
-    """Whether ``file`` belongs to this Python, or to an environment below ``within``."""
+    """Return whether ``file`` belongs to this Python, or to an environment below ``within``."""
     standard = file.is_relative_to(Path(sysconfig.get_path("stdlib")).resolve())
     return standard or any(map(_INSTALLED.fullmatch, file.relative_to(within).parts))
 
@@ -78,7 +81,7 @@ def _is_own(file: Path) -> bool:
 
 
 def _of_python(location: str) -> tuple[SourceFile, ...]:
-    """The sources of a module that Python finds by itself; see `sources_of`. The standard library has none."""
+    """Return the sources of a module that Python finds by itself; see `sources_of`. The standard library has none."""
     top = location.partition(".")[0]
     spec = None if top in sys.stdlib_module_names else python_finds(top)
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
@@ -106,14 +109,14 @@ class _Search:
         self._taken: set[Path] = set()
 
     def of_file(self, file: Path) -> tuple[SourceFile, ...]:
-        """The sources of a file that is loaded under a name of its own; none if it is not there."""
+        """Return the sources of a file that is loaded under a name of its own; none if it is not there."""
         name = file_module_name(file)
         if file.is_file():
             self._add(name, file, PurePath(file.name))
         return self._reached(name)
 
     def of_module(self, name: str) -> tuple[SourceFile, ...]:
-        """The sources of a module; none if it is not there, or not followed."""
+        """Return the sources of a module; none if it is not there, or not followed."""
         self.find(name)
         return self._reached(name)
 
@@ -192,7 +195,7 @@ class _Search:
 
 
 def _imported(file: SourceFile) -> Iterator[str]:
-    """The dotted names that a source imports anywhere; ``*`` as the last part stands for every module there."""
+    """Yield the dotted names that a source imports anywhere; ``*`` as the last part stands for every module there."""
     try:
         tree = ast.parse(file.content)
     except (SyntaxError, ValueError, RecursionError):
@@ -211,7 +214,7 @@ def _imported(file: SourceFile) -> Iterator[str]:
 
 
 def _resolved(module: str, level: int, package: str) -> str:
-    """The absolute name of a module that is imported relative to ``package``; "" beyond its top."""
+    """Return the absolute name of a module that is imported relative to ``package``; "" beyond its top."""
     if not level:
         return module
     parts = package.split(".") if package else []
@@ -220,7 +223,7 @@ def _resolved(module: str, level: int, package: str) -> str:
 
 
 def _computed(name: ast.expr, package: str) -> Iterator[str]:
-    """The modules that an expression may name: one, or all that begin as its constant beginning does."""
+    """Yield the modules that an expression may name: one, or all that begin as its constant beginning does."""
     match name:
         case ast.Constant(value=str(text)):
             known, rest = text, ""

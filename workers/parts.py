@@ -28,7 +28,7 @@ class Parts:
 
 
 def parts_of(spec: TrialSpec, dataset: Dataset, code: UserCode) -> Parts:
-    """The parts that ``spec`` names; all but the clipping method are made on demand."""
+    """Return the parts that ``spec`` names; all but the clipping method are made on demand."""
     return Parts(
         make_clipping(spec.clipping, code),
         partial(build_model, spec.model, dataset, spec.seed, code),

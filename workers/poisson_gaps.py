@@ -29,12 +29,13 @@ class Bits(Protocol):
 
 
 def are_worth_it(n: int, expected: int) -> bool:
-    """Whether gaps are faster than one random number per row. n: rows; expected: expected batch size."""
+    """Return whether gaps are faster than one random number per row. n: rows; expected: expected batch size."""
     return n >= FEWEST_ROWS and expected <= LARGEST_RATE * n
 
 
 def rows_by_gaps(stream: Bits, n: int, expected: int) -> Rows:
-    """Rows of a Poisson batch: each of 0 .. n - 1 independently, with a probability just below expected / n; ascending.
+    """Return the rows of a Poisson batch: each of 0 .. n - 1 independently, with a probability just below expected / n;
+    ascending.
 
     The probability is exactly 1 - exp(-rate / 2^56) with the integer rate of `rate_below`; rounding it down never
     weakens the guarantee. The gaps between successes of independent trials are independent and geometric, P(gap >= g) =
@@ -51,7 +52,7 @@ def rows_by_gaps(stream: Bits, n: int, expected: int) -> Rows:
 
 
 def rate_below(expected: int, n: int) -> int:
-    """An integer just below -2^56 log(1 - expected / n); the error of its computation is less than 1."""
+    """Return an integer just below -2^56 log(1 - expected / n); the error of its computation is less than 1."""
     return math.floor(-math.log1p(-expected / n) * _ONE) - 1
 
 

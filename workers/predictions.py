@@ -80,7 +80,8 @@ def first_columns(outputs: Tensor, width: int) -> Tensor:
 
 
 def batches_of(model: nn.Module, split: Split, dataset: Dataset) -> list[slice]:
-    """The batches in which a split is evaluated, each as large as is fast and outputs take less than hundreds of MB.
+    """Return the batches in which a split is evaluated, each as large as is fast and outputs take less than hundreds of
+    MB.
 
     Processes that share an evaluation take whole batches, so that results are bit-identical to those of one process.
     """
@@ -90,7 +91,9 @@ def batches_of(model: nn.Module, split: Split, dataset: Dataset) -> list[slice]:
 
 
 def batch_size(model: nn.Module, features: Tensor, prepare: Preparation) -> int:
-    """The number of examples to evaluate at once: at most `BATCH_SIZE`, and on a CPU fewer where layers are wide."""
+    """Return the number of examples to evaluate at once: at most `BATCH_SIZE`, and on a CPU fewer where layers are
+    wide.
+    """
     if len(features) == 0:
         return BATCH_SIZE
     return min(rows_at_once(model, prepare(features[:1].to(_device_of(model)))), BATCH_SIZE)
@@ -112,7 +115,7 @@ def in_batches(
     read: Callable[[Tensor, slice], T],
     batches: Sequence[slice],
 ) -> list[T]:
-    """The results of ``read(logits, rows)`` for each of ``batches`` of the stored ``features``, in order.
+    """Return the results of ``read(logits, rows)`` for each of ``batches`` of the stored ``features``, in order.
 
     The model runs in evaluation mode and without gradients; afterwards its modes are restored.
     """
@@ -127,7 +130,9 @@ Predict = Callable[[nn.Module, Split, Dataset, Loss], Predictions]
 
 
 def with_evaluated_on(device: torch.device, dataset: Dataset) -> Dataset:
-    """The data set with test and public features, which every epoch evaluates, moved to the device if they fit."""
+    """Return the data set with test and public features, which every epoch evaluates, moved to the device if they
+    fit.
+    """
 
     def moved(split: Split) -> Split:
         fits = split.features.nbytes <= room_for_data(device)
@@ -159,7 +164,7 @@ def evaluate(
 
 
 def summary(predictions: Predictions, split: Split, dataset: Dataset, min_group_size: int) -> Evaluation:
-    """The evaluation of ``predictions`` for ``split``, without counts and parts."""
+    """Return the evaluation of ``predictions`` for ``split``, without counts and parts."""
     if task_called(dataset.task).scores:
         return _scored(predictions, split, dataset, min_group_size)
     groups = split.groups.numpy()

@@ -193,11 +193,11 @@ class PrivateTraining:
                 self._random_state = torch.get_rng_state(), torch.cuda.get_rng_state(device) if is_cuda else None
 
     def __len__(self) -> int:
-        """Number of planned steps."""
+        """Return the number of planned steps."""
         return self._trainer.total_steps
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches that are left, each drawn when it is asked for; one that was not stepped comes again.
+        """Yield the batches that are left, each drawn when it is asked for; one that was not stepped comes again.
 
         Raises: InvalidInput for a batch that is passed over: leaving out batches by what they hold costs privacy that
         nothing accounts for.
@@ -250,11 +250,11 @@ class PrivateTraining:
 
     @cached_property
     def planned(self) -> PrivacyEstimate:
-        """What the whole run costs, whatever happens in it."""
+        """Return what the whole run costs, whatever happens in it."""
         return self._claim(self._whole)
 
     def privacy(self, group_size: int = 1) -> PrivacyEstimate:
-        """Epsilon of the steps so far at the run's delta, for any ``group_size`` examples together.
+        """Return the epsilon of the steps so far at the run's delta, for any ``group_size`` examples together.
 
         It is that of a run of this length. Where results decide that a run ends, `planned` is the guarantee.
         """
@@ -267,7 +267,8 @@ class PrivateTraining:
         return reasons_of_trial(self._spec, self._dataset.reasons)
 
     def epsilons(self, method: str = "pld") -> Epsilons:
-        """The epsilon of every example from its own contributions so far, [n] in the order of the data; private data.
+        """Return the epsilon of every example from its own contributions so far, [n] in the order of the data; private
+        data.
 
         None is above `epsilon`, which bounds what any example pays.
         Raises: InvalidInput before the first step, and with ``norms="off"``.
@@ -288,7 +289,8 @@ class PrivateTraining:
         return weakened(known, union((self._reasons(), individual_reasons(trace))))
 
     def epsilon_of(self, examples: Sequence[int] | npt.NDArray[np.integer[Any]]) -> CertifiedEpsilon:
-        """Epsilon of the given examples together, such as all records of one user, from their contributions so far.
+        """Return the epsilon of the given examples together, such as all records of one user, from their contributions
+        so far.
 
         Raises: as `epsilons`.
         """
@@ -296,7 +298,7 @@ class PrivateTraining:
         return epsilon_of_examples(self.trace, steps, contributions[np.asarray(examples)], self._spec.delta)
 
     def _recorded(self) -> tuple[list[int], npt.NDArray[np.float64], NormSnapshot]:
-        """Steps of the snapshots, contributions [n, snapshots], and the last snapshot."""
+        """Return the steps of the snapshots, contributions [n, snapshots], and the last snapshot."""
         found = {**self._norms.snapshots, **{each.step: each for each in self._trainer.norms_so_far()}}
         if not found:
             why = "norms is off" if self._spec.norms.are_off else "no step was taken yet"
@@ -355,7 +357,7 @@ class _KeptNorms:
         return
 
     def state(self) -> list[dict[str, Any]]:
-        """The snapshots as values that ``torch.load`` reads without running code."""
+        """Return the snapshots as values that ``torch.load`` reads without running code."""
         columns = (dataclasses.asdict(each) for each in self.snapshots.values())
         return [
             {name: value if name == "step" else torch.from_numpy(np.array(value)) for name, value in each.items()}
@@ -432,7 +434,7 @@ Make = Callable[[Component], ClippingMethod]
 
 
 def _clipping(given: float | Named | ClippingMethod) -> tuple[Component, Make]:
-    """The method as a specification names it, and what makes it of that."""
+    """Return the method as a specification names it, and what makes it of that."""
     if isinstance(given, str | Mapping):
         return _component(given, "clipping"), make_clipping
     if not isinstance(given, ClippingMethod):
@@ -446,7 +448,7 @@ def _clipping(given: float | Named | ClippingMethod) -> tuple[Component, Make]:
 
 
 def _noise(given: float | Named) -> tuple[Component, float | None]:
-    """The schedule, and its initial noise multiplier if that is given."""
+    """Return the schedule, and its initial noise multiplier if that is given."""
     if isinstance(given, str):
         name, params = split_schedule(given)
         return Component(name, dict(params)), None
@@ -459,7 +461,7 @@ def _noise(given: float | Named) -> tuple[Component, float | None]:
 
 
 def _dataset(data: object, groups: npt.ArrayLike | None, group_names: Sequence[str] | None) -> Dataset:
-    """The data as the training split of a data set without others."""
+    """Return the data as the training split of a data set without others."""
     if isinstance(data, Dataset):
         return data
     features, labels = _columns(data)

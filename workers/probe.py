@@ -105,7 +105,9 @@ def _measured(
 
 
 def _refresh(trainer: Trainer, examples: int, clock: Callable[[], float]) -> float:
-    """Seconds of a norm pass over all examples, estimated from a sample if it would take long and is not needed."""
+    """Return the seconds of a norm pass over all examples, estimated from a sample if it would take long and is not
+    needed.
+    """
     trainer.measure(_SAMPLE_EXAMPLES)  # the first pass also compiles and allocates
     refresh = _seconds(clock, lambda: trainer.measure(_SAMPLE_EXAMPLES)) * max(1.0, examples / _SAMPLE_EXAMPLES)
     return _seconds(clock, trainer.refresh) if refresh < _FULL_PASS_SECONDS or trainer.needs_norms else refresh
@@ -118,7 +120,7 @@ def _seconds(clock: Callable[[], float], work: Callable[[], object]) -> float:
 
 
 def _steps(trainer: Trainer, clock: Callable[[], float]) -> list[float]:
-    """Seconds of each further step, without its norm pass; empty if the trial has no further step."""
+    """Return the seconds of each further step, without its norm pass; empty if the trial has no further step."""
     found: list[float] = []
     while trainer.may_continue() and len(found) < _MAX_STEPS:
         if len(found) >= _MIN_STEPS and sum(found) > _ENOUGH_SECONDS:

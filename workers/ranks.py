@@ -48,7 +48,9 @@ class RankGroup:
         self.broadcast(torch.zeros(1))
 
     def broadcast(self, values: Tensor) -> Tensor:
-        """The values of rank 0. Others pass a tensor of the same shape, dtype and device, which may be overwritten."""
+        """Return the values of rank 0. Others pass a tensor of the same shape, dtype and device, which may be
+        overwritten.
+        """
         if not values.numel():
             return values
         sent = self._ready(values)
@@ -57,7 +59,9 @@ class RankGroup:
         return sent.to(values.device)
 
     def shared(self, values: Tensor | None, device: torch.device) -> Tensor | None:
-        """The tensor or None that rank 0 passes; others pass None. On ``device``, unless rank 0 has it on the CPU."""
+        """Return the tensor or None that rank 0 passes; others pass None. On ``device``, unless rank 0 has it on the
+        CPU.
+        """
         header = torch.full((_MOST_AXES + 3,), -1)
         if values is not None:
             place = int(values.device.type != "cpu")

@@ -73,7 +73,7 @@ def recalls(counts: Array) -> Array:
 
 
 def balanced_accuracy(counts: Array) -> Array:
-    """Mean of `recalls` over the classes that have examples."""
+    """Return the mean of `recalls` over the classes that have examples."""
     found = recalls(counts)
     return _share(np.nansum(found, axis=-1), np.isfinite(found).sum(-1))
 
@@ -108,7 +108,7 @@ OF_TWO_CLASSES: Final[Mapping[str, Rate]] = {
 
 
 def rates(counts: Array) -> dict[str, Array]:
-    """Every rate that the number of classes allows, by name, each [...]."""
+    """Return every rate that the number of classes allows, by name, each [...]."""
     defined = {**OF_ALL_TASKS, **(OF_TWO_CLASSES if counts.shape[-1] == 2 else {})}
     return {name: rate(counts) for name, rate in defined.items()}
 
@@ -166,7 +166,7 @@ PARITY: Final[Mapping[str, Rate]] = {
 
 
 def gaps(counts: Array, is_two_class: bool) -> dict[str, Array]:
-    """Every gap by name, each [...], from counts [..., G, K, K]. is_two_class: whether to include `PARITY`."""
+    """Return every gap by name, each [...], from counts [..., G, K, K]. is_two_class: whether to include `PARITY`."""
     return {name: measure(counts) for name, measure in {**GAPS, **(PARITY if is_two_class else {})}.items()}
 
 

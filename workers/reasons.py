@@ -11,7 +11,7 @@ from workers.spec import TrialSpec
 
 
 def reasons_of_trial(spec: TrialSpec, of_data: Iterable[Reason]) -> tuple[Reason, ...]:
-    """Why the epsilons of a trial are estimates, whatever its training does; none for a trial without noise.
+    """Return why the epsilons of a trial are estimates, whatever its training does; none for a trial without noise.
 
     of_data: `Source.reasons`, what was read off the rows.
     """

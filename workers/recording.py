@@ -108,7 +108,9 @@ class NormRecorder:
             self.write(interval)
 
     def so_far(self) -> tuple[NormSnapshot, ...]:
-        """The snapshots that `store` would queue; the open interval does not change, so that the run goes on alike."""
+        """Return the snapshots that `store` would queue; the open interval does not change, so that the run goes on
+        alike.
+        """
         if self._interval is None or self._interval.steps == 0:
             return ()
         copied = replace(self._interval, renewals=[*self._interval.renewals])
@@ -183,7 +185,8 @@ def closed_afterwards(recorders: Sequence[NormRecorder]) -> Iterator[None]:
 
 
 def is_due(step: int, times_per_epoch: float, steps_per_epoch: int) -> bool:
-    """Whether an event that occurs ``times_per_epoch`` times per epoch is due at ``step``: at 0, then evenly spaced.
+    """Return whether an event that occurs ``times_per_epoch`` times per epoch is due at ``step``: at 0, then evenly
+    spaced.
 
     What occurs 0 times is never due.
 
@@ -197,7 +200,7 @@ def is_due(step: int, times_per_epoch: float, steps_per_epoch: int) -> bool:
 
 
 def oldest_norm(step: int, steps_per_epoch: int) -> float:
-    """The age in steps from which on a norm is measured again at ``step``, with ``when_sampled``.
+    """Return the age in steps from which on a norm is measured again at ``step``, with ``when_sampled``.
 
     Norms change fastest at the beginning, so at first three quarters of the training so far, then two epochs, and from
     the eighth epoch on a quarter of the training so far; at least two steps.
@@ -209,6 +212,6 @@ def oldest_norm(step: int, steps_per_epoch: int) -> float:
 
 
 def choose_rows(population: int, count: int, seed: int) -> Tensor:
-    """A uniformly random subset of ``count`` rows, ascending; all rows if there are fewer."""
+    """Return a uniformly random subset of ``count`` rows, ascending; all rows if there are fewer."""
     chosen = np.random.default_rng(seed).choice(population, min(count, population), replace=False)
     return torch.from_numpy(np.sort(chosen).astype(np.int64))

@@ -16,7 +16,7 @@ _MOST_COLUMNS: Final = 2_000
 
 
 def reference_scores(dataset: Dataset) -> dict[str, float]:
-    """The score of each reference on the test data, by its name: accuracy for classes, R² for numbers.
+    """Return the score of each reference on the test data, by its name: accuracy for classes, R² for numbers.
 
     For classification the best rule on a single column and logistic regression, for regression of one number linear
     regression; each learns from the training data. Empty for other tasks and for features that are no table.

@@ -13,7 +13,7 @@ from workers.spec import Refreshes, TrialSpec
 
 
 def with_chosen_norms(spec: TrialSpec, mechanism: TrialMechanism, method: ClippingMethod) -> TrialSpec:
-    """The trial with a choice in place of ``auto`` norms; any other is kept.
+    """Return the trial with a choice in place of ``auto`` norms; any other is kept.
 
     Once per epoch for a clipping method that uses the norms of all examples at a refresh, and where an example
     displaces others from batches: with ``when_sampled`` it would also change when their norms are measured.

@@ -43,7 +43,7 @@ def rows_of_size(features: int, parameters: int, widest: int = 0) -> int:
 
 
 def widest_layer(model: nn.Module, example: Tensor) -> int:
-    """Number of values in the largest module output for ``example`` [1, ...].
+    """Return the number of values in the largest module output for ``example`` [1, ...].
 
     If the model fails on one example, only the modules that ran before the failure count. Modes, buffers, other state
     and torch's random states are unchanged.

@@ -27,7 +27,7 @@ class Stateful(Protocol):
     """
 
     def state(self) -> Any:
-        """The current state, for `restore`."""
+        """Return the current state, for `restore`."""
         ...
 
     def restore(self, state: Any) -> None:
@@ -103,7 +103,7 @@ class ModelValues:
         return {"values": values, "built": self._digest}
 
     def _is_unchanged_frozen(self, value: Any) -> bool:
-        """Whether ``value`` is a frozen parameter that was never changed in place."""
+        """Return whether ``value`` is a frozen parameter that was never changed in place."""
         return id(value) in self._built and value._version == self._built[id(value)]
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -30,7 +30,7 @@ class Sampler(Protocol):
     """
 
     def next_batch(self) -> Rows:
-        """Rows of the next batch, int64 [b]; a Poisson batch may be empty."""
+        """Return the rows of the next batch, int64 [b]; a Poisson batch may be empty."""
         ...
 
     def state(self) -> dict[str, Any]: ...
@@ -42,15 +42,15 @@ class RowDraws(Protocol):
     """Random choices among the rows 0 .. n - 1, independent of each other and reproducible from `state`."""
 
     def each(self, n: int, expected: int) -> Rows:
-        """Rows of a Poisson batch: each row joins independently with probability expected / n; ascending."""
+        """Return the rows of a Poisson batch: each row joins independently with probability expected / n; ascending."""
         ...
 
     def subset(self, n: int, count: int) -> Rows:
-        """A uniformly random subset of ``count`` rows; ascending."""
+        """Return a uniformly random subset of ``count`` rows; ascending."""
         ...
 
     def order(self, n: int) -> Rows:
-        """A uniformly random permutation of the rows."""
+        """Return a uniformly random permutation of the rows."""
         ...
 
     def state(self) -> dict[str, Any]: ...
@@ -111,7 +111,8 @@ class KeyedRows:
         self._stream = stream
 
     def each(self, n: int, expected: int) -> Rows:
-        """Rows of a Poisson batch, by gaps for large data sets (`rows_by_gaps`), otherwise by 72 bits for each row.
+        """Return the rows of a Poisson batch, by gaps for large data sets (`rows_by_gaps`), otherwise by 72 bits for
+        each row.
 
         The probability is rounded down to a multiple of 2^-72, which never weakens the guarantee. A row's first byte
         decides unless it equals the threshold (one row in 256); only then are the other 64 bits drawn.
@@ -127,7 +128,9 @@ class KeyedRows:
         return rows[joins]
 
     def subset(self, n: int, count: int) -> Rows:
-        """The ``count`` rows with the smallest random numbers, whose base-256 digits are drawn only while rows tie."""
+        """Return the ``count`` rows with the smallest random numbers, whose base-256 digits are drawn only while
+        rows tie.
+        """
         rows, chosen = np.arange(n), list[Rows]()
         while 0 < count < len(rows):
             digits = self._stream.octets(len(rows))
@@ -138,7 +141,7 @@ class KeyedRows:
         return np.sort(np.concatenate([*chosen, rows[:count]]))
 
     def order(self, n: int) -> Rows:
-        """The rows sorted by random 64-bit words; if two words are equal, all are drawn again."""
+        """Return the rows sorted by random 64-bit words; if two words are equal, all are drawn again."""
         words = self._stream.words(n)
         rows = np.argsort(words)
         return rows if (np.diff(words[rows]) > 0).all() else self.order(n)
@@ -151,7 +154,8 @@ class KeyedRows:
 
 
 def make_row_draws(noise_source: str, seed: int, purpose: str = "sampling") -> RowDraws:
-    """Random choices for batches: from a secret key if the noise source is secret, else from ``seed`` and ``purpose``.
+    """Return random choices for batches: from a secret key if the noise source is secret, else from ``seed`` and
+    ``purpose``.
 
     Privacy amplification by sampling holds only while the batches are secret.
     """
@@ -315,7 +319,8 @@ AUDITABLE: Final = ("poisson", "shuffle")
 def make_sampler(
     spec: SamplingSpec, dataset_size: int, draws: RowDraws, leaves_out: LeavesOut | None = None
 ) -> Sampler:
-    """The sampler that a trial names, over rows 0 .. dataset_size - 1. Raises: InvalidInput as `planned_sampling`.
+    """Return the sampler that a trial names, over rows 0 .. dataset_size - 1. Raises: InvalidInput as
+    `planned_sampling`.
 
     leaves_out: rows to exclude from every batch before it is cut to ``max_batch_size``; `AUDITABLE` samplings only.
     """
@@ -326,7 +331,7 @@ def make_sampler(
 
 
 def planned_sampling(spec: SamplingSpec, dataset_size: int) -> Sampling:
-    """The sampling that the trace of a trial will state; needs only the size of the data.
+    """Return the sampling that the trace of a trial will state; needs only the size of the data.
 
     Raises: InvalidInput for an unknown method or a batch larger than the data.
 

@@ -31,7 +31,7 @@ Params = dict[str, Any]
 
 
 def name_in(registry: Collection[str]) -> GetPydanticSchema:
-    """An annotation that accepts only the names in ``registry``, as a `Literal` of them would."""
+    """Return an annotation that accepts only the names in ``registry``, as a `Literal` of them would."""
     return GetPydanticSchema(lambda _type, _handler: core_schema.literal_schema(list(registry)))
 
 
@@ -63,7 +63,7 @@ def _is_none(value: object) -> bool:
 
 
 def _is_everything(value: object) -> bool:
-    """Whether to leave the field out of the JSON, so that trials of versions without it can still be resumed."""
+    """Return whether to leave the field out of the JSON, so that trials of versions without it can still be resumed."""
     return value == "everything"
 
 
@@ -132,7 +132,7 @@ class SamplingSpec:
         check_bounds(self, "sampling")
 
     def expected_size(self, dataset_size: int) -> int:
-        """The expected batch size on ``dataset_size`` training examples."""
+        """Return the expected batch size on ``dataset_size`` training examples."""
         return dataset_size if self.batch_size == "full" else self.batch_size
 
 
@@ -196,12 +196,12 @@ class NormSpec:
 
     @property
     def are_off(self) -> bool:
-        """Whether no norms of all examples are taken, and no epsilon of single examples is computed."""
+        """Return whether no norms of all examples are taken, and no epsilon of single examples is computed."""
         return self.refreshes_per_epoch == "off"
 
     @property
     def when_sampled(self) -> bool:
-        """Whether norms come from the batches, after a pass over all at step 0; old ones are measured again."""
+        """Return whether norms come from the batches, after a pass over all at step 0; old ones are measured again."""
         return self.refreshes_per_epoch == "when_sampled"
 
     @property
@@ -212,7 +212,7 @@ class NormSpec:
         return words[often] if isinstance(often, str) else often
 
     def snapshots(self, epochs: int, steps: int) -> int:
-        """Number of snapshots of a run."""
+        """Return the number of snapshots of a run."""
         often = self.snapshots_per_epoch
         return steps if often is None else min(steps, math.ceil(often * epochs))
 
@@ -350,7 +350,7 @@ class TrialSpec:
 
     @property
     def is_private(self) -> bool:
-        """Whether training adds noise: the initial noise multiplier is above 0."""
+        """Return whether training adds noise: the initial noise multiplier is above 0."""
         return self.noise.initial_noise_multiplier > 0.0
 
     def to_json(self) -> str:
@@ -375,7 +375,7 @@ class TrialSpec:
 
     @staticmethod
     def from_json(text: str | bytes) -> TrialSpec:
-        """The spec from JSON. Raises: ValidationError of pydantic, a ValueError."""
+        """Return the spec from JSON. Raises: ValidationError of pydantic, a ValueError."""
         return _ADAPTER.validate_json(text)
 
 

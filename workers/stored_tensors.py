@@ -16,7 +16,7 @@ class NoTensors(Exception):
 
 
 def load_tensors(stored: io.BytesIO) -> Any:
-    """The value in the rest of a stream, on the CPU. Raises: NoTensors."""
+    """Return the value in the rest of a stream, on the CPU. Raises: NoTensors."""
     import torch  # late: who deletes a checkpoint needs no torch
 
     start = stored.tell()

@@ -95,7 +95,7 @@ class TrainedModel:
         return stored
 
     def _dataset(self, features: Tensor) -> Dataset:
-        """A data set with the examples as its training split, which preprocessing takes; labels are zeros."""
+        """Return a data set with the examples as its training split, which preprocessing takes; labels are zeros."""
         none = torch.zeros(len(features), dtype=torch.int64)
         rows = Split(features, none, none, torch.arange(len(features)))
         names = tuple(map(str, range(self.num_classes)))
@@ -104,7 +104,7 @@ class TrainedModel:
 
 
 def describe_inputs(spec: TrialSpec, source: Dataset, dataset: Dataset, fitted: State) -> dict[str, Any]:
-    """The facts that `load_trained` needs besides the weights; all are public.
+    """Return the facts that `load_trained` needs besides the weights; all are public.
 
     source: the data as loaded. dataset: the data after preprocessing. fitted: the state of the preprocessing, which for
     private preprocessing is its release. The preparation is included only if it is known not to depend on the rows.
@@ -121,7 +121,9 @@ def describe_inputs(spec: TrialSpec, source: Dataset, dataset: Dataset, fitted: 
 
 
 def _kept_preparation(spec: TrialSpec, preparation: Preparation) -> dict[str, Any] | None:
-    """The preparation as plain values; None for one of the user's own, which may be code or hold statistics of rows."""
+    """Return the preparation as plain values; None for one of the user's own, which may be code or hold statistics
+    of rows.
+    """
     if is_import_path(spec.data.name) and preparation not in (Scaling(), Tokens()):
         return None
     for name, kind in _PREPARATIONS.items():
@@ -135,7 +137,8 @@ def _plain(value: Any) -> Any:
 
 
 def load_model(files: TrialFiles, spec: TrialSpec, code: UserCode = NO_CODE) -> nn.Module:
-    """The trained model of ``spec`` on the CPU, in evaluation mode, with averaged parameters if averaging was on.
+    """Return the trained model of ``spec`` on the CPU, in evaluation mode, with averaged parameters if averaging was
+    on.
 
     Raises:
         InvalidInput: the trial has not finished training, the weights do not fit, the
@@ -146,7 +149,7 @@ def load_model(files: TrialFiles, spec: TrialSpec, code: UserCode = NO_CODE) -> 
 
 
 def load_trained(files: TrialFiles, spec: TrialSpec, code: UserCode = NO_CODE) -> TrainedModel:
-    """The trained model of ``spec`` with the preprocessing and preparation of its inputs.
+    """Return the trained model of ``spec`` with the preprocessing and preparation of its inputs.
 
     Data are read only for a source of the user's own with its own preparation. Raises: see `load_model`.
     """
@@ -186,7 +189,9 @@ def _preparation(spec: TrialSpec, kept: Mapping[str, Any] | None, code: UserCode
 
 
 def _read(uri: str, keys: Set[str] = frozenset()) -> dict[str, Any]:
-    """The mapping stored at ``uri``. Raises: InvalidInput if missing, DataCorruption if damaged or without ``keys``."""
+    """Return the mapping stored at ``uri``. Raises: InvalidInput if missing, DataCorruption if damaged or without
+    ``keys``.
+    """
     try:
         content = read_bytes(uri)
     except FileNotFoundError:

@@ -199,12 +199,12 @@ class Trainer:
         return often is None or is_due(self.step_count, often, self._planned.steps_per_epoch)
 
     def trace(self) -> Trace:
-        """The trace of the steps so far."""
+        """Return the trace of the steps so far."""
         epochs = -(-self.step_count // self._planned.steps_per_epoch)
         return self.mechanism.trace(epochs, self.public_accuracies).until(self.step_count)
 
     def may_continue(self) -> bool:
-        """Whether another step is planned and within the budget.
+        """Return whether another step is planned and within the budget.
 
         The budget is checked again only after the last affordable epoch: by then a validation-driven schedule may have
         cost less than planned.
@@ -214,7 +214,7 @@ class Trainer:
         return self.epoch < self._paid_epochs
 
     def draw(self) -> Tensor:
-        """The rows of the next batch, int64 [b], on the device."""
+        """Return the rows of the next batch, int64 [b], on the device."""
         return sent(torch.from_numpy(self._sampler.next_batch()), self._data.device)
 
     def step(self, rows: Tensor | None = None) -> None:
@@ -244,7 +244,7 @@ class Trainer:
 
     @property
     def needs_norms(self) -> bool:
-        """Whether `advance` needs the norms of all examples."""
+        """Return whether `advance` needs the norms of all examples."""
         return self._method.refreshes or self._spec.norms.when_sampled
 
     def advance(self, rows: Tensor | None = None) -> None:
@@ -279,7 +279,9 @@ class Trainer:
             self._run.contributions = "estimate"
 
     def norms_so_far(self) -> tuple[NormSnapshot, ...]:
-        """The snapshots that are not stored yet, as they would be if the run ended here; the run does not change."""
+        """Return the snapshots that are not stored yet, as they would be if the run ended here; the run does not
+        change.
+        """
         return () if self._spec.norms.are_off else self._everyone.so_far()
 
     def store_norms(self) -> None:
@@ -287,7 +289,7 @@ class Trainer:
         self._everyone.store()
 
     def _clipped_sum(self, rows: Tensor) -> WeightedSum:
-        """The clipped sum under the rule of this step.
+        """Return the clipped sum under the rule of this step.
 
         A method without a query chooses its rule before the batch, which saves a second pass over micro-batches.
         """
@@ -347,7 +349,7 @@ class Trainer:
         return record
 
     def evaluations(self) -> tuple[Evaluation, Evaluation | None]:
-        """The model as it is now on held-out test data and, if there are any, on public data."""
+        """Return the model as it is now on held-out test data and, if there are any, on public data."""
         shown, public, dataset = self.released_model(), self._dataset.public, self._dataset
         others = dataset, self.local.loss, self._spec.min_group_size, self._predict
         test = evaluate(shown, dataset.test, *others)
@@ -374,7 +376,7 @@ class Trainer:
             note_departures(self.counters.departures, groups[self._method.used_up(self._run.clipping, prices)])
 
     def released_model(self) -> nn.Module:
-        """The model to evaluate and store: a copy with averaged parameters if averaging is on."""
+        """Return the model to evaluate and store: a copy with averaged parameters if averaging is on."""
         return self._model if self._average is None else self._average.averaged(self._model)
 
     def state(self) -> dict[str, Any]:

@@ -233,7 +233,8 @@ def _preprocessed(spec: TrialSpec, dataset: Dataset, fitted: dict[str, Tensor]) 
 
 
 def _of_as_many(stored: Mapping[str, Any], ranks: int) -> tuple[Tensor, ...]:
-    """Random states of the other ranks in a checkpoint. Raises: InvalidInput unless the checkpoint has ``ranks`` ranks.
+    """Return random states of the other ranks in a checkpoint. Raises: InvalidInput unless the checkpoint has ``ranks``
+    ranks.
 
     Another number of ranks rounds sums differently, and repeated noise would not hide the difference.
     """
@@ -361,7 +362,7 @@ def _finish(
 
 
 def _of_norms(spec: TrialSpec) -> tuple[str, ...]:
-    """A note for readers of results without epsilons of single examples."""
+    """Return a note for readers of results without epsilons of single examples."""
     if not (spec.norms.are_off and spec.is_private):
         return ()
     return (
@@ -386,7 +387,9 @@ def _attacked(spec: TrialSpec, trainer: Trainer, dataset: Dataset, files: TrialF
 
 
 def _saved(content: Mapping[str, Any]) -> bytes:
-    """The bytes of a file with tensors, numbers, strings and containers of them, which loads without running code."""
+    """Return the bytes of a file with tensors, numbers, strings and containers of them, which loads without running
+    code.
+    """
     buffer = io.BytesIO()
     torch.save(dict(content), buffer)
     return buffer.getvalue()

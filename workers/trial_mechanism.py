@@ -26,7 +26,7 @@ LEAST_ORDER: Final = 4.0
 def mechanism_of(
     spec: TrialSpec, dataset_size: int, releases: tuple[Release, ...] = (), code: UserCode = NO_CODE
 ) -> TrialMechanism:
-    """The mechanism of ``spec`` on ``dataset_size`` training examples.
+    """Return the mechanism of ``spec`` on ``dataset_size`` training examples.
 
     releases: made from the same data in addition to training. code: the user's modules that may be imported, for their
     own clipping method.
@@ -67,7 +67,7 @@ def mechanism_with(
 def with_noise(
     trial: TrialSpec, budget: clipping.ExampleBudget | None, noise_multiplier: float, target_epsilon: float
 ) -> TrialSpec:
-    """The trial with the calibrated noise multiplier.
+    """Return the trial with the calibrated noise multiplier.
 
     budget: if the clipping method has a budget per example (a privacy filter), the noise multiplier is multiplied by
     its noise_factor, and the target epsilon becomes the budget of every example. Raises: InvalidInput if the method
@@ -86,7 +86,7 @@ def with_noise(
 
 
 def moment_order(spec: TrialSpec, mechanism: TrialMechanism) -> float:
-    """The order of moments by which the contributions of several steps are averaged, at least 4.
+    """Return the order of moments by which the contributions of several steps are averaged, at least 4.
 
     It is the order that gives the epsilon of the planned run by Renyi DP: a mean of a higher order would over-estimate
     the epsilons of single examples more than needed, and one of a lower order under-estimate them. The cost of a
@@ -97,7 +97,7 @@ def moment_order(spec: TrialSpec, mechanism: TrialMechanism) -> float:
 
 
 def affordable_epochs(spec: TrialSpec, mechanism: TrialMechanism, public_accuracies: Sequence[float]) -> int:
-    """Number of planned epochs that fit in the trial's budget, given the public accuracies so far.
+    """Return the number of planned epochs that fit in the trial's budget, given the public accuracies so far.
 
     An epoch whose cost would exceed the budget is not started (paper C, Sec. IV-A).
     """
@@ -112,12 +112,12 @@ def affordable_epochs(spec: TrialSpec, mechanism: TrialMechanism, public_accurac
 
 
 def paid_by(spec: BudgetSpec | None, trace: Trace) -> Trace:
-    """The part of ``trace`` that the budget covers; releases outside it still count towards epsilon."""
+    """Return the part of ``trace`` that the budget covers; releases outside it still count towards epsilon."""
     return replace(trace, releases=()) if spec is not None and spec.covers == "training" else trace
 
 
 def make_budget(spec: BudgetSpec, delta: float) -> Budget:
-    """The budget of ``spec``. delta: of the trial, at which a budget in epsilon is meant."""
+    """Return the budget of ``spec``. delta: of the trial, at which a budget in epsilon is meant."""
     if spec.rho is not None:
         return RhoBudget(spec.rho)
     assert spec.epsilon is not None, "a budget has exactly one of the two"

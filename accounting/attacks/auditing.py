@@ -39,7 +39,8 @@ class Guesses:
 
 
 def p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
-    """Bound on the probability of at least ``guesses.correct`` right guesses, if the mechanism is (epsilon, delta)-DP.
+    """Return the bound on the probability of at least ``guesses.correct`` right guesses, if the mechanism is (epsilon,
+    delta)-DP.
 
     Guarantee: P[right guesses >= v] <= beta + 2 m delta alpha with beta = P[W >= v] and alpha = max over i of
     P[v - i <= W < v] / i, where W ~ Binomial(guesses, e^epsilon / (1 + e^epsilon)) and m is the number of canaries
@@ -63,7 +64,7 @@ def p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
 
 @functools.cache
 def audited_epsilon(guesses: Guesses, delta: float, confidence: float) -> float:
-    """A lower bound on the epsilon of the mechanism at ``delta``, or 0 if the guesses prove none.
+    """Return a lower bound on the epsilon of the mechanism at ``delta``, or 0 if the guesses prove none.
 
     Guarantee: if the mechanism is (epsilon, delta)-DP, the result exceeds epsilon with probability at most
     1 - confidence over coins and mechanism. Proof: the result exceeds epsilon only if every multiple of `GRID` up to
@@ -78,12 +79,13 @@ def audited_epsilon(guesses: Guesses, delta: float, confidence: float) -> float:
 
 
 def provable(canaries: int, confidence: float) -> bool:
-    """Whether guesses about ``canaries`` examples can prove anything: all right ones would reject epsilon 0."""
+    """Return whether guesses about ``canaries`` examples can prove anything: all right ones would reject epsilon 0."""
     return canaries >= 1 and 0.5**canaries < 1.0 - confidence
 
 
 def best_audited_epsilon(ways: Sequence[Guesses], delta: float, confidence: float) -> tuple[float, Guesses]:
-    """The largest `audited_epsilon` of several ways to guess, and its guesses; the first way if none proves anything.
+    """Return the largest `audited_epsilon` of several ways to guess, and its guesses; the first way if none proves
+    anything.
 
     Guarantee: as for `audited_epsilon`, by the union bound: each way is audited at its share of 1 - confidence.
     """

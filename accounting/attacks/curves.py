@@ -103,7 +103,9 @@ class PrivacyCurve:
         return fewest, 1.0 - np.array([self._attacks.achieved(rate, self.profile.lower) for rate in rates.tolist()])
 
     def true_positive_rate(self, false_positive_rate: float) -> CertifiedInterval:
-        """The largest true positive rate of any attack at ``false_positive_rate`` in [0, 1]: 1 - trade-off function."""
+        """Return the largest true positive rate of any attack at ``false_positive_rate`` in [0, 1]: 1 - trade-off
+        function.
+        """
         lower, upper = self.trade_off([false_positive_rate])
         return CertifiedInterval(None if upper is None else 1.0 - float(upper[0]), 1.0 - float(lower[0]))
 
@@ -114,7 +116,8 @@ class PrivacyCurve:
         return CertifiedInterval(least, float(self.profile.upper[0]))
 
     def reconstruction(self, prior: float) -> float:
-        """An upper bound on the probability that any attack reconstructs the record (the group's records, jointly).
+        """Return an upper bound on the probability that any attack reconstructs the record (the group's records,
+        jointly).
 
         prior: the largest probability, over all guesses made without the output, that a guess counts as success, for a
         target drawn independently of all other data: kappa of Hayes, Mahloujifar and Balle 2023, whose
@@ -139,7 +142,8 @@ class PrivacyCurve:
 
 
 def privacy_curve(trace: Trace, group_size: int = 1, deltas: Sequence[float] = ()) -> PrivacyCurve:
-    """The certified curve of ``trace`` for any ``group_size`` records, by composition of privacy loss distributions.
+    """Return the certified curve of ``trace`` for any ``group_size`` records, by composition of privacy loss
+    distributions.
 
     deltas: values in [1e-250, 1) near which delta(epsilon) shall be tight relative to itself. Without them the bounds
     are close relative to delta at epsilon 0, which suffices for attacks at false positive rates down to 1e-4. Covers
@@ -156,7 +160,7 @@ def privacy_curve(trace: Trace, group_size: int = 1, deltas: Sequence[float] = (
 def curve_of_examples(
     trace: Trace, steps: Sequence[int], contributions: npt.ArrayLike, deltas: Sequence[float] = ()
 ) -> PrivacyCurve:
-    """The certified curve of given records together (one, or all of a person) by their own contributions.
+    """Return the certified curve of given records together (one, or all of a person) by their own contributions.
 
     steps [snapshots] and contributions [members, snapshots] as in `epsilon_of_examples`. Private data of these records.
     kind is `Trace.individual_kind`: contributions read off a run hold for the run that took place.
@@ -206,7 +210,7 @@ class AttackRisk:
 
 
 def rate_name(false_positive_rate: float) -> str:
-    """The name of the true positive rate at ``false_positive_rate``, such as tpr_at_fpr_1pct."""
+    """Return the name of the true positive rate at ``false_positive_rate``, such as tpr_at_fpr_1pct."""
     return f"tpr_at_fpr_{100.0 * false_positive_rate:g}pct"
 
 

@@ -35,7 +35,8 @@ class AttackBounds:
         return np.asarray(np.clip(lines.min(axis=1) + _ROUNDING, false_positive_rates, 1.0))
 
     def achieved(self, false_positive_rate: float, lower: Array) -> float:
-        """A true positive rate that the best attack in the worse direction achieves; guessing achieves the FPR itself.
+        """Return a true positive rate that the best attack in the worse direction achieves; guessing achieves the FPR
+        itself.
 
         lower: the profile's lower bounds by direction [2, points].
 
@@ -63,11 +64,11 @@ class AttackBounds:
 
     @cached_property
     def _limits(self) -> Array:
-        """Where the lines of the upper bounds on delta start, at false positive rate 0 [lines]."""
+        """Return where the lines of the upper bounds on delta start, at false positive rate 0 [lines]."""
         return self._intercepts(self.profile.upper, self.profile.upper)
 
     def _starts(self, lower: Array, direction: int) -> Array:
-        """Where the lines that the ROC curve of a direction reaches start, at false positive rate 0 [lines]."""
+        """Return where the lines that the ROC curve of a direction reaches start, at false positive rate 0 [lines]."""
         return self._intercepts(lower[direction], lower[1 - direction])
 
     def _intercepts(self, own: Array, swapped: Array) -> Array:

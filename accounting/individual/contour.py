@@ -108,7 +108,9 @@ def _tilted(
 
 
 def _moments(tilted: Array, log_ratio: Array, exponents: Complex) -> Complex:
-    """Sums [nodes, points] over the grid of ``tilted`` [nodes, grid] times exp(i (Im z) log G), for each exponent z."""
+    """Return the sums [nodes, points] over the grid of ``tilted`` [nodes, grid] times exp(i (Im z) log G), for each
+    exponent z.
+    """
     angles = (exponents[1] - exponents[0]).imag * log_ratio
     real, imaginary = np.empty((2, len(tilted), len(exponents)))
     moments(tilted, np.cos(angles), np.sin(angles), real, imaginary)
@@ -147,7 +149,7 @@ def _ratio(sample_rate: float, log_m: Array) -> tuple[Array, Array]:
 
 
 def _cell_suprema(sample_rate: float, precisions: Array, exponent: float, powers: Array) -> Array:
-    """Upper bounds [3, cells] of E[p^k G^e], k = 2, 3, 4, over each cell of u, for real e outside [0, 1].
+    """Return the upper bounds [3, cells] of E[p^k G^e], k = 2, 3, 4, over each cell of u, for real e outside [0, 1].
 
     For e > 1, x -> x^k (1 - q + q x)^(e-k) is convex, so h_k(u) = E[p^k G^e] grows with u. For e < 0, by Ito's formula
     and dropping a negative term, h_k' <= k(k-1)/2 h_k + (k-e)(k-e+1)/2 h_(k+2). There h_(k+2) is at most h_k, because
@@ -169,7 +171,7 @@ def _cell_suprema(sample_rate: float, precisions: Array, exponent: float, powers
 
 
 def _linearity_errors(widths: Array, exponents: Complex, moduli: Array, suprema: Array) -> Array:
-    """Bound on |log A - chord| beside each node: width^2/8 times the largest |(log A)''| of the cell.
+    """Return the bound on |log A - chord| beside each node: width^2/8 times the largest |(log A)''| of the cell.
 
     A' = z(z-1)/2 E[p^2 G^z]; A'' = z(z-1)/4 E[(2 p^2 + 4(z-2) p^3 + (z-2)(z-3) p^4) G^z]; (log A)'' = A''/A - (A'/A)^2.
     """
@@ -196,14 +198,14 @@ class DecayBound:
     lengths: Array
 
     def node_decay(self, frequency: float) -> Array:
-        """The decay for |w| >= ``frequency``, the smaller of the two cells beside each node; shape [nodes]."""
+        """Return the decay for |w| >= ``frequency``, the smaller of the two cells beside each node; shape [nodes]."""
         y = np.clip(0.5 * frequency * self.lengths, 1e-12, np.pi)
         cells = (self.masses * np.maximum(1.0 - np.maximum(np.sin(y) / y, _SINC_LATER), 0.0)).sum(axis=1)
         return np.asarray(np.minimum(np.append(cells[:1], cells), np.append(cells, cells[-1:])))
 
 
 def no_decay(cells: int) -> DecayBound:
-    """The trivial bound, a decay of 0. Steps that may not take place have no better one."""
+    """Return the trivial bound, a decay of 0. Steps that may not take place have no better one."""
     return DecayBound(np.zeros((cells, 1)), np.zeros((cells, 1)))
 
 
@@ -235,7 +237,7 @@ def decay_bound(sample_rate: float, precisions: Array, exponent: float, layers: 
 
 
 def _unimodal(heights: Array) -> Array:
-    """The largest function below ``heights`` [cells, layers] that rises to the peak and then falls."""
+    """Return the largest function below ``heights`` [cells, layers] that rises to the peak and then falls."""
     columns = np.arange(heights.shape[1])
     peak = heights.argmax(axis=1)[:, None]
     rising = np.where(columns <= peak, heights, np.inf)[:, ::-1]

@@ -109,7 +109,7 @@ class SparseRows:
     ends: NDArray[np.int64]
 
     def of(self, rows: NDArray[np.intp]) -> SparseRows:
-        """The matrix of some of the rows."""
+        """Return the matrix of some of the rows."""
         starts, lengths = self.ends[rows], np.diff(self.ends)[rows]
         ends = np.append(0, np.cumsum(lengths))
         entries = np.arange(ends[-1]) + np.repeat(starts - ends[:-1], lengths)
@@ -137,11 +137,13 @@ class StepWeights:
         return [0, *accumulate(len(part.precisions) for part in self.sampled)]
 
     def of(self, rows: NDArray[np.intp]) -> StepWeights:
-        """The step weights of some rows."""
+        """Return the step weights of some rows."""
         return replace(self, steps=self.steps.of(rows), precision=self.precision[rows])
 
     def on_nodes(self, kept: Sequence[NDArray[np.intp]]) -> StepWeights:
-        """The same weights on only the ``kept`` nodes (ascending) of each rate; rows have no weight on other nodes."""
+        """Return the same weights on only the ``kept`` nodes (ascending) of each rate; rows have no weight on other
+        nodes.
+        """
         if all(len(own) == len(part.precisions) for own, part in zip(kept, self.sampled, strict=True)):
             return self
         places = np.zeros(self.starts[-1], np.int32)
@@ -170,16 +172,16 @@ class RecordedContributions:
     def checked(
         steps: Sequence[int] | NDArray[np.integer[Any]], values: ArrayLike, trace: Trace
     ) -> RecordedContributions:
-        """The contributions, validated. Raises: InvalidInput as `checked_snapshots` does."""
+        """Return the contributions, validated. Raises: InvalidInput as `checked_snapshots` does."""
         return RecordedContributions(*checked_snapshots(steps, values, trace), as_accounted(trace))
 
     def of(self, rows: NDArray[np.intp] | slice) -> RecordedContributions:
-        """The contributions of some rows."""
+        """Return the contributions of some rows."""
         columns = self.values.T
         return replace(self, values=(columns[:, rows] if isinstance(rows, slice) else columns.take(rows, axis=1)).T)
 
     def unprotected(self) -> NDArray[np.bool_]:
-        """Whether each example contributed to a step without noise; shape [rows]."""
+        """Return whether each example contributed to a step without noise; shape [rows]."""
         found = np.zeros(len(self.values), np.bool_)
         for _, _, stretches in _stretches(tuple(self.steps), self.trace):
             for part in stretches:
@@ -188,7 +190,7 @@ class RecordedContributions:
         return found
 
     def costs(self, spread: Spread) -> StepWeights:
-        """The step weights of each example; ``spread`` reduces the sampled steps."""
+        """Return the step weights of each example; ``spread`` reduces the sampled steps."""
         values = np.ascontiguousarray(self.values.T, np.float64)
         trace = self.trace
         releases = [release.noise_multiplier**-2 for release in trace.releases if isinstance(release, GaussianRelease)]
@@ -254,7 +256,7 @@ def _one_by_one(sampling: Sampling) -> tuple[tuple[float, Sampling], ...]:
 
 
 def _shuffled_precision(stretches: Sequence[Stretch], values: Array, steps_per_epoch: int) -> Array:
-    """Sum over epochs, an unfinished last one included, of the largest u within the epoch; shape [rows]."""
+    """Return the sum over epochs, an unfinished last one included, of the largest u within the epoch; shape [rows]."""
     total, worst = np.zeros(values.shape[1]), np.zeros(values.shape[1])
     current = 0
     for part in stretches:

@@ -88,7 +88,7 @@ def individual_epsilons(
     delta: float,
     method: str = "pld",
 ) -> IndividualEpsilons:
-    """Epsilon of every example at ``delta``, under the adjacency of ``trace``.
+    """Return the epsilon of every example at ``delta``, under the adjacency of ``trace``.
 
     contributions [examples, snapshots] lie in [0, 1]: clipped gradient norm over sensitivity. The snapshot taken at
     steps[j] holds until steps[j + 1]. Each row's result depends on that row alone. What the numbers claim: see the
@@ -118,12 +118,12 @@ def individual_epsilons(
 
 
 def individual_claim(trace: Trace) -> Claim:
-    """How strong the claim of `individual_epsilons` for the trace is: a guarantee under a filter."""
+    """Return how strong the claim of `individual_epsilons` for the trace is: a guarantee under a filter."""
     return trace.individual_kind if trace.filter is None else "guarantee"
 
 
 def individual_reasons(trace: Trace) -> tuple[Reason, ...]:
-    """Why the claim of `individual_epsilons` for the trace is an estimate; empty if it is stronger."""
+    """Return why the claim of `individual_epsilons` for the trace is an estimate; empty if it is stronger."""
     return trace.individual_reasons if trace.filter is None else ()
 
 

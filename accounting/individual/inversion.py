@@ -80,7 +80,7 @@ class Bucket:
     rdp: Array
 
     def of(self, some: NDArray[np.intp]) -> Bucket:
-        """The bucket with only some of its rows."""
+        """Return the bucket with only some of its rows."""
         return replace(self, rows=self.rows[some], rdp=self.rdp[some])
 
 
@@ -115,7 +115,7 @@ def _alike(*columns: NDArray[np.intp]) -> list[NDArray[np.intp]]:
 
 
 def _numbered(values: NDArray[np.intp]) -> NDArray[np.intp]:
-    """The rank of each value among the distinct values."""
+    """Return the rank of each value among the distinct values."""
     above = values - values.min(initial=0)
     present = np.zeros(above.max(initial=0) + 1, np.bool_)
     present[above] = True
@@ -123,18 +123,22 @@ def _numbered(values: NDArray[np.intp]) -> NDArray[np.intp]:
 
 
 def _tilt(step: int) -> float:
-    """The tilt of a bucket whose tilt - 1 has the exponent ``step`` of `_TILT_STEP`."""
+    """Return the tilt of a bucket whose tilt - 1 has the exponent ``step`` of `_TILT_STEP`."""
     return 1.0 + _RETREAT * _TILT_STEP**step
 
 
 def tilts_from(tilt: float, steps: Sequence[int]) -> list[float]:
-    """The bucket tilts that lie ``steps`` steps above the bucket tilt ``tilt``, bit for bit as `buckets` has them."""
+    """Return the bucket tilts that lie ``steps`` steps above the bucket tilt ``tilt``, bit for bit as `buckets` has
+    them.
+    """
     first = round(np.log((tilt - 1.0) / _RETREAT) / np.log(_TILT_STEP))
     return [_tilt(first + step) for step in steps]
 
 
 def _steps(values: Array, factor: float) -> NDArray[np.intp]:
-    """The exponents of the powers of ``factor`` nearest to ``values``, clipped so that the powers stay finite."""
+    """Return the exponents of the powers of ``factor`` nearest to ``values``, clipped so that the powers stay
+    finite.
+    """
     steps = np.nan_to_num(np.round(np.log(values) / np.log(factor)))
     return np.asarray(np.clip(steps, -_MOST_STEPS, _MOST_STEPS), np.intp)
 
@@ -183,7 +187,7 @@ def plain_exponent(pure: tuple[float, ...], contour: Contour, v: float) -> tuple
 
 
 def damping(contour: Contour) -> float:
-    """The precision v of damping that makes all frequencies beyond the contour negligible."""
+    """Return the precision v of damping that makes all frequencies beyond the contour negligible."""
     return 2.0 * _DAMPING / contour.end**2
 
 
@@ -194,7 +198,7 @@ def upper_kernel(contour: Contour) -> Complex:
 
 
 def lower_kernel(contour: Contour, v: float) -> Complex:
-    """The kernel of the lower bound if exp(K) is damped by precision v; see the module's description."""
+    """Return the kernel of the lower bound if exp(K) is damped by precision v; see the module's description."""
     z = contour.points
     return np.asarray(upper_kernel(contour) * (1.0 - v * np.exp(0.125 * v) * z * (z - 1.0)))
 
@@ -216,7 +220,7 @@ def _factors(kernel: Complex) -> Array:
 
 
 def left_out(contour: Contour, size: int, v: float) -> float:
-    """Bound for both kernels on the sum of |kernel| exp(-v w^2 / 2) over the terms from ``size`` on.
+    """Return the bound for both kernels on the sum of |kernel| exp(-v w^2 / 2) over the terms from ``size`` on.
 
     Times exp(K) at the real point, it bounds the sum of the terms left out. 1/|z (z-1)| sums to at most
     (1 + 1/size) / (spacing end); the damping falls at least geometrically.
@@ -253,7 +257,7 @@ def raise_bounds(
 
 @functools.lru_cache(maxsize=512)
 def _alias_bounds(contour: Contour, v: float) -> tuple[float, Array]:
-    """Bound on aliases from the left, and coefficients [2, orders] of the bound on those from the right.
+    """Return the bound on aliases from the left, and coefficients [2, orders] of the bound on those from the right.
 
     The orders are those of `tail_places`; see `spectrum_kernels._aliasing`.
     """

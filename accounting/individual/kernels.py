@@ -164,7 +164,7 @@ def _least(
     place: int,
     total: Array,
 ) -> tuple[float, int]:
-    """The least sum + term of one row and its order, sought around the order ``place``, whose value is ``best``.
+    """Return the least sum + term of one row and its order, sought around the order ``place``, whose value is ``best``.
 
     The window of orders grows until the least lies inside it or at the first or last order. ``total`` is overwritten.
     """

@@ -54,7 +54,8 @@ def epsilon_of_many_rounds(rounds: GroupRounds, delta: float, tolerance: float =
 
 
 def _as_steps(rounds: GroupRounds) -> Steps | None:
-    """Steps of sampled Gaussian mechanisms that together dominate the sampled rounds; None if there are none such.
+    """Return the steps of sampled Gaussian mechanisms that together dominate the sampled rounds; None if there are none
+    such.
 
     A round that is one of several cases becomes a step of the likeliest case and, with its probability, one of each
     other case (`accounting.individual.contributions._one_by_one`).
@@ -84,7 +85,7 @@ def _stretch(sensitivity: float, count: int) -> Stretch:
 
 
 def _on_nodes(rounds: GroupRounds, steps: Steps, delta: float) -> PairBounds:
-    """The bounds of the steps on more and more nodes, until they are close."""
+    """Return the bounds of the steps on more and more nodes, until they are close."""
     from accounting.individual.pld import bounds_of_costs  # loads numba and compiled code, which takes half a second
     from accounting.individual.rdp import renyi_costs
     from accounting.individual.spreading import NODES, spread_linearly

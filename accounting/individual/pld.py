@@ -104,7 +104,7 @@ _TOLERANCES = (0.5 * LOOSE, 0.05 * LOOSE)
 
 
 def pld_epsilons(contributions: RecordedContributions, delta: float) -> tuple[Array, Array]:
-    """Upper and lower epsilon [rows] at ``delta``, the worse of removing and adding the example.
+    """Return the upper and lower epsilon [rows] at ``delta``, the worse of removing and adding the example.
 
     Rows are computed in the order of their contributions: neighbours use the same nodes, whose table entries are then
     still in the processor's cache.
@@ -116,7 +116,9 @@ def pld_epsilons(contributions: RecordedContributions, delta: float) -> tuple[Ar
 
 
 def _ordered_epsilons(contributions: RecordedContributions, delta: float) -> tuple[Array, Array]:
-    """Bounds of rows in any order: on nodes, on more nodes where bounds are loose, and finally on a lattice."""
+    """Return the bounds of rows in any order: on nodes, on more nodes where bounds are loose, and finally on a
+    lattice.
+    """
     trace = contributions.trace
     is_short = trace.steps <= _FEW_STEPS
     first, *denser = _DENSITIES if is_short else (1,)
@@ -138,7 +140,7 @@ def _ordered_epsilons(contributions: RecordedContributions, delta: float) -> tup
 
 
 def bounds_of_costs(costs: StepWeights, renyi: RenyiCosts, gap: float) -> tuple[Array, Array, NDArray[np.intp]]:
-    """Upper and lower epsilon [rows] of these costs, and the rows where they are too far apart.
+    """Return the upper and lower epsilon [rows] of these costs, and the rows where they are too far apart.
 
     Too far is more than `LOOSE` relative to the upper one and more than ``gap``. renyi: costs of the same rows, on
     these or other nodes; rows above `LARGEST_EPSILON` never count as too far apart.
@@ -150,7 +152,8 @@ def bounds_of_costs(costs: StepWeights, renyi: RenyiCosts, gap: float) -> tuple[
 
 
 def _of_one_gaussian(costs: StepWeights, delta: float) -> Array:
-    """Upper epsilon [rows] of one unsampled Gaussian with the precision of all steps, which dominates the run.
+    """Return the upper epsilon [rows] of one unsampled Gaussian with the precision of all steps, which dominates the
+    run.
 
     A sampled Gaussian is a post-processing of the unsampled one. With mean shift m the loss is N(m^2 / 2, m^2), and
     Pr[N(0, 1) > z] <= exp(-z^2 / 2). Pure releases add to epsilon.
@@ -164,7 +167,7 @@ def _of_one_gaussian(costs: StepWeights, delta: float) -> Array:
 
 
 def _alone(contributions: RecordedContributions, delta: float) -> PairBounds:
-    """Bounds of one row, as a group of one, on a lattice of privacy losses."""
+    """Return the bounds of one row, as a group of one, on a lattice of privacy losses."""
     rounds = rounds_of_examples(contributions.trace, contributions.steps, contributions.values)
     for tolerance in _TOLERANCES:
         found = epsilon_of_rounds(rounds, delta, tolerance)
@@ -174,7 +177,7 @@ def _alone(contributions: RecordedContributions, delta: float) -> PairBounds:
 
 
 def _interpolated_epsilons(costs: StepWeights, renyi: RenyiCosts, delta: float) -> tuple[Array, Array]:
-    """Upper and lower epsilon [rows] with K interpolated between nodes."""
+    """Return the upper and lower epsilon [rows] with K interpolated between nodes."""
     bound = renyi.epsilons
     above, below = np.where(bound > 0.0, np.inf, 0.0), np.zeros_like(bound)
     bounds, all_costs = np.zeros((2, len(bound))), near_reached(costs, [len(p.precisions) for p in costs.sampled])
@@ -218,7 +221,7 @@ def _decay_bound(law: StepLaw, nodes: bytes, exponent: float) -> DecayBound:
 
 
 def _real_exponent(tilt: float, direction: str) -> float:
-    """The exponent of P/Q at the first point of a contour."""
+    """Return the exponent of P/Q at the first point of a contour."""
     return float(EXPONENTS[direction](np.array([tilt + 0j]))[0].real)
 
 
@@ -272,7 +275,7 @@ class _Group:
         return Contour(self.bucket.tilt, 2.0 * np.pi / self.bucket.period, size)
 
     def _reach(self, sizes: Sequence[int]) -> NDArray[np.bool_]:
-        """Whether exp(K) is negligible beyond contours of these sizes; shape [rows, sizes]."""
+        """Return whether exp(K) is negligible beyond contours of these sizes; shape [rows, sizes]."""
         ends = np.array([self._contour(size).end for size in sizes])
         exponent = _real_exponent(self.bucket.tilt, self.direction)
         decays = [
@@ -292,7 +295,7 @@ class _Group:
             raise_bounds(bounds, self.bucket.of(some), exponents, cuts, contour, v, self.renyi)
 
     def _columns(self, contour: Contour) -> Array:
-        """The table for `weighted_sums`: K, its error and its decay, as `certified_bounds` takes them."""
+        """Return the table for `weighted_sums`: K, its error and its decay, as `certified_bounds` takes them."""
         tables = [
             _moment_columns(part.law, part.precisions.tobytes(), contour, self.direction) for part in self.costs.sampled
         ]
@@ -316,5 +319,5 @@ def _plain_columns(pure: tuple[float, ...], contour: Contour, v: float) -> Array
 
 @functools.lru_cache(maxsize=512)
 def _cuts(contour: Contour, v: float) -> Array:
-    """Number of points up to each cut, and the bound of `left_out` there; [2, cuts]."""
+    """Return the number of points up to each cut, and the bound of `left_out` there; [2, cuts]."""
     return np.array([(size, left_out(contour, size, v)) for size in _cut_sizes(contour)]).T.copy()

@@ -53,7 +53,7 @@ class RenyiCosts:
     costs: StepWeights
 
     def of(self, rows: NDArray[np.intp]) -> RenyiCosts:
-        """The Renyi costs of some rows."""
+        """Return the Renyi costs of some rows."""
         return RenyiCosts(self.epsilons[rows], self.orders[rows], self.delta, self.costs.of(rows))
 
     def rdp(self, rows: NDArray[np.intp], places: NDArray[np.intp]) -> Array:
@@ -64,7 +64,7 @@ class RenyiCosts:
 
 
 def rdp_epsilons(contributions: RecordedContributions, delta: float) -> Array:
-    """Upper epsilon [rows] at ``delta`` by the improved conversion; covers both directions of add/remove.
+    """Return the upper epsilon [rows] at ``delta`` by the improved conversion; covers both directions of add/remove.
 
     Spreading steps over nodes can only increase it, because RDP is convex in a step's precision
     (`accounting.individual.contributions`).
@@ -78,7 +78,7 @@ def classic_epsilons(contributions: RecordedContributions, delta: float) -> Arra
 
 
 def _converted(contributions: RecordedContributions, delta: float, terms: Array) -> Array:
-    """Upper epsilon [rows] where ``terms`` are added to the RDP at each order."""
+    """Return the upper epsilon [rows] where ``terms`` are added to the RDP at each order."""
     return _best_orders(_on_few_nodes(contributions.costs(spread_linearly)), terms).epsilons(delta)
 
 
@@ -91,12 +91,12 @@ class _Best:
     first: Array
 
     def epsilons(self, delta: float) -> Array:
-        """Upper bounds [rows]."""
+        """Return the upper bounds [rows]."""
         return zero_where_free(self.least, self.first, delta)
 
 
 def _best_orders(costs: StepWeights, terms: Array) -> _Best:
-    """The least sums over `ORDERS`, found by evaluating few of them: a sum falls, then rises with the order."""
+    """Return the least sums over `ORDERS`, found by evaluating few of them: a sum falls, then rises with the order."""
     table, plain = _stacked(costs), _plain(costs)
     places = np.arange(len(ORDERS)) if _steep(costs) else _COARSE
     coarse, coarse_plain = (np.ascontiguousarray(each[:, places]) for each in (table, plain))
@@ -106,7 +106,7 @@ def _best_orders(costs: StepWeights, terms: Array) -> _Best:
 
 
 def renyi_costs(costs: StepWeights, delta: float) -> RenyiCosts:
-    """The bounds of `rdp_epsilons`, with their orders."""
+    """Return the bounds of `rdp_epsilons`, with their orders."""
     costs = _on_few_nodes(costs)
     best = _best_orders(costs, improved_terms(ORDERS, delta))
     return RenyiCosts(best.epsilons(delta), ORDERS[best.places], delta, costs)
@@ -117,7 +117,7 @@ def _on_few_nodes(costs: StepWeights) -> StepWeights:
 
 
 def _steep(costs: StepWeights) -> bool:
-    """Whether every order is to be evaluated: see `_STEEP`."""
+    """Return whether every order is to be evaluated: see `_STEEP`."""
     return any(part.precisions[-1] > _STEEP for part in costs.sampled)
 
 
@@ -130,19 +130,19 @@ def _plain(costs: StepWeights) -> Array:
 
 
 def _stacked(costs: StepWeights) -> Array:
-    """The tables of all laws as one: RDP of a step at each node; [nodes, orders]."""
+    """Return the tables of all laws as one: RDP of a step at each node; [nodes, orders]."""
     tables = [_table(part.law, part.precisions.tobytes()) for part in costs.sampled]
     return tables[0] if len(tables) == 1 else np.concatenate([np.empty((0, len(ORDERS))), *tables])
 
 
 def _entries(costs: StepWeights) -> tuple[Array, NDArray[np.int32], NDArray[np.int64], Array]:
-    """The arguments of `best_orders` that describe the examples."""
+    """Return the arguments of `best_orders` that describe the examples."""
     return costs.steps.weights, costs.steps.nodes, costs.steps.ends, costs.precision
 
 
 @functools.lru_cache(maxsize=32)
 def _table(law: StepLaw, nodes: bytes) -> Array:
-    """The table of one law for `_stacked`; cached (up to 4 MB each): all parts of a trial share nodes."""
+    """Return the table of one law for `_stacked`; cached (up to 4 MB each): all parts of a trial share nodes."""
     table = np.array([_node_rdp(law, u) for u in np.frombuffer(nodes).tolist()])
     table.setflags(write=False)
     return table

@@ -188,7 +188,7 @@ def _curve(
 
 @helper
 def _height(terms: Array, kept: int, error: float, scale: float, tilt: float, spacing: float, epsilon: float) -> float:
-    """The value of `_curve` without its slope, for half the work."""
+    """Return the value of `_curve` without its slope, for half the work."""
     points = len(terms) // 2
     c, s = np.cos(spacing * epsilon), -np.sin(spacing * epsilon)
     c2, s2 = c * c - s * s, 2.0 * c * s
@@ -271,7 +271,9 @@ def _search(
 
 @helper
 def _aliasing(tails: Array, left: float, rdp: Array, epsilon: float) -> float:
-    """Bound on the aliases that the trapezoidal rule adds to delta from ``epsilon`` on; see `inversion._periods`."""
+    """Return the bound on the aliases that the trapezoidal rule adds to delta from ``epsilon`` on; see
+    `inversion._periods`.
+    """
     right = np.inf
     for k in range(len(rdp)):
         right = min(right, tails[0, k] * (rdp[k] - epsilon) + tails[1, k])

@@ -34,7 +34,8 @@ _SEVERAL_PARTS = 1 << 17
 def spread_linearly(
     sampled: Mapping[StepLaw, tuple[Stretch, ...]], values: Array, nodes: int = NODES
 ) -> tuple[tuple[SampledNodes, ...], SparseRows]:
-    """The nodes of each sampling rate, and the weights on them: each step is split between the two nodes beside its u.
+    """Return the nodes of each sampling rate, and the weights on them: each step is split between the two nodes beside
+    its u.
 
     values [snapshots, rows]: contributions. nodes: number of nodes, as `NODES`. Nodes are (x_0 + k h)^2, so a u with
     root x_0 + (k + t) h lies at t (2 (k + x_0 / h) + t) / (2 (k + x_0 / h) + 1) of the way from node k to the next.
@@ -55,7 +56,7 @@ def spread_linearly(
 
 @functools.lru_cache(maxsize=16)
 def _fields(stretches: tuple[Stretch, ...], nodes: int, first: int) -> Array:
-    """The argument ``stretches`` [stretches, 9] of `kernels.spread`, if the nodes start at index ``first``."""
+    """Return the argument ``stretches`` [stretches, 9] of `kernels.spread`, if the nodes start at index ``first``."""
     roots = np.sqrt(_nodes(stretches, nodes))
     spacing = (roots[-1] - roots[0]) / (len(roots) - 1)
     grid = (1.0 / spacing, roots[0] / spacing, len(roots), first)
@@ -63,7 +64,7 @@ def _fields(stretches: tuple[Stretch, ...], nodes: int, first: int) -> Array:
 
 
 def weighted_sums(costs: StepWeights, table: Array, plain: Array, rows: NDArray[np.intp] | None = None) -> Array:
-    """Sums [rows, columns] of a table [nodes, columns] over the steps of each example, or of some ``rows``.
+    """Return the sums [rows, columns] of a table [nodes, columns] over the steps of each example, or of some ``rows``.
 
     plain [2, columns] is added: the first row once, the second row times the precision of unsampled Gaussians.
     """
@@ -86,13 +87,13 @@ def _nodes(stretches: tuple[Stretch, ...], nodes: int) -> Array:
 
 
 def _ends(stretches: Sequence[Stretch]) -> tuple[float, float]:
-    """The least and the largest u of these stretches over contributions in [0, 1]."""
+    """Return the least and the largest u of these stretches over contributions in [0, 1]."""
     ends = np.array([part.precisions(np.array([0.0, 1.0])) for part in stretches])
     return float(ends[:, 0].min()), float(ends[:, 1].max())
 
 
 def near_reached(costs: StepWeights, stops: Sequence[int]) -> StepWeights:
-    """The step weights without unused nodes: of each rate those from its stop on, and more if rows are few.
+    """Return the step weights without unused nodes: of each rate those from its stop on, and more if rows are few.
 
     More are left out only if no other part of the data set needs the tables.
     A node's table entries depend on its own u, on the u of `_BESIDE` nodes on either side, and on the largest u. All of
@@ -107,7 +108,8 @@ def near_reached(costs: StepWeights, stops: Sequence[int]) -> StepWeights:
 
 
 def of_rows(costs: StepWeights, rows: NDArray[np.intp], stops: Sequence[int]) -> tuple[StepWeights, NDArray[np.intp]]:
-    """The costs of some ``rows`` on the nodes before ``stops`` that `near_reached` keeps, and the rows' places in them.
+    """Return the costs of some ``rows`` on the nodes before ``stops`` that `near_reached` keeps, and the rows' places
+    in them.
 
     Rows are copied only if their nodes are renumbered.
     """

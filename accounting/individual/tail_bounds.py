@@ -35,7 +35,7 @@ _MARGIN = 1e-6
 def within(
     costs: StepWeights, rows: NDArray[np.intp], tilt: float, epsilons: Array, delta: float, direction: str
 ) -> NDArray[np.bool_]:
-    """Whether delta at the ``epsilons`` of these ``rows``, in this direction, is proven to be at most ``delta``.
+    """Return whether delta at the ``epsilons`` of these ``rows``, in this direction, is proven to be at most ``delta``.
 
     tilt: of their contour. No row's answer depends on another row.
     """
@@ -72,6 +72,8 @@ def _plain(pure: tuple[float, ...], tilt: float) -> tuple[Array, Array, Array]:
 
 @kept(16 * 2**20)
 def _log_moments(law: StepLaw, nodes: bytes, contour: Contour, direction: str) -> Array:
-    """Upper bounds [nodes] on log A at the real point of a contour; they include the error of interpolation."""
+    """Return the upper bounds [nodes] on log A at the real point of a contour; they include the error of
+    interpolation.
+    """
     table = moment_table(law, np.frombuffer(nodes), contour, direction)
     return np.asarray(table.log_moments[:, 0].real + table.errors[:, 0] + STEP_ERROR)

@@ -52,7 +52,7 @@ class PartwiseJob(Protocol[_Part, _Result]):
     def root(self) -> str: ...
 
     def account(self, part: _Part, /) -> _Result:
-        """A pure function of stored files. Its result has the number of the part."""
+        """Return a pure function of stored files. Its result has the number of the part."""
 
 
 class Scatter(Protocol):
@@ -99,17 +99,19 @@ class PartResult:
 
 
 def account_part(job: PartwiseJob[Part, Result], part: Part) -> Result:
-    """What the job makes of a part; a function, as Ray wants it."""
+    """Return what the job makes of a part; a function, as Ray wants it."""
     return job.account(part)
 
 
 def inputs_of(job: AccountingJob, trace: Trace, norms: object) -> str:
-    """Digest of what determines epsilons: trace, delta, method, and the norms, by their identity."""
+    """Return the digest of what determines epsilons: trace, delta, method, and the norms, by their identity."""
     return hashlib.sha256(repr((trace, job.delta, job.method, norms)).encode()).hexdigest()
 
 
 def taken_up(job: AccountingJob, part: int, inputs: str) -> PartResult | None:
-    """A part that an interrupted run has stored from the same inputs; None if there is none, or it is damaged."""
+    """Return a part that an interrupted run has stored from the same inputs; None if there is none, or it is
+    damaged.
+    """
     stored = noted_epsilons(job.folder, part, inputs)
     return None if stored is None else _result(job, part, *stored)
 
@@ -126,7 +128,7 @@ def _result(job: AccountingJob, part: int, record: PartRecord, epsilons: Epsilon
 
 
 def epsilons_of_part(job: AccountingJob, part: PartFiles, trace: Trace) -> Epsilons:
-    """Epsilon of every example in one part. Raises: DataCorruption for missing, cut or altered files."""
+    """Return the epsilon of every example in one part. Raises: DataCorruption for missing, cut or altered files."""
     rows = read_contributions(part)
     result = individual_epsilons(rows.steps, rows.contributions, trace, job.delta, job.method)
     return Epsilons(
@@ -181,7 +183,7 @@ def gathered(job: AccountingJob, results: Iterator[PartResult]) -> EpsilonSummar
 
 
 def in_order(scatter: Scatter, job: PartwiseJob[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
-    """The results of all parts. Raises: DataCorruption when one is missing, or there is another in its place."""
+    """Yield the results of all parts. Raises: DataCorruption when one is missing, or there is another in its place."""
     results = scatter(job, parts)
     for part in (each.part for each in parts):
         result = next(results, None)

@@ -164,7 +164,7 @@ class AccountingQueue:
                 self._news.wait(_POLL)
 
     def _begun(self, part: _Part) -> Any:
-        """The reference of a new task for the part, on a node that was not found unfit."""
+        """Return the reference of a new task for the part, on a node that was not found unfit."""
         return self._task.options(label_selector=self.room.selector).remote(part.job, part.files)
 
     def _collect(self) -> None:
@@ -211,7 +211,7 @@ class _Lost:
     memory: bool
 
     def failure(self, part: _Part) -> AccountingFailed:
-        """The error that is raised after the last attempt."""
+        """Return the error that is raised after the last attempt."""
         step = "give accounting nodes with more memory" if self.memory else "see whether its nodes are well"
         return AccountingFailed(
             f"{part.job.root}: part {part.files.part} was lost {part.attempts} times, at last by {self.reason}; "
@@ -220,7 +220,7 @@ class _Lost:
 
 
 def _outcome(reference: Any) -> Numbered | Exception | _Lost:
-    """The result, error or loss of an attempt that has ended."""
+    """Return the result, error or loss of an attempt that has ended."""
     try:
         result: Numbered = ray.get(reference)
     except ray.exceptions.RayTaskError as error:
@@ -270,7 +270,7 @@ class _Room:
         return is_new
 
     def has_nodes(self) -> bool:
-        """Whether parts fit onto any node."""
+        """Return whether parts fit onto any node."""
         self.slots()
         return self._count > 0
 
@@ -297,7 +297,7 @@ class _Room:
 
 
 def fitting(there: Mapping[str, float], needs: Mapping[str, float]) -> int:
-    """How many pieces of work with these needs a node can run at once; no more than it has CPUs, if it has any.
+    """Return how many pieces of work with these needs a node can run at once; no more than it has CPUs, if it has any.
 
     >>> fitting({"CPU": 4.0, "memory": 1e9}, {"CPU": 1.0}), fitting({"memory": 1e9}, {"CPU": 1.0})
     (4, 0)

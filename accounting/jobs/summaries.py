@@ -51,7 +51,9 @@ class Counting:
         keep_whole(self, "released_bins", "released_bins", at_least=1)
 
     def capped(self, epsilons: Array) -> Array:
-        """Epsilons [examples], none above the bound. Raises: InvalidInput for one that is negative or NaN."""
+        """Return the epsilons [examples], none above the bound. Raises: InvalidInput for one that is negative or
+        NaN.
+        """
         if not (epsilons >= 0.0).all():
             raise InvalidInput("an epsilon is negative or NaN; account for the trial again")
         return np.asarray(np.minimum(epsilons, self.bound) + 0.0)
@@ -81,7 +83,7 @@ class Moments:
 
     @staticmethod
     def of(points: Array) -> Moments:
-        """The moments of points [dimensions, count]."""
+        """Return the moments of points [dimensions, count]."""
         size, count = points.shape
         mean = points.mean(axis=1) if count else np.zeros(size)
         centred = points - mean[:, None]
@@ -92,7 +94,7 @@ class Moments:
         return Moments(count, mean, np.array(scatter), low, high)
 
     def merged(self, other: Moments) -> Moments:
-        """The moments of both sets of points."""
+        """Return the moments of both sets of points."""
         count = self.count + other.count
         if 0 in (self.count, other.count):
             return self if other.count == 0 else other
@@ -133,13 +135,15 @@ class Members:
 
     @staticmethod
     def of(values: Array, losses: NDArray[np.float32], shares: Array) -> Members:
-        """The statistics of capped epsilons, losses and shares, all [examples]; a loss must be finite and above 0."""
+        """Return the statistics of capped epsilons, losses and shares, all [examples]; a loss must be finite and
+        above 0.
+        """
         usable = (losses > 0.0) & np.isfinite(losses)
         pairs = np.stack([values[usable], np.log(losses[usable].astype(np.float64))])
         return Members(Moments.of(values[None, :]), Moments.of(pairs), float(shares.sum()))
 
     def merged(self, other: Members) -> Members:
-        """The statistics of both sets of examples."""
+        """Return the statistics of both sets of examples."""
         epsilons, with_loss = self.epsilons.merged(other.epsilons), self.with_loss.merged(other.with_loss)
         return Members(epsilons, with_loss, self.shares + other.shares)
 
@@ -157,7 +161,9 @@ class BitHistogram:
 
     @staticmethod
     def of(values: Array, shift: int = _FRACTION - _KEY_BITS) -> BitHistogram:
-        """The histogram of values [examples], none negative; few bins are counted without sorting, which is faster."""
+        """Return the histogram of values [examples], none negative; few bins are counted without sorting, which is
+        faster.
+        """
         found = _patterns(values) >> np.uint64(shift)
         if shift >= _FRACTION - _KEY_BITS:
             first = found.min(initial=np.iinfo(np.uint64).max)
@@ -168,26 +174,26 @@ class BitHistogram:
         return BitHistogram(keys, counts.astype(np.int64), shift)
 
     def merged(self, other: BitHistogram) -> BitHistogram:
-        """The histogram of both sets of values, which have the same shift."""
+        """Return the histogram of both sets of values, which have the same shift."""
         keys, places = np.unique(np.concatenate([self.keys, other.keys]), return_inverse=True)
         counts = np.zeros(len(keys), np.int64)
         np.add.at(counts, places, np.concatenate([self.counts, other.counts]))
         return BitHistogram(keys, counts, self.shift)
 
     def holding(self, ranks: Counts) -> BitHistogram:
-        """The bins that hold the values at the given ranks, from 0."""
+        """Return the bins that hold the values at the given ranks, from 0."""
         at = np.unique(self.places(ranks))
         return BitHistogram(self.keys[at], self.counts[at], self.shift)
 
     def above(self, ranks: Counts) -> Counts:
-        """The given ranks, counted only among the values in the bins of `holding`."""
+        """Return the given ranks, counted only among the values in the bins of `holding`."""
         places, skipped = self.places(ranks), self.counts.copy()
         skipped[places] = 0
         before = np.cumsum(skipped)
         return np.asarray(ranks - before[places])
 
     def places(self, ranks: Counts) -> NDArray[np.intp]:
-        """Which bins hold the values at the given ranks."""
+        """Return which bins hold the values at the given ranks."""
         return np.asarray(np.searchsorted(np.cumsum(self.counts), ranks, side="right"))
 
 
@@ -215,7 +221,7 @@ class EpsilonSummary:
         return self.everyone.epsilons.count
 
     def merged(self, other: EpsilonSummary) -> EpsilonSummary:
-        """The summary of both sets of examples. Raises: InvalidInput when they claim different things."""
+        """Return the summary of both sets of examples. Raises: InvalidInput when they claim different things."""
         claims = {(each.delta, each.method, each.kind, each.counting) for each in (self, other)}
         if len(claims) != 1:
             raise InvalidInput("parts claim different (delta, method, kind) or bounds; account them again")
@@ -236,7 +242,7 @@ class EpsilonSummary:
 
 
 def summarise(epsilons: Epsilons, counting: Counting) -> EpsilonSummary:
-    """The summary of one part. Raises: InvalidInput for an epsilon that is negative or NaN."""
+    """Return the summary of one part. Raises: InvalidInput for an epsilon that is negative or NaN."""
     values = counting.capped(epsilons.upper)
     shares = counting.shares(values)
     bins = np.minimum((shares * counting.released_bins).astype(np.int64), counting.released_bins - 1)
@@ -255,7 +261,7 @@ def summarise(epsilons: Epsilons, counting: Counting) -> EpsilonSummary:
 
 
 def _by_label(groups: NDArray[np.int32], columns: Sequence[NDArray[Any]]) -> Iterator[tuple[int, list[NDArray[Any]]]]:
-    """Each label of ``groups`` [examples], with the columns, each [examples], of only its examples, in order."""
+    """Yield each label of ``groups`` [examples], with the columns, each [examples], of only its examples, in order."""
     labels = np.unique(groups)
     codes = np.searchsorted(labels, groups).astype(np.min_scalar_type(len(labels)))  # short numbers are sorted fast
     order, ends = np.argsort(codes, kind="stable"), np.cumsum([0, *np.bincount(codes, minlength=len(labels))]).tolist()
@@ -272,7 +278,7 @@ class CountedEpsilons:
     parts: Iterable[Epsilons]
 
     def values(self) -> Iterator[Array]:
-        """The capped epsilons of one part after the other."""
+        """Yield the capped epsilons of one part after the other."""
         return (self.summary.counting.capped(part.upper) for part in self.parts)
 
     def quantiles(self, levels: Sequence[float]) -> list[float]:
@@ -283,7 +289,7 @@ class CountedEpsilons:
         return [float(np.quantile(pair, place % 1.0)) for pair, place in zip(found, places, strict=True)]
 
     def shares_up_to(self, thresholds: Array) -> Counts:
-        """How many epsilons, over the bound, are at most each threshold [k]; shape [k]."""
+        """Return how many epsilons, over the bound, are at most each threshold [k]; shape [k]."""
         count = np.zeros(len(thresholds), np.int64)
         for values in self.values():
             shares = self.summary.counting.shares(values)
@@ -292,7 +298,7 @@ class CountedEpsilons:
 
 
 def order_statistics(ranks: Counts, histogram: BitHistogram, values: Callable[[], Iterable[Array]]) -> Array:
-    """The exact values at ``ranks`` (from 0, in ascending order) among those that ``histogram`` counted.
+    """Return the exact values at ``ranks`` (from 0, in ascending order) among those that ``histogram`` counted.
 
     values: yields them all again, in pieces. Each pass gathers the values that share a bin with a wanted one or, if
     these are more than `GATHERED`, counts them in finer bins, so that memory does not grow with the number of values.
@@ -311,7 +317,7 @@ def order_statistics(ranks: Counts, histogram: BitHistogram, values: Callable[[]
 
 
 def _within(values: Array, wanted: BitHistogram) -> Array:
-    """The values that lie in the bins of ``wanted``."""
+    """Return the values that lie in the bins of ``wanted``."""
     return values[np.isin(_patterns(values) >> np.uint64(wanted.shift), wanted.keys)]
 
 

@@ -21,7 +21,7 @@ from accounting.records import Epsilons
 def epsilons_of_users(
     users: NDArray[np.int64], rows: NDArray[np.float32], steps: Sequence[int], trace: Trace, delta: float
 ) -> Epsilons:
-    """Epsilons of some users, from all of their records.
+    """Return the epsilons of some users, from all of their records.
 
     users: whose each record is [records]. rows: what it contributed [records, snapshots], at ``steps`` of the run.
     The result has the ids of users in place of those of examples, ascending, and no losses.

@@ -112,7 +112,7 @@ class ReuseShares:
         return self.job.root
 
     def account(self, part: Share) -> ReusedShare:
-        """The stored result of the share, if there is an intact one."""
+        """Return the stored result of the share, if there is an intact one."""
         return ReusedShare(part.part, taken_up(self.job, part.part, self.inputs))
 
 
@@ -197,7 +197,7 @@ def account_users(job: AccountingJob, scatter: Scatter) -> EpsilonSummary:
 
 
 def _stored(job: AccountingJob, inputs: str, shares: int, scatter: Scatter) -> dict[int, PartResult]:
-    """The shares that an earlier run has stored, by number."""
+    """Return the shares that an earlier run has stored, by number."""
     names = set(list_files(job.folder))
     noted = [Share(share) for share in range(shares) if f"part-{share:05d}.json" in names]
     found = in_order(scatter, ReuseShares(job, inputs), noted) if noted else ()
@@ -207,7 +207,7 @@ def _stored(job: AccountingJob, inputs: str, shares: int, scatter: Scatter) -> d
 def _shares(
     root: str, parts: Sequence[OwnedPart], missing: Sequence[int], norms: str, scatter: Scatter
 ) -> Sequence[ShareOfRows | ShareOfNorms]:
-    """The rows of the missing shares. More than `DIRECT` shares are sorted first."""
+    """Return the rows of the missing shares. More than `DIRECT` shares are sorted first."""
     if len(missing) <= DIRECT:
         return [ShareOfNorms(share, tuple(parts)) for share in missing]
     files = list(in_order(scatter, SortRows(root, len(parts), norms), _grouped(parts)))

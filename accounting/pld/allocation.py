@@ -114,7 +114,7 @@ def _certified(sigma: float, steps: int, rounds: int, delta: float, tolerance: f
 
 @functools.lru_cache(maxsize=16)
 def _mean_law(shift: float, steps: int, tail: float, bound: Bound) -> _Law:
-    """The law of the mean of ``steps`` ratios of Gaussians at distance ``shift``, by doubling."""
+    """Return the law of the mean of ``steps`` ratios of Gaussians at distance ``shift``, by doubling."""
     power, terms = _one(shift, tail / steps, bound), 1  # of a power of two terms
     whole, counted = None, 0
     while True:
@@ -129,7 +129,7 @@ def _mean_law(shift: float, steps: int, tail: float, bound: Bound) -> _Law:
 
 
 def _one(shift: float, tail: float, bound: Bound) -> _Law:
-    """The law of one ratio Y = exp(shift z - shift^2 / 2), z ~ N(0, 1) under Q and N(shift, 1) under P."""
+    """Return the law of one ratio Y = exp(shift z - shift^2 / 2), z ~ N(0, 1) under Q and N(shift, 1) under P."""
     reach = -float(special.ndtri(max(tail, 1e-300)))
     edges = np.linspace(-reach, reach + shift, _POINTS + 1)
     masses = _between(np.concatenate(([-np.inf], edges, [np.inf])))
@@ -148,7 +148,7 @@ def _between(edges: Array) -> Array:
 
 
 def _weighted(one: _Law, of_one: int, other: _Law, of_other: int, tail: float, bound: Bound) -> _Law:
-    """The law of the mean of the two means, weighted by their numbers of terms."""
+    """Return the law of the mean of the two means, weighted by their numbers of terms."""
     share = of_one / (of_one + of_other)
     if one is other:  # half of the pairs, twice
         left, right = np.triu_indices(len(one.values))
@@ -166,7 +166,7 @@ def _weighted(one: _Law, of_one: int, other: _Law, of_other: int, tail: float, b
 
 
 def _grid(values: Array, masses: Array, tail: float) -> Array:
-    """A grid even in the logarithm that leaves at most ``tail`` of Q below, and of P above."""
+    """Return a grid even in the logarithm that leaves at most ``tail`` of Q below, and of P above."""
     positive = values[values > 0.0]
     low, high = math.log(float(positive.min())), math.log(float(positive.max()))
     if high - low < 1e-12:
@@ -188,7 +188,7 @@ def _sums(places: Places, weights: Array, size: int) -> Array:
 
 
 def _places(grid: Array, values: Array) -> Places:
-    """Number of points of an even logarithmic grid at or below each value, as `numpy.searchsorted` finds."""
+    """Return the number of points of an even logarithmic grid at or below each value, as `numpy.searchsorted` finds."""
     low, step = math.log(grid[0]), math.log(grid[-1] / grid[0]) / (len(grid) - 1)
     with np.errstate(divide="ignore"):
         guess = np.clip(np.floor((np.log(values) - low) / step), -1, len(grid) - 1).astype(np.int64)
@@ -213,14 +213,16 @@ def _placed(masses: Array, means: Array, grid: Array, bound: Bound) -> _Law:
 
 
 def _cumulants(law: _Law, rounds: int, direction: Direction) -> Cumulants:
-    """The law for the choice of tilt and window, on which no guarantee rests."""
+    """Return the law for the choice of tilt and window, on which no guarantee rests."""
     kept = (law.values > 0.0) & (law.masses > 0.0)
     losses, weights = np.log(law.values[kept]), np.log(law.masses[kept])
     return Cumulants(direction, weights[None], losses[None], np.array([float(rounds)]), 0.0, np.zeros(0), 1)
 
 
 def _on_lattice(law: _Law, plan: LatticePlan, bound: Bound) -> LatticeLoss:
-    """The law of the loss of an epoch on the lattice of ``plan``, as `accounting.pld.loss.discretise` gives it."""
+    """Return the law of the loss of an epoch on the lattice of ``plan``, as `accounting.pld.loss.discretise` gives
+    it.
+    """
     sign = 1.0 if plan.direction == "remove" else -1.0
     kept = (law.values > 0.0) & (law.masses > 0.0)
     losses, q = sign * np.log(law.values[kept]), law.masses[kept]

@@ -45,7 +45,7 @@ class Ceiling:
 
 
 def total_variation(rounds: GroupRounds) -> float:
-    """An upper bound on delta at epsilon 0: the sum of the rounds' total variation distances.
+    """Return an upper bound on delta at epsilon 0: the sum of the rounds' total variation distances.
 
     For a round it is at most the mean over its sensitivities a of TV(N(a, 1), N(0, 1)) = 2 Phi(a/2) - 1.
     """
@@ -59,7 +59,7 @@ def total_variation(rounds: GroupRounds) -> float:
 
 
 def gaussian_ceiling(rounds: GroupRounds, delta: float) -> Ceiling:
-    """The epsilon of one Gaussian that dominates all rounds.
+    """Return the epsilon of one Gaussian that dominates all rounds.
 
     A round is post-processing of the Gaussian with its largest sensitivity: draw case and sensitivity, shrink
     the output by the ratio, and add the noise that this removed. Pure releases add to epsilon.
@@ -68,14 +68,17 @@ def gaussian_ceiling(rounds: GroupRounds, delta: float) -> Ceiling:
 
 
 def gaussian_delta_ceiling(rounds: GroupRounds, epsilon: float) -> float:
-    """The delta at ``epsilon`` of one Gaussian that dominates all rounds; the missing probabilities add to it."""
+    """Return the delta at ``epsilon`` of one Gaussian that dominates all rounds; the missing probabilities add to
+    it.
+    """
     missing = math.fsum(count * law.missing for law, count in rounds.laws)
     left = epsilon * (1 - 1e-12) - math.fsum(rounds.pure) * (1 + 1e-12)
     return min(1.0, gaussian_delta(_dominating_mean(rounds), left)[0] + missing) if left >= 0.0 else 1.0
 
 
 def delta_ceilings(rounds: GroupRounds, epsilons: Array) -> Array:
-    """Upper bounds on delta at ``epsilons`` [points] >= 0: the least of total variation, one Gaussian and Renyi.
+    """Return the upper bounds on delta at ``epsilons`` [points] >= 0: the least of total variation, one Gaussian and
+    Renyi.
 
     The Renyi bound is Canonne, Kamath and Steinke 2020, Proposition 12, solved for delta. A bound for all epsilons is
     that at epsilon 0 by the inequalities of Pinsker and of Bretagnolle and Huber; they need the Kullback-Leibler

@@ -86,7 +86,9 @@ class PairBounds(NamedTuple):
 
 
 def require_pld_delta(delta: float) -> float:
-    """The delta. Raises: InvalidInput for one outside [1e-250, 1), which names accountants that take smaller ones."""
+    """Return the delta. Raises: InvalidInput for one outside [1e-250, 1), which names accountants that take smaller
+    ones.
+    """
     delta = require_finite("delta", delta, above=0.0, below=1.0)
     if delta < MIN_DELTA:
         raise InvalidInput(
@@ -96,7 +98,7 @@ def require_pld_delta(delta: float) -> float:
 
 
 def epsilon_pld(trace: Trace, delta: float, group_size: int = 1, tolerance: float = TOLERANCE) -> CertifiedEpsilon:
-    """The epsilon of a trace at ``delta`` for a group of ``group_size`` examples, certified from both sides.
+    """Return the epsilon of a trace at ``delta`` for a group of ``group_size`` examples, certified from both sides.
 
     The bounds hold for any ``tolerance``, the target for their relative gap. Guarantee: see the module's description.
 
@@ -107,7 +109,8 @@ def epsilon_pld(trace: Trace, delta: float, group_size: int = 1, tolerance: floa
 
 
 def delta_pld(trace: Trace, epsilon: float, group_size: int = 1, tolerance: float = TOLERANCE) -> CertifiedDelta:
-    """The delta of a trace at ``epsilon`` >= 0 for a group of ``group_size`` examples, certified from both sides.
+    """Return the delta of a trace at ``epsilon`` >= 0 for a group of ``group_size`` examples, certified from both
+    sides.
 
     Guarantee: see the module's description. Raises: InvalidInput for a negative or infinite epsilon.
     """
@@ -116,13 +119,13 @@ def delta_pld(trace: Trace, epsilon: float, group_size: int = 1, tolerance: floa
 
 
 def proven_lower(of_pairs: float, trace: Trace) -> float | None:
-    """The lower bound on the pairs' cost, if it is one on the cost of the run; without noise it always is."""
+    """Return the lower bound on the pairs' cost, if it is one on the cost of the run; without noise it always is."""
     return of_pairs if is_attained(trace) or not trace.is_private else None
 
 
 @np.errstate(all="ignore")  # overflow gives infinity or NaN, which no bound uses
 def epsilon_of_rounds(rounds: GroupRounds, delta: float, tolerance: float = TOLERANCE) -> PairBounds:
-    """The epsilon of given rounds at ``delta``, certified from both sides; see `epsilon_pld`."""
+    """Return the epsilon of given rounds at ``delta``, certified from both sides; see `epsilon_pld`."""
     delta = require_pld_delta(delta)
     tolerance = require_finite("tolerance", tolerance, above=0.0)
     if not rounds.is_private:
@@ -147,7 +150,9 @@ def epsilon_of_rounds(rounds: GroupRounds, delta: float, tolerance: float = TOLE
 
 
 def _of_the_strongest(rounds: GroupRounds, delta: float) -> float:
-    """A lower bound on epsilon: that of the one sampled round with the largest mean sensitivity, as others only add."""
+    """Return a lower bound on epsilon: that of the one sampled round with the largest mean sensitivity, as others
+    only add.
+    """
     if not rounds.laws:
         return 0.0
     strongest, _ = max(rounds.laws, key=lambda pair: _mean_sensitivity(pair[0]))
@@ -177,7 +182,9 @@ def _epsilon_on_lattices(rounds: GroupRounds, delta: float, tolerance: float, ce
 
 
 def _misjudges(rounds: GroupRounds, epsilon: float, delta: float, tail: float) -> bool:
-    """Whether the saddle point at a lattice's ``epsilon`` is far from the ``delta`` that the lattice has there."""
+    """Return whether the saddle point at a lattice's ``epsilon`` is far from the ``delta`` that the lattice has
+    there.
+    """
     if epsilon > _HOPELESS:
         return False
     saddles = [saddle_at_epsilon(cumulants(rounds, direction, tail), epsilon) for direction in DIRECTIONS]
@@ -204,7 +211,7 @@ def _epsilon_losing(
 
 @np.errstate(all="ignore")
 def delta_of_rounds(rounds: GroupRounds, epsilon: float, tolerance: float = TOLERANCE) -> PairBounds:
-    """The delta of given rounds at ``epsilon``, certified from both sides; see `delta_pld`."""
+    """Return the delta of given rounds at ``epsilon``, certified from both sides; see `delta_pld`."""
     epsilon = require_finite("epsilon", epsilon, at_least=0.0)
     tolerance = require_finite("tolerance", tolerance, above=0.0)
     if not rounds.is_private:
@@ -267,7 +274,7 @@ def tail_of(rounds: GroupRounds, delta: float, share: float = _LOST[0]) -> float
 
 
 def is_too_coarse(rounds: GroupRounds, plan: LatticePlan) -> bool:
-    """Whether the lattice cannot improve on the ceilings, or is too short for the losses of pure releases."""
+    """Return whether the lattice cannot improve on the ceilings, or is too short for the losses of pure releases."""
     holds_pure = max(rounds.pure, default=0.0) <= plan.spacing * MAX_POINTS
     coarse = plan.spacing > _COARSEST or plan.spacing * plan.tilt > _STEEPEST
     return coarse or not math.isfinite(plan.bottom) or not holds_pure
@@ -283,7 +290,8 @@ def _is_below(
     saddle: Saddle,
     tail: float,
 ) -> bool:
-    """Whether one direction's epsilon is certified to be at most ``epsilon``, on a lattice as coarse as the gap allows.
+    """Return whether one direction's epsilon is certified to be at most ``epsilon``, on a lattice as coarse as the gap
+    allows.
 
     False without trying if the approximate epsilon is so close that the finest lattice would be needed.
     """
@@ -309,7 +317,7 @@ def _bracket_epsilon(
     tail: float,
     enough: float = 0.0,
 ) -> _Bracket:
-    """Bounds on the epsilon of one direction: compose, and refine the lattice until the bounds are close.
+    """Return the bounds on the epsilon of one direction: compose, and refine the lattice until the bounds are close.
 
     ``ceiling`` is a known upper bound, returned if the lattice gives none below it. An upper bound up to ``enough`` is
     not refined, because the claim is at least that of the other direction.

@@ -43,11 +43,11 @@ class Curve:
     relative: float
 
     def delta_at(self, epsilon: float) -> float:
-        """A bound on delta at ``epsilon``; the trivial one beyond the curve's losses."""
+        """Return a bound on delta at ``epsilon``; the trivial one beyond the curve's losses."""
         return float(self.deltas_at(np.array([epsilon]))[0])
 
     def deltas_at(self, epsilons: Array) -> Array:
-        """Bounds on delta at each of ``epsilons`` [points]."""
+        """Return the bounds on delta at each of ``epsilons`` [points]."""
         index = np.minimum(np.searchsorted(self.losses, epsilons, side="right"), len(self.losses) - 1)
         value = self.at[index] - np.expm1(epsilons - self.losses[index]) * self.beyond[index]
         certified = self._certified(value, self.additive[np.maximum(index - 1, 0)])
@@ -55,7 +55,7 @@ class Curve:
         return np.where(known, np.clip(certified, 0.0, 1.0), 1.0 if self.bound == "upper" else 0.0)
 
     def epsilon_at(self, delta: float) -> Root:
-        """The epsilon, at least 0, where the bound on delta equals ``delta``, rounded to the bound's side."""
+        """Return the epsilon, at least 0, where the bound on delta equals ``delta``, rounded to the bound's side."""
         deltas = self._certified(self.at, self.additive)
         above = (deltas > delta) & (deltas < np.inf)
         exceeds = ~(deltas <= delta) if self.bound == "upper" else above  # NaN never helps a bound
@@ -94,7 +94,9 @@ class Composed:
     opposite_infinity: float
 
     def opposite_delta(self, epsilon: float) -> float:
-        """An upper bound on the other direction's delta: E[(1 - exp(eps - L))+] <= E[exp(t (L - eps))] peak(t)."""
+        """Return an upper bound on the other direction's delta: E[(1 - exp(eps - L))+] <= E[exp(t (L - eps))]
+        peak(t).
+        """
         if self.opposite_tilt is None:
             return 1.0
         exponent = self.log_opposite - self.opposite_tilt * epsilon + log_peak(self.opposite_tilt)

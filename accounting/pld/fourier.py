@@ -182,7 +182,9 @@ def _product(
     of_round: Callable[[RoundLaw], Product],
     of_pure: Callable[[float], Product],
 ) -> Product:
-    """The product of all rounds' factors, on all cores, or on fewer if long lattices would take too much memory."""
+    """Return the product of all rounds' factors, on all cores, or on fewer if long lattices would take too much
+    memory.
+    """
     gaussian = ((RoundLaw.certain(SensitivityMixture((rounds.gaussian,), (1.0,))), 1),) if rounds.gaussian else ()
     laws = rounds.laws + gaussian
     chunks = [laws[start :: min(_CHUNKS, len(laws))] for start in range(min(_CHUNKS, len(laws)))]
@@ -227,7 +229,8 @@ def _factors_of(law: RoundLaw, plan: LatticePlan) -> _Factors:
 
 
 def _randomised_response(epsilon: float, plan: LatticePlan) -> _Factors:
-    """Losses +-epsilon with odds exp(epsilon), which dominates every (epsilon, 0)-DP mechanism (Kairouz et al., 2015).
+    """Return the losses +-epsilon with odds exp(epsilon), which dominates every (epsilon, 0)-DP mechanism (Kairouz et
+    al., 2015).
 
     Upper: each atom is spread over its two nodes, keeping its mass under both measures. Lower: it is rounded down.
     """
@@ -247,7 +250,7 @@ def _randomised_response(epsilon: float, plan: LatticePlan) -> _Factors:
 
 
 def _factors(laws: Sequence[LatticeLoss], plan: LatticePlan) -> list[_Factor]:
-    """The factors of the laws, tilted; one transform computes all spectra, which is faster than one each."""
+    """Return the factors of the laws, tilted; one transform computes all spectra, which is faster than one each."""
     with np.errstate(divide="ignore"):
         exponents = [np.log(law.probabilities) + plan.tilt * law.losses for law in laws]
     totals = [_log_sum(exponent) for exponent in exponents]
@@ -295,7 +298,7 @@ def _log_sum(exponents: Array) -> float:
 
 
 def transform_error(rounds: int, tilt: float, spacing: float, points: int) -> float:
-    """Bound on the error of delta from the transforms, in units of exp(K(tilt) - tilt epsilon).
+    """Return the bound on the error of delta from the transforms, in units of exp(K(tilt) - tilt epsilon).
 
     delta sums the entries of the composed, tilted law with weights exp(-tilt u) (1 - exp(-u)) at distances u, spaced by
     h, above epsilon. Every frequency k of its spectrum errs by at most rounds * 4 eps log2(points), and counts with the

@@ -46,7 +46,7 @@ class GroupRounds:
 
     @staticmethod
     def together(parts: Iterable[tuple[GroupRounds, int]]) -> GroupRounds:
-        """The rounds of several runs, each with how often it was run; equal laws are counted together."""
+        """Return the rounds of several runs, each with how often it was run; equal laws are counted together."""
         counts: Counter[RoundLaw] = Counter()
         square, pure, is_private = 0.0, list[float](), True
         for rounds, times in parts:
@@ -76,12 +76,12 @@ class _Piece:
 
     @property
     def by_epoch(self) -> bool:
-        """Whether an epoch of these steps is one round."""
+        """Return whether an epoch of these steps is one round."""
         return draws_by_epoch(self.cases[0].sampling)
 
 
 def rounds_of_group(trace: Trace, group_size: int = 1) -> GroupRounds:
-    """The rounds that dominate a trace for any group of ``group_size`` examples."""
+    """Return the rounds that dominate a trace for any group of ``group_size`` examples."""
     group_size, trace = require_group_size(group_size), as_accounted(trace, group_size)
     if not trace.is_private:
         return GroupRounds(is_private=False)
@@ -92,7 +92,7 @@ def rounds_of_group(trace: Trace, group_size: int = 1) -> GroupRounds:
 
 
 def rounds_of_examples(trace: Trace, steps: Sequence[int], contributions: npt.ArrayLike) -> GroupRounds:
-    """The rounds that dominate a trace for one group of given examples.
+    """Return the rounds that dominate a trace for one group of given examples.
 
     steps: first step of each snapshot, ascending from 0, shape [snapshots]. contributions: contribution over
     sensitivity (c / S), in [0, 1], shape [members, snapshots].

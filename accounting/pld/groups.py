@@ -38,7 +38,7 @@ _GROWTH = 1.25  # ratio of successive epsilons tried if the saddle point is of n
 def group_epsilons(
     trace: Trace, delta: float, sizes: Sequence[int], tolerance: float = TOLERANCE
 ) -> tuple[CertifiedEpsilon, ...]:
-    """Epsilon for each group size, certified from both sides, in the order of ``sizes``.
+    """Return the epsilon for each group size, certified from both sides, in the order of ``sizes``.
 
     Guarantee: for groups of each size, (upper, delta)-DP under the trace's adjacency (paper B, Theorems 3.1 and 3.3;
     for reshuffled epochs docs/group-proof.md, Theorem 3).
@@ -49,7 +49,7 @@ def group_epsilons(
 def epsilon_of_examples(
     trace: Trace, steps: Sequence[int], contributions: npt.ArrayLike, delta: float, tolerance: float = TOLERANCE
 ) -> CertifiedEpsilon:
-    """Epsilon of one group of given examples (a user's records, a household) with their own contributions.
+    """Return the epsilon of one group of given examples (a user's records, a household) with their own contributions.
 
     steps: first step of each snapshot, ascending from 0, shape [snapshots]. contributions: contribution over
     sensitivity (c / S), in [0, 1], shape [members, snapshots]; a snapshot holds until the next.
@@ -76,7 +76,7 @@ def linear_growth(trace: Trace, delta: float, group_size: int) -> float:
 
 
 def grows_at_least_linearly(trace: Trace) -> bool:
-    """Whether `linear_growth` is a proven lower bound: the run is Gaussian, and nothing is sampled or shuffled.
+    """Return whether `linear_growth` is a proven lower bound: the run is Gaussian, and nothing is sampled or shuffled.
 
     Such a run is one Gaussian with mean shift mu, or k mu for a group of k. With b = t mu/2 + eps/mu,
     the derivative of delta(t eps, t mu) by t is e^(t eps) (mu phi(b) - eps Phi(-b)), which is not negative, because
@@ -120,7 +120,7 @@ def vadhan_epsilon(trace: Trace, delta: float, group_size: int) -> float:
 
 
 def _least(holds: Callable[[float], bool], low: float, high: float) -> float:
-    """The least value from ``low`` to ``high`` that holds, to 0.1 %; infinity if none is found."""
+    """Return the least value from ``low`` to ``high`` that holds, to 0.1 %; infinity if none is found."""
     if low == 0.0 or holds(low):
         return low
     steps = (float(low * _GROWTH**power) for power in range(1, 100))

@@ -20,7 +20,8 @@ _SHARES = (1.0, 0.7, 0.5, 0.35, 0.25)  # tilts to try, as a share of the saddle 
 
 
 def spacing_for(rounds: int, saddle: Saddle, tolerance: float) -> float:
-    """The lattice spacing at which upper and lower epsilon of ``rounds`` rounds differ by ``tolerance``, relative.
+    """Return the lattice spacing at which upper and lower epsilon of ``rounds`` rounds differ by ``tolerance``,
+    relative.
 
     Spreading a cell over its nodes adds a variance of h^2/6 per round and merging one removes h^2/12; epsilon changes
     by (1 + theta) / 2 times the composed variance. Rounds finer than the lattice change it less, in practice a third.
@@ -33,7 +34,7 @@ def spacing_for(rounds: int, saddle: Saddle, tolerance: float) -> float:
 def make_plan(
     generating: Cumulants, other: Cumulants, saddle: Saddle, spacing: float, tail: float, rounds: int
 ) -> LatticePlan:
-    """A plan centred at ``saddle``, with a larger spacing than asked for if window or tables would be too long.
+    """Return a plan centred at ``saddle``, with a larger spacing than asked for if window or tables would be too long.
 
     A tilt below the saddle point's narrows the window, because rare large losses weigh less. The tilt with the shortest
     window is chosen for which the transform's error, relative to exp(K(theta) - theta epsilon), is negligible.

@@ -101,7 +101,7 @@ class LossTable:
     mills_p: Array
 
     def law(self, direction: Direction, bound: Bound) -> LatticeLoss:
-        """The law of the loss in one direction, with the guarantee in the module's description."""
+        """Return the law of the loss in one direction, with the guarantee in the module's description."""
         cells = self._remove_cells() if direction == "remove" else self._add_cells()
         return spread(cells, self.spacing) if bound == "upper" else merge(cells, self.spacing)
 
@@ -153,7 +153,9 @@ class LossTable:
         return np.bincount(gaps, weights=probabilities, minlength=len(self.outputs) + 1).astype(np.float64)
 
     def _rounding(self, p: Array, q: Array) -> Array:
-        """Bound on the floating-point error of the cells' masses: a few ulps of the tails times their exponents."""
+        """Return the bound on the floating-point error of the cells' masses: a few ulps of the tails times their
+        exponents.
+        """
         finite = np.where(np.isfinite(self.outputs), self.outputs, 0.0)
         ulps = 8 * _EPS * (2.0 + finite**2 + np.abs(self._log_ratios)) * (np.abs(p) + np.abs(q))
         return np.asarray(ulps[:-1] + ulps[1:])
@@ -198,7 +200,7 @@ class RoundTable:
     dropped: float
 
     def law(self, direction: Direction, bound: Bound) -> LatticeLoss:
-        """The law of the loss in one direction: each case's, times its probability.
+        """Return the law of the loss in one direction: each case's, times its probability.
 
         An upper bound has the dropped cases at +infinity, a lower one leaves them out.
         """
@@ -229,7 +231,7 @@ def tabulate_round(
 
 
 def share_of(tail: float, probability: float) -> float:
-    """What a case of ``probability`` may lose if the round may lose ``tail``; at most a hundredth."""
+    """Return what a case of ``probability`` may lose if the round may lose ``tail``; at most a hundredth."""
     return tail if probability == 1.0 else min(tail / probability, max(tail, 0.01))
 
 
@@ -242,7 +244,7 @@ def table_length(mixture: SensitivityMixture, spacing: float, direction: Directi
 def discretise(
     mixture: SensitivityMixture, spacing: float, direction: Direction, bound: Bound, tail: float = 1e-20
 ) -> LatticeLoss:
-    """The law of one round's privacy loss on the lattice of ``spacing``, as an upper or a lower bound.
+    """Return the law of one round's privacy loss on the lattice of ``spacing``, as an upper or a lower bound.
 
     The guarantee is in the module's description. ``tail`` is the probability that may be cut off: it is added to
     infinity_mass for the upper bound, and dropped for the lower.
@@ -370,7 +372,7 @@ def _offset_of(mixture: SensitivityMixture, spacing: float) -> float:
 
 
 def _without_zero(mixture: SensitivityMixture, losses: Array) -> tuple[npt.NDArray[np.bool_], Array]:
-    """Which losses the mixture reaches, and log(exp(loss) - p_0) there: the log-sum of the nonzero atoms alone.
+    """Return which losses the mixture reaches, and log(exp(loss) - p_0) there: the log-sum of the nonzero atoms alone.
 
     Without its constant term the log-sum has slope at least the smallest sensitivity, so inverting it is well posed.
     """
@@ -407,7 +409,7 @@ def _invert(shifts: Array, log_atoms: Array, targets: Array, lowest: float, high
 
 
 def newton_step(shifts: Array, log_atoms: Array, targets: Array, outputs: Array) -> Array:
-    """How far Newton's method moves each of ``outputs`` down towards the root of `_invert`."""
+    """Return how far Newton's method moves each of ``outputs`` down towards the root of `_invert`."""
     total, slope = np.zeros_like(targets), np.zeros_like(targets)
     for shift, log_atom in zip(shifts, log_atoms, strict=True):
         term = np.exp(log_atom + shift * outputs - targets)

@@ -49,7 +49,7 @@ class CertifiedProfile:
 
 @np.errstate(all="ignore")  # overflow gives infinity or NaN, which never tightens a bound
 def profile_of_rounds(rounds: GroupRounds, deltas: Sequence[float] = ()) -> CertifiedProfile:
-    """The profile of given rounds, from epsilon 0 to where delta is 1e-7 or the least of ``deltas``.
+    """Return the profile of given rounds, from epsilon 0 to where delta is 1e-7 or the least of ``deltas``.
 
     deltas: values of delta near which the profile shall be tight relative to delta itself; each costs a search for its
     epsilon and two compositions. Without them its error is small relative to delta at epsilon 0. The bounds hold
@@ -106,13 +106,15 @@ def _bounds(rounds: GroupRounds, aim: _Aim, epsilons: Array) -> tuple[Array, Arr
 
 
 def _at(epsilons: Array, deltas: Deltas) -> CertifiedProfile:
-    """The profile of a closed form that is the same in both directions."""
+    """Return the profile of a closed form that is the same in both directions."""
     bounds = np.array([deltas(float(each)) for each in epsilons])
     return _monotone(epsilons, bounds[:, 0], bounds[:, [1, 1]].T)
 
 
 def _grid(reach: float, beyond: float = _BEYOND) -> Array:
-    """Epsilons from 0 to ``reach``: geometric near 0, so that every scale on which delta changes is resolved."""
+    """Return the epsilons from 0 to ``reach``: geometric near 0, so that every scale on which delta changes is
+    resolved.
+    """
     reach = max(beyond * reach, 1e-12)
     near = min(reach, _NEAR)
     parts = [np.zeros(1), near * np.geomspace(1e-7, 1.0, 512), np.linspace(0.0, near, 513)[1:]]
@@ -122,7 +124,8 @@ def _grid(reach: float, beyond: float = _BEYOND) -> Array:
 
 
 def _monotone(epsilons: Array, upper: Array, lower: Array) -> CertifiedProfile:
-    """The bounds made monotone: delta never rises with epsilon, so an upper bound holds at all larger epsilons, too.
+    """Return the bounds made monotone: delta never rises with epsilon, so an upper bound holds at all larger epsilons,
+    too.
 
     A lower bound holds at all smaller ones.
     """

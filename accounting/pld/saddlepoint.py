@@ -115,20 +115,20 @@ class Saddle:
 
 
 def saddle_at_delta(generating: Cumulants, log_delta: float) -> Saddle:
-    """The saddle at which delta is exp(log_delta); if its epsilon were not positive, the saddle at epsilon 0."""
+    """Return the saddle at which delta is exp(log_delta); if its epsilon were not positive, the saddle at epsilon 0."""
     found = _solve(lambda tilt: log_delta - _at(generating, tilt).log_delta)
     saddle = _at(generating, found)
     return saddle if saddle.epsilon > 0.0 else saddle_at_epsilon(generating, 0.0)
 
 
 def saddle_at_epsilon(generating: Cumulants, epsilon: float) -> Saddle:
-    """The saddle at ``epsilon``."""
+    """Return the saddle at ``epsilon``."""
     found = _at(generating, _solve(lambda tilt: _at(generating, tilt).epsilon - epsilon))
     return Saddle(found.tilt, epsilon, found.log_delta)
 
 
 def chernoff_tilt(generating: Cumulants, saddle: Saddle) -> float | None:
-    """A tilt whose Chernoff bound on delta, at the saddle's epsilon, is well below the saddle's delta.
+    """Return a tilt whose Chernoff bound on delta, at the saddle's epsilon, is well below the saddle's delta.
 
     If there is none, the tilt of the lowest bound, or None if that bound is not below the saddle's delta.
     """
@@ -153,7 +153,7 @@ def _at(generating: Cumulants, tilt: float) -> Saddle:
 
 
 def _solve(increasing: Callable[[float], float]) -> float:
-    """The tilt where an increasing function crosses zero, or the nearer end of `_TILTS`."""
+    """Return the tilt where an increasing function crosses zero, or the nearer end of `_TILTS`."""
 
     def at(log_tilt: float) -> float:
         return increasing(float(np.exp(log_tilt)))

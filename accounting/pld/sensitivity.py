@@ -72,23 +72,25 @@ class SensitivityMixture:
 
     @property
     def is_gaussian(self) -> bool:
-        """Whether the round is a plain Gaussian mechanism: one sensitivity, nothing missing."""
+        """Return whether the round is a plain Gaussian mechanism: one sensitivity, nothing missing."""
         return len(self.sensitivities) == 1 and self.missing == 0.0
 
     def scaled(self, factor: float) -> SensitivityMixture:
-        """The mixture with every sensitivity times ``factor``."""
+        """Return the mixture with every sensitivity times ``factor``."""
         factor = require_finite("factor", factor, above=0.0)
         return SensitivityMixture(tuple(a * factor for a in self.sensitivities), self.probabilities, self.missing)
 
     def truncated(self, tail: float) -> SensitivityMixture:
-        """The mixture without its largest sensitivities, of total probability below ``tail``."""
+        """Return the mixture without its largest sensitivities, of total probability below ``tail``."""
         kept, dropped = self._split(tail)
         if not dropped:
             return self
         return SensitivityMixture(self.sensitivities[:kept], self.probabilities[:kept], self.missing + dropped)
 
     def rounded_down(self, tail: float) -> SensitivityMixture:
-        """A mixture that this one dominates: the probability that `truncated` drops moves to the largest one kept."""
+        """Return a mixture that this one dominates: the probability that `truncated` drops moves to the largest one
+        kept.
+        """
         kept, dropped = self._split(tail)
         if not dropped + self.missing:
             return self
@@ -96,7 +98,8 @@ class SensitivityMixture:
         return SensitivityMixture(self.sensitivities[:kept], probabilities)
 
     def pooled(self, limit: int, bound: Literal["upper", "lower"]) -> SensitivityMixture:
-        """The mixture with at most ``limit`` + 1 sensitivities: neighbours are merged at their largest or smallest.
+        """Return the mixture with at most ``limit`` + 1 sensitivities: neighbours are merged at their largest or
+        smallest.
 
         With "upper" (largest) the result dominates this mixture; with "lower" (smallest) this mixture dominates it.
         """
@@ -130,12 +133,12 @@ class RoundLaw:
 
     @staticmethod
     def certain(mixture: SensitivityMixture) -> RoundLaw:
-        """The law of a round that is always ``mixture``."""
+        """Return the law of a round that is always ``mixture``."""
         return RoundLaw(((1.0, mixture),))
 
     @property
     def is_gaussian(self) -> bool:
-        """Whether the round is a plain Gaussian mechanism."""
+        """Return whether the round is a plain Gaussian mechanism."""
         return len(self.cases) == 1 and not self.dropped and self.cases[0][1].is_gaussian
 
     @property
@@ -154,17 +157,19 @@ class RoundLaw:
         return self.dropped + math.fsum(probability * mixture.missing for probability, mixture in self.cases)
 
     def truncated(self, tail: float) -> RoundLaw:
-        """The law without cases of probability up to ``tail``, and each other case without as much of its largest."""
+        """Return the law without cases of probability up to ``tail``, and each other case without as much of its
+        largest.
+        """
         kept, dropped = self._split(tail)
         return RoundLaw(tuple((p, mixture.truncated(tail / p)) for p, mixture in kept), dropped)
 
     def rounded_down(self, tail: float) -> RoundLaw:
-        """A law that this one dominates, where missing mass counts as a loss of -infinity."""
+        """Return a law that this one dominates, where missing mass counts as a loss of -infinity."""
         kept, dropped = self._split(tail)
         return RoundLaw(tuple((p, mixture.rounded_down(tail / p)) for p, mixture in kept), dropped)
 
     def pooled(self, limit: int, bound: Literal["upper", "lower"]) -> RoundLaw:
-        """The law with every case `SensitivityMixture.pooled`."""
+        """Return the law with every case `SensitivityMixture.pooled`."""
         return RoundLaw(tuple((p, mixture.pooled(limit, bound)) for p, mixture in self.cases), self.dropped)
 
     def _split(self, tail: float) -> tuple[tuple[tuple[float, SensitivityMixture], ...], float]:
@@ -192,7 +197,7 @@ def _cells(values: Array, limit: int) -> npt.NDArray[np.intp]:
 def mixture_from_log_weights(
     sensitivities: npt.NDArray[np.floating], log_weights: npt.NDArray[np.floating]
 ) -> SensitivityMixture:
-    """The mixture with probabilities proportional to exp(log_weights); both arrays have shape [atoms]."""
+    """Return the mixture with probabilities proportional to exp(log_weights); both arrays have shape [atoms]."""
     weights = np.exp(log_weights - np.max(log_weights))
     probabilities = weights / weights.sum()
     kept = probabilities > _NEGLIGIBLE
@@ -231,7 +236,7 @@ def examples_law(sampling: Sampling, contributions: Sequence[float], spacing: fl
 
 
 def _independent(contributions: Sequence[float], sample_rate: float, spacing: float) -> SensitivityMixture:
-    """Sum of c_j B_j over independent B_j ~ Bernoulli(q), each c_j rounded up to a multiple of ``spacing``.
+    """Return the sum of c_j B_j over independent B_j ~ Bernoulli(q), each c_j rounded up to a multiple of ``spacing``.
 
     Contributions below `_SMALL` times the largest have their own, proportionally finer grid. The sum of both kinds is
     rounded up again if it takes too many values.
@@ -261,7 +266,7 @@ def _poisson_on_grid(contributions: Sequence[float], sample_rate: float, spacing
 
 
 def _sum(first: SensitivityMixture, second: SensitivityMixture) -> SensitivityMixture:
-    """The law of the sum of two independent sensitivities."""
+    """Return the law of the sum of two independent sensitivities."""
     sums = np.add.outer(first.sensitivities, second.sensitivities).ravel()
     log_weights = np.add.outer(np.log(first.probabilities), np.log(second.probabilities)).ravel()
     values, places = np.unique(sums, return_inverse=True)
@@ -269,7 +274,7 @@ def _sum(first: SensitivityMixture, second: SensitivityMixture) -> SensitivityMi
 
 
 def _subset(contributions: Sequence[float], counts: Array, log_weights: Array, spacing: float) -> SensitivityMixture:
-    """Sum of c_j over the members drawn, each c_j rounded up to the grid, given the law of their number.
+    """Return the sum of c_j over the members drawn, each c_j rounded up to the grid, given the law of their number.
 
     subsets[h, s] is the share of the h-subsets of the group whose contributions sum to s grid units; the law is the
     mixture of its rows.

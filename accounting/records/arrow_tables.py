@@ -27,7 +27,7 @@ class Oversized(ValueError):
 
 
 def read_table(data: bytes, columns: Sequence[str] | None = None) -> pa.Table:
-    """The table of an Arrow IPC file, read as the stream of messages that it contains.
+    """Return the table of an Arrow IPC file, read as the stream of messages that it contains.
 
     columns: those to decode; all by default.
 
@@ -58,7 +58,7 @@ def _messages(stream: pa.Buffer) -> Iterator[pa.Message]:
 
 
 def stored_column(data: bytes, place: int) -> tuple[bytes, ...]:
-    """The stored bytes of the column with index ``place`` in an Arrow IPC file whose columns are all numeric.
+    """Return the stored bytes of the column with index ``place`` in an Arrow IPC file whose columns are all numeric.
 
     For each batch of rows: the number of rows, then validity and values, both possibly compressed. Equal bytes decode
     to equal columns. Raises: pyarrow's errors for bytes that are no such file.
@@ -97,7 +97,7 @@ def _buffers(message: pa.Message) -> list[tuple[int, int]]:
 
 
 def _row_count(message: pa.Message) -> bytes:
-    """The stored bytes of a batch's number of rows."""
+    """Return the stored bytes of a batch's number of rows."""
     metadata = message.metadata.to_pybytes()
     with _named_damage():
         at = _field(metadata, _batch(message, metadata), _LENGTH)
@@ -119,7 +119,7 @@ def _named_damage() -> Iterator[None]:
 
 
 def _table_at(metadata: bytes, position: int) -> int:
-    """The position to which the offset at ``position`` points."""
+    """Return the position to which the offset at ``position`` points."""
     (offset,) = struct.unpack_from("<I", metadata, position)
     return position + int(offset)
 

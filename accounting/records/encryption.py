@@ -55,7 +55,7 @@ class KeyCheck:
 
 
 def new_key_check() -> KeyCheck | None:
-    """The check of the key of this process; None without a key. Raises: InvalidInput for a malformed key."""
+    """Return the check of the key of this process; None without a key. Raises: InvalidInput for a malformed key."""
     key = _key()
     if key is None:
         return None
@@ -80,7 +80,7 @@ def require_key(check: KeyCheck | None, where: str) -> None:
 
 
 def encrypted(uri: str, content: bytes | memoryview) -> bytes:
-    """The bytes to store for the private file ``uri``: its content, encrypted if there is a key. Deterministic.
+    """Return the bytes to store for the private file ``uri``: its content, encrypted if there is a key. Deterministic.
 
     Raises: InvalidInput for a malformed key.
     """
@@ -99,7 +99,7 @@ def encrypted(uri: str, content: bytes | memoryview) -> bytes:
 
 
 def decrypted(uri: str, stored: bytes) -> bytes:
-    """The content of the private file ``uri``, given the bytes ``stored`` read from it.
+    """Return the content of the private file ``uri``, given the bytes ``stored`` read from it.
 
     Raises: InvalidInput when the key is missing, wrong, malformed, or set though the file is not encrypted;
     DataCorruption when the file was cut or altered.
@@ -135,12 +135,12 @@ def require_encrypted(uri: str, stored: bytes) -> None:
 
 
 def is_encrypting() -> bool:
-    """Whether there is a key. Raises: InvalidInput for a malformed one."""
+    """Return whether there is a key. Raises: InvalidInput for a malformed one."""
     return _key() is not None
 
 
 def _key() -> bytes | None:
-    """The user's key. Raises: InvalidInput for a malformed one; the message does not quote it."""
+    """Return the user's key. Raises: InvalidInput for a malformed one; the message does not quote it."""
     text = os.environ.get(KEY_VARIABLE, "")
     if not text:
         return None
@@ -161,12 +161,12 @@ def _expanded(key: bytes, length: int, salt: bytes | None, purpose: bytes) -> by
 
 
 def _salting(key: bytes) -> bytes:
-    """The key of the HMAC that derives salts."""
+    """Return the key of the HMAC that derives salts."""
     return _expanded(key, 32, None, b"salt")
 
 
 def _derived(key: bytes, salt: bytes) -> tuple[bytes, bytes]:
-    """The key of a file, and the check that tells whether it is the right one."""
+    """Return the key of a file, and the check that tells whether it is the right one."""
     both = _expanded(key, 32 + _CHECK, salt, b"file")
     return both[:32], both[32:]
 
@@ -179,7 +179,9 @@ def _cipher(key: bytes, salt: bytes) -> tuple[AESGCM, bytes]:
 
 
 def _segments(data: bytes | memoryview, size: int) -> Iterator[tuple[bytes, memoryview]]:
-    """The segments in order, at least one, each with its nonce: 3 zero bytes, its number in 8, and 1 for the last."""
+    """Yield the segments in order, at least one, each with its nonce: 3 zero bytes, its number in 8, and 1 for the
+    last.
+    """
     view, last = memoryview(data), max(0, -(-len(data) // size) - 1)
     for number in range(last + 1):
         yield struct.pack(">3xQ?", number, number == last), view[number * size : (number + 1) * size]

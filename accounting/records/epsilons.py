@@ -59,7 +59,7 @@ class Epsilons:
     reasons: tuple[Reason, ...] = ()
 
     def of(self, examples: npt.NDArray[np.bool_]) -> Epsilons:
-        """The epsilons of the examples chosen by a mask [examples]."""
+        """Return the epsilons of the examples chosen by a mask [examples]."""
         return replace(
             self,
             example_ids=self.example_ids[examples],
@@ -95,7 +95,9 @@ def write_epsilons(directory: str, part: int, epsilons: Epsilons, inputs: str) -
 
 
 def noted_epsilons(directory: str, part: int, inputs: str) -> tuple[PartRecord, Epsilons] | None:
-    """The part that an interrupted run wrote from the same ``inputs``; None if there is none or it is damaged."""
+    """Return the part that an interrupted run wrote from the same ``inputs``; None if there is none or it is
+    damaged.
+    """
     try:
         content = read_private_sealed(_note(directory, part), "account the trial again")
         note = json.loads(content) if content else {}
@@ -130,12 +132,14 @@ class StoredEpsilons:
             raise DataCorruption(f"{directory}: a part of the epsilons is missing; account the trial again")
 
     def __iter__(self) -> Iterator[Epsilons]:
-        """The parts in order, each verified. Raises `DataCorruption` when one is damaged."""
+        """Yield the parts in order, each verified. Raises `DataCorruption` when one is damaged."""
         return (_from_table(self._store.read(record)) for record in self.records)
 
 
 def read_epsilons(directory: str) -> Epsilons:
-    """All committed parts, in part order, verified. Raises `DataCorruption` when a part is missing or damaged."""
+    """Return all committed parts, in part order, verified. Raises `DataCorruption` when a part is missing or
+    damaged.
+    """
     return Epsilons.concatenate(list(StoredEpsilons(directory)))
 
 

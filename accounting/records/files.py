@@ -23,7 +23,7 @@ from accounting.records.stores import connected
 
 
 def open_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
-    """The file system of an object store's address, and the path inside it.
+    """Return the file system of an object store's address, and the path inside it.
 
     Raises: InvalidInput for what is no address; as `connected`.
     """
@@ -38,12 +38,12 @@ def open_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
 
 
 def is_local(uri: str) -> bool:
-    """Whether ``uri`` lies in the file system of this machine, or in one that is mounted there."""
+    """Return whether ``uri`` lies in the file system of this machine, or in one that is mounted there."""
     return _local(uri) is not None
 
 
 def read_bytes(uri: str) -> bytes:
-    """The whole content. Raises FileNotFoundError when nothing is there, `StorageError` for other failures, and
+    """Return the whole content. Raises FileNotFoundError when nothing is there, `StorageError` for other failures, and
     `UnsafeFile` for a local path that is no regular file, or larger than a file of its kind."""
     local = _local(uri)
     with _named_errors("read", uri):
@@ -128,7 +128,7 @@ def append_in_private_folder(uri: str, data: bytes) -> None:
 
 
 def exists(uri: str) -> bool:
-    """Whether anything is at ``uri``, a link included. Raises `StorageError` when the storage cannot tell."""
+    """Return whether anything is at ``uri``, a link included. Raises `StorageError` when the storage cannot tell."""
     local = _local(uri)
     with _named_errors("read", uri):
         if local is not None:
@@ -138,14 +138,16 @@ def exists(uri: str) -> bool:
 
 
 def is_closed(uri: str) -> bool:
-    """Whether a local folder is there that this process may not read, as the private ones of another user."""
+    """Return whether a local folder is there that this process may not read, as the private ones of another user."""
     local = _local(uri)
     with _named_errors("read", uri):
         return local is not None and local_files.is_closed(local)
 
 
 def modified(uri: str) -> float | None:
-    """When the file at ``uri`` was last written, in seconds since 1970 UTC; None if it is missing or not known."""
+    """Return when the file at ``uri`` was last written, in seconds since 1970 UTC; None if it is missing or not
+    known.
+    """
     local = _local(uri)
     with _named_errors("read", uri):
         if local is not None:
@@ -252,7 +254,9 @@ PRIVATE = "private"
 
 
 def _local(uri: str) -> str | None:
-    """The absolute path of a local file; None for an object in a store. Raises: as `open_filesystem`, UnsafeFile."""
+    """Return the absolute path of a local file; None for an object in a store. Raises: as `open_filesystem`,
+    UnsafeFile.
+    """
     path = unquote(urlsplit(uri).path) if uri.startswith("file://") else uri
     _require_inside(path)
     return os.path.abspath(path) if "://" not in path else None

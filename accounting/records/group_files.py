@@ -27,7 +27,7 @@ class GroupFile:
     names: tuple[str, ...]
 
     def labels_of(self, example_ids: NDArray[np.int64]) -> NDArray[np.int32]:
-        """The labels of the given examples. Raises: InvalidInput when one of them has no group."""
+        """Return the labels of the given examples. Raises: InvalidInput when one of them has no group."""
         at = np.searchsorted(self.example_ids, example_ids)
         if not np.array_equal(self.example_ids[np.minimum(at, len(self.example_ids) - 1)], example_ids):
             raise InvalidInput(f"{self.uri} gives no group to some training examples; add a row for each of them")

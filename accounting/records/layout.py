@@ -74,7 +74,7 @@ class TrialFiles:
         return self._below("private", "epsilons")
 
     def accounted_again(self, claim: str) -> str:
-        """Folder with the results of `dpsweep account` for one ``claim`` (the options asked for)."""
+        """Return the folder with the results of `dpsweep account` for one ``claim`` (the options asked for)."""
         return self._below("private", "accounts", claim)
 
     @property

@@ -50,7 +50,7 @@ class UnsafeFile(DataCorruption):
 
 
 def read(path: str, most: int) -> bytes:
-    """The whole content of a regular file. Raises: OSError; UnsafeFile, also for more than ``most`` bytes."""
+    """Return the whole content of a regular file. Raises: OSError; UnsafeFile, also for more than ``most`` bytes."""
     try:
         with _opened(path, most) as (handle, size), open(handle, "rb", closefd=False) as stream:
             return stream.read(size)
@@ -165,7 +165,7 @@ def locked(path: str) -> Iterator[None]:
 
 
 def info(path: str) -> os.stat_result | None:
-    """The status of a file or folder, of a link itself; None if there is none. Raises: OSError, UnsafeFile."""
+    """Return the status of a file or folder, of a link itself; None if there is none. Raises: OSError, UnsafeFile."""
     try:
         with _entered(os.path.dirname(path), _PASSED) as folder:
             return _info(folder, os.path.basename(path) or ".")
@@ -174,7 +174,7 @@ def info(path: str) -> os.stat_result | None:
 
 
 def is_closed(path: str) -> bool:
-    """Whether a folder is there that this process may not list. Raises: OSError, UnsafeFile."""
+    """Return whether a folder is there that this process may not list. Raises: OSError, UnsafeFile."""
     try:
         with _entered(path, _LISTED):
             return False
@@ -194,7 +194,7 @@ def delete(path: str) -> None:
 
 
 def with_partials(path: str) -> tuple[str, ...]:
-    """The path of a file, if there is one, and those of what processes that were killed while writing it left.
+    """Return the path of a file, if there is one, and those of what processes that were killed while writing it left.
 
     Raises: OSError, UnsafeFile.
     """
@@ -240,7 +240,9 @@ def delete_if_empty(path: str) -> None:
 
 
 def list_files(path: str) -> Iterator[str]:
-    """Paths, relative to a folder, of everything below it that is no folder, links included; none are followed."""
+    """Yield the paths, relative to a folder, of everything below it that is no folder, links included; none are
+    followed.
+    """
     with _entered(path, _LISTED) as folder:
         for name, entry in _entries(folder, ""):
             if not entry.is_dir(follow_symlinks=False):
@@ -248,7 +250,7 @@ def list_files(path: str) -> Iterator[str]:
 
 
 def list_folders(path: str) -> list[str]:
-    """Names of the folders directly in a folder. Raises: OSError, UnsafeFile."""
+    """Return the names of the folders directly in a folder. Raises: OSError, UnsafeFile."""
     with _entered(path, _LISTED) as folder, os.scandir(folder) as entries:
         return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
 
@@ -315,7 +317,7 @@ def _require_own_folder(path: str, folder: int) -> None:
 
 
 def others_can_write(folder: int | str) -> bool:
-    """Whether users other than the owner can put files into a folder.
+    """Return whether users other than the owner can put files into a folder.
 
     A group that is the owner's alone, as many systems make one for each user, is not counted.
     """
@@ -390,7 +392,7 @@ def _enter(path: str, flags: int) -> int:
 
 
 def _place(handle: int) -> str | None:
-    """Where the kernel says that an open folder is."""
+    """Return where the kernel says that an open folder is."""
     try:
         return os.readlink(f"/proc/self/fd/{handle}")
     except OSError:
@@ -413,7 +415,7 @@ def _walk(path: str, flags: int) -> int:
 
 
 def _made(path: str, mode: int) -> int:
-    """An open folder, made with the folders above it that are missing."""
+    """Return an open folder, made with the folders above it that are missing."""
     try:
         return _enter(path, _PASSED)
     except FileNotFoundError:
@@ -452,7 +454,7 @@ def _opened(path: str, most: int | None) -> Iterator[tuple[int, int]]:
 
 
 def _open_own(path: str, folder: int, flags: int) -> int:
-    """A private file, made if it is missing, that is open to be changed in place."""
+    """Return a private file, made if it is missing, that is open to be changed in place."""
     name = os.path.basename(path)
     found = _info(folder, name)
     if found is not None:

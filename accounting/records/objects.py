@@ -58,7 +58,7 @@ class Piece:
 
 
 def make_object(uri: str, batches: Sequence[pa.RecordBatch]) -> tuple[ObjectRecord, bytes]:
-    """The record and the bytes of the object ``uri`` with these batches: at least one, all of one schema."""
+    """Return the record and the bytes of the object ``uri`` with these batches: at least one, all of one schema."""
     record, pieces = make_pieces(uri, batches)
     return record, b"".join(pieces)
 
@@ -75,7 +75,7 @@ def make_pieces(uri: str, batches: Sequence[pa.RecordBatch]) -> tuple[ObjectReco
 
 
 def read_piece(place: Piece) -> bytes:
-    """A piece as it is stored, verified by bytes and sha256.
+    """Return a piece as it is stored, verified by bytes and sha256.
 
     Raises: DataCorruption when the object is missing, cut or altered there.
     """
@@ -97,7 +97,7 @@ def batch_of(
     columns: Sequence[str] | None = None,
     ids: RepeatedIds | None = None,
 ) -> pa.Table:
-    """The rows of a piece that was read, decoded as by `parts.decoded`. Raises: DataCorruption."""
+    """Return the rows of a piece that was read, decoded as by `parts.decoded`. Raises: DataCorruption."""
     content = decrypted(place.uri, piece)
     file = content if content.startswith(_MAGIC) else _MAGIC + schema.serialize().to_pybytes() + content
     return decoded(f"{place.uri}: {place.name}", file, schema, columns, ids)
@@ -113,7 +113,7 @@ def _arrow_file(batches: Sequence[pa.RecordBatch]) -> pa.Buffer:
 
 
 def _pieces(content: pa.Buffer) -> Iterator[memoryview]:
-    """The pieces of an Arrow file: a message for its schema, one for each batch, and its footer."""
+    """Yield the pieces of an Arrow file: a message for its schema, one for each batch, and its footer."""
     reader, ends = pa.BufferReader(content), list[int]()
     reader.seek(len(_MAGIC))
     with contextlib.suppress(EOFError):

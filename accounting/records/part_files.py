@@ -45,7 +45,7 @@ class PartFiles:
 
     @staticmethod
     def of(directory: str, snapshots: Sequence[Snapshot], part: int) -> PartFiles:
-        """The part with this number of ``snapshots``, which all have the same parts."""
+        """Return the part with this number of ``snapshots``, which all have the same parts."""
         number, piece = snapshots[0].find(part)
         objects = [snapshot.objects[number] for snapshot in snapshots]
         extents = [(sum(each.sizes[:piece]), each.sizes[piece], sum(each.sizes)) for each in objects]
@@ -127,7 +127,7 @@ class StoredNorms:
 
 
 def mismatch(directory: str, step: int, part: int) -> DataCorruption:
-    """The error for a snapshot that does not fit the first one."""
+    """Return the error for a snapshot that does not fit the first one."""
     return DataCorruption(
         f"{directory}: the snapshot at step {step} lacks part {part} or holds other examples there than the first "
         f"snapshot; resume the trial, or {START_ANEW}"

@@ -47,7 +47,7 @@ class PartRecord:
         return _path(self.step, self.part)
 
     def to_line(self) -> bytes:
-        """The record as a line of the manifest."""
+        """Return the record as a line of the manifest."""
         return json.dumps(asdict(self), separators=(",", ":")).encode() + b"\n"
 
 
@@ -88,7 +88,7 @@ class PartStore:
             self._commit(fresh)
 
     def read(self, record: PartRecord) -> pa.Table:
-        """The rows of a committed part, verified as by `read_part`."""
+        """Return the rows of a committed part, verified as by `read_part`."""
         return read_part(self.directory, self._schema, record)
 
     def _uri(self, record: PartRecord) -> str:
@@ -170,7 +170,7 @@ def read_part(
     columns: Sequence[str] | None = None,
     ids: RepeatedIds | None = None,
 ) -> pa.Table:
-    """The rows of a committed part, verified by length, sha256, schema, row count and first and last example id.
+    """Return the rows of a committed part, verified by length, sha256, schema, row count and first and last example id.
 
     columns: those to decode, ``example_id`` among them; all by default. ids: cache shared by parts that probably have
     the same ids. Raises: DataCorruption for a part that is missing or differs from its record.
@@ -179,7 +179,7 @@ def read_part(
 
 
 def read_stored(directory: str, record: PartRecord) -> bytes:
-    """What is stored of a committed part, verified by length and sha256.
+    """Return what is stored of a committed part, verified by length and sha256.
 
     Raises: DataCorruption for a part that is missing or differs from its record.
     """
@@ -203,7 +203,7 @@ def rows_of(
     columns: Sequence[str] | None = None,
     ids: RepeatedIds | None = None,
 ) -> pa.Table:
-    """The rows of a committed part of which ``stored`` was read. Raises: DataCorruption when they differ."""
+    """Return the rows of a committed part of which ``stored`` was read. Raises: DataCorruption when they differ."""
     uri = f"{directory}/{record.path}"
     table = decoded(uri, decrypted(uri, stored), schema, columns, ids)
     if (table.num_rows, *_ends(table)) != (record.rows, record.first, record.last):
@@ -214,7 +214,7 @@ def rows_of(
 def decoded(
     name: str, content: bytes, schema: pa.Schema, columns: Sequence[str] | None = None, ids: RepeatedIds | None = None
 ) -> pa.Table:
-    """The rows of the Arrow file ``content``. name: its name in messages. columns, ids: as for `read_part`.
+    """Return the rows of the Arrow file ``content``. name: its name in messages. columns, ids: as for `read_part`.
 
     Raises: DataCorruption for content that is no Arrow file, would expand to far too much, or does not have the columns
     of ``schema``.
@@ -235,7 +235,7 @@ def decoded(
 
 
 def corrupt(uri: str, reason: str) -> DataCorruption:
-    """The error for a file, or a place in it, that is damaged."""
+    """Return the error for a file, or a place in it, that is damaged."""
     return DataCorruption(f"{uri}: {reason}; restore the file from a backup, or {START_ANEW}")
 
 
@@ -248,7 +248,7 @@ _LINE = re.compile(
 
 
 def _is_cut(tail: bytes) -> bool:
-    """Whether ``tail``, without a final newline, may be the start of a line cut off by a crash while appending.
+    """Return whether ``tail``, without a final newline, may be the start of a line cut off by a crash while appending.
 
     A complete line followed by anything but a newline is damage instead.
     """
@@ -272,13 +272,13 @@ def _path(step: int | None, part: int) -> str:
 def _stored(
     directory: str, step: int | None, part: int, table: pa.Table, codec: pa.Codec | None
 ) -> tuple[PartRecord, bytes]:
-    """The manifest record of a part, and the bytes to store."""
+    """Return the manifest record of a part, and the bytes to store."""
     data = encrypted(f"{directory}/{_path(step, part)}", _encode(table, codec))
     digest = hashlib.sha256(data).hexdigest()
     return PartRecord(step, part, table.num_rows, *_ends(table), len(data), digest), data
 
 
 def _ends(table: pa.Table) -> tuple[int | None, int | None]:
-    """The first and the last example id."""
+    """Return the first and the last example id."""
     ids: np.ndarray[Any, np.dtype[np.int64]] = table.column(_IDS).to_numpy()
     return (int(ids[0]), int(ids[-1])) if len(ids) else (None, None)

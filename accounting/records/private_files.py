@@ -11,7 +11,7 @@ from accounting.records.files import append_in_private_folder, exists, read_byte
 
 
 def read_private(uri: str) -> bytes:
-    """The content of a private file.
+    """Return the content of a private file.
 
     Raises: FileNotFoundError, StorageError as `read_bytes`; InvalidInput and DataCorruption as `decrypted`.
     """

@@ -46,7 +46,9 @@ def _ahead(read: Callable[[Name], Content], names: Iterable[Name]) -> Iterator[C
 
 
 def _attempt(read: Callable[[Name], Content], name: Name) -> Content | Exception:
-    """The content, or the error: one that a future raises has passed through code that is not ours, which hides it."""
+    """Return the content, or the error: one that a future raises has passed through code that is not ours, which
+    hides it.
+    """
     try:
         return read(name)
     except Exception as error:

@@ -28,7 +28,7 @@ def write_private_sealed(uri: str, content: bytes) -> None:
 
 
 def read_sealed(uri: str, next_step: str) -> bytes | None:
-    """The stored object as JSON; None when there is none.
+    """Return the stored object as JSON; None when there is none.
 
     Raises: DataCorruption when the file is cut or altered; its message ends with ``next_step``.
     """
@@ -54,7 +54,7 @@ def _opened(read: Callable[[str], bytes], uri: str, next_step: str) -> bytes | N
 
 
 def _checked(content: bytes, uri: str, next_step: str) -> bytes:
-    """The object without its checksum, which has been verified."""
+    """Return the object without its checksum, which has been verified."""
     try:
         values: dict[str, Any] = json.loads(content)
         seal = values.pop(_SEAL)

@@ -55,7 +55,7 @@ class NormSnapshot:
 
 
 def _distinct(ids: Integers) -> bool:
-    """Whether no id repeats. Ascending ids, the usual case, are recognised without a slow search."""
+    """Return whether no id repeats. Ascending ids, the usual case, are recognised without a slow search."""
     return bool((ids[1:] > ids[:-1]).all()) or len(np.unique(ids)) == len(ids)
 
 
@@ -125,7 +125,7 @@ def _batch(snapshot: NormSnapshot) -> pa.RecordBatch:
 
 
 def _round_up_to_float32(contributions: Floats) -> npt.NDArray[np.float32]:
-    """The nearest 32-bit values not below the given ones, because storing must not lower an example's cost."""
+    """Return the nearest 32-bit values not below the given ones, because storing must not lower an example's cost."""
     stored = np.asarray(contributions).astype(np.float32)
     below = stored < np.asarray(contributions)
     return np.minimum(np.where(below, np.nextafter(stored, np.float32(2.0)), stored), np.float32(1.0))
@@ -214,7 +214,9 @@ class NormShards:
             )
 
     def read(self, part: int) -> PartNorms:
-        """One part across all snapshots. Raises `DataCorruption` for missing, cut, altered or mismatched files."""
+        """Return one part across all snapshots. Raises `DataCorruption` for missing, cut, altered or mismatched
+        files.
+        """
         files = self.files(part)
         norms, contributions, losses = (np.empty((files.rows, len(self.steps)), np.float32) for _ in range(3))
         ids, groups = np.empty(0, np.int64), np.empty(0, np.int32)
@@ -230,7 +232,7 @@ class NormShards:
         return PartNorms(part, ids, groups, np.array(self.steps), norms, contributions, losses)
 
     def files(self, part: int) -> PartFiles:
-        """Where one part is stored. Raises `DataCorruption` if there is no such part."""
+        """Return where one part is stored. Raises `DataCorruption` if there is no such part."""
         if part not in self.parts:
             raise DataCorruption(
                 f"{self._stored.directory} has no part {part}; it has parts 0 to {len(self.parts) - 1}"
@@ -255,7 +257,7 @@ class NormShards:
 
 
 def has_norms(directory: str) -> bool:
-    """Whether a folder holds the norms of a run that ended."""
+    """Return whether a folder holds the norms of a run that ended."""
     return exists(f"{directory}/{COMPLETE}")
 
 

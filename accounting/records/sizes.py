@@ -22,7 +22,7 @@ _BY_ENDING: Final[Mapping[str, int]] = {
 
 
 def largest(uri: str) -> int:
-    """The largest accepted size of a file in bytes.
+    """Return the largest accepted size of a file in bytes.
 
     Models, checkpoints and files of a user's own are as large as the user wants, up to half of this machine's memory:
     decoding holds their content twice.

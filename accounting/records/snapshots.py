@@ -59,17 +59,17 @@ class Snapshot:
         return max(1, -(-self.rows // self.rows_per_part))
 
     def rows_of(self, part: int) -> int:
-        """Rows of one part."""
+        """Return the rows of one part."""
         return min(self.rows_per_part, self.rows - part * self.rows_per_part)
 
     def to_json(self) -> bytes:
-        """The manifest without its checksum."""
+        """Return the manifest without its checksum."""
         objects = [{"sizes": each.sizes, "digests": each.digests.hex()} for each in self.objects]
         return json.dumps({**vars(self), "objects": objects}).encode()
 
     @staticmethod
     def from_json(content: bytes, step: int, uri: str) -> Snapshot:
-        """The snapshot at ``step`` whose manifest this is. Raises: DataCorruption for any other content."""
+        """Return the snapshot at ``step`` whose manifest this is. Raises: DataCorruption for any other content."""
         try:
             values: dict[str, Any] = json.loads(content)
             objects = tuple(
@@ -84,7 +84,7 @@ class Snapshot:
         return found
 
     def _is_whole(self, step: int) -> bool:
-        """Whether the fields are consistent."""
+        """Return whether the fields are consistent."""
         numbers = (self.step, self.number, self.rows, self.rows_per_part, *(n for o in self.objects for n in o.sizes))
         return (
             all(type(each) is int and 0 <= each < 2**62 for each in numbers)
@@ -96,7 +96,7 @@ class Snapshot:
         )
 
     def find(self, part: int) -> tuple[int, int]:
-        """The object that holds a part, and which of its pieces the part is."""
+        """Return the object that holds a part, and which of its pieces the part is."""
         for number, each in enumerate(self.objects):
             if part < each.parts:
                 return number, part
@@ -157,14 +157,14 @@ class SnapshotWriter:
             write_private_sealed(uri, content)
 
     def _before(self, step: int) -> Snapshot | None:
-        """The committed snapshot before the one at ``step``."""
+        """Return the committed snapshot before the one at ``step``."""
         if self._last is not None and self._last.step < step:
             return self._last
         earlier = max((each for each in self._committed if each < step), default=None)
         return None if earlier is None else committed_snapshot(self.directory, earlier)
 
     def _objects(self, step: int, batch: pa.RecordBatch) -> Iterator[tuple[str, list[pa.RecordBatch]]]:
-        """The name of each object, and its parts."""
+        """Yield the name of each object, and its parts."""
         size = self._rows_per_part
         parts = [batch.slice(start, size) for start in range(0, max(batch.num_rows, 1), size)]
         together = max(1, ROWS_PER_OBJECT // size)
@@ -173,7 +173,7 @@ class SnapshotWriter:
 
 
 def committed_snapshot(directory: str, step: int) -> Snapshot:
-    """A committed snapshot. Raises: DataCorruption when its manifest is missing or damaged."""
+    """Return a committed snapshot. Raises: DataCorruption when its manifest is missing or damaged."""
     uri = _manifest(directory, step)
     content = read_private_sealed(uri, _NEXT)
     if content is None:
@@ -182,7 +182,7 @@ def committed_snapshot(directory: str, step: int) -> Snapshot:
 
 
 def committed_snapshots(directory: str, names: Sequence[str]) -> tuple[Snapshot, ...]:
-    """All snapshots of a run that ended, in the order of their steps. names: the files that are in the folder.
+    """Return all snapshots of a run that ended, in the order of their steps. names: the files that are in the folder.
 
     Raises: DataCorruption when the run did not end, and for manifests that are missing or damaged.
     """
@@ -214,7 +214,7 @@ def uncommitted(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _steps(names: Sequence[str]) -> set[int]:
-    """Steps of the committed snapshots."""
+    """Return the steps of the committed snapshots."""
     return {int(match[1]) for name in names if (match := _MANIFEST.fullmatch(name))}
 
 
@@ -223,7 +223,7 @@ def _manifest(directory: str, step: int) -> str:
 
 
 def object_uri(directory: str, step: int, number: int) -> str:
-    """The name of an object of a snapshot."""
+    """Return the name of an object of a snapshot."""
     return f"{directory}/step={step:08d}/object-{number:05d}.arrow"
 
 

@@ -22,7 +22,7 @@ _OPTIONS: Final = {"s3": "?allow_delayed_open=true"}
 
 @functools.lru_cache(maxsize=32)
 def connected(scheme: str, host: str) -> tuple[fs.FileSystem, str]:
-    """The file system of ``scheme://host``, and the path of that host in it.
+    """Return the file system of ``scheme://host``, and the path of that host in it.
 
     One object for each is cached for the life of the process, because connecting is slow. Raises: InvalidInput for a
     scheme that pyarrow does not know; StorageError if a store does not answer, or the region of a bucket is not found.

@@ -33,7 +33,7 @@ _COLUMN_TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string()}
 
 
 def _sampling_columns() -> dict[str, pa.DataType]:
-    """One column for each field of any sampling."""
+    """Return one column for each field of any sampling."""
     kinds = stored_kinds()
     return {field.name: _COLUMN_TYPES[get_type_hints(kind)[field.name]] for kind in kinds for field in fields(kind)}
 

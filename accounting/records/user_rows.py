@@ -64,7 +64,7 @@ class ShareOfRows:
     digests: bytes
 
     def read(self) -> tuple[Ids, Rows]:
-        """The user [rows] of each row, and its contributions [rows, snapshots], in the order of parts and rows.
+        """Return the user [rows] of each row, and its contributions [rows, snapshots], in the order of parts and rows.
 
         Raises: DataCorruption when a file is missing, cut or altered.
         """
@@ -117,7 +117,7 @@ def write_rows(directory: str, part: int, users: Ids, rows: Rows, ends: Sequence
 
 
 def noted_rows(directory: str, part: int, inputs: str) -> SortedRows | None:
-    """A file that an interrupted run wrote from the same ``inputs``; None if there is none, or it is damaged."""
+    """Return a file that an interrupted run wrote from the same ``inputs``; None if there is none, or it is damaged."""
     try:
         content = read_private_sealed(_note(directory, part), _NEXT)
         note: dict[str, Any] = json.loads(content) if content else {}
@@ -130,7 +130,7 @@ def noted_rows(directory: str, part: int, inputs: str) -> SortedRows | None:
 
 
 def shares_of(directory: str, snapshots: int, files: Sequence[SortedRows]) -> list[ShareOfRows]:
-    """Where the rows of each share lie."""
+    """Return where the rows of each share lie."""
     tables = np.stack([file.table for file in files])
     sizes, counts = tables[:, :, 0], tables[:, :, 1]
     ends = sizes.cumsum(axis=1)

@@ -50,7 +50,7 @@ class OwnedPart:
         return Owners(table.column("example_id").to_numpy(), table.column("user").to_numpy())
 
     def contributions(self, owners: Owners) -> NDArray[np.float32]:
-        """What the examples contributed [rows, snapshots], in the order of their users (`users`).
+        """Return what the examples contributed [rows, snapshots], in the order of their users (`users`).
 
         Raises: DataCorruption when the users are of other examples, and as `read_contributions`.
         """
@@ -89,7 +89,7 @@ class StoredUsers:
         return tuple(record.sha256 for record in sorted(self._store.records.values()))
 
     def owned(self, norms: PartFiles) -> OwnedPart:
-        """A part of the norms with its users. Raises: DataCorruption when none are stored of it."""
+        """Return a part of the norms with its users. Raises: DataCorruption when none are stored of it."""
         record = self._records.get(norms.part)
         if record is None:
             raise _unfit(self._store.directory, norms.part)

@@ -109,7 +109,7 @@ def _noise(record: Record, device: torch.device, size: Size) -> None:
 
 
 def trial_on(device: torch.device, source: str = "os_entropy", epochs: int = 2, rows: int | None = None) -> TrialSpec:
-    """A trial of the CNN of paper D on pictures, on the device."""
+    """Return a trial of the CNN of paper D on pictures, on the device."""
     case = Case("pictures", DataSpec("mnist"), Component("cnn_dpsgdf"), 64, epochs)
     if rows is not None:
         case = replace(case, classes=tuple("0123456789"), rows=rows // 10)

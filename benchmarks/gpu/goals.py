@@ -13,7 +13,7 @@ Figures = Mapping[str, Mapping[str, Any]]
 
 
 def goals(phases: Figures) -> list[dict[str, object]]:
-    """Each goal with its value and whether it is met; both are None where it was not measured."""
+    """Return each goal with its value and whether it is met; both are None where it was not measured."""
     steps, alone = phases.get("steps", {}), phases.get("together", {}).get("throughput", {})
     found = [goal for name in OF_STEPS for goal in _of_step(name, steps.get(name))]
     together = alone.get("together") and alone["together"] / alone["alone"]
@@ -21,7 +21,7 @@ def goals(phases: Figures) -> list[dict[str, object]]:
 
 
 def _of_step(name: str, result: Mapping[str, Any] | None) -> Iterator[dict[str, object]]:
-    """The goals of a private step: beside a plain one, beside peers, in memory, and of its noise."""
+    """Yield the goals of a private step: beside a plain one, beside peers, in memory, and of its noise."""
     step = {} if result is None else result
     peers = [step[method] for method in step.get("samples", {}) if method not in OURS]
     memory = step.get("peak_mb", {})

@@ -42,7 +42,7 @@ class Record:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """What a `Record` holds so far; the end of a line that is still being written is left out."""
+    """Return what a `Record` holds so far; the end of a line that is still being written is left out."""
     found: dict[str, Any] = {"figures": {}, "failures": [], "skipped": {}}
     for text in path.read_text().split("\n")[:-1] if path.exists() else []:
         line = json.loads(text)

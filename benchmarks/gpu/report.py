@@ -54,7 +54,7 @@ class Report:
         self.save()
 
     def line(self, phase: Phase) -> str:
-        """What a terminal shows of a phase that has ended."""
+        """Return what a terminal shows of a phase that has ended."""
         found = self._content["phases"][phase.name]
         counts = f"{len(found['figures'])} figures, {len(found['failures'])} failures, {len(found['skipped'])} skipped"
         errors = "".join(f"\n  {each['failure']}: {each['error']}" for each in found["failures"])
@@ -88,7 +88,7 @@ def _machine(root: Path) -> dict[str, object]:
 
 
 def _said(command: list[str]) -> str | None:
-    """What a command prints, or None where it fails or there is none."""
+    """Return what a command prints, or None where it fails or there is none."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10.0, check=True)
     except (OSError, subprocess.SubprocessError):

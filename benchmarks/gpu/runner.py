@@ -98,7 +98,7 @@ def _run(context: Any, phase: Phase, report: Report, device: str, size: Size, li
 
 
 def _state(status: int | None) -> str:
-    """How a phase ended, in words."""
+    """Return how a phase ended, in words."""
     if status is None:
         return "out of time"
     if status < 0:

@@ -105,7 +105,7 @@ class Solution:
     lower: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """The value, under two names, with the cost, its claim and the budget, as plain values."""
+        """Return the value, under two names, with the cost, its claim and the budget, as plain values."""
         return {
             "solve": self.solved_for,
             "value": self.value,
@@ -117,13 +117,15 @@ class Solution:
         }
 
     def sentence(self) -> str:
-        """The value, the cost and its claim in one line."""
+        """Return the value, the cost and its claim in one line."""
         cost = f"{self.budget.unit} {self.cost:.6g} of {self.budget.limit:g}"
         return f"{self.solved_for}: {self.value}  ({cost}, {self.kind}, {self.trace.steps} steps)"
 
 
 def _reached(budget: Budget, trace: Trace) -> tuple[float, Kind, float | None]:
-    """The cost of the run in the unit of the budget, how strong a claim it is, and a lower bound if one is proven."""
+    """Return the cost of the run in the unit of the budget, how strong a claim it is, and a lower bound if one is
+    proven.
+    """
     if isinstance(budget, EpsilonBudget):
         found = budget.estimate(trace)
         return found.epsilon, found.kind, found.lower_epsilon

@@ -17,7 +17,8 @@ _NEAREST: Final = 3
 
 
 def best_lines(found: Best, model: str, show_all: bool = False) -> Iterator[str]:
-    """Lines on the setting, its value and interval, settings not distinguishable from it, its model, and warnings.
+    """Yield the lines on the setting, its value and interval, settings not distinguishable from it, its model, and
+    warnings.
 
     show_all: show every setting that is not distinguishable from it, not only the nearest.
     """
@@ -56,7 +57,7 @@ def best_lines(found: Best, model: str, show_all: bool = False) -> Iterator[str]
 
 
 def _alike(found: Best, shown: Format, show_all: bool) -> Iterator[str]:
-    """The settings that cannot be told from the best: how many, and the nearest by their measured difference."""
+    """Yield the settings that cannot be told from the best: how many, and the nearest by their measured difference."""
     known = [(each, each.interval) for each in found.alike if each.interval is not None]
     nearest = sorted(known, key=lambda pair: abs(pair[1].value))
     listed = nearest if show_all else nearest[:_NEAREST]

@@ -218,7 +218,9 @@ def tell_failed(message: str) -> None:
 
 
 def jobs_at(address: str) -> SubmittedSweeps:
-    """The jobs of the cluster at ``address``. Raises: InvalidInput if it does not answer or requires another token."""
+    """Return the jobs of the cluster at ``address``. Raises: InvalidInput if it does not answer or requires another
+    token.
+    """
     prepare_environment(address)
     from orchestration.execution.submission import SubmittedSweeps
 
@@ -249,7 +251,9 @@ def _planned(spec: SweepSpec, code: UserCode) -> int:
 
 
 def _variables(given: Sequence[str]) -> dict[str, str]:
-    """Texts ``K=V`` as a mapping. Raises: InvalidInput for other text, and for the variable of the encryption key."""
+    """Return the texts ``K=V`` as a mapping. Raises: InvalidInput for other text, and for the variable of the
+    encryption key.
+    """
     pairs = [text.partition("=") for text in given]
     for text, (name, equals, _) in zip(given, pairs, strict=True):
         if not equals or not name.isidentifier():
@@ -266,7 +270,9 @@ def _variables(given: Sequence[str]) -> dict[str, str]:
 
 
 def _tracking(uri: str | None) -> str:
-    """Where and as whom the driver records, sealed with the token of the cluster; without one, no secret is sent."""
+    """Return where and as whom the driver records, sealed with the token of the cluster; without one, no secret is
+    sent.
+    """
     access, token = own_access() | ({"MLFLOW_TRACKING_URI": uri} if uri else {}), cluster_token()
     if uri and urlsplit(uri).hostname in ("127.0.0.1", "localhost", "::1"):
         print(

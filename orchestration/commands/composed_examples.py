@@ -21,7 +21,7 @@ from orchestration.records.layout import SweepFiles
 def composed_of_examples(
     files: SweepFiles, key: str | None, examples: Sequence[int], delta: float | None
 ) -> PrivacyEstimate:
-    """The composed epsilon of the records ``examples`` together, from what they contributed to each trial.
+    """Return the composed epsilon of the records ``examples`` together, from what they contributed to each trial.
 
     key: of one trial, by default all private ones; delta: by default that of the sweep. Earlier starts, candidates of a
     tuning, and trials without norms count with the most that records can contribute. A trial that did not train on a
@@ -55,7 +55,7 @@ def composed_of_examples(
 
 
 def _kept(files: TrialFiles, attempts: Sequence[Attempt]) -> Attempt | None:
-    """The attempt whose norms are stored: the last one that trained, if it showed what the stored trace says."""
+    """Return the attempt whose norms are stored: the last one that trained, if it showed what the stored trace says."""
     trained = [attempt for attempt in attempts if attempt.trace.segments]
     if not trained or not has_norms(files.norms) or stored_trace(files.trace) != trained[-1].trace:
         return None

@@ -16,7 +16,7 @@ from orchestration.comparison.formats import MISSING
 
 
 def stdout() -> Console:
-    """The standard output as a rich console."""
+    """Return the standard output as a rich console."""
     return Console()
 
 
@@ -61,5 +61,5 @@ class Fitting:
 
 
 def _plain(cell: RenderableType) -> str:
-    """The text of a cell; "" for a picture such as a progress bar."""
+    """Return the text of a cell; "" for a picture such as a progress bar."""
     return cell.plain if isinstance(cell, Text) else cell if isinstance(cell, str) else ""

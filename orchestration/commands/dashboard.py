@@ -79,7 +79,7 @@ def _renewed(board: Board) -> None:
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """A socket that listens there. Raises: InvalidInput if it cannot."""
+    """Return a socket that listens there. Raises: InvalidInput if it cannot."""
     try:
         family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
         return socket.create_server((host, port), family=family)

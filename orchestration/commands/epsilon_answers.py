@@ -73,7 +73,7 @@ def _curves_of_groups(run: AccountedRun, request: EpsilonRequest, sizes: Sequenc
 
 
 def _deltas(request: EpsilonRequest) -> tuple[float, ...]:
-    """The deltas at which the drawn curves must be tight; empty if none is drawn."""
+    """Return the deltas at which the drawn curves must be tight; empty if none is drawn."""
     return () if request.curve is None else curve_deltas(request.delta)
 
 

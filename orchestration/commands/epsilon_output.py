@@ -61,7 +61,7 @@ def print_tables(found: EpsilonAnswers) -> None:
 
 
 def _objects(found: EpsilonAnswers) -> list[dict[str, Any]]:
-    """Each answer with its risk and the fields of the run, as plain values."""
+    """Return each answer with its risk and the fields of the run, as plain values."""
     compared = {size: comparison.as_dict() for size, comparison in found.compared.items()}
     answers = [estimate.as_dict() | compared.get(estimate.group_size, {}) for estimate in found.estimates]
     if found.together is not None:
@@ -100,7 +100,7 @@ def _notes(found: EpsilonAnswers) -> Iterator[str]:
 
 
 def _estimates_table(estimates: Sequence[PrivacyEstimate], compared: Mapping[int, GroupComparison]) -> Table:
-    """One row per estimate; rows of groups also show the comparison for their size, if given."""
+    """Return one row per estimate; rows of groups also show the comparison for their size, if given."""
     headings = [VADHAN, linear_heading(all(one.linear_is_bound for one in compared.values()))] if compared else []
     table = Table("unit", "epsilon", "at least", *headings, "delta", "accountant", "adjacency", "kind")
     for estimate in estimates:
@@ -131,12 +131,12 @@ def _spread_table(spread: EpsilonSpread) -> Table:
 
 
 def _shown_down(epsilon: float) -> str:
-    """Epsilon with four decimals, rounded down."""
+    """Return the epsilon with four decimals, rounded down."""
     return f"{math.floor(epsilon * 1e4) / 1e4:.4f}" if math.isfinite(epsilon) else "infinite"
 
 
 def _shown(epsilon: float) -> str:
-    """Epsilon with four decimals, rounded up."""
+    """Return the epsilon with four decimals, rounded up."""
     if not epsilon < float("inf"):
         return "infinite"
     return f"{round_up(epsilon, 4) if epsilon > 0.0 else 0.0:.4f}"

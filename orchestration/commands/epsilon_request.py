@@ -52,7 +52,7 @@ class RunSource:
             )
 
     def run(self) -> AccountedRun:
-        """The run. Raises: InvalidInput for bad flags or a missing file, DataCorruption for a damaged one."""
+        """Return the run. Raises: InvalidInput for bad flags or a missing file, DataCorruption for a damaged one."""
         return self._stored() if self._is_stored else self._planned()
 
     @property

@@ -94,7 +94,9 @@ def _list_jobs(address: str, as_json: bool) -> None:
 
 
 def _progress(output: str) -> dict[str, int] | None:
-    """Trials that are over, and all trials, by the status in the output; None where that cannot be read from here."""
+    """Return the trials that are over, and all trials, by the status in the output; None where that cannot be read
+    from here.
+    """
     try:
         found = read_snapshot(SweepFiles(output).status)
     except (DataCorruption, StorageError, InvalidInput):

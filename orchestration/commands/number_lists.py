@@ -9,7 +9,7 @@ _MOST_NUMBERS = 10_000
 
 
 def whole_numbers(flag: str, text: str, at_least: int) -> list[int]:
-    """The numbers in a flag such as 1,2,4 or 1..64. Raises: InvalidInput for anything else."""
+    """Return the numbers in a flag such as 1,2,4 or 1..64. Raises: InvalidInput for anything else."""
     numbers: list[int] = []
     for item in map(str.strip, text.split(",")):
         first, dots, last = item.partition("..")

@@ -47,7 +47,7 @@ def owner(
 
 
 def read_owner_report(files: TrialFiles, example_id: int) -> tuple[OwnerReport, AttackRisk | None]:
-    """The owner report from stored files of a finished trial, and bounds on attacks if its norms are there.
+    """Return the owner report from stored files of a finished trial, and bounds on attacks if its norms are there.
 
     Both are estimates for the reasons of the trial.
     Raises: InvalidInput for a trial that is not finished, was trained without noise or has no stored epsilons, and for
@@ -83,7 +83,8 @@ def read_owner_report(files: TrialFiles, example_id: int) -> tuple[OwnerReport, 
 
 
 def owner_risk(files: TrialFiles, trace: Trace, example_id: int) -> AttackRisk | None:
-    """Bounds on every attack on this example, from its own contributions; None if the trial's norms were deleted.
+    """Return the bounds on every attack on this example, from its own contributions; None if the trial's norms were
+    deleted.
 
     Raises: InvalidInput for an unknown example, DataCorruption for missing or damaged norm shards.
     """

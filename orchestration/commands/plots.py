@@ -56,7 +56,7 @@ def write_epsilon_plot(
 
 
 def _comparison_lines(compared: Mapping[int, GroupComparison]) -> dict[str, dict[int, float]]:
-    """The finite values of each comparison line by group size; keys are names of lines."""
+    """Return the finite values of each comparison line by group size; keys are names of lines."""
     if not compared:
         return {}
     is_bound = all(one.linear_is_bound for one in compared.values())
@@ -67,7 +67,7 @@ def _comparison_lines(compared: Mapping[int, GroupComparison]) -> dict[str, dict
 
 
 def epsilon_over_epochs(trace: Trace, steps_per_epoch: int, delta: float, accountant: str) -> dict[float, float]:
-    """Epsilon after each of up to 20 evenly spaced steps, keyed by the (fractional) epoch."""
+    """Return the epsilon after each of up to 20 evenly spaced steps, keyed by the (fractional) epoch."""
     steps = np.unique(np.linspace(1, trace.steps, _POINTS).round().astype(int))
     return {
         step / steps_per_epoch: account(trace.until(int(step)), delta, accountant).epsilon for step in steps.tolist()
@@ -77,7 +77,9 @@ def epsilon_over_epochs(trace: Trace, steps_per_epoch: int, delta: float, accoun
 def epsilon_over_group_sizes(
     trace: Trace, delta: float, accountant: str, group_sizes: Sequence[int]
 ) -> dict[int, float]:
-    """Epsilon by group size, for the given sizes and 1, 2, 4, 8; sizes that the accountant refuses are left out."""
+    """Return the epsilon by group size, for the given sizes and 1, 2, 4, 8; sizes that the accountant refuses are
+    left out.
+    """
     epsilons: dict[int, float] = {}
     for size in sorted({*group_sizes, *_GROUP_SIZES}):
         try:

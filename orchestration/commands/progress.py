@@ -32,7 +32,9 @@ class ConsoleDisplay:
         self._status: SweepStatus | None = None
 
     def missing_in_mlflow(self) -> str:
-        """What of the sweep that was watched last is not recorded; "" if nothing is missing, or trials are left."""
+        """Return what of the sweep that was watched last is not recorded; "" if nothing is missing, or trials are
+        left.
+        """
         recording = self._status.recording if self._status else None
         return for_terminal(recording.missing()) if recording else ""
 

@@ -26,7 +26,7 @@ _POINTS = 120  # false positive rates per curve, on each of the two scales
 
 
 def risk_of(curve: PrivacyCurve, prior: float | None) -> dict[str, Any]:
-    """Bounds on attacks from a curve as plain values; reconstruction is None if no bound is proven."""
+    """Return the bounds on attacks from a curve as plain values; reconstruction is None if no bound is proven."""
     found = attack_risk(curve).as_dict()
     if prior is not None:
         found |= {"prior": prior, "reconstruction": _reconstruction(curve, prior)}
@@ -34,7 +34,7 @@ def risk_of(curve: PrivacyCurve, prior: float | None) -> dict[str, Any]:
 
 
 def risk_table(curves: Sequence[PrivacyCurve], prior: float | None) -> Table:
-    """One row for each curve: upper bounds on attacks, with certified lower bounds, where known, in brackets."""
+    """Return one row for each curve: upper bounds on attacks, with certified lower bounds, where known, in brackets."""
     rates = [f"TPR at FPR {100 * rate:g}%" for rate in FALSE_POSITIVE_RATES]
     headings = [] if prior is None else [f"reconstruction at prior {prior:g}"]
     table = Table("unit", "advantage", *rates, *headings, "kind", title="attacks: at most (at least)")
@@ -47,7 +47,7 @@ def risk_table(curves: Sequence[PrivacyCurve], prior: float | None) -> Table:
 
 
 def curve_deltas(delta: float) -> tuple[float, ...]:
-    """The deltas at which the drawn curve must be tight: from 1e-2 down to a hundredth of ``delta``."""
+    """Return the deltas at which the drawn curve must be tight: from 1e-2 down to a hundredth of ``delta``."""
     lowest = max(delta / 100.0, 1e-240)
     return tuple(np.geomspace(1e-2, lowest, 2 + math.ceil(-math.log10(lowest) / 3.0)).tolist())
 

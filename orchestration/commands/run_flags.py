@@ -83,7 +83,7 @@ class RunFlags:
 
     @property
     def describe_a_run(self) -> bool:
-        """Whether any flag of noise, batches, length or releases is given."""
+        """Return whether any flag of noise, batches, length or releases is given."""
         given = (
             self.noise_multiplier,
             self.sample_rate,
@@ -119,7 +119,7 @@ class RunFlags:
         )
 
     def required_noise(self) -> float:
-        """The noise multiplier. Raises: InvalidInput if it is missing, negative or not finite."""
+        """Return the noise multiplier. Raises: InvalidInput if it is missing, negative or not finite."""
         if self.noise_multiplier is None:
             raise InvalidInput(
                 "--noise-multiplier is missing: noise std over sensitivity, initial value of the schedule"

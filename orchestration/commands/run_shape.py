@@ -52,7 +52,7 @@ class RunShape:
     cycle_length: int | None = None
 
     def mechanism(self) -> Sampling:
-        """The sampling that the flags describe. Raises: InvalidInput for a missing or contradictory flag."""
+        """Return the sampling that the flags describe. Raises: InvalidInput for a missing or contradictory flag."""
         if self.sampling == RANDOM_ALLOCATION:
             raise UnsupportedMechanism(
                 "random allocation has no calibration yet, and no trial draws it: dpsweep epsilon says what it costs"
@@ -68,7 +68,9 @@ class RunShape:
         return _WITH_OWN_FLAGS.get(self.sampling, RunShape.of_sizes)(self)
 
     def trace(self, schedule: NoiseSchedule, *, epochs: int | None = None, steps: int | None = None) -> Trace:
-        """The trace of a run of ``epochs`` or ``steps``; exactly one is given. Raises: InvalidInput for bad flags."""
+        """Return the trace of a run of ``epochs`` or ``steps``; exactly one is given. Raises: InvalidInput for bad
+        flags.
+        """
         if (epochs is None) == (steps is None):
             raise InvalidInput("give the length of the run as exactly one of --steps and --epochs")
         sampling = self.mechanism()
@@ -94,7 +96,9 @@ class RunShape:
         return replace(trace, strategy=self.strategy(trace.steps))
 
     def strategy(self, steps: int) -> NoiseStrategy:
-        """The noise strategy for a run of so many steps. Raises: InvalidInput for a malformed --noise-strategy."""
+        """Return the noise strategy for a run of so many steps. Raises: InvalidInput for a malformed
+        --noise-strategy.
+        """
         if self.noise_strategy is None:
             return INDEPENDENT
         return make_strategy(*split_schedule(self.noise_strategy), steps)
@@ -109,7 +113,7 @@ class RunShape:
         return self.dataset_size, self.batch_size
 
     def of_sizes(self) -> Sampling:
-        """The sampling with batches of --batch-size, at most --max-batch-size, of --dataset-size examples."""
+        """Return the sampling with batches of --batch-size, at most --max-batch-size, of --dataset-size examples."""
         if self.dataset_size is None or self.batch_size is None or self.sample_rate is not None:
             what = f"--sampling {self.sampling}" if self.max_batch_size is None else "--max-batch-size"
             raise InvalidInput(f"{what} needs --dataset-size and --batch-size, and no --sample-rate")
@@ -154,7 +158,7 @@ _WITH_OWN_FLAGS: Mapping[str, Callable[[RunShape], Sampling]] = {"poisson": _poi
 
 
 def strategy_fields(shape: RunShape, trace: Trace) -> dict[str, Any]:
-    """What JSON says of correlated noise: the strategy, and errors of the sums of all gradients up to each step.
+    """Return what JSON says of correlated noise: the strategy, and errors of the sums of all gradients up to each step.
 
     Errors are squared and per coordinate, in squared clipping bounds: their mean over the steps, and the largest.
     """
@@ -165,7 +169,7 @@ def strategy_fields(shape: RunShape, trace: Trace) -> dict[str, Any]:
 
 
 def strategy_notes(fields: Mapping[str, Any]) -> Iterator[str]:
-    """What is said below a table of the fields that `strategy_fields` returned."""
+    """Yield what is said below a table of the fields that `strategy_fields` returned."""
     if "noise_strategy" in fields:
         mean, largest = fields["mean_squared_error"], fields["max_squared_error"]
         yield (
@@ -175,7 +179,7 @@ def strategy_notes(fields: Mapping[str, Any]) -> Iterator[str]:
 
 
 def delta_warning(delta: float, dataset_size: int | None) -> str | None:
-    """A warning if delta >= 1/n, which would allow publishing a whole record; None otherwise or if n is unknown.
+    """Return a warning if delta >= 1/n, which would allow publishing a whole record; None otherwise or if n is unknown.
 
     Raises: InvalidInput for a delta that is no probability below 1.
 

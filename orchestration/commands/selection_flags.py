@@ -40,7 +40,7 @@ def random_trials(mean: float | None, shape: float | None) -> RandomTrials | Non
 def accounted(
     trace: Trace, delta: float, accountant: str, group_size: int, trials: RandomTrials | None
 ) -> PrivacyEstimate:
-    """Epsilon of one run or, with ``trials``, of releasing the best of that random number of runs."""
+    """Return the epsilon of one run or, with ``trials``, of releasing the best of that random number of runs."""
     if trials is None:
         return account(trace, delta, accountant, group_size)
     return account_selection(trace, trials, delta, accountant, group_size)
@@ -58,7 +58,7 @@ def compared_with_naive(trace: Trace, delta: float, trials: RandomTrials) -> dic
 
 
 def naive_note(beside: dict[str, Any]) -> str:
-    """One line with the numbers of `compared_with_naive`."""
+    """Return one line with the numbers of `compared_with_naive`."""
     one, every = (
         "infinite" if beside[name] is None else f"{beside[name]:.4f}"
         for name in ("one_trial_epsilon", "all_trials_epsilon")

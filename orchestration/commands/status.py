@@ -111,7 +111,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _found(sweep: str, address: str | None) -> tuple[SweepFiles, SubmittedSweep | None]:
-    """The folder or URI ``sweep``, or the output of the job with that id at ``address`` and the job."""
+    """Return the folder or URI ``sweep``, or the output of the job with that id at ``address`` and the job."""
     files = SweepFiles(absolute(sweep))
     if address is None or "/" in sweep or _current(files) is not None:
         return files, None
@@ -153,7 +153,9 @@ def warn_of_another(asked: SubmittedSweep, found: SweepSnapshot | None) -> None:
 
 
 def _current(files: SweepFiles) -> SweepSnapshot | None:
-    """The status of the sweep, or that of its tuning where it is newer, which its name says; None without either."""
+    """Return the status of the sweep, or that of its tuning where it is newer, which its name says; None without
+    either.
+    """
     own, tuning = read_snapshot(files.status), read_snapshot(SweepFiles(files.tuning).status)
     if tuning is None or (own is not None and own.heartbeat >= tuning.heartbeat):
         return own
@@ -161,7 +163,7 @@ def _current(files: SweepFiles) -> SweepSnapshot | None:
 
 
 def _is_followed(shown: SweepSnapshot, files: SweepFiles) -> bool:
-    """Whether the sweep itself is about to follow a tuning that has just ended."""
+    """Return whether the sweep itself is about to follow a tuning that has just ended."""
     own = read_snapshot(files.status)
     is_tuning = own is None or own.heartbeat != shown.heartbeat
     return is_tuning and shown.state in ("finished", "failed") and shown.age() < STALE_AFTER
@@ -184,7 +186,7 @@ def _read(files: SweepFiles) -> SweepSnapshot:
 
 
 def _snapshots(files: SweepFiles) -> Iterator[SweepSnapshot]:
-    """Each new snapshot until the sweep has ended; a stale one is repeated."""
+    """Yield each new snapshot until the sweep has ended; a stale one is repeated."""
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             snapshot = _read(files)
@@ -195,13 +197,13 @@ def _snapshots(files: SweepFiles) -> Iterator[SweepSnapshot]:
 
 
 def as_object(snapshot: SweepSnapshot) -> dict[str, Any]:
-    """The snapshot as plain values for JSON, with its age in seconds and whether it is stale."""
+    """Return the snapshot as plain values for JSON, with its age in seconds and whether it is stale."""
     counts = {state.value: snapshot.counts()[state] for state in TrialState}
     return {**asdict(snapshot), "counts": counts, "age": snapshot.age(), "stale": snapshot.is_stale(), "checked": False}
 
 
 def headline(snapshot: SweepSnapshot) -> Text:
-    """One line with state, trials by state, time and, for a stale snapshot, its age."""
+    """Return one line with state, trials by state, time and, for a stale snapshot, its age."""
     counts = snapshot.counts()
     done = sum(count for state, count in counts.items() if state.has_ended)
     begun = sum(count for state, count in counts.items() if state.is_running)
@@ -236,7 +238,7 @@ def close_in_mlflow(files: SweepFiles, snapshot: SweepSnapshot | None) -> None:
 
 
 def picture(snapshot: SweepSnapshot, shown: _Shown = _BY_DEFAULT) -> RenderableType:
-    """The headline, the driver, the cluster, the recording, and the trials to show."""
+    """Return the headline, the driver, the cluster, the recording, and the trials to show."""
     job = f", job {snapshot.job}" if snapshot.job else ""
     driver = for_terminal(f"driver on {snapshot.host} (pid {snapshot.pid}){job}, seen {seconds(snapshot.age())} ago")
     lines = [headline(snapshot), Text(driver, style="dim")]
@@ -277,7 +279,7 @@ def _recording(recording: Recording) -> list[Text]:
 
 
 def _chosen(snapshot: SweepSnapshot, shown: _Shown) -> tuple[list[TrialSnapshot], list[Text]]:
-    """The trials to show, and a summary of the others: by state, and their best result so far."""
+    """Return the trials to show, and a summary of the others: by state, and their best result so far."""
     if shown.states:
         return [trial for trial in snapshot.trials if trial.state in shown.states], []
     if shown.all or len(snapshot.trials) <= MOST_SHOWN:
@@ -321,7 +323,9 @@ def _cluster(cluster: ClusterSnapshot) -> Text:
 
 
 def _devices(snapshot: SweepSnapshot) -> Iterator[str]:
-    """A line for each kind of device that trains or trained: trials, the highest peak memory, the mean utilization."""
+    """Yield a line for each kind of device that trains or trained: trials, the highest peak memory, the mean
+    utilization.
+    """
     found = [trial.device for trial in snapshot.trials if trial.device is not None]
     for kind in sorted({(use.device.partition(":")[0], use.name) for use in found}):
         uses = [use for use in found if (use.device.partition(":")[0], use.name) == kind]

@@ -70,7 +70,9 @@ class EpsilonSpread:
 
 
 def stored_trace(path: str) -> Trace:
-    """The trace in the file ``path``. Raises: InvalidInput if it does not exist, DataCorruption if it is damaged."""
+    """Return the trace in the file ``path``. Raises: InvalidInput if it does not exist, DataCorruption if it is
+    damaged.
+    """
     try:
         return read_trace(path)
     except FileNotFoundError:
@@ -78,7 +80,7 @@ def stored_trace(path: str) -> Trace:
 
 
 def stored_reasons(files: TrialFiles) -> tuple[Reason, ...]:
-    """Why every epsilon of a stored trial is an estimate: by its result, or by its settings before there is one.
+    """Return why every epsilon of a stored trial is an estimate: by its result, or by its settings before there is one.
 
     Empty if neither is there. Raises: DataCorruption if they are damaged.
     """
@@ -154,7 +156,7 @@ class GivenExamples:
 
 
 def contributions_of(files: TrialFiles, trace: Trace, example_ids: Sequence[int]) -> GivenExamples:
-    """The recorded contributions of the given records.
+    """Return the recorded contributions of the given records.
 
     Raises: InvalidInput for an id that is not in the training data, DataCorruption for missing or damaged norm shards.
     """
@@ -177,7 +179,7 @@ def recorded(files: TrialFiles, trace: Trace, example_ids: Sequence[int]) -> Giv
 def _rows_of(
     files: TrialFiles, trace: Trace, example_ids: Sequence[int]
 ) -> tuple[tuple[int, ...], dict[int, npt.NDArray[np.float32]]]:
-    """The steps of the snapshots, and the contributions of those of the records that were trained on, by id."""
+    """Return the steps of the snapshots, and the contributions of those of the records that were trained on, by id."""
     shards, rows = _complete_shards(files, trace), dict[int, npt.NDArray[np.float32]]()
     for part in map(shards.read, shards.parts):
         for row in np.flatnonzero(np.isin(part.example_ids, np.array(example_ids, np.int64))).tolist():
@@ -186,7 +188,7 @@ def _rows_of(
 
 
 def estimate_of_examples(group: GivenExamples, trace: Trace, delta: float) -> PrivacyEstimate:
-    """Epsilon at ``delta`` of the given records together, from their recorded contributions."""
+    """Return the epsilon at ``delta`` of the given records together, from their recorded contributions."""
     found = epsilon_of_examples(trace, group.steps, group.contributions, delta)
     return PrivacyEstimate(
         epsilon=found.upper,
@@ -202,7 +204,7 @@ def estimate_of_examples(group: GivenExamples, trace: Trace, delta: float) -> Pr
 
 
 def steps_per_epoch(trace: Trace) -> int:
-    """Steps per epoch of the sampling of the first segment; 1 for a trace without segments."""
+    """Return the steps per epoch of the sampling of the first segment; 1 for a trace without segments."""
     return trace.segments[0].sampling.steps_per_epoch if trace.segments else 1
 
 

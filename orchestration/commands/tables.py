@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # these modules load torch, Ray and MLflow
 
 
 def plan_rows(plan: Plan, sweep: SweepSpec) -> dict[str, Any]:
-    """The plan as ``dpsweep plan --json`` prints it."""
+    """Return the plan as ``dpsweep plan --json`` prints it."""
     refused = [{"key": refusal.key, "refused": refusal.reason} for refusal in plan.refusals]
     trials = [_planned_row(planned, sweep.reserved(planned.spec).processes) for planned in plan.trials]
     return {"trials": [*trials, *refused], "warnings": list(plan.warnings)}
@@ -64,7 +64,7 @@ def _planned_row(planned: PlannedTrial, ranks: int) -> dict[str, Any]:
 
 
 def plan_table(plan: Plan, sweep: SweepSpec) -> Table:
-    """The plan as ``dpsweep plan`` prints it, with the ranks of each trial if any has several."""
+    """Return the plan as ``dpsweep plan`` prints it, with the ranks of each trial if any has several."""
     ranks = [sweep.reserved(planned.spec).processes for planned in plan.trials]
     several = max(ranks, default=1) > 1
     heading, differences = _differences([(planned.key, planned.point.labels) for planned in plan.trials])
@@ -88,7 +88,9 @@ def plan_table(plan: Plan, sweep: SweepSpec) -> Table:
 
 
 def plan_lines(plan: Plan) -> list[str]:
-    """What the table of a plan holds for: delta, adjacency and kind of its epsilons, and the sizes of the data."""
+    """Return what the table of a plan holds for: delta, adjacency and kind of its epsilons, and the sizes of the
+    data.
+    """
     costs = [trial.worst_case for trial in plan.trials if trial.worst_case.is_private]
     claims = dict.fromkeys(
         f"ε at δ = {cost.delta:g}, adjacency {cost.adjacency}: {_KINDS.get(cost.kind, cost.kind)}" for cost in costs
@@ -108,7 +110,7 @@ def _data_line(data: DatasetDescription) -> str:
 
 
 def prediction_lines(found: Prediction) -> list[str]:
-    """The prediction as ``dpsweep plan --probe`` prints it."""
+    """Return the prediction as ``dpsweep plan --probe`` prints it."""
     parts = f"start {clock(found.starting)}, trials {clock(found.running)}, comparison {clock(found.ending)}"
     gpu = f", {_size(found.gpu_memory)} on its GPU" if found.gpu_memory else ""
     used = f"{number(found.cpu_hours)} CPU-hours, {number(found.gpu_hours)} GPU-hours"
@@ -127,7 +129,7 @@ _SHOWN_SLOWDOWN = 1.15
 
 
 def outcome_object(outcome: Outcome) -> dict[str, Any]:
-    """The outcome as ``dpsweep run --json`` prints it."""
+    """Return the outcome as ``dpsweep run --json`` prints it."""
     record = outcome.record
     return {
         "sweep": record.sweep.name,
@@ -219,7 +221,7 @@ def _differences(trials: Sequence[tuple[str, Mapping[str, Label]]]) -> tuple[lis
 
 
 def _labels_beyond_key(key: str, labels: Mapping[str, Label]) -> list[str]:
-    """The labels of a trial that distinguish it within its sweep and are not part of its key, as phrases."""
+    """Return the labels of a trial that distinguish it within its sweep and are not part of its key, as phrases."""
     said = {*key.split("-"), NON_PRIVATE, "none"}
     varying = {axis: label for axis, label in labels.items() if axis not in _IN_KEYS and label not in said}
     return list(label_phrases(varying).values())
@@ -237,7 +239,7 @@ def _cell(metric: Metric, trial: PublishedTrial) -> Text:
 
 
 def _table(*columns: str) -> Table:
-    """A table whose first column and differences wrap in a narrow terminal; no value is truncated."""
+    """Return a table whose first column and differences wrap in a narrow terminal; no value is truncated."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     first, *others = columns
     table.add_column(first, no_wrap=True)
@@ -247,7 +249,7 @@ def _table(*columns: str) -> Table:
 
 
 def _this_python() -> str:
-    """Path of the running interpreter, so that printed commands work without an activated environment."""
+    """Return the path of the running interpreter, so that printed commands work without an activated environment."""
     executable, here = Path(sys.executable), Path.cwd()
     return shlex.quote(str(executable.relative_to(here) if executable.is_relative_to(here) else executable))
 

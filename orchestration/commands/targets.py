@@ -21,7 +21,7 @@ class Target:
     false_positive_rate: float | None
 
     def budget(self, accountant: str, group_size: int, trials: RandomTrials | None = None) -> Budget:
-        """The budget to meet. trials: for a private selection.
+        """Return the budget to meet. trials: for a private selection.
 
         Raises: InvalidInput for missing or contradictory flags.
         """

@@ -135,7 +135,7 @@ def delete(
 
 
 def _tuning_text(files: SweepFiles) -> str:
-    """Text on the trials of the sweep's tuning, which are deleted too; "" without tuning."""
+    """Return the text on the trials of the sweep's tuning, which are deleted too; "" without tuning."""
     from orchestration.comparison.stored import stored_record
 
     tuning = SweepFiles(files.tuning)

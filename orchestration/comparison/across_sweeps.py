@@ -112,7 +112,7 @@ class Comparison:
         return f"{self.table().to_html(index=False, escape=True)}{notes}"
 
     def table(self) -> pd.DataFrame:
-        """One row for each sweep of each setting, with the texts that `dpsweep compare` prints."""
+        """Return one row for each sweep of each setting, with the texts that `dpsweep compare` prints."""
         import pandas as pd
 
         return pd.DataFrame(rows_of(self), columns=list(heads(self)))
@@ -178,7 +178,9 @@ def _require_different(records: Mapping[str, SweepRecord]) -> None:
 
 
 def _identity(point: GridPoint, record: SweepRecord) -> _Identity:
-    """All parameters of a trial except its seed and execution speed options; equal identities are one setting."""
+    """Return all parameters of a trial except its seed and execution speed options; equal identities are one
+    setting.
+    """
     found = {name: value for name, value in asked(point).items() if name not in _NO_SETTING}
     if point.is_private:
         release = record.sweep.release
@@ -192,7 +194,9 @@ def _is_private(identity: _Identity) -> bool:
 
 
 def _by_sweep(found: Mapping[_Identity, _BySweep]) -> dict[str, list[dict[str, Label]]]:
-    """Parameters of the settings of each sweep, without the clipping method, after which every setting is called."""
+    """Return the parameters of the settings of each sweep, without the clipping method, after which every setting is
+    called.
+    """
     sweeps: dict[str, list[dict[str, Label]]] = {}
     for identity, trials in found.items():
         named = {name: value for name, value in identity if name != _CLIPPING}
@@ -204,7 +208,7 @@ def _by_sweep(found: Mapping[_Identity, _BySweep]) -> dict[str, list[dict[str, L
 def _matched(
     found: Mapping[_Identity, _BySweep], called: str, between: Sequence[BetweenSweeps], worst_groups: Mapping[str, str]
 ) -> Iterator[MatchedSetting]:
-    """The settings, each named by what distinguishes it from the others.
+    """Yield the settings, each named by what distinguishes it from the others.
 
     called: their first word; "" for that of the clipping method. worst_groups: `Compared.worst_group` by folder.
     """
@@ -227,7 +231,7 @@ def _named(first: str, parameters: Mapping[str, Label]) -> str:
 
 
 def _differences(records: Mapping[str, SweepRecord], what: str, of: Callable[[SweepRecord], str]) -> Iterator[str]:
-    """A sentence if the sweeps differ in ``what``, on which every number depends. of: its value for a sweep."""
+    """Yield a sentence if the sweeps differ in ``what``, on which every number depends. of: its value for a sweep."""
     found = {folder: of(record) for folder, record in records.items()}
     if len(set(found.values())) > 1:
         each = "; ".join(f"{records[folder].sweep.name} in {folder}: {value}" for folder, value in found.items())
@@ -235,7 +239,7 @@ def _differences(records: Mapping[str, SweepRecord], what: str, of: Callable[[Sw
 
 
 def _estimates(records: Mapping[str, SweepRecord]) -> Iterator[str]:
-    """A sentence for each reason why epsilons are no guarantees, with the sweeps unless it holds for all."""
+    """Yield a sentence for each reason why epsilons are no guarantees, with the sweeps unless it holds for all."""
     by_sweep = {folder: told(each.data().trials) for folder, each in records.items()}
     for sentence in dict.fromkeys(itertools.chain.from_iterable(by_sweep.values())):
         folders = [folder for folder, sentences in by_sweep.items() if sentence in sentences]
@@ -274,13 +278,17 @@ def _adjacency(record: SweepRecord) -> str:
 
 
 def shown_metrics(found: Comparison) -> tuple[Metric, ...]:
-    """The metrics of all compared settings. Sweeps with different tasks have different data, which is reported."""
+    """Return the metrics of all compared settings. Sweeps with different tasks have different data, which is
+    reported.
+    """
     lines = (line for each in found.settings for line in each.lines)
     return tuple(dict.fromkeys(metric for line in lines for metric in line.metrics))
 
 
 def cells(line: Compared, found: Comparison) -> Sequence[str]:
-    """The table cells of one sweep's setting, after its name and sweep: number of seeds, composed ε, every metric."""
+    """Return the table cells of one sweep's setting, after its name and sweep: number of seeds, composed ε, every
+    metric.
+    """
     return (
         str(len(line.setting.trials)),
         line.setting.composed_cost,
@@ -289,7 +297,7 @@ def cells(line: Compared, found: Comparison) -> Sequence[str]:
 
 
 def rows_of(found: Comparison) -> list[tuple[str, ...]]:
-    """Rows of the table under `heads`."""
+    """Return the rows of the table under `heads`."""
     names = sweep_names(found)
     return [
         (each.short_name, names[line.folder], *cells(line, found)) for each in found.settings for line in each.lines
@@ -302,7 +310,9 @@ def heads(found: Comparison) -> tuple[str, ...]:
 
 
 def sweep_names(found: Comparison) -> dict[str, str]:
-    """What to call each sweep in a table, by its folder: its name, or the folder where several have that name."""
+    """Return what to call each sweep in a table, by its folder: its name, or the folder where several have that
+    name.
+    """
     names = list(found.sweeps.values())
     return {folder: name if names.count(name) == 1 else folder for folder, name in found.sweeps.items()}
 

@@ -48,7 +48,7 @@ class Best:
 
     @property
     def kind(self) -> Claim:
-        """Whether the epsilon of each of its trials is a guarantee."""
+        """Return whether the epsilon of each of its trials is a guarantee."""
         return "estimate" if self.reasons else "guarantee"
 
     @property
@@ -83,7 +83,7 @@ class Best:
 def best(
     found: Findings, by: str | None = None, max_epsilon: float = math.inf, at_least: Mapping[str, float] | None = None
 ) -> Best:
-    """The best private setting of a sweep by the mean of a metric over its runs.
+    """Return the best private setting of a sweep by the mean of a metric over its runs.
 
     by: a metric of results.json that is better when higher or lower, or ``worst_group``; by default accuracy, or the
     main score of another task. max_epsilon: maximum epsilon of any run of the setting, at the delta of the sweep.
@@ -120,7 +120,7 @@ def best(
 
 
 def _not_of_use(found: Findings, setting: Setting) -> str:
-    """Why the best setting under the conditions is not recommended, and which ones are."""
+    """Return why the best setting under the conditions is not recommended, and which ones are."""
     others = ", ".join(each.name for each in found.useful[:3])
     step = (
         f"relax a condition: {others} learnt more" if others else "train longer, tune the bound, or allow more epsilon"

@@ -25,12 +25,12 @@ class BetweenSweeps:
     values: Mapping[str, tuple[Label, ...]]
 
     def cells(self) -> tuple[str, ...]:
-        """The table cells of the parameter: its name, and its value in each sweep."""
+        """Return the table cells of the parameter: its name, and its value in each sweep."""
         return (spoken(self.name), *(", ".join(map(shown, each)) or MISSING for each in self.values.values()))
 
 
 def between_sweeps(kinds: Sequence[_BySweep]) -> tuple[BetweenSweeps, ...]:
-    """The parameters in which sweeps differ, but no two settings of one kind in the same sweep.
+    """Return the parameters in which sweeps differ, but no two settings of one kind in the same sweep.
 
     kinds: the settings to compare with each other: the private ones, and the baselines.
     """
@@ -53,12 +53,12 @@ def _names(settings: _BySweep) -> list[str]:
 
 
 def phrase(name: str, value: Label) -> str:
-    """A parameter as words: ``clipping bound 0.5``."""
+    """Return a parameter as words: ``clipping bound 0.5``."""
     return f"{spoken(name)} {shown(value)}"
 
 
 def spoken(name: str) -> str:
-    """The name of a parameter as words.
+    """Return the name of a parameter as words.
 
     >>> spoken("clipping.params.count_memory"), spoken("data.name")
     ('clipping count memory', 'data')
@@ -67,5 +67,5 @@ def spoken(name: str) -> str:
 
 
 def shown(value: Label) -> str:
-    """The value of a parameter as text."""
+    """Return the value of a parameter as text."""
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -40,7 +40,7 @@ _OF_PLAN = 0.01
 
 
 def checked_record(files: SweepFiles) -> SweepRecord:
-    """The sweep in a folder, for callers that show, export, compare or register what its results claim.
+    """Return the sweep in a folder, for callers that show, export, compare or register what its results claim.
 
     Raises: as `stored_record`; DataCorruption with a line for each claim that its trace does not bear out.
     """
@@ -60,7 +60,9 @@ def require_founded(files: SweepFiles, record: SweepRecord) -> None:
 
 
 def founded_result(files: TrialFiles) -> StoredResult | None:
-    """The result of a trial by itself, without its sweep. Raises: DataCorruption for a claim that is not borne out."""
+    """Return the result of a trial by itself, without its sweep. Raises: DataCorruption for a claim that is not
+    borne out.
+    """
     result = read_result(files.result)
     if result is None:
         return None
@@ -72,8 +74,8 @@ def founded_result(files: TrialFiles) -> StoredResult | None:
 
 
 def unfounded(files: SweepFiles, record: SweepRecord) -> Iterator[str]:
-    """One line for each stored claim that its trace does not bear out: smaller than its cost, stronger than its kind,
-    for another delta or adjacency, or without a reason why it is no guarantee.
+    """Yield one line for each stored claim that its trace does not bear out: smaller than its cost, stronger than its
+    kind, for another delta or adjacency, or without a reason why it is no guarantee.
 
     What was checked before is remembered by the digest of all that was compared, and equal traces, such as those of
     several seeds, are accounted once. Raises: DataCorruption for a missing or damaged trace.
@@ -138,7 +140,7 @@ class _Claims:
         return union((self.of_run, self.result.reasons)) if self.result.spec.is_private else ()
 
     def question(self) -> str:
-        """A text that determines what `_unfounded` says."""
+        """Return a text that determines what `_unfounded` says."""
         result = self.result
         costs = (result.worst_case, result.others, result.groups, result.risks, self.epochs, self.expected)
         compared = (self.trace, self.delta, self.attempts, self.accounts, self.release)
@@ -147,7 +149,7 @@ class _Claims:
 
 @functools.cache
 def _own_code() -> str:
-    """A sha256 of this file, with which what it has found before is forgotten when it looks for more."""
+    """Return a sha256 of this file, with which what it has found before is forgotten when it looks for more."""
     return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
 
 
@@ -161,7 +163,9 @@ def _wrong(claims: _Claims) -> list[str]:
 
 
 def _stored_trace(trial: TrialFiles) -> Trace:
-    """The stored trace of a trial. Raises: DataCorruption if it is damaged or missing: no claim can be checked then."""
+    """Return the stored trace of a trial. Raises: DataCorruption if it is damaged or missing: no claim can be
+    checked then.
+    """
     try:
         return read_trace(trial.trace)
     except FileNotFoundError as error:
@@ -198,7 +202,7 @@ def _unfounded(claims: _Claims) -> Iterator[str]:
 
 
 def _stronger(claims: _Claims) -> Iterator[str]:
-    """One line for each claim that does not give all reasons why it is an estimate."""
+    """Yield one line for each claim that does not give all reasons why it is an estimate."""
     result, expected = claims.result, claims.expected
     individuals = [] if result.individuals is None else [result.individuals]
     claimed: list[tuple[Kind, tuple[Reason, ...]]] = [
@@ -217,7 +221,7 @@ def _stronger(claims: _Claims) -> Iterator[str]:
 
 
 def _of_account(again: PublishedAccount, trace: Trace) -> Iterator[str]:
-    """One line for each epsilon of `dpsweep account` that is below the cost of the trace."""
+    """Yield one line for each epsilon of `dpsweep account` that is below the cost of the trace."""
     sizes = {1: (again.epsilon, _named(again.accountant)), **{k: (e, "pld") for k, e in again.group_epsilons.items()}}
     for size, (claimed, accountant) in sizes.items():
         found = _cost(trace, again.delta, accountant, size).epsilon
@@ -229,7 +233,8 @@ def _of_account(again: PublishedAccount, trace: Trace) -> Iterator[str]:
 
 
 def _named(accountant: str) -> str:
-    """The accountant that recomputes a claim: its own or, for names of other bounds, such as ``filter``, the tightest.
+    """Return the accountant that recomputes a claim: its own or, for names of other bounds, such as ``filter``, the
+    tightest.
 
     Under a filter any accountant gives the same result; for a selection, none is below the tightest.
     """
@@ -252,7 +257,7 @@ def _smaller(what: str, claim: PrivacyEstimate, trace: Trace, delta: float) -> I
 
 
 def _smaller_risk(claim: AttackRisk, trace: Trace, sizes: Collection[int]) -> Iterator[str]:
-    """One line for each bound on attacks that is below the recomputed bound of the trace.
+    """Yield one line for each bound on attacks that is below the recomputed bound of the trace.
 
     If the noise follows results, the claimed bounds are those of the plan, whose numerical error differs from the error
     for the trace by less than `_OF_PLAN`.
@@ -280,7 +285,7 @@ def _smaller_risk(claim: AttackRisk, trace: Trace, sizes: Collection[int]) -> It
 
 
 def _ledger(claims: _Claims) -> Iterator[str]:
-    """A line if the recorded attempts at the trial cost less than the trial's trace."""
+    """Yield a line if the recorded attempts at the trial cost less than the trial's trace."""
     if not claims.attempts or not claims.trace.is_private:
         return
     delta = claims.result.spec.delta

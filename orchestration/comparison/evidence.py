@@ -90,7 +90,7 @@ class Evidence:
         self._pools: dict[tuple[Name, ...], SpreadOfSeeds | None] = {}
 
     def interval(self, setting: Setting, name: str, group: str = "", level: float = LEVEL) -> ConfidenceInterval | None:
-        """Mean of a metric over the seeds and splits of a setting, with its interval; None if unknown.
+        """Return the mean of a metric over the seeds and splits of a setting, with its interval; None if unknown.
 
         group: name of a group, or "" for all test examples.
         """
@@ -130,7 +130,7 @@ class Evidence:
     def best_interval(
         self, setting: Setting, name: str, among: Sequence[Setting], value: Callable[[Setting], float]
     ) -> ConfidenceInterval | None:
-        """The interval of a setting that was chosen as the best of S settings ``among`` by ``value``.
+        """Return the interval of a setting that was chosen as the best of S settings ``among`` by ``value``.
 
         Say that higher is better, and that L_s and U_s are bounds of each setting s with value p_s. The chosen one lies
         above L_s except with S times the probability for one (Bonferroni). It lies below p_s + max_t (U_t - p_t) as a
@@ -156,7 +156,7 @@ class Evidence:
     def difference(
         self, one: Setting, other: Setting, name: str, group: str = "", comparisons: int = 1, level: float = LEVEL
     ) -> ConfidenceInterval | None:
-        """A metric of ``one`` minus the metric of ``other``, paired by seed and split, with an interval.
+        """Return a metric of ``one`` minus the metric of ``other``, paired by seed and split, with an interval.
 
         comparisons: number of differences that are looked at; all their intervals hold simultaneously with ``level``
         (Bonferroni). Settings without common seeds are compared unpaired, on their common test examples; None if they
@@ -200,7 +200,7 @@ class Evidence:
         tail: float,
         value: float,
     ) -> ConfidenceInterval | None:
-        """The difference of two extremes over those groups that both settings have."""
+        """Return the difference of two extremes over those groups that both settings have."""
         common = set.intersection(*({*self._numbers[each.key].groups} for side in trials for each in side))
         sides = [self._cells(side, extreme, common) for side in trials]
         if sides[0] is None or sides[1] is None or sides[0][0] != sides[1][0]:
@@ -219,7 +219,7 @@ class Evidence:
     def _cells(
         self, trials: Sequence[PublishedTrial], extreme: Extreme | None, groups: Set[str] | None = None
     ) -> tuple[tuple[Name, ...], RunValues] | None:
-        """The numbers of groups that an extreme is of, with their names; None if it has none in every trial.
+        """Return the numbers of groups that an extreme is of, with their names; None if it has none in every trial.
 
         groups: groups to take, by default all that have a number in every trial.
         """
@@ -238,7 +238,7 @@ class Evidence:
         return None if runs is None else (names, runs)
 
     def _pool(self, setting: Setting, names: Sequence[Name]) -> SpreadOfSeeds | None:
-        """The spread between seeds of the private settings, if the setting is one of them."""
+        """Return the spread between seeds of the private settings, if the setting is one of them."""
         if setting.is_baseline:
             return None
         asked = tuple(names)
@@ -323,7 +323,7 @@ def gather(
 
 
 def _resampled(test_set: str, members: Sequence[_TestedTrial], resamples: int) -> dict[str, _Numbers]:
-    """The metrics, by key, of trials that were tested on the same examples."""
+    """Return the metrics, by key, of trials that were tested on the same examples."""
     first = members[0].outcomes
     of_group = first.num_classes**2 if isinstance(first, Outcomes) else first.kept.shape[1]
     cells = len(first.group_names) * of_group
@@ -351,7 +351,7 @@ def _resampled(test_set: str, members: Sequence[_TestedTrial], resamples: int) -
 
 
 def _units(each: _TestedTrial, names: Iterable[Name]) -> dict[Name, float]:
-    """Number of independent units behind each number of a trial."""
+    """Return the number of independent units behind each number of a trial."""
     outcomes = each.outcomes
     of_group = {name: outcomes.groups == place for place, name in enumerate(outcomes.group_names)}
     everyone = np.ones(len(outcomes.groups), dtype=bool)
@@ -365,7 +365,7 @@ def _units(each: _TestedTrial, names: Iterable[Name]) -> dict[Name, float]:
 
 
 def _overlap(trial: PublishedTrial) -> float:
-    """Number of test examples divided by number of training examples."""
+    """Return the number of test examples divided by number of training examples."""
     profile = trial.dataset.profile if trial.dataset else {}
     return float(profile.get("test_size", 0)) / float(profile.get("train_size", 1))
 
@@ -373,7 +373,7 @@ def _overlap(trial: PublishedTrial) -> float:
 def _weights(
     test_set: str, owners: npt.NDArray[np.intp], resamples: int, at_once: int
 ) -> Iterator[npt.NDArray[np.int32]]:
-    """Number of times that each example is drawn, in parts [b, n] of at most ``at_once`` resamples.
+    """Yield the number of times that each example is drawn, in parts [b, n] of at most ``at_once`` resamples.
 
     owners: [n], index of the unit that is drawn with all its examples: the example itself, or its user. The very first
     row is the original test set, which has each example once. Seeded by ``test_set``: the same in every process.
@@ -455,7 +455,9 @@ def _measured(each: _TestedTrial, tested: Tested) -> Iterator[tuple[Name, Array]
 
 
 def _stored(values: Array) -> Array:
-    """The values rounded to single precision, so that comparing with 0 or 1 does not depend on rounding errors."""
+    """Return the values rounded to single precision, so that comparing with 0 or 1 does not depend on rounding
+    errors.
+    """
     with np.errstate(over="ignore"):  # a model that diverged
         return values.astype(np.float32).astype(np.float64)
 

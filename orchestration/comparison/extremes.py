@@ -35,7 +35,7 @@ class Extreme:
     of: tuple[str, ...]
 
     def value(self, cells: Array) -> Array:
-        """The extreme of cells [..., len(of) * G], metric by metric."""
+        """Return the extreme of cells [..., len(of) * G], metric by metric."""
         parts = cells.reshape(*cells.shape[:-1], len(self.of), -1)
         lowest, highest = parts.min(-1), parts.max(-1)
         return _OF_PARTS[self.kind](lowest, highest)
@@ -63,7 +63,7 @@ _OF_PARTS: Final[Mapping[Kind, Callable[[Array, Array], Array]]] = {
 
 
 def extreme_bounds(extreme: Extreme, found: Moments, tail: float) -> tuple[float, float]:
-    """Bounds on the extreme of one setting, each wrong with probability ``tail``."""
+    """Return the bounds on the extreme of one setting, each wrong with probability ``tail``."""
     count = len(found.value)
     if extreme.kind in ("lowest", "highest"):
         (low, high), (all_low, all_high) = singles(found, tail), singles(found, tail / count)
@@ -85,7 +85,7 @@ def extreme_bounds(extreme: Extreme, found: Moments, tail: float) -> tuple[float
 def extreme_difference_bounds(
     extreme: Extreme, pair: Moments, tail: float, alone: Sequence[Moments]
 ) -> tuple[float, float]:
-    """Bounds on the extreme of one setting minus that of another, each wrong with probability ``tail``.
+    """Return the bounds on the extreme of one setting minus that of another, each wrong with probability ``tail``.
 
     pair: moments of both settings; alone: of each. With g* the worst group of the first, min_g a_g - min_h b_h is at
     least a_g* - b_h for every h, so at least min_g max_h L_gh if for the fixed g* all L_gh hold at once.
@@ -120,7 +120,7 @@ def _of_highest(pair: Moments, tail: float, count: int) -> tuple[float, float]:
 
 
 def corrected(extreme: Extreme, found: Moments) -> float:
-    """The extreme of the means without the bias of choosing it among noisy numbers.
+    """Return the extreme of the means without the bias of choosing it among noisy numbers.
 
     The bias is that of the extreme of numbers with the same noise around means that are as different as the measured
     ones are beyond noise (a parametric bootstrap around the estimates of James and Stein).

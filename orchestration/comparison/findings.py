@@ -141,16 +141,18 @@ class Findings:
         return max(1, len(self.headline) * count * (count - 1) // 2)
 
     def interval(self, setting: Setting, name: str) -> ConfidenceInterval | None:
-        """A metric of a setting with its own 95% interval."""
+        """Return a metric of a setting with its own 95% interval."""
         return self.evidence.interval(setting, name)
 
     def difference(self, one: Setting, other: Setting, name: str) -> Difference:
-        """The difference of two settings in one metric; its interval is corrected for all `comparisons`."""
+        """Return the difference of two settings in one metric; its interval is corrected for all `comparisons`."""
         found = self.evidence.difference(one, other, name, comparisons=self.comparisons, level=self.level)
         return Difference(one.name, other.name, name, found)
 
     def best(self, name: str, among: Iterable[Setting] | None = None) -> Setting | None:
-        """The setting with the best `value` of a metric in ``among``, by default `useful`; None if none has it."""
+        """Return the setting with the best `value` of a metric in ``among``, by default `useful`; None if none has
+        it.
+        """
         sign = 1.0 if metric(name).better == "higher" else -1.0
         known = [
             setting for setting in (self.useful if among is None else among) if not np.isnan(self.value(setting, name))
@@ -158,7 +160,7 @@ class Findings:
         return max(known, key=lambda setting: sign * self.value(setting, name), default=None)
 
     def value(self, setting: Setting, name: str) -> float:
-        """The mean of a metric by which settings are ordered; NaN if unknown.
+        """Return the mean of a metric by which settings are ordered; NaN if unknown.
 
         Of an extreme over groups, such as the worst-served group, the value that is corrected for its choice.
         """
@@ -171,14 +173,15 @@ class Findings:
     def interval_of_best(
         self, best: Setting, name: str, among: Iterable[Setting] | None = None
     ) -> ConfidenceInterval | None:
-        """The interval of the setting that `best` has chosen from ``among``, which allows for that choice."""
+        """Return the interval of the setting that `best` has chosen from ``among``, which allows for that choice."""
         known = [
             setting for setting in (self.useful if among is None else among) if not np.isnan(self.value(setting, name))
         ]
         return self.evidence.best_interval(best, name, known, lambda setting: self.value(setting, name))
 
     def detectable(self, name: str) -> float | None:
-        """The difference of two methods in a metric that these seeds and test examples find in four of five sweeps.
+        """Return the difference of two methods in a metric that these seeds and test examples find in four of five
+        sweeps.
 
         By the median half width of the measured differences; None with one seed, one method or without intervals.
         """
@@ -190,7 +193,9 @@ class Findings:
         return float(np.median(halves)) * (1.0 + float(special.ndtri(POWER)) / reach)
 
     def indistinguishable(self, best: Setting, name: str, among: Iterable[Setting]) -> tuple[Difference, ...]:
-        """Differences of ``best`` to the other settings in ``among`` from which it is not distinguishable."""
+        """Return the differences of ``best`` to the other settings in ``among`` from which it is not
+        distinguishable.
+        """
         found = (self.difference(best, other, name) for other in among if other is not best)
         return tuple(each for each in found if each.verdict not in ("better", "worse"))
 
@@ -213,7 +218,7 @@ class Findings:
 
 
 def findings(data: PublishedSweep, evidence: Evidence) -> Findings:
-    """The finished settings of a sweep, compared by the resampled outcomes of their trials."""
+    """Return the finished settings of a sweep, compared by the resampled outcomes of their trials."""
     worst_group = WORST_GROUP_METRICS[data.worst_group]
     return Findings(finished_settings(data.trials), evidence, worst_group, main_metric(data.task), data.looks)
 
@@ -330,7 +335,7 @@ def _unknown(found: Findings) -> list[str]:
 
 
 def _useless(found: Findings) -> list[str]:
-    """A sentence on private settings that have learnt nothing, by the reason that they share."""
+    """Return a sentence on private settings that have learnt nothing, by the reason that they share."""
     by_reason: dict[str, list[str]] = {}
     for name, why in found.useless.items():
         by_reason.setdefault(why.partition(" (")[0], []).append(name)
@@ -408,6 +413,6 @@ def _untuned(found: Findings) -> list[str]:
 
 
 def _is_tuned(setting: Setting) -> bool:
-    """Whether values of the setting were chosen among candidates, which a private selection does not show."""
+    """Return whether values of the setting were chosen among candidates, which a private selection does not show."""
     trials = setting.trials
     return any(trial.tuning or any(attempt.trace.selection for attempt in trial.attempts) for trial in trials)

@@ -29,12 +29,12 @@ class Format:
     several: Callable[[Spread], str]
 
     def over_seeds(self, found: Spread) -> str:
-        """The mean over seeds, with the standard deviation if the format has one and there are several seeds."""
+        """Return the mean over seeds, with the standard deviation if the format has one and there are several seeds."""
         return self.one(found.mean) if found.count == 1 else self.several(found)
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A number with ``digits`` significant digits; ∞ for infinity, `MISSING` for None and NaN.
+    """Return a number with ``digits`` significant digits; ∞ for infinity, `MISSING` for None and NaN.
 
     >>> number(0.12345), number(12345.6), number(math.inf), number(None)
     ('0.123', '12,346', '∞', '–')
@@ -47,7 +47,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A fraction in percent, with one decimal.
+    """Return a fraction in percent, with one decimal.
 
     >>> percent(0.9876)
     '98.8%'
@@ -56,12 +56,12 @@ def percent(value: float | None) -> str:
 
 
 def at_most_share(value: float | None) -> str:
-    """An upper bound on a share, in percent, rounded up to three significant digits."""
+    """Return an upper bound on a share, in percent, rounded up to three significant digits."""
     return _share(value, math.ceil)
 
 
 def at_least_share(value: float | None) -> str:
-    """A lower bound on a share, in percent, rounded down to three significant digits."""
+    """Return a lower bound on a share, in percent, rounded down to three significant digits."""
     return _share(value, math.floor)
 
 
@@ -75,7 +75,7 @@ def _share(value: float | None, towards: Callable[[float], int]) -> str:
 
 
 def points(value: float | None) -> str:
-    """A signed difference of two fractions, in percentage points.
+    """Return a signed difference of two fractions, in percentage points.
 
     >>> points(-0.0213)
     '−2.1'
@@ -84,7 +84,7 @@ def points(value: float | None) -> str:
 
 
 def gap(value: float | None) -> str:
-    """An unsigned difference of two fractions, in percentage points.
+    """Return an unsigned difference of two fractions, in percentage points.
 
     >>> gap(0.0213)
     '2.1'
@@ -93,7 +93,7 @@ def gap(value: float | None) -> str:
 
 
 def correlation(value: float | None) -> str:
-    """A correlation coefficient, with two decimals.
+    """Return a correlation coefficient, with two decimals.
 
     >>> correlation(-0.456)
     '−0.46'
@@ -106,7 +106,7 @@ def _fit(value: float | None) -> str:
 
 
 def signed(value: float | None) -> str:
-    """A signed difference with three significant digits.
+    """Return a signed difference with three significant digits.
 
     >>> signed(-0.0213)
     '−0.0213'
@@ -115,7 +115,7 @@ def signed(value: float | None) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """A duration given in seconds, in its largest two units.
+    """Return a duration given in seconds, in its largest two units.
 
     >>> seconds(7500.0), seconds(75.0), seconds(7.5)
     ('2 h 5 min', '1 min 15 s', '7.5 s')
@@ -130,7 +130,7 @@ def seconds(value: float | None) -> str:
 
 
 def clock(value: float) -> str:
-    """A duration given in seconds, as h:mm:ss or m:ss.
+    """Return a duration given in seconds, as h:mm:ss or m:ss.
 
     >>> clock(245.0), clock(3845.0)
     ('4:05', '1:04:05')
@@ -163,7 +163,7 @@ SHARES = (PERCENT, POINTS, GAP)
 
 
 def difference(value: float | None, shown: Format) -> str:
-    """A signed difference of two numbers of one format: of shares in percentage points.
+    """Return a signed difference of two numbers of one format: of shares in percentage points.
 
     >>> difference(-0.0213, PERCENT), difference(0.0213, NUMBER)
     ('−2.1', '+0.0213')
@@ -172,12 +172,12 @@ def difference(value: float | None, shown: Format) -> str:
 
 
 def possible(shown: Format) -> tuple[float, float]:
-    """The smallest and the largest possible value of a number in this format."""
+    """Return the smallest and the largest possible value of a number in this format."""
     return _POSSIBLE.get(id(shown), (0.0, 1.0))
 
 
 def measured(accuracy: float | None, scores: Mapping[str, float]) -> str:
-    """A trial's result on test data as text: its accuracy, or the scores of another task.
+    """Return a trial's result on test data as text: its accuracy, or the scores of another task.
 
     >>> measured(0.9876, {}), measured(None, {"r2": 0.5321})
     ('accuracy 98.8%', 'r2 0.532')

@@ -39,7 +39,7 @@ class GroupComparison:
 
 
 def compare_groups(trace: Trace, delta: float, sizes: Sequence[int]) -> dict[int, GroupComparison]:
-    """The reference values by group size, computed from certified privacy loss distributions."""
+    """Return the reference values by group size, computed from certified privacy loss distributions."""
     is_bound, of_one = grows_at_least_linearly(trace), linear_growth(trace, delta, 1)
     return {size: GroupComparison(vadhan_epsilon(trace, delta, size), size * of_one, is_bound) for size in sizes}
 

@@ -14,7 +14,8 @@ _NAMED: Final = 8
 
 
 def hidden_groups_note(trials: Iterable[PublishedTrial]) -> tuple[str, ...]:
-    """A sentence that names the groups that finished trials do not show, without their sizes; nothing if all are shown.
+    """Return a sentence that names the groups that finished trials do not show, without their sizes; nothing if all are
+    shown.
 
     Data with a single group, of which everything is said anyway, need no such sentence.
     """

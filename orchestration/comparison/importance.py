@@ -40,7 +40,7 @@ def importance(trials: Iterable[PublishedTrial]) -> list[tuple[str, float]]:
 
 
 def _places(rows: Sequence[Mapping[str, Label]], names: Sequence[str]) -> list[dict[str, float]]:
-    """The rows with texts as their places among all texts of the parameter."""
+    """Return the rows with texts as their places among all texts of the parameter."""
     texts = {name: sorted({str(row[name]) for row in rows if isinstance(row.get(name), str)}) for name in names}
     return [
         {

@@ -54,14 +54,14 @@ class ConfidenceInterval:
     corrected: float | None = None
 
     def within(self, least: float, most: float) -> ConfidenceInterval:
-        """The interval cut to the possible values [least, most]; the ends stay in order."""
+        """Return the interval cut to the possible values [least, most]; the ends stay in order."""
         low, high = (min(max(end, least), most) for end in (self.low, self.high))
         corrected = None if self.corrected is None else min(max(self.corrected, least), most)
         return replace(self, low=low, high=high, corrected=corrected)
 
     @property
     def is_of_one_seed(self) -> bool:
-        """Whether it knows nothing of other seeds, so that it decides nothing about settings."""
+        """Return whether it knows nothing of other seeds, so that it decides nothing about settings."""
         return self.covers == "test examples"
 
 
@@ -93,7 +93,7 @@ class RunValues:
         reach: tuple[float, float] = (0.0, 1.0),
         overlap: float = 0.0,
     ) -> RunValues:
-        """One number of each run: values [R], resampled [R, B]."""
+        """Return one number of each run: values [R], resampled [R, B]."""
         return cls(values[:, None], resampled[..., None], splits, np.array([units]), np.array([reach]), overlap)
 
     def of(self, runs: Sequence[int]) -> RunValues:
@@ -364,7 +364,8 @@ def _spread(found: Moments, weights: Array) -> _Spread:
 
 
 def bounds(found: Moments, weights: Array, tail: float = TAIL) -> tuple[Array, Array]:
-    """Lower and upper bounds [C] on weighted sums [C, K] of the true means, each wrong with probability ``tail``.
+    """Return the lower and upper bounds [C] on weighted sums [C, K] of the true means, each wrong with probability
+    ``tail``.
 
     Shares are treated as if two more units had been seen, one of which counts (Agresti and Caffo 2000); of a pair of
     settings, each of the two is right under one of them (Bonett and Price 2012).
@@ -406,7 +407,7 @@ def _same_units(found: Moments, across: float) -> Array:
 
 
 def singles(found: Moments, tail: float = TAIL) -> tuple[Array, Array]:
-    """Lower and upper bounds [K] on each true mean, each wrong with probability ``tail``.
+    """Return the lower and upper bounds [K] on each true mean, each wrong with probability ``tail``.
 
     Of a share: the interval of Clopper and Pearson at the effective number of examples, as far beyond the value on
     either side as that and Student's interval of the seeds together reach (Zou and Donner 2008). Of a change of a share
@@ -436,7 +437,8 @@ def singles(found: Moments, tail: float = TAIL) -> tuple[Array, Array]:
 
 
 def _clopper_pearson(found: Moments, spread: _Spread, tails: Array) -> tuple[Array, Array]:
-    """Bounds [K] on shares, at the number of independent examples that would vary as much (Korn and Graubard 1998).
+    """Return the bounds [K] on shares, at the number of independent examples that would vary as much (Korn and Graubard
+    1998).
 
     Where few examples show the rarer outcome, runs are taken to agree on each example, which is the worst that they
     can do.
@@ -457,7 +459,8 @@ def _clopper_pearson(found: Moments, spread: _Spread, tails: Array) -> tuple[Arr
 
 
 def difference_bounds(found: Moments, tail: float = TAIL) -> tuple[float, float]:
-    """Lower and upper bounds on the first of two numbers minus the second, each wrong with probability ``tail``.
+    """Return the lower and upper bounds on the first of two numbers minus the second, each wrong with probability
+    ``tail``.
 
     Of shares, 0 is within them unless the exact test of McNemar excludes it. If all resamples agree, examples that were
     not drawn, a share that the bound of Clopper and Pearson limits, may differ by anything possible.
@@ -478,7 +481,7 @@ def difference_bounds(found: Moments, tail: float = TAIL) -> tuple[float, float]
 
 
 def _is_due_to_chance(value: float, varies: float, units: float, tail: float) -> bool:
-    """Whether two shares of the same units may be equal by the exact test of McNemar.
+    """Return whether two shares of the same units may be equal by the exact test of McNemar.
 
     Of several runs, the mean difference of each unit counts, by its square. varies: variance of the difference by the
     choice of units.

@@ -43,7 +43,8 @@ class SweepSummary:
 
 
 def sweeps_below(folder: str) -> Iterator[SweepSummary]:
-    """The sweep in ``folder``, or else the sweeps in the folders below it, in order, without hidden folders and links.
+    """Yield the sweep in ``folder``, or else the sweeps in the folders below it, in order, without hidden folders and
+    links.
 
     folder: an absolute path or URI. A folder that cannot be read, or holds a damaged sweep, gives a summary with a
     `problem`.

@@ -66,7 +66,7 @@ class Composition:
 
     @property
     def reasons(self) -> tuple[Reason, ...]:
-        """Why the composed epsilon is an estimate; empty if it is a guarantee, or if none is known."""
+        """Return why the composed epsilon is an estimate; empty if it is a guarantee, or if none is known."""
         return self.estimate.reasons if self.estimate else ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -137,12 +137,12 @@ def composed_epsilon(trial: PublishedTrial) -> float | None:
 
 
 def _lacks_candidates(trial: PublishedTrial) -> bool:
-    """Whether the trial was tuned, and is no candidate itself, but no candidate of its tuning is known."""
+    """Return whether the trial was tuned, and is no candidate itself, but no candidate of its tuning is known."""
     return "candidate" not in trial.labels and not trial.candidates
 
 
 def _of_attempts(attempts: Iterable[Attempt]) -> tuple[Reason, ...]:
-    """Why what several attempts have shown has no composed epsilon that is a guarantee."""
+    """Return why what several attempts have shown has no composed epsilon that is a guarantee."""
     attempts = tuple(attempts)
     ended = all(attempt.ended for attempt in attempts)
     own = (*(attempt.reasons for attempt in attempts), *(attempt.trace.reasons for attempt in attempts))
@@ -150,7 +150,7 @@ def _of_attempts(attempts: Iterable[Attempt]) -> tuple[Reason, ...]:
 
 
 def _of_seeds(attempts: Iterable[Attempt]) -> tuple[Reason, ...]:
-    """Why noise that is drawn from known seeds protects nobody who knows them, and composes with nothing."""
+    """Return why noise that is drawn from known seeds protects nobody who knows them, and composes with nothing."""
     counts = Counter(attempt.seed for attempt in attempts if attempt.seed is not None)
     found: dict[Reason, bool] = {"known_seed": bool(counts), "repeated_seed": any(n > 1 for n in counts.values())}
     return tuple(reason for reason, holds in found.items() if holds)
@@ -162,7 +162,9 @@ def _release_epsilon(attempts: list[Attempt], delta: float) -> float | None:
 
 
 def _counted(traces: Iterable[Trace]) -> tuple[tuple[Trace, int], ...]:
-    """Each distinct trace with its count, in the order of the trials, because sums round differently in another."""
+    """Return each distinct trace with its count, in the order of the trials, because sums round differently in
+    another.
+    """
     return tuple(Counter(traces).items())
 
 

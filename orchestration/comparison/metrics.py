@@ -270,17 +270,17 @@ SECTIONS = ("final/", "fairness/", "privacy/", "system/")
 
 
 def of_task(task: str) -> tuple[Metric, ...]:
-    """The metrics that trials of a task have, in the order of `METRICS`."""
+    """Return the metrics that trials of a task have, in the order of `METRICS`."""
     return tuple(metric for metric in METRICS if metric.task in (None, task))
 
 
 def main_metric(task: str) -> Metric:
-    """The metric of the task's main score, such as accuracy."""
+    """Return the metric of the task's main score, such as accuracy."""
     return metric(task_called(task).main)
 
 
 def columns(place: MetricTable, worst_group: str, task: str = "classification") -> tuple[Metric, ...]:
-    """The metrics of a task with a column in ``place``, in the order of `METRICS`.
+    """Return the metrics of a task with a column in ``place``, in the order of `METRICS`.
 
     worst_group: the worst-group metric that compares settings; it is in every table.
 
@@ -291,12 +291,12 @@ def columns(place: MetricTable, worst_group: str, task: str = "classification") 
 
 
 def metric(name: str) -> Metric:
-    """The metric called ``name``. Raises: InvalidInput naming the nearest."""
+    """Return the metric called ``name``. Raises: InvalidInput naming the nearest."""
     return lookup({each.name: each for each in METRICS}, name, "metric")
 
 
 def known_of_groups(trial: PublishedTrial) -> dict[str, dict[str, float | None]]:
-    """All metrics of the trial's task, by group and name of the metric; None if unknown or infinite."""
+    """Return all metrics of the trial's task, by group and name of the metric; None if unknown or infinite."""
     if trial.quality is None:
         return {}
     shown = [each for each in GROUP_METRICS if each.task in (None, trial.quality.task)]
@@ -308,19 +308,19 @@ def _finite(value: float | None) -> float | None:
 
 
 def known(trial: PublishedTrial) -> dict[str, float | None]:
-    """All metrics of the trial's task by their names in results.json; None if unknown or infinite."""
+    """Return all metrics of the trial's task by their names in results.json; None if unknown or infinite."""
     return {metric.name: _finite(metric.value(trial)) for metric in of_task(task_of([trial]))}
 
 
 def families(trial: PublishedTrial) -> dict[str, float | None]:
-    """All numbers of `FAMILIES` by their names in MLflow; numbers of the model only if the trial finished."""
+    """Return all numbers of `FAMILIES` by their names in MLflow; numbers of the model only if the trial finished."""
     finished = trial.state is TrialState.FINISHED
     found = (family.values(trial) for family in FAMILIES if finished or not family.of_model)
     return {name: value for values in found for name, value in values.items()}
 
 
 def final_metrics(trial: PublishedTrial) -> dict[str, float]:
-    """The finite scalars of a trial by their names in MLflow, section by section.
+    """Return the finite scalars of a trial by their names in MLflow, section by section.
 
     An infinite epsilon is recorded as the tag ``private=false`` instead. For a stopped trial, metrics of the model are
     left out (its series show them), but costs are included.

@@ -15,7 +15,7 @@ from workers.spec import DataSpec, TrialSpec
 
 
 def parameters(spec: TrialSpec, labels: Mapping[str, Label]) -> dict[str, Label]:
-    """The trial's specification as flat parameters ``spec.*``, without those that its labels already give.
+    """Return the trial's specification as flat parameters ``spec.*``, without those that its labels already give.
 
     MLflow's comparison page preselects the first three parameters that differ, in alphabetical order; the prefix
     ``spec.`` makes it pick labels.
@@ -40,7 +40,8 @@ _FIELDS = {"schedule": "noise.schedule"}
 
 
 def asked(point: GridPoint) -> dict[str, Label]:
-    """All parameters of a trial as the sweep file gives them, flat; they identify it regardless of labels and key.
+    """Return all parameters of a trial as the sweep file gives them, flat; they identify it regardless of labels and
+    key.
 
     ``target_epsilon`` replaces a calibrated noise multiplier; a baseline has neither.
     """
@@ -54,7 +55,7 @@ def asked(point: GridPoint) -> dict[str, Label]:
 
 
 def varying(parameters: Sequence[Mapping[str, Label]]) -> list[dict[str, Label]]:
-    """The entries of each mapping that are not the same in all mappings; a missing entry counts as different.
+    """Return the entries of each mapping that are not the same in all mappings; a missing entry counts as different.
 
     >>> varying([{"epochs": 1, "seed": 0}, {"epochs": 1, "seed": 1}])
     [{'seed': 0}, {'seed': 1}]
@@ -65,13 +66,13 @@ def varying(parameters: Sequence[Mapping[str, Label]]) -> list[dict[str, Label]]
 
 
 def found_sizes(training: TrainingResult) -> dict[str, Label]:
-    """Sizes known after training: numbers of training examples, test examples and model parameters."""
+    """Return the sizes known after training: numbers of training examples, test examples and model parameters."""
     sizes = {"train_size": training.train_size, "test_size": training.test_size}
     return {**sizes, "parameters": training.parameters}
 
 
 def dataset_of(data: DataSpec, training: TrainingResult) -> PublishedDataset:
-    """The training data by name, digest of its specification, and sizes."""
+    """Return the training data by name, digest of its specification, and sizes."""
     digest = hashlib.sha256(json.dumps(asdict(data), sort_keys=True).encode()).hexdigest()[:16]
     sizes = {"train_size": training.train_size, "test_size": training.test_size}
     return PublishedDataset(data.name, digest, data.name, sizes)

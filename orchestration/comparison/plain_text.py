@@ -12,7 +12,7 @@ MASK = "***"
 
 
 def looks_secret(name: str) -> bool:
-    """Whether a variable of this name probably holds a secret.
+    """Return whether a variable of this name probably holds a secret.
 
     >>> looks_secret("AWS_SECRET_ACCESS_KEY"), looks_secret("DPSWEEP_DATA")
     (True, False)
@@ -21,18 +21,18 @@ def looks_secret(name: str) -> bool:
 
 
 def for_terminal(text: str) -> str:
-    """The text with terminal control characters and characters that change the writing direction escaped."""
+    """Return the text with terminal control characters and characters that change the writing direction escaped."""
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def for_markdown(text: str) -> str:
-    """The text escaped for Markdown: it is shown literally, without images, links or HTML."""
+    """Return the text escaped for Markdown: it is shown literally, without images, links or HTML."""
     return _MARKDOWN.sub(r"\\\1", for_terminal(text))
 
 
 def secrets_of(uri: str) -> tuple[str, ...]:
-    """The secret parts of an address: its password, a user name without password that may be a token (HTTP only), and
-    query parameters with secret names. The whole address if it cannot be parsed."""
+    """Return the secret parts of an address: its password, a user name without password that may be a token (HTTP
+    only), and query parameters with secret names. The whole address if it cannot be parsed."""
     try:
         parts = urlsplit(uri)
         user, password = parts.username, parts.password

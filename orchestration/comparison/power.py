@@ -63,7 +63,7 @@ class Detectable:
 
 
 def design(sweep: SweepSpec, trials: Sequence[PlannedTrial]) -> Design | None:
-    """The design of a sweep; None if it compares no two settings of classes, or tunes them first.
+    """Return the design of a sweep; None if it compares no two settings of classes, or tunes them first.
 
     Groups are those that are large enough to be shown (`shown_groups`).
     """
@@ -81,7 +81,7 @@ def design(sweep: SweepSpec, trials: Sequence[PlannedTrial]) -> Design | None:
 
 
 def detectable(of: Design, seeds: int, assumed: Assumed = ASSUMED) -> Detectable:
-    """The smallest differences that a design with this number of seeds shows in four of five sweeps."""
+    """Return the smallest differences that a design with this number of seeds shows in four of five sweeps."""
     pairs = of.settings * (of.settings - 1)  # of two metrics
     freedom = (of.settings - 1) * (seeds - 1)
     of_seeds = (assumed.of_seeds * unnoticed(seeds - 1)) ** 2 / seeds
@@ -103,7 +103,7 @@ def detectable(of: Design, seeds: int, assumed: Assumed = ASSUMED) -> Detectable
 
 
 def lines(of: Design, planned: int, hours: float | None = None) -> list[str]:
-    """Lines on what a design shows with several numbers of seeds.
+    """Return the lines on what a design shows with several numbers of seeds.
 
     planned: seeds of the sweep. hours: CPU-hours of the sweep as planned, if known.
     """
@@ -124,7 +124,7 @@ def lines(of: Design, planned: int, hours: float | None = None) -> list[str]:
 
 
 def warnings(of: Design, planned: int, asked: float | None) -> list[str]:
-    """A warning if the design cannot show a difference of accuracy as small as ``asked``, a share."""
+    """Return a warning if the design cannot show a difference of accuracy as small as ``asked``, a share."""
     if planned < 2:
         return ["each setting has one seed, so no difference can be shown; list several, such as seeds: [0, 1, 2]"]
     if asked is None:

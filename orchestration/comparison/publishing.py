@@ -29,7 +29,7 @@ from workers.tasks import main_score, task_called
 
 
 def finished(point: GridPoint, result: TrialResult, baseline: TrialResult | None) -> PublishedTrial:
-    """A finished trial, compared with its baseline if given.
+    """Return a finished trial, compared with its baseline if given.
 
     Shows ``result.individuals`` and ``result.attacks`` as they are: choose them by a `record.View` first.
     """
@@ -66,7 +66,7 @@ def finished(point: GridPoint, result: TrialResult, baseline: TrialResult | None
 
 
 def stopped(point: GridPoint, result: StoppedTrial) -> PublishedTrial:
-    """A stopped trial. It is not compared with its baseline, which was trained for longer.
+    """Return a stopped trial. It is not compared with its baseline, which was trained for longer.
 
     Shows ``result.individuals`` as they are, as `finished`.
     """
@@ -89,7 +89,7 @@ def stopped(point: GridPoint, result: StoppedTrial) -> PublishedTrial:
 
 
 def unfinished(point: GridPoint, status: TrialStatus) -> PublishedTrial:
-    """A trial without a result: pending, running or failed."""
+    """Return a trial without a result: pending, running or failed."""
     return PublishedTrial(
         key=point.key,
         labels=point.labels,
@@ -127,7 +127,7 @@ def _audit(result: TrialResult) -> PublishedAudit | None:
 
 
 def _courses(result: TrialResult) -> dict[str, PublishedCourse]:
-    """The course of training of each group, by its name."""
+    """Return the course of training of each group, by its name."""
     training = result.training
     batch_size = result.spec.sampling.expected_size(training.train_size)
     found = {}
@@ -152,7 +152,7 @@ def _quality(
     training: Evaluation | None,
     group_names: tuple[str, ...] = (),
 ) -> PublishedQuality:
-    """The published evaluation on test data.
+    """Return the published evaluation on test data.
 
     training: the evaluation on training examples, if it may be shown. group_names: of all groups, shown or not.
     """
@@ -211,7 +211,9 @@ def _history(result: TrialResult) -> tuple[PublishedEpoch, ...]:
 
 
 def epoch(progress: Progress, epsilon: float) -> PublishedEpoch:
-    """The epoch that a running trial has just completed. epsilon: upper bound on the cost of the steps so far."""
+    """Return the epoch that a running trial has just completed. epsilon: upper bound on the cost of the steps so
+    far.
+    """
     return PublishedEpoch(
         epoch=progress.epoch - 1,
         step=progress.step,

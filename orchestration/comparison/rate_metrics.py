@@ -278,7 +278,7 @@ GROUP_METRICS = (
 
 
 def _worst(of: GroupMetric) -> Metric:
-    """The metric of a trial that is the worst value of a group metric over its groups."""
+    """Return the metric of a trial that is the worst value of a group metric over its groups."""
 
     def found(trial: PublishedTrial) -> tuple[float, str] | None:
         groups = trial.quality.groups if trial.quality else ()
@@ -324,7 +324,7 @@ def _worst_measure(of: GroupMetric) -> Measure:
 
 
 def spoken(of: GroupMetric) -> str:
-    """The heading of a group metric inside a sentence."""
+    """Return the heading of a group metric inside a sentence."""
     words = of.heading.removesuffix(", points")
     return words if words.isupper() else words[0].lower() + words[1:]
 
@@ -337,10 +337,10 @@ its settings."""
 
 
 def spoken_worst(of: Metric) -> str:
-    """The group metric behind a metric of `WORST_GROUP_METRICS`, inside a sentence: "accuracy", "TPR"."""
+    """Return the group metric behind a metric of `WORST_GROUP_METRICS`, inside a sentence: "accuracy", "TPR"."""
     return next(spoken(group_metric(name)) for name, each in WORST_GROUP_METRICS.items() if each is of)
 
 
 def group_metric(name: str) -> GroupMetric:
-    """The group metric called ``name``. Raises: InvalidInput naming the nearest."""
+    """Return the group metric called ``name``. Raises: InvalidInput naming the nearest."""
     return lookup({each.name: each for each in GROUP_METRICS}, name, "metric of groups")

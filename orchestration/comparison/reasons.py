@@ -40,12 +40,14 @@ def claimed_account(account: PublishedAccount, reasons: Iterable[Reason]) -> Pub
 
 
 def reasons_of_trials(trials: Iterable[PublishedTrial]) -> tuple[Reason, ...]:
-    """Why epsilons of some of the trials are estimates."""
+    """Return why epsilons of some of the trials are estimates."""
     return union(trial.reasons for trial in trials)
 
 
 def told(trials: Iterable[PublishedTrial]) -> tuple[str, ...]:
-    """A sentence for each reason why epsilons are estimates; says how many trials it concerns unless it is all."""
+    """Return a sentence for each reason why epsilons are estimates; says how many trials it concerns unless it is
+    all.
+    """
     private = [trial for trial in trials if trial.privacy is not None and trial.privacy.is_private]
     found = []
     for reason, words in zip(reasons := reasons_of_trials(private), in_words(reasons), strict=True):

@@ -44,16 +44,16 @@ class View(Protocol):
     the reader may see."""
 
     def __call__(self, result: Result, /) -> Result:
-        """The result as the reader may see it."""
+        """Return the result as the reader may see it."""
 
 
 def disclosed(result: Result) -> Result:
-    """The view under the sweep's release mode, which is the result as stored."""
+    """Return the view under the sweep's release mode, which is the result as stored."""
     return result
 
 
 def exact(files: SweepFiles) -> View:
-    """The view with exact statistics, attacks, departures and courses, for the owner of the data.
+    """Return the view with exact statistics, attacks, departures and courses, for the owner of the data.
 
     The view raises `DataCorruption` for damaged files.
     """
@@ -100,11 +100,11 @@ class SweepRecord:
 
     @property
     def failed(self) -> bool:
-        """Whether any trial failed."""
+        """Return whether any trial failed."""
         return any(status.state is TrialState.FAILED for status in self.statuses.values())
 
     def status(self, key: str) -> TrialStatus:
-        """The status of the trial called ``key``, its result as what may be claimed of it in this sweep.
+        """Return the status of the trial called ``key``, its result as what may be claimed of it in this sweep.
 
         Pending if it has not started. A trial that was trained before the file asked for a selection that nothing
         accounts for, or in another sweep, is weakened by it all the same.
@@ -114,12 +114,12 @@ class SweepRecord:
         return found if result is None else replace(found, result=claimed(result, self.reasons_of(result)))
 
     def reasons_of(self, result: StoredResult) -> tuple[Reason, ...]:
-        """Why every epsilon of a trial of this sweep is an estimate."""
+        """Return why every epsilon of a trial of this sweep is an estimate."""
         of_data = result.training.reasons if isinstance(result, TrialResult) else ()
         return union((result.reasons, reasons_of(self.sweep, result.spec, set(of_data).intersection(FROM_ROWS))))
 
     def finished(self, key: str | None) -> TrialResult | None:
-        """The result of the trial if it trained to its end, else None."""
+        """Return the result of the trial if it trained to its end, else None."""
         result = self.status(key or "").result
         return result if isinstance(result, TrialResult) else None
 
@@ -145,7 +145,8 @@ class SweepRecord:
         }
 
     def baseline(self, point: GridPoint) -> str | None:
-        """Key of the baseline that a private trial is compared with: the best one with its data, model and seed.
+        """Return the key of the baseline that a private trial is compared with: the best one with its data, model and
+        seed.
 
         None if each has learnt nothing.
         """
@@ -155,7 +156,7 @@ class SweepRecord:
         return None if self.finished(point.baseline) else point.baseline
 
     def trial(self, point: GridPoint, view: View = disclosed) -> PublishedTrial:
-        """One trial as published under ``view``, compared with its baseline if both are finished."""
+        """Return one trial as published under ``view``, compared with its baseline if both are finished."""
         result, outcome = self.finished(point.key), self._outcome(point, view)
         reasons = outcome.reasons
         spec = result.spec if result else point.spec
@@ -196,7 +197,7 @@ class SweepRecord:
         return publishing.unfinished(point, status)
 
     def data(self, view: View = disclosed) -> PublishedSweep:
-        """The whole sweep as published under ``view``."""
+        """Return the whole sweep as published under ``view``."""
         return PublishedSweep(
             name=self.sweep.name,
             trials=tuple(self.trial(point, view) for point in self.points),
@@ -222,13 +223,14 @@ def _comparable(point: GridPoint) -> str:
 
 
 def _setting_of(point: GridPoint) -> str:
-    """All parameters except the seeds, which the runs of one setting share."""
+    """Return all parameters except the seeds, which the runs of one setting share."""
     flat = asked(point)
     return json.dumps({name: flat[name] for name in flat if name not in ("seed", "data.split_seed")}, sort_keys=True)
 
 
 def rows(record: SweepRecord, settings: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
-    """One row of plain values per trial, as ``--json`` prints them; an infinite epsilon is None, and ``private`` False.
+    """Return one row of plain values per trial, as ``--json`` prints them; an infinite epsilon is None, and ``private``
+    False.
 
     settings: by the key of a trial, its setting with intervals (`findings.of_trials`). In a row, ``composed`` is the
     composed cost of all attempts at the trial, of all seeds of its setting, and of the whole sweep.
@@ -295,7 +297,7 @@ def _confusion(quality: PublishedQuality) -> dict[str, list[list[int]]]:
 
 
 def parse_failures(table: Iterable[Mapping[str, Any]]) -> dict[str, TrialStatus]:
-    """The failed trials in the rows of an earlier run's results.json; trial folders do not record failures."""
+    """Return the failed trials in the rows of an earlier run's results.json; trial folders do not record failures."""
     return {
         row["key"]: TrialStatus(row["key"], total_steps=0, state=TrialState.FAILED, error=row["error"])
         for row in table

@@ -28,12 +28,12 @@ _ENOUGH_SEEDS: Final = 3
 
 
 def has_diverged(setting: Setting) -> bool:
-    """Whether no trial of the setting has both a finite loss and a better score than a constant prediction."""
+    """Return whether no trial of the setting has both a finite loss and a better score than a constant prediction."""
     return not any(trial.quality and has_learnt(trial.quality) for trial in setting.trials)
 
 
 def is_constant(setting: Setting) -> bool:
-    """Whether every trial predicts a single class within each group, so that gaps between groups say nothing."""
+    """Return whether every trial predicts a single class within each group, so that gaps between groups say nothing."""
     return all(_is_constant(trial) for trial in setting.trials)
 
 
@@ -49,7 +49,7 @@ def _is_constant(trial: PublishedTrial) -> bool:
 
 
 def constant_score(setting: Setting, main: Metric) -> float | None:
-    """The main score of the best constant prediction on the setting's test data; None if it is not known."""
+    """Return the main score of the best constant prediction on the setting's test data; None if it is not known."""
     if main.task in CONSTANT_SCORES:
         return CONSTANT_SCORES[main.task]
     found = setting.over_seeds(metric("majority_class_rate").value)
@@ -57,7 +57,7 @@ def constant_score(setting: Setting, main: Metric) -> float | None:
 
 
 def why_useless(setting: Setting, evidence: Evidence, main: Metric) -> str:
-    """Why a setting is never recommended, as a clause that follows its name; "" if it has learnt something.
+    """Return why a setting is never recommended, as a clause that follows its name; "" if it has learnt something.
 
     It predicts one class, has diverged, or the 95% interval of its main score reaches down to a constant prediction.
     With one or two seeds that is the interval over test examples alone. Without an interval the mean counts.
@@ -91,7 +91,8 @@ def best_constant(main: Metric) -> str:
 
 
 def why_cost_is_unknown(baselines: Sequence[Setting], evidence: Evidence, main: Metric) -> str:
-    """A sentence if no non-private setting has learnt enough to tell what privacy costs; "" otherwise, or without any.
+    """Return a sentence if no non-private setting has learnt enough to tell what privacy costs; "" otherwise, or
+    without any.
 
     baselines: all non-private settings that have finished. The best of them is compared with a constant prediction, and
     with the references that were trained beside it (``reference: true``).
@@ -146,7 +147,7 @@ def _lost(best: Setting, main: Metric) -> str:
 
 
 def _reference(setting: Setting) -> tuple[str, float] | None:
-    """The best reference of the setting's trials, with its mean score; None if none was trained."""
+    """Return the best reference of the setting's trials, with its mean score; None if none was trained."""
     scores: dict[str, list[float]] = {}
     for trial in setting.trials:
         for name, score in trial.references.items():

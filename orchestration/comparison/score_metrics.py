@@ -46,7 +46,7 @@ _TESTED: Final = (
 
 
 def on_training_examples(name: str, heading: str, shown: Format, task: str) -> Metric:
-    """The metric for the main score of a task on training examples. name: name of the score on test examples."""
+    """Return the metric for the main score of a task on training examples. name: name of the score on test examples."""
     return Metric(
         f"training_{name}",
         f"final/training_{name}",
@@ -62,7 +62,7 @@ def on_training_examples(name: str, heading: str, shown: Format, task: str) -> M
 
 
 def on_training_examples_of_group(name: str, heading: str, shown: Format, task: str) -> GroupMetric:
-    """The group metric for the main score of a task on the group's training examples."""
+    """Return the group metric for the main score of a task on the group's training examples."""
     return GroupMetric(f"training_{name}", heading, lambda group: group.on_training, shown, task=task)
 
 

@@ -17,7 +17,8 @@ from orchestration.comparison.intervals import OTHER_SPREAD, Array, RunValues, S
 
 
 def pooled(settings: Sequence[RunValues]) -> SpreadOfSeeds | None:
-    """The spread between the runs of several settings with the same seeds and splits; None if nothing can be pooled.
+    """Return the spread between the runs of several settings with the same seeds and splits; None if nothing can be
+    pooled.
 
     Its degrees of freedom are those of a two-way layout: S (R - 1) for the mean of one of S settings of R seeds whose
     runs are unrelated, down to R - 1 where all settings of a seed move together, and (S - 1)(R - 1) for a difference.
@@ -54,7 +55,9 @@ def _of_chance(runs: RunValues) -> Array:
 
 
 def _covariances(apart: Sequence[Array], degrees: int) -> tuple[Array, Array]:
-    """Mean covariance of the numbers of one setting, and of those of two settings. apart: [rows, K] by setting."""
+    """Return the mean covariance of the numbers of one setting, and of those of two settings. apart: [rows, K] by
+    setting.
+    """
     count = len(apart)
     of_each = sum(each.T @ each for each in apart)
     total = np.sum(apart, axis=0)

@@ -27,7 +27,7 @@ from orchestration.records.states import TrialState
 
 
 def group_value(name: str, value: Callable[[PublishedGroup], float | None]) -> Value:
-    """A function from a trial to ``value`` of its test group called ``name``."""
+    """Return a function from a trial to ``value`` of its test group called ``name``."""
 
     def of_trial(trial: PublishedTrial) -> float | None:
         groups = trial.quality.groups if trial.quality else ()
@@ -37,17 +37,17 @@ def group_value(name: str, value: Callable[[PublishedGroup], float | None]) -> V
 
 
 def group_epsilon(name: str) -> Value:
-    """A function from a trial to the mean epsilon_i of its training group called ``name``."""
+    """Return a function from a trial to the mean epsilon_i of its training group called ``name``."""
     return _group_paid(name, lambda group: group.mean)
 
 
 def group_epsilon_error(name: str) -> Value:
-    """A function from a trial to the published standard error of `group_epsilon`."""
+    """Return a function from a trial to the published standard error of `group_epsilon`."""
     return _group_paid(name, lambda group: group.standard_error)
 
 
 def group_loss_correlation(name: str) -> Value:
-    """A function from a trial to `values.loss_correlation` within its training group called ``name``."""
+    """Return a function from a trial to `values.loss_correlation` within its training group called ``name``."""
     return _group_paid(name, lambda group: group.loss_correlation)
 
 
@@ -60,7 +60,7 @@ def _group_paid(name: str, value: Callable[[GroupEpsilon], float | None]) -> Val
 
 
 def group_attack(name: str, value: Callable[[PublishedAttack], float]) -> Value:
-    """A function from a trial to ``value`` of the attack on the group called ``name``."""
+    """Return a function from a trial to ``value`` of the attack on the group called ``name``."""
 
     def of_trial(trial: PublishedTrial) -> float | None:
         return next((value(group) for group in trial.attacks if group.name == name), None)
@@ -97,7 +97,7 @@ class Setting:
 
     @property
     def is_baseline(self) -> bool:
-        """Whether all trials are non-private."""
+        """Return whether all trials are non-private."""
         return all(trial.is_baseline for trial in self.trials)
 
     @property
@@ -112,7 +112,7 @@ class Setting:
 
     @property
     def reasons(self) -> tuple[Reason, ...]:
-        """Why the epsilons of its trials are estimates; empty if they are guarantees."""
+        """Return why the epsilons of its trials are estimates; empty if they are guarantees."""
         return reasons_of_trials(self.trials)
 
     @property
@@ -129,29 +129,39 @@ class Setting:
         return math.hypot(*known) / len(known) if known else 0.0
 
     def over_seeds(self, value: Value) -> Spread | None:
-        """Mean, standard deviation and range of a number over the seeds; None if no trial has a finite value."""
+        """Return the mean, standard deviation and range of a number over the seeds; None if no trial has a finite
+        value.
+        """
         return spread(value(trial) for trial in self.trials)
 
 
 def first_seed(setting: Setting) -> PublishedTrial:
-    """The trial with the lowest seeds, which represents its setting; choosing the best trial would bias its result."""
+    """Return the trial with the lowest seeds, which represents its setting; choosing the best trial would bias its
+    result.
+    """
     return min(setting.trials, key=lambda trial: (*(int(trial.labels.get(name, 0)) for name in RUNS), trial.key))
 
 
 def shown_over_seeds(metric: Metric, setting: Setting) -> str:
-    """The metric over the seeds as the report shows it, prefixed with the names of its groups, if any (`whose`)."""
+    """Return the metric over the seeds as the report shows it, prefixed with the names of its groups, if any
+    (`whose`).
+    """
     found = setting.over_seeds(metric.value)
     text = metric.format.over_seeds(found) if found else metric.format.one(metric.value(setting.trials[0]))
     return ": ".join([*([", ".join(groups)] if (groups := whose(metric, setting)) else []), text])
 
 
 def whose(metric: Metric, setting: Setting) -> tuple[str, ...]:
-    """Names of the groups whose value the metric is, over the trials of the setting; empty for an overall metric."""
+    """Return the names of the groups whose value the metric is, over the trials of the setting; empty for an overall
+    metric.
+    """
     return tuple(dict.fromkeys(name for trial in setting.trials if (name := metric.whose(trial)) is not None))
 
 
 def setting_name(trial: PublishedTrial) -> str:
-    """The trial's labels without seeds, as a phrase: "flat · exponential · epsilon 3", or "non-private" first."""
+    """Return the trial's labels without seeds, as a phrase: "flat · exponential · epsilon 3", or "non-private"
+    first.
+    """
     labels = {key: value for key, value in trial.setting.items() if value not in ("", "none", NON_PRIVATE)}
     if trial.is_baseline:
         labels.pop("schedule", None)  # a baseline has no noise
@@ -165,7 +175,7 @@ _PLAIN = ("clipping", "schedule")
 
 
 def label_phrases(labels: Mapping[str, Label]) -> dict[str, str]:
-    """Each label as shown to readers: "flat", "exponential", "epsilon 3", "model mlp"."""
+    """Return each label as shown to readers: "flat", "exponential", "epsilon 3", "model mlp"."""
     values = {key: f"{value:g}" if isinstance(value, float) else str(value) for key, value in labels.items()}
     return {key: value if key in _PLAIN else f"{key.replace('_', ' ')} {value}" for key, value in values.items()}
 
@@ -181,7 +191,9 @@ def finished_settings(trials: Iterable[PublishedTrial]) -> tuple[Setting, ...]:
 
 
 def group_names(trials: Iterable[PublishedTrial]) -> tuple[str, ...]:
-    """Names of all test groups, in increasing order of their mean accuracy, or main score, over the trials."""
+    """Return the names of all test groups, in increasing order of their mean accuracy, or main score, over the
+    trials.
+    """
     accuracies: dict[str, list[float]] = {}
     for trial in trials:
         for group in trial.quality.groups if trial.quality else ():
@@ -193,7 +205,7 @@ def group_names(trials: Iterable[PublishedTrial]) -> tuple[str, ...]:
 def best_trade_offs(
     settings: Sequence[Setting], worst_group: Metric, useless: Container[str] = ()
 ) -> tuple[Setting, ...]:
-    """The private settings on the Pareto front of epsilon, accuracy (or main score), and a worst-group metric.
+    """Return the private settings on the Pareto front of epsilon, accuracy (or main score), and a worst-group metric.
 
     useless: names of settings that are not on it, whatever they cost.
 

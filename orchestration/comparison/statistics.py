@@ -26,7 +26,7 @@ class Spread:
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:
-    """The spread of the finite values; None if there are none.
+    """Return the spread of the finite values; None if there are none.
 
     >>> spread([1.0, 3.0, None, math.inf])
     Spread(mean=2.0, deviation=1.4142135623730951, low=1.0, high=3.0, count=2)
@@ -69,7 +69,7 @@ class Correlation:
 
 
 def pareto_front(costs: Sequence[tuple[float, ...]]) -> tuple[int, ...]:
-    """Indices of the points that no other point dominates.
+    """Return the indices of the points that no other point dominates.
 
     A point dominates another one if it is at most as large in every coordinate and smaller in one.
 

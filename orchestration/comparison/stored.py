@@ -28,7 +28,7 @@ from workers.outcomes import read_outcomes
 
 
 def stored_record(files: SweepFiles) -> SweepRecord:
-    """The sweep in a folder, with the result of every trial that is over.
+    """Return the sweep in a folder, with the result of every trial that is over.
 
     Raises: InvalidInput for a folder without a sweep, DataCorruption for a damaged manifest or result.
     """
@@ -62,7 +62,7 @@ class StoredTrials:
 
 
 def kept_trials(files: SweepFiles, sweep: SweepSpec, manifest: Manifest) -> StoredTrials:
-    """The stored trials that only earlier versions of the sweep file asked for.
+    """Return the stored trials that only earlier versions of the sweep file asked for.
 
     Raises: DataCorruption for a damaged result.
     """
@@ -88,7 +88,7 @@ def _read(files: SweepFiles, points: tuple[GridPoint, ...], manifest: Manifest) 
 
 
 def _are_open(manifest: Manifest) -> bool:
-    """Whether this process can read private files: they are not encrypted, or it has a key."""
+    """Return whether this process can read private files: they are not encrypted, or it has a key."""
     return manifest.key_check is None or is_encrypting()
 
 
@@ -103,7 +103,7 @@ def owned_record(files: SweepFiles) -> SweepRecord:
 
 
 def stored_evidence(files: SweepFiles, data: PublishedSweep) -> Evidence:
-    """The resampled outcomes of finished trials on their test examples; empty where none are stored.
+    """Return the resampled outcomes of finished trials on their test examples; empty where none are stored.
 
     Raises: DataCorruption for a damaged file.
     """
@@ -145,7 +145,9 @@ def stored_settings(files: SweepFiles) -> dict[str, dict[str, Any]]:
 
 
 def _attempts(files: SweepFiles, point: GridPoint, status: TrialStatus | None) -> tuple[Attempt, ...]:
-    """The attempts at a trial; for a trial of a version without attempt records, one attempt made from its result."""
+    """Return the attempts at a trial; for a trial of a version without attempt records, one attempt made from its
+    result.
+    """
     known, result = read_attempts(files, point.key), status.result if status else None
     if known or result is None:
         return known
@@ -156,7 +158,7 @@ def _attempts(files: SweepFiles, point: GridPoint, status: TrialStatus | None) -
 
 
 def _earlier_failures(files: SweepFiles) -> dict[str, TrialStatus]:
-    """Trials that failed, according to results.json."""
+    """Return the trials that failed, according to results.json."""
     if not exists(files.results):
         return {}
     try:

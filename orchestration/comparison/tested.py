@@ -53,18 +53,18 @@ Measure = Callable[[Tested], Array | None]
 
 
 def of_counts(rate: Rate) -> Score:
-    """The score that is a rate of counts; None for tasks without counts."""
+    """Return the score that is a rate of counts; None for tasks without counts."""
     return lambda seen: rate(seen.counts) if isinstance(seen, Tally) else None
 
 
 def of_two(name: str) -> Score:
-    """The score that is a rate of `workers.rates.OF_TWO_CLASSES`; None unless there are two classes."""
+    """Return the score that is a rate of `workers.rates.OF_TWO_CLASSES`; None unless there are two classes."""
     rate = rates.OF_TWO_CLASSES[name]
     return lambda seen: rate(seen.counts) if isinstance(seen, Tally) and seen.counts.shape[-1] == 2 else None
 
 
 def log_loss(seen: Seen) -> Array | None:
-    """Mean -ln p(label), in nats."""
+    """Return the mean -ln p(label), in nats."""
     return seen.log_loss if isinstance(seen, Tally) else None
 
 
@@ -74,7 +74,7 @@ def calibration_error(seen: Seen) -> Array | None:
 
 
 def of_sums(task: str, score: Callable[[Array], Array]) -> Score:
-    """A score of a task (`workers.tasks.Score.of`); None for other tasks."""
+    """Return a score of a task (`workers.tasks.Score.of`); None for other tasks."""
     return lambda seen: score(seen.values) if isinstance(seen, ScoreSums) and seen.task == task else None
 
 

@@ -26,7 +26,7 @@ _BY_GROUP_SIZE = ("groups", "risks")
 
 
 def trial_table(record: SweepRecord, settings: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
-    """One row of single values per trial, all with the same columns; None where a value is unknown or withheld.
+    """Return one row of single values per trial, all with the same columns; None where a value is unknown or withheld.
 
     Columns: ``key``, the labels (``labels.clipping``, ..., always ``labels.seed``), the parameters that vary
     (``parameters.sampling.batch_size``, ...), ``status``, ``error``, every metric, and the other values of results.json
@@ -46,7 +46,7 @@ def trial_table(record: SweepRecord, settings: Mapping[str, Any] | None = None) 
 
 
 def useful_columns(table: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The table without columns that are empty, that repeat a label, or that detail what another column says.
+    """Return the table without columns that are empty, that repeat a label, or that detail what another column says.
 
     Kept are trial, labels, parameters that vary, state, metrics, what each epsilon claims, the accuracy of each group,
     and the intervals of the setting in its headline's metrics.
@@ -69,7 +69,7 @@ def useful_columns(table: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main_columns(table: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The table with the few columns that settings are compared by: about ten.
+    """Return the table with the few columns that settings are compared by: about ten.
 
     Kept are trial, labels that vary, state, epsilon and what it claims, the main score with the interval of its
     setting, the worst-group metric, and the error if a trial has one.
@@ -107,7 +107,9 @@ def _headline(table: Sequence[Mapping[str, Any]]) -> set[str]:
 def _ordered(
     row: Mapping[str, Any], parameters: Mapping[str, Any], further: Mapping[str, float | None], task: str
 ) -> dict[str, Any]:
-    """The row in column order: labels, parameters, status, metrics, other values, and ``further`` ones at the end."""
+    """Return the row in column order: labels, parameters, status, metrics, other values, and ``further`` ones at the
+    end.
+    """
     first = {"key": row["key"], "labels": row["labels"], "parameters": parameters}
     known = {"status": row["status"], "error": row["error"], **dict.fromkeys(metric.name for metric in of_task(task))}
     told = {name: value for name, value in row.items() if name != "confusion"}
@@ -130,7 +132,9 @@ def _flat(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def as_csv(table: Sequence[Mapping[str, Any]]) -> bytes:
-    """The table as CSV. Texts that a spreadsheet could interpret as a formula (`FORMULA`) get a leading apostrophe."""
+    """Return the table as CSV. Texts that a spreadsheet could interpret as a formula (`FORMULA`) get a leading
+    apostrophe.
+    """
 
     def harmless(text: str | None) -> str | None:
         return f"'{text}" if text is not None and text.startswith(FORMULA) else text
@@ -146,7 +150,7 @@ def as_csv(table: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def as_parquet(table: Sequence[Mapping[str, Any]]) -> bytes:
-    """The table as Parquet; texts are unchanged."""
+    """Return the table as Parquet; texts are unchanged."""
     stream = io.BytesIO()
     parquet.write_table(_arrow(table), stream)
     return stream.getvalue()
@@ -165,7 +169,7 @@ def _arrow(table: Sequence[Mapping[str, Any]]) -> pa.Table:
 
 
 def _column(name: str, values: Sequence[Any]) -> pa.Array:
-    """An Arrow column of numbers, truth values or texts; mixed values become texts."""
+    """Return an Arrow column of numbers, truth values or texts; mixed values become texts."""
     try:
         column = pa.array(values)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):

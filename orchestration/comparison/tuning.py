@@ -13,7 +13,8 @@ from orchestration.sweeps.tune import has
 
 
 def tuning_note(sweep: SweepSpec, point: GridPoint) -> str | None:
-    """A note that names the trial's tuned values, how they were chosen, and whether its epsilon covers the choice.
+    """Return a note that names the trial's tuned values, how they were chosen, and whether its epsilon covers the
+    choice.
 
     None without tuning.
     """
@@ -50,7 +51,7 @@ def tuning_note(sweep: SweepSpec, point: GridPoint) -> str | None:
 
 
 def published_tuning(sweep: SweepSpec, point: GridPoint) -> PublishedTuning | None:
-    """The tuning of a trial's setting; None if nothing was tuned, or if the candidates are private."""
+    """Return the tuning of a trial's setting; None if nothing was tuned, or if the candidates are private."""
     winner = sweep.adapted.winners.get(point.setting) if sweep.adapted and point.is_asked else None
     if sweep.tune is None or winner is None or not winner.tried:
         return None

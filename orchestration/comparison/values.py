@@ -22,12 +22,12 @@ _TRAINED: Final = (TrialState.FINISHED, TrialState.STOPPED)
 
 
 def epsilon(trial: PublishedTrial) -> float | None:
-    """Epsilon in the worst case over all training examples; infinite for a baseline."""
+    """Return the epsilon in the worst case over all training examples; infinite for a baseline."""
     return trial.privacy.epsilon if trial.privacy else None
 
 
 def delta(trial: PublishedTrial) -> float | None:
-    """The delta of `epsilon`; None for a baseline, which has no guarantee."""
+    """Return the delta of `epsilon`; None for a baseline, which has no guarantee."""
     return trial.privacy.delta if trial.privacy and trial.privacy.is_private else None
 
 
@@ -42,12 +42,14 @@ def main(trial: PublishedTrial) -> float | None:
 
 
 def score_called(name: str) -> Value:
-    """A function from a trial to its score ``name`` on test data; ``name`` may be the change against the baseline."""
+    """Return a function from a trial to its score ``name`` on test data; ``name`` may be the change against the
+    baseline.
+    """
     return lambda trial: trial.quality.scores.get(name) if trial.quality else None
 
 
 def score_gap(name: str) -> Value:
-    """A function from a trial to the largest minus the smallest score over the groups of its test data."""
+    """Return a function from a trial to the largest minus the smallest score over the groups of its test data."""
 
     def of_trial(trial: PublishedTrial) -> float | None:
         groups = trial.quality.groups if trial.quality else ()
@@ -64,7 +66,7 @@ def parts(trial: PublishedTrial) -> Mapping[str, float | None]:
 
 
 def loss(trial: PublishedTrial) -> float | None:
-    """Mean loss on test data."""
+    """Return the mean loss on test data."""
     return trial.quality.loss if trial.quality else None
 
 
@@ -73,7 +75,9 @@ CONSTANT_SCORES = {"regression": 0.0}
 
 
 def has_learnt(found: Evaluation | PublishedQuality) -> bool:
-    """Whether the loss is finite, and the main score better than that of a constant prediction where that is known."""
+    """Return whether the loss is finite, and the main score better than that of a constant prediction where that is
+    known.
+    """
     majority = counted(found.counts, majority_rate)
     constant = CONSTANT_SCORES.get(found.task) if majority is None else majority
     return math.isfinite(found.loss) and (constant is None or (found.main or 0.0) > constant + 1e-9)
@@ -93,7 +97,7 @@ def unequal_cost(trial: PublishedTrial) -> float | None:
 
 
 def mean_epsilon(trial: PublishedTrial) -> float | None:
-    """Mean epsilon_i over the training examples, as published."""
+    """Return the mean epsilon_i over the training examples, as published."""
     return trial.individuals.mean if trial.individuals else None
 
 
@@ -120,7 +124,7 @@ def _histogram_median(histogram: EpsilonHistogram) -> float | None:
 
 
 def worst_over_median(trial: PublishedTrial) -> float | None:
-    """The worst-case epsilon divided by the median epsilon_i."""
+    """Return the worst-case epsilon divided by the median epsilon_i."""
     worst, median = epsilon(trial), median_epsilon(trial)
     return worst / median if worst is not None and median is not None and median > 0.0 else None
 
@@ -131,12 +135,12 @@ def loss_correlation(trial: PublishedTrial) -> float | None:
 
 
 def release_epsilon(trial: PublishedTrial) -> float | None:
-    """Epsilon of releasing the statistics of epsilon_i alone; already part of `epsilon`."""
+    """Return the epsilon of releasing the statistics of epsilon_i alone; already part of `epsilon`."""
     return trial.individuals.release_epsilon if trial.individuals else None
 
 
 def initial_noise_multiplier(trial: PublishedTrial) -> float | None:
-    """The noise multiplier of the first epoch; None for a baseline."""
+    """Return the noise multiplier of the first epoch; None for a baseline."""
     return trial.history[0].noise_multiplier if trial.history and not trial.is_baseline else None
 
 
@@ -146,7 +150,7 @@ def peak_memory(trial: PublishedTrial) -> float | None:
 
 
 def utilization(trial: PublishedTrial) -> float | None:
-    """Mean share of time in which the GPU that trained the trial computed; None before its end."""
+    """Return the mean share of time in which the GPU that trained the trial computed; None before its end."""
     return trial.device.utilization if trial.device and trial.state in _TRAINED else None
 
 
@@ -156,7 +160,9 @@ def wall_seconds(trial: PublishedTrial) -> float | None:
 
 
 def advantage(trial: PublishedTrial) -> float | None:
-    """Upper bound on the membership advantage of any attack on one record; None for a baseline, which has no bound."""
+    """Return the upper bound on the membership advantage of any attack on one record; None for a baseline, which has
+    no bound.
+    """
     return _advantage(trial, 1)
 
 
@@ -166,7 +172,7 @@ def _advantage(trial: PublishedTrial, size: int) -> float | None:
 
 
 def tpr_at_fpr_1pct(trial: PublishedTrial) -> float | None:
-    """Upper bound on the true positive rate of any attack on one record at a false positive rate of 1%."""
+    """Return the upper bound on the true positive rate of any attack on one record at a false positive rate of 1%."""
     return _tpr_at_fpr_1pct(trial, 1)
 
 
@@ -176,7 +182,7 @@ def _tpr_at_fpr_1pct(trial: PublishedTrial, size: int) -> float | None:
 
 
 def risk_by_group_size(trial: PublishedTrial) -> Mapping[str, float | None]:
-    """Upper bounds on attacks on k > 1 records together, by their names in MLflow."""
+    """Return the upper bounds on attacks on k > 1 records together, by their names in MLflow."""
     sizes = [size for size in trial.privacy.risks if size > 1] if trial.privacy else []
     return {f"privacy/advantage_group_of_{size}": _advantage(trial, size) for size in sizes} | {
         f"privacy/tpr_at_fpr_1pct_group_of_{size}": _tpr_at_fpr_1pct(trial, size) for size in sizes
@@ -184,7 +190,7 @@ def risk_by_group_size(trial: PublishedTrial) -> Mapping[str, float | None]:
 
 
 def epsilon_by_group_size(trial: PublishedTrial) -> Mapping[str, float | None]:
-    """Epsilon of k > 1 records together for each published k, by its name in MLflow."""
+    """Return the epsilon of k > 1 records together for each published k, by its name in MLflow."""
     sizes = trial.privacy.group_epsilons if trial.privacy else {}
     return {f"privacy/epsilon_group_of_{size}": value for size, value in sizes.items() if size > 1}
 
@@ -196,18 +202,18 @@ def epsilon_quantiles(trial: PublishedTrial) -> Mapping[str, float | None]:
 
 
 def audit_bounds(trial: PublishedTrial) -> Mapping[str, float | None]:
-    """Lower bound on epsilon from the audit and its confidence, by their names in MLflow."""
+    """Return the lower bound on epsilon from the audit and its confidence, by their names in MLflow."""
     audit = trial.audit
     return {"privacy/audited_epsilon": audit.epsilon, "privacy/audit_confidence": audit.confidence} if audit else {}
 
 
 def fairness(name: str) -> Value:
-    """A function from a trial to the gap between groups that is called ``name`` in `workers.rates`."""
+    """Return a function from a trial to the gap between groups that is called ``name`` in `workers.rates`."""
     return lambda trial: _between_groups(trial).get(name)
 
 
 def gaps(trial: PublishedTrial) -> Mapping[str, float | None]:
-    """All known gaps between groups, by their names in MLflow."""
+    """Return all known gaps between groups, by their names in MLflow."""
     return {f"fairness/{name}": value for name, value in _between_groups(trial).items()}
 
 
@@ -219,12 +225,14 @@ def _between_groups(trial: PublishedTrial) -> Mapping[str, float]:
 
 
 def of_counts(rate: Rate) -> Value:
-    """A function from a trial to a rate over all its test examples."""
+    """Return a function from a trial to a rate over all its test examples."""
     return lambda trial: counted(trial.quality.counts, rate) if trial.quality else None
 
 
 def of_two_classes(name: str) -> Value:
-    """A function from a trial to the rate ``name`` of `workers.rates.OF_TWO_CLASSES` over all its test examples."""
+    """Return a function from a trial to the rate ``name`` of `workers.rates.OF_TWO_CLASSES` over all its test
+    examples.
+    """
 
     def of_trial(trial: PublishedTrial) -> float | None:
         return two_classes(name)(trial.quality.counts) if trial.quality else None
@@ -233,20 +241,22 @@ def of_two_classes(name: str) -> Value:
 
 
 def two_classes(name: str) -> Callable[[ConfusionCounts | None], float | None]:
-    """A function from counts to the rate ``name``; None if there are not exactly two classes."""
+    """Return a function from counts to the rate ``name``; None if there are not exactly two classes."""
     rate = rates.OF_TWO_CLASSES[name]
     return lambda found: counted(found, rate) if found and len(found.confusion) == 2 else None
 
 
 @lru_cache(maxsize=2**14)
 def counted(found: ConfusionCounts | None, rate: Rate) -> float | None:
-    """A rate of counts; None if it is not defined. Cached, because every table and figure asks for the same rates."""
+    """Return a rate of counts; None if it is not defined. Cached, because every table and figure asks for the same
+    rates.
+    """
     value = float(rate(found.matrix)) if found else math.nan
     return None if math.isnan(value) else value
 
 
 def score(name: str) -> Value:
-    """A function from a trial to its ``log_loss`` or ``calibration_error`` over all test examples."""
+    """Return a function from a trial to its ``log_loss`` or ``calibration_error`` over all test examples."""
     return lambda trial: getattr(trial.quality.counts, name) if trial.quality and trial.quality.counts else None
 
 
@@ -266,12 +276,12 @@ def epsilon_gap(trial: PublishedTrial) -> float | None:
 
 
 def on_training(trial: PublishedTrial) -> float | None:
-    """The main score of the final model on its training examples."""
+    """Return the main score of the final model on its training examples."""
     return trial.quality.on_training if trial.quality else None
 
 
 def in_training(name: str) -> Callable[[PublishedGroup], float | None]:
-    """A function from a group to the last of the means ``name`` in its `PublishedCourse`."""
+    """Return a function from a group to the last of the means ``name`` in its `PublishedCourse`."""
 
     def last(group: PublishedGroup) -> float | None:
         found = getattr(group.training, name) if group.training else ()
@@ -281,7 +291,7 @@ def in_training(name: str) -> Callable[[PublishedGroup], float | None]:
 
 
 def gap_in_training(name: str) -> Value:
-    """A function from a trial to the largest minus the smallest `in_training` over its groups."""
+    """Return a function from a trial to the largest minus the smallest `in_training` over its groups."""
 
     def of_trial(trial: PublishedTrial) -> float | None:
         groups = trial.quality.groups if trial.quality else ()
@@ -299,7 +309,7 @@ def recall_by_class(trial: PublishedTrial) -> Mapping[str, float | None]:
 
 
 def accounted_again(trial: PublishedTrial) -> Mapping[str, float | None]:
-    """Epsilons from each run of `dpsweep account`, by MLflow names that contain the name of its folder."""
+    """Return the epsilons from each run of `dpsweep account`, by MLflow names that contain the name of its folder."""
     found: dict[str, float | None] = {}
     for account in trial.accounts:
         values = {"epsilon": account.epsilon, "mean_epsilon_i": account.mean, "median_epsilon_i": account.median}

@@ -56,7 +56,7 @@ _LOWER: Final = frozenset(
 
 
 def best_candidates(record: SweepRecord) -> dict[str, Winner]:
-    """The best candidate of each setting, by its mean score over the tuning seeds; the first one among equals.
+    """Return the best candidate of each setting, by its mean score over the tuning seeds; the first one among equals.
 
     A candidate is skipped if one of its trials failed or its score is not finite. Raises: InvalidInput for a setting
     without any other candidate, and for a record that is not of a tuning.
@@ -89,8 +89,8 @@ def best_candidates(record: SweepRecord) -> dict[str, Winner]:
 
 
 def scores_of(record: SweepRecord) -> dict[str, dict[int, float]]:
-    """Mean score over the tuning seeds by setting and index of the candidate; larger is better, NaN if a trial
-    failed."""
+    """Return the mean score over the tuning seeds by setting and index of the candidate; larger is better, NaN if a
+    trial failed."""
     scores: dict[str, dict[int, list[float]]] = {}
     for point in record.points:
         if point.is_asked:
@@ -102,7 +102,8 @@ def scores_of(record: SweepRecord) -> dict[str, dict[int, float]]:
 
 
 def best_runs(record: SweepRecord) -> dict[str, Winner]:
-    """The best run of each private selection; the first one among equals. A run without a finite score is the worst.
+    """Return the best run of each private selection; the first one among equals. A run without a finite score is the
+    worst.
 
     Guarantee: the score of a run depends only on its own model and on public data, as `accounting.selection` requires.
     Raises: InvalidInput for a selection without a run with a finite score, and for a record that is not of selections.
@@ -129,7 +130,7 @@ def best_runs(record: SweepRecord) -> dict[str, Winner]:
 
 
 def of_tuning(record: SweepRecord) -> tuple[TuneSettings, Adapted]:
-    """The section ``tune`` of a tuning sweep, and its candidates. Raises: InvalidInput for any other sweep."""
+    """Return the section ``tune`` of a tuning sweep, and its candidates. Raises: InvalidInput for any other sweep."""
     sweep = record.sweep
     if sweep.tune is None or sweep.adapted is None or not sweep.adapted.candidates:
         raise InvalidInput(f"the sweep {sweep.name} is no tuning")

@@ -44,7 +44,7 @@ class Question(Generic[Answer]):
     needs_gpu: bool = False
 
     def sent_to(self, node: Mapping[str, Any]) -> Any:
-        """The reference of a task that answers on this node."""
+        """Return the reference of a task that answers on this node."""
         task = ray.remote(num_cpus=0, num_gpus=LEAST_QUANTITY if self.needs_gpu else 0, max_retries=2)(self.ask)
         there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         return task.options(scheduling_strategy=there).remote(*self.arguments)
@@ -53,7 +53,7 @@ class Question(Generic[Answer]):
 def answers(
     question: Question[Answer], nodes: Sequence[Mapping[str, Any]], warn: Warn
 ) -> list[tuple[Mapping[str, Any], Answer]]:
-    """The nodes, as of `ray.nodes`, with their answers, however long a busy node takes to start a process.
+    """Return the nodes, as of `ray.nodes`, with their answers, however long a busy node takes to start a process.
 
     A node that was lost meanwhile is left out. So is one whose GPUs are all held by other work, with a warning, where
     the question needs one: it cannot answer before they are free. Raises: InvalidInput, naming nodes, where the process
@@ -92,11 +92,11 @@ class _Asked(Generic[Answer]):
         self.answered: list[tuple[Mapping[str, Any], Answer]] = []
 
     def is_open(self) -> bool:
-        """Whether an answer is still to come."""
+        """Return whether an answer is still to come."""
         return bool(self._open)
 
     def open_nodes(self) -> str:
-        """The nodes that have not answered, in words."""
+        """Return the nodes that have not answered, in words."""
         return _named(self._open.values())
 
     def look(self) -> None:
@@ -133,7 +133,7 @@ class _Asked(Generic[Answer]):
                 ) from error
 
     def _full(self) -> frozenset[str]:
-        """The open nodes that have no GPU left; one of which Ray does not know what is left is none."""
+        """Return the open nodes that have no GPU left; one of which Ray does not know what is left is none."""
         left: Mapping[str, Mapping[str, float]] = available_resources_per_node()  # type: ignore[no-untyped-call]
         return frozenset(name for name in self._open if name in left and left[name].get("GPU", 0.0) < LEAST_QUANTITY)
 
@@ -147,12 +147,12 @@ class _Asked(Generic[Answer]):
 
 
 def named(node: Mapping[str, Any]) -> str:
-    """A node of `ray.nodes`, in words."""
+    """Return a node of `ray.nodes`, in words."""
     return f"node {node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
 
 
 def _named(nodes: Iterable[Mapping[str, Any]]) -> str:
-    """The nodes in words, the first three by name."""
+    """Return the nodes in words, the first three by name."""
     words = [named(node) for node in nodes]
     more = f" and {len(words) - 3} more" if len(words) > 3 else ""
     return ", ".join(words[:3]) + more

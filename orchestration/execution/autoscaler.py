@@ -21,7 +21,7 @@ _LONGEST: Final = 600.0
 
 
 def has_autoscaler() -> bool:
-    """Whether an autoscaler may start further nodes for this process's cluster.
+    """Return whether an autoscaler may start further nodes for this process's cluster.
 
     Its monitor describes every cluster; only one that starts nodes knows the head by the name of a node type.
     """
@@ -34,7 +34,7 @@ def has_autoscaler() -> bool:
 
 
 def is_beyond_autoscaler(needs: Mapping[str, float]) -> bool:
-    """Whether the autoscaler says that none of its node types has the resources and labels of ``needs``.
+    """Return whether the autoscaler says that none of its node types has the resources and labels of ``needs``.
 
     It is asked by an empty task that waits for them, until that runs or the autoscaler has seen it wait. False for
     an autoscaler of the first version, which does not say it. The task is not cancelled, since `ray.cancel` ends this
@@ -67,7 +67,7 @@ def _nothing() -> None:
 
 
 def _options(needs: Mapping[str, float]) -> dict[str, Any]:
-    """The options of a task that reserves ``needs``, in which labels are resources of amount 1."""
+    """Return the options of a task that reserves ``needs``, in which labels are resources of amount 1."""
     own = {name: amount for name, amount in needs.items() if name not in ("CPU", "GPU") and not name.startswith(LABEL)}
     return {
         "num_cpus": needs.get("CPU", 0.0),
@@ -82,7 +82,7 @@ def _labels(needs: Mapping[str, float]) -> dict[str, str]:
 
 
 def _is(needs: Mapping[str, float], request: Any) -> bool:
-    """Whether the request of the autoscaler's state asks for ``needs``."""
+    """Return whether the request of the autoscaler's state asks for ``needs``."""
     asked = {name: amount for name, amount in needs.items() if amount > 0.0 and not name.startswith(LABEL)}
     labels = {
         constraint.label_key: set(constraint.label_values)
@@ -95,7 +95,7 @@ def _is(needs: Mapping[str, float], request: Any) -> bool:
 
 
 def _is_current() -> bool:
-    """Whether the cluster has an autoscaler of the second version, or would have."""
+    """Return whether the cluster has an autoscaler of the second version, or would have."""
     return bool(is_autoscaler_v2(fetch_from_server=True, gcs_client=_client()))
 
 

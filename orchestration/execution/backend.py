@@ -101,7 +101,7 @@ class Backend(Protocol):
         """
 
     def scatter(self, job: PartwiseJob[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
-        """The results of the given parts of one trial, in order; see `accounting.jobs.Scatter`."""
+        """Yield the results of the given parts of one trial, in order; see `accounting.jobs.Scatter`."""
 
     def close(self, planned: PlannedTrial, step: int) -> Iterable[None]:
         """Store norms and trace of a trial that was stopped after ``step`` steps, yielding until that is done.
@@ -116,14 +116,14 @@ class Backend(Protocol):
         """Publish the numbers of a snapshot as metrics of the cluster; without a cluster, do nothing."""
 
     def cluster(self, waiting: Sequence[str], training: int) -> ClusterSnapshot | None:
-        """The cluster's nodes, and what the trials ``waiting`` (keys) lack to start; None without a cluster.
+        """Return the cluster's nodes, and what the trials ``waiting`` (keys) lack to start; None without a cluster.
 
         training: number of trials that train.
         """
 
 
 def lighter(planned: PlannedTrial, observer: TrainingObserver) -> PlannedTrial | None:
-    """The trial in smaller micro-batches, after it lacked memory on its own; None if it cannot start anew.
+    """Return the trial in smaller micro-batches, after it lacked memory on its own; None if it cannot start anew.
 
     It starts from nothing: smaller micro-batches round gradient sums differently, and noise is never reused on other
     sums.
@@ -148,7 +148,7 @@ Raises: InvalidInput, before any trial starts, if the backend cannot run the swe
 
 
 def backend(address: str, plan: Plan, files: SweepFiles) -> Opening:
-    """The backend for ``--address``: this process, a Ray cluster started for the sweep, or a running cluster.
+    """Return the backend for ``--address``: this process, a Ray cluster started for the sweep, or a running cluster.
 
     No cluster is started for a sweep whose trials all have results.
     """
@@ -163,7 +163,7 @@ def opening(address: str) -> Opening:
 
 
 def solver(address: str, files: SweepFiles) -> Solver:
-    """The solver of many noise calibrations: nodes of a running cluster, otherwise processes on this machine."""
+    """Return the solver of many noise calibrations: nodes of a running cluster, otherwise processes on this machine."""
     if address in _OPENINGS:
         return PROCESSES
     from orchestration.execution.calibrations import OnCluster

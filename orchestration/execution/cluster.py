@@ -221,7 +221,9 @@ def _require_listener(address: str) -> None:
 
 
 def _refusal(address: str, error: Exception) -> InvalidInput:
-    """The reason why Ray did not connect. Ray reports a refused token only in the text or the cause of its error."""
+    """Return the reason why Ray did not connect. Ray reports a refused token only in the text or the cause of its
+    error.
+    """
     reason = " ".join(str(error).split())
     if "AuthenticationError" in f"{error!r} {error.__cause__}":
         return refused_token(address)
@@ -231,7 +233,7 @@ def _refusal(address: str, error: Exception) -> InvalidInput:
 
 
 def refused_token(address: str) -> InvalidInput:
-    """The error for a cluster that rejects this process's token."""
+    """Return the error for a cluster that rejects this process's token."""
     return InvalidInput(
         f"the Ray cluster at {address!r} requires a token; the one supplied was missing or wrong; copy the "
         "cluster's token (`ray get-auth-token` on its head) to ~/.ray/auth_token or RAY_AUTH_TOKEN"
@@ -246,7 +248,7 @@ def _no_cluster(address: str, reason: str) -> InvalidInput:
 
 
 def own_packages() -> list[str]:
-    """The folders of dpsweep's packages that this process imports, for Ray to ship."""
+    """Return the folders of dpsweep's packages that this process imports, for Ray to ship."""
     return [_package_folder(name) for name in _PACKAGES]
 
 
@@ -370,7 +372,7 @@ def check_keys(check: KeyCheck | None, warn: Warn) -> None:
 
 
 def _nodes_without(question: Question[bool], warn: Warn) -> list[str]:
-    """The address of every node whose answer is no."""
+    """Return the address of every node whose answer is no."""
     return [node["NodeManagerAddress"] for node, holds in answers(question, alive_nodes(), warn) if not holds]
 
 

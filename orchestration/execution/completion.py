@@ -70,7 +70,9 @@ def complete_trial(
 
 
 def accounts_examples(trace: Trace, planned: PlannedTrial, sweep: SweepSpec) -> bool:
-    """Whether the examples of a trial are accounted for: it is private, has norms, and is no candidate or selection."""
+    """Return whether the examples of a trial are accounted for: it is private, has norms, and is no candidate or
+    selection.
+    """
     is_single = trace.is_private and trace.selection is None  # no individual epsilon is known for a selection
     return is_single and not planned.spec.norms.are_off and not (sweep.adapted and sweep.adapted.is_tuning)
 
@@ -139,7 +141,9 @@ def _completed(
 
 
 def _by_epoch(bound: Trace, training: TrainingResult, worst: PrivacyEstimate) -> tuple[float, ...]:
-    """Epsilon of all that was shown by the end of each epoch; a selected run is shown only after the selection."""
+    """Return the epsilon of all that was shown by the end of each epoch; a selected run is shown only after the
+    selection.
+    """
     if bound.selection is not None:
         return (worst.epsilon,) * len(training.history)
     ends = tuple(record.step for record in training.history)
@@ -185,7 +189,8 @@ def complete_stopped(
 
 
 def epsilon_so_far(planned: PlannedTrial, trace: Trace) -> float:
-    """Upper bound on the epsilon of ``trace``, the run so far; only an estimate if `bounding_trace` returns None.
+    """Return the upper bound on the epsilon of ``trace``, the run so far; only an estimate if `bounding_trace` returns
+    None.
 
     By the accountant of the planned worst case. A selected run shows nothing before its end.
     """
@@ -219,7 +224,7 @@ def _costs(trace: Trace, planned: PlannedTrial, sweep: SweepSpec) -> Costs:
 
 
 def bounding_trace(trace: Trace, plan: Trace) -> Trace | None:
-    """The trace whose cost is a guarantee for the run of ``trace``; None if none is known.
+    """Return the trace whose cost is a guarantee for the run of ``trace``; None if none is known.
 
     A schedule that follows results chooses its noise adaptively from earlier releases, so the cost of the noise that
     was used is not an upper bound. The plan is made without results and has, at every step, the lowest noise that the
@@ -235,7 +240,7 @@ def bounding_trace(trace: Trace, plan: Trace) -> Trace | None:
 
 
 def shown_trace(trace: Trace, plan: Trace) -> Trace:
-    """The trace to compose with other runs: the bounding trace, or else ``trace`` itself, marked as an estimate.
+    """Return the trace to compose with other runs: the bounding trace, or else ``trace`` itself, marked as an estimate.
 
     The kind of its recorded contributions is set to "estimate", because worst cases do not depend on it.
     """

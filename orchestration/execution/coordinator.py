@@ -123,7 +123,7 @@ class Coordinator:
             self._recorder.abandon()
 
     def _is_left_to_account(self, key: str) -> bool:
-        """Whether an earlier run trained the trial to its end, or to a stop, without accounting it."""
+        """Return whether an earlier run trained the trial to its end, or to a stop, without accounting it."""
         result, files = self._status[key].result, self._files.trial(key)
         if result is None:
             return exists(files.training)
@@ -157,7 +157,7 @@ class Coordinator:
         return len(self._kept.points)
 
     def pending(self) -> list[PlannedTrial]:
-        """The trials still to be trained, up to the number that this run may train."""
+        """Return the trials still to be trained, up to the number that this run may train."""
         found = [planned for key, planned in self._planned.items() if self._status[key].state is TrialState.PENDING]
         return found[: self._status.trials_left]
 
@@ -319,7 +319,7 @@ class Coordinator:
         self._log_cost(key, trace, ended=True, statistics=self._released_statistics(key, trace))
 
     def _released_statistics(self, key: str, trace: Trace) -> Trace | None:
-        """The trace of the release of statistics alone, if any; a second release of them is logged here."""
+        """Return the trace of the release of statistics alone, if any; a second release of them is logged here."""
         planned, files = self._planned[key], self._files.trial(key)
         if not planned.releases:
             return None
@@ -352,12 +352,12 @@ class Coordinator:
         return SweepRecord(self._manifest, self._sweep, points, self._statuses(), attempts, accounts, self._candidates)
 
     def _statuses(self) -> dict[str, TrialStatus]:
-        """The statuses of all trials, those that are no longer asked for included."""
+        """Return the statuses of all trials, those that are no longer asked for included."""
         return {**self._kept.statuses, **{trial.key: trial for trial in self._status.trials}}
 
 
 def initial_status(plan: Plan) -> list[TrialStatus]:
-    """The status of every planned trial before the run: pending."""
+    """Return the status of every planned trial before the run: pending."""
     return [
         TrialStatus(planned.key, planned.trace.steps, shard_bytes=planned.shard_bytes, planned_reasons=planned.reasons)
         for planned in plan.trials

@@ -28,7 +28,7 @@ class Costs:
     risks: tuple[AttackRisk, ...] = ()
 
     def weakened(self, reasons: Iterable[Reason]) -> Costs:
-        """The same numbers, claimed as estimates for these reasons; unchanged without any."""
+        """Return the same numbers, claimed as estimates for these reasons; unchanged without any."""
         return Costs(
             weakened(self.worst_case, reasons),
             tuple(weakened(each, reasons) for each in self.others),

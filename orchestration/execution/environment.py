@@ -81,7 +81,7 @@ def require_address(address: str) -> None:
 
 
 def open_cluster(address: str) -> str | None:
-    """A warning if a cluster is joined without a token; None if a token is used or no cluster is joined.
+    """Return a warning if a cluster is joined without a token; None if a token is used or no cluster is joined.
 
     Raises: as `require_address`.
     """

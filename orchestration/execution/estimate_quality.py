@@ -44,5 +44,5 @@ def quality_of_estimates(
 
 
 def _of_examples(epsilons: Iterable[Epsilons], ids: NDArray[np.int64]) -> Epsilons:
-    """The epsilons of the given examples, in the order of the parts."""
+    """Return the epsilons of the given examples, in the order of the parts."""
     return Epsilons.concatenate([part.of(np.isin(part.example_ids, ids)) for part in epsilons])

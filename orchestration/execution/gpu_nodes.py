@@ -13,7 +13,8 @@ TRAINING_LABEL: Final = ("dpsweep", "train")
 
 
 def off_gpu_nodes(needs: Mapping[str, float], nodes: Sequence[Mapping[str, Any]] | None = None) -> dict[str, str]:
-    """The label selector that keeps work off the nodes with GPUs; empty if it reserves one, or fits nowhere else.
+    """Return the label selector that keeps work off the nodes with GPUs; empty if it reserves one, or fits nowhere
+    else.
 
     needs: amounts that the work reserves, labels included. nodes: as of `ray.nodes`; by default those that are alive.
     """

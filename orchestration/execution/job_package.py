@@ -117,7 +117,7 @@ def packaged(
 
 
 def read_job() -> JobDescription:
-    """The job that this process was started for, with the paths at which Ray has put its code.
+    """Return the job that this process was started for, with the paths at which Ray has put its code.
 
     Raises: InvalidInput if no job's package is importable, or what describes it was altered; UnsafeFile.
     """
@@ -154,7 +154,7 @@ def _sizes(folder: Path) -> Iterator[tuple[str, int]]:
 
 
 def _shown(path: Path, folder: Path) -> str:
-    """The path of a file as the user knows it, without the numbered folder that it is shipped in."""
+    """Return the path of a file as the user knows it, without the numbered folder that it is shipped in."""
     return "/".join(path.relative_to(folder).parts[1:])
 
 

@@ -13,7 +13,7 @@ from orchestration.sweeps.resources import LABEL
 
 
 def cluster_now(waiting: Sequence[Mapping[str, float]], training: int) -> ClusterSnapshot | None:
-    """A snapshot of the cluster that this process is connected to; None while it does not answer.
+    """Return a snapshot of the cluster that this process is connected to; None while it does not answer.
 
     waiting: resources that each trial reserves that has not started. training: trials that train, each in a placement
     group; of the others, as many are starting as there are further groups. The snapshot shows one of these trials,
@@ -42,19 +42,19 @@ def _own_groups() -> int:
 
 
 def alive_nodes() -> list[dict[str, Any]]:
-    """The nodes of `ray.nodes` that are alive."""
+    """Return the nodes of `ray.nodes` that are alive."""
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     return [node for node in nodes if node["Alive"]]
 
 
 def amounts_of(node: Mapping[str, Any]) -> dict[str, float]:
-    """The resources of a node of `ray.nodes`, with each of its labels as a resource of amount 1."""
+    """Return the resources of a node of `ray.nodes`, with each of its labels as a resource of amount 1."""
     labels: Mapping[str, str] = node.get("Labels", {})
     return {**node["Resources"], **{f"{LABEL}{name}={value}": 1.0 for name, value in labels.items()}}
 
 
 def missing_resources(nodes: Sequence[Mapping[str, float]], trial: Mapping[str, float]) -> dict[str, float]:
-    """The part of ``trial`` that the nodes can never provide; empty if a node can run the trial once it is free.
+    """Return the part of ``trial`` that the nodes can never provide; empty if a node can run the trial once it is free.
 
     >>> missing_resources([{"CPU": 8}, {"CPU": 2, "GPU": 1}], {"CPU": 4, "GPU": 1})
     {'CPU': 4, 'GPU': 1}

@@ -106,7 +106,9 @@ class Notices:
 
 
 def expanded(target: str) -> str:
-    """The target with the values of the variables that it names. Raises: InvalidInput for one that is not set."""
+    """Return the target with the values of the variables that it names. Raises: InvalidInput for one that is not
+    set.
+    """
 
     def value(found: re.Match[str]) -> str:
         if found[1] not in os.environ:
@@ -117,7 +119,7 @@ def expanded(target: str) -> str:
 
 
 def is_address(target: str) -> bool:
-    """Whether a target is an address to post to, not a command."""
+    """Return whether a target is an address to post to, not a command."""
     return target.startswith(("http://", "https://"))
 
 
@@ -160,7 +162,7 @@ class _Watch:
         self._longest = 0.0
 
     def reason(self, snapshot: SweepSnapshot, now: float) -> str | None:
-        """Why the sweep is stuck, in words; None if it is not. now: seconds of a monotonic clock."""
+        """Return why the sweep is stuck, in words; None if it is not. now: seconds of a monotonic clock."""
         counts = snapshot.counts()
         running = sum(count for state, count in counts.items() if state.is_running)
         ended = sum(count for state, count in counts.items() if state.has_ended)
@@ -183,7 +185,7 @@ class _Watch:
         return None
 
     def _held(self, what: str, now: float, is_so: bool) -> float:
-        """Seconds since ``what`` began to be so; 0 if it is not."""
+        """Return the seconds since ``what`` began to be so; 0 if it is not."""
         if not is_so:
             self._since.pop(what, None)
             return 0.0

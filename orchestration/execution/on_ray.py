@@ -125,7 +125,7 @@ def on_cluster(
 
 
 def _needs_of_trials(sweep: SweepSpec) -> dict[str, Mapping[str, float]]:
-    """The resources that each kind of trial reserves, by a description for error messages."""
+    """Return the resources that each kind of trial reserves, by a description for error messages."""
     return {
         " ".join(
             ["a trial", *(f"with {place} {' or '.join(names)}" for place, names in each.when.items())]

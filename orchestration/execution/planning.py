@@ -24,7 +24,7 @@ _CODE: Final = "from orchestration.execution.planning import _serve; _serve()"
 
 
 def plan_at(address: str, sweep: SweepSpec, code: UserCode, past: Past, solver: Solver) -> Plan:
-    """The plan of a sweep that runs at ``address``; for a running cluster, it is made in another process.
+    """Return the plan of a sweep that runs at ``address``; for a running cluster, it is made in another process.
 
     Raises: as `orchestration.sweeps.plan.plan_sweep`, and DpsweepError if that process is killed.
     """

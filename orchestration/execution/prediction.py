@@ -92,7 +92,7 @@ class Prediction:
 
 
 def predict(plan: Plan, probe: SweepProbe, sections: Sequence[ResourceSettings], capacity: Capacity) -> Prediction:
-    """The prediction for the trials of a plan that are not refused.
+    """Return the prediction for the trials of a plan that are not refused.
 
     sections: `resources` of the sweep. Raises: InvalidInput if a trial does not fit the capacity.
     """
@@ -134,7 +134,7 @@ def predict(plan: Plan, probe: SweepProbe, sections: Sequence[ResourceSettings],
 
 
 def training_seconds(planned: PlannedTrial, probe: SweepProbe) -> float:
-    """Seconds from the start of a trial in a running worker to the end of its training."""
+    """Return the seconds from the start of a trial in a running worker to the end of its training."""
     pieces, spec = probe.trials[kind(planned.spec)], planned.spec
     steps = planned.trace.steps
     epochs = steps / steps_per_epoch(planned)
@@ -150,7 +150,7 @@ def training_seconds(planned: PlannedTrial, probe: SweepProbe) -> float:
 
 
 def _attacks(planned: PlannedTrial, pieces: TrialProbe) -> float:
-    """Seconds to train the reference models: half of all examples each, for as many epochs as the trial."""
+    """Return the seconds to train the reference models: half of all examples each, for as many epochs as the trial."""
     rmia, data = planned.spec.attacks.rmia, planned.dataset
     if rmia is None:
         return 0.0
@@ -159,7 +159,9 @@ def _attacks(planned: PlannedTrial, pieces: TrialProbe) -> float:
 
 
 def _accounting_seconds(plan: Plan, probe: SweepProbe, capacity: Capacity) -> list[float]:
-    """Seconds to account each private trial. One process per CPU accounts and caches the tables of each trace."""
+    """Return the seconds to account each private trial. One process per CPU accounts and caches the tables of each
+    trace.
+    """
     processes, seen = math.ceil(capacity.cpus), Counter[object]()
     found = []
     for planned in plan.trials:
@@ -177,7 +179,8 @@ def _accounting_seconds(plan: Plan, probe: SweepProbe, capacity: Capacity) -> li
 def side_by_side(
     trials: Sequence[tuple[float, ResourceSettings]], capacity: Capacity, most: int | None
 ) -> tuple[float, int]:
-    """Seconds until the last trial ends, and the most trials at once, if each starts in order as soon as it fits.
+    """Return the seconds until the last trial ends, and the most trials at once, if each starts in order as soon as it
+    fits.
 
     trials: seconds and reserved resources of each. most: limit of trials at once, or None.
 

@@ -106,12 +106,14 @@ def _probed(planned: PlannedTrial, sweep: SweepSpec, code: UserCode) -> TrialPro
 
 
 def resources_here() -> tuple[float, float]:
-    """Number of CPUs that this process may use, and of GPUs of this machine."""
+    """Return the number of CPUs that this process may use, and of GPUs of this machine."""
     return float(len(os.sched_getaffinity(0))), float(torch.cuda.device_count())
 
 
 def kind(spec: TrialSpec) -> Hashable:
-    """Key of trials with the same time per step and memory; it ignores seeds, rates, bounds and noise multipliers."""
+    """Return the key of trials with the same time per step and memory; it ignores seeds, rates, bounds and noise
+    multipliers.
+    """
     named = (spec.optimizer, spec.clipping, spec.averaging)
     return (
         *(spec.data, spec.model, spec.loss, spec.preprocessing, spec.augmentation, spec.sampling),
@@ -121,13 +123,15 @@ def kind(spec: TrialSpec) -> Hashable:
 
 
 def run_kind(planned: PlannedTrial) -> Hashable:
-    """Key of trials with the same accounting time: steps, batches and schedule, but not the noise multiplier."""
+    """Return the key of trials with the same accounting time: steps, batches and schedule, but not the noise
+    multiplier.
+    """
     spec = planned.spec
     return spec.noise.schedule, spec.sampling, spec.norms, planned.trace.steps, planned.dataset.train_size
 
 
 def snapshots(planned: PlannedTrial) -> list[int]:
-    """The steps whose snapshots store the norms of all examples."""
+    """Return the steps whose snapshots store the norms of all examples."""
     often, steps = planned.spec.norms.snapshots_per_epoch, range(planned.trace.steps)
     return [step for step in steps if often is None or is_due(step, often, steps_per_epoch(planned))]
 
@@ -142,7 +146,7 @@ def norm_passes(planned: PlannedTrial) -> float:
 
 
 def steps_per_epoch(planned: PlannedTrial) -> int:
-    """Steps of one epoch of the trial."""
+    """Return the steps of one epoch of the trial."""
     return planned.trace.segments[0].sampling.steps_per_epoch
 
 

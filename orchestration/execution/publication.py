@@ -15,7 +15,8 @@ from orchestration.tracking.protocol import RunStatus, Tracker
 def publication(
     record: SweepRecord, data: PublishedSweep, page: str, found: Findings
 ) -> Sequence[Callable[[Tracker], None]]:
-    """Steps that publish a sweep whose trials are recorded; each can be repeated, and the last one closes its runs.
+    """Return the steps that publish a sweep whose trials are recorded; each can be repeated, and the last one closes
+    its runs.
 
     page: the report under the sweep's release mode; "" if there is none yet.
     """

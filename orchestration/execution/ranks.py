@@ -118,7 +118,7 @@ def _followed(leader: Any, ends: Sequence[Any], report: Report) -> Exception | N
 
 
 def _result(call: Any) -> Progress | Exception | None:
-    """The result of a call to a rank; `_RankDied` if the rank was lost."""
+    """Return the result of a call to a rank; `_RankDied` if the rank was lost."""
     try:
         result: Progress | Exception | None = ray.get(call)
     except RayError as error:
@@ -128,7 +128,7 @@ def _result(call: Any) -> Progress | Exception | None:
 
 
 def _reason(failure: Exception, others: Sequence[Any]) -> Exception:
-    """The error of the rank that failed first; the others only report that they lost it. Raises: RankLost."""
+    """Return the error of the rank that failed first; the others only report that they lost it. Raises: RankLost."""
     ended, _ = ray.wait([*others], num_returns=len(others), timeout=_REASON_TIMEOUT)
     failures = [failure, *(each for each in map(_result, ended) if isinstance(each, Exception))]
     reason = min(failures, key=lambda each: isinstance(each, RankLost) + (type(each) is RankLost))

@@ -162,7 +162,7 @@ def _asked(files: SweepFiles, record: SweepRecord, request: ReaccountingRequest)
 
 
 def _accounting_alone(sweep: SweepSpec) -> SweepSpec:
-    """The sweep without the resources and scheduler that only training needs."""
+    """Return the sweep without the resources and scheduler that only training needs."""
     return sweep.model_copy(update={"resources": (), "scheduler": SchedulerSettings()})
 
 

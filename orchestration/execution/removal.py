@@ -82,7 +82,7 @@ def forget_keys(folder: str) -> tuple[str, ...]:
 
 
 def named_trials(files: SweepFiles, which: Sequence[str]) -> tuple[str, ...]:
-    """The keys of the trials that --retry names.
+    """Return the keys of the trials that --retry names.
 
     which: ``failed``, ``all`` (trials that the sweep file asks for), or keys or unique prefixes of keys. Raises:
     InvalidInput for a name that fits no trial or several, DataCorruption.
@@ -117,13 +117,15 @@ def _keys_named(name: str, asked: Sequence[str], record: SweepRecord, files: Swe
 
 
 def _has_failed(key: str, record: SweepRecord, files: SweepFiles) -> bool:
-    """Whether the trial failed, by results.json or, if the run was interrupted before writing it, by its error file."""
+    """Return whether the trial failed, by results.json or, if the run was interrupted before writing it, by its
+    error file.
+    """
     status = record.status(key)
     return status.result is None and (status.state is TrialState.FAILED or exists(files.trial(key).error))
 
 
 def remains(files: SweepFiles) -> tuple[str, ...]:
-    """Files that are left in the folder of a deleted sweep and not its own, relative to the folder."""
+    """Return the files that are left in the folder of a deleted sweep and not its own, relative to the folder."""
     own = ("attempts/", ".lock", "tuning/attempts/", "tuning/.lock")
     return tuple(name for name in list_files(files.root) if not name.startswith(own))
 

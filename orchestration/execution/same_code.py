@@ -31,7 +31,7 @@ class OtherCode:
 def begun_with_other_code(
     files: SweepFiles, points: Iterable[GridPoint], code: UserCode, anew: Collection[str] = ()
 ) -> tuple[OtherCode, ...]:
-    """The trials in a folder that began with other code than ``code``, except those called ``anew``."""
+    """Return the trials in a folder that began with other code than ``code``, except those called ``anew``."""
     found = []
     for point in points:
         trial = files.trial(point.key)
@@ -86,7 +86,7 @@ class OwnFiles:
     unseen: tuple[str, ...]
 
     def changes(self) -> tuple[str, ...]:
-        """One sentence for each file that has changed."""
+        """Return one sentence for each file that has changed."""
         return tuple(
             f"{has_changed([file])} since {len(keys)} trials began; their models load by the code that each keeps in "
             "its folder code, while run, --retry and model() refuse yours: restore it, or choose another --output"

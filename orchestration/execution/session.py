@@ -87,7 +87,7 @@ def _make_in_first(places: Sequence[str]) -> tuple[Path, int]:
 
 
 def _make(base: Path) -> tuple[Path, int]:
-    """A new folder, and a file descriptor that locks it until it is closed or the process ends.
+    """Return a new folder, and a file descriptor that locks it until it is closed or the process ends.
 
     Raises: OSError if ``base`` is not writable or its path is too long.
     """
@@ -104,7 +104,9 @@ def _make(base: Path) -> tuple[Path, int]:
 
 
 def _lock(folder: Path) -> int:
-    """A file descriptor that locks a folder. Raises: OSError for a link, another user's folder, and a locked one."""
+    """Return a file descriptor that locks a folder. Raises: OSError for a link, another user's folder, and a locked
+    one.
+    """
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if os.fstat(handle).st_uid != os.geteuid():

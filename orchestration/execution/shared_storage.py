@@ -34,7 +34,7 @@ class Probe:
         return probe
 
     def is_read(self) -> bool:
-        """Whether this process reads the content back."""
+        """Return whether this process reads the content back."""
         try:
             return read_bytes(self.uri) == self.content
         except (OSError, StorageError):
@@ -73,7 +73,7 @@ def _prove_once(probe: Probe) -> None:
 
 
 def _this_node() -> str:
-    """The id that Ray gives this process's node; "" without Ray."""
+    """Return the id that Ray gives this process's node; "" without Ray."""
     import ray  # late, because training without Ray does not load it
 
     return str(ray.get_runtime_context().get_node_id()) if ray.is_initialized() else ""

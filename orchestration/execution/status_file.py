@@ -134,7 +134,7 @@ class StatusFile:
         return snapshot
 
     def _pace(self) -> float | None:
-        """Steps per second over the last snapshots; trials report their steps at the end of an epoch."""
+        """Return the steps per second over the last snapshots; trials report their steps at the end of an epoch."""
         (then, before), now, steps = self._seen[0], time.time(), self._status.steps
         self._seen.append((now, steps))
         return max(0.0, (steps - before) / (now - then)) if now > then else None
@@ -146,7 +146,7 @@ class StatusFile:
 
 
 def earlier_driver(uri: str) -> SweepSnapshot | None:
-    """The last snapshot at ``uri`` if it is whole and an earlier driver of this Ray job wrote it, else None."""
+    """Return the last snapshot at ``uri`` if it is whole and an earlier driver of this Ray job wrote it, else None."""
     job, found = os.environ.get(JOB_VARIABLE), None
     with contextlib.suppress(DataCorruption):
         found = read_snapshot(uri) if job else None
@@ -171,7 +171,7 @@ def tell_failed(
 
 
 def trial_snapshot(trial: TrialStatus) -> TrialSnapshot:
-    """The part of a trial's status that may be shown; an infinite epsilon becomes ``private=False``."""
+    """Return the part of a trial's status that may be shown; an infinite epsilon becomes ``private=False``."""
     epsilon = trial.epsilon
     return TrialSnapshot(
         key=trial.key,

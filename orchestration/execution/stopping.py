@@ -59,5 +59,5 @@ def account_stopped(
 
 
 def is_left_to_account(stopped: StoppedTrial, files: TrialFiles) -> bool:
-    """Whether an interrupted run has left the trial to be closed, or its examples to be accounted."""
+    """Return whether an interrupted run has left the trial to be closed, or its examples to be accounted."""
     return exists(files.checkpoint) or (exists(files.trace) and not stopped.is_accounted)

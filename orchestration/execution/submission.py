@@ -85,12 +85,12 @@ class SubmittedSweep:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the job is over."""
+        """Return whether the job is over."""
         return self.state in _ENDED
 
 
 def submission_id(name: str, sweep: Mapping[str, Any]) -> str:
-    """The id of a sweep: its name and a digest of its specification, given as plain values.
+    """Return the id of a sweep: its name and a digest of its specification, given as plain values.
 
     >>> submission_id("my sweep", {"seeds": [0]})
     'my-sweep-1127f1e11d'
@@ -116,7 +116,7 @@ class SubmittedSweeps:
             logging.getLogger(logger).setLevel(logging.WARNING)
 
     def all(self) -> tuple[SubmittedSweep, ...]:
-        """Every submitted sweep, the newest last."""
+        """Return every submitted sweep, the newest last."""
         with self._errors_as_invalid_input():
             described = ((each, each.metadata or {}) for each in self._client.list_jobs())
             jobs = (
@@ -136,7 +136,7 @@ class SubmittedSweeps:
             return tuple(sorted(jobs, key=lambda job: job.submitted))
 
     def find(self, name: str) -> SubmittedSweep:
-        """The job with this id, sweep id or output: the newest that has not ended, if any, else the newest.
+        """Return the job with this id, sweep id or output: the newest that has not ended, if any, else the newest.
 
         Raises: InvalidInput, listing the existing ids, if there is none.
         """
@@ -220,7 +220,9 @@ class SubmittedSweeps:
             )
 
     def _memory_of_head(self) -> int | None:
-        """Bytes of memory that the head has left; None if its dashboard does not tell, as in its first seconds."""
+        """Return the bytes of memory that the head has left; None if its dashboard does not tell, as in its first
+        seconds.
+        """
         with self._errors_as_invalid_input():
             answer = self._client._do_request("GET", "/nodes?view=summary")
             if answer.status_code != http.HTTPStatus.OK:
@@ -248,12 +250,12 @@ class SubmittedSweeps:
             self._client.stop_job(job.id)
 
     def logs(self, job: SubmittedSweep) -> str:
-        """The output of the job so far."""
+        """Return the output of the job so far."""
         with self._errors_as_invalid_input():
             return str(self._client.get_job_logs(job.id))
 
     def follow(self, job: SubmittedSweep) -> Iterator[str]:
-        """The output of the job from its start to its end, as it is printed."""
+        """Yield the output of the job from its start to its end, as it is printed."""
         loop = asyncio.new_event_loop()
         lines: AsyncIterator[str] = self._client.tail_job_logs(job.id)
         try:
@@ -284,7 +286,7 @@ _UNLIKE_RAY: Final = (ValueError, TypeError, LookupError, AttributeError)
 
 
 def _limit(method: str) -> float:
-    """Seconds for a call of a method of Ray's client, by the method's name."""
+    """Return the seconds for a call of a method of Ray's client, by the method's name."""
     return _SENT_WITHIN if method == "submit_job" else _COMPLETE_WITHIN
 
 

@@ -44,7 +44,7 @@ class Supervisor:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the job was told to stop."""
+        """Return whether the job was told to stop."""
         return self._is_stopping
 
     def run(self) -> int:
@@ -102,7 +102,7 @@ def main() -> None:
 
 
 def how_it_ended(code: int, job: str) -> str:
-    """The end of a job's last driver, in words.
+    """Return the end of a job's last driver, in words.
 
     >>> how_it_ended(137, "small-1f")
     'its driver was killed by SIGKILL 11 times; `dpsweep logs small-1f` shows what it printed'

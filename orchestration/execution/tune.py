@@ -169,7 +169,7 @@ def _train_round(
 def _reservation(
     sweep: SweepSpec, trials: Sequence[PlannedTrial]
 ) -> tune.PlacementGroupFactory | Callable[[dict[str, Any]], tune.PlacementGroupFactory]:
-    """The reservation of all trials, or a function of a trial's configuration.
+    """Return the reservation of all trials, or a function of a trial's configuration.
 
     The configuration holds only the trial's key, because it is sent to every worker.
     """
@@ -181,8 +181,8 @@ def _reservation(
 
 
 def _placed(resources: ResourceSettings) -> tune.PlacementGroupFactory:
-    """The reservation of a trial on a node with the requested labels: one bundle for each rank. Without GPUs it keeps
-    off the nodes that have some, if others can run it.
+    """Return the reservation of a trial on a node with the requested labels: one bundle for each rank. Without GPUs it
+    keeps off the nodes that have some, if others can run it.
 
     A trial on several ranks gets an additional empty bundle for the process that follows them.
     """
@@ -417,7 +417,7 @@ _LACK_OF_MEMORY = (
 
 
 def _lacked_memory(trial: Any) -> bool:
-    """Whether the last failure of a trial was that Ray killed its worker for lack of memory."""
+    """Return whether the last failure of a trial was that Ray killed its worker for lack of memory."""
     try:
         text = Path(trial.error_file or "").read_text()
     except OSError:
@@ -426,7 +426,7 @@ def _lacked_memory(trial: Any) -> bool:
 
 
 def _stored_error(trial: Any) -> Exception | None:
-    """The exception for which Tune gave up on a trial (the trial's own, if it raised one), or None.
+    """Return the exception for which Tune gave up on a trial (the trial's own, if it raised one), or None.
 
     It is read from the driver's local file, because Tune copies it to the storage only later.
     """

@@ -89,14 +89,18 @@ class Turns:
             internal_kv._internal_kv_put(self._key, content, namespace=_BOARD)
 
     def may_begin(self, needs: Amounts, running: int, keeps_off_gpus: bool) -> bool:
-        """Whether a trial that reserves ``needs`` may be begun now, while ``running`` trials of this sweep train."""
+        """Return whether a trial that reserves ``needs`` may be begun now, while ``running`` trials of this sweep
+        train.
+        """
         self._look()
         return self._has_room(running) and not any(
             waits_before(other, self._own, needs, self._free, keeps_off_gpus) for other in self._others
         )
 
     def fits(self, needs: Amounts) -> int:
-        """How many trials that reserve ``needs`` fit into what is free in the whole cluster, as far as is known."""
+        """Return how many trials that reserve ``needs`` fit into what is free in the whole cluster, as far as is
+        known.
+        """
         self._look()
         counts = [self._free.get(name, 0.0) / amount for name, amount in _amounts(needs).items()]
         return int(min(counts, default=0.0) + 1e-9)
@@ -111,7 +115,9 @@ class Turns:
         return self._own.sweep.encode()
 
     def _has_room(self, running: int) -> bool:
-        """Whether the owner's limit allows another trial; of several sweeps that want one, the first may begin it."""
+        """Return whether the owner's limit allows another trial; of several sweeps that want one, the first may
+        begin it.
+        """
         own, most = self._own, self._own.turn.most
         if most is None:
             return True
@@ -132,7 +138,7 @@ class Turns:
 
 
 def waits_before(other: Entry, own: Entry, needs: Amounts, free: Amounts, keeps_off_gpus: bool) -> bool:
-    """Whether ``other`` waits for something that a trial of ``own`` would take, and comes first.
+    """Return whether ``other`` waits for something that a trial of ``own`` would take, and comes first.
 
     free: of the whole cluster. A sweep that waits for something else, such as a GPU where the trial takes none, holds
     nobody up. keeps_off_gpus: whether the trial runs on nodes without GPUs only.

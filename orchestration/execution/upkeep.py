@@ -24,7 +24,7 @@ _READERS = 8
 
 
 def damaged_files(files: SweepFiles, record: SweepRecord) -> list[str]:
-    """One line per damaged file of the trained trials, in the order of the grid, and of those of its tuning.
+    """Return one line per damaged file of the trained trials, in the order of the grid, and of those of its tuning.
 
     Reads every file. If no file is damaged: one line per claim that is smaller than what its trace costs.
     """
@@ -36,7 +36,9 @@ def damaged_files(files: SweepFiles, record: SweepRecord) -> list[str]:
 
 
 def damaged_reports(files: SweepFiles) -> list[str]:
-    """One line for each damaged file of the report, and one for a damaged status, of a sweep that does not run."""
+    """Return one line for each damaged file of the report, and one for a damaged status, of a sweep that does not
+    run.
+    """
     found = list(report_digests.changed_report_files(files))
     try:
         read_snapshot(files.status)
@@ -46,7 +48,7 @@ def damaged_reports(files: SweepFiles) -> list[str]:
 
 
 def tuning_of(files: SweepFiles) -> list[tuple[SweepFiles, SweepRecord]]:
-    """The sweep of the tuning that is stored below a sweep, if there is one.
+    """Return the sweep of the tuning that is stored below a sweep, if there is one.
 
     Raises: as `owned_record`.
     """
@@ -55,7 +57,8 @@ def tuning_of(files: SweepFiles) -> list[tuple[SweepFiles, SweepRecord]]:
 
 
 def trained(record: SweepRecord) -> list[StoredResult]:
-    """The results of the trials that were trained and accounted, to their end or up to where a scheduler stopped them.
+    """Return the results of the trials that were trained and accounted, to their end or up to where a scheduler stopped
+    them.
 
     In the order of the grid.
     """

@@ -28,8 +28,8 @@ def _version(package: str) -> str:
 
 
 def differences(here: Mapping[str, str], there: Mapping[str, str]) -> str:
-    """The packages that differ, in words; "" if none does. One that is not installed is no other version: dpsweep is
-    sent to nodes that have none.
+    """Return the packages that differ, in words; "" if none does. One that is not installed is no other version:
+    dpsweep is sent to nodes that have none.
 
     >>> differences({"Python": "3.11.7", "torch": "2.15.0"}, {"Python": "3.12.1", "torch": ""})
     'Python 3.12.1 (3.11.7 here)'

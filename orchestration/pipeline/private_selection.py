@@ -81,7 +81,7 @@ def _require_selection_options(request: RunRequest) -> None:
 
 
 def _drawn_stage(request: RunRequest) -> str:
-    """The sweep file of the candidates; the stored one if they were drawn before, so that none is drawn again.
+    """Return the sweep file of the candidates; the stored one if they were drawn before, so that none is drawn again.
 
     Raises: InvalidInput if the stored candidates belong to another version of the sweep.
     """

@@ -54,7 +54,7 @@ def record_again(folder: str, tracking_uri: str | None, show: Show = lambda reco
 
 
 def _store(files: SweepFiles, given: str | None) -> str:
-    """The tracking URI: as given, that of the environment, or that of the driver.
+    """Return the tracking URI: as given, that of the environment, or that of the driver.
 
     Raises: InvalidInput for 'none', and for a driver that recorded elsewhere than this user has before.
     """

@@ -66,7 +66,7 @@ class RunRequest:
 
     @property
     def places(self) -> Mapping[str, str]:
-        """Where the user's own modules were read, as `UserCode.places`."""
+        """Return where the user's own modules were read, as `UserCode.places`."""
         return self.code.places if self.submitted_from is None else self.submitted_from
 
     @property

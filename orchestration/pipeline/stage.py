@@ -109,7 +109,8 @@ def _require_services(request: RunRequest, tracking_uri: str) -> None:
 
 
 def _planned(request: RunRequest) -> tuple[Plan, Manifest]:
-    """The plan of the sweep, and its manifest, not yet stored; a stored one is extended by what the file asks now.
+    """Return the plan of the sweep, and its manifest, not yet stored; a stored one is extended by what the file asks
+    now.
 
     Raises: InvalidInput for a trial that cannot run, a folder of another sweep, and a lack of disk space.
     """
@@ -124,7 +125,9 @@ def _planned(request: RunRequest) -> tuple[Plan, Manifest]:
 
 
 def _initial_status(request: RunRequest, plan: Plan, spent: Spent, display: Display) -> SweepStatus:
-    """The status before any trial starts. spent: what earlier drivers of the same job have spent of the limits."""
+    """Return the status before any trial starts. spent: what earlier drivers of the same job have spent of the
+    limits.
+    """
     gpus = {planned.key: request.sweep.reserved(planned.spec).gpus for planned in plan.trials}
     return SweepStatus(initial_status(plan), display.ended, request.limits, gpus, spent)
 
@@ -217,7 +220,7 @@ def _continuation_warning(status: SweepStatus, files: SweepFiles, no_longer_aske
 
 
 def recording_in(uri: str, tracker: Tracker, files: SweepFiles, sweep_id: str) -> Recording | None:
-    """The recording of a sweep at its start; None without MLflow."""
+    """Return the recording of a sweep at its start; None without MLflow."""
     if uri == NO_TRACKING:
         return None
     known = masked(uri, uri)
@@ -229,7 +232,7 @@ def recording_in(uri: str, tracker: Tracker, files: SweepFiles, sweep_id: str) -
 
 
 def open_tracker(uri: str, files: SweepFiles) -> Tracker:
-    """The tracker of an MLflow store, or one that records nothing for `NO_TRACKING`.
+    """Return the tracker of an MLflow store, or one that records nothing for `NO_TRACKING`.
 
     Raises: InvalidInput if the store cannot be opened; UnsafeFile for a link in the place of the embedded one.
     """

@@ -48,7 +48,7 @@ def _require_tuned_code(request: RunRequest) -> None:
 
 
 def stored_winners(request: RunRequest) -> Mapping[str, Winner] | None:
-    """The best candidates that an earlier run of the same sweep file chose; None if there was none."""
+    """Return the best candidates that an earlier run of the same sweep file chose; None if there was none."""
     files = request.files
     stored = read_manifest(files)
     if stored is None:
@@ -61,7 +61,7 @@ def stored_winners(request: RunRequest) -> Mapping[str, Winner] | None:
 
 
 def _title(request: RunRequest) -> str:
-    """Name of the tuning in MLflow, which tells it from the sweep itself."""
+    """Return the name of the tuning in MLflow, which tells it from the sweep itself."""
     return f"{request.name or request.sweep.name} (tuning)"
 
 

@@ -67,13 +67,13 @@ def _run(request: RunRequest, display: Display) -> Outcome:
 
 
 def told_apart(found: Findings) -> bool:
-    """Whether every other method is told from the best one in the main score."""
+    """Return whether every other method is told from the best one in the main score."""
     best = found.best(found.main.name, found.methods)
     return best is not None and not found.indistinguishable(best, found.main.name, found.methods)
 
 
 def _begun(request: RunRequest) -> str | None:
-    """The stored file that an earlier run of the same request has grown to; None if there is none."""
+    """Return the stored file that an earlier run of the same request has grown to; None if there is none."""
     stored = read_manifest(request.files)
     if stored is None:
         return None
@@ -82,19 +82,19 @@ def _begun(request: RunRequest) -> str | None:
 
 
 def _asked(sweep: SweepSpec) -> dict[str, object]:
-    """The sweep without what looks add to it."""
+    """Return the sweep without what looks add to it."""
     compare = sweep.compare.model_copy(update={"looks": 0})
     return sweep.model_copy(update={"seeds": (), "adapted": None, "compare": compare}).plain()
 
 
 def _seeds(given: tuple[int, ...], count: int) -> list[int]:
-    """The given seeds, and the smallest others, ``count`` together unless more are given."""
+    """Return the given seeds, and the smallest others, ``count`` together unless more are given."""
     others = (seed for seed in range(len(given) + count) if seed not in given)
     return [*given, *(next(others) for _ in range(count - len(given)))]
 
 
 def _looking(text: str, seeds: list[int], look: int) -> str:
-    """The sweep file with these seeds at this look."""
+    """Return the sweep file with these seeds at this look."""
     grown = with_section(text, "seeds", seeds, "Seeds that --until told-apart added: written by dpsweep.")
     compare = parse_text(grown).get("compare") or {}
     return with_section(grown, "compare", {**compare, "looks": look}, "The look at which verdicts are reached.")

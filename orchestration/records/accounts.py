@@ -14,7 +14,7 @@ ACCOUNT_AGAIN = "delete its folder, and account the trial again"
 
 
 def account_file(folder: str) -> str:
-    """The result file in the folder of one accounting."""
+    """Return the result file in the folder of one accounting."""
     return f"{folder}/account.json"
 
 
@@ -24,7 +24,7 @@ def write_account(folder: str, values: dict[str, Any]) -> None:
 
 
 def read_accounts(trial: TrialFiles) -> tuple[PublishedAccount, ...]:
-    """The stored results for a trial, in the order of folder names; leaves out those still being computed.
+    """Return the stored results for a trial, in the order of folder names; leaves out those still being computed.
 
     Raises: DataCorruption for a damaged file, InvalidInput for one that is encrypted with another key.
     """

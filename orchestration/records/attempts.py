@@ -43,7 +43,7 @@ _ATTEMPT = TypeAdapter(Attempt)
 
 
 def read_attempts(files: SweepFiles, key: str) -> tuple[Attempt, ...]:
-    """The attempts at one trial, in order. Raises: DataCorruption if a record is damaged or missing."""
+    """Return the attempts at one trial, in order. Raises: DataCorruption if a record is damaged or missing."""
     folder, found = files.attempts(key), []
     for number, name in enumerate(list_files(folder), start=1):
         uri, next_step = f"{folder}/{name}", "restore it from a backup: without it, part of the trial's cost is unknown"
@@ -68,7 +68,7 @@ def _write(files: SweepFiles, attempt: Attempt) -> None:
 
 
 def _covers(before: Attempt, now: Attempt) -> bool:
-    """Whether the stored record of an attempt holds all that it has shown by ``now``."""
+    """Return whether the stored record of an attempt holds all that it has shown by ``now``."""
     if before.ended or before.trace.steps > now.trace.steps:
         return True
     releases_more = now.statistics is not None and before.statistics is None
@@ -111,13 +111,13 @@ class AttemptLog:
             self._attempts[now.key] = tuple(sorted([*others, now], key=lambda each: each.number))
 
     def has_released(self, key: str) -> bool:
-        """Whether the current attempt has shown anything that costs privacy."""
+        """Return whether the current attempt has shown anything that costs privacy."""
         with self._lock:
             current = self._current.get(key)
             return any(each.number == current for each in self._attempts[key])
 
     def has_released_statistics(self, key: str) -> bool:
-        """Whether the current attempt has released statistics."""
+        """Return whether the current attempt has released statistics."""
         with self._lock:
             current = self._current.get(key)
             return any(each.number == current and each.statistics for each in self._attempts[key])

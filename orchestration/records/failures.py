@@ -13,7 +13,7 @@ from orchestration.records.release_modes import Disclosure, release_mode
 
 
 def shown(error: BaseException, disclosure: Disclosure) -> str:
-    """The text of a caught error as shown in reports, in MLflow, on the terminal and in Tune's state."""
+    """Return the text of a caught error as shown in reports, in MLflow, on the terminal and in Tune's state."""
     return release_mode(disclosure).error_text(error)
 
 

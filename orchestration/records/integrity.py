@@ -53,7 +53,7 @@ def note_digests(files: TrialFiles) -> dict[str, str]:
 
 
 def met_other_data(files: TrialFiles, data_digest: str) -> bool:
-    """Whether the trial stored the fingerprint of other data than those with this `Dataset.digest`.
+    """Return whether the trial stored the fingerprint of other data than those with this `Dataset.digest`.
 
     Raises: DataCorruption if the stored fingerprint is damaged.
     """
@@ -62,7 +62,8 @@ def met_other_data(files: TrialFiles, data_digest: str) -> bool:
 
 
 def damages(files: TrialFiles, result: StoredResult) -> Iterator[str]:
-    """One line for each damaged or missing file: what is wrong with it, and what to do. Reads every file of the trial.
+    """Yield one line for each damaged or missing file: what is wrong with it, and what to do. Reads every file of the
+    trial.
 
     Not reported: a directory that was deleted entirely, such as the one with all norms, and attacks and outcomes that
     were deleted, without which less is shown.
@@ -99,12 +100,12 @@ def damages(files: TrialFiles, result: StoredResult) -> Iterator[str]:
 
 
 def _is_accounted(uri: str, files: TrialFiles) -> bool:
-    """Whether the file holds epsilons of examples, or their summary."""
+    """Return whether the file holds epsilons of examples, or their summary."""
     return uri == files.private_summary or uri.startswith(f"{files.epsilons}/")
 
 
 def _accounted_anew(files: TrialFiles) -> str:
-    """What to do about damaged epsilons: with the norms they are computed again, which costs no privacy."""
+    """Return what to do about damaged epsilons: with the norms they are computed again, which costs no privacy."""
     return f"delete {files.result} and resume, which accounts the trial again" if has_norms(files.norms) else START_ANEW
 
 
@@ -123,7 +124,7 @@ def require_unaltered_model(files: TrialFiles, result: StoredResult) -> None:
 
 
 def _is_changed(uri: str, noted: str, files: TrialFiles) -> bool:
-    """Whether the file has another sha256 than the ``noted`` one, or is missing.
+    """Return whether the file has another sha256 than the ``noted`` one, or is missing.
 
     A private file may be missing together with all others of its folder: private folders are left out on purpose.
     """
@@ -145,8 +146,8 @@ def _keep_private(digests: Mapping[str, str], files: TrialFiles) -> dict[str, st
 
 
 def _private_digests(files: TrialFiles) -> dict[str, str]:
-    """Digests of private files by name; empty if ``private/`` was deleted entirely. Raises: DataCorruption if they are
-    damaged, or missing while other private files exist."""
+    """Return the digests of private files by name; empty if ``private/`` was deleted entirely. Raises: DataCorruption
+    if they are damaged, or missing while other private files exist."""
     next_step = f"delete {files.result} and resume, which rebuilds both"
     content = read_private_sealed(files.private_digests, next_step)
     if content is None and list_files(files.private):

@@ -40,7 +40,7 @@ def absolute(location: str) -> str:
 
 
 def default_output(name: str) -> str:
-    """The default output folder of a sweep, relative to the working directory.
+    """Return the default output folder of a sweep, relative to the working directory.
 
     >>> default_output("quickstart")
     'runs/quickstart'
@@ -49,7 +49,7 @@ def default_output(name: str) -> str:
 
 
 def output_files(output: str | None, name: str) -> SweepFiles:
-    """The files of a sweep called ``name`` that is written to ``output``, or to its default folder.
+    """Return the files of a sweep called ``name`` that is written to ``output``, or to its default folder.
 
     Raises: InvalidInput as `absolute`, and for a local path that is a file or leads through one, or that is too long.
     """
@@ -84,11 +84,13 @@ class SweepFiles:
         return "/".join((self.root.rstrip("/"), *names))
 
     def trial(self, key: str) -> TrialFiles:
-        """The files of the trial called ``key``."""
+        """Return the files of the trial called ``key``."""
         return TrialFiles(self._below("trials", key))
 
     def attempts(self, key: str) -> str:
-        """Folder of the attempts at a trial (`AttemptLog`). Nothing deletes it: released results stay released."""
+        """Return the folder of the attempts at a trial (`AttemptLog`). Nothing deletes it: released results stay
+        released.
+        """
         return f"{self.attempts_of_all}/{key}"
 
     @property

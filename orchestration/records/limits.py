@@ -38,7 +38,7 @@ class Limits:
             )
 
     def given(self) -> tuple[str, ...]:
-        """The limits as they are written on the command line.
+        """Return the limits as they are written on the command line.
 
         >>> Limits(hours=2.5, failures=3).given()
         ('--max-hours 2.5', '--stop-after-failures 3')

@@ -59,7 +59,8 @@ class Manifest:
 
 
 def open_manifest(files: SweepFiles, sweep: Mapping[str, Any], text: str) -> Manifest:
-    """The stored manifest, even if it is of another sweep, or a new one if the folder holds none; writes nothing.
+    """Return the stored manifest, even if it is of another sweep, or a new one if the folder holds none; writes
+    nothing.
 
     sweep: the specification as plain values, every default written out. text: its sweep file.
 
@@ -74,7 +75,7 @@ def open_manifest(files: SweepFiles, sweep: Mapping[str, Any], text: str) -> Man
 
 
 def read_manifest(files: SweepFiles) -> Manifest | None:
-    """The stored manifest, if any. Raises: DataCorruption if it is damaged, or of another version."""
+    """Return the stored manifest, if any. Raises: DataCorruption if it is damaged, or of another version."""
     next_step = "restore it, or run in another folder"
     content = read_sealed(files.manifest, next_step)
     try:
@@ -84,7 +85,7 @@ def read_manifest(files: SweepFiles) -> Manifest | None:
 
 
 def _manifest(key_check: Mapping[str, str] | None = None, **others: Any) -> Manifest:
-    """The manifest of these fields. Raises: TypeError if they are not those of this version."""
+    """Return the manifest of these fields. Raises: TypeError if they are not those of this version."""
     return Manifest(**others, key_check=None if key_check is None else KeyCheck(**key_check))
 
 

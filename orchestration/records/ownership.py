@@ -134,7 +134,9 @@ def _is_ours(uri: str, mine: Claim) -> bool:
 
 
 def _read(uri: str) -> Claim | None:
-    """The claim, if there is one. It is read twice if it seems damaged, as it is cut if it is replaced meanwhile."""
+    """Return the claim, if there is one. It is read twice if it seems damaged, as it is cut if it is replaced
+    meanwhile.
+    """
     try:
         with contextlib.suppress(ValueError, TypeError):
             return Claim(**json.loads(read_bytes(uri)))

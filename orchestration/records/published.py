@@ -53,7 +53,7 @@ class PublishedPrivacy:
 
     @property
     def is_private(self) -> bool:
-        """Whether epsilon is finite."""
+        """Return whether epsilon is finite."""
         return self.epsilon < math.inf
 
 
@@ -374,12 +374,12 @@ class PublishedTrial:
 
     @property
     def is_baseline(self) -> bool:
-        """Whether the trial is known to be non-private."""
+        """Return whether the trial is known to be non-private."""
         return self.privacy is not None and not self.privacy.is_private
 
     @property
     def reasons(self) -> tuple[Reason, ...]:
-        """Why the epsilon of the trial is an estimate; empty if it is a guarantee, and for a baseline."""
+        """Return why the epsilon of the trial is an estimate; empty if it is a guarantee, and for a baseline."""
         return self.privacy.reasons if self.privacy else ()
 
     @property
@@ -412,5 +412,5 @@ class PublishedSweep:
 
 
 def task_of(trials: Iterable[PublishedTrial]) -> str:
-    """The task of the first evaluated trial; classification if none was evaluated."""
+    """Return the task of the first evaluated trial; classification if none was evaluated."""
     return next((trial.quality.task for trial in trials if trial.quality is not None), "classification")

@@ -29,7 +29,7 @@ class Recording:
 
     @property
     def goes_on(self) -> bool:
-        """Whether all trials have ended, and their driver records what is left."""
+        """Return whether all trials have ended, and their driver records what is left."""
         return self.trials > 0 and not self.is_complete and self.failure is None
 
     @property
@@ -43,7 +43,7 @@ class Recording:
         return f"recording in MLflow, {self.count}, {pace}"
 
     def missing(self) -> str:
-        """What is not recorded, and the command that records it; "" if nothing is missing."""
+        """Return what is not recorded, and the command that records it; "" if nothing is missing."""
         if self.is_complete or not self.trials:
             return ""
         what = f"{self.count} trials are recorded in MLflow"

@@ -34,7 +34,7 @@ class ReleaseMode:
 
     @property
     def is_sensitive(self) -> bool:
-        """Whether the mode shows statistics that no differential privacy guarantee covers."""
+        """Return whether the mode shows statistics that no differential privacy guarantee covers."""
         return self.statistics == "exact"
 
 
@@ -76,7 +76,7 @@ EXACT: Final = "raw"
 
 
 def release_mode(name: str) -> ReleaseMode:
-    """The mode called ``name``. Raises: InvalidInput naming the nearest valid one.
+    """Return the mode called ``name``. Raises: InvalidInput naming the nearest valid one.
 
     >>> release_mode("raw").is_sensitive, release_mode("private").is_sensitive
     (True, False)
@@ -85,7 +85,7 @@ def release_mode(name: str) -> ReleaseMode:
 
 
 def release_spec(name: str, params: Mapping[str, Any]) -> ReleaseSpec | None:
-    """The DP release of the mode called ``name``; None for modes without one (``none``, ``raw``).
+    """Return the DP release of the mode called ``name``; None for modes without one (``none``, ``raw``).
 
     Raises: InvalidInput for an unknown mode, an unknown parameter or a value out of range.
     """

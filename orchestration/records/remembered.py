@@ -29,7 +29,7 @@ _UNUSABLE: Final = (sqlite3.Error, OSError, RuntimeError, DpsweepError)
 
 
 def remembered(question: str, answer: Callable[[], str]) -> str:
-    """The answer to a question, or what the same code has answered before. Raises: as ``answer``."""
+    """Return the answer to a question, or what the same code has answered before. Raises: as ``answer``."""
     key = _key_of(question)
     with contextlib.suppress(*_UNUSABLE), _opened() as store:
         row = store.execute("select answer from answers where key = ?", (key,)).fetchone()
@@ -47,7 +47,7 @@ def note(fact: str) -> None:
 
 
 def is_noted(fact: str) -> bool:
-    """Whether this user has noted a fact, by the same code."""
+    """Return whether this user has noted a fact, by the same code."""
     key = _key_of(fact)
     with contextlib.suppress(*_UNUSABLE), _opened() as store:
         return store.execute("select 1 from answers where key = ?", (key,)).fetchone() is not None

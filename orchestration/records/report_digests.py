@@ -41,14 +41,14 @@ def write_private_report(files: SweepFiles, content: bytes) -> None:
 
 
 def _noted(files: SweepFiles) -> dict[str, str]:
-    """The digests of public files noted before; empty if they are damaged, which writing mends."""
+    """Return the digests of public files noted before; empty if they are damaged, which writing mends."""
     with contextlib.suppress(DataCorruption):
         return dict(json.loads(read_sealed(files.report_digests, "") or b"{}"))
     return {}
 
 
 def changed_report_files(files: SweepFiles) -> Iterator[str]:
-    """One line for each file of the report that is missing or has changed."""
+    """Yield one line for each file of the report that is missing or has changed."""
     again = f"`dpsweep report {files.root}` writes it again"
     for read, uri in ((read_sealed, files.report_digests), (read_private_sealed, files.private_report_digests)):
         try:

@@ -122,7 +122,7 @@ class StoppedTrial:
 
     @property
     def is_accounted(self) -> bool:
-        """Whether its examples were accounted, so that its norms, trace and epsilons are stored."""
+        """Return whether its examples were accounted, so that its norms, trace and epsilons are stored."""
         return bool(self.digests)
 
 
@@ -144,7 +144,7 @@ def write_result(uri: str, result: StoredResult) -> None:
 
 
 def read_result(uri: str) -> StoredResult | None:
-    """The stored result; None if the trial is not over. Raises: DataCorruption if the file is damaged."""
+    """Return the stored result; None if the trial is not over. Raises: DataCorruption if the file is damaged."""
     next_step = f"delete it and resume, which rebuilds it; for a stopped trial, {START_ANEW}"
     content = read_sealed(uri, next_step)
     try:
@@ -164,12 +164,14 @@ def write_exact_statistics(uri: str, statistics: IndividualStatistics) -> None:
 
 
 def read_statistics(uri: str, next_step: str) -> IndividualStatistics | None:
-    """The released statistics, or None. Raises: DataCorruption, ending in ``next_step``, if the file is damaged."""
+    """Return the released statistics, or None. Raises: DataCorruption, ending in ``next_step``, if the file is
+    damaged.
+    """
     return _statistics(read_sealed(uri, next_step), uri, next_step)
 
 
 def read_exact_statistics(uri: str, next_step: str) -> IndividualStatistics | None:
-    """The exact statistics, or None. Raises: DataCorruption, ending in ``next_step``, if the file is damaged."""
+    """Return the exact statistics, or None. Raises: DataCorruption, ending in ``next_step``, if the file is damaged."""
     return _statistics(read_private_sealed(uri, next_step), uri, next_step)
 
 

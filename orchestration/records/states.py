@@ -23,12 +23,12 @@ class TrialState(StrEnum):
 
     @property
     def has_ended(self) -> bool:
-        """Whether the trial is finished, stopped or failed."""
+        """Return whether the trial is finished, stopped or failed."""
         return self in (TrialState.FINISHED, TrialState.STOPPED, TrialState.FAILED)
 
     @property
     def is_running(self) -> bool:
-        """Whether the trial is training or being accounted."""
+        """Return whether the trial is training or being accounted."""
         return self in (TrialState.TRAINING, TrialState.ACCOUNTING)
 
     @property

@@ -48,7 +48,7 @@ class TrialStatus:
 
     @property
     def reasons(self) -> tuple[Reason, ...]:
-        """Why `epsilon` is an estimate: by the result, or by the plan before there is one."""
+        """Return why `epsilon` is an estimate: by the result, or by the plan before there is one."""
         return union((self.result.worst_case.reasons if self.result else (), self.planned_reasons))
 
     @property
@@ -89,7 +89,7 @@ class TrialStatus:
 
 
 def status_of(result: StoredResult) -> TrialStatus:
-    """The status of a trial whose result an earlier run of the sweep has stored."""
+    """Return the status of a trial whose result an earlier run of the sweep has stored."""
     state = TrialState.FINISHED if isinstance(result, TrialResult) else TrialState.STOPPED
     return TrialStatus(result.key, result.steps, state, result=result, started=result.started, ended=result.ended)
 
@@ -178,7 +178,7 @@ class SweepStatus:
         return sum(trial.shard_bytes * trial.step // max(trial.total_steps, 1) for trial in self.trials)
 
     def counts(self) -> Mapping[TrialState, int]:
-        """Number of trials by state; 0 for a state that no trial is in."""
+        """Return the number of trials by state; 0 for a state that no trial is in."""
         return Counter(trial.state for trial in self.trials)
 
     @property
@@ -207,7 +207,7 @@ class SweepStatus:
 
     @property
     def trials_left(self) -> int | None:
-        """How many trials this run may still begin; None means all."""
+        """Return how many trials this run may still begin; None means all."""
         most = self.limits.trials
         return None if most is None else max(0, most - self._before.trials)
 

@@ -75,7 +75,7 @@ class ClusterSnapshot:
     starting: int = 0
 
     def shortage(self) -> str:
-        """A sentence that names the missing resources."""
+        """Return a sentence that names the missing resources."""
         wanted = ", ".join(f"{name} {amount:g}" for name, amount in self.missing.items())
         return (
             f"no node can give a trial {wanted}; wait if an autoscaler starts one that can, else add one, or lower the "
@@ -118,25 +118,27 @@ class SweepSnapshot:
     recording: Recording | None = None
 
     def counts(self) -> Mapping[TrialState, int]:
-        """Number of trials by state; 0 for a state that no trial is in."""
+        """Return the number of trials by state; 0 for a state that no trial is in."""
         return Counter(trial.state for trial in self.trials)
 
     def age(self, now: float | None = None) -> float:
-        """Seconds since the heartbeat, by this machine's clock; at least 0."""
+        """Return the seconds since the heartbeat, by this machine's clock; at least 0."""
         return max(0.0, (time.time() if now is None else now) - self.heartbeat)
 
     def is_stale(self, now: float | None = None) -> bool:
-        """Whether the sweep claims to run, but its driver has written no snapshot for `STALE_AFTER` seconds."""
+        """Return whether the sweep claims to run, but its driver has written no snapshot for `STALE_AFTER` seconds."""
         return not self.is_over and self.age(now) > STALE_AFTER
 
     @property
     def is_over(self) -> bool:
-        """Whether the driver has ended, as it says: it neither runs trials nor records them."""
+        """Return whether the driver has ended, as it says: it neither runs trials nor records them."""
         is_recording = self.state == "recording" and self.recording is not None and self.recording.goes_on
         return self.state != "running" and not is_recording
 
     def may_run_in_mlflow(self) -> bool:
-        """Whether MLflow may show the sweep as running though its driver has ended, because it could not close it."""
+        """Return whether MLflow may show the sweep as running though its driver has ended, because it could not
+        close it.
+        """
         is_open = self.recording is not None and not self.recording.is_closed
         return is_open and (self.is_over or self.is_stale())
 
@@ -154,7 +156,7 @@ def write_snapshot(uri: str, snapshot: SweepSnapshot, private: bool) -> None:
 
 
 def read_snapshot(uri: str) -> SweepSnapshot | None:
-    """The snapshot, or None if there is none.
+    """Return the snapshot, or None if there is none.
 
     It is read twice if it seems damaged: an object that its driver replaces between the two requests of a read (for its
     size, and for its content) is cut. Raises: DataCorruption if it is damaged or cannot be parsed, StorageError.

@@ -11,7 +11,7 @@ from accounting.errors import require_whole
 
 
 def this_user() -> str:
-    """The name of the user that runs this process; its number where it has no name."""
+    """Return the name of the user that runs this process; its number where it has no name."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

@@ -26,13 +26,13 @@ Section = Literal["results", "tuning", "groups", "who pays", "single examples", 
 
 
 def norms_are_off(trials: Sequence[PublishedTrial]) -> bool:
-    """Whether norms of single examples were off in every trial that ran."""
+    """Return whether norms of single examples were off in every trial that ran."""
     norms = {trial.params.get("spec.norms.refreshes_per_epoch") for trial in trials if trial.privacy is not None}
     return norms == {"off"}
 
 
 def why_examples_are_missing(data: PublishedSweep) -> str:
-    """The reason why the report shows no individual epsilons."""
+    """Return the reason why the report shows no individual epsilons."""
     if norms_are_off(data.trials):
         return (
             "Not computed. The sweep says “norms: off”, so the norms that the epsilons of single training examples "
@@ -122,7 +122,7 @@ FIGURES: Final = (
 
 
 def titled(kind: Figure, task: str) -> str:
-    """The title of a figure, with the main score of the task."""
+    """Return the title of a figure, with the main score of the task."""
     of = group_metric(task_called(task).main)
     return kind.title.format(main=of.heading, points=", in points" if of.format in SHARES else "")
 
@@ -138,12 +138,16 @@ class DrawnFigure:
 
 
 def drawn_figures(data: PublishedSweep, useless: Container[str] = ()) -> tuple[DrawnFigure, ...]:
-    """Every figure for which there is data, in the order of `FIGURES`. useless: names of settings that wear no ring."""
+    """Return every figure for which there is data, in the order of `FIGURES`. useless: names of settings that wear
+    no ring.
+    """
     return _drawn(data, FIGURES, useless)
 
 
 def figures_for_mlflow(data: PublishedSweep, useless: Container[str] = ()) -> dict[str, str]:
-    """The figures to attach to the sweep's MLflow run, by name, as HTML pages. useless: as in `drawn_figures`."""
+    """Return the figures to attach to the sweep's MLflow run, by name, as HTML pages. useless: as in
+    `drawn_figures`.
+    """
     attached = [kind for kind in FIGURES if kind.in_mlflow]
     return {drawn.name: drawn.figure.page() for drawn in _drawn(data, attached, useless)}
 

@@ -20,7 +20,7 @@ th,td{{text-align:left;padding:.3rem .8rem .3rem 0;vertical-align:top;border-bot
 
 
 def comparison_page(found: Comparison) -> str:
-    """The comparison as one HTML document without references to other files."""
+    """Return the comparison as one HTML document without references to other files."""
     rows: list[list[Cell]] = []
     for setting in found.settings:
         for line in setting.lines:
@@ -45,6 +45,6 @@ def comparison_page(found: Comparison) -> str:
 
 
 def _between(found: Comparison) -> str:
-    """The table of parameters in which whole sweeps differ."""
+    """Return the table of parameters in which whole sweeps differ."""
     rows = [[(escape(text), "") for text in each.cells()] for each in found.between]
     return table([(head, "") for head in between_heads(found)], rows)

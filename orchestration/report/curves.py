@@ -79,7 +79,9 @@ def _curve(scene: Scene, name: str, up: Axis) -> Plot:
 
 
 def searched_curves(scene: Scene) -> dict[str, Plot]:
-    """The score that tuning maximises (a loss: minimises) against each tuned number: every setting's best per value."""
+    """Return the score that tuning maximises (a loss: minimises) against each tuned number: every setting's best per
+    value.
+    """
     tuned = [(setting, tuning) for setting in scene.settings if (tuning := setting.trials[0].tuning) is not None]
     places = dict.fromkeys(place for _, found in tuned for values, _ in found.tried for place in values)
     drawn = {}
@@ -142,5 +144,5 @@ def _label_values(figure: Plot, place: str) -> None:
 
 
 def _are_apart(places: Sequence[float]) -> bool:
-    """Whether tick labels at these increasing places do not overlap."""
+    """Return whether tick labels at these increasing places do not overlap."""
     return all(b - a >= _LABEL_WIDTH * (places[-1] - places[0]) for a, b in itertools.pairwise(places))

@@ -115,7 +115,7 @@ class Board:
 
 
 def _ended(found: SweepSummary) -> int:
-    """Number of trials that are over; without a status.json all are taken to be."""
+    """Return the number of trials that are over; without a status.json all are taken to be."""
     if found.snapshot is None:
         return sum(found.trials.values())
     return sum(trial.state.has_ended for trial in found.snapshot.trials)
@@ -143,7 +143,9 @@ def _read(folder: str, known: _Known, ended: int) -> None:
 
 
 def _candidates(files: SweepFiles) -> tuple[PublishedTrial, ...]:
-    """The candidates of the sweep's tuning, which vary more than what was trained with the best; () without one."""
+    """Return the candidates of the sweep's tuning, which vary more than what was trained with the best; () without
+    one.
+    """
     tuning = SweepFiles(files.tuning)
     try:
         return checked_record(tuning).data().trials if exists(tuning.manifest) else ()
@@ -152,7 +154,7 @@ def _candidates(files: SweepFiles) -> tuple[PublishedTrial, ...]:
 
 
 def _best(trials: Sequence[PublishedTrial], task: str) -> str:
-    """The private setting with the best mean of the main score; a single trial would be the luckiest seed."""
+    """Return the private setting with the best mean of the main score; a single trial would be the luckiest seed."""
     means = [
         (mean.mean, setting, mean.count)
         for setting in finished_settings(trials)
@@ -185,7 +187,7 @@ def _curve(key: str, points: Sequence[tuple[int, float]], is_baseline: bool, is_
 
 
 def _points(trials: Sequence[PublishedTrial]) -> list[dict[str, Any]]:
-    """Each finished trial as a point of the comparison; epsilon is None for a baseline."""
+    """Return each finished trial as a point of the comparison; epsilon is None for a baseline."""
     return [
         {
             "name": trial.key,
@@ -198,7 +200,9 @@ def _points(trials: Sequence[PublishedTrial]) -> list[dict[str, Any]]:
 
 
 def _parallel(trials: Sequence[PublishedTrial]) -> list[dict[str, Any]]:
-    """An axis for each parameter and label that varies, and for the main score and `_AXES`; [] for too few trials."""
+    """Return an axis for each parameter and label that varies, and for the main score and `_AXES`; [] for too few
+    trials.
+    """
     private = [trial for trial in trials if not trial.is_baseline]
     if len(private) < 2:
         return []
@@ -217,7 +221,7 @@ def _task(trials: Sequence[PublishedTrial]) -> str:
 
 
 def _axis(name: str, values: Sequence[Label | None]) -> dict[str, Any]:
-    """An axis of numbers as they are, of texts by their places among all texts."""
+    """Return an axis of numbers as they are, of texts by their places among all texts."""
     label = name.removeprefix("spec.").replace("_", " ")
     if all(isinstance(value, int | float) for value in values):
         return {"label": label, "values": list(values)}

@@ -56,7 +56,9 @@ def _most_accurate(found: Findings, best: Setting, delta: float) -> str:
 
 
 def _with_interval(found: Findings, setting: Setting, name: str, chosen: bool = False) -> str:
-    """A metric with its interval. chosen: whether the setting is the best of several, which its interval allows for."""
+    """Return a metric with its interval. chosen: whether the setting is the best of several, which its interval
+    allows for.
+    """
     of = metric(name)
     mean, shown = setting.over_seeds(of.value), of.format.one
     interval = found.interval_of_best(setting, name) if chosen else found.interval(setting, name)
@@ -90,12 +92,14 @@ def _below(change: float, shown: Format) -> str:
 
 
 def _main_name(found: Findings) -> str:
-    """The name of accuracy, or of the main score of the task, for use inside a sentence."""
+    """Return the name of accuracy, or of the main score of the task, for use inside a sentence."""
     return spoken(group_metric(found.main.name))
 
 
 def _seeds(setting: Setting) -> str:
-    """Text that follows the epsilon of one seed: the composed epsilon of all seeds; "" if there is one seed."""
+    """Return the text that follows the epsilon of one seed: the composed epsilon of all seeds; "" if there is one
+    seed.
+    """
     found = setting.composition
     if len(setting.trials) < 2 or found is None or found.epsilon is None:
         return ""
@@ -151,7 +155,9 @@ _NAMED = 3
 
 
 def _cheapest(settings: Sequence[Setting]) -> str:
-    """Which of the settings have the least worst-case epsilon (two significant digits); "" where all cost the same."""
+    """Return which of the settings have the least worst-case epsilon (two significant digits); "" where all cost the
+    same.
+    """
     costs = {setting.name: cost.mean for setting in settings if (cost := setting.over_seeds(epsilon))}
     rounded = {name: float(f"{cost:.2g}") for name, cost in costs.items()}
     adjacencies = {trial.privacy.adjacency for setting in settings for trial in setting.trials if trial.privacy}
@@ -176,7 +182,7 @@ def _range(differences: Sequence[Difference]) -> str:
 
 
 def _could_show(found: Findings) -> list[str]:
-    """A sentence on the smallest differences that the sweep could have shown; none where nothing is compared."""
+    """Return a sentence on the smallest differences that the sweep could have shown; none where nothing is compared."""
     known = [(name, size) for name in found.headline if (size := found.detectable(name)) is not None]
     if not known:
         return []
@@ -198,7 +204,7 @@ def _could_show(found: Findings) -> list[str]:
 
 
 def _looks(found: Findings) -> list[str]:
-    """A sentence on seeds that were added by results; none if that was not asked."""
+    """Return a sentence on seeds that were added by results; none if that was not asked."""
     if not found.looks:
         return []
     return [

@@ -75,12 +75,12 @@ def losses_table(settings: Sequence[Setting], style: Style) -> str:
 
 
 def _section(heading: str, text: str, found: str) -> str:
-    """The section around a table; "" if the table is empty."""
+    """Return the section around a table; "" if the table is empty."""
     return section(heading, text, found) if found else ""
 
 
 def attacks_section(settings: Sequence[Setting], style: Style) -> str:
-    """The section on membership attacks; "" if no trial was attacked or the results are withheld."""
+    """Return the section on membership attacks; "" if no trial was attacked or the results are withheld."""
     return _section(
         "Who can be found in the model",
         "<p>A membership attack on each group: an example whose loss is below a threshold is called a training "
@@ -91,7 +91,7 @@ def attacks_section(settings: Sequence[Setting], style: Style) -> str:
 
 
 def training_scores_section(settings: Sequence[Setting], style: Style, task: str) -> str:
-    """The section on training examples; "" if no trial was scored on them or the results are withheld."""
+    """Return the section on training examples; "" if no trial was scored on them or the results are withheld."""
     return _section(
         "How well the models know their training examples",
         "<p>The final models on their own training examples, and below, how much better or worse that is than on test "
@@ -102,7 +102,7 @@ def training_scores_section(settings: Sequence[Setting], style: Style, task: str
 
 
 def memberships_section(trials: Sequence[PublishedTrial]) -> str:
-    """The section on likelihood-ratio attacks; "" if no trial was attacked so or the results are withheld."""
+    """Return the section on likelihood-ratio attacks; "" if no trial was attacked so or the results are withheld."""
     return _section(
         "Who can be found with reference models",
         "<p>A membership attack on each group (RMIA): an example is scored by its probability under the trained model "
@@ -113,7 +113,7 @@ def memberships_section(trials: Sequence[PublishedTrial]) -> str:
 
 
 def audits_section(trials: Sequence[PublishedTrial]) -> str:
-    """The section on audits; "" if no trial was audited or the results are withheld."""
+    """Return the section on audits; "" if no trial was audited or the results are withheld."""
     return _section(
         "What an audit proves",
         "<p>A fair coin for each canary, a random training example, decided whether it was trained on. Guesses from "
@@ -125,7 +125,7 @@ def audits_section(trials: Sequence[PublishedTrial]) -> str:
 
 
 def accounts_section(trials: Sequence[PublishedTrial]) -> str:
-    """The section on what `dpsweep account` found; "" if it found nothing, or the results are withheld."""
+    """Return the section on what `dpsweep account` found; "" if it found nothing, or the results are withheld."""
     return _section(
         "Accounted again",
         "<p>Finished trials at another δ, by another method or by other groups, from their stored norms. ε is that of "
@@ -135,7 +135,7 @@ def accounts_section(trials: Sequence[PublishedTrial]) -> str:
 
 
 def training_scores_table(settings: Sequence[Setting], style: Style, main: Metric) -> str:
-    """The main score on training examples, and its difference to test examples, overall and by group.
+    """Return the main score on training examples, and its difference to test examples, overall and by group.
 
     Returns "" if no trial has it.
     """
@@ -212,7 +212,9 @@ def _area(found: PublishedMembership | None) -> str:
 
 
 def audits_table(trials: Sequence[PublishedTrial]) -> str:
-    """The claim and the audited lower bounds of each trial, over all canaries and by group; "" without an audit."""
+    """Return the claim and the audited lower bounds of each trial, over all canaries and by group; "" without an
+    audit.
+    """
     audited = [(trial, trial.audit) for trial in trials if trial.audit is not None]
     names = dict.fromkeys(name for _, audit in audited for name in audit.groups)
     rows: list[list[Cell]] = []
@@ -227,13 +229,13 @@ def audits_table(trials: Sequence[PublishedTrial]) -> str:
 
 
 def _audited(bound: float | None, claimed: float | None) -> str:
-    """A lower bound, marked where it contradicts the claim."""
+    """Return a lower bound, marked where it contradicts the claim."""
     contradicts = bound is not None and claimed is not None and bound > claimed
     return number(bound) + ("<br><small>above the claim</small>" if contradicts else "")
 
 
 def accounts_table(trials: Sequence[PublishedTrial]) -> str:
-    """One row per accounting of `dpsweep account`; "" if there is none."""
+    """Return one row per accounting of `dpsweep account`; "" if there is none."""
     words, numbers = ("Trial", "Method", "Groups"), ("δ", "ε", "Median εᵢ", "Mean εᵢ")
     heads = (*((text, "") for text in words), *((text, "n") for text in numbers))
     rows = [_account_row(trial, account) for trial in trials for account in trial.accounts]

@@ -18,7 +18,7 @@ from orchestration.report.style import Style
 
 
 def explorer_data(found: Findings, style: Style) -> dict[str, Any]:
-    """Every setting with mean, low end and high end of every metric, overall and by group.
+    """Return every setting with mean, low end and high end of every metric, overall and by group.
 
     The ends are those of the 95% interval, or of the range over seeds if no interval is known.
     """
@@ -65,7 +65,7 @@ def _ends(found: Findings, setting: Setting, value: Value, name: str, group: str
 
 
 def explorer(found: Findings) -> str:
-    """The controls, and the element that the page's script draws into; "" for fewer than two settings."""
+    """Return the controls, and the element that the page's script draws into; "" for fewer than two settings."""
     shown = _shown(found)
     if len(found.settings) < 2 or not shown:
         return ""

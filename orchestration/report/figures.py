@@ -79,12 +79,12 @@ def group_change(scene: Scene) -> Plot:
 
 
 def group_loss(scene: Scene) -> Plot:
-    """Mean loss of each group on test data (paper D)."""
+    """Return the mean loss of each group on test data (paper D)."""
     return by_group(scene, lambda name: group_value(name, lambda group: group.loss), ".3~g")
 
 
 def mean_group_epsilon(scene: Scene) -> Plot:
-    """Mean epsilon_i of each group's training examples; whiskers are at least the standard error."""
+    """Return the mean epsilon_i of each group's training examples; whiskers are at least the standard error."""
     return by_group(scene, group_epsilon, ".3~g", group_epsilon_error, limits=_cost_range(scene.settings))
 
 
@@ -95,7 +95,7 @@ def by_group(
     error: Callable[[str], Value] = lambda name: lambda trial: None,
     limits: tuple[float, float] | None = None,
 ) -> Plot:
-    """One row per group, one marker per setting: the mean over seeds, with whiskers over their range.
+    """Return one row per group, one marker per setting: the mean over seeds, with whiskers over their range.
 
     error: standard error of a value; whiskers are at least as long as that of the mean over seeds. limits: range of the
     axis. Groups and settings have the same positions in every figure, so that figures can be compared side by side.
@@ -142,7 +142,7 @@ def by_group(
 
 
 def who_pays(scene: Scene) -> Plot:
-    """Mean epsilon_i of a group against its accuracy or main score: one marker per group and setting."""
+    """Return the mean epsilon_i of a group against its accuracy or main score: one marker per group and setting."""
     settings, style, names = scene.settings, scene.style, scene.groups
     word = spoken(scene.main)
     figure = blank(height=430)
@@ -302,13 +302,13 @@ def line(
 
 
 def _band(row: int) -> dict[str, Any]:
-    """A background behind a row over the whole width, as a shape of plotly."""
+    """Return a background behind a row over the whole width, as a shape of plotly."""
     place = {"type": "rect", "xref": "x domain", "yref": "y", "x0": 0, "x1": 1, "y0": row - 0.5, "y1": row + 0.5}
     return {**place, "fillcolor": BAND, "line": {"width": 0}, "layer": "below"}
 
 
 def blank(height: int) -> Plot:
-    """An empty figure in the look of the report; height in pixels."""
+    """Return an empty figure in the look of the report; height in pixels."""
     return Plot({**_LOOK, "height": height})
 
 
@@ -366,7 +366,7 @@ def plain_text(text: str) -> str:
 
 
 def faded(colour: str, opacity: float) -> str:
-    """A colour ``#rrggbb`` with an opacity, as CSS writes it."""
+    """Return a colour ``#rrggbb`` with an opacity, as CSS writes it."""
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({red},{green},{blue},{opacity})"
 
@@ -385,17 +385,17 @@ _NOT_TUNED = (
 
 
 def numbers(setting: Setting) -> dict[str, float]:
-    """The hyperparameters of a setting that are numbers."""
+    """Return the hyperparameters of a setting that are numbers."""
     trial = setting.trials[0]
     found = {name.removeprefix("spec."): value for name, value in {**trial.params, **trial.labels}.items()}
     return {name: float(value) for name, value in found.items() if is_number(value) and name not in _NOT_TUNED}
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether a hyperparameter is a number."""
+    """Return whether a hyperparameter is a number."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def spoken_place(name: str) -> str:
-    """The name of a hyperparameter in words."""
+    """Return the name of a hyperparameter in words."""
     return name.replace(".params.", " ").replace(".", " ").replace("_", " ")

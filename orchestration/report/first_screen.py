@@ -95,7 +95,7 @@ def decision(found: Findings, delta: float) -> list[str]:
 
 
 def _compared(found: Findings, best: Setting) -> str:
-    """What privacy costs the setting, as a clause."""
+    """Return what privacy costs the setting, as a clause."""
     if found.unknown_cost:
         return "what privacy costs is unknown, because the baseline learnt almost nothing"
     if not found.baselines:
@@ -111,14 +111,14 @@ def _compared(found: Findings, best: Setting) -> str:
 def _bracketed(
     spell: Callable[[ConfidenceInterval, Format], str], interval: ConfidenceInterval | None, shown: Format
 ) -> str:
-    """The interval in brackets after its value; nothing without an interval."""
+    """Return the interval in brackets after its value; nothing without an interval."""
     return f" [{spell(interval, shown)}]" if interval else ""
 
 
 def _against_baseline(
     found: Findings, setting: Setting, name: str = ""
 ) -> tuple[float | None, ConfidenceInterval | None]:
-    """The difference to the best non-private setting in a metric, by default the main one, with its interval."""
+    """Return the difference to the best non-private setting in a metric, by default the main one, with its interval."""
     of = name or found.main.name
     interval = found.evidence.difference(setting, found.baselines[0], of)
     if interval is not None:
@@ -141,19 +141,21 @@ def _served_worst(found: Findings, best: Setting) -> str:
 
 
 def _corrected(extreme: Metric, interval: ConfidenceInterval | None) -> str:
-    """The value without the bias of choosing an extreme of several groups, in brackets; "" where there is none."""
+    """Return the value without the bias of choosing an extreme of several groups, in brackets; "" where there is
+    none.
+    """
     if interval is None or interval.corrected is None:
         return ""
     return f" ({by_selection(extreme, extreme.format.one(interval.corrected))})"
 
 
 def _called(group: str) -> str:
-    """The name of a group; "group 8" for a bare number, which would read as a value."""
+    """Return the name of a group; "group 8" for a bare number, which would read as a value."""
     return group if any(letter.isalpha() for letter in group) else f"group {group}"
 
 
 def _alike(found: Findings, best: Setting) -> list[str]:
-    """A sentence on the methods that cannot be told from the best one, nearest first; none if there are none."""
+    """Return a sentence on the methods that cannot be told from the best one, nearest first; none if there are none."""
     others = [found.difference(best, each, found.main.name) for each in found.methods if each is not best]
     alike = [each for each in others if each.verdict == "not distinguishable"]
     if not alike:
@@ -164,7 +166,7 @@ def _alike(found: Findings, best: Setting) -> list[str]:
 
 
 def _by_level(found: Findings) -> str:
-    """A sentence on the best setting at each epsilon, ascending."""
+    """Return a sentence on the best setting at each epsilon, ascending."""
     levels: dict[float, list[Setting]] = {}
     for setting in found.useful:
         if cost := setting.over_seeds(epsilon):
@@ -236,12 +238,12 @@ def _bars(rows: Sequence[tuple[str, float]]) -> Plot | None:
 
 
 def _for_nobody(setting: Setting) -> Tile:
-    """The answer where nothing was learnt, without its picture."""
+    """Return the answer where nothing was learnt, without its picture."""
     return _of_groups("nobody", f"{setting.name} learnt nothing, so its gaps between groups say nothing.")
 
 
 def _for_whom(found: Findings, best: Setting) -> Tile:
-    """The answer without its picture."""
+    """Return the answer without its picture."""
     worst = found.worst_group
     groups, mean = sorted(whose(worst, best)), best.over_seeds(worst.value)
     if not groups or mean is None:
@@ -282,7 +284,7 @@ def _signed(change: float, shown: Format) -> str:
 
 
 def _gap_words(found: Findings, setting: Setting) -> Iterator[str]:
-    """A sentence for each gap that people ask for, with the two groups between which it is the largest."""
+    """Yield a sentence for each gap that people ask for, with the two groups between which it is the largest."""
     for name, rate in _GAPS:
         of = metric(name)
         mean = setting.over_seeds(of.value)
@@ -299,7 +301,9 @@ def _gap_words(found: Findings, setting: Setting) -> Iterator[str]:
 
 
 def _ends_of_gap(setting: Setting, rate: str) -> tuple[tuple[str, float], tuple[str, float]] | None:
-    """The groups with the lowest and the highest rate, by the means over the seeds; None for fewer than two groups."""
+    """Return the groups with the lowest and the highest rate, by the means over the seeds; None for fewer than two
+    groups.
+    """
     complement = rate == "false_negative_rate"
     value = group_metric("true_positive_rate" if complement else rate).value
     known = [
@@ -313,7 +317,7 @@ def _ends_of_gap(setting: Setting, rate: str) -> tuple[tuple[str, float], tuple[
 
 
 def _by_group(found: Findings, setting: Setting, style: Style) -> Plot | None:
-    """A row per group: the setting with its interval, and the best baseline; of many groups the ends."""
+    """Return a row per group: the setting with its interval, and the best baseline; of many groups the ends."""
     of = group_metric(found.main.name)
     names = [name for name in group_names(setting.trials) if setting.over_seeds(group_value(name, of.value))]
     if not names:
@@ -375,7 +379,7 @@ def _seeds_words(found: Findings, best: Setting) -> list[str]:
 
 
 def _by_method(found: Findings, style: Style) -> Plot | None:
-    """A row per method, the best first, below the baseline; a line marks the best constant prediction."""
+    """Return a row per method, the best first, below the baseline; a line marks the best constant prediction."""
     of = found.main
     private = sorted(found.methods or found.private, key=lambda each: -_mean(each, found))
     baselines = [*(found.baselines or [each for each in found.settings if each.is_baseline])][:1]
@@ -417,7 +421,7 @@ def _mean(setting: Setting, found: Findings) -> float:
 
 
 def _picture(rows: int) -> Plot:
-    """An empty picture of ``rows`` rows, the first on top."""
+    """Return an empty picture of ``rows`` rows, the first on top."""
     figure = blank(height=44 + _ROW_HEIGHT * rows)
     figure.update_yaxes(range=[rows - 0.5, -0.75], showgrid=False, showticklabels=False, fixedrange=True)
     return figure

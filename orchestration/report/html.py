@@ -32,17 +32,17 @@ _DASHES = {"solid": "", "dash": "6 3", "dot": "2 2", "dashdot": "6 2 2 2", "long
 
 
 def section(title: str, *html: str) -> str:
-    """A section of the page under its heading."""
+    """Return a section of the page under its heading."""
     return f"<section><h2>{escape(title)}</h2>{''.join(html)}</section>"
 
 
 def note(text: str, look: str = "withheld") -> str:
-    """A paragraph in a box; ``look`` is its CSS class."""
+    """Return a paragraph in a box; ``look`` is its CSS class."""
     return f'<div class="{look}"><p>{escape(text)}</p></div>'
 
 
 def panel(name: str, title: str, height: int) -> str:
-    """The element that the page's script draws the figure called ``name`` into; height in pixels."""
+    """Return the element that the page's script draws the figure called ``name`` into; height in pixels."""
     return (
         f'<div>{_plot_title(title)}<div class="plot" role="img" aria-label="{escape(title)}: a chart" '
         f'data-figure="{escape(name)}" style="height:{height}px"></div></div>'
@@ -50,7 +50,7 @@ def panel(name: str, title: str, height: int) -> str:
 
 
 def missing_panel(title: str, reason: str) -> str:
-    """The title of a missing figure with the reason; "" without a reason."""
+    """Return the title of a missing figure with the reason; "" without a reason."""
     return f"<div>{_plot_title(title)}{note(reason)}</div>" if reason else ""
 
 
@@ -64,7 +64,7 @@ def table(
     looks: Sequence[str] = (),
     marks: Sequence[Mapping[str, str]] = (),
 ) -> str:
-    """A table. heads: text and CSS class of each column. looks: CSS class of each row.
+    """Return a table. heads: text and CSS class of each column. looks: CSS class of each row.
 
     marks: data attributes of each row, by which buttons of the page show and hide it.
     """
@@ -79,7 +79,7 @@ def table(
 
 
 def _defined(heading: str) -> str:
-    """The definition of a heading as the tooltip of its column; "" where the heading suffices."""
+    """Return the definition of a heading as the tooltip of its column; "" where the heading suffices."""
     meaning = _MEANINGS.get(heading, "")
     return f' title="{escape(meaning)}"' if meaning else ""
 
@@ -88,12 +88,12 @@ _MEANINGS: Final = {each.heading: each.meaning for each in METRICS if each.meani
 
 
 def named(setting: Setting, style: Style) -> str:
-    """The setting's marker and name."""
+    """Return the setting's marker and name."""
     return f'<span class="name">{_marker(style.colour(setting), style.symbol(setting))}{escape(setting.name)}</span>'
 
 
 def key(settings: Iterable[Setting], style: Style) -> str:
-    """The legend of colours, symbols and dashes; its buttons show and hide settings in the figures."""
+    """Return the legend of colours, symbols and dashes; its buttons show and hide settings in the figures."""
     drawn = list(settings)
     clippings = dict.fromkeys(setting.clipping for setting in drawn)
     schedules = dict.fromkeys(setting.schedule for setting in drawn if setting.schedule)
@@ -124,7 +124,7 @@ def _line(symbol: str, dash: str) -> str:
 
 
 def _swatch(width: int, colour: str, shapes: str) -> str:
-    """An inline SVG, hidden from screen readers because the text beside it says the same."""
+    """Return an inline SVG, hidden from screen readers because the text beside it says the same."""
     return (
         f'<svg class="swatch" aria-hidden="true" width="{width}" height="12" fill="{colour}" stroke="{colour}" '
         f'stroke-width="0">{shapes}</svg>'

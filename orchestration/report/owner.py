@@ -36,7 +36,7 @@ th{{text-align:left;padding-right:2rem;font-weight:normal;color:#6b7078}}</style
 
 
 def owner_sentences(report: OwnerReport, risk: AttackRisk | None = None) -> tuple[str, ...]:
-    """What the numbers mean, in plain words. risk: bounds on attacks on the record, if known."""
+    """Return what the numbers mean, in plain words. risk: bounds on attacks on the record, if known."""
     without, given = _WITHOUT[report.adjacency], _GIVEN.get(report.kind, "")
     given += ", if the noise were secret" if "known_seed" in report.reasons else ""
     sentences = [
@@ -64,7 +64,7 @@ def owner_sentences(report: OwnerReport, risk: AttackRisk | None = None) -> tupl
 
 
 def owner_page(report: OwnerReport, sentences: Sequence[str]) -> str:
-    """The report as one HTML document without scripts and without references to other files."""
+    """Return the report as one HTML document without scripts and without references to other files."""
     facts = {
         "epsilon": _up(report.epsilon),
         "delta": f"{report.delta:g}",
@@ -81,7 +81,7 @@ def owner_page(report: OwnerReport, sentences: Sequence[str]) -> str:
 
 
 def _up(epsilon: float) -> str:
-    """Epsilon with four decimals, rounded up."""
+    """Return the epsilon with four decimals, rounded up."""
     return f"{round_up(epsilon, 4) if epsilon > 0.0 else 0.0:.4f}" if math.isfinite(epsilon) else "infinite"
 
 

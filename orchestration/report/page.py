@@ -67,7 +67,7 @@ _LARGE: Final = 500_000
 
 
 def render(data: PublishedSweep, evidence: Evidence = NO_EVIDENCE) -> str:
-    """The page as one HTML document without references to other files. evidence: gives intervals."""
+    """Return the page as one HTML document without references to other files. evidence: gives intervals."""
     found = findings(data, evidence)
     if found.unknown_cost:
         data = replace(data, trials=without_changes(data.trials))
@@ -109,7 +109,9 @@ def render(data: PublishedSweep, evidence: Evidence = NO_EVIDENCE) -> str:
 
 
 def renewed(page: str, period: float) -> str:
-    """The page of a running sweep: it says that the sweep runs, and a browser reloads it every ``period`` seconds."""
+    """Return the page of a running sweep: it says that the sweep runs, and a browser reloads it every ``period``
+    seconds.
+    """
     again = f'<meta http-equiv="refresh" content="{math.ceil(period)}">'
     said = note("The sweep is running. This page shows the trials that are over, and renews itself.")
     return page.replace("<head>", f"<head>\n{again}", 1).replace("</header>", f"{said}</header>", 1)
@@ -122,7 +124,7 @@ def packed_plotly() -> str:
 
 
 def _pack(text: str) -> str:
-    """Text compressed by gzip, in base64: about a third of a script's size. The page's script unpacks it."""
+    """Return the text compressed by gzip, in base64: about a third of a script's size. The page's script unpacks it."""
     return base64.b64encode(gzip.compress(text.encode(), compresslevel=6, mtime=0)).decode()
 
 
@@ -150,7 +152,7 @@ def _embedded(name: str, value: Any) -> str:
 
 
 def _panels(data: PublishedSweep, drawn: Sequence[DrawnFigure]) -> dict[Section, str]:
-    """The HTML of each section's figures, with the reasons why others are missing."""
+    """Return the HTML of each section's figures, with the reasons why others are missing."""
     panels: dict[Section, str] = {}
     for kind in FIGURES:
         own = [each for each in drawn if each.kind is kind]
@@ -162,7 +164,9 @@ def _panels(data: PublishedSweep, drawn: Sequence[DrawnFigure]) -> dict[Section,
 
 
 def _opening(data: PublishedSweep, found: Findings, answers: Sequence[Tile]) -> str:
-    """The first screen: what to decide, the three answers, and below them what to know before quoting a number."""
+    """Return the first screen: what to decide, the three answers, and below them what to know before quoting a
+    number.
+    """
     done = sum(trial.state is TrialState.FINISHED for trial in data.trials)
     byline = [f"{done} of {len(data.trials)} trials finished", f"δ = {data.delta:g}", _date(data.created)]
     decided = decision(found, data.delta) if data.trials else ["This sweep has no trials."]
@@ -185,7 +189,7 @@ def _tile(answer: Tile) -> str:
 
 
 def _cautions(data: PublishedSweep, found: Findings) -> str:
-    """What to know before a number is quoted; "" if there is nothing."""
+    """Return what to know before a number is quoted; "" if there is nothing."""
     known = cautions(data, found)
     if not known:
         return ""
@@ -194,13 +198,13 @@ def _cautions(data: PublishedSweep, found: Findings) -> str:
 
 
 def _in_words(data: PublishedSweep, found: Findings) -> str:
-    """Every finding as a sentence, with its interval."""
+    """Return every finding as a sentence, with its interval."""
     items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences(data, found))
     return section("The findings in words", f"<ul>{items}</ul>") if items else ""
 
 
 def _date(created: str) -> str:
-    """An ISO 8601 date as ``YYYY-MM-DD hh:mm UTC``; any other text unchanged."""
+    """Return an ISO 8601 date as ``YYYY-MM-DD hh:mm UTC``; any other text unchanged."""
     return re.sub(r"^(\d{4}-\d\d-\d\d)T(\d\d:\d\d)[:.\d]*(\+00:00|Z)$", r"\1 \2 UTC", created)
 
 
@@ -237,7 +241,7 @@ def _results(found: Findings, style: Style, panels: Mapping[Section, str], drawn
 
 
 def _tuning(panels: Mapping[Section, str]) -> str:
-    """The subsection of curves over hyperparameters; "" if the sweep varies none."""
+    """Return the subsection of curves over hyperparameters; "" if the sweep varies none."""
     if not panels["tuning"]:
         return ""
     caption = (
@@ -297,7 +301,7 @@ def _individuals(data: PublishedSweep, settings: Sequence[Setting], style: Style
 
 
 def _release_words(data: PublishedSweep, settings: Sequence[Setting]) -> str:
-    """Whether the shown statistics of εᵢ are exact or released with DP, and whether the εᵢ are guarantees."""
+    """Return whether the shown statistics of εᵢ are exact or released with DP, and whether the εᵢ are guarantees."""
     found = [trial.individuals for setting in settings for trial in setting.trials if trial.individuals]
     if not found:
         return ""

@@ -74,12 +74,12 @@ class Plot:
         return {"data": _rounded(self.data), "layout": _rounded(self.layout)}
 
     def page(self) -> str:
-        """The figure alone as a complete HTML page that needs no network."""
+        """Return the figure alone as a complete HTML page that needs no network."""
         return str(plotly.io.to_html(self.plain(), validate=False))
 
 
 def _rounded(value: Any) -> Any:
-    """The value with floats rounded to seven digits; infinities and NaN become None."""
+    """Return the value with floats rounded to seven digits; infinities and NaN become None."""
     if isinstance(value, float):
         return float(f"{value:.7g}") if math.isfinite(value) else None
     if isinstance(value, Mapping):

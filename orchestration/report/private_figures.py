@@ -15,12 +15,12 @@ from orchestration.report.style import INK
 
 
 def gradient_norms(scene: Scene) -> Plot:
-    """Mean gradient norm of the training examples of each group, before clipping (papers A and D)."""
+    """Return the mean gradient norm of the training examples of each group, before clipping (papers A and D)."""
     return _in_training(scene, "gradient_norm")
 
 
 def clipping_biases(scene: Scene) -> Plot:
-    """Mean norm of the part that clipping removes from gradients of each group (paper D, Section 4.2)."""
+    """Return the mean norm of the part that clipping removes from gradients of each group (paper D, Section 4.2)."""
     return _in_training(scene, "clipping_bias")
 
 
@@ -34,7 +34,9 @@ def _in_training(scene: Scene, name: str) -> Plot:
 
 
 def norms_over_epochs(scene: Scene) -> Plot:
-    """Mean gradient norm of each group over the epochs of the first seed; the largest at the end is labelled."""
+    """Return the mean gradient norm of each group over the epochs of the first seed; the largest at the end is
+    labelled.
+    """
     figure = blank(height=360)
     for setting in scene.settings:
         trial = first_seed(setting)
@@ -85,7 +87,7 @@ def estimate_densities(scene: Scene) -> dict[str, Plot | None]:
 def _densities(
     scene: Scene, found: Callable[[PublishedTrial], tuple[Density | None, float | None]], across: str, up: str
 ) -> dict[str, Plot | None]:
-    """One figure for each setting whose first seed has a density; keys are its name with Pearson's r."""
+    """Return one figure for each setting whose first seed has a density; keys are its name with Pearson's r."""
     drawn: dict[str, Plot | None] = {}
     for setting in scene.settings:
         density, r = found(first_seed(setting))
@@ -96,7 +98,7 @@ def _densities(
 
 
 def _heatmap(scene: Scene, setting: Setting, density: Density, across: str, up: str) -> Plot:
-    """A heatmap of counts on a logarithmic scale in the setting's colour; empty cells are transparent."""
+    """Return a heatmap of counts on a logarithmic scale in the setting's colour; empty cells are transparent."""
     figure, colour = blank(height=300), scene.style.colour(setting)
     counts = [[count or None for count in column] for column in zip(*density.counts, strict=True)]
     figure.add_heatmap(

@@ -104,7 +104,7 @@ ATTACK = (
 
 
 def meanings(data: PublishedSweep) -> list[tuple[str, str]]:
-    """The terms of the page with their meanings: metrics, comparison, and attacks if shown."""
+    """Return the terms of the page with their meanings: metrics, comparison, and attacks if shown."""
     is_exact = release_mode(data.disclosure).is_sensitive
     metrics = [metric for metric in of_task(data.task) if metric.meaning and (is_exact or not metric.exact)]
     attacked = any(trial.attacks for trial in data.trials)
@@ -131,7 +131,7 @@ def sentences(data: PublishedSweep, found: Findings) -> list[str]:
 
 
 def together(trials: Sequence[PublishedTrial]) -> list[str]:
-    """A sentence on the composed epsilon of all private trials; nothing if only one was ever started."""
+    """Return a sentence on the composed epsilon of all private trials; nothing if only one was ever started."""
     found = composed(trials)
     if found is None or found.trials + found.attempts + found.candidates < 2:
         return []
@@ -153,7 +153,7 @@ def together(trials: Sequence[PublishedTrial]) -> list[str]:
 
 
 def _of_group(group: ComposedGroup) -> str:
-    """What the trials together cost any k records, such as all records of a user who owns that many."""
+    """Return what the trials together cost any k records, such as all records of a user who owns that many."""
     whose = f" Any {group.group_size} records together, such as all of a user who owns at most {group.group_size},"
     if group.estimate is None:
         return f"{whose} have no composed ε: {group.refusal}."
@@ -183,7 +183,9 @@ _OVERSTATED = 1.1
 
 
 def _withheld(data: PublishedSweep) -> str:
-    """Why individual epsilons are not shown; under ``release: none``, also what ``private`` would show and cost."""
+    """Return why individual epsilons are not shown; under ``release: none``, also what ``private`` would show and
+    cost.
+    """
     if norms_are_off(data.trials):
         return (
             "What single training examples paid was not computed (norms: off); the worst case holds for each of them."
@@ -204,7 +206,9 @@ def _withheld(data: PublishedSweep) -> str:
 
 
 def _correlations(private: Sequence[Setting]) -> list[str]:
-    """A sentence on the strongest correlation over groups; it is a finding if all settings together rule out chance."""
+    """Return a sentence on the strongest correlation over groups; it is a finding if all settings together rule out
+    chance.
+    """
     known = [(found, setting.name) for setting in private if (found := group_correlation(setting)) is not None]
     if not known:
         return []
@@ -228,7 +232,8 @@ _CHANCE = 0.05
 
 
 def group_correlation(setting: Setting) -> Correlation | None:
-    """The correlation of accuracy, or main score, and mean epsilon_i over groups; None for fewer than three groups.
+    """Return the correlation of accuracy, or main score, and mean epsilon_i over groups; None for fewer than three
+    groups.
 
     Groups whose mean has a standard error above a tenth of the worst case are left out: they are so small that the
     noise of the release dominates.

@@ -48,7 +48,7 @@ def summary_pdf(page: str) -> bytes:
 
 
 def _without_sandbox() -> Sequence[str]:
-    """The browser refuses its sandbox to root; the page that it opens is our own, and no address resolves."""
+    """Return the browser refuses its sandbox to root; the page that it opens is our own, and no address resolves."""
     return ["--no-sandbox"] if os.geteuid() == 0 else []
 
 

@@ -37,7 +37,9 @@ _MOST_CLASSES = 20
 
 
 def settings_table(found: Findings, style: Style) -> str:
-    """One row per setting: every metric of `MetricTable.SETTINGS`, averaged over its seeds, with known intervals."""
+    """Return one row per setting: every metric of `MetricTable.SETTINGS`, averaged over its seeds, with known
+    intervals.
+    """
     settings, front = found.settings, best_trade_offs(found.settings, found.worst_group, found.useless)
     shown = columns(MetricTable.SETTINGS, found.worst_group.name, found.task)
     heads = (("Setting", ""), ("Seeds", "n"), ("Composed ε", "n"), *((metric.heading, "n") for metric in shown))
@@ -58,7 +60,7 @@ def settings_table(found: Findings, style: Style) -> str:
 
 
 def _interval(found: Findings, setting: Setting, metric: Metric) -> str:
-    """The 95% interval to show below a number; "" if none is known."""
+    """Return the 95% interval to show below a number; "" if none is known."""
     is_known = metric.measure is not None and setting.over_seeds(metric.value) is not None
     interval = found.evidence.interval(setting, metric.name) if is_known else None
     corrected = None if interval is None else interval.corrected
@@ -94,7 +96,7 @@ def _verdict(found: Difference) -> str:
 
 
 def fairness_table(found: Findings, style: Style) -> str:
-    """One row per setting: every metric of `MetricTable.FAIRNESS` that any setting has; "" without any."""
+    """Return one row per setting: every metric of `MetricTable.FAIRNESS` that any setting has; "" without any."""
     shown = [
         metric
         for metric in columns(MetricTable.FAIRNESS, found.worst_group.name, found.task)
@@ -113,7 +115,7 @@ def fairness_table(found: Findings, style: Style) -> str:
 
 
 def by_group_table(found: Findings, style: Style) -> str:
-    """One row per setting and group: every metric of `GROUP_METRICS` that any of them has; "" without groups."""
+    """Return one row per setting and group: every metric of `GROUP_METRICS` that any of them has; "" without groups."""
     names = group_names([trial for setting in found.settings for trial in setting.trials])
     shown = [
         each
@@ -192,13 +194,13 @@ def _composed(setting: Setting) -> str:
 
 
 def _over_seeds(metric: Metric, setting: Setting) -> str:
-    """The metric over the seeds of the setting, after the groups that it belongs to in small print."""
+    """Return the metric over the seeds of the setting, after the groups that it belongs to in small print."""
     groups, text = ", ".join(whose(metric, setting)), shown_over_seeds(metric, setting)
     return f'<small class="whose">{escape(groups)}</small>{text.removeprefix(f"{groups}:")}' if groups else text
 
 
 def group_sizes_table(settings: Sequence[Setting], style: Style) -> str:
-    """Epsilon of any k records together, by setting; "" if no trial has it for k > 1."""
+    """Return the epsilon of any k records together, by setting; "" if no trial has it for k > 1."""
     sizes = sorted({k for setting in settings for trial in setting.trials if trial.privacy
                     for k in trial.privacy.group_epsilons})  # fmt: skip
     if not any(k > 1 for k in sizes):
@@ -218,14 +220,16 @@ def group_sizes_table(settings: Sequence[Setting], style: Style) -> str:
 
 
 def _with_risk(shown: str, setting: Setting, size: int) -> str:
-    """An epsilon; below it, the bound on the advantage of attacks on a group of ``size``, the largest over seeds."""
+    """Return an epsilon; below it, the bound on the advantage of attacks on a group of ``size``, the largest over
+    seeds.
+    """
     found = [trial.privacy.risks[size] for trial in setting.trials if trial.privacy and size in trial.privacy.risks]
     worst = max((risk.advantage.upper for risk in found), default=None)
     return shown if worst is None else f"{shown}<br><small>advantage {at_most_share(worst)}</small>"
 
 
 def trials_table(trials: Sequence[PublishedTrial], worst_group: str, task: str = "classification") -> str:
-    """One row per trial: status, claim, every metric of `metrics.MetricTable.TRIALS`, error and notes.
+    """Return one row per trial: status, claim, every metric of `metrics.MetricTable.TRIALS`, error and notes.
 
     worst_group, task: as in `metrics.columns`.
     """

@@ -17,7 +17,7 @@ _EPSILON_AXIS = Axis("worst-case ε (log scale)", epsilon, ".3~g")
 
 
 def utility_fairness(scene: Scene) -> Plot:
-    """The metric of the worst-served group against accuracy on all test data."""
+    """Return the metric of the worst-served group against accuracy on all test data."""
     return _scatter(scene, total_axis(scene), worst_axis(scene))
 
 
@@ -27,7 +27,9 @@ def privacy_utility(scene: Scene) -> Plot | None:
 
 
 def privacy_fairness(scene: Scene) -> Plot | None:
-    """The metric of the worst-served group against worst-case epsilon; None if all private settings cost the same."""
+    """Return the metric of the worst-served group against worst-case epsilon; None if all private settings cost the
+    same.
+    """
     return _privacy(scene, worst_axis(scene))
 
 
@@ -73,7 +75,7 @@ def _privacy(scene: Scene, y: Axis) -> Plot | None:
 
 
 def _scatter(scene: Scene, x: Axis, y: Axis) -> Plot:
-    """One marker per setting at its mean over seeds, whiskers over their range, a faint dot per seed."""
+    """Return one marker per setting at its mean over seeds, whiskers over their range, a faint dot per seed."""
     figure = blank(height=430)
     style, front = scene.style, best_trade_offs(scene.settings, scene.worst_group, scene.useless)
     adapted = hyperparameters(scene.settings)

@@ -31,7 +31,7 @@ def accuracy_over_epochs(scene: Scene) -> Plot:
 
 
 def loss_over_epochs(scene: Scene) -> Plot:
-    """Mean loss on test data after each epoch: one line per setting, for its first seed."""
+    """Return the mean loss on test data after each epoch: one line per setting, for its first seed."""
     return _over_epochs(scene, "test_loss", "loss on test data", ".3~g")
 
 
@@ -41,7 +41,7 @@ def epsilon_over_epochs(scene: Scene) -> Plot:
 
 
 def accountants_over_epochs(scene: Scene) -> dict[str, Plot | None]:
-    """Epsilon over epochs by every accountant that covers the run (paper C, Figure 2); estimates are dotted.
+    """Return the epsilon over epochs by every accountant that covers the run (paper C, Figure 2); estimates are dotted.
 
     One figure for each schedule, from the first seed of its first setting.
     """
@@ -111,7 +111,7 @@ def rho_over_epochs(scene: Scene) -> Plot:
 
 
 def noise(scene: Scene) -> Plot:
-    """Noise multiplier per epoch: one line per setting, for its first seed."""
+    """Return the noise multiplier per epoch: one line per setting, for its first seed."""
     figure = blank(height=360)
     for setting in scene.settings:
         history = setting.trials[0].history
@@ -188,7 +188,7 @@ def _over_epochs(scene: Scene, name: str, title: str, ticks: str) -> Plot:
 
 
 def epsilon_over_group_size(scene: Scene) -> Plot | None:
-    """Epsilon of any k records together (paper B, Figure 1); None if fewer than two sizes were accounted.
+    """Return the epsilon of any k records together (paper B, Figure 1); None if fewer than two sizes were accounted.
 
     Solid: tight. Dotted: Vadhan's conversion. Dashed: k times the epsilon of one record.
     """

@@ -22,7 +22,7 @@ MOST_COMBINATIONS: Final = 10_000
 
 
 def spread(given: Mapping[str, Any], types: Mapping[str, Any], place: str) -> list[dict[str, Any]]:
-    """One mapping per combination of the lists in ``given``; the last list changes fastest.
+    """Return one mapping per combination of the lists in ``given``; the last list changes fastest.
 
     types: types of the values, by key; a list under a key without a type is one value. place: position in the sweep
     file, for errors. Raises: InvalidInput for an empty list, and for more than `MOST_COMBINATIONS`.
@@ -37,7 +37,7 @@ def spread(given: Mapping[str, Any], types: Mapping[str, Any], place: str) -> li
 
 
 def has_lists(value: object) -> bool:
-    """Whether a component or section holds a list at any depth, so that `spread` may expand it."""
+    """Return whether a component or section holds a list at any depth, so that `spread` may expand it."""
     if isinstance(value, Mapping):
         return any(isinstance(item, list) or has_lists(item) for item in value.values())
     return False
@@ -62,7 +62,7 @@ def _required(values: list[Any], place: str) -> list[Any]:
 
 
 def _kind_of_items(kind: Any) -> Any:
-    """The type of the values of a mapping type; None for any other."""
+    """Return the type of the values of a mapping type; None for any other."""
     arguments = get_args(kind)
     is_mapping = isinstance(get_origin(kind), type) and issubclass(get_origin(kind), Mapping)
     if is_mapping and len(arguments) == 2:
@@ -72,7 +72,9 @@ def _kind_of_items(kind: Any) -> Any:
 
 
 def _holds(values: list[Any], kind: Any) -> bool:
-    """Whether the list is one value of the type: the type takes lists and, if all items are lists, lists of lists."""
+    """Return whether the list is one value of the type: the type takes lists and, if all items are lists, lists of
+    lists.
+    """
     members = [each for each in (get_args(kind) if _is_union(kind) else (kind,)) if _takes_lists(each)]
     nested = bool(values) and all(isinstance(item, list) for item in values)
     return any(not nested or any(map(_takes_lists, get_args(each))) for each in members)

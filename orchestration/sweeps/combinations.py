@@ -26,23 +26,23 @@ def _placed(values: Iterable[Any]) -> list[tuple[int, Any]]:
 
 
 def values_of(chosen: Chosen) -> Choice:
-    """The values without their indices."""
+    """Return the values without their indices."""
     return {axis: value for axis, (_, value) in chosen.items()}
 
 
 def combinations(axes: Axes) -> Iterator[Chosen]:
-    """The product of all axes."""
+    """Yield the product of all axes."""
     for chosen in itertools.product(*axes.values()):
         yield dict(zip(axes, chosen, strict=True))
 
 
 def pairs(sweep: SweepSpec) -> list[list[str]]:
-    """The groups of axes that ``zip`` varies together, by names of axes."""
+    """Return the groups of axes that ``zip`` varies together, by names of axes."""
     return [[_AXES.get(key, key) for key in group] for group in sweep.pairs]
 
 
 def is_paired(sweep: SweepSpec, chosen: Chosen, also: Mapping[str, int] = MappingProxyType({})) -> bool:
-    """Whether axes that vary together have the same index in their lists. also: indices of further axes."""
+    """Return whether axes that vary together have the same index in their lists. also: indices of further axes."""
     places = {axis: place for axis, (place, _) in chosen.items()} | dict(also)
     return all(len({places[axis] for axis in group if axis in places}) <= 1 for group in pairs(sweep))
 
@@ -69,13 +69,13 @@ _COMPONENTS = (
 
 
 def shared_axes(sweep: SweepSpec) -> Axes:
-    """The axes that private trials and baselines share."""
+    """Return the axes that private trials and baselines share."""
     fields = ("data", *_COMPONENTS, "sampling", "epochs", "norms")
     return {**{axis: _placed(getattr(sweep, axis)) for axis in fields}, "seed": _placed(sweep.seeds)}
 
 
 def private_axes(sweep: SweepSpec) -> Axes:
-    """The axes that only private trials have: clipping, schedule, and target ``epsilon`` or noise ``sigma``."""
+    """Return the axes that only private trials have: clipping, schedule, and target ``epsilon`` or noise ``sigma``."""
     privacy = sweep.privacy
     return {
         "clipping": [(place, each) for place, each in _placed(sweep.clipping) if each.name != BASELINE],
@@ -86,6 +86,6 @@ def private_axes(sweep: SweepSpec) -> Axes:
 
 
 def repeated(sweep: SweepSpec) -> tuple[str, ...]:
-    """The axes of the sweep that list a value twice."""
+    """Return the axes of the sweep that list a value twice."""
     axes = {**shared_axes(sweep), **private_axes(sweep)}
     return tuple(axis for axis, values in axes.items() if len({value for _, value in values}) < len(values))

@@ -41,7 +41,7 @@ _GIVEN: Final = {
 
 
 def parameters_of(make: Callable[..., object]) -> Iterator[inspect.Parameter]:
-    """The parameters of a component's factory that a sweep file may give."""
+    """Yield the parameters of a component's factory that a sweep file may give."""
     for parameter in inspect.signature(make).parameters.values():
         is_named = parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
         if is_named and parameter.name not in _GIVEN:
@@ -50,7 +50,9 @@ def parameters_of(make: Callable[..., object]) -> Iterator[inspect.Parameter]:
 
 @functools.cache
 def types_of(key: str, name: str) -> Mapping[str, Any]:
-    """The type of each parameter of the component ``name`` that a sweep file may give; empty for an unknown one."""
+    """Return the type of each parameter of the component ``name`` that a sweep file may give; empty for an unknown
+    one.
+    """
     make = COMPONENTS[key].get(name)
     if make is None:
         return {}

@@ -83,7 +83,7 @@ class GridPoint:
 
     @property
     def is_private(self) -> bool:
-        """Whether the trial clips and adds noise; False for a baseline."""
+        """Return whether the trial clips and adds noise; False for a baseline."""
         return self.spec.is_private
 
 
@@ -96,7 +96,7 @@ class Draft:
 
 
 def grid(sweep: SweepSpec, past: Past = NO_PAST) -> tuple[GridPoint, ...]:
-    """Every trial of the sweep once, baselines first, each with a key that depends on the trial alone.
+    """Return every trial of the sweep once, baselines first, each with a key that depends on the trial alone.
 
     Trials that only an earlier version of the file asked for come last.
 
@@ -132,7 +132,7 @@ def grid(sweep: SweepSpec, past: Past = NO_PAST) -> tuple[GridPoint, ...]:
 
 
 def drafts(sweep: SweepSpec) -> tuple[Draft, ...]:
-    """All trials of the product of the sweep's lists; a trial that the lists give twice appears twice."""
+    """Return all trials of the product of the sweep's lists; a trial that the lists give twice appears twice."""
     if sweep.tune is not None and sweep.adapted is not None and _runs(sweep.adapted):
         return _selected(sweep, sweep.tune, _runs(sweep.adapted))
     release = release_spec(sweep.release.name, sweep.release.params)
@@ -160,7 +160,9 @@ Runs = Mapping[str, Sequence[tuple[int, Mapping[str, Any], int]]]
 
 
 def _runs(adapted: Adapted) -> Runs:
-    """All drawn runs, or, after the selection, the selected run of each setting; empty without private selection."""
+    """Return all drawn runs, or, after the selection, the selected run of each setting; empty without private
+    selection.
+    """
     if adapted.drawn:
         return {
             name: [(each.candidate, adapted.candidates[each.candidate], each.seed) for each in drawn]
@@ -174,7 +176,7 @@ def _runs(adapted: Adapted) -> Runs:
 
 
 def settings_of(sweep: SweepSpec, tune: TuneSettings) -> tuple[str, ...]:
-    """The names of all settings of a sweep, given by `setting_of` to its trials before any value is tuned."""
+    """Return the names of all settings of a sweep, given by `setting_of` to its trials before any value is tuned."""
     points = [draft.point for draft in drafts(sweep.model_copy(update={"adapted": None}))]
     accountant = sweep.privacy.accountant
     return tuple(dict.fromkeys(setting_of(point.spec, point.target_epsilon, accountant, tune) for point in points))
@@ -230,7 +232,7 @@ def _candidates(sweep: SweepSpec) -> Sequence[int | None]:
 def _adapted(
     sweep: SweepSpec, trial: TrialSpec, target_epsilon: float | None, candidate: int | None
 ) -> tuple[TrialSpec, str]:
-    """The trial with its tuned values, and the name of its setting.
+    """Return the trial with its tuned values, and the name of its setting.
 
     Raises: InvalidInput for a setting that was not tuned and so has no best candidate.
     """
@@ -272,7 +274,7 @@ def _with_own_noise(choice: Choice) -> Choice:
 
 
 def _trial(sweep: SweepSpec, choice: Choice) -> TrialSpec:
-    """The non-private trial of one combination, without a key."""
+    """Return the non-private trial of one combination, without a key."""
     return TrialSpec(
         key="",
         **{axis: choice[axis] for axis in shared_axes(sweep)},

@@ -16,12 +16,15 @@ from orchestration.sweeps.schema import SweepSpec, parse_sweep
 
 
 def past_of(manifest: Manifest) -> Past:
-    """The history of a stored sweep, for planning. Raises: InvalidInput if a stored text is no valid sweep file."""
+    """Return the history of a stored sweep, for planning. Raises: InvalidInput if a stored text is no valid sweep
+    file.
+    """
     return Past(tuple(map(parse_sweep, manifest.earlier)), manifest.calibrations)
 
 
 def grown(manifest: Manifest, sweep: SweepSpec, text: str, root: str) -> Manifest:
-    """The manifest updated to ``sweep``, with which the stored sweep continues; unchanged if it is the same file.
+    """Return the manifest updated to ``sweep``, with which the stored sweep continues; unchanged if it is the same
+    file.
 
     text: the file of ``sweep``. root: folder of the stored sweep, for errors. Raises: InvalidInput for a sweep of
     another name, and for another release mode if stored results hold statistics of training examples.
@@ -50,7 +53,8 @@ def grown(manifest: Manifest, sweep: SweepSpec, text: str, root: str) -> Manifes
 
 
 def begun(tuning: Manifest | None, stage: str) -> str:
-    """The stored file of the tuning, if it differs from ``stage`` only in the section ``adapted``; else ``stage``.
+    """Return the stored file of the tuning, if it differs from ``stage`` only in the section ``adapted``; else
+    ``stage``.
 
     tuning: manifest that an earlier run left, if any.
     """

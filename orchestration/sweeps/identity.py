@@ -73,14 +73,14 @@ def content(
 
 
 def trial_key(words: Sequence[str], canonical: str) -> str:
-    """The key of a trial: descriptive ``words`` and the hash of its `content`; a valid file name everywhere."""
+    """Return the key of a trial: descriptive ``words`` and the hash of its `content`; a valid file name everywhere."""
     digest = hashlib.sha256(canonical.encode()).hexdigest()[:_HASH]
     readable = re.sub(r"[^A-Za-z0-9_.=+-]+", "_", "-".join(words))
     return f"{readable[: LONGEST_KEY - _HASH - 1]}-{digest}"
 
 
 def short_name(name: str) -> str:
-    """A name without the folder and suffix of the user's own file.
+    """Return a name without the folder and suffix of the user's own file.
 
     >>> short_name("models/file.py:function"), short_name("flat")
     ('file:function', 'flat')
@@ -103,7 +103,7 @@ def _plain(value: Any) -> Any:
 
 
 def _usual(owner: type[Any], field: Field[Any]) -> Any:
-    """The first default of a field of the dataclass ``owner``, or `MISSING`, which equals no value."""
+    """Return the first default of a field of the dataclass ``owner``, or `MISSING`, which equals no value."""
     default = field.default_factory() if field.default_factory is not MISSING else field.default
     return _FIRST_DEFAULTS.get((owner, field.name), default)
 

@@ -22,7 +22,7 @@ _ABSENT = object()
 
 
 def shown_choice(choice: Choice) -> Choice:
-    """The choice with the split seed of the data as an axis of its own, beside the training seed."""
+    """Return the choice with the split seed of the data as an axis of its own, beside the training seed."""
     data = choice["data"]
     return {**choice, "data": replace(data, split_seed=0), "split_seed": data.split_seed}
 
@@ -43,7 +43,7 @@ def labels_by_axis(choices: Iterable[Choice]) -> Mapping[str, Mapping[Any, str]]
 
 
 def labels_of(choice: Choice, by_axis: Mapping[str, Mapping[Any, str]]) -> dict[str, Label]:
-    """The labels of one trial; numbers stay numbers."""
+    """Return the labels of one trial; numbers stay numbers."""
     return {
         axis: value if isinstance(value, int | float) else by_axis[axis][value]
         for axis, value in choice.items()
@@ -66,7 +66,7 @@ def _texts(axis: str, values: Sequence[Any]) -> dict[Any, str]:
 
 
 def varying_texts(values: Sequence[Component | None]) -> list[str]:
-    """One text per component: its name and, if others have the same name, the parameters in which they differ.
+    """Return one text per component: its name and, if others have the same name, the parameters in which they differ.
 
     >>> varying_texts([Component("flat", {"bound": 0.5, "x": 1}), Component("flat", {"bound": 2, "x": 1})])
     ['flat-bound0.5', 'flat-bound2']

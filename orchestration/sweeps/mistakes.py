@@ -12,7 +12,7 @@ from workers.field_bounds import place_of
 
 
 def mistakes(error: ValidationError, content: Mapping[str, Any]) -> Iterator[str]:
-    """One line per mistake: its place in the sweep, what is expected there, and what was found."""
+    """Yield one line per mistake: its place in the sweep, what is expected there, and what was found."""
     wrong: dict[str, list[str]] = {}
     for item in error.errors(include_url=False, include_context=False):
         message = item["msg"].removeprefix("Value error, ")

@@ -163,7 +163,7 @@ class _Planner:
         self.multipliers.update({key: sigma for key, sigma in found if sigma is not None})
 
     def planned(self, checked: _Checked) -> PlannedTrial:
-        """The plan of a trial after `calibrate`. Raises the error for which it is refused."""
+        """Return the plan of a trial after `calibrate`. Raises the error for which it is refused."""
         point, trial, dataset, mechanism = checked.point, checked.point.spec, checked.dataset, checked.mechanism
         method = clipping.make_clipping(trial.clipping, self.code or NO_CODE)
         asked = self._asked(checked)
@@ -227,7 +227,7 @@ class _Planner:
         return tuple(dict.fromkeys(note for known in self.tried.values() if isinstance(known, tuple) for note in known))
 
     def _asked(self, checked: _Checked) -> tuple[str, Calibration] | None:
-        """The calibration that a trial needs, with a digest of its inputs; None for a trial without a target."""
+        """Return the calibration that a trial needs, with a digest of its inputs; None for a trial without a target."""
         mechanism, trial, target = checked.mechanism, checked.point.spec, checked.point.target_epsilon
         if target is None:
             return None
@@ -279,13 +279,17 @@ def _require_own_entries(trial: TrialSpec, mechanism: TrialMechanism, statistics
 
 
 def _shard_bytes(norms: NormSpec, epochs: int, steps: int, examples: int) -> int:
-    """Bytes of stored norms: of all examples at every refresh, and of the ``exact_examples`` at every step."""
+    """Return the bytes of stored norms: of all examples at every refresh, and of the ``exact_examples`` at every
+    step.
+    """
     everyone = norms.snapshots(epochs, steps) * (examples * _BYTES_PER_ROW + _BYTES_PER_SNAPSHOT)
     tracked = min(norms.exact_examples, examples)
     return everyone + (steps * (tracked * _BYTES_PER_ROW + _BYTES_PER_SNAPSHOT) if tracked else 0)
 
 
 def _alike(sweep: SweepSpec, tuning: Plan) -> Plan:
-    """The plan of a tuning; refused if the trials of a setting differ too much for a private selection (`unlike`)."""
+    """Return the plan of a tuning; refused if the trials of a setting differ too much for a private selection
+    (`unlike`).
+    """
     reason = unlike(tuning.trials) if sweep.tune and sweep.tune.is_selection else None
     return replace(tuning, refusals=(*tuning.refusals, Refusal("all", reason))) if reason else tuning

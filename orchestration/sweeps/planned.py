@@ -54,7 +54,7 @@ class PlannedTrial:
 
     @property
     def spec(self) -> TrialSpec:
-        """What the trainer runs, with its calibrated noise multiplier."""
+        """Return what the trainer runs, with its calibrated noise multiplier."""
         return self.point.spec
 
 
@@ -102,7 +102,7 @@ class Plan:
         return f"<p>{html.escape(repr(self))}</p><table>{table}</table>{said}"
 
     def reasons(self) -> list[str]:
-        """One line per distinct reason of refusal, with the keys of the first refused trials."""
+        """Return one line per distinct reason of refusal, with the keys of the first refused trials."""
         keys: dict[str, list[str]] = {}
         for refusal in self.refusals:
             keys.setdefault(refusal.reason, []).append(refusal.key)
@@ -110,7 +110,7 @@ class Plan:
 
 
 def _enumerated(keys: Sequence[str]) -> str:
-    """The keys in words; of more than `_MOST_NAMED` only the first, and how many others there are."""
+    """Return the keys in words; of more than `_MOST_NAMED` only the first, and how many others there are."""
     named, others = ", ".join(keys[:_MOST_NAMED]), len(keys) - _MOST_NAMED
     return f"{named} and {others:,} more" if others > 0 else named
 
@@ -124,5 +124,5 @@ def accept(plan: Plan, files: SweepFiles) -> Plan:
 
 
 def worst_cases(trace: Trace, delta: float, sweep: SweepSpec) -> tuple[PrivacyEstimate, ...]:
-    """Epsilon of a run by the sweep's accountant, then by each of its other accountants."""
+    """Return the epsilon of a run by the sweep's accountant, then by each of its other accountants."""
     return tuple(account(trace, delta, name) for name in (sweep.privacy.accountant, *sweep.accounting.also))

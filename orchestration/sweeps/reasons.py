@@ -15,7 +15,7 @@ from workers.spec import TrialSpec
 
 
 def reasons_of(sweep: SweepSpec, spec: TrialSpec, of_data: Iterable[Reason]) -> tuple[Reason, ...]:
-    """Why every epsilon of the trial ``spec`` of ``sweep`` is an estimate; none for a trial without noise.
+    """Return why every epsilon of the trial ``spec`` of ``sweep`` is an estimate; none for a trial without noise.
 
     of_data: what was read off the rows, from the description of the data or from the trial's result.
     """

@@ -34,7 +34,7 @@ def of_trials(trials: Sequence[PlannedTrial], code: UserCode | None) -> tuple[st
 
 
 def _of_data(trials: Sequence[PlannedTrial]) -> tuple[str, ...]:
-    """The notes of each data set, such as rows that are left out, and what was read off the rows."""
+    """Return the notes of each data set, such as rows that are left out, and what was read off the rows."""
     notes = {
         f"data {trial.dataset.name}: {note}": None
         for trial in trials
@@ -44,7 +44,9 @@ def _of_data(trials: Sequence[PlannedTrial]) -> tuple[str, ...]:
 
 
 def _beyond_budgets(trials: Sequence[PlannedTrial]) -> tuple[str, ...]:
-    """A note about the most expensive trial among those whose budget covers training but not their other releases."""
+    """Return a note about the most expensive trial among those whose budget covers training but not their other
+    releases.
+    """
     found: list[tuple[float, str]] = []
     for trial in trials:
         budget, left_out = trial.spec.budget, [release.name for release in trial.trace.releases]
@@ -76,7 +78,7 @@ def _large_deltas(trials: Sequence[PlannedTrial]) -> tuple[str, ...]:
 
 
 def of_candidates(sweep: SweepSpec, trials: Sequence[PlannedTrial]) -> str:
-    """A note that says what the tuning trials of ``sweep`` are and what is trained after them."""
+    """Return a note that says what the tuning trials of ``sweep`` are and what is trained after them."""
     match sweep.tune.selection if sweep.tune else None:
         case RandomTrials() as law:
             return (
@@ -100,7 +102,9 @@ def of_candidates(sweep: SweepSpec, trials: Sequence[PlannedTrial]) -> str:
 
 
 def _naive(trials: Sequence[PlannedTrial], number: int) -> str:
-    """Epsilon of the first private candidate: after the selection, alone, and if ``number`` of them were released."""
+    """Return the epsilon of the first private candidate: after the selection, alone, and if ``number`` of them were
+    released.
+    """
     one = next((trial for trial in trials if trial.spec.is_private and trial.trace.is_private), None)
     if one is None:
         return ""

@@ -94,13 +94,13 @@ def check_sections(sections: Sequence[ResourceSettings]) -> None:
 
 
 def reserved(sections: Sequence[ResourceSettings], trial: TrialSpec) -> ResourceSettings:
-    """The section of a trial: the first whose conditions hold."""
+    """Return the section of a trial: the first whose conditions hold."""
     names = _names(trial)
     return next(each for each in sections if all(names[place] in wanted for place, wanted in each.when.items()))
 
 
 def _names(trial: TrialSpec) -> Mapping[str, str | None]:
-    """The names of a trial's components, by role; None for a component that the trial does not have."""
+    """Return the names of a trial's components, by role; None for a component that the trial does not have."""
     return {
         "data": trial.data.name,
         "preprocessing": trial.preprocessing.name if trial.preprocessing else None,

@@ -18,7 +18,7 @@ from workers.spec import Component, NoiseSpec
 
 
 def rivals(point: GridPoint) -> str | None:
-    """Name of the group of trials that a scheduler may compare this one with: its setting and seed.
+    """Return the name of the group of trials that a scheduler may compare this one with: its setting and seed.
 
     None for a baseline, which is never stopped because private trials are compared with it.
     """
@@ -43,7 +43,9 @@ def rivals(point: GridPoint) -> str | None:
 
 
 def unopposed(sweep: SweepSpec, points: Iterable[GridPoint]) -> tuple[str, ...]:
-    """A warning if the sweep's scheduler stops trials, but every group of comparable trials has only one trial."""
+    """Return a warning if the sweep's scheduler stops trials, but every group of comparable trials has only one
+    trial.
+    """
     sizes = Counter(group for point in points if (group := rivals(point)) is not None)
     if sweep.scheduler.name == "fifo" or max(sizes.values(), default=0) > 1:
         return ()
@@ -54,5 +56,5 @@ def unopposed(sweep: SweepSpec, points: Iterable[GridPoint]) -> tuple[str, ...]:
 
 
 def _named(component: Component) -> Component:
-    """The component without its parameters."""
+    """Return the component without its parameters."""
     return Component(component.name)

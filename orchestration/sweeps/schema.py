@@ -142,7 +142,9 @@ ZIPPED: Final = (*_WITH_LISTS, "epochs", "seeds", "target_epsilon", "noise_multi
 
 
 def _spread_all(key: str, value: object) -> object:
-    """The values of an axis, where each component that holds lists is replaced by one component per combination."""
+    """Return the values of an axis, where each component that holds lists is replaced by one component per
+    combination.
+    """
     if not has_lists(value) and not (isinstance(value, list) and any(map(has_lists, value))):
         return value
     spread_values: list[object] = []
@@ -257,12 +259,12 @@ class SweepSpec(SweepSection):
 
     @property
     def selects_unaccounted(self) -> bool:
-        """Whether the scheduler stops trials by a metric that is not that of public data."""
+        """Return whether the scheduler stops trials by a metric that is not that of public data."""
         is_public = self.scheduler.metric == "public_accuracy" and all(data.public_fraction > 0.0 for data in self.data)
         return self.scheduler.name != "fifo" and not is_public
 
     def plain(self) -> dict[str, Any]:
-        """The specification as JSON values, every default written out."""
+        """Return the specification as JSON values, every default written out."""
         plain: dict[str, Any] = self.model_dump(mode="json")
         for key in ("norms", "resources"):  # as in earlier versions, where these keys took one value
             if len(plain[key]) == 1:
@@ -270,7 +272,7 @@ class SweepSpec(SweepSection):
         return plain
 
     def reserved(self, trial: TrialSpec) -> ResourceSettings:
-        """The Ray resources that a trial of the sweep reserves."""
+        """Return the Ray resources that a trial of the sweep reserves."""
         return reserved(self.resources, trial)
 
     @model_validator(mode="before")
@@ -287,7 +289,9 @@ class SweepSpec(SweepSection):
         return self.zip or ()
 
     def values_of(self, key: str) -> tuple[Any, ...]:
-        """The values of an axis of `ZIPPED`; empty if the file does not give target_epsilon or noise_multiplier."""
+        """Return the values of an axis of `ZIPPED`; empty if the file does not give target_epsilon or
+        noise_multiplier.
+        """
         found = getattr(self.privacy if key in ("target_epsilon", "noise_multiplier") else self, key)
         return found or ()
 

@@ -107,7 +107,9 @@ def _distribution(values: Any) -> BaseDistribution:
 
 
 def _as_param(values: Any, value: Any) -> Any:
-    """A value in Optuna's form: its index if ``values`` is a list, because Optuna takes no lists or maps as values."""
+    """Return a value in Optuna's form: its index if ``values`` is a list, because Optuna takes no lists or maps as
+    values.
+    """
     return values.index(value) if isinstance(values, list) else value
 
 

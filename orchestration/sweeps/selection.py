@@ -86,7 +86,7 @@ def _check_choice(
 
 
 def unlike(trials: Iterable[PlannedTrial]) -> str | None:
-    """Why no private selection among these candidates is possible; None if it is.
+    """Return why no private selection among these candidates is possible; None if it is.
 
     All private candidates of a setting must have the same trace, and the trace must carry a guarantee.
     """
@@ -128,7 +128,7 @@ def draw_runs(settings: Iterable[str], selection: Selection, candidates: int) ->
 
 
 def selection_stage(sweep: SweepSpec, text: str, drawn: Mapping[str, tuple[DrawnRun, ...]]) -> str:
-    """Text of the sweep file of the runs that were drawn for ``sweep``; it is private data.
+    """Return the text of the sweep file of the runs that were drawn for ``sweep``; it is private data.
 
     text: the file of ``sweep`` itself.
     """

@@ -26,7 +26,9 @@ MAX_VALUES = 100_000
 
 
 def read_text(path: Path) -> str:
-    """The text of a sweep file. Raises: InvalidInput if it cannot be read, is over `MAX_BYTES`, or is not UTF-8."""
+    """Return the text of a sweep file. Raises: InvalidInput if it cannot be read, is over `MAX_BYTES`, or is not
+    UTF-8.
+    """
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise InvalidInput(f"{path} is no file, but a folder, a pipe or a device; give the path of a sweep file")
@@ -42,7 +44,7 @@ def read_text(path: Path) -> str:
 
 
 def parse_text(text: str) -> Any:
-    """The value of a YAML text. Raises: InvalidInput with line and column if it is not valid.
+    """Return the value of a YAML text. Raises: InvalidInput with line and column if it is not valid.
 
     >>> parse_text("{delta: 1e-5, seeds: [0, 010], note: yes}")
     {'delta': 1e-05, 'seeds': [0, '010'], 'note': 'yes'}
@@ -71,7 +73,8 @@ def parse_text(text: str) -> Any:
 
 
 def with_section(text: str, key: str, value: object, comment: str) -> str:
-    """The sweep file ``text`` with ``key: value`` appended below a ``comment``, or rewritten as JSON if it cannot be.
+    """Return the sweep file ``text`` with ``key: value`` appended below a ``comment``, or rewritten as JSON if it
+    cannot be.
 
     >>> print(with_section("seeds: 0", "epochs", 2, "Added later."))
     seeds: 0
@@ -91,7 +94,7 @@ def with_section(text: str, key: str, value: object, comment: str) -> str:
 
 
 def shortly(value: object) -> str:
-    """The value's representation for an error message, at most 123 characters."""
+    """Return the value's representation for an error message, at most 123 characters."""
     shown = reprlib.repr(value)
     return shown if len(shown) <= 120 else f"{shown[:120]}..."
 
@@ -108,7 +111,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _size(node: yaml.Node, known: dict[int, int]) -> int:
-    """Number of values in a node after alias expansion, itself included. ``known``: results by node id."""
+    """Return the number of values in a node after alias expansion, itself included. ``known``: results by node id."""
     if id(node) not in known:
         held = [item for pair in node.value for item in pair] if isinstance(node, yaml.MappingNode) else node.value
         parts = [] if isinstance(node, yaml.ScalarNode) else held
@@ -121,7 +124,7 @@ def _refused(problem: str, node: yaml.Node) -> yaml.MarkedYAMLError:
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    """A mapping. A duplicate key is an error; PyYAML would silently drop its first value."""
+    """Return a mapping. A duplicate key is an error; PyYAML would silently drop its first value."""
     seen: set[str] = set()
     for key, _ in node.value:
         if isinstance(key, yaml.ScalarNode):

@@ -141,7 +141,7 @@ class TuneSettings(SweepSection):
 
     @property
     def is_selection(self) -> bool:
-        """Whether each trial is selected from its own candidates and its epsilon covers the selection."""
+        """Return whether each trial is selected from its own candidates and its epsilon covers the selection."""
         return self.selection is not None
 
     @property
@@ -208,16 +208,17 @@ class Adapted(SweepSection):
 
     @property
     def is_tuning(self) -> bool:
-        """Whether these are tuning trials, which only need a score."""
+        """Return whether these are tuning trials, which only need a score."""
         return bool(self.candidates) and not self.drawn
 
     def tries(self, setting: str, candidate: int | None) -> bool:
-        """Whether the setting tries the candidate with this index."""
+        """Return whether the setting tries the candidate with this index."""
         return setting not in self.proposed or candidate in self.proposed[setting]
 
 
 def setting_of(trial: TrialSpec, target_epsilon: float | None, accountant: str, tune: TuneSettings) -> str:
-    """Name of the setting of a trial that is not yet tuned: a hash of everything that is compared except the seed.
+    """Return the name of the setting of a trial that is not yet tuned: a hash of everything that is compared except the
+    seed.
 
     The hash covers the data splits, so that no candidate is chosen by the test set of another split; with ``tune.data``
     it leaves the data out. Under private selection it covers the seed too: every seed has its own selection.
@@ -234,7 +235,9 @@ def setting_of(trial: TrialSpec, target_epsilon: float | None, accountant: str, 
 
 
 def candidates_of(tune: TuneSettings) -> tuple[dict[str, Any], ...]:
-    """The candidates of every setting; with Optuna, only the random ones. Raises: InvalidInput for more than 1,000."""
+    """Return the candidates of every setting; with Optuna, only the random ones. Raises: InvalidInput for more than
+    1,000.
+    """
     places = list(tune.parameters)
     if tune.search != "grid":
         draw, samples = np.random.default_rng(tune.seeds[0]), tune.samples or 1
@@ -256,13 +259,13 @@ def _drawn(values: Any, draw: np.random.Generator) -> Any:
 
 
 def rounded(value: float, values: Mapping[str, Any]) -> float:
-    """The value rounded to 4 significant digits and kept inside its range ``values``."""
+    """Return the value rounded to 4 significant digits and kept inside its range ``values``."""
     ((low, high),) = values.values()
     return min(max(float(f"{value:.{_DIGITS}g}"), float(low)), float(high))
 
 
 def adapt(trial: TrialSpec, values: Mapping[str, Any]) -> TrialSpec:
-    """The trial with the candidate's values; skips parameters that the trial does not have (see `has`)."""
+    """Return the trial with the candidate's values; skips parameters that the trial does not have (see `has`)."""
     for place, value in values.items():
         section, _, key = place.partition(".")
         if not has(trial, place):
@@ -281,14 +284,18 @@ def adapt(trial: TrialSpec, values: Mapping[str, Any]) -> TrialSpec:
 
 
 def on_its_part(trial: TrialSpec, tune: TuneSettings, candidate: int) -> TrialSpec:
-    """The trial restricted to its candidate's part of the data; unchanged unless the exponential mechanism chooses."""
+    """Return the trial restricted to its candidate's part of the data; unchanged unless the exponential mechanism
+    chooses.
+    """
     if not isinstance(tune.selection, ExponentialChoice):
         return trial
     return replace(trial, data=replace(trial.data, part=DataPart(candidate, tune.selection.parts)))
 
 
 def has(trial: TrialSpec, place: str) -> bool:
-    """Whether the trial has the parameter ``place``, such as ``clipping.bound``, which a baseline does not have."""
+    """Return whether the trial has the parameter ``place``, such as ``clipping.bound``, which a baseline does not
+    have.
+    """
     section, _, key = place.partition(".")
     if section in ("epochs", "sampling"):
         return True
@@ -304,7 +311,7 @@ def _component(trial: TrialSpec, section: str) -> Component | None:
 
 
 def takes(component: Component, section: str, key: str) -> bool:
-    """Whether the component takes the parameter; a user's own component takes those given in the sweep file."""
+    """Return whether the component takes the parameter; a user's own component takes those given in the sweep file."""
     from orchestration.sweeps.components import types_of  # late: it imports torch
 
     return key in component.params if is_import_path(component.name) else key in types_of(section, component.name)
@@ -348,7 +355,9 @@ def check_tuning(tune: TuneSettings, sweep: SweepSpec) -> None:
 
 
 def while_tuning(sweep: SweepSpec, adapted: Adapted | None = None) -> SweepSpec:
-    """The tuning sweep of ``sweep``, whose file `tuning_stage` writes. adapted: by default all `candidates_of`."""
+    """Return the tuning sweep of ``sweep``, whose file `tuning_stage` writes. adapted: by default all
+    `candidates_of`.
+    """
     tune = _required(sweep)
     own = {"data": (tune.data,)} if tune.data is not None else {}
     return sweep.model_copy(
@@ -372,7 +381,7 @@ def _required(sweep: SweepSpec) -> TuneSettings:
 
 
 def tuning_stage(sweep: SweepSpec, text: str, adapted: Adapted | None = None) -> str:
-    """Text of the sweep file that tunes ``sweep``.
+    """Return the text of the sweep file that tunes ``sweep``.
 
     text: file of ``sweep`` itself. adapted: the candidates; by default those of `candidates_of`.
     """
@@ -389,6 +398,6 @@ def tuning_stage(sweep: SweepSpec, text: str, adapted: Adapted | None = None) ->
 
 
 def tuned_stage(text: str, winners: Mapping[str, Winner]) -> str:
-    """The sweep file ``text`` with a section ``adapted`` that holds the best candidate of each setting."""
+    """Return the sweep file ``text`` with a section ``adapted`` that holds the best candidate of each setting."""
     found = {"winners": {setting: winner.model_dump(mode="json") for setting, winner in winners.items()}}
     return with_section(text, "adapted", found, "What tuning chose: written by dpsweep.")

@@ -28,7 +28,7 @@ inside it."""
 
 
 def permitted(sweep: SweepSpec, folder: Path, allowed: Sequence[str] = ()) -> UserCode:
-    """The user's own code that ``sweep`` names, as it is now, located and read without importing any of it.
+    """Return the user's own code that ``sweep`` names, as it is now, located and read without importing any of it.
 
     folder: the folder of the sweep file; code inside it may run. allowed: names of further modules, with their
     submodules, and of files that may run.
@@ -54,7 +54,7 @@ def permitted(sweep: SweepSpec, folder: Path, allowed: Sequence[str] = ()) -> Us
 
 
 def allowed_again(sweep: SweepSpec, allowed: Sequence[str]) -> UserCode:
-    """The part of a stored sweep's user code that ``allowed`` names, as it is now; nothing is imported.
+    """Return the part of a stored sweep's user code that ``allowed`` names, as it is now; nothing is imported.
 
     The folder of the sweep file is not stored, so an allowed file matches every name that its path ends with. A sweep
     that names a file outside of its folder is matched by the name of the file alone.
@@ -84,7 +84,7 @@ def _meant(location: str, allowance: UserModule) -> UserModule | None:
 
 
 def _allowance(name: str) -> UserModule:
-    """The file or module that ``--allow-code`` names; a module must be installed or in the working directory.
+    """Return the file or module that ``--allow-code`` names; a module must be installed or in the working directory.
 
     Raises: InvalidInput if there is none of that name.
     """
@@ -109,7 +109,9 @@ def _allowance(name: str) -> UserModule:
 
 
 def _own_file(location: str, subject: str, folder: Path, allowances: Mapping[str, UserModule]) -> UserModule:
-    """A file, named relative to the sweep file's folder. Raises: InvalidInput if it may not run or is missing."""
+    """Return a file, named relative to the sweep file's folder. Raises: InvalidInput if it may not run or is
+    missing.
+    """
     file = (folder / location).resolve()
     if str(file) not in allowances:
         _require_inside(folder, [file], subject, str(file))
@@ -119,7 +121,7 @@ def _own_file(location: str, subject: str, folder: Path, allowances: Mapping[str
 
 
 def _own_module(location: str, subject: str, folder: Path, allowances: Mapping[str, UserModule]) -> UserModule:
-    """A module in the sweep file's folder, or one that the user allowed by its name or that of a parent package.
+    """Return a module in the sweep file's folder, or one that the user allowed by its name or that of a parent package.
 
     Raises: InvalidInput if it may not run, is missing, or has the name of another module.
     """
@@ -156,7 +158,7 @@ def _require_inside(folder: Path, files: Sequence[Path], subject: str, allowance
 
 
 def _elsewhere(top: str, folder: Path) -> str | None:
-    """Where Python finds the top-level module ``top`` if not in ``folder``, else None."""
+    """Return where Python finds the top-level module ``top`` if not in ``folder``, else None."""
     if top in sys.stdlib_module_names:
         return "of the standard library"
     found = python_finds(top)
@@ -203,7 +205,7 @@ def _shipped(module: UserModule, root: Path, place: str) -> UserModule:
 
 
 def _not_shipped(package: Path) -> Callable[[str, list[str]], list[str]]:
-    """What `shutil.copytree` leaves out of a package: caches, pipes, and links to folders or out of the package.
+    """Return what `shutil.copytree` leaves out of a package: caches, pipes, and links to folders or out of the package.
 
     Whoever made the package could else send the files of whoever submits it, or never come to an end.
     """
@@ -219,7 +221,7 @@ def _not_shipped(package: Path) -> Callable[[str, list[str]], list[str]]:
 
 
 def _below(module: str, file: str) -> str:
-    """The path of a module's file below the folder that it is imported from.
+    """Return the path of a module's file below the folder that it is imported from.
 
     >>> _below("package.nets", "nets.py"), _below("package", "__init__.py")
     ('package/nets.py', 'package/__init__.py')

@@ -30,7 +30,7 @@ _SALT, _NONCE = 16, 12
 
 
 def own_access() -> dict[str, str]:
-    """The variables of this process, with the login of `~/.mlflow/credentials` as MLflow takes it."""
+    """Return the variables of this process, with the login of `~/.mlflow/credentials` as MLflow takes it."""
     found = {name: os.environ[name] for name in VARIABLES if os.environ.get(name)}
     if not SECRET & found.keys() and (Path.home() / ".mlflow" / "credentials").is_file():
         from mlflow.utils.credentials import read_mlflow_creds
@@ -42,7 +42,9 @@ def own_access() -> dict[str, str]:
 
 
 def sealed(access: Mapping[str, str], token: str) -> str:
-    """The variables, encrypted by AES-256-GCM with a key that scrypt derives from the cluster's token; "" for none."""
+    """Return the variables, encrypted by AES-256-GCM with a key that scrypt derives from the cluster's token; "" for
+    none.
+    """
     if not access:
         return ""
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -53,7 +55,7 @@ def sealed(access: Mapping[str, str], token: str) -> str:
 
 
 def opened(text: str, token: str | None) -> dict[str, str]:
-    """The variables that `sealed` was given. Raises: InvalidInput for another token, or none."""
+    """Return the variables that `sealed` was given. Raises: InvalidInput for another token, or none."""
     if not text:
         return {}
     from cryptography.exceptions import InvalidTag
@@ -71,7 +73,7 @@ def opened(text: str, token: str | None) -> dict[str, str]:
 
 
 def cluster_token() -> str | None:
-    """The token of the cluster, as Ray looks for it; None without one."""
+    """Return the token of the cluster, as Ray looks for it; None without one."""
     if given := os.environ.get("RAY_AUTH_TOKEN"):
         return given.strip()
     file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")

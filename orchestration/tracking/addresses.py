@@ -46,12 +46,14 @@ def probe(tracking_uri: str) -> None:
 
 
 def experiment_name() -> str:
-    """Name of the experiment of all sweeps: ``MLFLOW_EXPERIMENT_NAME``, as for MLflow itself, or `EXPERIMENT`."""
+    """Return the name of the experiment of all sweeps: ``MLFLOW_EXPERIMENT_NAME``, as for MLflow itself, or
+    `EXPERIMENT`.
+    """
     return os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
 
 
 def is_server(tracking_uri: str) -> bool:
-    """Whether the URI names an MLflow server, which stores artifacts itself, and not a database."""
+    """Return whether the URI names an MLflow server, which stores artifacts itself, and not a database."""
     return tracking_uri.partition(":")[0].split("+")[0] not in ("sqlite", "postgresql", "mysql", "mssql")
 
 
@@ -68,7 +70,9 @@ def reported(doing: str, uri: str) -> Iterator[None]:
 
 
 def _explained(reason: str, uri: str) -> str:
-    """The reason with what to do about it, where that is known. HTTP: MLflow tells the code in the text alone."""
+    """Return the reason with what to do about it, where that is known. HTTP: MLflow tells the code in the text
+    alone.
+    """
     host = uri.partition("://")[2].partition("/")[0].rpartition("@")[2]
     user = os.environ.get("MLFLOW_TRACKING_USERNAME")
     who = f"as {user!r}" if user else "without a login"

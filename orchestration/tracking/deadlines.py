@@ -58,7 +58,9 @@ class Timed:
         self._lock = threading.Lock()
 
     def __getattr__(self, name: str) -> Any:
-        """The method of the client called ``name``, which raises TimeoutError where it takes longer than its limit."""
+        """Return the method of the client called ``name``, which raises TimeoutError where it takes longer than its
+        limit.
+        """
         return functools.partial(self._call, name)
 
     def _call(self, name: str, *values: Any, **named: Any) -> Any:

@@ -56,7 +56,7 @@ def stored_tracking_uri(folder: Path | str) -> str:
 
 
 def client_of(tracking_uri: str) -> MlflowClient:
-    """A client of a store; a new SQLite file is made as a copy of a cached empty store.
+    """Return a client of a store; a new SQLite file is made as a copy of a cached empty store.
 
     The cache in ``~/.cache/dpsweep`` has one empty store per version of MLflow, made from the first store that this
     version creates, without any data of a sweep. If it cannot be written, MLflow creates every store itself.
@@ -81,7 +81,7 @@ def timed(client: Client, tracking_uri: str) -> Client:
 
 
 def _limit(method: str) -> float:
-    """Seconds for a call of a method of MLflow's client, by the method's name."""
+    """Return the seconds for a call of a method of MLflow's client, by the method's name."""
     pause = int(MLFLOW_HTTP_REQUEST_TIMEOUT.get())  # type: ignore[no-untyped-call]  # MLflow's has no types
     return pause * (TIMES_WITH_FILES if "artifact" in method else TIMES)
 
@@ -99,7 +99,7 @@ def _is_copied(empty: Path, file: Path) -> bool:
 
 
 def _emptied(file: Path) -> bytes:
-    """The content of a store that MLflow has just created, without its default experiment."""
+    """Return the content of a store that MLflow has just created, without its default experiment."""
     with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as database:
         with contextlib.closing(sqlite3.connect(file)) as made:
             made.backup(database)

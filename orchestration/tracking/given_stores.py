@@ -17,7 +17,7 @@ def note_given(store: str, sweep_id: str, files: SweepFiles) -> None:
 
 
 def is_given(store: str, sweep_id: str, files: SweepFiles) -> bool:
-    """Whether this user has recorded the sweep, or its candidates, in this store before."""
+    """Return whether this user has recorded the sweep, or its candidates, in this store before."""
     return any(is_noted(_fact(store, sweep_id, each)) for each in (files, SweepFiles(files.tuning)))
 
 

@@ -225,7 +225,7 @@ class MlflowTracker:
         return sum(trial.state is state for trial in self._trials.values())
 
     def _runs_of(self, chosen: str) -> Iterator[Run]:
-        """The runs that the filter ``chosen`` finds, oldest first."""
+        """Yield the runs that the filter ``chosen`` finds, oldest first."""
         found: list[Run] = []
         token = None
         for _ in range(MOST_PAGES):
@@ -272,7 +272,7 @@ class MlflowTracker:
         return self._runs[kind, key]
 
     def _trial_run(self, trial: PublishedTrial) -> str:
-        """The run of the trial. MLflow parameters are immutable, so a run with other parameters is replaced."""
+        """Return the run of the trial. MLflow parameters are immutable, so a run with other parameters is replaced."""
         key = trial.key
         run_id = self._runs.get(("trial", key))
         if run_id is not None:
@@ -359,12 +359,12 @@ def _identity(run: Run) -> tuple[str, str]:
 
 
 def _quoted(text: str) -> str:
-    """Text within the quotes of a filter of MLflow."""
+    """Return the text within the quotes of a filter of MLflow."""
     return text.replace("'", "\\'")
 
 
 def _params(trial: PublishedTrial) -> dict[str, str]:
-    """Labels and parameters as MLflow's text values."""
+    """Return the labels and parameters as MLflow's text values."""
     return {valid_name(key): str(value)[:_LONGEST_PARAM] for key, value in {**trial.labels, **trial.params}.items()}
 
 
@@ -404,7 +404,7 @@ def _digest(*entries: object) -> str:
 
 
 def _points(trial: PublishedTrial) -> list[Point]:
-    """The per-epoch series of a trial; time stamps are spread evenly over its duration."""
+    """Return the per-epoch series of a trial; time stamps are spread evenly over its duration."""
     start, epochs = trial.started or time.time(), len(trial.history)
     span = max((trial.ended or time.time()) - start, 0.0)
     return [
@@ -420,13 +420,13 @@ def _dataset(dataset: PublishedDataset) -> Dataset:
 
 
 def _shared(mappings: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """The entries that all mappings have in common."""
+    """Return the entries that all mappings have in common."""
     first, *others = mappings
     return {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
 
 
 def _spreads(trials: Sequence[PublishedTrial]) -> dict[str, Spread]:
-    """Mean and deviation of every final metric that all of these trials have."""
+    """Return the mean and deviation of every final metric that all of these trials have."""
     found = [final_metrics(trial) for trial in trials]
     spreads = {name: spread(each[name] for each in found) for name in _shared_names(found)}
     return {name: over for name, over in spreads.items() if over is not None}

@@ -60,7 +60,9 @@ LARGEST_MODEL: Final = 100 * 2**20
 
 
 def columns(found: Findings) -> tuple[str, ...]:
-    """Columns of MLflow's table of runs in the shared view: what varies between settings, and what compares them."""
+    """Return the columns of MLflow's table of runs in the shared view: what varies between settings, and what
+    compares them.
+    """
     known = {name for setting in found.settings for name in final_metrics(setting.trials[0])}
     # a baseline has no noise either
     baselines = ["tags.`private`", "params.`clipping`"] if len(found.private) < len(found.settings) else []
@@ -70,7 +72,7 @@ def columns(found: Findings) -> tuple[str, ...]:
 
 
 def short_names(found: Findings) -> dict[str, str]:
-    """Names of the numbers in `columns`, of one section, by those of the metrics that compare settings."""
+    """Return the names of the numbers in `columns`, of one section, by those of the metrics that compare settings."""
     main, worst = found.main.name, found.worst_group
     of_trials = (f"final/{main}", f"fairness/{main}_gap", f"fairness/{main}_change")
     names = {
@@ -87,7 +89,7 @@ def _corrected(found: Findings) -> str:
 
 
 def rounded(values: Mapping[str, float], short: Mapping[str, str]) -> dict[str, float]:
-    """Those of ``values`` with a short name, by it, to four decimals; epsilons are rounded up.
+    """Return those of ``values`` with a short name, by it, to four decimals; epsilons are rounded up.
 
     >>> rounded({"privacy/epsilon": 2.99991, "final/accuracy": 0.93456}, {"privacy/epsilon": "compared/epsilon"})
     {'compared/epsilon': 3.0}
@@ -133,7 +135,7 @@ def shared_view(sweep_id: str, found: Findings) -> str:
 
 
 def _chosen(settings: Sequence[Setting]) -> list[str]:
-    """Parameters of the parallel coordinates: labels and numbers that differ, such as a clipping bound.
+    """Return the parameters of the parallel coordinates: labels and numbers that differ, such as a clipping bound.
 
     Only numbers that every setting has are used, because MLflow omits runs that lack one of the parameters.
     """
@@ -149,7 +151,9 @@ def _chosen(settings: Sequence[Setting]) -> list[str]:
 
 
 def _varied(settings: Sequence[Setting]) -> list[str]:
-    """Labels that differ between private settings, but for the target epsilon, beside which the epsilon is shown."""
+    """Return the labels that differ between private settings, but for the target epsilon, beside which the epsilon
+    is shown.
+    """
     differing = varying([setting.trials[0].setting for setting in settings])
     return [name for name in dict.fromkeys(name for each in differing for name in each) if name != "epsilon"]
 
@@ -193,7 +197,7 @@ class LoggedNumbers:
     is_complete: bool = False
 
     def metric(self, name: str, value: float, run: str, ended: float | None) -> Metric:
-        """An MLflow metric, recorded for both the model and its ``run``.
+        """Return an MLflow metric, recorded for both the model and its ``run``.
 
         ended: the time of the same number in the run, in seconds since 1970, so that MLflow sees one point, not two.
         """
@@ -238,7 +242,8 @@ class ModelLog:
         each(keep, shown, self._in_flight)
 
     def keep(self, run: str, trial: PublishedTrial, values: Mapping[str, float]) -> LoggedNumbers:
-        """The logged model of a finished trial, with ``values`` and, where the trial's folder has them, its weights.
+        """Return the logged model of a finished trial, with ``values`` and, where the trial's folder has them, its
+        weights.
 
         run: id of the trial's run.
         """
@@ -338,7 +343,7 @@ def _claims(trial: PublishedTrial) -> dict[str, str]:
 
 
 def best_settings(found: Findings) -> list[Setting]:
-    """The `MOST_MODELS` best private settings by the mean of each metric of the headline."""
+    """Return the `MOST_MODELS` best private settings by the mean of each metric of the headline."""
     chosen: list[Setting] = []
     for name in found.headline:
         left = list(found.useful)

@@ -45,7 +45,7 @@ class TrackedSweep:
 
 
 def tracked(record: SweepRecord, files: SweepFiles) -> TrackedSweep:
-    """The argument for `Tracker.open_sweep`, from the record of a sweep."""
+    """Return the argument for `Tracker.open_sweep`, from the record of a sweep."""
     manifest = record.manifest
     name = manifest.title or record.sweep.name
     return TrackedSweep(manifest.sweep_id, name, manifest.text, files.root, manifest.provenance())
@@ -100,7 +100,9 @@ class Tracker(Protocol):
 
 
 def epoch_metrics(epoch: PublishedEpoch) -> dict[str, float]:
-    """Values of one epoch by name of series: finite metrics and clipping bounds, epoch and noise multiplier."""
+    """Return the values of one epoch by name of series: finite metrics and clipping bounds, epoch and noise
+    multiplier.
+    """
     bounds = {
         "clipping_bound" if name == "all" else f"clipping_bound/{name}": bound
         for name, bound in epoch.clipping_bounds.items()
@@ -123,9 +125,9 @@ def composition_entries(trials: Iterable[PublishedTrial]) -> tuple[dict[str, flo
 
 
 def group_table(trials: Iterable[PublishedTrial]) -> dict[str, list[str | float | None]]:
-    """Columns of MLflow's table of the test groups of all trials: trial, clipping, group, `GROUP_METRICS` and, if
-    published, the mean epsilon_i of each group's training examples, the success rate of the membership attack, and the
-    audit's lower bound; None where a trial has no such value."""
+    """Return the columns of MLflow's table of the test groups of all trials: trial, clipping, group, `GROUP_METRICS`
+    and, if published, the mean epsilon_i of each group's training examples, the success rate of the membership attack,
+    and the audit's lower bound; None where a trial has no such value."""
     parts = [(trial, _groups_of(trial)) for trial in trials]
     shown = [(trial, part) for trial, part in parts if part["group"]]
     names = dict.fromkeys(name for _, part in shown for name in part)

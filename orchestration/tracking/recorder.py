@@ -117,7 +117,9 @@ class TrackingRecorder:
 
     @property
     def recording(self) -> Recording:
-        """How many of the trials to record are recorded as they ended, the recent pace, and whether it is over."""
+        """Return how many of the trials to record are recorded as they ended, the recent pace, and whether it is
+        over.
+        """
         with self._lock:
             done = sum(key in self._recorded and self._recorded[key].state.has_ended for key in self._keys)
             recent = [moment for moment in self._moments if moment > time.monotonic() - _PACE_SECONDS]

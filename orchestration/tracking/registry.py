@@ -83,7 +83,7 @@ def register_best(
 
 
 def _logged(client: MlflowClient, sweep_id: str, key: str) -> LoggedModel | None:
-    """The logged model of a trial, if MLflow has its weights."""
+    """Return the logged model of a trial, if MLflow has its weights."""
     experiment = client.get_experiment_by_name(experiment_name())
     if experiment is None:
         return None
@@ -103,7 +103,7 @@ def _keep(client: MlflowClient, sweep_id: str, files: SweepFiles, trial: Publish
 
 
 def _version(client: MlflowClient, model: LoggedModel, name: str, facts: Mapping[str, str]) -> str:
-    """The version of a logged model under ``name``: the existing one, with these facts, or a new one."""
+    """Return the version of a logged model under ``name``: the existing one, with these facts, or a new one."""
     try:
         client.create_registered_model(name)
     except MlflowException as error:

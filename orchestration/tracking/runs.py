@@ -96,7 +96,7 @@ class MlflowRuns:
         )
 
     def held(self, run_id: str) -> Held:
-        """The content of the run, from the cache or from MLflow."""
+        """Return the content of the run, from the cache or from MLflow."""
         if run_id not in self._held:
             self.know(self._client.get_run(run_id))
         return self._held[run_id]

@@ -69,7 +69,8 @@ _WHAT: Final = "clipping method"
 
 
 def make_clipping(component: Component, code: UserCode = NO_CODE) -> ClippingMethod:
-    """The clipping method that a trial names: registered, or ``module:function(**params)`` from the user's ``code``.
+    """Return the clipping method that a trial names: registered, or ``module:function(**params)`` from the user's
+    ``code``.
 
     Raises: InvalidInput for unknown names, keys and impossible values, and when the user's function does not return a
     `ClippingMethod`.
@@ -81,12 +82,14 @@ def make_clipping(component: Component, code: UserCode = NO_CODE) -> ClippingMet
 
 
 def side_queries(method: ClippingMethod) -> tuple[SideQuery, ...]:
-    """The side query that the method makes on every batch, for the accountant; known without data."""
+    """Return the side query that the method makes on every batch, for the accountant; known without data."""
     return () if method.query is None else (method.query.as_side_query(),)
 
 
 def releases(method: ClippingMethod) -> tuple[Release, ...]:
-    """The releases that the method makes once, before training: a private median bound, if any; known without data."""
+    """Return the releases that the method makes once, before training: a private median bound, if any; known without
+    data.
+    """
     return (method.bound.release,) if isinstance(method.bound, PrivateMedian) else ()
 
 

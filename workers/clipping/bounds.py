@@ -61,7 +61,7 @@ class PrivateMedian:
         return 0.5 * self.noise_multiplier * math.sqrt(self.rounds)
 
     def find(self, norms: Tensor, draw: Callable[[float], float]) -> float:
-        """The released bound from norms [n]; ``draw(std)`` returns one draw from N(0, std^2)."""
+        """Return the released bound from norms [n]; ``draw(std)`` returns one draw from N(0, std^2)."""
         low, high = math.log(self.smallest), math.log(self.largest)
         for _ in range(int(self.rounds)):
             middle = 0.5 * (low + high)
@@ -75,7 +75,7 @@ Bound = float | PrivateMedian | Mapping[str, Any]
 
 
 def initial_bound(bound: Bound) -> float | PrivateMedian:
-    """The checked bound that the user gave, as a number or as the fields of a `PrivateMedian`.
+    """Return the checked bound that the user gave, as a number or as the fields of a `PrivateMedian`.
 
     Raises: InvalidInput for unknown keys and numbers out of range.
     """
@@ -93,7 +93,7 @@ def initial_bound(bound: Bound) -> float | PrivateMedian:
 
 
 def released_bound(bound: Bound, norms: Callable[[], Tensor], draw: Callable[[float], float]) -> float:
-    """The initial bound as a number; a private median is released here.
+    """Return the initial bound as a number; a private median is released here.
 
     norms: returns gradient norms [n] on any device; called only for a median, and used only through noisy answers.
     draw: ``draw(std)`` returns one draw from N(0, std^2).

@@ -51,7 +51,7 @@ class FilterClipping(ClippingMethod):
         return ExampleBudget(self.epsilon, self.noise_factor)
 
     def start(self, bound: float, facts: PublicFacts) -> ClippingState:
-        """The initial state: no example has been granted a bound or charged."""
+        """Return the initial state: no example has been granted a bound or charged."""
         count = facts.dataset_size
         return ClippingState(
             bound,

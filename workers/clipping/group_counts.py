@@ -13,7 +13,7 @@ from workers.clipping.protocol import BatchQuery, ClippingMethod, ClippingState,
 
 
 def counts_of(values: Tensor, size: int) -> Tensor:
-    """How often each of 0 to size - 1 is among the values. `torch.bincount` would wait for a GPU."""
+    """Return how often each of 0 to size - 1 is among the values. `torch.bincount` would wait for a GPU."""
     return (values[:, None] == torch.arange(size, device=values.device)).sum(0).double()
 
 

@@ -92,7 +92,7 @@ class OwnClipping(ClippingMethod):
         return self.method.advance(state, noisy_answer, facts)
 
     def _weights(self, rule: ClipRule, examples: Examples) -> Tensor:
-        """The weights of ``rule``, checked for examples with finite norms; all others get weight 0 later."""
+        """Return the weights of ``rule``, checked for examples with finite norms; all others get weight 0 later."""
         weights = rule.weigh(examples)
         shape = examples.norms.shape if not self.layerwise else require_layer_norms(examples).shape
         if not isinstance(weights, Tensor) or weights.shape != shape:
@@ -152,7 +152,9 @@ def rehearse(method: ClippingMethod, facts: PublicFacts) -> None:
 
 
 def _left_out_on_trial(batch: Examples) -> set[int]:
-    """Indices of the examples that are left out on trial: the first, and those with the largest and smallest norm."""
+    """Return the indices of the examples that are left out on trial: the first, and those with the largest and
+    smallest norm.
+    """
     if not len(batch.norms):
         return set()
     return {0, int(batch.norms.argmax()), int(batch.norms.argmin())}

@@ -51,7 +51,7 @@ class Examples:
     layer_norms: Tensor | None = None
 
     def scaled(self, factor: float) -> Examples:
-        """The same examples with all norms multiplied by ``factor``."""
+        """Return the same examples with all norms multiplied by ``factor``."""
         layer_norms = None if self.layer_norms is None else factor * self.layer_norms
         return replace(self, norms=factor * self.norms, layer_norms=layer_norms)
 
@@ -175,7 +175,7 @@ class BatchQuery:
         return self.noise_multiplier * self.sensitivity
 
     def as_side_query(self) -> SideQuery:
-        """The query as the accountant counts it."""
+        """Return the query as the accountant counts it."""
         return SideQuery(self.name, self.noise_multiplier)
 
 
@@ -193,17 +193,19 @@ class ClippingMethod(ABC):
 
     @property
     def layerwise(self) -> bool:
-        """Whether weights are per example and layer, which requires norms per layer."""
+        """Return whether weights are per example and layer, which requires norms per layer."""
         return False
 
     @property
     def keeps_to_contributions(self) -> bool:
-        """Whether contributions recorded at a refresh bound the true ones until the next (individual clipping)."""
+        """Return whether contributions recorded at a refresh bound the true ones until the next (individual
+        clipping).
+        """
         return False
 
     @property
     def refreshes(self) -> bool:
-        """Whether `refresh` uses the norms of all training examples, which must then be refreshed regularly."""
+        """Return whether `refresh` uses the norms of all training examples, which must then be refreshed regularly."""
         return type(self).refresh is not ClippingMethod.refresh
 
     @property
@@ -217,11 +219,13 @@ class ClippingMethod(ABC):
         return None
 
     def start(self, bound: float, facts: PublicFacts) -> ClippingState:
-        """The state before the first step. bound: a number; for a private median, its released value."""
+        """Return the state before the first step. bound: a number; for a private median, its released value."""
         return ClippingState(bound)
 
     def refresh(self, state: ClippingState, everyone: Examples) -> ClippingState:
-        """The state after the norms of all training examples (``everyone``) were computed; unchanged by default."""
+        """Return the state after the norms of all training examples (``everyone``) were computed; unchanged by
+        default.
+        """
         return state
 
     def pay(self, state: ClippingState, prices: StepPrices) -> ClippingState:
@@ -233,15 +237,19 @@ class ClippingMethod(ABC):
         return torch.zeros(0, dtype=torch.bool)
 
     def answer(self, state: ClippingState, batch: Examples, facts: PublicFacts) -> Tensor:
-        """The exact answer to `query` on this batch; the trainer adds noise before it passes the answer to `decide`."""
+        """Return the exact answer to `query` on this batch; the trainer adds noise before it passes the answer to
+        `decide`.
+        """
         return torch.zeros(0, dtype=torch.float64)
 
     @abstractmethod
     def decide(self, state: ClippingState, noisy_answer: Tensor, facts: PublicFacts) -> ClipRule:
-        """The rule of this step, from public values (and, in individual clipping, each example's own threshold)."""
+        """Return the rule of this step, from public values (and, in individual clipping, each example's own
+        threshold).
+        """
 
     def advance(self, state: ClippingState, noisy_answer: Tensor, facts: PublicFacts) -> ClippingState:
-        """The state of the next step."""
+        """Return the state of the next step."""
         return state
 
 

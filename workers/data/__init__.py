@@ -50,7 +50,8 @@ SOURCES: Mapping[str, Callable[..., Source]] = {
 
 
 def load_source(spec: DataSpec, code: UserCode = NO_CODE) -> Source:
-    """The source before any split: registered, or ``module:function(**params) -> Source`` from the user's ``code``.
+    """Return the source before any split: registered, or ``module:function(**params) -> Source`` from the user's
+    ``code``.
 
     Raises: see `load_dataset`.
     """
@@ -74,7 +75,7 @@ def load_dataset(spec: DataSpec, code: UserCode = NO_CODE) -> Dataset:
 
 
 def describe(dataset: Dataset) -> DatasetDescription:
-    """The description of a data set."""
+    """Return the description of a data set."""
     sizes, test_sizes = (
         tuple(np.bincount(part.groups.numpy(), minlength=dataset.num_groups).tolist())
         for part in (dataset.train, dataset.test)

@@ -116,7 +116,7 @@ def adult(
     exclude: Sequence[str] = ("education", "race", "native-country"),
     split: Literal["published", "drawn"] = "published",
 ) -> Source:
-    """The 45,222 complete rows of adult.data (training) and adult.test (test).
+    """Return the 45,222 complete rows of adult.data (training) and adult.test (test).
 
     exclude: attributes left out; by default 40 features remain, as in Xu et al. (2021) (education-num repeats education
     as a number). group: sex, race or income; or several, such as ["sex", "race"], whose intersections are the groups.
@@ -142,7 +142,7 @@ def adult(
 
 
 def _read(path: Path, skip_rows: int, published_rows: int) -> pa.Table:
-    """All rows as trimmed strings, null for unknown values ("?"), without the dot after labels in adult.test."""
+    """Return all rows as trimmed strings, null for unknown values ("?"), without the dot after labels in adult.test."""
     with reading(path):
         table = csv.read_csv(
             path,

@@ -66,7 +66,7 @@ class Split:
         return len(self.features)
 
     def select(self, indices: Indices) -> Split:
-        """The examples at ``indices``, in that order."""
+        """Return the examples at ``indices``, in that order."""
         at = torch.from_numpy(np.asarray(indices, dtype=np.int64))
         users = None if self.user_ids is None else self.user_ids[at]
         place, features, labels = None, self.features, self.labels
@@ -112,7 +112,9 @@ _AS_STORED: Final = Scaling()
 
 @lru_cache(maxsize=32)
 def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """The values as a tensor on the device, cached there: sending them with every batch would make a GPU wait."""
+    """Return the values as a tensor on the device, cached there: sending them with every batch would make a GPU
+    wait.
+    """
     return torch.tensor(values, device=device)
 
 
@@ -198,12 +200,12 @@ class Source:
 
 
 def _of_rows(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
-    """The reasons of a source. Raises: InvalidInput for one that says nothing of rows."""
+    """Return the reasons of a source. Raises: InvalidInput for one that says nothing of rows."""
     return tuple(require_choice("a reason of a source", reason, FROM_ROWS) for reason in reasons)
 
 
 def repeated(values: Collection[str]) -> str | None:
-    """The first value that occurs more than once, or None."""
+    """Return the first value that occurs more than once, or None."""
     return next((value for value, count in Counter(values).items() if count > 1), None)
 
 
@@ -296,7 +298,7 @@ def make_split(
     example_ids: npt.ArrayLike | None = None,
     user_ids: npt.ArrayLike | None = None,
 ) -> Split:
-    """A split from arrays. Ids default to first_id, first_id + 1, ...
+    """Return a split from arrays. Ids default to first_id, first_id + 1, ...
 
     labels: classes [n], or labels of other tasks [n, ...], where floats become float32, and int16 and int32 are kept.
     groups: by default the labels [n], or one group for labels with more axes.

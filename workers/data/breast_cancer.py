@@ -49,7 +49,7 @@ def breast_cancer() -> Source:
 
 
 def breast_cancer_wisconsin(root: str | None = None) -> Source:
-    """The 683 complete rows of 699: nine scores from 1 to 10, scaled to [0, 1]; groups are the two diagnoses."""
+    """Return the 683 complete rows of 699: nine scores from 1 to 10, scaled to [0, 1]; groups are the two diagnoses."""
     names = ("breast-cancer-wisconsin/breast-cancer-wisconsin.data", "breast-cancer-wisconsin.data")
     path = locate("breast_cancer_wisconsin", names, root, _DOWNLOAD)
     fields = ("id", *_SCORES, "diagnosis")

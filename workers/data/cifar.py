@@ -109,7 +109,7 @@ def _read_jpegs(path: Path, cache: str | None) -> _Part:
 
 
 def _decode(jpeg: bytes, path: Path, row: int) -> npt.NDArray[np.uint8]:
-    """The picture as uint8 [3, 32, 32]."""
+    """Return the picture as uint8 [3, 32, 32]."""
     try:
         with Image.open(io.BytesIO(jpeg)) as picture:
             pixels = np.asarray(colours(picture, f"{path}, row {row}")).transpose(2, 0, 1)

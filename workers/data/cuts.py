@@ -15,7 +15,7 @@ _TEST, _PUBLIC, _KEEP, _PART = 0, 1, 2, 3
 
 
 def cut(source: Source, spec: DataSpec) -> Dataset:
-    """The data set of a trial, made from ``source`` in four steps.
+    """Return the data set of a trial, made from ``source`` in four steps.
 
     1. Hold out a test set, if the source has none. 2. Split off the public part. 3. Apply ``keep`` to the rest, so that
     a count in ``keep`` is the size of the group in the training set. 4. If the trial is a candidate that trains on one
@@ -50,7 +50,7 @@ def cut(source: Source, spec: DataSpec) -> Dataset:
 
 
 def _select_part(train: Split, part: DataPart, seed: int) -> tuple[Split, Split]:
-    """The candidate's part of the examples, and the last part.
+    """Return the candidate's part of the examples, and the last part.
 
     The part of an example depends only on the seed, its position and the number of examples. All parts but the last
     have the same size, so that all candidates cost the same. Users are not kept together.
@@ -67,7 +67,8 @@ def _select_part(train: Split, part: DataPart, seed: int) -> tuple[Split, Split]
 
 
 def _split_off(split: Split, fraction: float, seed: tuple[int, ...], name: str) -> tuple[Split, Split]:
-    """The rest, and a random part of round(fraction * n) examples, or fewer, to keep all examples of a user together.
+    """Return the rest, and a random part of round(fraction * n) examples, or fewer, to keep all examples of a user
+    together.
 
     Without users the part is uniformly random.
     """
@@ -112,7 +113,7 @@ def _keep(train: Split, group_names: tuple[str, ...], spec: DataSpec) -> Split:
 
 
 def _chosen(members: Indices, name: str, amount: float | int, seed: tuple[int, ...]) -> Indices:
-    """A random part of ``members``; ``amount`` is a fraction in (0, 1] if a float, a count if an int."""
+    """Return a random part of ``members``; ``amount`` is a fraction in (0, 1] if a float, a count if an int."""
     if isinstance(amount, bool):
         raise InvalidInput(f"keep of group {name!r} is {amount}, but must be a fraction or a count")
     if isinstance(amount, int):

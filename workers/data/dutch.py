@@ -46,7 +46,7 @@ def dutch(
     group: str | Sequence[str] = "sex",
     exclude: Sequence[str] = ("age", "cur_eco_activity"),
 ) -> Source:
-    """The 60,420 rows of dutch.csv, with every attribute one-hot.
+    """Return the 60,420 rows of dutch.csv, with every attribute one-hot.
 
     exclude: attributes left out; by default 35 features remain, as in Xu et al. (2021).
     group: sex or occupation, or a list of both, whose intersections are the groups.

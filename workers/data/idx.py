@@ -69,7 +69,7 @@ def _load(
 
 
 def read_idx(path: Path) -> npt.NDArray[np.uint8]:
-    """An idx file of unsigned bytes: magic 00 00 08 d, then d sizes (big-endian uint32), then the data."""
+    """Return an idx file of unsigned bytes: magic 00 00 08 d, then d sizes (big-endian uint32), then the data."""
     opener = gzip.open if path.suffix == ".gz" else open
     with reading(path), opener(path, "rb") as file:
         content = file.read()

@@ -91,7 +91,7 @@ class Grouping:
 
     @classmethod
     def of_classes(cls, names: tuple[str, ...], labels: Indices, are_declared: bool) -> Grouping:
-        """The classes as groups, with numbered names unless the class names are declared."""
+        """Return the classes as groups, with numbered names unless the class names are declared."""
         return cls(names if are_declared else numbered("group", len(names)), labels)
 
     @classmethod
@@ -103,7 +103,9 @@ class Grouping:
         columns: Sequence[str],
         declared: Sequence[str] | Mapping[str, Sequence[str]] | None,
     ) -> Grouping:
-        """The intersections of the attributes ``columns`` of a CSV file. declared: values; None takes those found."""
+        """Return the intersections of the attributes ``columns`` of a CSV file. declared: values; None takes those
+        found.
+        """
         named = _groups(path, folder, files, columns)
         values = _group_values(named, declared)
         names = intersected(values)
@@ -119,7 +121,7 @@ class _Listing:
 
 
 def _parts(folder: Path) -> list[Path]:
-    """The folders train and test if there are no others, else ``folder`` itself.
+    """Return the folders train and test if there are no others, else ``folder`` itself.
 
     Raises: InvalidInput when a class folder could also be a training or test set.
     """
@@ -159,7 +161,7 @@ def _list(folder: Path) -> _Listing:
 
 
 def divided(whole: Split, train_size: int) -> tuple[Split, Split]:
-    """The first ``train_size`` examples, and the rest."""
+    """Return the first ``train_size`` examples, and the rest."""
     indices = np.arange(len(whole))
     return whole.select(indices[:train_size]), whole.select(indices[train_size:])
 
@@ -167,7 +169,7 @@ def divided(whole: Split, train_size: int) -> tuple[Split, Split]:
 def _group_values(
     named: pa.Table, declared: Sequence[str] | Mapping[str, Sequence[str]] | None
 ) -> dict[str, tuple[str, ...]]:
-    """The values of each attribute: declared, or the distinct ones in ``named``."""
+    """Return the values of each attribute: declared, or the distinct ones in ``named``."""
     columns = named.column_names
     if isinstance(declared, Mapping):
         if set(declared) != set(columns):
@@ -179,7 +181,7 @@ def _group_values(
 
 
 def _groups(path: Path, folder: Path, files: list[Path], columns: Sequence[str]) -> pa.Table:
-    """The attributes of each file, read from the CSV file ``path``."""
+    """Return the attributes of each file, read from the CSV file ``path``."""
     needed = ("file", *columns)
     as_spelt = csv.ConvertOptions(column_types=dict.fromkeys(needed, pa.string()), strings_can_be_null=True)
     found = require_path(str(path))
@@ -215,7 +217,7 @@ def read_images(files: Sequence[Path], size: int) -> Tensor:
 
 
 def _key(files: Sequence[Path], size: int) -> str:
-    """A hash of all pictures and the size that they are scaled to."""
+    """Return a hash of all pictures and the size that they are scaled to."""
     contents = []
     for file in files:
         with reading(file, A_PICTURE):
@@ -243,7 +245,7 @@ def _read_image(file: Path, size: int) -> Tensor:
 
 
 def colours(picture: Image.Image, place: str) -> Image.Image:
-    """The picture as 8-bit RGB. place: its location, for errors.
+    """Return the picture as 8-bit RGB. place: its location, for errors.
 
     Raises: InvalidInput when its pixels have more than 8 bits, which the conversion would clamp.
     """

@@ -26,7 +26,7 @@ class Labels(Protocol):
     def names(self) -> tuple[str, ...]: ...
 
     def encode(self, table: pa.Table) -> npt.NDArray[np.generic]:
-        """Rows without nulls -> labels [n, ...] of the task."""
+        """Return the rows without nulls -> labels [n, ...] of the task."""
         ...
 
 
@@ -93,7 +93,9 @@ class NoLabels:
 
 
 def label_columns(label: str | Sequence[str], task: TableTask) -> tuple[str, ...]:
-    """The columns that ``label`` names. Raises: InvalidInput for none, a repeated one, or several in classification."""
+    """Return the columns that ``label`` names. Raises: InvalidInput for none, a repeated one, or several in
+    classification.
+    """
     named = (label,) if isinstance(label, str) else tuple(label)
     if not named or len(set(named)) < len(named):
         raise InvalidInput(f"label is {label!r}, but must be one column or several different ones")

@@ -57,7 +57,8 @@ class ColumnFiles:
     key: str
 
     def columns(self, forms: Sequence[Form], blocks: Callable[[], Blocks]) -> tuple[Tensor, ...]:
-        """The columns, each a tensor [n, *shape]. blocks: their rows; called only if no process has written them yet.
+        """Return the columns, each a tensor [n, *shape]. blocks: their rows; called only if no process has written them
+        yet.
 
         Raises: InvalidInput for a folder that cannot be written, and if a key that encrypts private files is set.
         """
@@ -95,7 +96,7 @@ class ColumnFiles:
 def once_on_node(
     key: Callable[[], str], forms: Sequence[Form], rows: int, blocks: Callable[[], Blocks]
 ) -> tuple[Tensor, ...] | None:
-    """The columns, written by the first trial of the run on this node and mapped by all others.
+    """Return the columns, written by the first trial of the run on this node and mapped by all others.
 
     None where the run has no folder for them (`workers.node_folder`), or one that cannot hold them, and where private
     files are encrypted. key, forms, blocks: as for `ColumnFiles`, the key as a function that is called only if
@@ -113,7 +114,7 @@ def once_on_node(
 
 
 def digest_of(*parts: str | bytes | memoryview) -> str:
-    """A sha256 of all parts and their lengths."""
+    """Return a sha256 of all parts and their lengths."""
     digest = hashlib.sha256()
     for part in parts:
         content = part.encode() if isinstance(part, str) else part
@@ -146,7 +147,7 @@ def _write(files: Sequence[Path], blocks: Blocks) -> None:
 
 
 def _mapped(file: Path, form: Form) -> Tensor:
-    """The rows of a file as a private mapping: changes of the tensor do not reach the file."""
+    """Return the rows of a file as a private mapping: changes of the tensor do not reach the file."""
     rows = file.stat().st_size // form.bytes
     if rows == 0:
         return torch.empty(0, *form.shape, dtype=form.dtype)

@@ -86,7 +86,7 @@ def image_masks(
 
 
 def _pictures(part: Path) -> list[Path]:
-    """The pictures of a part, sorted by name. Raises: InvalidInput when there are none."""
+    """Return the pictures of a part, sorted by name. Raises: InvalidInput when there are none."""
     folder = part / "images"
     found = sorted(file for file in folder.glob("*") if file.suffix.lower() in _PICTURES)
     if not found:

@@ -21,7 +21,7 @@ _BOOLEANS = ("false", "true")
 
 
 def _value(value: object) -> object:
-    """A declared value; YAML types other than text, numbers and booleans, such as dates, become text."""
+    """Return a declared value; YAML types other than text, numbers and booleans, such as dates, become text."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         raise InvalidInput("write null and NaN in quotes, as the table spells them")
     return value if isinstance(value, Value) else as_text(pa.array([value]), "it")[0].as_py()
@@ -69,7 +69,7 @@ def as_declared(column: pa.ChunkedArray, values: Values, what: str) -> pa.Chunke
 
 
 def _key(value: Value) -> Decimal | str:
-    """A key that is equal for all spellings of a number or boolean."""
+    """Return a key that is equal for all spellings of a number or boolean."""
     text = str(value)
     try:
         number = Decimal(text)

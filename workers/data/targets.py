@@ -57,7 +57,7 @@ def _draws(seed: int, first: int, rows: int, length: int) -> npt.NDArray[np.floa
 
 
 def next_tokens(block: Block, padding: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """The tokens [n, t], and labels [n, t]: the next token at each position, or `IGNORED` if that is padding.
+    """Return the tokens [n, t], and labels [n, t]: the next token at each position, or `IGNORED` if that is padding.
 
     The last position has no next token and is `IGNORED` too.
     """

@@ -51,7 +51,7 @@ FACE_TASKS: Mapping[str, FaceTask] = {
 
 
 def _attribute(face: Face, name: str) -> str:
-    """The value of the attribute race, age or gender, as a group name."""
+    """Return the value of the attribute race, age or gender, as a group name."""
     if name == "race":
         return RACES[face.race]
     task = FACE_TASKS[name]

@@ -11,7 +11,7 @@ from workers.gradients.rules import Differentiate
 
 
 def prelu(module: nn.PReLU, activation: Tensor, output: Tensor | None, examples: int) -> Differentiate:
-    """The rule of nn.PReLU, which has one slope for all entries or one for each index of the second axis."""
+    """Return the rule of nn.PReLU, which has one slope for all entries or one for each index of the second axis."""
     slopes = module.num_parameters
 
     def differentiate(grad: Tensor) -> dict[str, ExampleGradients]:

@@ -21,7 +21,7 @@ def self_attention(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None] | None:
-    """The output of ``module.forward`` for query [b, t, width], or None if the call is not covered.
+    """Return the output of ``module.forward`` for query [b, t, width], or None if the call is not covered.
 
     Covered: self-attention without an extra key (bias_k, add_zero_attn). As in `module.forward`, ``is_causal`` needs an
     ``attn_mask``.

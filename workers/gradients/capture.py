@@ -35,7 +35,7 @@ class Input:
 
     @staticmethod
     def now(layer: Layer, activation: Tensor) -> Input:
-        """The input with its current version."""
+        """Return the input with its current version."""
         return Input(layer, activation, activation._version)
 
     def require_unchanged(self) -> None:
@@ -161,7 +161,7 @@ def _recorded(layer: Layer, capture: Capture, activation: Tensor, run: Callable[
 
 
 def _holds_batch(layer: Layer, capture: Capture, activation: Tensor) -> bool:
-    """Whether the first axis of the input is the batch, or stacks the rows of the batch with other axes.
+    """Return whether the first axis of the input is the batch, or stacks the rows of the batch with other axes.
 
     An argument of a single example whose length is not yet known to hold the batch can be taken as its entries.
     """

@@ -50,7 +50,7 @@ class Side:
 
 
 def sides_of(examples: int, like: Tensor, turn: int = 0) -> tuple[Side, Side]:
-    """A random half of the examples, of which the first is one and the last is not, and the other half.
+    """Return a random half of the examples, of which the first is one and the last is not, and the other half.
 
     turn: another turn draws another half. At least two examples.
     """
@@ -86,7 +86,7 @@ def spread(examples: int, turn: int, most: int) -> list[int]:
 
 
 def of_examples(rows: Tensor, examples: Tensor, multiplicity: int) -> Tensor:
-    """The rows of the examples at these indices, K consecutive rows each."""
+    """Return the rows of the examples at these indices, K consecutive rows each."""
     by_example = rows.reshape(-1, multiplicity, *rows.shape[1:])
     return by_example.index_select(0, examples).flatten(0, 1)
 
@@ -140,7 +140,9 @@ class ComparedPasses:
         return {name: None if g is None else g.to_dense() for name, g in zip(self.parameters, found, strict=True)}
 
     def of_all(self) -> tuple[list[Gradients], list[Kept]]:
-        """The engine's gradients of the `singles` in the batch, and weighted sums of what is kept by each side."""
+        """Return the engine's gradients of the `singles` in the batch, and weighted sums of what is kept by each
+        side.
+        """
         losses, found = self._backward(self.x, self.y)
         one = self._ones(1)
         places = [torch.tensor([index], device=self.x.device) for index in self.singles]
@@ -167,7 +169,7 @@ class ComparedPasses:
         return Replaced(kept, strange, self._named(sums) if own else None)
 
     def losses_again(self) -> list[Kept]:
-        """The losses of the examples of each side, as `of_all` computes them."""
+        """Return the losses of the examples of each side, as `of_all` computes them."""
         losses = self._forward(self.x, self.y)[0].detach().view(-1, self.multiplicity)
         return [{LOSSES: losses[side.kept]} for side in self.sides]
 
@@ -177,7 +179,7 @@ class ComparedPasses:
         self._forward(self._of_examples(self.x, places), self._of_examples(self.y, places))
 
     def rows_of(self, side: Side) -> tuple[int, Tensor]:
-        """Number of rows, and indices of those of the examples that are kept."""
+        """Return the number of rows, and indices of those of the examples that are kept."""
         rows = torch.arange(len(self.x), device=self.x.device).view(-1, self.multiplicity)
         return len(self.x), rows[side.kept].flatten()
 
@@ -185,7 +187,7 @@ class ComparedPasses:
         return of_examples(rows, examples, self.multiplicity)
 
     def _differentiated(self, found: Mapping[str, ExampleGradients]) -> list[str]:
-        """The parameters among what was differentiated by."""
+        """Return the parameters among what was differentiated by."""
         return [name for name in found if name in self.parameters]
 
     def _ones(self, count: int) -> Tensor:
@@ -197,12 +199,14 @@ class ComparedPasses:
         return {LOSSES: losses.view(-1, self.multiplicity)[side.kept], **sums}
 
     def _backward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, ExampleGradients]]:
-        """Losses, and per-example gradients of their sum."""
+        """Return the losses, and per-example gradients of their sum."""
         losses, capture = self._forward(x, y)
         return losses.detach(), capture.backward(losses, 1.0 / self.multiplicity)
 
     def _forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Capture]:
-        """Losses, and what is captured: the layers, and the input where the model runs on one that has a gradient."""
+        """Return the losses, and what is captured: the layers, and the input where the model runs on one that has a
+        gradient.
+        """
         try:
             with _leaves(x, y) as (inputs, leaves), torch.enable_grad(), self.capturing(len(x)) as capture:
                 losses = self.losses(inputs, y)
@@ -259,7 +263,9 @@ class _FromIntegers(TorchFunctionMode):
         return output
 
     def _is_new(self, output: object) -> bool:
-        """Whether the output is a floating-point tensor of the batch that no gradient reaches yet, and no view."""
+        """Return whether the output is a floating-point tensor of the batch that no gradient reaches yet, and no
+        view.
+        """
         return (
             torch.is_grad_enabled()
             and type(output) is Tensor
@@ -276,7 +282,7 @@ class _FromIntegers(TorchFunctionMode):
 
 
 def _tensors(values: object) -> Iterator[Tensor]:
-    """The tensors among values, and in their lists, tuples and dicts."""
+    """Yield the tensors among values, and in their lists, tuples and dicts."""
     if isinstance(values, Tensor):
         yield values
     elif isinstance(values, list | tuple):
@@ -287,7 +293,7 @@ def _tensors(values: object) -> Iterator[Tensor]:
 
 
 def _use(name: str, leaf: Tensor, examples: int) -> Use:
-    """The tensor [rows, ...] as a layer whose only parameter has a value of its own in each row."""
+    """Return the tensor [rows, ...] as a layer whose only parameter has a value of its own in each row."""
     layer = Layer(name, nn.Identity(), {name: name}, "rule")
 
     def differentiate(grad: Tensor) -> dict[str, ExampleGradients]:
@@ -297,7 +303,7 @@ def _use(name: str, leaf: Tensor, examples: int) -> Use:
 
 
 def _is_touched(others: ExampleGradients, weights: Tensor) -> bool:
-    """Whether any gradient of these examples is not 0; NaN, as of 0 times infinity, is no evidence."""
+    """Return whether any gradient of these examples is not 0; NaN, as of 0 times infinity, is no evidence."""
     values = others.gradients if isinstance(others, Instantiated) else others.weighted_sum(weights)
     return bool(((values != 0.0) & ~values.isnan()).any())
 
@@ -314,7 +320,7 @@ class LaterBatches:
     next: int = 1
 
     def is_to_be_compared(self, examples: int) -> bool:
-        """Whether the batch that is seen now is; one with a single example leaves it to the next batch."""
+        """Return whether the batch that is seen now is; one with a single example leaves it to the next batch."""
         self.seen += 1
         if self.seen < self.next or examples < 2:
             return False

@@ -54,7 +54,9 @@ class Geometry:
 
     @property
     def is_pointwise(self) -> bool:
-        """Whether each patch is one pixel and each pixel one patch, so that no values are copied into patches."""
+        """Return whether each patch is one pixel and each pixel one patch, so that no values are copied into
+        patches.
+        """
         return prod(self.kernel) == prod(self.stride) == 1 and not any(self.padding)
 
     def weight_gradient(self, inputs: Tensor, grads: Tensor, copies: int = 1) -> Tensor:
@@ -76,7 +78,7 @@ class Geometry:
         return gradients[1]
 
     def patches(self, inputs: Tensor, positions: tuple[int, ...]) -> Tensor:
-        """The patch of every output position: [rows, in, *kernel, *positions], a view of the (padded) inputs.
+        """Return the patch of every output position: [rows, in, *kernel, *positions], a view of the (padded) inputs.
 
         Copying this view is about twice as fast as `torch.nn.functional.unfold`, and works for any number of axes.
         """
@@ -109,7 +111,7 @@ class Correlations(Planned):
         return self._instantiating() | self._by_gram()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        """The weight gradient of an ordinary convolution, at its ordinary cost."""
+        """Return the weight gradient of an ordinary convolution, at its ordinary cost."""
         per_row = weights if self._rows == 1 else weights.repeat_interleave(self._rows)
         return self.geometry.weight_gradient(self.inputs, self.grads * per_row.view(-1, *[1] * (self.grads.dim() - 1)))
 
@@ -152,7 +154,7 @@ class Correlations(Planned):
         }
 
     def _reaches_grouped_rate(self) -> bool:
-        """Whether grouped convolutions of this shape are fast.
+        """Return whether grouped convolutions of this shape are fast.
 
         They are for whole blocks of channels, and for depthwise convolutions with more than one output position.
         """
@@ -162,7 +164,7 @@ class Correlations(Planned):
         return not any(number % CHANNEL_BLOCK for number in channels)
 
     def _instantiate_by_groups(self) -> Tensor:
-        """One convolution with a group per row, as in the batching rule of torch.func (Rochette et al. 2019)."""
+        """Return one convolution with a group per row, as in the batching rule of torch.func (Rochette et al. 2019)."""
         parts = []
         for chunk in self._chunks(prod(self.geometry.shape) * self._rows):
             rows, size = len(chunk.grads), self.inputs.shape[2:]
@@ -220,7 +222,9 @@ class Correlations(Planned):
         return gram
 
     def _summed_over_taps(self, gram: Tensor, axis: int, outputs: int) -> Tensor:
-        """Sum ``gram`` over the kernel offsets of one axis, which turns its input positions into output positions."""
+        """Return the sum ``gram`` over the kernel offsets of one axis, which turns its input positions into output
+        positions.
+        """
         geometry, size = self.geometry, self.inputs.shape[2 + axis]
         row_axis, column_axis = 2 + axis, 2 + axis + self.grads.dim() - 1
         shape = list(gram.shape)
@@ -260,7 +264,7 @@ def correlations(module: _ConvNd, activation: Tensor, grad: Tensor, examples: in
 
 
 def convolution(module: _ConvNd, activation: Tensor, output: Tensor | None, examples: int) -> Differentiate:
-    """The rule of nn.Conv1d, Conv2d and Conv3d."""
+    """Return the rule of nn.Conv1d, Conv2d and Conv3d."""
 
     def differentiate(grad: Tensor) -> dict[str, ExampleGradients]:
         weight = correlations(module, activation, grad, examples)
@@ -290,7 +294,7 @@ def transposed_correlations(module: _ConvTransposeNd, activation: Tensor, grad: 
 def transposed_convolution(
     module: _ConvTransposeNd, activation: Tensor, output: Tensor | None, examples: int
 ) -> Differentiate:
-    """The rule of nn.ConvTranspose1d, ConvTranspose2d and ConvTranspose3d."""
+    """Return the rule of nn.ConvTranspose1d, ConvTranspose2d and ConvTranspose3d."""
 
     def differentiate(grad: Tensor) -> dict[str, ExampleGradients]:
         weight = transposed_correlations(module, activation, grad, examples)

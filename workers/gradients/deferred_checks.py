@@ -24,7 +24,7 @@ class Look(Protocol):
     """Checks whether sums of norms are finite."""
 
     def finds_finite(self, total: Tensor) -> bool:
-        """Whether the sum is finite; also True if the check is deferred."""
+        """Return whether the sum is finite; also True if the check is deferred."""
         ...
 
 
@@ -46,7 +46,7 @@ class Together:
         return True
 
     def all_finite(self) -> bool:
-        """Whether all sums are finite; waits for the device."""
+        """Return whether all sums are finite; waits for the device."""
         return math.isfinite(float(torch.stack(self._totals).sum()))
 
 
@@ -61,7 +61,7 @@ class Looks:
         self._at_each = False
 
     def settled(self, batches: Sequence[MicroBatch], compute: Callable[[Look], T]) -> T:
-        """The result of ``compute``, which may be called a second time, with the same random numbers."""
+        """Return the result of ``compute``, which may be called a second time, with the same random numbers."""
         if len(batches) <= 1 or self._at_each:
             return compute(AtOnce())
         before, together = RandomState.of(batches[0].x.device), Together()
@@ -89,7 +89,7 @@ class Outputs:
 
     @property
     def are_read(self) -> bool:
-        """Whether any layer's rule reads its output."""
+        """Return whether any layer's rule reads its output."""
         return bool(self._readers)
 
     def confirmed(self, total: Tensor) -> Tensor:

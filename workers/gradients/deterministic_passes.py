@@ -90,12 +90,12 @@ class ConstantDraws(TorchDispatchMode):
 
 
 def _name(func: OpOverload) -> str:
-    """The name of the operator, without the underscore of its in-place form."""
+    """Return the name of the operator, without the underscore of its in-place form."""
     return str(func.overloadpacket.__name__).removesuffix("_")
 
 
 def _may_draw(func: OpOverload) -> bool:
-    """Whether the operator is random; torch does not tag random_ and randint."""
+    """Return whether the operator is random; torch does not tag random_ and randint."""
     return torch.Tag.nondeterministic_seeded in func.tags or _name(func) in _INTEGERS
 
 
@@ -127,7 +127,7 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def draws(model: nn.Module, loss: object, device: torch.device, run: Callable[[], object]) -> bool:
-    """Whether ``run``, a forward pass of model and loss, draws random numbers from torch, numpy or Python.
+    """Return whether ``run``, a forward pass of model and loss, draws random numbers from torch, numpy or Python.
 
     If so, results differ from pass to pass. The model, its hidden state, modes and all random states are restored.
     """
@@ -157,12 +157,12 @@ class Fingerprint:
 
     @classmethod
     def of(cls, parameter: nn.Parameter) -> Fingerprint:
-        """The current one."""
+        """Return the current one."""
         value = parameter.detach()
         return cls(parameter._version, value.clone() if parameter.requires_grad else _sums(value))
 
     def is_of(self, parameter: nn.Parameter) -> bool:
-        """Whether the parameter is still the same."""
+        """Return whether the parameter is still the same."""
         if parameter._version != self.version:
             return False
         if isinstance(self.content, str):
@@ -200,7 +200,7 @@ class Start:
         np.random.set_state(self._numpy)  # noqa: NPY002
 
     def is_current(self) -> bool:
-        """Whether neither Python nor numpy has drawn a number since."""
+        """Return whether neither Python nor numpy has drawn a number since."""
         numpy = np.random.get_state(legacy=False)["state"]  # noqa: NPY002
         kept = self._numpy["state"]
         same = numpy["pos"] == kept["pos"] and np.array_equal(numpy["key"], kept["key"])
@@ -211,7 +211,7 @@ class Start:
         return {name: Fingerprint.of(parameter) for name, parameter in self._parameters.items()}
 
     def changed_since(self, fingerprints: Mapping[str, Fingerprint]) -> list[str]:
-        """Names of the parameters that have changed since, be it through `data`."""
+        """Return the names of the parameters that have changed since, be it through `data`."""
         return [name for name, value in self._parameters.items() if not fingerprints[name].is_of(value)]
 
     def buffers(self) -> dict[str, Tensor | None]:
@@ -221,7 +221,7 @@ class Start:
 
 
 def same(left: Tensor, right: Tensor) -> bool:
-    """Whether two buffers are equal; NaN equals NaN."""
+    """Return whether two buffers are equal; NaN equals NaN."""
     if (left.shape, left.dtype, left.layout) != (right.shape, right.dtype, right.layout):
         return False
     left, right = _dense(left), _dense(right)

@@ -52,7 +52,7 @@ class Lookups(ExampleGradients):
 
 
 def embedding(module: nn.Embedding, activation: Tensor, output: Tensor | None, examples: int) -> Differentiate:
-    """The rule of nn.Embedding."""
+    """Return the rule of nn.Embedding."""
     return lookups(activation, examples, "weight", module.num_embeddings, module.padding_idx)
 
 

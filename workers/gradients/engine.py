@@ -135,12 +135,12 @@ class GradientEngine:
 
     @property
     def forms(self) -> Mapping[str, Form]:
-        """How the per-example gradients of each layer are computed, by its name; final after the first batch."""
+        """Return how the per-example gradients of each layer are computed, by its name; final after the first batch."""
         return {layer.name: "per example" if layer.forced else layer.form for layer in self._layers}
 
     @property
     def per_example(self) -> Mapping[str, str]:
-        """Why layers run once per example, by their name; final after the first batch."""
+        """Return why layers run once per example, by their name; final after the first batch."""
         return {layer.name: layer.forced for layer in self._layers if layer.forced}
 
     @torch.no_grad()
@@ -199,7 +199,9 @@ class GradientEngine:
         return WeightedSum(norms, all_weights, sums.complete(), non_finite)
 
     def draws(self, x: Tensor, y: Tensor) -> bool:
-        """Whether a pass over these rows draws random numbers, as dropout does, so that norms differ between passes."""
+        """Return whether a pass over these rows draws random numbers, as dropout does, so that norms differ between
+        passes.
+        """
         return draws(self.model, self._loss, x.device, lambda: self._losses(x, y))
 
     def _sum_again(self, batch: MicroBatch, first: Pass, weights: Tensor, sums: Sums) -> Tensor:
@@ -320,7 +322,7 @@ class GradientEngine:
                 )
 
     def _some(self, x: Tensor, y: Tensor, examples: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The rows of these examples."""
+        """Return the rows of these examples."""
         at = torch.tensor(list(examples), device=x.device)
         return of_examples(x, at, self._multiplicity), of_examples(y, at, self._multiplicity)
 
@@ -348,7 +350,7 @@ class GradientEngine:
         return ComparedPasses(capturing, losses, parameters, multiplicity, x, y, sides, **options)
 
     def _norm_pass(self, batch: MicroBatch, look: Look) -> Pass:
-        """A pass that records its initial random state if it draws, so that it can be repeated."""
+        """Return a pass that records its initial random state if it draws, so that it can be repeated."""
         before = RandomState.of(batch.x.device)
         done = self._pass(batch, look, keep=False)
         return done if before.is_current() else replace(done, random_state=before)
@@ -375,7 +377,7 @@ class GradientEngine:
         return Pass(norms.of_first(batch.examples), finite, prepared)
 
     def _differentiate(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, ExampleGradients]]:
-        """Losses [B], and the per-example gradients of every parameter in factored form."""
+        """Return the losses [B], and the per-example gradients of every parameter in factored form."""
         with reading_as_verified(), torch.enable_grad(), unchanged(self._read), self._capturing(x.shape[0]) as capture:
             losses = self._losses(x, y)
         gradients = capture.backward(losses, 1.0 / self._multiplicity)
@@ -394,7 +396,9 @@ class GradientEngine:
         return self._one_per_row(losses, x.shape[0])
 
     def _precise_losses(self, x: Tensor, y: Tensor) -> Tensor:
-        """Losses without autocast, which would hide small errors; with it if frozen half-precision parts need it."""
+        """Return the losses without autocast, which would hide small errors; with it if frozen half-precision parts
+        need it.
+        """
         if has_half_precision(self.model):
             return self._losses(x, y)
         return self._one_per_row(self._loss(self.model(x), y), len(x))

@@ -68,7 +68,7 @@ class ExampleGradients(ABC):
 
     @abstractmethod
     def select(self, rows: Tensor) -> ExampleGradients:
-        """The gradients of the examples at the index tensor ``rows``."""
+        """Return the gradients of the examples at the index tensor ``rows``."""
 
     def precise_norm_sq(self, rows: Tensor) -> Tensor:
         """[b]: squared L2 norms of the examples at the index tensor ``rows``, accurate for every finite gradient."""
@@ -160,7 +160,9 @@ class Instantiated(ExampleGradients):
 
     @property
     def is_small(self) -> bool:
-        """Whether each gradient is a vector so short that starting an operation takes longer than computing it."""
+        """Return whether each gradient is a vector so short that starting an operation takes longer than computing
+        it.
+        """
         return self.gradients.dim() == 2 and self.gradients.shape[1] <= _BLOCK
 
 
@@ -233,7 +235,7 @@ class Planned(ExampleGradients):
 
     @abstractmethod
     def methods(self) -> Mapping[str, Method]:
-        """The ways to compute norms, by name."""
+        """Return the ways to compute norms, by name."""
 
     def norm_sq(self, planner: Planner) -> Tensor:
         alternatives = {

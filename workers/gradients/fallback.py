@@ -30,7 +30,7 @@ class _Forward(nn.Module):
 def run_per_row(
     layer: Layer, parameters: Mapping[str, Tensor], rows: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
-    """The output of ``layer.module.forward(*args, **kwargs)`` with row r computed from ``parameters[name][r]``.
+    """Return the output of ``layer.module.forward(*args, **kwargs)`` with row r computed from ``parameters[name][r]``.
 
     Tensors that hold the batch are split into batches of 1; other arguments are passed unchanged.
 
@@ -109,7 +109,9 @@ def _restore(present: dict[str, Any], before: Mapping[str, Any]) -> list[str]:
 
 
 def _batched(layer: Layer, leaves: list[Any], structure: pytree.TreeSpec, rows: int) -> list[int]:
-    """Indices of the arguments that hold the batch: in this and all earlier calls, the batch axis has its length."""
+    """Return the indices of the arguments that hold the batch: in this and all earlier calls, the batch axis has its
+    length.
+    """
     found = []
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, Tensor):

@@ -12,7 +12,7 @@ from workers.gradients.factors import HALF_PRECISION
 
 
 def has_half_precision(model: nn.Module) -> bool:
-    """Whether frozen parts are in half precision; trainable parameters are in single or double precision."""
+    """Return whether frozen parts are in half precision; trainable parameters are in single or double precision."""
     return any(parameter.dtype in HALF_PRECISION for parameter in model.parameters())
 
 

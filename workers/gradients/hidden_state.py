@@ -167,7 +167,7 @@ class HiddenState:
             yield from self._entries(f"{name}{key}", part, visit, seen)
 
     def _parts(self, value: object, visit: Callable[[object], None]) -> Iterator[tuple[str, object]]:
-        """The values inside ``value``, with what is added to its name."""
+        """Yield the values inside ``value``, with what is added to its name."""
         if isinstance(value, dict):
             visit(value)
             yield "", len(value)
@@ -204,7 +204,7 @@ class HiddenState:
                 yield from ((f".{key}", each) for key, each in list(vars(value).items()))
 
     def _kind(self, value: object) -> Hashable:
-        """What is known of a value besides its parts."""
+        """Return what is known of a value besides its parts."""
         if isinstance(value, FunctionType):
             return code_digest(value.__code__)
         if isinstance(value, BuiltinFunctionType | MethodDescriptorType | ModuleType):
@@ -215,7 +215,9 @@ class HiddenState:
         return _qualified(type(value)) if seen or self._is_followed(type(value).__module__) else UNKNOWN
 
     def _is_followed(self, home: str) -> bool:
-        """Whether objects of classes of this module are looked into: those of the packages that the model is of."""
+        """Return whether objects of classes of this module are looked into: those of the packages that the model is
+        of.
+        """
         return home in _NAMESPACES or home.partition(".")[0] in {root.partition(".")[0] for root in self._roots}
 
 
@@ -302,13 +304,13 @@ def require_no_traces(kept: Sequence[str]) -> None:
 
 
 def changed(before: Contents, after: Contents) -> set[str]:
-    """The names of values that differ, are new, or are gone."""
+    """Return the names of values that differ, are new, or are gone."""
     return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
 
 
 @lru_cache(maxsize=2**15)
 def code_digest(code: CodeType) -> str:
-    """A sha256 of what a function does, wherever it is written."""
+    """Return a sha256 of what a function does, wherever it is written."""
     constants = [code_digest(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
     parts = (code.co_code, constants, code.co_names, code.co_varnames, code.co_freevars, code.co_argcount)
     return hashlib.sha256(repr(parts).encode()).hexdigest()
@@ -400,7 +402,7 @@ def _is_data(value: object) -> bool:
 
 
 def _is_plain(value: Tensor) -> bool:
-    """Whether the content can be read and written: not that of a lazy parameter, nor of a subclass of Tensor."""
+    """Return whether the content can be read and written: not that of a lazy parameter, nor of a subclass of Tensor."""
     if type(value) not in (Tensor, nn.Parameter, nn.Buffer):
         return False
     exotic = value.is_quantized or value.is_meta or is_functorch_wrapped_tensor(value)
@@ -408,7 +410,7 @@ def _is_plain(value: Tensor) -> bool:
 
 
 def _fingerprint(value: Tensor | np.ndarray[Any, Any]) -> Hashable:
-    """Shape, type and a digest of the content; of large values, of some."""
+    """Return the shape, type and a digest of the content; of large values, of some."""
     if isinstance(value, Tensor):
         if not _is_plain(value):
             return type(value).__name__, id(value), value._version
@@ -423,7 +425,7 @@ def _fingerprint(value: Tensor | np.ndarray[Any, Any]) -> Hashable:
 
 
 def _homes(loss: object) -> set[str]:
-    """The modules that define a loss: a function, a method, a partial, or an object that is called."""
+    """Return the modules that define a loss: a function, a method, a partial, or an object that is called."""
     if isinstance(loss, partial):
         return _homes(loss.func)
     if isinstance(loss, MethodType):
@@ -433,7 +435,7 @@ def _homes(loss: object) -> set[str]:
 
 @cache
 def is_installed(home: str) -> bool:
-    """Whether the module is of Python, of dpsweep or of an installed package, whose globals keep no examples."""
+    """Return whether the module is of Python, of dpsweep or of an installed package, whose globals keep no examples."""
     if home.partition(".")[0] in _OURS:
         return True
     file = getattr(sys.modules.get(home), "__file__", None)

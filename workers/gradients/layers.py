@@ -93,7 +93,9 @@ class Axes:
     _first: dict[Position, tuple[int, int]] = field(default_factory=dict)
 
     def per_row(self, position: Position, length: int, rows: int) -> int:
-        """Number of consecutive entries that each row of the batch has on an axis; 0 if it does not hold the batch."""
+        """Return the number of consecutive entries that each row of the batch has on an axis; 0 if it does not hold
+        the batch.
+        """
         if self.stacks:
             before, shorter = self._first.setdefault(position, (rows, length))
             if before < rows < length and length * before == shorter * rows and length % rows == 0:
@@ -127,7 +129,7 @@ class Layer:
 
     @property
     def forced(self) -> str | None:
-        """Why the layer runs once per example, final after the first batch; None if it does not."""
+        """Return why the layer runs once per example, final after the first batch; None if it does not."""
         if self.uncovered:
             return "its rule does not cover how it is built or called"
         return self.why if self.form == "per example" else None
@@ -148,22 +150,24 @@ def outputs_are_precise(layers: Sequence[Layer]) -> Tensor:
 
 
 def which_read_outputs(layers: Sequence[Layer]) -> tuple[Layer, ...]:
-    """The layers whose rule reads the output, if it is precise enough."""
+    """Return the layers whose rule reads the output, if it is precise enough."""
     return tuple(layer for layer in layers if layer.rule is standardized.standardized_convolution)
 
 
 def without_batch(layers: Sequence[Layer]) -> set[str]:
-    """Names of the layers with a rule that had an input whose first axis is not the batch."""
+    """Return the names of the layers with a rule that had an input whose first axis is not the batch."""
     return {layer.name for layer in layers if layer.rule is not None and layer.axes.without_batch}
 
 
 def on_copies(layers: Sequence[Layer]) -> list[Layer]:
-    """The layers that may run on copies of their parameters, one for each row."""
+    """Return the layers that may run on copies of their parameters, one for each row."""
     return [layer for layer in layers if layer.form != "rule" or layer.axes.without_batch]
 
 
 def are_aligned(layers: Sequence[Layer]) -> bool:
-    """Whether every layer has a rule, and the first axis of all its inputs held the batch, one entry for each row."""
+    """Return whether every layer has a rule, and the first axis of all its inputs held the batch, one entry for each
+    row.
+    """
     return not on_copies(layers) and not any(layer.axes.stacked for layer in layers)
 
 
@@ -174,7 +178,7 @@ def keep_axes(layers: Sequence[Layer]) -> None:
 
 
 def find_rule(module: nn.Module) -> Rule | None:
-    """The rule of the module's class; None if a subclass or parametrization changes the computation."""
+    """Return the rule of the module's class; None if a subclass or parametrization changes the computation."""
     if is_parametrized(module):
         return None
     for kind, rule in RULES.items():
@@ -188,7 +192,8 @@ def find_rule(module: nn.Module) -> Rule | None:
 
 
 def find_layers(model: nn.Module, whole: Mapping[str, str] = NONE) -> tuple[Layer, ...]:
-    """The modules that own trainable parameters, outermost first. Each trainable parameter is in at least one layer.
+    """Return the modules that own trainable parameters, outermost first. Each trainable parameter is in at least one
+    layer.
 
     whole: names of modules that must run per example, with their children, and the reason for each.
     """
@@ -218,7 +223,7 @@ def _walk(
 
 
 def _as_one(name: str, module: nn.Module, parameters: Mapping[str, str], rule: Rule | None, why: str | None) -> Layer:
-    """The layer of a module whose parameters are differentiated together with those of its children."""
+    """Return the layer of a module whose parameters are differentiated together with those of its children."""
     if rule is not None:
         return Layer(name, module, parameters, "rule", rule=rule)
     plain = not any(is_parametrized(part) for part in module.modules())
@@ -230,12 +235,14 @@ def _as_one(name: str, module: nn.Module, parameters: Mapping[str, str], rule: R
 
 
 def _runs_as_one(module: nn.Module) -> bool:
-    """Whether the module reads parameters of its children, or passes its own to a kernel without a vmap rule."""
+    """Return whether the module reads parameters of its children, or passes its own to a kernel without a vmap rule."""
     return isinstance(module, nn.MultiheadAttention | nn.RNNBase)
 
 
 def _own_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Parameters that the module's own forward reads, including those in its ParameterLists and ParameterDicts."""
+    """Yield the parameters that the module's own forward reads, including those in its ParameterLists and
+    ParameterDicts.
+    """
     yield from module.named_parameters(recurse=False)
     for name, child in module.named_children():
         if isinstance(child, nn.ParameterList | nn.ParameterDict):

@@ -120,12 +120,12 @@ def affine(activation: Tensor, examples: int, weight: str = "weight", bias: str 
 
 
 def linear(module: nn.Linear, activation: Tensor, output: Tensor | None, examples: int) -> Differentiate:
-    """The rule of nn.Linear."""
+    """Return the rule of nn.Linear."""
     return affine(activation, examples)
 
 
 def transposed_linear(module: nn.Module, activation: Tensor, output: Tensor | None, examples: int) -> Differentiate:
-    """The rule of transformers.pytorch_utils.Conv1D, which is nn.Linear with its weight stored as [in, out]."""
+    """Return the rule of transformers.pytorch_utils.Conv1D, which is nn.Linear with its weight stored as [in, out]."""
 
     def differentiate(grad: Tensor) -> dict[str, ExampleGradients]:
         activations = widen(activation).reshape(examples, -1, activation.shape[-1])

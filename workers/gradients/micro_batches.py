@@ -26,7 +26,9 @@ LastMicroBatch = Literal["shorter", "padded"]
 
 
 def micro_batches(x: Tensor, y: Tensor, size: int, multiplicity: int, last: LastMicroBatch) -> list[MicroBatch]:
-    """The rows in micro-batches of ``size`` examples; every row is in one of them, and an empty batch has none."""
+    """Return the rows in micro-batches of ``size`` examples; every row is in one of them, and an empty batch has
+    none.
+    """
     rows, step, make = x.shape[0], size * multiplicity, _LAST[last]
     if 0 < rows <= step:  # without a view of all rows
         return [make(x, y, size, multiplicity)]
@@ -60,7 +62,7 @@ def _shorter(x: Tensor, y: Tensor, size: int, multiplicity: int) -> MicroBatch:
 
 
 def _padded(x: Tensor, y: Tensor, size: int, multiplicity: int) -> MicroBatch:
-    """The micro-batch, padded with zeros to ``size`` examples."""
+    """Return the micro-batch, padded with zeros to ``size`` examples."""
     rows = size * multiplicity
     return MicroBatch(with_padding(x, rows), with_padding(y, rows), len(x) // multiplicity)
 

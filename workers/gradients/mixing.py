@@ -22,7 +22,7 @@ class _Call:
     outputs: list[Tensor]
 
     def differs(self, other: _Call) -> bool:
-        """Whether outputs differ though arguments do not."""
+        """Return whether outputs differ though arguments do not."""
         return _equal(self.arguments, other.arguments) and not _equal(self.outputs, other.outputs)
 
 
@@ -33,7 +33,8 @@ def where_rows_mix(
     rows: int,
     kept: Tensor,
 ) -> str | None:
-    """The innermost module whose outputs for the rows ``kept`` change between two passes, though its arguments do not.
+    """Return the innermost module whose outputs for the rows ``kept`` change between two passes, though its arguments
+    do not.
 
     reset: called before each pass. passes: two, of a batch, and of the same one with all other rows replaced. None if
     there is no such module.

@@ -9,7 +9,7 @@ from torch import nn
 
 
 def modes_of(model: nn.Module) -> dict[str, bool]:
-    """Whether each module is in training mode, by its name in the model."""
+    """Return whether each module is in training mode, by its name in the model."""
     return {name: module.training for name, module in model.named_modules()}
 
 

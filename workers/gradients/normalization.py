@@ -13,12 +13,12 @@ from workers.gradients.rules import Differentiate
 
 
 def group_norm(module: nn.GroupNorm, activation: Tensor, output: Tensor | None, examples: int) -> Differentiate:
-    """The rule of nn.GroupNorm."""
+    """Return the rule of nn.GroupNorm."""
     return _channelwise(activation, module.num_groups, module.eps, examples, _kept_statistics(output))
 
 
 def instance_norm(module: nn.InstanceNorm2d, activation: Tensor, output: Tensor | None, examples: int) -> Differentiate:
-    """The rule of nn.InstanceNorm1d, 2d and 3d."""
+    """Return the rule of nn.InstanceNorm1d, 2d and 3d."""
     return _channelwise(activation, activation.shape[1], module.eps, examples)
 
 
@@ -70,7 +70,7 @@ def _channelwise(
 
 
 def batch_norm(module: nn.BatchNorm2d, activation: Tensor, output: Tensor | None, examples: int) -> Differentiate:
-    """The rule of nn.BatchNorm1d, 2d and 3d in evaluation mode, where their statistics are constants."""
+    """Return the rule of nn.BatchNorm1d, 2d and 3d in evaluation mode, where their statistics are constants."""
     assert module.running_mean is not None, "a module without running statistics is refused"
     assert module.running_var is not None, "likewise"
     channels, mean = module.num_features, module.running_mean
@@ -89,7 +89,7 @@ def batch_norm(module: nn.BatchNorm2d, activation: Tensor, output: Tensor | None
 
 
 def layer_norm(module: nn.LayerNorm, activation: Tensor, output: Tensor | None, examples: int) -> Differentiate:
-    """The rule of nn.LayerNorm."""
+    """Return the rule of nn.LayerNorm."""
     shape = module.normalized_shape
 
     def differentiate(grad: Tensor) -> dict[str, ExampleGradients]:
@@ -104,7 +104,7 @@ def layer_norm(module: nn.LayerNorm, activation: Tensor, output: Tensor | None, 
 
 
 def rms_norm(module: nn.RMSNorm, activation: Tensor, output: Tensor | None, examples: int) -> Differentiate:
-    """The rule of nn.RMSNorm."""
+    """Return the rule of nn.RMSNorm."""
     shape = module.normalized_shape
 
     def differentiate(grad: Tensor) -> dict[str, ExampleGradients]:

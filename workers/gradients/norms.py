@@ -50,7 +50,7 @@ class Combination:
         return norms, finite
 
     def joined(self, parts: Sequence[BatchNorms], device: torch.device) -> BatchNorms:
-        """The norms of all micro-batches."""
+        """Return the norms of all micro-batches."""
         if not parts:
             empty = torch.zeros(0, device=device)
             return BatchNorms(empty, empty.new_zeros(0, self.layers) if self.layerwise else None, empty)

@@ -57,7 +57,8 @@ class Reading:
     operations: int = 0
 
     def per_row(self, argument: int, length: int) -> int:
-        """Number of entries that each row of the batch has on the first axis of an argument of the current operation.
+        """Return the number of entries that each row of the batch has on the first axis of an argument of the current
+        operation.
 
         length: of that axis. 0 if it does not hold the batch.
         """
@@ -78,7 +79,7 @@ class PerRow(Tensor):
 
     @staticmethod
     def of(values: Tensor, reading: Reading, parameter: tuple[str, nn.Parameter] | None = None) -> PerRow:
-        """The tensor with ``values`` [rows, *shape]."""
+        """Return the tensor with ``values`` [rows, *shape]."""
         made: PerRow = Tensor._make_wrapper_subclass(
             PerRow, values.shape[1:], dtype=values.dtype, device=values.device, requires_grad=values.requires_grad
         )
@@ -125,7 +126,8 @@ _BROADCAST: Final = frozenset(
 
 
 def plain(value: Any) -> Any:
-    """A `PerRow` with a first axis of length 1 as the tensor of the batch that it represents; other values unchanged.
+    """Return a `PerRow` with a first axis of length 1 as the tensor of the batch that it represents; other values
+    unchanged.
 
     Raises: NotCovered for a `PerRow` of another shape.
     """
@@ -231,7 +233,9 @@ def _linear(reading: Reading, input: Tensor, weight: Tensor, bias: Tensor | None
 
 
 def _as_it_is(value: Tensor) -> tuple[str, Tensor] | None:
-    """A parameter of the layer with its local name, or a constant with no name; None if computed from parameters."""
+    """Return a parameter of the layer with its local name, or a constant with no name; None if computed from
+    parameters.
+    """
     return value.parameter if isinstance(value, PerRow) else ("", value)
 
 
@@ -257,7 +261,7 @@ def _broadcast(func: Callable[..., Any], leaves: list[Any], structure: pytree.Tr
 
 
 def _aligned(parameter: PerRow, axes: int) -> Tensor:
-    """The values of a parameter as a tensor of the batch with ``axes`` axes."""
+    """Return the values of a parameter as a tensor of the batch with ``axes`` axes."""
     values = parameter.by_row
     if parameter.dim() == axes and parameter.shape[0] == 1:
         return values.flatten(0, 1)

@@ -40,7 +40,7 @@ RATES: Mapping[str, Rates] = {
 
 
 def rates(device: torch.device) -> Rates:
-    """The `RATES` of the device; unlisted kinds get those of CUDA."""
+    """Return the `RATES` of the device; unlisted kinds get those of CUDA."""
     return RATES.get(device.type, RATES["cuda"])
 
 
@@ -60,7 +60,7 @@ class Planner(Protocol):
     """Chooses among equivalent computations."""
 
     def choose(self, key: Hashable, alternatives: Mapping[str, Alternative[T]]) -> T:
-        """The result of one of the alternatives.
+        """Return the result of one of the alternatives.
 
         key: everything that their relative costs depend on; the number of examples affects all costs alike.
         """
@@ -88,7 +88,7 @@ class TimingPlanner:
         return alternatives[self.chosen[key]].compute()
 
     def _seconds(self, alternative: Alternative[T]) -> float:
-        """The shortest time of a few runs after a warm-up run."""
+        """Return the shortest time of a few runs after a warm-up run."""
         run = alternative.trial or alternative.compute
         seconds = []
         for _ in range(self.repetitions + 1):

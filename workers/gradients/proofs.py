@@ -51,7 +51,7 @@ _FORM: Final = re.compile(r"([1-9][0-9]{0,9}) (aligned|other)")
 
 
 def known_proof(digest: str | None, examples: int) -> Proof | None:
-    """What was shown for a batch of at least this many examples."""
+    """Return what was shown for a batch of at least this many examples."""
     if digest is None:
         return None
     known = _PROOFS.get(digest) or _noted_in_the_run(digest)
@@ -84,13 +84,15 @@ def _noted_in_the_run(digest: str) -> Proof | None:
 
 
 def _folder_of_the_run() -> Path | None:
-    """Where this run notes proofs on this node; None outside an embedded run, and where private files are encrypted."""
+    """Return where this run notes proofs on this node; None outside an embedded run, and where private files are
+    encrypted.
+    """
     folder = node_folder()
     return None if folder is None or is_encrypting() else folder / _FOLDER
 
 
 def digest_of(model: nn.Module, loss: object, x: Tensor, y: Tensor, *others: object) -> str | None:
-    """A sha256 of everything but the values of parameters, buffers and rows that decides how rows are treated.
+    """Return a sha256 of everything but the values of parameters, buffers and rows that decides how rows are treated.
 
     None if model or loss hold an object of a kind that is not looked into, as its content would not be in it.
 
@@ -119,7 +121,7 @@ def digest_of(model: nn.Module, loss: object, x: Tensor, y: Tensor, *others: obj
 
 
 def _settings() -> tuple[object, ...]:
-    """The settings of torch that decide how it computes."""
+    """Return the settings of torch that decide how it computes."""
     cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     return (
         torch.get_num_threads(),

@@ -20,12 +20,12 @@ class RandomState:
 
     @staticmethod
     def of(device: torch.device) -> RandomState:
-        """The current states."""
+        """Return the current states."""
         cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
         return RandomState(device, torch.get_rng_state(), cuda)
 
     def is_current(self) -> bool:
-        """Whether no number was drawn since."""
+        """Return whether no number was drawn since."""
         now = RandomState.of(self.device)
         same_cuda = self.cuda is None or now.cuda is None or torch.equal(self.cuda, now.cuda)
         return same_cuda and torch.equal(self.cpu, now.cpu)

@@ -28,7 +28,8 @@ Run = tuple[Tensor, tuple[Tensor, ...]]
 def lstm(
     module: nn.LSTM, record: Recorder, input: Tensor | PackedSequence, hx: tuple[Tensor, Tensor] | None = None
 ) -> Any:
-    """The output of ``module.forward`` for inputs [b, t, width], packed or not; None for a call that is not covered.
+    """Return the output of ``module.forward`` for inputs [b, t, width], packed or not; None for a call that is not
+    covered.
 
     An LSTM with projections is not covered.
     """
@@ -41,7 +42,9 @@ def lstm(
 
 
 def gru(module: nn.GRU, record: Recorder, input: Tensor | PackedSequence, hx: Tensor | None = None) -> Any:
-    """The output of ``module.forward`` for inputs [b, t, width], packed or not; None for a call that is not covered."""
+    """Return the output of ``module.forward`` for inputs [b, t, width], packed or not; None for a call that is not
+    covered.
+    """
     if not _covered(input):
         return None
     sequences = _Sequences.of(input)
@@ -51,7 +54,9 @@ def gru(module: nn.GRU, record: Recorder, input: Tensor | PackedSequence, hx: Te
 
 
 def rnn(module: nn.RNN, record: Recorder, input: Tensor | PackedSequence, hx: Tensor | None = None) -> Any:
-    """The output of ``module.forward`` for inputs [b, t, width], packed or not; None for a call that is not covered."""
+    """Return the output of ``module.forward`` for inputs [b, t, width], packed or not; None for a call that is not
+    covered.
+    """
     if not _covered(input):
         return None
     sequences = _Sequences.of(input)
@@ -79,7 +84,7 @@ class _Sequences:
 
     @staticmethod
     def of(input: Tensor | PackedSequence) -> _Sequences:
-        """The sequences of a tensor or, after padding, of a packed sequence."""
+        """Return the sequences of a tensor or, after padding, of a packed sequence."""
         return _Sequences(input) if isinstance(input, Tensor) else _Sequences(*pad_packed_sequence(input, True))
 
     @cached_property
@@ -101,7 +106,7 @@ class _Sequences:
 
 
 def _packed_like(input: Tensor | PackedSequence, sequences: _Sequences, output: Tensor) -> Tensor | PackedSequence:
-    """The output [b, t, n], packed as the input was."""
+    """Return the output [b, t, n], packed as the input was."""
     if isinstance(input, Tensor):
         return output
     lengths, order = cast("Tensor", sequences.lengths), input.sorted_indices
@@ -187,7 +192,7 @@ def _requiring_grad(gates: Tensor) -> Tensor:
 
 
 def _previous_states(start: Tensor, outputs: Tensor) -> Tensor:
-    """The state before each position."""
+    """Return the state before each position."""
     return torch.cat([start.detach()[:, None], outputs.detach()[:, :-1]], 1)
 
 

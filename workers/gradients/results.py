@@ -54,7 +54,7 @@ class Pass:
         return weights.masked_fill(~(finite if weights.dim() == 1 else finite[:, None]), 0.0)
 
     def non_finite(self) -> int:
-        """Number of examples whose norm is not finite."""
+        """Return the number of examples whose norm is not finite."""
         return 0 if self.finite is None else int((~self.finite[: len(self.norms.losses)]).sum())
 
 

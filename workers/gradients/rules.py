@@ -29,7 +29,7 @@ class Recorder(Protocol):
         ...
 
     def linear(self, activation: Tensor, weight: str, bias: str) -> Tensor:
-        """The output of the linear map with the parameters of these names; their gradients are captured."""
+        """Return the output of the linear map with the parameters of these names; their gradients are captured."""
         ...
 
     def record(self, outputs: Sequence[Tensor], differentiate: Differentiate, activation: Tensor) -> None:

@@ -82,7 +82,7 @@ class Projected(Planned):
 def standardized_convolution(
     module: WeightStandardizedConv2d, activation: Tensor, output: Tensor | None, examples: int
 ) -> Differentiate:
-    """The rule of WeightStandardizedConv2d: gradients of weight, gain and bias.
+    """Return the rule of WeightStandardizedConv2d: gradients of weight, gain and bias.
 
     Per output channel: kernel = gain * unit, unit = centred / divisor, divisor = max(|centred|, sqrt(eps)). Let G be
     the gradient of one channel's kernel. The gradient of the gain is <G, unit>. The gradient of the weight is
@@ -140,6 +140,8 @@ def outputs_are_precise(modules: Sequence[WeightStandardizedConv2d]) -> Tensor:
 
 
 def _over_positions(grads: Tensor, response: Tensor | None, examples: int) -> Tensor:
-    """Sum of grads [B K, out, *positions] (times the response, if given) over rows and positions: [B, out]."""
+    """Return the sum of grads [B K, out, *positions] (times the response, if given) over rows and positions: [B,
+    out].
+    """
     product = grads if response is None else grads * response
     return summed_rows(product.flatten(2).sum(2), examples)

@@ -23,7 +23,7 @@ class Sums:
             self._sums[name] = value
 
     def complete(self) -> dict[str, Tensor]:
-        """The sums by name, in the order and dtypes of the parameters; zeros where nothing was added."""
+        """Return the sums by name, in the order and dtypes of the parameters; zeros where nothing was added."""
         return {
             name: self._sums[name].to(parameter.dtype) if name in self._sums else torch.zeros_like(parameter)
             for name, parameter in self._parameters.items()

@@ -189,12 +189,12 @@ class _Comparison(Generic[S]):
         fingerprints = self.start.fingerprints()
 
         def run(function: Callable[[], T]) -> T:
-            """The result of a pass from the same start as all others."""
+            """Return the result of a pass from the same start as all others."""
             self.hidden.restore()
             return follow(function)
 
         def follow(function: Callable[[], T]) -> T:
-            """The result of a pass that starts with the hidden state that the last one has left."""
+            """Return the result of a pass that starts with the hidden state that the last one has left."""
             self.start.restore()
             with draws or nullcontext():
                 found = _run(function)
@@ -235,7 +235,7 @@ class _Comparison(Generic[S]):
         return True, [each for each in theirs if _norm(each).isfinite()]
 
     def _where(self, follow: Callable[[Callable[[], None]], None]) -> str | None:
-        """The module in which rows begin to depend on each other, if a forward pass shows it."""
+        """Return the module in which rows begin to depend on each other, if a forward pass shows it."""
         for side in self.passes.sides:
             passes = [partial(follow, partial(self.passes.forward, which)) for which in (None, side)]
             found = where_rows_mix(self.model, self.hidden.restore, passes, *self.passes.rows_of(side))
@@ -252,7 +252,7 @@ class _Record:
     hidden: list[Contents] = field(default_factory=list)
 
     def different(self) -> set[str]:
-        """Names of the hidden values that are not the same after all passes."""
+        """Return the names of the hidden values that are not the same after all passes."""
         first, *others = self.hidden
         return set[str]().union(*(changed(first, other) for other in others))
 
@@ -396,7 +396,7 @@ def _require_kept(expected: Kept, found: Kept, strange: Sequence[str], place: Ca
 
 
 def _is_kept(expected: Tensor | None, found: Tensor | None, size: Tensor | None) -> bool:
-    """Whether values are the same bits, or in double precision equal but for rounding, relative to ``size``."""
+    """Return whether values are the same bits, or in double precision equal but for rounding, relative to ``size``."""
     if expected is None or found is None:
         return all(each is None or not bool(each.any()) for each in (expected, found))
     if same(expected, found):
@@ -421,7 +421,9 @@ def _require_overwritten(suspects: set[str], ends: Sequence[tuple[Sequence[Kept]
 
 
 def _disagreeing(ours: Gradients, theirs: Gradients, tolerance: float) -> Iterator[str]:
-    """Names of gradients that differ by more than ``tolerance``, plus rounding relative to that of the whole model."""
+    """Yield the names of gradients that differ by more than ``tolerance``, plus rounding relative to that of the
+    whole model.
+    """
     size = _norm(theirs)
     if not size.isfinite():
         return
@@ -440,7 +442,7 @@ def _norm(gradients: Gradients) -> Tensor:
 
 
 def _is_degenerate(examples: Sequence[Gradients]) -> bool:
-    """Whether the gradient of some used parameter is 0 for every example."""
+    """Return whether the gradient of some used parameter is 0 for every example."""
     largest: dict[str, float] = {}
     for gradients in examples:
         for name, gradient in gradients.items():

@@ -44,7 +44,7 @@ MODELS: Mapping[str, Callable[..., nn.Module]] = {name: with_checked_types(make)
 
 
 def build_model(component: Component, dataset: Dataset, seed: int, code: UserCode = NO_CODE) -> nn.Module:
-    """The model, on the CPU, which maps prepared features [b, ...] to outputs [b, num_classes].
+    """Return the model, on the CPU, which maps prepared features [b, ...] to outputs [b, num_classes].
 
     Outputs of language models are [b, t, num_classes], of segmentation models [b, num_classes, h, w]. The parameters
     `offered` by the data are passed to a model that takes them, unless the user gives other values. Initialisation

@@ -10,7 +10,7 @@ from accounting.errors import InvalidInput
 
 
 def require_image(model: str, feature_shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """The shape as (channels, height, width). Raises: InvalidInput when it has another number of axes."""
+    """Return the shape as (channels, height, width). Raises: InvalidInput when it has another number of axes."""
     if len(feature_shape) != 3:
         raise InvalidInput(
             f"{model} takes images (channels, height, width), but features have shape {feature_shape}; "
@@ -21,7 +21,9 @@ def require_image(model: str, feature_shape: tuple[int, ...]) -> tuple[int, int,
 
 
 def flat_size(model: str, trunk: nn.Module, feature_shape: tuple[int, ...], advice: str) -> int:
-    """Number of output features of ``trunk`` per example. Raises: InvalidInput when the image is too small."""
+    """Return the number of output features of ``trunk`` per example. Raises: InvalidInput when the image is too
+    small.
+    """
     try:
         with torch.no_grad():
             return int(trunk(torch.zeros(1, *feature_shape)).numel())
@@ -72,7 +74,7 @@ def cnn_papernot(
     inverse_temperature: FiniteFloat = 2.0,
     offset: FiniteFloat = 1.0,
 ) -> nn.Module:
-    """The two-layer CNN for MNIST-sized images of Papernot et al. (2020), with tempered sigmoids.
+    """Return the two-layer CNN for MNIST-sized images of Papernot et al. (2020), with tempered sigmoids.
 
     Convolutions: 16 filters of 8 x 8 and 32 filters of 4 x 4, both with stride 2 and followed by 2 x 2 max-pooling with
     stride 1. Then 32 hidden units.

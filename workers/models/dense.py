@@ -21,7 +21,7 @@ ACTIVATIONS: Mapping[str, Callable[[], nn.Module]] = {
 
 
 def activation_named(name: str) -> nn.Module:
-    """The activation called ``name``. Raises: InvalidInput naming the nearest valid name."""
+    """Return the activation called ``name``. Raises: InvalidInput naming the nearest valid name."""
     return lookup(ACTIVATIONS, name, "activation")()
 
 
@@ -45,7 +45,9 @@ def mlp(
 
 
 def pca_mlp(feature_shape: tuple[int, ...], num_classes: int, hidden: PositiveInt = 1000) -> nn.Module:
-    """One hidden layer of 1000 ReLUs on PCA features (Yu et al. 2019, Sec. V). Needs ``preprocessing: dp_pca``."""
+    """Return one hidden layer of 1000 ReLUs on PCA features (Yu et al. 2019, Sec. V). Needs ``preprocessing:
+    dp_pca``.
+    """
     if len(feature_shape) != 1:
         raise InvalidInput(
             f"pca_mlp takes projected rows, but features have shape {feature_shape}; add `preprocessing: dp_pca`"
@@ -54,5 +56,5 @@ def pca_mlp(feature_shape: tuple[int, ...], num_classes: int, hidden: PositiveIn
 
 
 def cancer_net(feature_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """An MLP with hidden layers of 10, 20 and 10 units (Yu et al. 2019, Breast Cancer)."""
+    """Return an MLP with hidden layers of 10, 20 and 10 units (Yu et al. 2019, Breast Cancer)."""
     return mlp(feature_shape, num_classes, (10, 20, 10))

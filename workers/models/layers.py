@@ -25,7 +25,7 @@ class WeightStandardizedConv2d(nn.Conv2d):
             nn.init.zeros_(self.bias)
 
     def standardized(self, weight: Tensor, gain: Tensor) -> Tensor:
-        """The convolution kernel as a function of weight and gain."""
+        """Return the convolution kernel as a function of weight and gain."""
         centred, divisor = self.centred(weight)
         return (centred * (gain / divisor)[:, None]).view_as(weight)
 

@@ -12,7 +12,7 @@ from accounting.errors import InvalidInput
 
 
 def load_weights(path: Path) -> Mapping[str, Tensor]:
-    """The state dict in a file written by ``torch.save``.
+    """Return the state dict in a file written by ``torch.save``.
 
     Raises:
         InvalidInput: there is no such file, or it holds anything but named tensors.

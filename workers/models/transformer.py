@@ -160,7 +160,7 @@ def transformer(
     vocabulary: PositiveInt | None = None,
     padding: NonNegativeInt | None = None,
 ) -> nn.Module:
-    """A pre-norm transformer encoder with mean pooling.
+    """Return a pre-norm transformer encoder with mean pooling.
 
     Features: tokens (length,) if ``vocabulary`` is given, vectors (length, size), or images (channels, height, width),
     which are split into square patches. vocabulary: number of tokens. padding: token that fills short texts. The data
@@ -180,7 +180,8 @@ def language_model(
     padding: NonNegativeInt | None = None,
     causal: bool = False,
 ) -> nn.Module:
-    """A pre-norm transformer with a logit for each of ``num_classes`` tokens at every position of tokens (length,).
+    """Return a pre-norm transformer with a logit for each of ``num_classes`` tokens at every position of tokens
+    (length,).
 
     causal: for next-token prediction, so that a position does not attend to the token it predicts. The data source
     `text` supplies it.
@@ -200,7 +201,7 @@ def _check_heads(width: int, heads: int) -> None:
 def _embedding(
     feature_shape: tuple[int, ...], width: int, patch_size: int, vocabulary: int | None, padding: int | None
 ) -> tuple[nn.Module, int]:
-    """The first layer, and the length of its output sequence."""
+    """Return the first layer, and the length of its output sequence."""
     if vocabulary is not None and padding is not None and padding >= vocabulary:
         raise InvalidInput(f"padding is {padding}, but must be a token of the vocabulary, below {vocabulary}")
     match feature_shape:

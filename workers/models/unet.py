@@ -17,7 +17,7 @@ def unet(
     depth: PositiveInt = 2,
     groups: PositiveInt = 4,
 ) -> nn.Module:
-    """A U-Net (Ronneberger et al. 2015) with ``depth`` downsampling levels and group normalisation.
+    """Return a U-Net (Ronneberger et al. 2015) with ``depth`` downsampling levels and group normalisation.
 
     Outputs a logit for each class at every pixel. The first level has ``width`` channels, each next one twice as many.
     """

@@ -26,12 +26,12 @@ MAIN_SCORES: Final = tuple(task.main for task in TASKS.values())
 
 
 def task_called(name: str) -> Task:
-    """The task called ``name``. Raises: InvalidInput naming the nearest valid name."""
+    """Return the task called ``name``. Raises: InvalidInput naming the nearest valid name."""
     return lookup(TASKS, name, "task")
 
 
 def main_score(accuracy: float | None, scores: Mapping[str, float]) -> float | None:
-    """The main score of some examples, given their accuracy and other scores; None if it is not defined.
+    """Return the main score of some examples, given their accuracy and other scores; None if it is not defined.
 
     >>> main_score(None, {"mse": 4.0, "r2": 0.5})
     0.5

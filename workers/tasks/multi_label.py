@@ -59,7 +59,7 @@ class MultiLabel:
 
 
 def _blocks(sums: Array) -> tuple[Array, Array, Array, Array]:
-    """The number of examples [..., 1], and counts [..., L] of true and false positives and false negatives."""
+    """Return the number of examples [..., 1], and counts [..., L] of true and false positives and false negatives."""
     positives, wrong, missed = np.split(sums[..., 2:], 3, axis=-1)
     return sums[..., :1], positives, wrong, missed
 

@@ -66,7 +66,7 @@ class Task(Protocol):
         ...
 
     def output_shape(self, labels: Tensor, names: tuple[str, ...]) -> tuple[int, ...]:
-        """Shape of a model's output for one example of these labels."""
+        """Return the shape of a model's output for one example of these labels."""
         ...
 
     def outputs(self, names: tuple[str, ...]) -> str:
@@ -83,12 +83,14 @@ class Task(Protocol):
 
 
 def within(labels: Tensor, count: int) -> bool:
-    """Whether all labels are `IGNORED` or in 0 .. ``count`` - 1; read in blocks, as they may be memory-mapped."""
+    """Return whether all labels are `IGNORED` or in 0 .. ``count`` - 1; read in blocks, as they may be
+    memory-mapped.
+    """
     return all(bool(((rows == IGNORED) | ((rows >= 0) & (rows < count))).all()) for rows in labels.split(_ROWS))
 
 
 def known(numbers: Mapping[str, Array]) -> dict[str, float]:
-    """The numbers that are finite."""
+    """Return the numbers that are finite."""
     return {name: float(value) for name, value in numbers.items() if np.isfinite(value)}
 
 

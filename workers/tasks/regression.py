@@ -58,7 +58,9 @@ class Regression:
 
 
 def _blocks(sums: Array) -> tuple[Array, Array, Array, Array, Array]:
-    """The number of examples [..., 1], and sums [..., T] of squared errors, absolute errors, targets and squares."""
+    """Return the number of examples [..., 1], and sums [..., T] of squared errors, absolute errors, targets and
+    squares.
+    """
     count, rest = sums[..., :1], sums[..., 1:]
     squared, absolute, targets, squares = np.split(rest, 4, axis=-1)
     return count, squared, absolute, targets, squares
