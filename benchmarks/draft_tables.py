@@ -28,7 +28,7 @@ class Drawn:
     is_list: bool = False
 
     def write(self, folder: Path) -> Path:
-        """The table as a file, whose label is the column y."""
+        """Return the table as a file, whose label is the column y."""
         columns: dict[str, Any] = {f"x{place}": values for place, values in enumerate(self.numbers.T)}
         if self.is_list:
             flat = pa.array(self.numbers.astype(np.float32).ravel())
@@ -40,7 +40,7 @@ class Drawn:
 
 
 def _rides() -> Drawn:
-    """A heavy-tailed column that decides the label, and another beside it, after taxi rides."""
+    """Return a heavy-tailed column that decides the label, and another beside it, after taxi rides."""
     drawn = np.random.default_rng(0)
     card = drawn.random(5_000) < 0.7
     tips = card & (drawn.random(5_000) < 0.93)

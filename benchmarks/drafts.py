@@ -69,7 +69,7 @@ class Row:
 
 
 def measured(name: str, most_rows: int, seeds: int, epsilon: float) -> Row:
-    """The scores of the table ``name``; those of drafts and Opacus are means over the seeds."""
+    """Return the scores of the table ``name``; those of drafts and Opacus are means over the seeds."""
     with tempfile.TemporaryDirectory() as folder:
         path = TABLES[name](most_rows).write(Path(folder))
         drafted = parse_sweep(draft_sweep(path, ["y"], None))
@@ -99,7 +99,7 @@ def measured(name: str, most_rows: int, seeds: int, epsilon: float) -> Row:
 
 
 def replace_in(section: Any, **values: Any) -> Any:
-    """A section of a sweep with other values."""
+    """Return a section of a sweep with other values."""
     return section.model_copy(update=values)
 
 
@@ -125,7 +125,7 @@ def _without_privacy(dataset: Dataset) -> tuple[float, float]:
 
 
 def _of_opacus(dataset: Dataset, epsilon: float, delta: float, seeds: int) -> float:
-    """The best mean score over the seeds, of all learning rates and bounds."""
+    """Return the best mean score over the seeds, of all learning rates and bounds."""
     scaler = StandardScaler().fit(_table(dataset.train)[0])
     features = [torch.tensor(scaler.transform(_table(each)[0])).float() for each in (dataset.train, dataset.test)]
     scores = (
@@ -170,7 +170,7 @@ COLUMNS: Final = ("constant", "linear", "boosting", "baseline", "share", "privat
 
 
 def lines(rows: Sequence[Row]) -> Iterator[str]:
-    """The table as it is printed, and whether the goals are reached."""
+    """Yield the table as it is printed, and whether the goals are reached."""
     yield f"{'table':14}{'rows':>8}{'features':>9}" + "".join(f"{name:>10}" for name in COLUMNS)
     for row in rows:
         values: Mapping[str, float | None] = {**asdict(row), "share": row.share}

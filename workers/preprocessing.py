@@ -45,19 +45,22 @@ class Preprocessing(Protocol):
         ...
 
     def output_shape(self, feature_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of one example after the transformation. Raises: InvalidInput when the shape does not fit."""
+        """Return the shape of one example after the transformation. Raises: InvalidInput when the shape does not
+        fit.
+        """
         ...
 
     def fit(self, dataset: Dataset, noise: NoiseSource) -> State:
-        """The state of the transformation, fitted on the training split with ``noise``."""
+        """Return the state of the transformation, fitted on the training split with ``noise``."""
         ...
 
     def transform(self, dataset: Dataset, state: State) -> Dataset:
-        """The data set with new features; labels, groups and ids are kept."""
+        """Return the data set with new features; labels, groups and ids are kept."""
         ...
 
     def rehearse(self, dataset: Dataset) -> Dataset:
-        """A dry run of `transform` for a plan: features of the same shape and type, from a state that ignores the data.
+        """Return a dry run of `transform` for a plan: features of the same shape and type, from a state that ignores
+        the data.
 
         Fits, downloads and stores nothing. Raises: InvalidInput when a worker could not transform ``dataset``.
         """
@@ -227,7 +230,7 @@ class Standardised:
 
 
 def _require_columns(name: str, columns: int | None, feature_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of a row of a table. Raises: InvalidInput for other features, and fewer than ``columns``."""
+    """Return the shape of a row of a table. Raises: InvalidInput for other features, and fewer than ``columns``."""
     if len(feature_shape) != 1:
         raise InvalidInput(f"{name} takes rows of a table, but features have shape {feature_shape}")
     if columns is not None and columns > feature_shape[0]:
@@ -236,7 +239,7 @@ def _require_columns(name: str, columns: int | None, feature_shape: tuple[int, .
 
 
 def _leading(dataset: Dataset, width: int) -> Iterator[Tensor]:
-    """The first ``width`` features of the training rows, block by block."""
+    """Yield the first ``width`` features of the training rows, block by block."""
     for block in torch.split(dataset.train.features, _ROWS):
         yield dataset.prepare(block)[:, :width]
 
@@ -342,7 +345,9 @@ class FrozenFeatures:
         return _with_features(dataset, features_of, note)
 
     def rehearse(self, dataset: Dataset) -> Dataset:
-        """Random features of the network's output shape. Weights from a file are loaded, to check that they fit."""
+        """Return random features of the network's output shape. Weights from a file are loaded, to check that they
+        fit.
+        """
         self._require_pictures(dataset)
         if self.cache is not None:
             _require_folder(self.cache)
@@ -361,7 +366,7 @@ class FrozenFeatures:
             )
 
     def _weights_file(self) -> Path:
-        """The file of weights, downloaded if need be."""
+        """Return the file of weights, downloaded if need be."""
         if self.weights != "imagenet":
             return Path(self.weights)
         import torchvision  # late: importing it takes seconds
@@ -469,10 +474,12 @@ PREPROCESSING: Final[Mapping[str, Callable[..., Preprocessing]]] = {
 
 
 def make_preprocessing(component: Component) -> Preprocessing:
-    """The preprocessing that a trial names. Raises: InvalidInput for unknown names, keys and impossible values."""
+    """Return the preprocessing that a trial names. Raises: InvalidInput for unknown names, keys and impossible
+    values.
+    """
     return build(PREPROCESSING, component.name, component.params, "preprocessing")
 
 
 def planned_releases(component: Component | None) -> tuple[Release, ...]:
-    """The releases of a trial's preprocessing, known before any data is read."""
+    """Return the releases of a trial's preprocessing, known before any data is read."""
     return () if component is None else make_preprocessing(component).releases

@@ -135,7 +135,7 @@ def _soft(values: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 
 def scaled_by(state: dict[str, Tensor], rows: Tensor) -> Tensor:
-    """Rows [b, ...] with the leading columns on the scale of `private_ranges`, changed in place."""
+    """Return the rows [b, ...] with the leading columns on the scale of `private_ranges`, changed in place."""
     low, high, mean, deviation = (state[name].double() for name in ("low", "high", "mean", "deviation"))
     width = len(low)
     rows[:, :width] = ((_soft(rows[:, :width].double(), low, high) - mean) / deviation).to(rows.dtype)

@@ -33,7 +33,7 @@ def moments(blocks: Callable[[], Iterator[Tensor]], width: int) -> Tensor:
 def private_moments(
     blocks: Callable[[], Iterator[Tensor]], width: int, rows: int, noise: NoiseSource, noise_multiplier: float
 ) -> dict[str, Tensor]:
-    """The mean of each column [width] and one deviation [1] of all columns about their means, float32.
+    """Return the mean of each column [width] and one deviation [1] of all columns about their means, float32.
 
     rows: their public number.
     """
@@ -47,7 +47,7 @@ def private_moments(
 
 
 def standardised_by(state: dict[str, Tensor], rows: Tensor) -> Tensor:
-    """Rows [b, ...] with the leading columns centred and scaled, changed in place."""
+    """Return the rows [b, ...] with the leading columns centred and scaled, changed in place."""
     width = len(state["mean"])
     rows[:, :width] = (rows[:, :width] - state["mean"]) / state["deviation"]
     return rows

@@ -79,8 +79,8 @@ class _Subject:
 def draft_sweep(
     path: Path, labels: Sequence[str], group: str | None, user: str | None = None, text: TextColumn | None = None
 ) -> str:
-    """The YAML text of a sweep over the table ``path``: its columns with proposed ranges and categories, a model, a
-    baseline, two clipping methods, and a privacy target.
+    """Return the YAML text of a sweep over the table ``path``: its columns with proposed ranges and categories, a
+    model, a baseline, two clipping methods, and a privacy target.
 
     labels: one column of classes or numbers, or several columns of numbers or of 0 and 1; they decide the task. group:
     the column whose values are compared; by default the classes of the label. user: the column that names the owner of
@@ -158,7 +158,7 @@ def _scale(used: Sequence[ColumnProfile], rows: int, subject: _Subject) -> _Scal
 
 
 def _private_scaling(rows: float, numbers: int) -> tuple[Literal["robust_ranges", "standardised"] | None, float]:
-    """The preprocessing whose noise so many rows bear, and its noise multiplier; by public numbers alone."""
+    """Return the preprocessing whose noise so many rows bear, and its noise multiplier; by public numbers alone."""
     least, most = _NOISE_OF_SCALING
     if not numbers:
         return None, 0.0
@@ -208,7 +208,9 @@ def _profiled(
 
 
 def _task_of(labels: tuple[ColumnProfile, ...]) -> TableTask:
-    """The task: regression for many distinct numbers, multi_label for columns of 0 and 1, else classification."""
+    """Return the task: regression for many distinct numbers, multi_label for columns of 0 and 1, else
+    classification.
+    """
     if all(label.span is not None and label.distinct > (MOST_VALUES if label.whole else _FEW) for label in labels):
         return "regression"
     if len(labels) == 1:
@@ -222,7 +224,7 @@ def _task_of(labels: tuple[ColumnProfile, ...]) -> TableTask:
 
 
 def _named(column: ColumnProfile, role: str) -> tuple[str, ...]:
-    """The values of the label or group column. Raises: InvalidInput for one value, or too many."""
+    """Return the values of the label or group column. Raises: InvalidInput for one value, or too many."""
     if column.values is None or len(column.values) < 2:
         amount = f"more than {MOST_VALUES}" if column.distinct > MOST_VALUES else "fewer than two"
         raise InvalidInput(
@@ -233,7 +235,7 @@ def _named(column: ColumnProfile, role: str) -> tuple[str, ...]:
 
 
 def _unusable(column: ColumnProfile, table: TableProfile) -> str | None:
-    """Why the column cannot be a feature of the draft, as a relative clause; None if it can."""
+    """Return why the column cannot be a feature of the draft, as a relative clause; None if it can."""
     if column.unreadable:
         return f"whose values are of type {column.unreadable}; lists of equally many numbers can be features"
     if column.same_as:
@@ -254,7 +256,9 @@ def _unusable(column: ColumnProfile, table: TableProfile) -> str | None:
 
 
 def _outward(low: float, high: float) -> tuple[float, float]:
-    """A range with round ends that contains both numbers, so that its ends are not the values of two individuals."""
+    """Return a range with round ends that contains both numbers, so that its ends are not the values of two
+    individuals.
+    """
     unit = 0.5 * 10.0 ** math.floor(math.log10(max(high - low, 1e-300)))
     ends = math.floor(low / unit) * unit, math.ceil(high / unit) * unit
     return (float(f"{ends[0]:.12g}"), float(f"{ends[1]:.12g}")) if ends[0] < ends[1] else (low, low + 1.0)
@@ -379,7 +383,7 @@ _SIGNS: Final = {
 
 
 def _lacking(column: ColumnProfile) -> str:
-    """How many rows are left out because this column lacks a value, and what a sweep takes for none."""
+    """Return how many rows are left out because this column lacks a value, and what a sweep takes for none."""
     if not column.missing:
         return ""
     listed = "" if column.span is not None else ", unless you list it as a value"
@@ -388,7 +392,7 @@ def _lacking(column: ColumnProfile) -> str:
 
 
 def _alike(column: ColumnProfile) -> Iterator[str]:
-    """A comment on values that differ only by case or blanks."""
+    """Yield a comment on values that differ only by case or blanks."""
     by_letters: dict[str, list[str]] = {}
     for value in column.values or ():
         by_letters.setdefault("".join(value.casefold().split()), []).append(value)
@@ -399,7 +403,7 @@ def _alike(column: ColumnProfile) -> Iterator[str]:
 
 
 def _cure(column: ColumnProfile, by_letters: Mapping[str, Sequence[str]]) -> str:
-    """How a sweep takes values that differ only by case for the same one."""
+    """Return how a sweep takes values that differ only by case for the same one."""
     if set(by_letters) == {"false", "true"}:
         return "list [false, true] without quotes, which stand for every spelling"
     if any(len({value.lower() for value in values}) > 1 for values in by_letters.values()):
@@ -416,7 +420,7 @@ def _model(subject: _Subject) -> Iterator[str]:
 
 
 def _preparation(scale: _Scale) -> Iterator[str]:
-    """The preprocessing, and why."""
+    """Yield the preprocessing, and why."""
     noise = _number(scale.noise_multiplier)
     match scale.preprocessing:
         case "robust_ranges":

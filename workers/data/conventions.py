@@ -42,7 +42,7 @@ _SIGNS: Final = {"point": ".", "comma": ","}
 
 
 def parsed(values: pa.ChunkedArray, convention: Convention) -> pa.ChunkedArray:
-    """Texts as float64; null for a text that is no number by the convention. Numbers keep their values."""
+    """Return the texts as float64; null for a text that is no number by the convention. Numbers keep their values."""
     if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
         return values
     texts = compute.unique(values).drop_null().to_pylist()
@@ -52,7 +52,7 @@ def parsed(values: pa.ChunkedArray, convention: Convention) -> pa.ChunkedArray:
 
 
 def number_of(text: str, convention: Convention) -> float | None:
-    """The number that a text writes by the convention; None if it writes none.
+    """Return the number that a text writes by the convention; None if it writes none.
 
     >>> number_of("1.234,5 kg", "comma"), number_of("$1,234.50", "point"), number_of("(12 %)", "point")
     (1234.5, 1234.5, -12.0)
@@ -92,7 +92,8 @@ _ORDERS: Final[tuple[tuple[Convention, Convention], ...]] = (("point", "comma"),
 
 
 def written_numbers(counts: Mapping[str, int]) -> Written | None:
-    """How these texts write numbers; None unless they are numbers of one unit, but for markers of missing values.
+    """Return how these texts write numbers; None unless they are numbers of one unit, but for markers of missing
+    values.
 
     counts: number of rows by text. Other texts without digits are taken for markers, too, where they are rare. Where
     both conventions read all numbers, such as 13,440, ``point`` is taken, and the result says that it is ambiguous.
@@ -122,5 +123,5 @@ def _unit(text: str) -> str | None:
 
 
 def _is_code(text: str) -> bool:
-    """Whether leading zeros, as in 007, make the text a code, which a number would not keep."""
+    """Return whether leading zeros, as in 007, make the text a code, which a number would not keep."""
     return re.match(r"^\s*[-+]?0\d", text) is not None

@@ -37,7 +37,7 @@ Download = Callable[[Path], object]
 
 
 def locate(source: str, names: tuple[str, ...], root: str | None, download: Download | None = None) -> Path:
-    """The first of the relative paths ``names`` that exists, as an absolute path.
+    """Return the first of the relative paths ``names`` that exists, as an absolute path.
 
     If the user names a folder, by ``root`` or ``DPSWEEP_DATA``, only this folder is searched. Otherwise the cache is
     searched, and searched again after ``download`` if nothing was found.
@@ -66,14 +66,16 @@ def require_path(path: str) -> Path:
 
 
 def reader_of(path: Path, readers: Mapping[str, T]) -> T:
-    """The reader of the file's extension. Raises: InvalidInput for another extension, and for a folder without one."""
+    """Return the reader of the file's extension. Raises: InvalidInput for another extension, and for a folder
+    without one.
+    """
     if path.is_dir() and path.suffix.lower() not in readers:
         raise InvalidInput(f"{path} is a folder; give the path of a file of a type in {', '.join(readers)}")
     return lookup(readers, path.suffix.lower(), "file type")
 
 
 def bundled(name: str, header_lines: int = 0) -> npt.NDArray[np.float64]:
-    """A table of numbers that scikit-learn ships, read without importing scikit-learn, which takes a second.
+    """Return a table of numbers that scikit-learn ships, read without importing scikit-learn, which takes a second.
 
     Raises: DataCorruption when this installation of scikit-learn has no such file, or a damaged one.
     """
@@ -112,7 +114,7 @@ _REASONS: Mapping[str, str] = {
 
 
 def _reason(error: Exception) -> str:
-    """Why a file cannot be read, without its content."""
+    """Return why a file cannot be read, without its content."""
     if isinstance(error, UnicodeDecodeError):
         return _NO_TEXT
     number = getattr(error, "errno", None)
@@ -152,7 +154,9 @@ def _fetch(source: str, download: Download, folder: Path) -> None:
 
 
 def downloads(address: str, folder: str, checksums: Mapping[str, str]) -> Download:
-    """A `Download` of files below ``address`` into ``folder`` of the cache. checksums: md5 by file name, verified."""
+    """Return a `Download` of files below ``address`` into ``folder`` of the cache. checksums: md5 by file name,
+    verified.
+    """
 
     def download(cache: Path) -> None:
         from torchvision.datasets.utils import download_url  # late: importing torchvision takes seconds

@@ -61,7 +61,7 @@ class TableProfile:
     repeated: frozenset[str] = frozenset()
 
     def column(self, name: str, role: str) -> ColumnProfile:
-        """The column called ``name``. Raises: InvalidInput with the nearest name if there is none."""
+        """Return the column called ``name``. Raises: InvalidInput with the nearest name if there is none."""
         for column in self.columns:
             if column.name == name:
                 return column
@@ -71,7 +71,7 @@ class TableProfile:
 
 
 def profile_table(path: str, texts: tuple[str, ...], most_values: int) -> TableProfile:
-    """The profile of a .csv, .tsv or .parquet file. texts: columns read as text, even if they hold numbers.
+    """Return the profile of a .csv, .tsv or .parquet file. texts: columns read as text, even if they hold numbers.
 
     Values are listed up to ``most_values``. Raises: InvalidInput for a missing file or one without rows, DataCorruption
     for one that cannot be read.
@@ -103,7 +103,7 @@ _TEXT_FILES: Final = (".csv", ".tsv")
 
 
 def _without_repetition(columns: list[ColumnProfile], rows: pa.Table) -> list[ColumnProfile]:
-    """The profiles, each with the first column of equal values."""
+    """Return the profiles, each with the first column of equal values."""
     found: list[ColumnProfile] = []
     for column in columns:
         alike = [each for each in found if replace(each, name="") == replace(column, name="") and column.distinct > 1]
@@ -113,7 +113,7 @@ def _without_repetition(columns: list[ColumnProfile], rows: pa.Table) -> list[Co
 
 
 def _embedding(name: str, rows: pa.Table) -> ColumnProfile:
-    """The profile of all places of an embedding together."""
+    """Return the profile of all places of an embedding together."""
     values = [numbers(rows[place], place) for place in rows.column_names]
     known = np.isfinite(np.stack(values)).all(0)
     if not known.any():
@@ -123,7 +123,7 @@ def _embedding(name: str, rows: pa.Table) -> ColumnProfile:
 
 
 def _written(values: pa.ChunkedArray) -> Written | None:
-    """How a column of texts writes numbers, if it does."""
+    """Return how a column of texts writes numbers, if it does."""
     if not pa.types.is_string(values.type):
         return None
     counts: Mapping[str, int] = {
@@ -133,20 +133,20 @@ def _written(values: pa.ChunkedArray) -> Written | None:
 
 
 def _with_markers(column: ColumnProfile, spelt: pa.ChunkedArray) -> ColumnProfile:
-    """The profile with the texts that count as missing, those that are no numbers included."""
+    """Return the profile with the texts that count as missing, those that are no numbers included."""
     unread = column.written.unread if column.written else ()
     return replace(column, markers=tuple(dict.fromkeys((*_markers(spelt), *unread))))
 
 
 def _markers(spelt: pa.ChunkedArray) -> tuple[str, ...]:
-    """The texts of a column that count as missing, without the empty one."""
+    """Return the texts of a column that count as missing, without the empty one."""
     if not pa.types.is_string(spelt.type):
         return ()
     return tuple(sorted(set(compute.unique(spelt).drop_null().to_pylist()).intersection(MISSING_SPELLINGS[1:])))
 
 
 def _holds_numbers(values: pa.ChunkedArray, spelt: pa.ChunkedArray) -> bool:
-    """Whether a column holds numbers, and not codes such as 007, whose zeros a number would lose."""
+    """Return whether a column holds numbers, and not codes such as 007, whose zeros a number would lose."""
     if not is_numeric(values):
         return False
     is_text = pa.types.is_string(spelt.type)
@@ -175,6 +175,6 @@ def _column(
 
 
 def _counts_rows(present: npt.NDArray[np.float64]) -> bool:
-    """Whether different whole numbers stand in order, or leave hardly any number between them out."""
+    """Return whether different whole numbers stand in order, or leave hardly any number between them out."""
     steps = np.diff(present)
     return bool((steps > 0).all() or (steps < 0).all()) or float(np.ptp(present)) < 1.5 * present.size

@@ -59,7 +59,7 @@ class Roles:
     named: frozenset[str] = frozenset()
 
     def called(self, name: str) -> str:
-        """What errors call a column: by its name only if the sweep file gives it."""
+        """Return what errors call a column: by its name only if the sweep file gives it."""
         return f"column {name!r}" if name in self.known else A_COLUMN
 
     @property
@@ -86,7 +86,7 @@ class Declared:
     unscaled: Sequence[str] = ()
 
     def covers(self, name: str) -> bool:
-        """Whether it is declared how a feature is encoded."""
+        """Return whether it is declared how a feature is encoded."""
         return name in self.ranges or name in self.categories or name in self.unscaled
 
     def __post_init__(self) -> None:
@@ -94,7 +94,7 @@ class Declared:
             raise InvalidInput(f"`classes` are of classification, but the task is {self.task}; leave them out")
 
     def texts(self, labels: Sequence[str], groups: Sequence[str], user: str | None) -> dict[str, list[Value]]:
-        """The columns to read as text even if they hold numbers, each with its declared values."""
+        """Return the columns to read as text even if they hold numbers, each with its declared values."""
         columns: dict[str, list[Value]] = {} if user is None else {user: []}
         grouped = ((group, self.groups.get(group)) for group in groups)
         classes = ((label, self.classes) for label in labels if self.task == "classification")
@@ -122,7 +122,9 @@ class Encoding:
     notes: tuple[str, ...]
 
     def split(self, table: pa.Table, first_id: int, user_names: tuple[str, ...]) -> Split:
-        """The split of all complete rows; rows with a missing value are left out. first_id: id of the first row."""
+        """Return the split of all complete rows; rows with a missing value are left out. first_id: id of the first
+        row.
+        """
         rows = complete_rows(table)
         complete = table.take(rows)
         features = encode_table(complete, self.columns)
@@ -136,7 +138,7 @@ class Encoding:
         user_names: tuple[str, ...],
         labels: npt.NDArray[np.generic],
     ) -> Split:
-        """The split of these features and labels, with groups and users from the ``complete`` rows."""
+        """Return the split of these features and labels, with groups and users from the ``complete`` rows."""
         user = self.roles.user
         return make_split(
             features,
@@ -164,7 +166,8 @@ def table(
     ignore_case: Sequence[str] = (),
     task: TableTask = "classification",
 ) -> Source:
-    """Rows of a .parquet, .csv or .tsv file with a header. Commas, semicolons, tabs or bars separate the fields of CSV.
+    """Return the rows of a .parquet, .csv or .tsv file with a header. Commas, semicolons, tabs or bars separate the
+    fields of CSV.
 
     label: the column of classes; for task ``regression``, one or several columns of numbers, scaled if in ``ranges``;
     for ``multi_label``, columns of 0 and 1. group: one column, or several, such as ["sex", "race"], whose intersections
@@ -220,7 +223,7 @@ def table(
 
 
 def _as_described(rows: pa.Table, declared: Declared, ignore_case: Sequence[str], path: str) -> pa.Table:
-    """The rows with the columns of ``numbers`` as numbers, and those of ``ignore_case`` in lower case.
+    """Return the rows with the columns of ``numbers`` as numbers, and those of ``ignore_case`` in lower case.
 
     Raises: InvalidInput for an unknown column.
     """
@@ -237,7 +240,7 @@ def _as_described(rows: pa.Table, declared: Declared, ignore_case: Sequence[str]
 
 
 def _by_place(declared: Declared, columns: Sequence[str]) -> Declared:
-    """The declaration with the columns of an embedding in place of its name."""
+    """Return the declaration with the columns of an embedding in place of its name."""
     places = places_of(columns)
     ranges = {each: span for name, span in declared.ranges.items() for each in places.get(name, [name])}
     return replace(declared, ranges=ranges, unscaled=_expanded(declared.unscaled, places) or ())
@@ -260,7 +263,8 @@ def _require_single(rows: pa.Table, roles: Roles, features: Sequence[str] | None
 
 
 def left_out(tables: Sequence[tuple[pa.Table, npt.NDArray[np.int64]]], encoding: Encoding) -> tuple[str, ...]:
-    """How many rows are left out for lack of a value, by column, and by label and group where these are declared.
+    """Return how many rows are left out for lack of a value, by column, and by label and group where these are
+    declared.
 
     tables: each with the indices of its complete rows. No guarantee is for the rows that are left out, as they are in
     no data set; the counts are exact.
@@ -289,7 +293,7 @@ _MOST_NAMED: Final = 20
 
 
 def _by_value(incomplete: Sequence[pa.Table], name: str, values: Sequence[str]) -> str:
-    """How many rows of each declared value are left out. How many are kept is not said: those are protected."""
+    """Return how many rows of each declared value are left out. How many are kept is not said: those are protected."""
     found = Counter(place for rows in incomplete for place in positions(rows[name], values).tolist())
     counts = [f"{value} {found[place]:,}" for place, value in enumerate(values)]
     return f"rows left out by {name}: {', '.join([*counts, *([f'not known {found[-1]:,}'] if found[-1] else [])])}"
@@ -302,7 +306,7 @@ def require_other(test_path: str, path: str) -> None:
 
 
 def user_names(tables: Sequence[pa.Table], user: str | None) -> tuple[str, ...]:
-    """The distinct users of all tables."""
+    """Return the distinct users of all tables."""
     return () if user is None else distinct(pa.chunked_array([chunk for part in tables for chunk in part[user].chunks]))
 
 
@@ -332,8 +336,8 @@ A_COLUMN: Final = "a column"
 
 
 def no_column(name: str, path: str | Path, columns: Sequence[str]) -> InvalidInput:
-    """The error for a column that a file lacks. The names that it has are private: they may be values of its first row
-    where it has no header."""
+    """Return the error for a column that a file lacks. The names that it has are private: they may be values of its
+    first row where it has no header."""
     error = InvalidInput(
         f"there is no column {name!r} in {path}; spell it as the first line of the file does, or give the file a first "
         "line of names (those that are there are withheld, as they may be a row)"
@@ -370,7 +374,9 @@ def _roles(
 def used_columns(
     rows: pa.Table, roles: Roles, texts: Mapping[str, Values], path: str, numbers: Container[str] = ()
 ) -> pa.Table:
-    """The columns with a role: numbers unchanged, others as text, spelt like the values declared in ``texts``."""
+    """Return the columns with a role: numbers unchanged, others as text, spelt like the values declared in
+    ``texts``.
+    """
     for name in roles.used:
         if name not in rows.column_names:
             raise no_column(name, path, rows.column_names)
@@ -386,7 +392,9 @@ def used_columns(
 
 
 def encoding_of(rows: pa.Table, roles: Roles, declared: Declared) -> Encoding:
-    """The declared encoding; ranges, categories, classes and groups not declared are taken from the complete rows."""
+    """Return the declared encoding; ranges, categories, classes and groups not declared are taken from the complete
+    rows.
+    """
     targets = roles.labels if declared.task == "regression" else ()
     for name in (*declared.ranges, *declared.categories, *declared.unscaled):
         if name not in roles.features and not (name in targets and name in declared.ranges):
@@ -433,7 +441,7 @@ def _labels(complete: pa.Table, roles: Roles, declared: Declared) -> Labels:
 
 
 def _undeclared(roles: Roles, declared: Declared) -> tuple[Reason, ...]:
-    """What is taken from the rows because it is not declared."""
+    """Return what is taken from the rows because it is not declared."""
     undeclared: dict[Reason, bool] = {
         "ranges_from_rows": any(not declared.covers(name) for name in roles.features),
         "classes_from_rows": declared.classes is None and declared.task == "classification",
@@ -454,7 +462,7 @@ def _undeclared_groups(roles: Roles, declared: Declared) -> list[str]:
 
 
 def _complete(rows: pa.Table, roles: Roles) -> pa.Table:
-    """The rows without a missing value. Raises: InvalidInput when there is none."""
+    """Return the rows without a missing value. Raises: InvalidInput when there is none."""
     if rows.num_rows == 0:
         raise InvalidInput("the table has no rows; give a file with at least one")
     complete = rows.take(complete_rows(rows))
@@ -503,7 +511,7 @@ def _declared_or_distinct(declared: Values | None, values: pa.ChunkedArray) -> t
 
 
 def distinct(texts: pa.ChunkedArray) -> tuple[str, ...]:
-    """The distinct values, sorted as numbers if all are numbers, else as text."""
+    """Return the distinct values, sorted as numbers if all are numbers, else as text."""
     found: list[str] = compute.unique(texts).drop_null().to_pylist()
     try:
         return tuple(sorted(found, key=float))

@@ -60,7 +60,7 @@ class Dialect:
 
 
 def dialect_of(path: Path, encoding: str | None) -> Dialect:
-    """The dialect of a CSV file, by its first line. encoding: declared; else by a byte order mark, else UTF-8.
+    """Return the dialect of a CSV file, by its first line. encoding: declared; else by a byte order mark, else UTF-8.
 
     A line ``sep=;``, as spreadsheets write it, names the separator. Otherwise it is the one of comma, semicolon, tab
     and bar that gives the header most fields, and in a .tsv file the tab. Raises: InvalidInput for an unknown encoding.
@@ -85,7 +85,7 @@ def dialect_of(path: Path, encoding: str | None) -> Dialect:
 
 
 def require_encoding(encoding: str) -> str:
-    """The encoding, if Python knows it as one of text. Raises: InvalidInput otherwise."""
+    """Return the encoding, if Python knows it as one of text. Raises: InvalidInput otherwise."""
     try:
         b"text".decode(encoding, "replace")  # no bytes at all would be decoded by any name
     except (LookupError, ValueError) as error:
@@ -103,7 +103,7 @@ def refuse_encoding(path: Path, encoding: str | None) -> None:
 
 
 def proposed_encoding(path: Path) -> str | None:
-    """An encoding for a draft to declare; None for UTF-8, and for a file that says which one it has.
+    """Return an encoding for a draft to declare; None for UTF-8, and for a file that says which one it has.
 
     Bytes that are not UTF-8 are taken for cp1252, the most common other one, unless they are not of cp1252 either.
     """
@@ -123,7 +123,7 @@ def proposed_encoding(path: Path) -> str | None:
 
 
 def _fields(lines: Sequence[str], separator: str) -> list[str]:
-    """The fields of the first record; none if it is no CSV."""
+    """Return the fields of the first record; none if it is no CSV."""
     try:
         return next(fields_of.reader((f"{line}\n" for line in lines), delimiter=separator), [])
     except fields_of.Error:
@@ -152,7 +152,7 @@ def different_names(given: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, .
 
 
 def repeated_names(rows: pa.Table) -> frozenset[str]:
-    """The names that several columns of the file had, from which `read_table` has made different ones."""
+    """Return the names that several columns of the file had, from which `read_table` has made different ones."""
     return frozenset(json.loads((rows.schema.metadata or {}).get(_REPEATED, b"[]")))
 
 
@@ -163,7 +163,7 @@ def _table(columns: Iterable[tuple[str, pa.ChunkedArray]], repeated: Sequence[st
 
 
 def _read_csv(path: Path, texts: Mapping[str, Values], encoding: str | None) -> pa.Table:
-    """The table, with the columns ``texts`` read as text: 007 stays 007, and NA if it is among their values."""
+    """Return the table, with the columns ``texts`` read as text: 007 stays 007, and NA if it is among their values."""
     dialect = dialect_of(path, encoding)
     convert = csv.ConvertOptions(
         column_types=dict.fromkeys(texts, pa.string()), null_values=list(MISSING_SPELLINGS), strings_can_be_null=False
@@ -179,7 +179,9 @@ def _read_csv(path: Path, texts: Mapping[str, Values], encoding: str | None) -> 
 
 
 def _without_missing(values: pa.ChunkedArray, declared: Values) -> pa.ChunkedArray:
-    """Texts without outer blanks, with null for what stands for a missing value unless it is declared as a value."""
+    """Return the texts without outer blanks, with null for what stands for a missing value unless it is declared as
+    a value.
+    """
     if not pa.types.is_string(values.type):
         return values
     found = compute.utf8_trim_whitespace(values)
@@ -188,7 +190,7 @@ def _without_missing(values: pa.ChunkedArray, declared: Values) -> pa.ChunkedArr
 
 
 def _read_parquet(path: Path, texts: Mapping[str, Values], encoding: str | None) -> pa.Table:
-    """The table, with a column for each place of lists of equally many numbers."""
+    """Return the table, with a column for each place of lists of equally many numbers."""
     refuse_encoding(path, encoding)
     rows = parquet.read_table(path)
     given, repeated = different_names(rows.column_names)
@@ -199,14 +201,16 @@ def _read_parquet(path: Path, texts: Mapping[str, Values], encoding: str | None)
 
 
 def _plain(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Texts in one type, however the file stores them."""
+    """Return the texts in one type, however the file stores them."""
     kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
     is_text = pa.types.is_large_string(kind) or pa.types.is_string_view(kind) or pa.types.is_string(kind)
     return values.cast(pa.string()) if is_text else values
 
 
 def _places(name: str, values: pa.ChunkedArray) -> list[tuple[str, pa.ChunkedArray]]:
-    """Columns ``name[0]``, ``name[1]``, ... of lists of numbers, all of one length; none for any other column."""
+    """Return the columns ``name[0]``, ``name[1]``, ... of lists of numbers, all of one length; none for any other
+    column.
+    """
     kind = values.type
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     if not is_list or not (pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)):
@@ -218,7 +222,7 @@ def _places(name: str, values: pa.ChunkedArray) -> list[tuple[str, pa.ChunkedArr
 
 
 def places_of(columns: Sequence[str]) -> dict[str, list[str]]:
-    """The columns ``name[0]``, ``name[1]``, ... of each embedding, by its name.
+    """Return the columns ``name[0]``, ``name[1]``, ... of each embedding, by its name.
 
     >>> places_of(["x", "emb[0]", "emb[1]"])
     {'emb': ['emb[0]', 'emb[1]']}
@@ -239,7 +243,7 @@ READERS: Final[Mapping[str, Callable[[Path, Mapping[str, Values], str | None], p
 
 
 def read_table(path: str, texts: Mapping[str, Values], encoding: str | None = None) -> pa.Table:
-    """The rows of a .csv, .tsv or .parquet file; columns of one name get different ones (`different_names`).
+    """Return the rows of a .csv, .tsv or .parquet file; columns of one name get different ones (`different_names`).
 
     texts: columns of a CSV file to read as text, with declared values. encoding: of a CSV file.
     Raises: InvalidInput for a missing file, a folder or another file type; DataCorruption for a file that cannot be

@@ -106,7 +106,7 @@ class Categorical:
 
 
 def is_numeric(values: pa.ChunkedArray) -> bool:
-    """Whether the column holds integers, floating-point numbers or decimals."""
+    """Return whether the column holds integers, floating-point numbers or decimals."""
     kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
     return any(is_kind(values.type) for is_kind in kinds)
 
@@ -159,7 +159,7 @@ def encode_table(table: pa.Table, columns: Sequence[Column]) -> Rows:
 
 
 def without(columns: Sequence[Column], exclude: Collection[str], source: str) -> list[Column]:
-    """The columns not named in ``exclude``. Raises: InvalidInput when it names an unknown column."""
+    """Return the columns not named in ``exclude``. Raises: InvalidInput when it names an unknown column."""
     names = [column.name for column in columns]
     for name in exclude:
         if name not in names:
@@ -168,14 +168,14 @@ def without(columns: Sequence[Column], exclude: Collection[str], source: str) ->
 
 
 def choose_group(source: str, group: str, names: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """The group names of the attribute ``group``. Raises: InvalidInput for an unknown attribute."""
+    """Return the group names of the attribute ``group``. Raises: InvalidInput for an unknown attribute."""
     if group not in names:
         raise InvalidInput(f"data source {source!r} has no groups by {group!r}; {nearest(group, names)}")
     return names[group]
 
 
 def attributes(source: str, group: str | Sequence[str]) -> tuple[str, ...]:
-    """The attributes that ``group`` names. Raises: InvalidInput unless it is one, or several different ones."""
+    """Return the attributes that ``group`` names. Raises: InvalidInput unless it is one, or several different ones."""
     named = (group,) if isinstance(group, str) else tuple(group)
     if not named or repeated(named) is not None:
         raise InvalidInput(
@@ -185,7 +185,7 @@ def attributes(source: str, group: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def intersected(values: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """Names of the intersections of attributes: one value of each, the last attribute changing fastest.
+    """Return the names of the intersections of attributes: one value of each, the last attribute changing fastest.
 
     >>> intersected({"sex": ("Female", "Male"), "race": ("Black", "White")})
     ('Female × Black', 'Female × White', 'Male × Black', 'Male × White')
@@ -207,7 +207,7 @@ def intersected_indices(
 
 
 def complete_rows(table: pa.Table) -> npt.NDArray[np.int64]:
-    """Indices of the rows without a null or NaN."""
+    """Return the indices of the rows without a null or NaN."""
     complete = np.ones(table.num_rows, dtype=bool)
     for column in table.columns:
         complete &= ~column.is_null(nan_is_null=True).to_numpy()

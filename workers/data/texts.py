@@ -77,7 +77,7 @@ def text(
     cache: str | None = None,
     encoding: str | None = None,
 ) -> Source:
-    """The column ``text`` of a .csv, .tsv (with a header), .parquet or .jsonl file, as token ids.
+    """Return the column ``text`` of a .csv, .tsv (with a header), .parquet or .jsonl file, as token ids.
 
     tokenizer: a file of the package tokenizers (tokenizer.json). Texts are cut to ``max_length`` tokens, and shorter
     ones are filled with ``padding_token``, by default the tokenizer's own. objective: ``label`` learns the column
@@ -122,7 +122,9 @@ def text(
 def _read_files(
     path: str, test_path: str | None, text: str, roles: Roles, declared: Declared, encoding: str | None
 ) -> list[_File]:
-    """The training file, and the test file if there is one. Raises: InvalidInput and DataCorruption as `text`."""
+    """Return the training file, and the test file if there is one. Raises: InvalidInput and DataCorruption as
+    `text`.
+    """
     if text in roles.used:
         raise InvalidInput(f"the column {text!r} is the text, and also a label, group or user; name another of both")
     texts = declared.texts(roles.labels, roles.groups, roles.user)
@@ -185,7 +187,7 @@ class _Encoder:
         return cls(tokenizer, path, length, names, padding)
 
     def token(self, name: str, key: str) -> int:
-        """The id of a token. key: parameter that names it. Raises: InvalidInput for an unknown token."""
+        """Return the id of a token. key: parameter that names it. Raises: InvalidInput for an unknown token."""
         found = self.tokenizer.token_to_id(name)
         if found is None:
             raise InvalidInput(f"the tokenizer {self.path} has no token {name!r}; name one that it has by `{key}`")
@@ -266,7 +268,9 @@ class _File:
         return self.columns.append_column(self.text, pa.array(self.has_text, mask=~self.has_text))
 
     def blocks(self, encoder: _Encoder, learn: Learn, first: int) -> Blocks:
-        """Columns of features and labels of the complete rows, block by block. first: id of the first row."""
+        """Return the columns of features and labels of the complete rows, block by block. first: id of the first
+        row.
+        """
         start, size = 0, max(1, _TOKENS_AT_ONCE // encoder.length)
         whole = _stream(self.path, (self.text,), (self.text,), (), self.encoding)
         for rows in (batch.slice(at, size) for batch in whole for at in range(0, batch.num_rows, size)):
@@ -280,7 +284,7 @@ class _File:
 def _stream(
     path: Path, used: Columns, texts: Columns, numeric: Columns, encoding: str | None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a file in blocks; one block is in memory at a time."""
+    """Yield the rows of a file in blocks; one block is in memory at a time."""
     stream = reader_of(path, _STREAMS)
     with reading(path):
         yield from stream(path, used, texts, numeric, encoding)
@@ -296,7 +300,7 @@ def _strings(rows: pa.RecordBatch, name: str, path: Path) -> pa.Array:
 
 
 def _empty(rows: int) -> pa.Table:
-    """A table with this number of rows and one constant column, for a file in which no column has a role."""
+    """Return a table with this number of rows and one constant column, for a file in which no column has a role."""
     return pa.table({"": pa.array(np.zeros(rows, dtype=np.int8))})
 
 
@@ -325,7 +329,9 @@ def _parquet_batches(
 
 
 def _only(used: Columns, there: Columns) -> list[str] | None:
-    """The columns to read; None (all) if a used column is missing or any is repeated, which is reported later."""
+    """Return the columns to read; None (all) if a used column is missing or any is repeated, which is reported
+    later.
+    """
     return [*dict.fromkeys(used)] if set(used) <= set(there) and len(set(there)) == len(there) else None
 
 
@@ -356,7 +362,7 @@ Learn = Callable[[Block, int], tuple[npt.NDArray[Any], ...]]
 
 
 def _targets(objective: Objective, encoder: _Encoder, mask: str, fraction: float, seed: int) -> Learn:
-    """The function that makes features and labels from tokens."""
+    """Return the function that makes features and labels from tokens."""
     if objective == "masked_lm":
         token = encoder.token(mask, "mask_token")
         return lambda block, first: masked_tokens(block, first, token, len(encoder.tokens), fraction, seed)
@@ -380,13 +386,15 @@ class _Learner:
     settings: str
 
     def splits(self, files: Sequence[_File], encoding: Encoding, user: str | None) -> list[Split]:
-        """The split of each file; ids count the rows of one file after those of another. user: the column of users."""
+        """Return the split of each file; ids count the rows of one file after those of another. user: the column of
+        users.
+        """
         users = user_names([each.columns for each in files], user)
         starts = itertools.accumulate((each.columns.num_rows for each in files), initial=0)
         return [self._split(each, encoding, users, first) for each, first in zip(files, starts, strict=False)]
 
     def _split(self, each: _File, encoding: Encoding, users: tuple[str, ...], first: int) -> Split:
-        """The split of the complete rows of a file. first: id of its first row."""
+        """Return the split of the complete rows of a file. first: id of its first row."""
         if len(each.rows) == 0:
             raise InvalidInput("no row has a text and all other values; correct the column `text`, or choose others")
         complete = each.columns.take(each.rows)
@@ -405,7 +413,7 @@ class _Learner:
         return replace(encoding.joined(found[0], complete, each.rows + first, users, labels), place=place)
 
     def _key(self, each: _File, first: int) -> str:
-        """A hash of everything that the tokens are made from."""
+        """Return a hash of everything that the tokens are made from."""
         with each.path.open("rb") as table:
             content = hashlib.file_digest(table, "sha256").hexdigest()
         parts = (content, each.text, self.settings, str(first), self.encoder.path.read_bytes(), each.rows.data)
