@@ -39,7 +39,7 @@ def test_hostile_input_is_refused_or_means_what_it_says(target: Target, tmp_path
 FOUND: dict[str, tuple[Target, object, str]] = {
     "a release that is a number": (TRACE_FILES, traces.Forged(5, 0.875, "replace", 0), "no trace of this version"),
     "an unknown release": (TRACE_FILES, traces.Forged(5, 0.375, "replace", 0), "no trace of this version"),
-    "an unknown sampling": (TRACE_FILES, traces.Forged(1, 0.625, "replace", ""), "no trace of this version"),
+    "an unknown sampling": (TRACE_FILES, traces.Forged(1, 0.17, "replace", ""), "no trace of this version"),
     "no size": (TRACE_FILES, traces.Forged(5, 0.0, "delete", 0), "no trace of this version"),
     "noise below 0": (TRACE_FILES, traces.Forged(3, 0.125, "replace", -1.0), "no possible run: .*noise"),
     "ids that are missing": (OBJECTS, objects.ForgedBatch(0, 0, "example_id", [None]), "or lack values"),

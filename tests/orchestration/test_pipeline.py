@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import stat
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,6 @@ from orchestration.execution.in_process import nothing_left
 from orchestration.execution.on_ray import embedded, on_cluster
 from orchestration.pipeline import NoDisplay, Outcome, RunRequest, render_again, run_sweep
 from orchestration.records.layout import SweepFiles
-from orchestration.records.manifest import open_manifest
 from orchestration.records.states import TrialState
 from orchestration.records.status import SweepStatus, TrialStatus
 from orchestration.sweeps.plan import plan_sweep
@@ -90,25 +89,6 @@ def test_a_folder_with_this_very_sweep_is_continued_and_its_user_told(outcome: O
         f"{folder} holds this sweep, which is continued; 2 of 2 trials have results and keep them"
     )
     assert {status.state for status in again.record.statuses.values()} == {TrialState.FINISHED}
-
-
-def test_a_folder_of_an_earlier_version_keeps_its_names_and_is_continued(outcome: Outcome, tmp_path: Path) -> None:
-    """Its trials are called after their labels, and its manifest says nothing of names."""
-    wanted, files = request(tmp_path), SweepFiles(str(tmp_path / "out"))
-    manifest = open_manifest(files, wanted.sweep.plain(), wanted.text)
-    old = {name: value for name, value in asdict(manifest).items() if name != "names"}
-    write_sealed(files.manifest, json.dumps(old).encode())
-    run_sweep(wanted)
-    names = ["flat-seed0", "non-private-seed0"]
-    assert sorted(path.name for path in Path(files.trials).iterdir()) == names
-    assert sorted(render_again(files.root).record.statuses) == names
-    told, before = Told(), contents(Path(files.trials))
-    run_sweep(request(tmp_path), told)
-    assert (told.ends, contents(Path(files.trials))) == ([], before)
-    accuracies = [
-        [row["accuracy"] for row in json.loads(Path(found.results).read_text())] for found in (files, outcome.files)
-    ]
-    assert accuracies[0] == accuracies[1], "a name changes no result"
 
 
 def test_nothing_is_trained_beside_results_of_other_data(outcome: Outcome, tmp_path: Path) -> None:

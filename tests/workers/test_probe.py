@@ -28,7 +28,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.long
 @pytest.mark.parametrize("clipping", ["none", "flat", "individual", "dpsgd_f"])
 def test_what_it_measures_adds_up_to_a_trial(temporary: Path, clipping: str) -> None:
     """By CPU time, which other work on the machine does not change; a bound by a factor, as caches are warm or not."""

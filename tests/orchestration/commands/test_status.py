@@ -174,7 +174,7 @@ def test_a_folder_without_one(
     (tmp_path / "status.json").write_text("{}")
     assert status(monkeypatch, tmp_path) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert "is no status of this version of dpsweep" in line
+    assert "is damaged: it is no JSON object with a checksum" in line
 
 
 def job(state: str, name: str = "other-0123456789") -> SubmittedSweep:
@@ -201,7 +201,7 @@ def test_a_job_that_failed_before_its_sweep_began_is_not_shown_the_status_of_ano
     assert capsys.readouterr().err == ""
 
 
-def test_a_flipped_digit_is_noticed_and_a_status_of_an_earlier_version_is_read(
+def test_a_flipped_digit_and_a_missing_checksum_are_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "status.json"
@@ -212,7 +212,8 @@ def test_a_flipped_digit_is_noticed_and_a_status_of_an_earlier_version_is_read(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {file} is damaged: its content differs from its checksum")
     file.write_text(json.dumps({name: value for name, value in json.loads(written).items() if name != "sha256"}))
-    assert status(monkeypatch, tmp_path) == 0
+    assert status(monkeypatch, tmp_path) == 1
+    assert "it is no JSON object with a checksum" in capsys.readouterr().err
 
 
 def test_many_trials_are_summed_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

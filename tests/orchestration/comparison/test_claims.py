@@ -172,6 +172,7 @@ UNCHECKED = {
     "comparison/stored.py": "reads a sweep for the gate",
     "comparison/claims.py": "is the gate",
     "comparison/inventory.py": "counts trials",
+    "commands/cluster.py": "compares the code of trials, and passes no epsilon on",
     "commands/upkeep.py": "verifies, or names what is to be deleted",
     "commands/composed_examples.py": "computes every epsilon from the traces; reads why they are estimates",
     "commands/stored_trial.py": "computes every epsilon from the trace; reads why they are estimates",

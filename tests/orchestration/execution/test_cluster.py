@@ -163,7 +163,8 @@ def test_trials_are_accounted_again_on_the_nodes(address: str, tmp_path: Path) -
     arguments = ("account", files.root, "--delta", "1e-7", "--individual", "pld", "--json")
     there = dpsweep(*arguments, "--address", address, **CLOSED)
     assert there.returncode == 0, there.stderr
-    said = [line for line in there.stderr.splitlines() if not line.startswith(tuple(KEYS))]
+    waits = "warning: waiting for node"  # of a busy machine
+    said = [line for line in there.stderr.splitlines() if not line.startswith((*KEYS, waits))]
     assert [line.partition(" (")[0] for line in said] == ["warning: no guarantee"], (
         "nothing of Ray, such as what it logs as it connects"
     )

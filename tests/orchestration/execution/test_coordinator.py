@@ -267,7 +267,8 @@ def test_a_trial_that_was_stopped_costs_what_it_ran(bench: Bench, plan: Plan) ->
         found: dict[str, Any] = json.loads(done.stdout)
         return found
 
-    assert dpsweep("verify", bench.files.root) == {"trials": 1, "candidates": 0, "damaged": []}
+    verified = dpsweep("verify", bench.files.root)
+    assert (verified["trials"], verified["candidates"], verified["damaged"]) == (1, 0, [])
     (again,) = dpsweep("account", bench.files.root, "--delta", "1e-7", "--address", "in-process")["accounts"]
     assert (again["key"], again["epsilon"] > stopped.worst_case.epsilon) == (FIRST, True)
     assert len(again["individuals"]["groups"]) == 10
