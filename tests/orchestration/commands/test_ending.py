@@ -65,6 +65,7 @@ def test_a_terminal_that_closes_ends_the_run_in_order(files: SweepFiles) -> None
     assert statuses(files) == {"KILLED"}
 
 
+@pytest.mark.long
 def test_under_nohup_a_run_outlives_its_terminal(tmp_path: Path) -> None:
     """With ``--resume``, which old scripts give."""
     (tmp_path / "sweep.yaml").write_text(SHORT)
