@@ -124,10 +124,10 @@ NoiseStrategy = IndependentNoise | CorrelatedNoise
 INDEPENDENT: Final = IndependentNoise()
 
 STRATEGIES: Final[Mapping[str, Callable[..., NoiseStrategy]]] = {
-    "independent": IndependentNoise,
-    "banded": BandedNoise,
-    "bisr": InverseRootNoise,
-    "lambda_cgd": LambdaNoise,
+    IndependentNoise.stored_name: IndependentNoise,
+    BandedNoise.stored_name: BandedNoise,
+    InverseRootNoise.stored_name: InverseRootNoise,
+    LambdaNoise.stored_name: LambdaNoise,
 }
 """Noise strategies by their name in files and on the command line."""
 

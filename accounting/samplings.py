@@ -509,8 +509,8 @@ MAXIMA: Mapping[str, type[TruncatedPoissonSampling]] = {"poisson": TruncatedPois
 """The sampling used for a method if a largest batch size is given."""
 
 
-CYCLIC_POISSON: Final = "cyclic_poisson"
-FIXED_ORDER: Final = "fixed_order"
+CYCLIC_POISSON: Final = CyclicPoissonSampling.stored_name
+FIXED_ORDER: Final = FixedOrderSampling.stored_name
 
 PLANNED_ONLY: Final[Mapping[str, type[Sampling]]] = {
     CYCLIC_POISSON: CyclicPoissonSampling,

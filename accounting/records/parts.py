@@ -1,8 +1,8 @@
 """Write-once Arrow parts, committed by a manifest.
 
 A part is committed if and only if ``manifest.jsonl`` lists it; the line is added after the part is durable. Each line
-holds the part's step (none for results of a whole run), number, rows, first and last example id, and the size and
-sha256 of the stored bytes, which are encrypted if there is a key.
+holds the part's number, rows, first and last example id, and the size and sha256 of the stored bytes, which are
+encrypted if there is a key.
 Readers verify length and sha256 before they decode, because Arrow does not detect a flipped byte. Length and sha256
 depend on the rows without noise, so they are private, and error messages, which a sweep may publish, omit them.
 """
@@ -33,7 +33,6 @@ _IDS = "example_id"
 class PartRecord:
     """One line of the manifest. first and last are None for a part without rows."""
 
-    step: int | None
     part: int
     rows: int
     first: int | None
@@ -44,7 +43,7 @@ class PartRecord:
     @property
     def path(self) -> str:
         """The file, relative to the folder of the manifest."""
-        return _path(self.step, self.part)
+        return _path(self.part)
 
     def to_line(self) -> bytes:
         """Return the record as a line of the manifest."""
@@ -67,14 +66,14 @@ class PartStore:
         names = list_files(self.directory)
         return tuple(name for name in names if name.endswith(".arrow") and name not in self.records)
 
-    def write(self, parts: Iterable[tuple[int | None, int, pa.Table]]) -> None:
-        """Write the tables (step, part, rows), which have the store's schema, and commit them together.
+    def write(self, parts: Iterable[tuple[int, pa.Table]]) -> None:
+        """Write the tables (part, rows), which have the store's schema, and commit them together.
 
         Replaying a committed part with equal bytes does nothing; unequal bytes raise `DataCorruption`.
         """
         fresh: list[PartRecord] = []
-        for step, part, table in parts:
-            record, data = _stored(self.directory, step, part, table, pa.Codec("zstd"))
+        for part, table in parts:
+            record, data = _stored(self.directory, part, table, pa.Codec("zstd"))
             committed = self.records.get(record.path)
             if committed is None:
                 write_in_private_folder(self._uri(record), data)
@@ -128,7 +127,7 @@ def write_part(directory: str, part: int, table: pa.Table) -> PartRecord:
 
     Not compressed: compression would save a third of the bytes, but make writing and reading ten times slower.
     """
-    record, data = _stored(directory, None, part, table, None)
+    record, data = _stored(directory, part, table, None)
     write_in_private_folder(f"{directory}/{record.path}", data)
     return record
 
@@ -175,15 +174,18 @@ def read_part(
     columns: those to decode, ``example_id`` among them; all by default. ids: cache shared by parts that probably have
     the same ids. Raises: DataCorruption for a part that is missing or differs from its record.
     """
-    return rows_of(directory, schema, record, read_stored(directory, record), columns, ids)
+    uri = f"{directory}/{record.path}"
+    table = decoded(uri, decrypted(uri, _read_stored(uri, record)), schema, columns, ids)
+    if (table.num_rows, *_ends(table)) != (record.rows, record.first, record.last):
+        raise corrupt(uri, "its rows differ from what the manifest says")
+    return table
 
 
-def read_stored(directory: str, record: PartRecord) -> bytes:
+def _read_stored(uri: str, record: PartRecord) -> bytes:
     """Return what is stored of a committed part, verified by length and sha256.
 
     Raises: DataCorruption for a part that is missing or differs from its record.
     """
-    uri = f"{directory}/{record.path}"
     try:
         data, size = read_range(uri, 0, record.num_bytes)
     except FileNotFoundError:
@@ -193,22 +195,6 @@ def read_stored(directory: str, record: PartRecord) -> bytes:
     if hashlib.sha256(data).hexdigest() != record.sha256:
         raise corrupt(uri, "its sha256 differs from the manifest")
     return data
-
-
-def rows_of(
-    directory: str,
-    schema: pa.Schema,
-    record: PartRecord,
-    stored: bytes,
-    columns: Sequence[str] | None = None,
-    ids: RepeatedIds | None = None,
-) -> pa.Table:
-    """Return the rows of a committed part of which ``stored`` was read. Raises: DataCorruption when they differ."""
-    uri = f"{directory}/{record.path}"
-    table = decoded(uri, decrypted(uri, stored), schema, columns, ids)
-    if (table.num_rows, *_ends(table)) != (record.rows, record.first, record.last):
-        raise corrupt(uri, "its rows differ from what the manifest says")
-    return table
 
 
 def decoded(
@@ -242,8 +228,8 @@ def corrupt(uri: str, reason: str) -> DataCorruption:
 _COUNT, _ID = rb"(?:0|[1-9]\d{0,17})", rb"-?\d{1,19}"
 """Patterns of the numbers in a line; a count has at most 18 digits, so that it fits into 64 bits."""
 _LINE = re.compile(
-    rb'\{"step":(?:null|%b),"part":%b,"rows":%b,"first":(?:null|%b),"last":(?:null|%b),"num_bytes":%b,'
-    rb'"sha256":"[0-9a-f]{64}"\}' % (_COUNT, _COUNT, _COUNT, _ID, _ID, _COUNT)
+    rb'\{"part":%b,"rows":%b,"first":(?:null|%b),"last":(?:null|%b),"num_bytes":%b,"sha256":"[0-9a-f]{64}"\}'
+    % (_COUNT, _COUNT, _ID, _ID, _COUNT)
 )
 
 
@@ -264,18 +250,15 @@ def _encode(table: pa.Table, codec: pa.Codec | None) -> bytes:
     return bytes(sink.getvalue().to_pybytes())
 
 
-def _path(step: int | None, part: int) -> str:
-    name = f"part-{part:05d}.arrow"
-    return name if step is None else f"step={step:08d}/{name}"
+def _path(part: int) -> str:
+    return f"part-{part:05d}.arrow"
 
 
-def _stored(
-    directory: str, step: int | None, part: int, table: pa.Table, codec: pa.Codec | None
-) -> tuple[PartRecord, bytes]:
+def _stored(directory: str, part: int, table: pa.Table, codec: pa.Codec | None) -> tuple[PartRecord, bytes]:
     """Return the manifest record of a part, and the bytes to store."""
-    data = encrypted(f"{directory}/{_path(step, part)}", _encode(table, codec))
+    data = encrypted(f"{directory}/{_path(part)}", _encode(table, codec))
     digest = hashlib.sha256(data).hexdigest()
-    return PartRecord(step, part, table.num_rows, *_ends(table), len(data), digest), data
+    return PartRecord(part, table.num_rows, *_ends(table), len(data), digest), data
 
 
 def _ends(table: pa.Table) -> tuple[int | None, int | None]:

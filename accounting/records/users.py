@@ -29,7 +29,7 @@ def write_users(directory: str, example_ids: Ids, users: Ids, rows_per_part: int
     """Store the user [examples] of each example. Writing the same again does nothing. Raises: StorageError."""
     table = pa.table({"example_id": example_ids, "user": users}, schema=USER_SCHEMA)
     starts = range(0, max(table.num_rows, 1), rows_per_part)
-    parts = ((None, part, table.slice(start, rows_per_part)) for part, start in enumerate(starts))
+    parts = ((part, table.slice(start, rows_per_part)) for part, start in enumerate(starts))
     PartStore(directory, USER_SCHEMA).write(parts)
     counts = np.unique(users, return_counts=True)[1]
     summary = {"users": len(counts), "most_records": int(counts.max(initial=0))}

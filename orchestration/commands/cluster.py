@@ -136,10 +136,10 @@ def stop(job: JobName, address: Address) -> None:
         return
     jobs.stop(found)
     _say(f"{found.id} is told to stop; submit the sweep again to continue it")
-    _tell_what_is_missing(found)
+    tell_what_is_missing(found)
 
 
-def _tell_what_is_missing(job: SubmittedSweep) -> None:
+def tell_what_is_missing(job: SubmittedSweep) -> None:
     """Wait for the end of the stopped job's driver, and say what it has not recorded in MLflow."""
     from orchestration.records.layout import SweepFiles
     from orchestration.records.status_snapshot import SweepSnapshot, read_snapshot
@@ -152,11 +152,11 @@ def _tell_what_is_missing(job: SubmittedSweep) -> None:
         return found if found is not None and found.job == job.id else None
 
     deadline = time.monotonic() + _STOP_WITHIN
-    while (snapshot := seen()) is not None and not snapshot.is_over and not snapshot.is_stale():
-        if time.monotonic() > deadline:
+    while (snapshot := seen()) is not None and time.monotonic() < deadline:
+        if snapshot.is_over or snapshot.is_stale():
             break
         time.sleep(0.5)
-    if snapshot is not None and snapshot.recording is not None:
+    if snapshot is not None and snapshot.recording is not None and snapshot.recording.trials:
         _say(snapshot.recording.missing() or snapshot.recording.line())
 
 

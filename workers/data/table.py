@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -349,10 +349,15 @@ def no_column(name: str, path: str | Path, columns: Sequence[str]) -> InvalidInp
 def require_different_columns(columns: Sequence[str], path: Path) -> None:
     """Raises: InvalidInput for a file with several columns of one name."""
     if repeat := repeated(columns):
-        raise InvalidInput(
-            f"the table {path} has more than one column of the same name; rename them, or give the file a first "
-            "line of names"
-        ) from PrivateDetail(f"the name {repeat!r}")
+        refuse_repeated(repeat, path)
+
+
+def refuse_repeated(name: str, path: Path) -> NoReturn:
+    """Raises: InvalidInput for a file in which several columns are called ``name``, which is private."""
+    raise InvalidInput(
+        f"the table {path} has more than one column of the same name; rename them, or give the file a first line of "
+        "names"
+    ) from PrivateDetail(f"the name {name!r}")
 
 
 def _roles(

@@ -34,6 +34,7 @@ from workers.data.table import (
     encoding_of,
     left_out,
     no_column,
+    refuse_repeated,
     require_different_columns,
     require_other,
     used_columns,
@@ -310,8 +311,8 @@ def _csv_batches(
     """Batches of the columns ``used``; others are not converted, as only the whole file would determine their types."""
     types = dict.fromkeys(texts, pa.string()) | dict.fromkeys(numeric, pa.float64())
     written = dialect_of(path, encoding)
-    if set(used) & set(written.repeated):
-        require_different_columns([*written.repeated, *written.repeated], path)
+    if twice := [name for name in written.repeated if name in used]:
+        refuse_repeated(twice[0], path)
     with csv.open_csv(path, written.read, written.parse) as reader:
         only = _only(used, reader.schema.names)
     options = csv.ConvertOptions(column_types=types, strings_can_be_null=True, include_columns=only)

@@ -94,7 +94,7 @@ def test_repeated_ids_are_decoded_once_and_other_ones_again() -> None:
 def test_a_part_says_so_in_one_line(tmp_path: Path) -> None:
     store = PartStore(str(tmp_path), SCHEMA)
     table = pa.table({"example_id": np.zeros(3_000_000, np.int64), "norm": np.zeros(3_000_000, np.float32)}, SCHEMA)
-    store.write([(0, 0, table)])
+    store.write([(0, table)])
     (record,) = PartStore(str(tmp_path), SCHEMA).records.values()
     assert record.num_bytes < 10_000
     with pytest.raises(DataCorruption, match=r"part-00000\.arrow: it would expand to far more than its rows need"):

@@ -14,10 +14,12 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from accounting.errors import InvalidInput
+from orchestration.commands.cluster import tell_what_is_missing
 from orchestration.commands.console import show
 from orchestration.commands.main import app, main
 from orchestration.commands.status import picture, warn_of_another
 from orchestration.execution.submission import SubmittedSweep
+from orchestration.records.recording import NOTHING_RECORDED, Recording
 from orchestration.records.states import TrialState
 from orchestration.records.status_snapshot import (
     ClusterSnapshot,
@@ -199,6 +201,22 @@ def test_a_job_that_failed_before_its_sweep_began_is_not_shown_the_status_of_ano
     for state in ("RUNNING", "FAILED"):
         warn_of_another(job(state), replace(snapshot(), job=job("").id))
     assert capsys.readouterr().err == ""
+
+
+def test_a_stop_tells_what_is_missing_and_nothing_of_a_sweep_that_had_trials_to_train(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopped = replace(job("STOPPED", "small-0123456789"), output=str(tmp_path))
+    missing = Recording(39, 300, failure="stopped", command="dpsweep record out")
+    for state, recording, told in (
+        ("interrupted", NOTHING_RECORDED, ""),
+        ("recording", missing, "39 of 300 trials are recorded in MLflow (stopped); `dpsweep record out` records"),
+    ):
+        seen = replace(snapshot(state=state), recording=recording)
+        write_snapshot(str(tmp_path / "status.json"), seen, private=False)
+        tell_what_is_missing(stopped)
+        printed = "".join(capsys.readouterr())
+        assert printed.startswith(told) if told else printed == ""
 
 
 def test_a_flipped_digit_and_a_missing_checksum_are_noticed(
