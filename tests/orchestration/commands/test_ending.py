@@ -43,6 +43,7 @@ def statuses(files: SweepFiles) -> set[str]:
     return {run.info.status for run in client.search_runs(experiments)}
 
 
+@pytest.mark.long
 def test_a_hangup_that_comes_twice_ends_the_run_in_order(files: SweepFiles, tmp_path: Path) -> None:
     """A terminal and its shell both send one."""
     process = start(*arguments(files), log=tmp_path / "log")
@@ -67,7 +68,6 @@ def test_a_terminal_that_closes_ends_the_run_in_order(files: SweepFiles) -> None
 
 @pytest.mark.long
 def test_under_nohup_a_run_outlives_its_terminal(tmp_path: Path) -> None:
-    """With ``--resume``, which old scripts give."""
     (tmp_path / "sweep.yaml").write_text(SHORT)
     files = SweepFiles(str(tmp_path / "out"))
     with (tmp_path / "log").open("wb") as log:
