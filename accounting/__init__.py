@@ -1,16 +1,17 @@
 """Privacy accounting of DP-SGD runs: for one example, for groups, and for each example by its own contributions.
 
-    >>> from accounting import PoissonSampling, account, parse_schedule, planned_trace
+    >>> from dpsweep.accounting import PoissonSampling, account, parse_schedule, planned_trace
     >>> trace = planned_trace(parse_schedule("constant", 1.1), PoissonSampling(0.01), 10, 100, dataset_size=60_000)
     >>> round(account(trace, delta=1e-5).epsilon, 3)
     1.515
 
 The names exported here are the library's interface. Importing it loads neither torch, ray nor mlflow;
-`accounting.jobs` accounts a stored trial part by part, `accounting.jobs.parallel` the parts of many as Ray tasks.
+`dpsweep.accounting.jobs` accounts a stored trial part by part, `dpsweep.accounting.jobs.parallel` the parts of many as
+Ray tasks.
 """
 
-from accounting.accountants import ACCOUNTANTS, account
-from accounting.attacks import (
+from dpsweep.accounting.accountants import ACCOUNTANTS, account
+from dpsweep.accounting.attacks import (
     AttackRisk,
     CertifiedInterval,
     PrivacyCurve,
@@ -18,15 +19,15 @@ from accounting.attacks import (
     curve_of_examples,
     privacy_curve,
 )
-from accounting.budgets import AdvantageBudget, EpsilonBudget, RhoBudget, TruePositiveRateBudget
-from accounting.calibration import (
+from dpsweep.accounting.budgets import AdvantageBudget, EpsilonBudget, RhoBudget, TruePositiveRateBudget
+from dpsweep.accounting.calibration import (
     calibrate_decay,
     calibrate_noise_multiplier,
     count_within_budget,
     length_within_budget,
     noise_multiplier_within_budget,
 )
-from accounting.errors import (
+from dpsweep.accounting.errors import (
     DataCorruption,
     DpsweepError,
     InvalidInput,
@@ -34,16 +35,16 @@ from accounting.errors import (
     Unreachable,
     UnsupportedMechanism,
 )
-from accounting.estimates import PrivacyEstimate
-from accounting.exponential_choice import ExponentialChoice
-from accounting.individual import INDIVIDUAL_ACCOUNTANTS, IndividualEpsilons, individual_epsilons
-from accounting.joint_cost import account_together, epsilon_of_examples_together
-from accounting.mechanism import GaussianRelease, PureRelease, Release, Segment, SideQuery, Trace
-from accounting.noise import BandedNoise, IndependentNoise, InverseRootNoise, LambdaNoise
-from accounting.pld import CertifiedEpsilon, epsilon_of_examples, group_epsilons
-from accounting.random_trials import RandomTrials
-from accounting.records import read_trace, write_trace
-from accounting.samplings import (
+from dpsweep.accounting.estimates import PrivacyEstimate
+from dpsweep.accounting.exponential_choice import ExponentialChoice
+from dpsweep.accounting.individual import INDIVIDUAL_ACCOUNTANTS, IndividualEpsilons, individual_epsilons
+from dpsweep.accounting.joint_cost import account_together, epsilon_of_examples_together
+from dpsweep.accounting.mechanism import GaussianRelease, PureRelease, Release, Segment, SideQuery, Trace
+from dpsweep.accounting.noise import BandedNoise, IndependentNoise, InverseRootNoise, LambdaNoise
+from dpsweep.accounting.pld import CertifiedEpsilon, epsilon_of_examples, group_epsilons
+from dpsweep.accounting.random_trials import RandomTrials
+from dpsweep.accounting.records import read_trace, write_trace
+from dpsweep.accounting.samplings import (
     SAMPLINGS,
     CyclicPoissonSampling,
     FixedBatchSampling,
@@ -53,8 +54,8 @@ from accounting.samplings import (
     ShuffledSampling,
     TruncatedPoissonSampling,
 )
-from accounting.schedules import SCHEDULES, NoiseSchedule, make_schedule, parse_schedule, planned_trace
-from accounting.selection import account_choice, account_selection
+from dpsweep.accounting.schedules import SCHEDULES, NoiseSchedule, make_schedule, parse_schedule, planned_trace
+from dpsweep.accounting.selection import account_choice, account_selection
 
 __all__ = [
     "ACCOUNTANTS",

@@ -16,16 +16,16 @@ import numpy as np
 import scipy
 from scipy.special import log_expit, logsumexp, ndtri_exp
 
-from accounting import pld
-from accounting.errors import InvalidInput, UnsupportedMechanism, require_finite, require_numbers
-from accounting.estimates import Kind, PrivacyEstimate, unit_of_group
-from accounting.gaussian import gaussian_delta, gaussian_epsilon
-from accounting.individual import epsilon_of_many_rounds
-from accounting.mechanism import GaussianRelease, Trace
-from accounting.reasons import weakened
-from accounting.reductions import is_attained, rarest_apart
-from accounting.registry import lookup
-from accounting.renyi import (
+from dpsweep.accounting import pld
+from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism, require_finite, require_numbers
+from dpsweep.accounting.estimates import Kind, PrivacyEstimate, unit_of_group
+from dpsweep.accounting.gaussian import gaussian_delta, gaussian_epsilon
+from dpsweep.accounting.individual import epsilon_of_many_rounds
+from dpsweep.accounting.mechanism import GaussianRelease, Trace
+from dpsweep.accounting.reasons import weakened
+from dpsweep.accounting.reductions import is_attained, rarest_apart
+from dpsweep.accounting.registry import lookup
+from dpsweep.accounting.renyi import (
     ORDERS,
     Array,
     epsilon_classic,
@@ -35,7 +35,7 @@ from accounting.renyi import (
     pure_rdp,
     sampled_gaussian_rdp,
 )
-from accounting.rounds import (
+from dpsweep.accounting.rounds import (
     Round,
     SampledGaussian,
     enforced_epsilon,
@@ -62,7 +62,7 @@ class Bounds(NamedTuple):
 
 
 def total_rdp(trace: Trace, group_size: int = 1) -> Array:
-    """RDP of the whole run at every order of `accounting.renyi.ORDERS`: additive over adaptive composition."""
+    """RDP of the whole run at every order of `dpsweep.accounting.renyi.ORDERS`: additive over adaptive composition."""
     total = np.zeros_like(ORDERS)
     for part in gaussian_rounds(trace, group_size):
         costs = [sampled_gaussian_rdp(case.sample_rate, case.noise_multiplier) for case in part.cases]
@@ -93,7 +93,7 @@ def epsilon_rdp(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
 
 
 def optimal_order(trace: Trace, delta: float) -> float:
-    """Return the order of `accounting.renyi.ORDERS` at which `epsilon_rdp` is attained."""
+    """Return the order of `dpsweep.accounting.renyi.ORDERS` at which `epsilon_rdp` is attained."""
     return float(ORDERS[np.argmin(total_rdp(trace) + improved_terms(ORDERS, delta))])
 
 
@@ -218,16 +218,16 @@ def strong_composition(epsilons: Sequence[float], counts: Sequence[int], delta: 
 
 def epsilon_dp_accounting_pld(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
     """Return an estimate for cross-checks: privacy loss distributions of Google's dp-accounting
-    (`accounting.events`).
+    (`dpsweep.accounting.events`).
     """
-    from accounting.events import dp_accounting_pld  # late: importing dp_accounting takes seconds
+    from dpsweep.accounting.events import dp_accounting_pld  # late: importing dp_accounting takes seconds
 
     return Bounds(dp_accounting_pld(trace, delta, group_size))
 
 
 def epsilon_dp_accounting_rdp(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
-    """Return an estimate for cross-checks: Renyi DP of Google's dp-accounting (`accounting.events`)."""
-    from accounting.events import dp_accounting_rdp  # late: importing dp_accounting takes seconds
+    """Return an estimate for cross-checks: Renyi DP of Google's dp-accounting (`dpsweep.accounting.events`)."""
+    from dpsweep.accounting.events import dp_accounting_rdp  # late: importing dp_accounting takes seconds
 
     return Bounds(dp_accounting_rdp(trace, delta, group_size))
 
@@ -368,14 +368,14 @@ def account(trace: Trace, delta: float, accountant: str = "auto", group_size: in
     The result's ``kind`` says whether this is a guarantee. A trace without noise has epsilon infinity and the kind
     ``none``; if the noise followed earlier results, kind is at best ``estimate``. The epsilon that a filter enforced
     for every example is returned instead, as accountant ``filter``, if it is lower or if only it is a guarantee. For a
-    private selection the result is the epsilon after the selection (`accounting.selection`).
+    private selection the result is the epsilon after the selection (`dpsweep.accounting.selection`).
 
     Raises: UnsupportedMechanism when the accountant does not cover the trace, InvalidInput for an unknown accountant or
     a delta outside (0, 1).
     """
     delta, group_size = require_finite("delta", delta, above=0.0, below=1.0), require_group_size(group_size)
     if trace.selection is not None:
-        from accounting.selection import account_selected  # late: it rests on this module
+        from dpsweep.accounting.selection import account_selected  # late: it rests on this module
 
         return account_selected(replace(trace, selection=None), trace.selection, delta, accountant, group_size)
     found = lookup(ACCOUNTANTS, accountant, "accountant")(trace, delta, group_size)

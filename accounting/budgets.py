@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from accounting.accountants import account, total_rho
-from accounting.attacks import privacy_curve, rate_name
-from accounting.errors import keep_finite
-from accounting.estimates import PrivacyEstimate
-from accounting.mechanism import Trace
-from accounting.random_trials import RandomTrials
-from accounting.rounds import require_group_size
-from accounting.selection import account_selection
+from dpsweep.accounting.accountants import account, total_rho
+from dpsweep.accounting.attacks import privacy_curve, rate_name
+from dpsweep.accounting.errors import keep_finite
+from dpsweep.accounting.estimates import PrivacyEstimate
+from dpsweep.accounting.mechanism import Trace
+from dpsweep.accounting.random_trials import RandomTrials
+from dpsweep.accounting.rounds import require_group_size
+from dpsweep.accounting.selection import account_selection
 
 _RESOLUTION = 5e-5  # certified bounds are 1e-4 apart or more: solving more finely gains nothing
 

@@ -16,21 +16,21 @@ from typing import Any
 import numpy as np
 import scipy
 
-from accounting.accountants import total_rdp
-from accounting.budgets import Budget, EpsilonBudget
-from accounting.errors import (
+from dpsweep.accounting.accountants import total_rdp
+from dpsweep.accounting.budgets import Budget, EpsilonBudget
+from dpsweep.accounting.errors import (
     InvalidInput,
     Unreachable,
     UnsupportedMechanism,
     require_finite,
     require_whole,
 )
-from accounting.filters import GaussianFilter, IndividualFilter, RenyiFilter, conversion
-from accounting.mechanism import Segment, Trace, require_filterable
-from accounting.registry import lookup
-from accounting.renyi import ORDERS
-from accounting.rounds import enforced_epsilon
-from accounting.schedules import (
+from dpsweep.accounting.filters import GaussianFilter, IndividualFilter, RenyiFilter, conversion
+from dpsweep.accounting.mechanism import Segment, Trace, require_filterable
+from dpsweep.accounting.registry import lookup
+from dpsweep.accounting.renyi import ORDERS
+from dpsweep.accounting.rounds import enforced_epsilon
+from dpsweep.accounting.schedules import (
     LARGEST_EPOCHS,
     SCHEDULES,
     DecayParameter,

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from accounting.errors import UnsupportedMechanism
-from accounting.mechanism import Segment, Trace, join_segments, require_supported
-from accounting.noise import INDEPENDENT, CorrelatedNoise, IndependentNoise, bands_of
-from accounting.samplings import CyclicPoissonSampling, Draws, FixedOrderSampling, PoissonSampling
-from accounting.toeplitz import column_norm, repeated_norm
+from dpsweep.accounting.errors import UnsupportedMechanism
+from dpsweep.accounting.mechanism import Segment, Trace, join_segments, require_supported
+from dpsweep.accounting.noise import INDEPENDENT, CorrelatedNoise, IndependentNoise, bands_of
+from dpsweep.accounting.samplings import CyclicPoissonSampling, Draws, FixedOrderSampling, PoissonSampling
+from dpsweep.accounting.toeplitz import column_norm, repeated_norm
 
 _ROUND_DOWN = 1.0 - 4e-9
 """Undoes the inflation of an upper bound on a norm, and more."""

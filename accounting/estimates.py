@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any, get_args
 
-from accounting.reasons import Claim, Kind, Reason
-from accounting.samplings import Adjacency
+from dpsweep.accounting.reasons import Claim, Kind, Reason
+from dpsweep.accounting.samplings import Adjacency
 
 __all__ = ["Claim", "Kind", "PrivacyEstimate", "weakest", "without_guarantee"]
 
@@ -29,7 +29,7 @@ class PrivacyEstimate:
     kind: ``guarantee`` is a proven upper bound on the privacy loss of the run described by a trace, whatever the run
     does; ``output_specific`` is measured in the run exactly and conditional on the iterates that were released
     (paper A): it is neither a filter nor an odometer, and not the (epsilon, delta)-DP of a run that could have ended
-    otherwise; ``estimate`` is weaker, for each of its ``reasons`` (`accounting.reasons`);
+    otherwise; ``estimate`` is weaker, for each of its ``reasons`` (`dpsweep.accounting.reasons`);
     ``lower_bound`` is certainly not above the true value; ``none`` means no protection: epsilon is infinite and
     ``is_private`` false. unit names whose privacy it is ("example", "group of 4", "example 17", ...).
     """

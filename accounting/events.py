@@ -16,12 +16,12 @@ from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from accounting.errors import UnsupportedMechanism
-from accounting.mechanism import GaussianRelease, Segment, Trace, join_segments
-from accounting.pld import epsilon_pld
-from accounting.reductions import as_accounted
-from accounting.rounds import SampledGaussian, gaussian_rounds
-from accounting.samplings import FixedBatchSampling, PoissonSampling, TruncatedPoissonSampling, draws_by_epoch
+from dpsweep.accounting.errors import UnsupportedMechanism
+from dpsweep.accounting.mechanism import GaussianRelease, Segment, Trace, join_segments
+from dpsweep.accounting.pld import epsilon_pld
+from dpsweep.accounting.reductions import as_accounted
+from dpsweep.accounting.rounds import SampledGaussian, gaussian_rounds
+from dpsweep.accounting.samplings import FixedBatchSampling, PoissonSampling, TruncatedPoissonSampling, draws_by_epoch
 
 _RELATIONS = {
     "add_remove": dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from accounting.errors import InvalidInput, keep_finite, keep_whole, require_whole
+from dpsweep.accounting.errors import InvalidInput, keep_finite, keep_whole, require_whole
 
 LARGEST_CHOICE = 1_000
 """Maximum number of candidates."""

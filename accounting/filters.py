@@ -25,9 +25,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import log_expit, ndtri_exp
 
-from accounting.errors import InvalidInput, keep_finite, keep_whole
-from accounting.gaussian import gaussian_epsilon
-from accounting.renyi import pure_rdp, sampled_gaussian_rdp_at
+from dpsweep.accounting.errors import InvalidInput, keep_finite, keep_whole
+from dpsweep.accounting.gaussian import gaussian_epsilon
+from dpsweep.accounting.renyi import pure_rdp, sampled_gaussian_rdp_at
 
 Array = NDArray[np.float64]
 
@@ -144,7 +144,7 @@ class GaussianFilter(IndividualFilter):
 
     def epsilon(self, delta: float, precision: float = 0.0, pure: Sequence[float] = ()) -> float:
         """Return the exact conversion; a pure release enters as the Gaussian that dominates it
-        (`accounting.accountants`).
+        (`dpsweep.accounting.accountants`).
         """
         squares = self.budget + precision
         released = sum((2.0 * float(ndtri_exp(log_expit(-epsilon)))) ** 2 for epsilon in pure)

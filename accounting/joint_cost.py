@@ -10,13 +10,13 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from accounting.accountants import account, total_rdp
-from accounting.correlated import takes_turns
-from accounting.errors import InvalidInput, UnsupportedMechanism, require_finite
-from accounting.estimates import PrivacyEstimate, of_group, weakest
-from accounting.individual import epsilon_of_many_rounds
-from accounting.mechanism import Trace, require_one_run
-from accounting.pld import (
+from dpsweep.accounting.accountants import account, total_rdp
+from dpsweep.accounting.correlated import takes_turns
+from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism, require_finite
+from dpsweep.accounting.estimates import PrivacyEstimate, of_group, weakest
+from dpsweep.accounting.individual import epsilon_of_many_rounds
+from dpsweep.accounting.mechanism import Trace, require_one_run
+from dpsweep.accounting.pld import (
     MIN_DELTA,
     GroupRounds,
     PairBounds,
@@ -24,12 +24,12 @@ from accounting.pld import (
     rounds_of_examples,
     rounds_of_group,
 )
-from accounting.reasons import union, weakened
-from accounting.reductions import is_attained
-from accounting.renyi import ORDERS, epsilon_improved
-from accounting.rounds import gaussian_rounds, require_group_size
-from accounting.samplings import Adjacency, Sampling
-from accounting.selection import selected_rdp
+from dpsweep.accounting.reasons import union, weakened
+from dpsweep.accounting.reductions import is_attained
+from dpsweep.accounting.renyi import ORDERS, epsilon_improved
+from dpsweep.accounting.rounds import gaussian_rounds, require_group_size
+from dpsweep.accounting.samplings import Adjacency, Sampling
+from dpsweep.accounting.selection import selected_rdp
 
 _ROUND_UP = 1.0 + 1e-9  # far above the rounding error of a sum
 _TIGHT = 1.001

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from accounting.errors import (
+from dpsweep.accounting.errors import (
     InvalidInput,
     UnsupportedMechanism,
     keep_finite,
@@ -23,14 +23,14 @@ from accounting.errors import (
     require_finite,
     require_whole,
 )
-from accounting.estimates import Claim, weakest
-from accounting.exponential_choice import ExponentialChoice
-from accounting.filters import IndividualFilter
-from accounting.noise import INDEPENDENT, NoiseStrategy, require_known_noise
-from accounting.random_trials import RandomTrials
-from accounting.reasons import Reason, union
-from accounting.registry import one_of
-from accounting.samplings import (
+from dpsweep.accounting.estimates import Claim, weakest
+from dpsweep.accounting.exponential_choice import ExponentialChoice
+from dpsweep.accounting.filters import IndividualFilter
+from dpsweep.accounting.noise import INDEPENDENT, NoiseStrategy, require_known_noise
+from dpsweep.accounting.random_trials import RandomTrials
+from dpsweep.accounting.reasons import Reason, union
+from dpsweep.accounting.registry import one_of
+from dpsweep.accounting.samplings import (
     Adjacency,
     DisplacingSampling,
     Draws,

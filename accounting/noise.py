@@ -17,9 +17,9 @@ from typing import Any, ClassVar, Final, final
 
 import numpy as np
 
-from accounting.errors import UnsupportedMechanism, keep_finite, keep_whole
-from accounting.registry import build
-from accounting.toeplitz import (
+from dpsweep.accounting.errors import UnsupportedMechanism, keep_finite, keep_whole
+from dpsweep.accounting.registry import build
+from dpsweep.accounting.toeplitz import (
     Array,
     best_banded,
     inverse_column,

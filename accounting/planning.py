@@ -17,15 +17,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Protocol, final
 
-from accounting.accountants import account
-from accounting.calibration import calibrate_noise_multiplier
-from accounting.errors import DpsweepError
-from accounting.estimates import Claim
-from accounting.filters import IndividualFilter, StepPrices
-from accounting.mechanism import Release, Selection, SideQuery, Trace
-from accounting.samplings import Adjacency, Sampling
-from accounting.schedules import NoiseSchedule, planned_trace, with_initial
-from accounting.selection import before_choice
+from dpsweep.accounting.accountants import account
+from dpsweep.accounting.calibration import calibrate_noise_multiplier
+from dpsweep.accounting.errors import DpsweepError
+from dpsweep.accounting.estimates import Claim
+from dpsweep.accounting.filters import IndividualFilter, StepPrices
+from dpsweep.accounting.mechanism import Release, Selection, SideQuery, Trace
+from dpsweep.accounting.samplings import Adjacency, Sampling
+from dpsweep.accounting.schedules import NoiseSchedule, planned_trace, with_initial
+from dpsweep.accounting.selection import before_choice
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ _TRIED: Final = 3
 _WORTH: Final = 6.0
 """Least number of seconds saved for which other processes are started: each takes 1 to 3 to start, on each core."""
 _MOST_PROCESSES: Final = 16
-_CODE: Final = "from accounting.planning import _serve; _serve()"
+_CODE: Final = "from dpsweep.accounting.planning import _serve; _serve()"
 
 
 class Solver(Protocol):

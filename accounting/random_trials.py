@@ -8,7 +8,7 @@ from functools import cached_property
 
 import scipy
 
-from accounting.errors import keep_finite, require_finite
+from dpsweep.accounting.errors import keep_finite, require_finite
 
 MOST_TRIALS = 10_000.0
 """Largest expected number of trials of a selection."""

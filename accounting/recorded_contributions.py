@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from accounting.correlated import require_step_by_step
-from accounting.errors import InvalidInput, require_numbers, require_whole
-from accounting.mechanism import Trace
-from accounting.records import check_contributions
+from dpsweep.accounting.correlated import require_step_by_step
+from dpsweep.accounting.errors import InvalidInput, require_numbers, require_whole
+from dpsweep.accounting.mechanism import Trace
+from dpsweep.accounting.records import check_contributions
 
 
 def checked_snapshots(
@@ -22,7 +22,7 @@ def checked_snapshots(
 
     Raises: InvalidInput for steps that are not whole, do not start at 0, do not increase or lie beyond the run, for
     shapes that do not match, for NaN and for contributions outside [0, 1]. UnsupportedMechanism where what one example
-    contributes has no known cost (`accounting.correlated.require_step_by_step`).
+    contributes has no known cost (`dpsweep.accounting.correlated.require_step_by_step`).
     """
     require_step_by_step(trace)
     starts = [require_whole("a snapshot step", step, at_least=0) for step in require_numbers("steps", steps, 1)]

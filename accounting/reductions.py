@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from accounting.correlated import as_independent, turns_attain_pairs
-from accounting.mechanism import GaussianRelease, PureRelease, Release, Trace, require_one_run, require_supported
-from accounting.samplings import (
+from dpsweep.accounting.correlated import as_independent, turns_attain_pairs
+from dpsweep.accounting.mechanism import (
+    GaussianRelease,
+    PureRelease,
+    Release,
+    Trace,
+    require_one_run,
+    require_supported,
+)
+from dpsweep.accounting.samplings import (
     DisplacingSampling,
     FixedBatchSampling,
     PoissonSampling,
@@ -27,7 +34,7 @@ def as_accounted(trace: Trace, group_size: int = 1) -> Trace:
     contribution and that of the other, as if it displaced the other; a release on the whole data set is one for a group
     of two (Theorem 5). Samplings are replaced by others that draw the same batches (`_in_one_form`). Turns and
     correlated noise are replaced by independent rounds that dominate them for any ``group_size`` examples
-    (`accounting.correlated`).
+    (`dpsweep.accounting.correlated`).
 
     Raises: UnsupportedMechanism for the trace of a selection and for a sampling or noise strategy of which no theorem
     is known: every accountant of single runs passes here.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from accounting.errors import DpsweepError, InvalidInput
+from dpsweep.accounting.errors import DpsweepError, InvalidInput
 
 T = TypeVar("T")
 

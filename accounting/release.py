@@ -19,15 +19,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtri
 
-from accounting.errors import InvalidInput, keep_whole, require_finite, require_numbers, require_whole
-from accounting.estimates import Kind, PrivacyEstimate
-from accounting.jobs import CountedEpsilons, Counting, summarise
-from accounting.keystream import KeyedStream
-from accounting.mechanism import GaussianRelease
-from accounting.reasons import Reason
-from accounting.records import Epsilons
-from accounting.rounding import release_grid
-from accounting.samplings import Adjacency
+from dpsweep.accounting.errors import InvalidInput, keep_whole, require_finite, require_numbers, require_whole
+from dpsweep.accounting.estimates import Kind, PrivacyEstimate
+from dpsweep.accounting.jobs import CountedEpsilons, Counting, summarise
+from dpsweep.accounting.keystream import KeyedStream
+from dpsweep.accounting.mechanism import GaussianRelease
+from dpsweep.accounting.reasons import Reason
+from dpsweep.accounting.records import Epsilons
+from dpsweep.accounting.rounding import release_grid
+from dpsweep.accounting.samplings import Adjacency
 
 Array = NDArray[np.float64]
 

@@ -15,7 +15,7 @@ q N(1, sigma^2), in both directions: the sampled Gaussian mechanism with rate q 
   others left no room (docs/group-proof.md, Theorem 4).
 
 Used by the accountants that work with a rate and a noise multiplier (Renyi, concentrated, strong composition). The
-mixtures of Gaussians that groups need are in `accounting.pld.group_rounds`.
+mixtures of Gaussians that groups need are in `dpsweep.accounting.pld.group_rounds`.
 
 Independent side queries on the same batch are part of the same Gaussian (`Segment.effective_noise_multiplier`).
 """
@@ -29,16 +29,16 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
-from accounting.errors import UnsupportedMechanism, require_whole
-from accounting.filters import IndividualFilter
-from accounting.mechanism import (
+from dpsweep.accounting.errors import UnsupportedMechanism, require_whole
+from dpsweep.accounting.filters import IndividualFilter
+from dpsweep.accounting.mechanism import (
     GaussianRelease,
     PureRelease,
     Segment,
     Trace,
 )
-from accounting.reductions import as_accounted, cases_of
-from accounting.samplings import Sampling, draws_by_epoch
+from dpsweep.accounting.reductions import as_accounted, cases_of
+from dpsweep.accounting.samplings import Sampling, draws_by_epoch
 
 LARGEST_GROUP = 10**6
 """Largest accepted group size: the law of the number of members in a batch has one entry per member."""

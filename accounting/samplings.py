@@ -1,8 +1,8 @@
 """How the batches of a run are drawn: a class per sampling, and the registry of their names.
 
 A sampling states all that accountants, planner, files and the command line need to know. To add one, write a class and
-a line of `SAMPLINGS` here, and a sampler in `workers.sampling` that draws its batches. `MAXIMA` has the samplings with
-a largest batch size. `DisplacingSampling` is a bound that accountants use where a theorem needs one.
+a line of `SAMPLINGS` here, and a sampler in `dpsweep.workers.sampling` that draws its batches. `MAXIMA` has the
+samplings with a largest batch size. `DisplacingSampling` is a bound that accountants use where a theorem needs one.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, ClassVar, Final, Literal, Protocol, Self, assert_never, 
 import numpy as np
 from numpy.typing import NDArray
 
-from accounting.errors import InvalidInput, UnsupportedMechanism, keep_finite, keep_whole
-from accounting.registry import lookup, one_of
+from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism, keep_finite, keep_whole
+from dpsweep.accounting.registry import lookup, one_of
 
 Array = NDArray[np.float64]
 Adjacency = Literal["add_remove", "zero_out", "replace_one"]
@@ -47,7 +47,7 @@ class Draws(Enum):
 
 
 RANDOM_ALLOCATION: Final = "random_allocation"
-"""The name of batches that `accounting.pld.epsilon_of_allocation` accounts for and that no trial draws."""
+"""The name of batches that `dpsweep.accounting.pld.epsilon_of_allocation` accounts for and that no trial draws."""
 
 SMALLEST_RATE = 1e-12
 """Smallest accepted sample rate q: below it, rounding 1 - q to a double loses too many digits of q."""

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, ClassVar
 
-from accounting.errors import InvalidInput, UnsupportedMechanism, keep_whole, require_finite, require_whole
-from accounting.mechanism import (
+from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism, keep_whole, require_finite, require_whole
+from dpsweep.accounting.mechanism import (
     NOISE_MULTIPLIERS,
     Release,
     Segment,
@@ -27,9 +27,9 @@ from accounting.mechanism import (
     Trace,
     join_segments,
 )
-from accounting.noise import STRATEGIES
-from accounting.registry import build, one_of
-from accounting.samplings import Adjacency, Sampling, draws_by_epoch
+from dpsweep.accounting.noise import STRATEGIES
+from dpsweep.accounting.registry import build, one_of
+from dpsweep.accounting.samplings import Adjacency, Sampling, draws_by_epoch
 
 NEGLIGIBLE_NOISE = NOISE_MULTIPLIERS[0]
 """Noise multipliers below this count as 0: no noise, and epsilon infinity from every accountant.
@@ -65,7 +65,7 @@ class NoiseSchedule(ABC):
     hold_after: int | None = field(default=None, kw_only=True)
 
     decay_parameter: ClassVar[DecayParameter | None] = None
-    """The parameter that `accounting.calibration.calibrate_decay` solves for, if the schedule has one."""
+    """The parameter that `dpsweep.accounting.calibration.calibrate_decay` solves for, if the schedule has one."""
 
     def __post_init__(self) -> None:
         require_finite("initial_noise_multiplier", self.initial_noise_multiplier, at_least=0.0)

@@ -14,18 +14,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from accounting.accountants import account, total_rdp
-from accounting.attacks import privacy_curve
-from accounting.errors import InvalidInput, UnsupportedMechanism, require_finite
-from accounting.estimates import Kind, PrivacyEstimate, unit_of_group
-from accounting.exponential_choice import ExponentialChoice
-from accounting.mechanism import Selection, Trace
-from accounting.pld import MIN_DELTA
-from accounting.random_trials import RandomTrials
-from accounting.reasons import weakened
-from accounting.registry import lookup
-from accounting.renyi import ORDERS, Array, epsilon_improved, pure_rdp
-from accounting.rounds import require_group_size
+from dpsweep.accounting.accountants import account, total_rdp
+from dpsweep.accounting.attacks import privacy_curve
+from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism, require_finite
+from dpsweep.accounting.estimates import Kind, PrivacyEstimate, unit_of_group
+from dpsweep.accounting.exponential_choice import ExponentialChoice
+from dpsweep.accounting.mechanism import Selection, Trace
+from dpsweep.accounting.pld import MIN_DELTA
+from dpsweep.accounting.random_trials import RandomTrials
+from dpsweep.accounting.reasons import weakened
+from dpsweep.accounting.registry import lookup
+from dpsweep.accounting.renyi import ORDERS, Array, epsilon_improved, pure_rdp
+from dpsweep.accounting.rounds import require_group_size
 
 _ROUND_UP = 1.0 + 1e-9  # far above the rounding error of a closed form or of a bisection
 _HALVINGS = 60  # steps of bisection
@@ -108,7 +108,7 @@ def account_selection(
     """
     delta, group_size = require_finite("delta", delta, above=0.0, below=1.0), require_group_size(group_size)
     if trace.selection is not None:
-        raise InvalidInput("the trace is that of a selection already; account for it by accounting.account")
+        raise InvalidInput("the trace is that of a selection already; account for it by dpsweep.accounting.account")
     if accountant not in ("auto", *_METHODS):
         raise InvalidInput(f"accountant {accountant!r} covers no selection among trials; choose auto, pld or rdp")
     if trials.gamma == 1.0 or not trace.is_private:
@@ -135,7 +135,8 @@ def _by_renyi(trace: Trace, trials: RandomTrials, delta: float, group_size: int)
 
 
 def selection_rdp(trace: Trace, trials: RandomTrials, group_size: int = 1) -> Array:
-    """RDP, at every order of `accounting.renyi.ORDERS`, of releasing only the best of ``trials`` runs of ``trace``.
+    """RDP, at every order of `dpsweep.accounting.renyi.ORDERS`, of releasing only the best of ``trials`` runs of
+    ``trace``.
 
     Papernot and Steinke 2022, Theorem 2: at order a, with one further order b shared by all a,
 

@@ -12,9 +12,9 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Final
 
-from accounting.accountants import ACCOUNTANTS, Accountant, Bounds, account, bounds_pld
-from accounting.mechanism import Trace
-from accounting.rounds import enforced_epsilon
+from dpsweep.accounting.accountants import ACCOUNTANTS, Accountant, Bounds, account, bounds_pld
+from dpsweep.accounting.mechanism import Trace
+from dpsweep.accounting.rounds import enforced_epsilon
 
 _TOLERANCE: Final = 4e-3
 """Target for the relative gap of certified bounds: the upper one is within about 0.1 % of the exact epsilon."""

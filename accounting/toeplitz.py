@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from accounting.errors import Unreachable
+from dpsweep.accounting.errors import Unreachable
 
 Array = npt.NDArray[np.float64]
 

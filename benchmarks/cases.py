@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from workers.spec import Component, DataSpec, NoiseSpec, NormSpec, Refreshes, SamplingSpec, TrialSpec
+from dpsweep.workers.spec import Component, DataSpec, NoiseSpec, NormSpec, Refreshes, SamplingSpec, TrialSpec
 
 DELTA: Final = 1e-5
 DIGITS: Final = tuple("0123456789")

@@ -24,10 +24,10 @@ import numpy as np
 
 from benchmarks.other_intervals import METHODS, Ends, Sweep
 from benchmarks.simulated import Population, compared, drawn, simulated
-from orchestration.comparison.best import best
-from orchestration.comparison.findings import Findings, Verdict
-from orchestration.comparison.intervals import ConfidenceInterval
-from orchestration.comparison.settings import Setting
+from dpsweep.orchestration.comparison.best import best
+from dpsweep.orchestration.comparison.findings import Findings, Verdict
+from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
+from dpsweep.orchestration.comparison.settings import Setting
 
 Numbers = Iterator[tuple[str, float]]
 Measured = Callable[[Population, Findings], Numbers]

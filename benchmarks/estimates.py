@@ -25,14 +25,14 @@ from unittest import mock
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this file's own folder would shadow the package accounting
 
-from accounting.accountants import account
-from accounting.jobs import AccountingJob, CountedEpsilons, Counting, store_epsilons
-from accounting.records import StoredEpsilons, TrialFiles, read_trace
 from benchmarks.cases import DELTA, DIGITS, KINDS, Case
-from orchestration.execution.estimate_quality import quality_of_estimates
-from workers.recording import NormRecorder
-from workers.spec import Component, DataSpec, Refreshes
-from workers.trial import run_trial
+from dpsweep.accounting.accountants import account
+from dpsweep.accounting.jobs import AccountingJob, CountedEpsilons, Counting, store_epsilons
+from dpsweep.accounting.records import StoredEpsilons, TrialFiles, read_trace
+from dpsweep.orchestration.execution.estimate_quality import quality_of_estimates
+from dpsweep.workers.recording import NormRecorder
+from dpsweep.workers.spec import Component, DataSpec, Refreshes
+from dpsweep.workers.trial import run_trial
 
 NORMS: Mapping[str, Refreshes] = {"when_sampled": "when_sampled", "1": 1.0, "3": 3.0}
 CASES: Mapping[str, Case] = {  # bounds near the norms, or all examples would have the same epsilon

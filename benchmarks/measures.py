@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 import dpsweep
-from accounting import account, individual_epsilons
-from accounting.records import NormShards, TrialFiles
-from orchestration.comparison.statistics import pearson
-from orchestration.records.results import TrialResult, read_exact_statistics
-from workers.attacks import attack
-from workers.losses import build_loss
+from dpsweep.accounting import account, individual_epsilons
+from dpsweep.accounting.records import NormShards, TrialFiles
+from dpsweep.orchestration.comparison.statistics import pearson
+from dpsweep.orchestration.records.results import TrialResult, read_exact_statistics
+from dpsweep.workers.attacks import attack
+from dpsweep.workers.losses import build_loss
 
 Measure = Callable[[dpsweep.Trial, TrialFiles], Mapping[str, float | None]]
 
@@ -151,7 +151,7 @@ def _load(spec: str, load: Callable[[], Any]) -> Any:
 
 
 def _dataset(trial: dpsweep.Trial) -> Any:
-    from workers.data import load_dataset
+    from dpsweep.workers.data import load_dataset
 
     return _load(repr(trial.spec.data), lambda: load_dataset(trial.spec.data))
 

@@ -30,13 +30,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from accounting.errors import InvalidInput
 from benchmarks import pretrained
 from benchmarks.architectures import FTTransformer
 from benchmarks.pretrained import VOCABULARY, Logits, Make
-from workers.devices import choose_device
-from workers.gradients import GradientEngine
-from workers.models import MODELS as REGISTERED
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.devices import choose_device
+from dpsweep.workers.gradients import GradientEngine
+from dpsweep.workers.models import MODELS as REGISTERED
 
 ROWS, CHECKED, TURNS = 32, 4, 5
 SHORTEST_TURN = 0.1

@@ -15,10 +15,10 @@ import numpy.typing as npt
 from scipy import special
 
 from benchmarks.simulated import Population
-from orchestration.comparison.findings import Findings
-from orchestration.comparison.intervals import TAIL, ConfidenceInterval
-from orchestration.comparison.settings import Setting
-from workers.outcomes import AnyOutcomes, Outcomes
+from dpsweep.orchestration.comparison.findings import Findings
+from dpsweep.orchestration.comparison.intervals import TAIL, ConfidenceInterval
+from dpsweep.orchestration.comparison.settings import Setting
+from dpsweep.workers.outcomes import AnyOutcomes, Outcomes
 
 Array = npt.NDArray[np.float64]
 Ends = tuple[float, float] | None

@@ -27,7 +27,7 @@ import numpy as np
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this file's own folder would shadow the package accounting
 
-from accounting import (
+from dpsweep.accounting import (
     FixedBatchSampling,
     PoissonSampling,
     RhoBudget,
@@ -45,11 +45,11 @@ from accounting import (
     parse_schedule,
     planned_trace,
 )
-from accounting.accountants import strong_composition, total_rho
-from accounting.pld import vadhan_epsilon
-from accounting.release import ReleaseSpec, release_statistics
-from accounting.renyi import sampled_gaussian_rdp_at
-from accounting.schedules import NoiseSchedule
+from dpsweep.accounting.accountants import strong_composition, total_rho
+from dpsweep.accounting.pld import vadhan_epsilon
+from dpsweep.accounting.release import ReleaseSpec, release_statistics
+from dpsweep.accounting.renyi import sampled_gaussian_rdp_at
+from dpsweep.accounting.schedules import NoiseSchedule
 
 
 @dataclass(frozen=True)

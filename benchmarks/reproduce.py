@@ -28,7 +28,7 @@ from typing import Any, TypeGuard
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)  # this file's own folder would shadow the package accounting
 
-from workers.memory import ALLOCATOR
+from dpsweep.workers.memory import ALLOCATOR
 
 if __name__ == "__main__" and not ALLOCATOR.items() <= os.environ.items():  # glibc reads them when a process starts
     os.execve(sys.executable, sys.orig_argv, {**os.environ, **ALLOCATOR})
@@ -39,8 +39,8 @@ import dpsweep
 from benchmarks.curves import curves_of
 from benchmarks.measures import measured
 from benchmarks.reproduced import Number, StoredSetting, StoredSweep, over_runs, write_stored
-from orchestration.records.layout import SweepFiles
-from orchestration.records.results import TrialResult
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.results import TrialResult
 
 SWEEPS = ROOT / "sweeps" / "papers"
 CPU_SECONDS = "cpu_seconds.txt"

@@ -25,7 +25,7 @@ class Number:
     """A number of a setting: its value in each run, and the 95 % interval of their mean.
 
     low, high: None if unknown, as for a single run. covers: what the interval accounts for: ``runs`` for Student's t
-    over the runs alone, else as in `orchestration.comparison.intervals.ConfidenceInterval`.
+    over the runs alone, else as in `dpsweep.orchestration.comparison.intervals.ConfidenceInterval`.
     """
 
     values: tuple[float, ...]

@@ -43,7 +43,7 @@ import numpy as np
 ROOT = str(Path(__file__).resolve().parents[1])
 sys.path[0] = ROOT  # this file's own folder would shadow the package accounting
 
-from accounting.jobs import (
+from dpsweep.accounting.jobs import (
     AccountingJob,
     CountedEpsilons,
     Counting,
@@ -57,8 +57,8 @@ from accounting.jobs import (
     parallel,
     store_epsilons,
 )
-from accounting.mechanism import Segment, Trace
-from accounting.records import (
+from dpsweep.accounting.mechanism import Segment, Trace
+from dpsweep.accounting.records import (
     NormShards,
     NormShardWriter,
     NormSnapshot,
@@ -70,8 +70,8 @@ from accounting.records import (
     write_trace,
     write_users,
 )
-from accounting.samplings import PoissonSampling
-from workers.memory import peak_bytes
+from dpsweep.accounting.samplings import PoissonSampling
+from dpsweep.workers.memory import peak_bytes
 
 DELTA, STEPS_EACH, BOUND = 1e-8, 20, 50.0
 QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -185,7 +185,7 @@ def _warm() -> None:
     """
     import pandas  # noqa: F401
 
-    from accounting.individual import pld  # noqa: F401
+    from dpsweep.accounting.individual import pld  # noqa: F401
 
     time.sleep(2.0)
 

@@ -10,21 +10,21 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from orchestration.comparison.evidence import gather
-from orchestration.comparison.findings import Findings, findings
-from orchestration.records.published import (
+from dpsweep.orchestration.comparison.evidence import gather
+from dpsweep.orchestration.comparison.findings import Findings, findings
+from dpsweep.orchestration.records.published import (
     NON_PRIVATE,
     PublishedGroup,
     PublishedPrivacy,
     PublishedQuality,
     PublishedSweep,
 )
-from orchestration.records.published import PublishedTrial as Trial
-from orchestration.records.states import TrialState
-from workers.evaluation import fairness
-from workers.outcomes import AnyOutcomes, Outcomes, ScoredOutcomes
-from workers.rates import ConfusionCounts, confusion_counts
-from workers.tasks import task_called
+from dpsweep.orchestration.records.published import PublishedTrial as Trial
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.workers.evaluation import fairness
+from dpsweep.workers.outcomes import AnyOutcomes, Outcomes, ScoredOutcomes
+from dpsweep.workers.rates import ConfusionCounts, confusion_counts
+from dpsweep.workers.tasks import task_called
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -44,7 +44,7 @@ class Population:
     of_run: [S] or one number, the standard deviation of the effect of the run. positives: number of test examples of
     class 1 among the first; the others are of class 0. None: every second example. splits: number of test sets, each
     with its own seeds. rows: examples of each user. baseline: logit of a non-private setting; None for no baseline.
-    task: a name in `workers.tasks.TASKS`.
+    task: a name in `dpsweep.workers.tasks.TASKS`.
     """
 
     sizes: tuple[int, ...]

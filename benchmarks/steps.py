@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
-from workers.gradients import BatchNorms, GradientEngine
-from workers.noise_sources import make_noise_source
+from dpsweep.workers.gradients import BatchNorms, GradientEngine
+from dpsweep.workers.noise_sources import make_noise_source
 
 CLIP = 1.0
 NOISE_MULTIPLIER = 1.0

@@ -104,9 +104,9 @@ def _trained(folder: Path, trials: int) -> Path:
 
 
 def _measured(folder: Path, sweep: Path, uri: str, pid: int | None, with_ray: bool) -> dict[str, dict[str, float]]:
-    from orchestration.comparison.stored import stored_record
-    from orchestration.pipeline import record_again
-    from orchestration.records.layout import SweepFiles
+    from dpsweep.orchestration.comparison.stored import stored_record
+    from dpsweep.orchestration.pipeline import record_again
+    from dpsweep.orchestration.records.layout import SweepFiles
 
     os.environ["MLFLOW_EXPERIMENT_NAME"] = uri  # servers share a database, and what is recorded is not recorded again
     trials = [each for each in stored_record(SweepFiles(str(sweep))).data().trials if each.state.has_ended]
@@ -140,8 +140,8 @@ def _by_ray(trials: Any, uri: str) -> None:
     from ray.air.integrations.mlflow import MLflowLoggerCallback
     from ray.tune.experiment import Trial
 
-    from orchestration.comparison.metrics import final_metrics
-    from orchestration.tracking.protocol import epoch_metrics
+    from dpsweep.orchestration.comparison.metrics import final_metrics
+    from dpsweep.orchestration.tracking.protocol import epoch_metrics
 
     logger = MLflowLoggerCallback(tracking_uri=uri, experiment_name=f"{uri} by Ray")
     logger.setup()  # type: ignore[no-untyped-call]  # Ray's has no types

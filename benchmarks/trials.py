@@ -15,7 +15,7 @@ data are read before.
     refreshed    the same with norms.refreshes_per_epoch: 1
     off          the same with norms: off, so that no epsilons of single examples can be computed
 
-All use the allocator settings that a trial of a sweep is started with (`workers.memory`).
+All use the allocator settings that a trial of a sweep is started with (`dpsweep.workers.memory`).
 Printed are ratios to the plain loop, of the least of three runs each; methods take turns, and no turn begins after ten
 seconds. `shares` are parts of a trial's own CPU time, measured in a separate run. There are at most as many test as
 training examples, or evaluation would be most of a short training.
@@ -46,7 +46,7 @@ from unittest import mock
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this file's own folder would shadow the package accounting
 
-from workers.memory import ALLOCATOR
+from dpsweep.workers.memory import ALLOCATOR
 
 if __name__ == "__main__" and not ALLOCATOR.items() <= os.environ.items():  # glibc reads them when a process starts
     os.execve(sys.executable, sys.orig_argv, {**os.environ, **ALLOCATOR})
@@ -57,17 +57,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from accounting.errors import InvalidInput
 from benchmarks.cases import DIGITS, KINDS, Case
 from benchmarks.peers import installed
-from workers import training, trial
-from workers.contributions import SnapshotInterval
-from workers.data import Dataset, load_dataset
-from workers.devices import choose_device
-from workers.imports import NO_CODE, UserCode
-from workers.models import build_model
-from workers.recording import NormRecorder
-from workers.spec import Component, DataSpec, ExecutionSpec, Refreshes, TrialSpec
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers import training, trial
+from dpsweep.workers.contributions import SnapshotInterval
+from dpsweep.workers.data import Dataset, load_dataset
+from dpsweep.workers.devices import choose_device
+from dpsweep.workers.imports import NO_CODE, UserCode
+from dpsweep.workers.models import build_model
+from dpsweep.workers.recording import NormRecorder
+from dpsweep.workers.spec import Component, DataSpec, ExecutionSpec, Refreshes, TrialSpec
 
 SHARES: Mapping[str, tuple[Any, str]] = {
     "checkpoints": (trial, "save_checkpoint"),

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.steps import Training
-from workers.models import build_for_shape
-from workers.spec import Component
+from dpsweep.workers.models import build_for_shape
+from dpsweep.workers.spec import Component
 
 Data = Callable[[int, torch.Generator], tuple[Tensor, Tensor]]
 """(number of examples, generator) -> inputs and targets."""

@@ -13,7 +13,7 @@ from dpsweep import DPClassifier, PrivateTraining
 MODULES = (
     "dpsweep",
     "accounting",
-    "accounting.release",
+    "dpsweep.accounting.release",
 )
 """What users import, in the order of the page."""
 
@@ -67,7 +67,7 @@ def _signature(found: object) -> str:
 
 
 def _is_made_elsewhere(found: object) -> bool:
-    return inspect.isclass(found) and found.__module__ == "orchestration.library"
+    return inspect.isclass(found) and found.__module__ == "dpsweep.orchestration.library"
 
 
 class _Written:

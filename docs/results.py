@@ -6,10 +6,10 @@ import inspect
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from accounting.records import TrialFiles
-from orchestration.comparison.entries import GroupMetric, Metric
-from orchestration.comparison.metrics import GROUP_METRICS, METRICS
-from orchestration.records.layout import SweepFiles
+from dpsweep.accounting.records import TrialFiles
+from dpsweep.orchestration.comparison.entries import GroupMetric, Metric
+from dpsweep.orchestration.comparison.metrics import GROUP_METRICS, METRICS
+from dpsweep.orchestration.records.layout import SweepFiles
 
 _HEAD = """# Results: every file, every name
 

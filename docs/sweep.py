@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from orchestration.sweeps import resources, schema, tune
-from orchestration.sweeps.components import COMPONENTS, parameters_of
-from orchestration.sweeps.fields import NO_KEY
-from orchestration.sweeps.schema import SweepSpec
-from workers import spec
+from dpsweep.orchestration.sweeps import resources, schema, tune
+from dpsweep.orchestration.sweeps.components import COMPONENTS, parameters_of
+from dpsweep.orchestration.sweeps.fields import NO_KEY
+from dpsweep.orchestration.sweeps.schema import SweepSpec
+from dpsweep.workers import spec
 
 _HEAD = """# Sweep files: every key
 

@@ -17,7 +17,7 @@
 >>> dpsweep.open("no/such/folder")
 Traceback (most recent call last):
     ...
-accounting.errors.InvalidInput: ...no/such/folder holds no sweep; name the folder that `dpsweep run` wrote
+dpsweep.accounting.errors.InvalidInput: ...no/such/folder holds no sweep; name the folder that `dpsweep run` wrote
 
 `run` trains such a plan, and `open` reads the results of a run: see docs/python.md. Importing this package loads
 neither torch, Ray nor MLflow; each is loaded when it is first needed.
@@ -29,7 +29,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from accounting.errors import (
+    from dpsweep.accounting.errors import (
         DataCorruption,
         DpsweepError,
         InvalidInput,
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
         Unreachable,
         UnsupportedMechanism,
     )
-    from orchestration.library import Sweep, Trial, compare, plan, run
-    from orchestration.library import open_sweep as open
-    from workers.classifier import DPClassifier
-    from workers.private_training import PrivateTraining
+    from dpsweep.orchestration.library import Sweep, Trial, compare, plan, run
+    from dpsweep.orchestration.library import open_sweep as open
+    from dpsweep.workers.classifier import DPClassifier
+    from dpsweep.workers.private_training import PrivateTraining
 
 __all__ = [
     "DPClassifier",
@@ -59,9 +59,9 @@ __all__ = [
     "run",
 ]
 
-_LIBRARY, _LOOP = "orchestration.library", "workers.private_training"
+_LIBRARY, _LOOP = "dpsweep.orchestration.library", "dpsweep.workers.private_training"
 _PLACES = {
-    "DPClassifier": ("workers.classifier", "DPClassifier"),
+    "DPClassifier": ("dpsweep.workers.classifier", "DPClassifier"),
     "PrivateTraining": (_LOOP, "PrivateTraining"),
     "Sweep": (_LIBRARY, "Sweep"),
     "Trial": (_LIBRARY, "Trial"),
@@ -82,7 +82,7 @@ def __getattr__(name: str) -> Any:
     found = other_package()
     if found is not None:
         raise ImportError(found)
-    module, there = _PLACES.get(name, ("accounting.errors", name))
+    module, there = _PLACES.get(name, ("dpsweep.accounting.errors", name))
     return getattr(importlib.import_module(module), there)
 
 

@@ -15,7 +15,7 @@ def main() -> None:
     if found is not None:
         print(f"error: {found}", file=sys.stderr)
         sys.exit(2)
-    from orchestration.commands.main import main as command
+    from dpsweep.orchestration.commands.main import main as command
 
     command()
 

@@ -1,6 +1,6 @@
 """Account for training that another library runs; needs neither torch nor Ray."""
 
-from accounting import PoissonSampling, Segment, Trace, account, calibrate_noise_multiplier
+from dpsweep.accounting import PoissonSampling, Segment, Trace, account, calibrate_noise_multiplier
 
 EXAMPLES, BATCH, EPOCHS, DELTA = 60_000, 600, 10, 1e-5
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, sqrt
 
-from accounting.errors import require_finite
-from workers.clipping import ClippingMethod, ClippingState, ClipRule, Examples, PublicFacts
+from dpsweep.accounting.errors import require_finite
+from dpsweep.workers.clipping import ClippingMethod, ClippingState, ClipRule, Examples, PublicFacts
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from workers.data import Source, make_split
+from dpsweep.workers.data import Source, make_split
 
 
 def flats(count: int = 900) -> Source:

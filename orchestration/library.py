@@ -17,28 +17,28 @@ import numpy as np
 import numpy.typing as npt
 import yaml
 
-from accounting.errors import InvalidInput
-from orchestration.execution.environment import EMBEDDED, prepare_environment
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.execution.environment import EMBEDDED, prepare_environment
 
 if TYPE_CHECKING:
     import pandas as pd
     from plotly.graph_objects import Figure
     from torch import nn
 
-    from accounting.mechanism import Trace
-    from accounting.records import Epsilons, TrialFiles
-    from orchestration.comparison.across_sweeps import Comparison
-    from orchestration.comparison.best import Best
-    from orchestration.comparison.record import SweepRecord
-    from orchestration.records.layout import SweepFiles
-    from orchestration.records.results import StoredResult
-    from orchestration.records.states import TrialState
-    from orchestration.sweeps.grid import GridPoint
-    from orchestration.sweeps.planned import Plan
-    from orchestration.sweeps.schema import SweepSpec
-    from orchestration.tracking.registry import Registered
-    from workers.imports import UserCode
-    from workers.spec import TrialSpec
+    from dpsweep.accounting.mechanism import Trace
+    from dpsweep.accounting.records import Epsilons, TrialFiles
+    from dpsweep.orchestration.comparison.across_sweeps import Comparison
+    from dpsweep.orchestration.comparison.best import Best
+    from dpsweep.orchestration.comparison.record import SweepRecord
+    from dpsweep.orchestration.records.layout import SweepFiles
+    from dpsweep.orchestration.records.results import StoredResult
+    from dpsweep.orchestration.records.states import TrialState
+    from dpsweep.orchestration.sweeps.grid import GridPoint
+    from dpsweep.orchestration.sweeps.planned import Plan
+    from dpsweep.orchestration.sweeps.schema import SweepSpec
+    from dpsweep.orchestration.tracking.registry import Registered
+    from dpsweep.workers.imports import UserCode
+    from dpsweep.workers.spec import TrialSpec
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ class Trial:
     @property
     def trace(self) -> Trace:
         """The mechanisms that were run, as input to accountants. Raises: InvalidInput if the trial has no result."""
-        from accounting.records import read_trace
-        from orchestration.records.results import StoppedTrial
+        from dpsweep.accounting.records import read_trace
+        from dpsweep.orchestration.records.results import StoppedTrial
 
         result = self.result
         if result is None:
@@ -120,9 +120,9 @@ class Trial:
         computed again: private data, which must not be published. Raises: InvalidInput if they were not computed or
         were deleted, DataCorruption for damaged files.
         """
-        from accounting.individual import individual_reasons
-        from accounting.reasons import union, weakened
-        from accounting.records import MANIFEST, exists, read_epsilons
+        from dpsweep.accounting.individual import individual_reasons
+        from dpsweep.accounting.reasons import union, weakened
+        from dpsweep.accounting.records import MANIFEST, exists, read_epsilons
 
         if not exists(f"{self._files.epsilons}/{MANIFEST}"):
             raise InvalidInput(
@@ -143,7 +143,7 @@ class Trial:
         model that is not allowed, and code that has changed since the trial was trained; DataCorruption for damaged
         files.
         """
-        from workers.trained_model import load_model
+        from dpsweep.workers.trained_model import load_model
 
         self._require_weights()
         return load_model(self._files, self.spec, self._code)
@@ -155,14 +155,14 @@ class Trial:
         trial's evaluation. The predicted class is the largest logit; with a single column, class 1 if it is above 0.
         Raises: as `model`, and InvalidInput for examples of another shape or type.
         """
-        from workers.trained_model import load_trained
+        from dpsweep.workers.trained_model import load_trained
 
         self._require_weights()
         return load_trained(self._files, self.spec, self._code).logits(examples)
 
     def _require_weights(self) -> None:
-        from orchestration.records.integrity import require_unaltered_model
-        from orchestration.records.results import TrialResult
+        from dpsweep.orchestration.records.integrity import require_unaltered_model
+        from dpsweep.orchestration.records.results import TrialResult
 
         result = self.result
         if not isinstance(result, TrialResult):
@@ -202,7 +202,7 @@ class Sweep:
     @property
     def failed(self) -> tuple[Trial, ...]:
         """The trials that failed."""
-        from orchestration.records.states import TrialState
+        from dpsweep.orchestration.records.states import TrialState
 
         return tuple(trial for trial in self.trials.values() if trial.state is TrialState.FAILED)
 
@@ -224,8 +224,8 @@ class Sweep:
         """
         import pandas as pd
 
-        from orchestration.comparison.stored import stored_settings
-        from orchestration.comparison.trials_table import main_columns, trial_table
+        from dpsweep.orchestration.comparison.stored import stored_settings
+        from dpsweep.orchestration.comparison.trials_table import main_columns, trial_table
 
         table = trial_table(self._record, stored_settings(self._files))
         return pd.DataFrame(table if all_columns else main_columns(table))
@@ -240,9 +240,9 @@ class Sweep:
         ``{"worst_group": 0.7}``. The model of the result ``found`` is ``trials[found.trial.key].model()``. Raises:
         InvalidInput for an unknown metric and if no setting meets the conditions, DataCorruption for damaged files.
         """
-        from orchestration.comparison.best import best
-        from orchestration.comparison.findings import findings
-        from orchestration.comparison.stored import stored_evidence
+        from dpsweep.orchestration.comparison.best import best
+        from dpsweep.orchestration.comparison.findings import findings
+        from dpsweep.orchestration.comparison.stored import stored_evidence
 
         data = self._record.data()
         return best(findings(data, stored_evidence(self._files, data)), by, max_epsilon, at_least)
@@ -257,8 +257,8 @@ class Sweep:
         ``MLFLOW_TRACKING_URI``, else the store in its folder. Raises: InvalidInput for a name that MLflow refuses, and
         if MLflow has no weights of that model; TrackingUnavailable.
         """
-        from orchestration.execution.same_code import own_files
-        from orchestration.tracking.registry import register_best
+        from dpsweep.orchestration.execution.same_code import own_files
+        from dpsweep.orchestration.tracking.registry import register_best
 
         for warning in own_files(self._files, self._record, self._code, [best.trial.key]).changes():
             warnings.warn(warning, stacklevel=2)
@@ -271,7 +271,7 @@ class Sweep:
         """
         import plotly.graph_objects as go
 
-        from orchestration.report.catalogue import drawn_figures
+        from dpsweep.orchestration.report.catalogue import drawn_figures
 
         drawn = {each.name: each for each in drawn_figures(self._record.data())}
         if name not in drawn:
@@ -284,7 +284,7 @@ class Sweep:
         The report may be shared, except under ``release: raw``. Raises: DataCorruption with one line for each damaged
         file.
         """
-        from orchestration.pipeline import render_again
+        from dpsweep.orchestration.pipeline import render_again
 
         return render_again(self._files.root).files.report
 
@@ -295,7 +295,7 @@ def compare(*sweeps: Sweep | str | Path) -> Comparison:
     ``table()`` of the result is a data frame; ``differences`` say what does not compare. Raises: InvalidInput for fewer
     than two sweeps, and as `open_sweep`.
     """
-    from orchestration.comparison.across_sweeps import compare as compared
+    from dpsweep.orchestration.comparison.across_sweeps import compare as compared
 
     opened = [each if isinstance(each, Sweep) else open_sweep(each) for each in sweeps]
     return compared({each.folder: each._record for each in opened})
@@ -313,9 +313,9 @@ def open_sweep(folder: str | Path, *, allow_code: Sequence[str] = ()) -> Sweep:
     test data and epsilons of single examples are as stored. Raises: InvalidInput if there is no sweep or a module is
     not found, DataCorruption for damaged files, and for claims that their traces do not bear out.
     """
-    from orchestration.comparison.claims import checked_record
-    from orchestration.records.layout import SweepFiles, absolute
-    from orchestration.sweeps.user_code import allowed_again
+    from dpsweep.orchestration.comparison.claims import checked_record
+    from dpsweep.orchestration.records.layout import SweepFiles, absolute
+    from dpsweep.orchestration.sweeps.user_code import allowed_again
 
     files = SweepFiles(absolute(str(folder)))
     record = checked_record(files)
@@ -329,7 +329,7 @@ def plan(sweep: SweepLike, *, allow_code: Sequence[str] = ()) -> Plan:
     working directory) run on a few rows. allow_code: further modules and files that may be imported. Raises:
     InvalidInput for a sweep that cannot be read.
     """
-    from orchestration.sweeps.plan import plan_sweep
+    from dpsweep.orchestration.sweeps.plan import plan_sweep
 
     spec, _, code = _read(sweep, allow_code)
     return plan_sweep(spec, code)
@@ -362,11 +362,11 @@ def run(
     prepare_environment(address)
     tracking_uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
     folder, others = None if output is None else str(output), tuple(map(str, sources))
-    from orchestration.execution.early_start import ray_ahead
+    from dpsweep.orchestration.execution.early_start import ray_ahead
 
     with ray_ahead(spec, folder, address, code):
-        from orchestration.pipeline import NoDisplay, RunRequest, run_sweep
-        from orchestration.records.limits import Limits
+        from dpsweep.orchestration.pipeline import NoDisplay, RunRequest, run_sweep
+        from dpsweep.orchestration.records.limits import Limits
 
         limits = Limits(max_hours, max_trials, stop_after_failures, max_gpu_hours)
         request = RunRequest(spec, text, folder, address, tracking_uri, code, limits, tuple(retry), others)
@@ -375,9 +375,9 @@ def run(
 
 
 def _read(sweep: SweepLike, allow_code: Sequence[str]) -> tuple[SweepSpec, str, UserCode]:
-    from orchestration.sweeps.schema import parse_sweep
-    from orchestration.sweeps.text import read_text
-    from orchestration.sweeps.user_code import permitted
+    from dpsweep.orchestration.sweeps.schema import parse_sweep
+    from dpsweep.orchestration.sweeps.text import read_text
+    from dpsweep.orchestration.sweeps.user_code import permitted
 
     folder, origin = Path.cwd(), "sweep"
     if isinstance(sweep, Mapping):

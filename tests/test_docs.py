@@ -12,8 +12,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from orchestration.commands.main import app
-from orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.commands.main import app
+from dpsweep.orchestration.sweeps.schema import parse_sweep
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

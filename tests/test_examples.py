@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import dpsweep
-from orchestration.sweeps.schema import parse_sweep
-from orchestration.sweeps.user_code import permitted
+from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.sweeps.user_code import permitted
+from dpsweep.workers.trial import run_trial
 from tests.orchestration.processes import environment
-from workers.trial import run_trial
 
 FOLDER = Path(__file__).parent.parent / "examples"
 

@@ -17,8 +17,8 @@ import typer
 import yaml
 from jsonschema import Draft202012Validator, ValidationError
 
-from orchestration.commands.main import app
-from orchestration.execution.gpu_nodes import TRAINING_LABEL
+from dpsweep.orchestration.commands.main import app
+from dpsweep.orchestration.execution.gpu_nodes import TRAINING_LABEL
 from tests.kuberay import KINDS, schema
 
 ROOT = Path(__file__).parents[1]

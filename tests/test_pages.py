@@ -18,7 +18,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from orchestration.commands.main import app
+from dpsweep.orchestration.commands.main import app
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

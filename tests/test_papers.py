@@ -17,7 +17,7 @@ from benchmarks.measures import measured
 from benchmarks.papers import PAPERS
 from benchmarks.reproduce import collect
 from benchmarks.reproduced import StoredSetting, StoredSweep, difference, over_runs, read_stored, write_stored
-from orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.layout import SweepFiles
 
 ROOT = Path(__file__).parents[1]
 SWEEPS = ROOT / "sweeps" / "papers"

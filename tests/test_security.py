@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestration.commands.main import app
+from dpsweep.orchestration.commands.main import app
 from tests.hostile.of_folders import COMMANDS, ELSEWHERE
 
 ROOT = Path(__file__).parent.parent

@@ -17,10 +17,10 @@ FORKS.set_forkserver_preload(
         "scipy.stats",
         "sklearn.datasets",
         "torchvision",
-        "orchestration.commands.main",
-        "orchestration.report.page",
-        "orchestration.tracking.mlflow",
-        "workers.trial",
-        "workers.training",
+        "dpsweep.orchestration.commands.main",
+        "dpsweep.orchestration.report.page",
+        "dpsweep.orchestration.tracking.mlflow",
+        "dpsweep.workers.trial",
+        "dpsweep.workers.training",
     ]
 )

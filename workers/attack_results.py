@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from accounting.errors import DataCorruption
-from accounting.records import read_private_sealed, write_private_sealed
-from workers.evaluation import Evaluation
+from dpsweep.accounting.errors import DataCorruption
+from dpsweep.accounting.records import read_private_sealed, write_private_sealed
+from dpsweep.workers.evaluation import Evaluation
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class MembershipAttack:
 
 @dataclass(frozen=True)
 class AttackResults:
-    """Results of the audit and the attacks on one trial, named as in `workers.spec.AttackSpec`. Private data.
+    """Results of the audit and the attacks on one trial, named as in `dpsweep.workers.spec.AttackSpec`. Private data.
 
     training_scores: evaluation of the final model on its training examples, with every group that has any.
     """

@@ -3,7 +3,7 @@
 The success rate bounds epsilon neither from above nor from below. A low rate proves nothing, because a better attack
 may succeed. A high rate is no lower bound on epsilon: an audit that counts correct guesses (Steinke et al. 2023) must
 decide by an independent fair coin whether an example is in the training set, while here the test set may differ from
-the training set by more than membership. `workers.audit` uses such coins.
+the training set by more than membership. `dpsweep.workers.audit` uses such coins.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
-from accounting.errors import InvalidInput, PrivateDetail
-from workers.attack_results import GroupAttack
-from workers.data import Dataset
-from workers.losses import Loss
-from workers.predictions import predict
+from dpsweep.accounting.errors import InvalidInput, PrivateDetail
+from dpsweep.workers.attack_results import GroupAttack
+from dpsweep.workers.data import Dataset
+from dpsweep.workers.losses import Loss
+from dpsweep.workers.predictions import predict
 
 Losses = npt.NDArray[np.float64]
 

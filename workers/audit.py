@@ -16,15 +16,15 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
-from accounting.attacks import Guesses, best_audited_epsilon, provable
-from accounting.errors import InvalidInput
-from workers.attack_results import AuditResult, GroupAudit
-from workers.data import Dataset
-from workers.losses import Loss
-from workers.noise import derive_seed
-from workers.predictions import predict
-from workers.sampling import AUDITABLE, RowDraws, Rows
-from workers.spec import AuditSpec, SamplingSpec
+from dpsweep.accounting.attacks import Guesses, best_audited_epsilon, provable
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.attack_results import AuditResult, GroupAudit
+from dpsweep.workers.data import Dataset
+from dpsweep.workers.losses import Loss
+from dpsweep.workers.noise import derive_seed
+from dpsweep.workers.predictions import predict
+from dpsweep.workers.sampling import AUDITABLE, RowDraws, Rows
+from dpsweep.workers.spec import AuditSpec, SamplingSpec
 
 GUESSED = (1.0, 0.5, 0.25, 0.125)
 """Shares of the canaries that are guessed, the most extreme scores first; the share with the best bound is reported."""

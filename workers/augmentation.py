@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from accounting.errors import InvalidInput, keep_whole
-from accounting.registry import build
-from workers.spec import Component
+from dpsweep.accounting.errors import InvalidInput, keep_whole
+from dpsweep.accounting.registry import build
+from dpsweep.workers.spec import Component
 
 
 class Augmentation(Protocol):

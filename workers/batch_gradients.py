@@ -1,6 +1,7 @@
 """Gradient norms and clipped sums of gradients of training examples, which are named by their rows.
 
-`LocalGradients` computes them in this process; `workers.data_parallel` divides the rows among several processes.
+`LocalGradients` computes them in this process; `dpsweep.workers.data_parallel` divides the rows among several
+processes.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor, nn
 
-from workers.augmentation import augmented, make_augmentation
-from workers.clipping import ClippingState, ClipRule, Examples, PublicFacts
-from workers.data import Dataset, Split, as_targets
-from workers.devices import choose_device, room_for_data
-from workers.gradients import (
+from dpsweep.workers.augmentation import augmented, make_augmentation
+from dpsweep.workers.clipping import ClippingState, ClipRule, Examples, PublicFacts
+from dpsweep.workers.data import Dataset, Split, as_targets
+from dpsweep.workers.devices import choose_device, room_for_data
+from dpsweep.workers.gradients import (
     BatchNorms,
     GradientEngine,
     ShapePlanner,
@@ -25,12 +26,12 @@ from workers.gradients import (
     WeightedSum,
     require_autocast,
 )
-from workers.losses import Loss
-from workers.noise import start_generator
-from workers.parts import Parts
-from workers.predictions import Predictions, predict
-from workers.rows_at_once import rows_at_once
-from workers.spec import TrialSpec
+from dpsweep.workers.losses import Loss
+from dpsweep.workers.noise import start_generator
+from dpsweep.workers.parts import Parts
+from dpsweep.workers.predictions import Predictions, predict
+from dpsweep.workers.rows_at_once import rows_at_once
+from dpsweep.workers.spec import TrialSpec
 
 Weigh = Callable[[BatchNorms], Tensor]
 """Norms of a whole batch -> weights [b], or [b, L] for per-layer clipping."""
@@ -84,7 +85,8 @@ class TrainingData:
 
 
 class BatchGradients(Protocol):
-    """Per-example gradients of the training data; see `workers.gradients.GradientEngine`. Rows are on the device.
+    """Per-example gradients of the training data; see `dpsweep.workers.gradients.GradientEngine`. Rows are on the
+    device.
 
     others_repeat: whether the passes of all other processes were repeatable, which means that they drew no random
     numbers and changed the mode of no module.
@@ -105,7 +107,7 @@ class BatchGradients(Protocol):
         ...
 
     def predict(self, model: nn.Module, split: Split, dataset: Dataset, loss: Loss) -> Predictions:
-        """Bit-identical to `workers.predictions.predict`. model: the trained model, or one of the same architecture."""
+        """Bit-identical to `dpsweep.workers.predictions.predict`. model: the trained model, or one of the same architecture."""
         ...
 
     def model_changed(self) -> None:

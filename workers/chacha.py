@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from accounting.errors import DpsweepError, InvalidInput
-from accounting.keystream import fresh_key
+from dpsweep.accounting.errors import DpsweepError, InvalidInput
+from dpsweep.accounting.keystream import fresh_key
 
 if TYPE_CHECKING:  # importing it late keeps it away from research mode
     from cryptography.hazmat.primitives.ciphers import CipherContext

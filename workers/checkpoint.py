@@ -7,9 +7,9 @@ import io
 from collections.abc import Mapping
 from typing import Any, Final
 
-from accounting.errors import START_ANEW, DataCorruption, InvalidInput
-from accounting.records import delete, read_private, with_partials, write_private
-from workers.stored_tensors import NoTensors, load_tensors
+from dpsweep.accounting.errors import START_ANEW, DataCorruption, InvalidInput
+from dpsweep.accounting.records import delete, read_private, with_partials, write_private
+from dpsweep.workers.stored_tensors import NoTensors, load_tensors
 
 _KIND: Final = b"dpsweep-checkpoint-"
 _MAGIC: Final = _KIND + b"7\n"

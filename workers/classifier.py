@@ -13,9 +13,9 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
-from accounting.errors import InvalidInput
-from accounting.reasons import weakened
-from workers.private_training import PrivateTraining
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.reasons import weakened
+from dpsweep.workers.private_training import PrivateTraining
 
 
 class DPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types

@@ -10,8 +10,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from workers.clipping import ClipRule, Examples
-from workers.gradients import BatchNorms
+from dpsweep.workers.clipping import ClipRule, Examples
+from dpsweep.workers.gradients import BatchNorms
 
 _LARGEST_RATE: Final = 600.0
 """Largest `generator_rate`, so that exponentials stay finite in double precision."""
@@ -163,7 +163,7 @@ class SnapshotInterval:
     for all steps of the interval: the generalised mean of c / S over the steps, with the generator exp(rate (c / S)^2)
     of `generator_rate`. At whole orders up to that of the rate, the interval's steps cost at most as much Renyi privacy
     as equally many steps with this mean, if no example displaces another and all steps have the noise of the rate:
-    A_alpha - 1 of a sampled Gaussian (`accounting.renyi`) is a sum of terms w (exp(k c^2) - 1) with w >= 0 and
+    A_alpha - 1 of a sampled Gaussian (`dpsweep.accounting.renyi`) is a sum of terms w (exp(k c^2) - 1) with w >= 0 and
     k <= rate, which is concave in the generator, and so is its logarithm. At higher orders, with noise that changes
     within the interval, or with (1 + c)^2 in place of c^2 where examples displace others, the mean may cost less than
     the steps: what rests on it is an estimate. A root mean square would under-estimate the cost of most examples, and

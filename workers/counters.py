@@ -10,8 +10,8 @@ from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from accounting.errors import DataCorruption
-from accounting.records import read_private
+from dpsweep.accounting.errors import DataCorruption
+from dpsweep.accounting.records import read_private
 
 
 @dataclass

@@ -28,17 +28,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from accounting.keystream import KeyedStream
-from workers.batch_gradients import Decision, LocalGradients, Weigh
-from workers.clipping import ClippingState
-from workers.data import Dataset, Split
-from workers.gradients import BatchNorms, RandomState, WeightedSum, modes_of, set_modes
-from workers.losses import Loss
-from workers.noise import derive_seed, start_generator
-from workers.noise_sources import noise_source_kind
-from workers.predictions import Predictions, batches_of, predict
-from workers.ranks import RankGroup
-from workers.spec import TrialSpec
+from dpsweep.accounting.keystream import KeyedStream
+from dpsweep.workers.batch_gradients import Decision, LocalGradients, Weigh
+from dpsweep.workers.clipping import ClippingState
+from dpsweep.workers.data import Dataset, Split
+from dpsweep.workers.gradients import BatchNorms, RandomState, WeightedSum, modes_of, set_modes
+from dpsweep.workers.losses import Loss
+from dpsweep.workers.noise import derive_seed, start_generator
+from dpsweep.workers.noise_sources import noise_source_kind
+from dpsweep.workers.predictions import Predictions, batches_of, predict
+from dpsweep.workers.ranks import RankGroup
+from dpsweep.workers.spec import TrialSpec
 
 
 class _Order(IntEnum):
@@ -55,7 +55,7 @@ class _Order(IntEnum):
 
 
 class DividedGradients:
-    """`workers.batch_gradients.BatchGradients` at rank 0, while the other ranks are in `follow`.
+    """`dpsweep.workers.batch_gradients.BatchGradients` at rank 0, while the other ranks are in `follow`.
 
     random_states: initial states of the generators of the other ranks.
     """
@@ -317,7 +317,7 @@ def first_random_states(spec: TrialSpec, size: int, device: torch.device) -> tup
     """Initial states of the generators of ranks 1, 2, ...; rank 0 has the generators of a single process.
 
     They come from the trial's seed, or from secret keys if the noise source is secret; see
-    `workers.noise.start_generator`.
+    `dpsweep.workers.noise.start_generator`.
     """
     return tuple(_first_random_state(spec, rank, device) for rank in range(1, size))
 

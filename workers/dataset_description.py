@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from accounting.reasons import Reason
+from dpsweep.accounting.reasons import Reason
 
 
 @dataclass(frozen=True)

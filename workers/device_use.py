@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from pydantic import TypeAdapter, ValidationError
 
-from accounting.errors import DataCorruption
-from accounting.records import exists, read_bytes, write_bytes_atomically
+from dpsweep.accounting.errors import DataCorruption
+from dpsweep.accounting.records import exists, read_bytes, write_bytes_atomically
 
 
 @dataclass(frozen=True)

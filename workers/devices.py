@@ -13,9 +13,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from accounting.errors import InvalidInput
-from workers.device_use import DeviceUse
-from workers.memory import peak_bytes
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.device_use import DeviceUse
+from dpsweep.workers.memory import peak_bytes
 
 _VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 """Environment variable with the GPUs that a process may use; Ray sets it to those that a worker has reserved."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from accounting.errors import DataCorruption
-from accounting.records import TrialFiles, digest_of, list_files, read_private_sealed, write_private_sealed
+from dpsweep.accounting.errors import DataCorruption
+from dpsweep.accounting.records import TrialFiles, digest_of, list_files, read_private_sealed, write_private_sealed
 
 
 def note_written(files: TrialFiles) -> None:

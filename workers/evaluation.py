@@ -1,5 +1,6 @@
-"""Evaluations of models as data, loss, accuracy or scores, and fairness, overall and by group; `workers.predictions`
-computes them. Imports no torch, because commands that compare trials read evaluations only."""
+"""Evaluations of models as data, loss, accuracy or scores, and fairness, overall and by group;
+`dpsweep.workers.predictions` computes them. Imports no torch, because commands that compare trials read evaluations
+only."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from workers.rates import ConfusionCounts, gaps
-from workers.tasks import main_score
+from dpsweep.workers.rates import ConfusionCounts, gaps
+from dpsweep.workers.tasks import main_score
 
 MIN_GROUP_SIZE = 10
 """Smallest number of test examples for which a group is shown: measures of two people nearly reveal each one's."""
@@ -44,8 +45,8 @@ class Evaluation:
     """Mean loss, with accuracy or scores, overall and per group, on one split.
 
     groups: one entry for each group that is large enough in the split, in the order of the group names. fairness: the
-    defined `workers.rates.gaps` between these groups; empty for tasks other than classification. accuracy, scores,
-    counts: as in `GroupEvaluation`. task: of the data. parts: scores of each label or target, by its name.
+    defined `dpsweep.workers.rates.gaps` between these groups; empty for tasks other than classification. accuracy,
+    scores, counts: as in `GroupEvaluation`. task: of the data. parts: scores of each label or target, by its name.
     """
 
     accuracy: float | None
@@ -82,8 +83,8 @@ def shown_groups(sizes: npt.NDArray[np.int64], least: int) -> npt.NDArray[np.int
 
 
 def fairness(confusion: npt.NDArray[np.int64]) -> dict[str, float]:
-    """Return the defined `workers.rates.gaps` between groups; only those of the worst group for one group, empty
-    without any.
+    """Return the defined `dpsweep.workers.rates.gaps` between groups; only those of the worst group for one group,
+    empty without any.
 
     confusion: counts [G, K, K] by group, label and prediction. Parity measures are included only for two classes, and
     only if the groups are not the classes.

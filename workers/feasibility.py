@@ -15,17 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from accounting.errors import DpsweepError, InvalidInput, public_text
-from workers.augmentation import augmented, make_augmentation
-from workers.data import Dataset, as_targets
-from workers.gradients import OUTERMOST, GradientEngine, in_its_precision, modes_kept, require_autocast
-from workers.imports import UserCode, blamed_on, is_import_path
-from workers.losses import FURTHER_COLUMNS, Loss, build_loss
-from workers.models import build_model
-from workers.preprocessing import make_preprocessing
-from workers.reached import listed, require_reached
-from workers.spec import Component
-from workers.tasks import task_called
+from dpsweep.accounting.errors import DpsweepError, InvalidInput, public_text
+from dpsweep.workers.augmentation import augmented, make_augmentation
+from dpsweep.workers.data import Dataset, as_targets
+from dpsweep.workers.gradients import OUTERMOST, GradientEngine, in_its_precision, modes_kept, require_autocast
+from dpsweep.workers.imports import UserCode, blamed_on, is_import_path
+from dpsweep.workers.losses import FURTHER_COLUMNS, Loss, build_loss
+from dpsweep.workers.models import build_model
+from dpsweep.workers.preprocessing import make_preprocessing
+from dpsweep.workers.reached import listed, require_reached
+from dpsweep.workers.spec import Component
+from dpsweep.workers.tasks import task_called
 
 EXAMPLES: Final = 3
 """Examples in the trial step: as many as the check of per-example gradients compares."""

@@ -12,7 +12,7 @@ from typing import Any, Final, get_args, get_type_hints
 
 from pydantic.fields import FieldInfo
 
-from accounting.errors import require_finite
+from dpsweep.accounting.errors import require_finite
 
 _ARGUMENTS: Final = {"gt": "above", "ge": "at_least", "lt": "below", "le": "at_most"}
 """pydantic's name of each bound -> its name in `require_finite`."""

@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from workers.chacha import ChaChaStream, Series
+from dpsweep.workers.chacha import ChaChaStream, Series
 
 BLOCK: Final = 65_536
 """Number of draws made at once on a CPU; their working memory fits in a core's cache."""

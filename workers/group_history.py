@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from workers.clipping import ClipRule
-from workers.contributions import Measurement
-from workers.counters import GroupCourse, GroupDepartures
-from workers.rates import mean_by_group
+from dpsweep.workers.clipping import ClipRule
+from dpsweep.workers.contributions import Measurement
+from dpsweep.workers.counters import GroupCourse, GroupDepartures
+from dpsweep.workers.rates import mean_by_group
 
 
 def new_courses(groups: Tensor) -> list[GroupCourse]:

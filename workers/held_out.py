@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from accounting.errors import DataCorruption
-from accounting.records import read_private, write_private
+from dpsweep.accounting.errors import DataCorruption
+from dpsweep.accounting.records import read_private, write_private
 
 if TYPE_CHECKING:  # these modules load torch
-    from workers.data import Split
-    from workers.predictions import Predictions
+    from dpsweep.workers.data import Split
+    from dpsweep.workers.predictions import Predictions
 
 
 def write_wrong(uri: str, predictions: Predictions, held_out: Split) -> None:

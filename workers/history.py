@@ -11,12 +11,12 @@ from typing import Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from accounting.errors import DataCorruption
-from accounting.mechanism import Trace
-from accounting.reasons import Reason
-from accounting.records import read_bytes
-from workers.device_use import DeviceUse
-from workers.evaluation import Evaluation
+from dpsweep.accounting.errors import DataCorruption
+from dpsweep.accounting.mechanism import Trace
+from dpsweep.accounting.reasons import Reason
+from dpsweep.accounting.records import read_bytes
+from dpsweep.workers.device_use import DeviceUse
+from dpsweep.workers.evaluation import Evaluation
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ class TrainingResult:
 
     stopped: ``completed`` after all planned epochs, ``budget`` if another epoch would have exceeded the budget.
     evaluation: the final model on held-out data. reasons: why the epsilons of the trial are estimates
-    (`workers.reasons`). references: scores of simple models that were trained beside it (`workers.references`).
-    example_shape, example_type: of one example as the data source stores it. output_axes: number of axes of what the
-    model returns for one example.
+    (`dpsweep.workers.reasons`). references: scores of simple models that were trained beside it
+    (`dpsweep.workers.references`). example_shape, example_type: of one example as the data source stores it.
+    output_axes: number of axes of what the model returns for one example.
     """
 
     key: str

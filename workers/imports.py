@@ -15,9 +15,9 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from pydantic import ValidationError, validate_call
 
-from accounting.errors import DpsweepError, InvalidInput, public_text
-from workers.own_modules import SourceFile, load_module
-from workers.own_sources import file_module_name, module_file, sources_of
+from dpsweep.accounting.errors import DpsweepError, InvalidInput, public_text
+from dpsweep.workers.own_modules import SourceFile, load_module
+from dpsweep.workers.own_sources import file_module_name, module_file, sources_of
 
 P = ParamSpec("P")
 R = TypeVar("R")

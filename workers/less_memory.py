@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from accounting.errors import InvalidInput
-from workers.spec import TrialSpec
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.spec import TrialSpec
 
 _SHRINK_FACTOR: Final = 4
 """Factor by which each further attempt shrinks the micro-batch."""

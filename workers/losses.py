@@ -1,4 +1,4 @@
-"""Per-example losses: outputs [b, ...] of a model and labels [b, ...] of its task (`workers.tasks`) -> losses [b]."""
+"""Per-example losses: outputs [b, ...] of a model and labels [b, ...] of its task (`dpsweep.workers.tasks`) -> losses [b]."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from accounting.errors import InvalidInput, require_finite
-from accounting.registry import build
-from workers.imports import NO_CODE, UserCode, import_function, is_import_path
-from workers.spec import Component
-from workers.tasks import IGNORED
+from dpsweep.accounting.errors import InvalidInput, require_finite
+from dpsweep.accounting.registry import build
+from dpsweep.workers.imports import NO_CODE, UserCode, import_function, is_import_path
+from dpsweep.workers.spec import Component
+from dpsweep.workers.tasks import IGNORED
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 

@@ -7,7 +7,8 @@ factor. All x are compared with the same z, so this number orders examples as r 
 
 Reference models are trained as the trial was (clipping and noise included), each on a random half of training and test
 data, in pairs with complementary halves. The results are computed from losses of training examples without noise, so
-they are private data. They bound epsilon neither from above nor from below, for the reasons in `workers.attacks`.
+they are private data. They bound epsilon neither from above nor from below, for the reasons in
+`dpsweep.workers.attacks`.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ import torch
 from scipy.special import logsumexp
 from torch import nn
 
-from accounting.records import TrialFiles
-from workers.attack_results import MembershipAttack
-from workers.data import Dataset, Split
-from workers.devices import choose_device
-from workers.imports import UserCode
-from workers.losses import Loss
-from workers.noise import derive_seed
-from workers.noise_sources import make_noise_source
-from workers.parts import parts_of
-from workers.predictions import predict
-from workers.recording import StoredNorms
-from workers.spec import AttackSpec, NormSpec, TrialSpec
-from workers.training import Trainer
-from workers.trial_mechanism import mechanism_of
+from dpsweep.accounting.records import TrialFiles
+from dpsweep.workers.attack_results import MembershipAttack
+from dpsweep.workers.data import Dataset, Split
+from dpsweep.workers.devices import choose_device
+from dpsweep.workers.imports import UserCode
+from dpsweep.workers.losses import Loss
+from dpsweep.workers.noise import derive_seed
+from dpsweep.workers.noise_sources import make_noise_source
+from dpsweep.workers.parts import parts_of
+from dpsweep.workers.predictions import predict
+from dpsweep.workers.recording import StoredNorms
+from dpsweep.workers.spec import AttackSpec, NormSpec, TrialSpec
+from dpsweep.workers.training import Trainer
+from dpsweep.workers.trial_mechanism import mechanism_of
 
 Floats = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64]

@@ -23,11 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accounting.errors import require_finite
-from accounting.keystream import KeyedStream
-from accounting.rounding import release_grid
-from workers.gaussians import SharedChaChaGaussians
-from workers.noise_sources import noise_source_kind
+from dpsweep.accounting.errors import require_finite
+from dpsweep.accounting.keystream import KeyedStream
+from dpsweep.accounting.rounding import release_grid
+from dpsweep.workers.gaussians import SharedChaChaGaussians
+from dpsweep.workers.noise_sources import noise_source_kind
 
 
 class NoiseSource(Protocol):
@@ -83,7 +83,7 @@ class SeededNoise:
 
 
 class KeyedNoise:
-    """Noise from a secret key, expanded to standard normal values by ChaCha20 (`workers.gaussians`).
+    """Noise from a secret key, expanded to standard normal values by ChaCha20 (`dpsweep.workers.gaussians`).
 
     draws: number of independent draws that are summed and divided by the square root of their number, which keeps the
     distribution; with four, recovering a draw from its rounding is infeasible.

@@ -1,5 +1,5 @@
-"""The registered noise sources. `workers.noise` implements them, and is imported when one is made: commands that only
-ask whether a source is secret need no torch."""
+"""The registered noise sources. `dpsweep.workers.noise` implements them, and is imported when one is made: commands
+that only ask whether a source is secret need no torch."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from accounting.registry import lookup
+from dpsweep.accounting.registry import lookup
 
 if TYPE_CHECKING:
     import torch
 
-    from workers.noise import NoiseSource
+    from dpsweep.workers.noise import NoiseSource
 
 
 def _seeded(seed: int, device: torch.device) -> NoiseSource:
-    from workers.noise import SeededNoise
+    from dpsweep.workers.noise import SeededNoise
 
     return SeededNoise(seed, device)
 
 
 def _os_entropy(seed: int, device: torch.device) -> NoiseSource:
-    from workers.noise import KeyedNoise
+    from dpsweep.workers.noise import KeyedNoise
 
     return KeyedNoise(device)
 
 
 def _os_entropy_secure(seed: int, device: torch.device) -> NoiseSource:
-    from workers.noise import KeyedNoise
+    from dpsweep.workers.noise import KeyedNoise
 
     return KeyedNoise(device, draws=4)
 

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.optim.adam import adam as adam_step
 from torch.optim.sgd import sgd as sgd_step
 
-from accounting.errors import InvalidInput, require_finite
-from accounting.registry import build
-from workers.spec import Component
+from dpsweep.accounting.errors import InvalidInput, require_finite
+from dpsweep.accounting.registry import build
+from dpsweep.workers.spec import Component
 
 Parameters = Mapping[str, nn.Parameter]
 

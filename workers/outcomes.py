@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from accounting.errors import DataCorruption
-from accounting.records import exists, read_private, read_table, write_private
-from workers.tasks import TASKS, task_called
+from dpsweep.accounting.errors import DataCorruption
+from dpsweep.accounting.records import exists, read_private, read_table, write_private
+from dpsweep.workers.tasks import TASKS, task_called
 
 if TYPE_CHECKING:  # these modules load torch
-    from workers.data import Dataset, Split
-    from workers.predictions import Predictions
+    from dpsweep.workers.data import Dataset, Split
+    from dpsweep.workers.predictions import Predictions
 
 Users = npt.NDArray[np.int64]
 _USER: Final = "user"

@@ -25,7 +25,7 @@ from weakref import WeakKeyDictionary
 
 from pydantic import Base64Bytes
 
-from accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Final
 
-from accounting.errors import START_ANEW, InvalidInput
-from accounting.records import TrialFiles, delete_folder, exists, list_files, read_bytes, write_bytes_atomically
-from workers.imports import UserCode, UserModule, is_import_path
-from workers.own_modules import SourceFile
-from workers.own_sources import digests_of, folder_of
-from workers.spec import TrialSpec
+from dpsweep.accounting.errors import START_ANEW, InvalidInput
+from dpsweep.accounting.records import TrialFiles, delete_folder, exists, list_files, read_bytes, write_bytes_atomically
+from dpsweep.workers.imports import UserCode, UserModule, is_import_path
+from dpsweep.workers.own_modules import SourceFile
+from dpsweep.workers.own_sources import digests_of, folder_of
+from dpsweep.workers.spec import TrialSpec
 
 
 def own_locations(spec: TrialSpec) -> tuple[str, ...]:

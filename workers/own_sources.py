@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path, PurePath
 from typing import Final
 
-from workers.own_modules import SourceFile, python_finds
+from dpsweep.workers.own_modules import SourceFile, python_finds
 
 _INSTALLED = re.compile(r"(site|dist)-packages|python3\.\d+")
 """Names of folders with installed packages; a sweep file's folder may contain a Python environment."""
@@ -29,8 +29,8 @@ def sources_of(location: str, source: str | None) -> tuple[SourceFile, ...]:
     """Return the sources of a module or file, as they are now; its own one is the first. Empty if there is no such
     file.
 
-    location, source: as of a `workers.imports.UserModule`. Of an installed package, which nobody edits but who installs
-    it again, one list with the sha256 of each of its files.
+    location, source: as of a `dpsweep.workers.imports.UserModule`. Of an installed package, which nobody edits but who
+    installs it again, one list with the sha256 of each of its files.
     """
     importlib.invalidate_caches()
     if location.endswith(".py"):

@@ -8,13 +8,13 @@ from functools import partial
 
 from torch import nn
 
-from workers.clipping import ClippingMethod, make_clipping
-from workers.data import Dataset
-from workers.imports import UserCode
-from workers.losses import Loss, build_loss
-from workers.models import build_model
-from workers.optimizers import Optimizer, Parameters, make_optimizer
-from workers.spec import TrialSpec
+from dpsweep.workers.clipping import ClippingMethod, make_clipping
+from dpsweep.workers.data import Dataset
+from dpsweep.workers.imports import UserCode
+from dpsweep.workers.losses import Loss, build_loss
+from dpsweep.workers.models import build_model
+from dpsweep.workers.optimizers import Optimizer, Parameters, make_optimizer
+from dpsweep.workers.spec import TrialSpec
 
 
 @dataclass(frozen=True)

@@ -15,15 +15,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from accounting.errors import InvalidInput
-from workers.data import Dataset, Preparation, Split, as_targets
-from workers.devices import room_for_data
-from workers.evaluation import MIN_GROUP_SIZE, Evaluation, GroupEvaluation, fairness, shown_groups
-from workers.gradients import in_its_precision, modes_kept
-from workers.losses import Loss
-from workers.rates import ConfusionCounts, calibration_error, confusion_counts, mean_by_group
-from workers.rows_at_once import rows_at_once
-from workers.tasks import known, task_called
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.data import Dataset, Preparation, Split, as_targets
+from dpsweep.workers.devices import room_for_data
+from dpsweep.workers.evaluation import MIN_GROUP_SIZE, Evaluation, GroupEvaluation, fairness, shown_groups
+from dpsweep.workers.gradients import in_its_precision, modes_kept
+from dpsweep.workers.losses import Loss
+from dpsweep.workers.rates import ConfusionCounts, calibration_error, confusion_counts, mean_by_group
+from dpsweep.workers.rows_at_once import rows_at_once
+from dpsweep.workers.tasks import known, task_called
 
 BATCH_SIZE = 1024
 """Largest number of examples that a model is evaluated on at once."""

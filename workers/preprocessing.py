@@ -18,16 +18,16 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor, nn
 
-from accounting.errors import DataCorruption, InvalidInput, keep_whole, require_finite
-from accounting.mechanism import GaussianRelease, Release
-from accounting.registry import build, lookup
-from workers.checkpoint import fingerprint, load_checkpoint, save_checkpoint
-from workers.data import IMAGENET_SCALING, Dataset, Scaling, Split
-from workers.models import load_weights
-from workers.noise import NoiseSource
-from workers.robust_ranges import private_ranges, scaled_by
-from workers.spec import Component
-from workers.standardisation import private_moments, standardised_by
+from dpsweep.accounting.errors import DataCorruption, InvalidInput, keep_whole, require_finite
+from dpsweep.accounting.mechanism import GaussianRelease, Release
+from dpsweep.accounting.registry import build, lookup
+from dpsweep.workers.checkpoint import fingerprint, load_checkpoint, save_checkpoint
+from dpsweep.workers.data import IMAGENET_SCALING, Dataset, Scaling, Split
+from dpsweep.workers.models import load_weights
+from dpsweep.workers.noise import NoiseSource
+from dpsweep.workers.robust_ranges import private_ranges, scaled_by
+from dpsweep.workers.spec import Component
+from dpsweep.workers.standardisation import private_moments, standardised_by
 
 State = dict[str, Tensor]
 _CACHE: Final = "cache of frozen_features:"
@@ -150,8 +150,8 @@ class RobustRanges:
     """Numbers of a table on a scale found privately: centred, of deviation 1, and logarithmic beyond most rows.
 
     Guarantee: `fit` costs no more than one Gaussian mechanism with noise multiplier ``noise_multiplier``, under
-    add/remove and zero-out adjacency (`workers.robust_ranges`; proof in docs/accounting-proofs.md). Ranges and scaled
-    features are post-processing. Numbers may be scaled by declared ranges before, or ``unscaled``.
+    add/remove and zero-out adjacency (`dpsweep.workers.robust_ranges`; proof in docs/accounting-proofs.md). Ranges and
+    scaled features are post-processing. Numbers may be scaled by declared ranges before, or ``unscaled``.
 
     columns: number of leading features that are numbers; others stay as they are. None: all. outside: the share of rows
     that lies beyond each end of a range, where the scale becomes logarithmic.
@@ -195,7 +195,8 @@ class Standardised:
     """Numbers that declared ranges scale to [0, 1], centred, and divided by their common deviation.
 
     Guarantee: `fit` is one Gaussian mechanism with noise multiplier ``noise_multiplier``, under add/remove and zero-out
-    adjacency (`workers.standardisation`). columns: as of `RobustRanges`, which asks for no ranges, but for more rows.
+    adjacency (`dpsweep.workers.standardisation`). columns: as of `RobustRanges`, which asks for no ranges, but for
+    more rows.
     """
 
     columns: int | None = None

@@ -16,31 +16,40 @@ import torch
 from torch import Tensor, nn
 from torch.utils import data as torch_data
 
-from accounting.accountants import account
-from accounting.errors import InvalidInput
-from accounting.estimates import PrivacyEstimate
-from accounting.individual import individual_epsilons, individual_reasons
-from accounting.mechanism import Trace
-from accounting.planning import Calibration, TrialMechanism
-from accounting.pld import CertifiedEpsilon, epsilon_of_examples
-from accounting.reasons import Reason, union, weakened
-from accounting.records import Epsilons, NormSnapshot
-from accounting.samplings import Adjacency
-from accounting.schedules import split_schedule
-from workers.checkpoint import fingerprint
-from workers.clipping import CLIPPING, ClippingMethod, PublicFacts, make_clipping, own_clipping, rehearse
-from workers.data import Dataset, Scaling, Split, Tokens
-from workers.gradients import modes_of, set_modes
-from workers.losses import Loss, build_loss
-from workers.noise_sources import make_noise_source
-from workers.optimizers import Optimizer, Parameters, make_optimizer
-from workers.parts import Parts
-from workers.reasons import reasons_of_trial
-from workers.recording import NormStore
-from workers.reproducible import explained, reproducible
-from workers.spec import Component, DataSpec, ExecutionSpec, NoiseSpec, NormSpec, Refreshes, SamplingSpec, TrialSpec
-from workers.training import Trainer
-from workers.trial_mechanism import mechanism_with, with_noise
+from dpsweep.accounting.accountants import account
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.estimates import PrivacyEstimate
+from dpsweep.accounting.individual import individual_epsilons, individual_reasons
+from dpsweep.accounting.mechanism import Trace
+from dpsweep.accounting.planning import Calibration, TrialMechanism
+from dpsweep.accounting.pld import CertifiedEpsilon, epsilon_of_examples
+from dpsweep.accounting.reasons import Reason, union, weakened
+from dpsweep.accounting.records import Epsilons, NormSnapshot
+from dpsweep.accounting.samplings import Adjacency
+from dpsweep.accounting.schedules import split_schedule
+from dpsweep.workers.checkpoint import fingerprint
+from dpsweep.workers.clipping import CLIPPING, ClippingMethod, PublicFacts, make_clipping, own_clipping, rehearse
+from dpsweep.workers.data import Dataset, Scaling, Split, Tokens
+from dpsweep.workers.gradients import modes_of, set_modes
+from dpsweep.workers.losses import Loss, build_loss
+from dpsweep.workers.noise_sources import make_noise_source
+from dpsweep.workers.optimizers import Optimizer, Parameters, make_optimizer
+from dpsweep.workers.parts import Parts
+from dpsweep.workers.reasons import reasons_of_trial
+from dpsweep.workers.recording import NormStore
+from dpsweep.workers.reproducible import explained, reproducible
+from dpsweep.workers.spec import (
+    Component,
+    DataSpec,
+    ExecutionSpec,
+    NoiseSpec,
+    NormSpec,
+    Refreshes,
+    SamplingSpec,
+    TrialSpec,
+)
+from dpsweep.workers.training import Trainer
+from dpsweep.workers.trial_mechanism import mechanism_with, with_noise
 
 _SECURE: Final = "os_entropy_secure"
 _SEEDED: Final = "seeded"
@@ -240,7 +249,7 @@ class PrivateTraining:
 
     @property
     def trace(self) -> Trace:
-        """The mechanisms of the steps so far, the input of every accountant; `accounting.write_trace` stores it."""
+        """The mechanisms of the steps so far, the input of every accountant; `dpsweep.accounting.write_trace` stores it."""
         return self._trainer.trace()
 
     @property

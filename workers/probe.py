@@ -16,16 +16,16 @@ from typing import Final
 
 import torch
 
-from accounting.mechanism import Release
-from accounting.records import TrialFiles, closed_to_strangers
-from workers.devices import choose_device
-from workers.imports import NO_CODE, UserCode
-from workers.memory import peak_bytes
-from workers.recording import closed_afterwards
-from workers.reproducible import reproducible
-from workers.spec import TrialSpec
-from workers.training import Trainer
-from workers.trial import begin
+from dpsweep.accounting.mechanism import Release
+from dpsweep.accounting.records import TrialFiles, closed_to_strangers
+from dpsweep.workers.devices import choose_device
+from dpsweep.workers.imports import NO_CODE, UserCode
+from dpsweep.workers.memory import peak_bytes
+from dpsweep.workers.recording import closed_afterwards
+from dpsweep.workers.reproducible import reproducible
+from dpsweep.workers.spec import TrialSpec
+from dpsweep.workers.training import Trainer
+from dpsweep.workers.trial import begin
 
 _MAX_STEPS: Final = 40
 _ENOUGH_SECONDS: Final = 2.0

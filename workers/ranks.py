@@ -1,7 +1,7 @@
 """Communication between the processes (ranks) that train one trial together, on one node.
 
-Rank 0 trains; the others compute their share of its gradients (`workers.data_parallel`). Only tensors are sent, so
-nothing is unpickled, and all sockets listen on the loopback interface only.
+Rank 0 trains; the others compute their share of its gradients (`dpsweep.workers.data_parallel`). Only tensors are
+sent, so nothing is unpickled, and all sockets listen on the loopback interface only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 import torch.distributed as distributed
 from torch import Tensor
 
-from accounting.errors import DpsweepError
+from dpsweep.accounting.errors import DpsweepError
 
 _TIMEOUT: Final = timedelta(days=30)
 """Timeout of a rank that waits for others, which may evaluate or store meanwhile; a lost rank is noticed at once."""

@@ -10,8 +10,8 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from accounting.errors import InvalidInput
-from workers.gradients import in_its_precision
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.gradients import in_its_precision
 
 Losses = Callable[[slice], Tensor]
 """The losses of the examples at a place, by the model as it is."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from accounting.reasons import Reason, union
-from workers.imports import is_import_path
-from workers.noise_sources import noise_source_kind
-from workers.spec import TrialSpec
+from dpsweep.accounting.reasons import Reason, union
+from dpsweep.workers.imports import is_import_path
+from dpsweep.workers.noise_sources import noise_source_kind
+from dpsweep.workers.spec import TrialSpec
 
 
 def reasons_of_trial(spec: TrialSpec, of_data: Iterable[Reason]) -> tuple[Reason, ...]:

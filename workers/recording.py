@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accounting.records import NormShardWriter, NormSnapshot, TrialFiles
-from workers.batch_gradients import BatchGradients, TrainingData
-from workers.clipping import ClipRule, Examples
-from workers.contributions import EndedInterval, Measurement, SnapshotInterval
-from workers.gradients import BatchNorms
+from dpsweep.accounting.records import NormShardWriter, NormSnapshot, TrialFiles
+from dpsweep.workers.batch_gradients import BatchGradients, TrainingData
+from dpsweep.workers.clipping import ClipRule, Examples
+from dpsweep.workers.contributions import EndedInterval, Measurement, SnapshotInterval
+from dpsweep.workers.gradients import BatchNorms
 
 
 class NormStore(Protocol):
-    """Keeps the snapshots of one recorder; `accounting.records.NormShardWriter` stores them as files."""
+    """Keeps the snapshots of one recorder; `dpsweep.accounting.records.NormShardWriter` stores them as files."""
 
     def write(self, snapshot: NormSnapshot) -> None:
         """Keep a snapshot; one of the same step is only given again by a run that was resumed, with equal values."""

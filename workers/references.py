@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from workers.data import Dataset, Split
+from dpsweep.workers.data import Dataset, Split
 
 _MOST_ROWS: Final = 20_000
 _MOST_COLUMNS: Final = 2_000

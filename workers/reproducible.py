@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import torch
 
-from accounting.errors import InvalidInput
-from workers.devices import choose_device
-from workers.less_memory import LackOfMemory
-from workers.spec import ExecutionSpec
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.devices import choose_device
+from dpsweep.workers.less_memory import LackOfMemory
+from dpsweep.workers.spec import ExecutionSpec
 
 
 @contextlib.contextmanager

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from accounting.errors import InvalidInput
-from accounting.planning import TrialMechanism
-from workers.audit import check_audit
-from workers.clipping import ClippingMethod
-from workers.devices import known_device
-from workers.spec import Refreshes, TrialSpec
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.planning import TrialMechanism
+from dpsweep.workers.audit import check_audit
+from dpsweep.workers.clipping import ClippingMethod
+from dpsweep.workers.devices import known_device
+from dpsweep.workers.spec import Refreshes, TrialSpec
 
 
 def with_chosen_norms(spec: TrialSpec, mechanism: TrialMechanism, method: ClippingMethod) -> TrialSpec:

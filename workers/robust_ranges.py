@@ -16,7 +16,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from workers.noise import NoiseSource
+from dpsweep.workers.noise import NoiseSource
 
 Blocks = Callable[[], Iterator[Tensor]]
 """All rows, block by block: float [b, d]."""

@@ -11,12 +11,12 @@ import torch
 from pydantic import ConfigDict, TypeAdapter
 from torch import nn
 
-from accounting.errors import START_ANEW, InvalidInput
-from accounting.estimates import Claim
-from workers.clipping import ClippingState
-from workers.counters import COUNTERS, Counters
-from workers.gradients import modes_of, set_modes
-from workers.history import EpochRecord
+from dpsweep.accounting.errors import START_ANEW, InvalidInput
+from dpsweep.accounting.estimates import Claim
+from dpsweep.workers.clipping import ClippingState
+from dpsweep.workers.counters import COUNTERS, Counters
+from dpsweep.workers.gradients import modes_of, set_modes
+from dpsweep.workers.history import EpochRecord
 
 
 class Stateful(Protocol):

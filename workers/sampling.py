@@ -9,14 +9,14 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from accounting.errors import InvalidInput, require_finite
-from accounting.registry import lookup
-from accounting.samplings import Sampling, sampling_of_sizes
-from workers.chacha import ChaChaBits
-from workers.noise import derive_seed
-from workers.noise_sources import noise_source_kind
-from workers.poisson_gaps import are_worth_it, rows_by_gaps
-from workers.spec import SamplingSpec
+from dpsweep.accounting.errors import InvalidInput, require_finite
+from dpsweep.accounting.registry import lookup
+from dpsweep.accounting.samplings import Sampling, sampling_of_sizes
+from dpsweep.workers.chacha import ChaChaBits
+from dpsweep.workers.noise import derive_seed
+from dpsweep.workers.noise_sources import noise_source_kind
+from dpsweep.workers.poisson_gaps import are_worth_it, rows_by_gaps
+from dpsweep.workers.spec import SamplingSpec
 
 Rows = npt.NDArray[np.int64]
 

@@ -19,13 +19,13 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, GetPydanticSchema, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, core_schema
 
-from accounting.errors import InvalidInput
-from accounting.mechanism import Selection
-from accounting.registry import one_of
-from accounting.samplings import PLANNED_ONLY, RANDOM_ALLOCATION, SAMPLINGS, Adjacency
-from accounting.schedules import LARGEST_EPOCHS
-from workers.field_bounds import check_bounds, place_of
-from workers.noise_sources import noise_source_kind
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.mechanism import Selection
+from dpsweep.accounting.registry import one_of
+from dpsweep.accounting.samplings import PLANNED_ONLY, RANDOM_ALLOCATION, SAMPLINGS, Adjacency
+from dpsweep.accounting.schedules import LARGEST_EPOCHS
+from dpsweep.workers.field_bounds import check_bounds, place_of
+from dpsweep.workers.noise_sources import noise_source_kind
 
 Params = dict[str, Any]
 
@@ -45,7 +45,7 @@ def drawn_by_trials(name: object) -> object:
 
 
 def known_noise_source(name: str) -> str:
-    """``name``. Raises: InvalidInput unless it is registered in `workers.noise`."""
+    """``name``. Raises: InvalidInput unless it is registered in `dpsweep.workers.noise`."""
     noise_source_kind(name)
     return name
 
@@ -77,7 +77,7 @@ class Component:
 
 @dataclass(frozen=True)
 class DataPart:
-    """Training part of one candidate of an `accounting.exponential_choice.ExponentialChoice`.
+    """Training part of one candidate of an `dpsweep.accounting.exponential_choice.ExponentialChoice`.
 
     The training examples are split into ``of`` disjoint parts. The candidate trains on part ``place``, and the last
     part is held out to choose among candidates. place: counted from 0, below ``of`` - 1.
@@ -118,8 +118,8 @@ class DataSpec:
 class SamplingSpec:
     """How batches are drawn.
 
-    method: a name in `accounting.samplings.SAMPLINGS`. batch_size: the expected batch size, which is public; full: all
-    training examples, so that an epoch is one step.
+    method: a name in `dpsweep.accounting.samplings.SAMPLINGS`. batch_size: the expected batch size, which is public;
+    full: all training examples, so that an epoch is one step.
 
     max_batch_size: a larger Poisson batch is cut to a uniformly random subset of this size.
     """
@@ -239,10 +239,11 @@ class RmiaSpec:
 class AttackSpec:
     """Attacks on the trained model. They do not change the training; their results are private data.
 
-    loss_threshold: membership inference by a loss threshold, per group (see `workers.attacks`). training_scores: loss
-    and scores, such as accuracy, on the training examples, per group; training accuracy minus test accuracy is the
-    advantage of the attack that guesses "member" for each correctly predicted example (Yeom et al. 2018). rmia:
-    membership inference by a likelihood ratio with reference models (see `workers.membership`).
+    loss_threshold: membership inference by a loss threshold, per group (see `dpsweep.workers.attacks`).
+    training_scores: loss and scores, such as accuracy, on the training examples, per group; training accuracy minus
+    test accuracy is the advantage of the attack that guesses "member" for each correctly predicted example (Yeom et
+    al. 2018). rmia: membership inference by a likelihood ratio with reference models (see
+    `dpsweep.workers.membership`).
     """
 
     loss_threshold: bool = False
@@ -252,7 +253,7 @@ class AttackSpec:
 
 @dataclass(frozen=True)
 class AuditSpec:
-    """A one-run audit (see `workers.audit`); about half of the canaries are left out of training.
+    """A one-run audit (see `dpsweep.workers.audit`); about half of the canaries are left out of training.
 
     canaries: number of random training examples; a fair coin for each decides whether it is left out. confidence:
     probability with which all lower bounds of the audit hold together.
@@ -340,7 +341,7 @@ class TrialSpec:
     adjacency: Adjacency | None = None
     """Adjacency of the privacy claim; None: the first one that the sampling supports."""
     reference: Annotated[bool, Field(exclude_if=operator.not_)] = False
-    """Whether simple models are trained beside it, if it is not private (`workers.references`)."""
+    """Whether simple models are trained beside it, if it is not private (`dpsweep.workers.references`)."""
     selection: Annotated[Selection | None, Field(exclude_if=_is_none)] = None
     """How the trial was selected among several candidates, if it was; only the selected one is released."""
 

@@ -14,7 +14,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from workers.noise import NoiseSource
+from dpsweep.workers.noise import NoiseSource
 
 _LEAST_DEVIATION: Final = 0.02
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 
-from accounting.errors import START_ANEW, DataCorruption, InvalidInput
-from accounting.mechanism import Release
-from accounting.records import TrialFiles, exists, write_private, write_trace
-from workers.imports import NO_CODE, UserCode
-from workers.recording import closed_afterwards
-from workers.reproducible import explained, reproducible
-from workers.spec import TrialSpec
-from workers.trial import as_begun, begin
+from dpsweep.accounting.errors import START_ANEW, DataCorruption, InvalidInput
+from dpsweep.accounting.mechanism import Release
+from dpsweep.accounting.records import TrialFiles, exists, write_private, write_trace
+from dpsweep.workers.imports import NO_CODE, UserCode
+from dpsweep.workers.recording import closed_afterwards
+from dpsweep.workers.reproducible import explained, reproducible
+from dpsweep.workers.spec import TrialSpec
+from dpsweep.workers.trial import as_begun, begin
 
 
 def close_trial(

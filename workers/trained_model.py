@@ -16,16 +16,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from accounting.errors import START_ANEW, DataCorruption, InvalidInput
-from accounting.records import TrialFiles, read_bytes
-from workers.data import Dataset, Preparation, Scaling, Split, Tokens, load_source
-from workers.imports import NO_CODE, UserCode, is_import_path
-from workers.models import build_for_shape, offered
-from workers.own_record import require_same_code
-from workers.predictions import batch_size, first_columns, in_batches, slices
-from workers.preprocessing import State, make_preprocessing
-from workers.spec import TrialSpec
-from workers.stored_tensors import NoTensors, load_tensors
+from dpsweep.accounting.errors import START_ANEW, DataCorruption, InvalidInput
+from dpsweep.accounting.records import TrialFiles, read_bytes
+from dpsweep.workers.data import Dataset, Preparation, Scaling, Split, Tokens, load_source
+from dpsweep.workers.imports import NO_CODE, UserCode, is_import_path
+from dpsweep.workers.models import build_for_shape, offered
+from dpsweep.workers.own_record import require_same_code
+from dpsweep.workers.predictions import batch_size, first_columns, in_batches, slices
+from dpsweep.workers.preprocessing import State, make_preprocessing
+from dpsweep.workers.spec import TrialSpec
+from dpsweep.workers.stored_tensors import NoTensors, load_tensors
 
 _PREPARATIONS: Final[Mapping[str, type[Scaling] | type[Tokens]]] = {"scaling": Scaling, "tokens": Tokens}
 _INPUTS: Final = {"example_shape", "example_type", "feature_shape", "num_classes", "preparation", "fitted"}
@@ -54,7 +54,7 @@ class TrainedModel:
         Further columns, of heads that only the user's own loss reads, are left out.
 
         features: as the data source stores them. Preprocessing and preparation are applied as in the trial's
-        evaluation. The model runs on at most `workers.predictions.BATCH_SIZE` examples at once; memory holds
+        evaluation. The model runs on at most `dpsweep.workers.predictions.BATCH_SIZE` examples at once; memory holds
         the preprocessed features of all examples and their logits.
 
         Raises: InvalidInput for another shape, or for values that the stored type cannot represent.

@@ -14,32 +14,32 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from accounting.errors import START_ANEW, InvalidInput
-from accounting.mechanism import Trace
-from accounting.planning import TrialMechanism
-from accounting.records import NormSnapshot
-from workers.audit import Canaries
-from workers.batch_gradients import NO_ANSWER, BatchGradients, Decision, LocalGradients
-from workers.clipping import NORM_ERROR, ClippingState, ClipRule, Examples, released_bound
-from workers.contributions import generator_rate
-from workers.counters import Counters
-from workers.data import Dataset, Split
-from workers.devices import choose_device, sent
-from workers.evaluation import Evaluation
-from workers.gradients import RandomState, WeightedSum, modes_of
-from workers.group_history import new_courses, new_departures, note_departures, note_epoch
-from workers.history import EpochRecord
-from workers.losses import Loss
-from workers.noise import NoiseSource, derive_seed, seed_torch
-from workers.optimizers import make_average, make_learning_rate_schedule
-from workers.parts import Parts
-from workers.predictions import Predictions, evaluate, with_evaluated_on
-from workers.recording import NormRecorder, NormStores, choose_rows, is_due, oldest_norm
-from workers.requirements import check_spec, with_chosen_norms
-from workers.run_state import CpuGenerator, CudaGenerator, ModelModes, ModelValues, RunState, Stateful
-from workers.sampling import make_row_draws, make_sampler
-from workers.spec import TrialSpec
-from workers.trial_mechanism import affordable_epochs, moment_order
+from dpsweep.accounting.errors import START_ANEW, InvalidInput
+from dpsweep.accounting.mechanism import Trace
+from dpsweep.accounting.planning import TrialMechanism
+from dpsweep.accounting.records import NormSnapshot
+from dpsweep.workers.audit import Canaries
+from dpsweep.workers.batch_gradients import NO_ANSWER, BatchGradients, Decision, LocalGradients
+from dpsweep.workers.clipping import NORM_ERROR, ClippingState, ClipRule, Examples, released_bound
+from dpsweep.workers.contributions import generator_rate
+from dpsweep.workers.counters import Counters
+from dpsweep.workers.data import Dataset, Split
+from dpsweep.workers.devices import choose_device, sent
+from dpsweep.workers.evaluation import Evaluation
+from dpsweep.workers.gradients import RandomState, WeightedSum, modes_of
+from dpsweep.workers.group_history import new_courses, new_departures, note_departures, note_epoch
+from dpsweep.workers.history import EpochRecord
+from dpsweep.workers.losses import Loss
+from dpsweep.workers.noise import NoiseSource, derive_seed, seed_torch
+from dpsweep.workers.optimizers import make_average, make_learning_rate_schedule
+from dpsweep.workers.parts import Parts
+from dpsweep.workers.predictions import Predictions, evaluate, with_evaluated_on
+from dpsweep.workers.recording import NormRecorder, NormStores, choose_rows, is_due, oldest_norm
+from dpsweep.workers.requirements import check_spec, with_chosen_norms
+from dpsweep.workers.run_state import CpuGenerator, CudaGenerator, ModelModes, ModelValues, RunState, Stateful
+from dpsweep.workers.sampling import make_row_draws, make_sampler
+from dpsweep.workers.spec import TrialSpec
+from dpsweep.workers.trial_mechanism import affordable_epochs, moment_order
 
 
 class Trainer:

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accounting.errors import START_ANEW, DataCorruption, InvalidInput
-from accounting.mechanism import Release
-from accounting.records import (
+from dpsweep.accounting.errors import START_ANEW, DataCorruption, InvalidInput
+from dpsweep.accounting.mechanism import Release
+from dpsweep.accounting.records import (
     TrialFiles,
     exists,
     read_bytes,
@@ -25,40 +25,40 @@ from accounting.records import (
     write_trace,
     write_users,
 )
-from workers.attack_results import AttackResults, write_attacks
-from workers.attacks import attack
-from workers.audit import audit
-from workers.batch_gradients import LocalGradients
-from workers.checkpoint import fingerprint, forget_checkpoint, load_checkpoint, save_checkpoint
-from workers.clipping import claims
-from workers.data import Dataset, load_dataset
-from workers.data_parallel import DividedGradients, first_random_states, follow, restore_random_state
-from workers.device_use import DeviceUse, write_device_use
-from workers.devices import DeviceMeter, choose_device
-from workers.digests import note_written
-from workers.held_out import write_wrong
-from workers.history import Progress, TrainingResult, read_training_result
-from workers.imports import NO_CODE, UserCode
-from workers.losses import build_loss
-from workers.membership import likelihood_ratio_attack
-from workers.models import build_model
-from workers.noise_sources import make_noise_source
-from workers.outcomes import outcomes_of, write_outcomes
-from workers.own_record import require_same_code, store_code
-from workers.parts import parts_of
-from workers.predictions import Predictions, counted, evaluate
-from workers.preprocessing import make_preprocessing
-from workers.ranks import RankGroup
-from workers.reasons import reasons_of_trial
-from workers.recording import StoredNorms, closed_afterwards, is_due
-from workers.references import reference_scores
-from workers.reproducible import explained, reproducible
-from workers.run_state import ModelModes, ModelValues
-from workers.spec import AttackSpec, TrialSpec, at_speed_of
-from workers.tasks import task_called
-from workers.trained_model import describe_inputs
-from workers.training import Trainer
-from workers.trial_mechanism import mechanism_of
+from dpsweep.workers.attack_results import AttackResults, write_attacks
+from dpsweep.workers.attacks import attack
+from dpsweep.workers.audit import audit
+from dpsweep.workers.batch_gradients import LocalGradients
+from dpsweep.workers.checkpoint import fingerprint, forget_checkpoint, load_checkpoint, save_checkpoint
+from dpsweep.workers.clipping import claims
+from dpsweep.workers.data import Dataset, load_dataset
+from dpsweep.workers.data_parallel import DividedGradients, first_random_states, follow, restore_random_state
+from dpsweep.workers.device_use import DeviceUse, write_device_use
+from dpsweep.workers.devices import DeviceMeter, choose_device
+from dpsweep.workers.digests import note_written
+from dpsweep.workers.held_out import write_wrong
+from dpsweep.workers.history import Progress, TrainingResult, read_training_result
+from dpsweep.workers.imports import NO_CODE, UserCode
+from dpsweep.workers.losses import build_loss
+from dpsweep.workers.membership import likelihood_ratio_attack
+from dpsweep.workers.models import build_model
+from dpsweep.workers.noise_sources import make_noise_source
+from dpsweep.workers.outcomes import outcomes_of, write_outcomes
+from dpsweep.workers.own_record import require_same_code, store_code
+from dpsweep.workers.parts import parts_of
+from dpsweep.workers.predictions import Predictions, counted, evaluate
+from dpsweep.workers.preprocessing import make_preprocessing
+from dpsweep.workers.ranks import RankGroup
+from dpsweep.workers.reasons import reasons_of_trial
+from dpsweep.workers.recording import StoredNorms, closed_afterwards, is_due
+from dpsweep.workers.references import reference_scores
+from dpsweep.workers.reproducible import explained, reproducible
+from dpsweep.workers.run_state import ModelModes, ModelValues
+from dpsweep.workers.spec import AttackSpec, TrialSpec, at_speed_of
+from dpsweep.workers.tasks import task_called
+from dpsweep.workers.trained_model import describe_inputs
+from dpsweep.workers.training import Trainer
+from dpsweep.workers.trial_mechanism import mechanism_of
 
 __all__ = ["Begun", "Progress", "TrainingResult", "begin", "follow_trial", "run_trial"]
 

@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from accounting.accountants import optimal_order
-from accounting.budgets import Budget, EpsilonBudget, RhoBudget
-from accounting.calibration import calibrate_filter, count_within_budget
-from accounting.errors import InvalidInput
-from accounting.mechanism import Release, Trace
-from accounting.planning import TrialMechanism
-from accounting.schedules import make_schedule
-from workers import clipping
-from workers.imports import NO_CODE, UserCode
-from workers.preprocessing import planned_releases
-from workers.sampling import planned_sampling
-from workers.spec import BudgetSpec, Component, TrialSpec
+from dpsweep.accounting.accountants import optimal_order
+from dpsweep.accounting.budgets import Budget, EpsilonBudget, RhoBudget
+from dpsweep.accounting.calibration import calibrate_filter, count_within_budget
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.mechanism import Release, Trace
+from dpsweep.accounting.planning import TrialMechanism
+from dpsweep.accounting.schedules import make_schedule
+from dpsweep.workers import clipping
+from dpsweep.workers.imports import NO_CODE, UserCode
+from dpsweep.workers.preprocessing import planned_releases
+from dpsweep.workers.sampling import planned_sampling
+from dpsweep.workers.spec import BudgetSpec, Component, TrialSpec
 
 LEAST_ORDER: Final = 4.0
 """Least `moment_order`: mean contributions are made for tails, which low orders neglect."""

@@ -1,7 +1,7 @@
 """What epsilon means for attacks: bounds on membership inference, and audits that prove lower bounds on epsilon."""
 
-from accounting.attacks.auditing import Guesses, audited_epsilon, best_audited_epsilon, p_value, provable
-from accounting.attacks.curves import (
+from dpsweep.accounting.attacks.auditing import Guesses, audited_epsilon, best_audited_epsilon, p_value, provable
+from dpsweep.accounting.attacks.curves import (
     FALSE_POSITIVE_RATES,
     AttackRisk,
     CertifiedInterval,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from accounting.errors import require_finite, require_whole
+from dpsweep.accounting.errors import require_finite, require_whole
 
 GRID = 0.01
 """Spacing of the epsilons that are tested."""

@@ -23,11 +23,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from accounting.attacks.trade_off import AttackBounds
-from accounting.errors import UnsupportedMechanism, require_finite, require_numbers
-from accounting.estimates import Claim, unit_of_group
-from accounting.mechanism import Trace
-from accounting.pld import (
+from dpsweep.accounting.attacks.trade_off import AttackBounds
+from dpsweep.accounting.errors import UnsupportedMechanism, require_finite, require_numbers
+from dpsweep.accounting.estimates import Claim, unit_of_group
+from dpsweep.accounting.mechanism import Trace
+from dpsweep.accounting.pld import (
     MIN_DELTA,
     CertifiedProfile,
     GroupRounds,
@@ -35,9 +35,9 @@ from accounting.pld import (
     rounds_of_examples,
     rounds_of_group,
 )
-from accounting.reasons import Reason
-from accounting.reductions import is_attained
-from accounting.samplings import Adjacency
+from dpsweep.accounting.reasons import Reason
+from dpsweep.accounting.reductions import is_attained
+from dpsweep.accounting.samplings import Adjacency
 
 Array = npt.NDArray[np.float64]
 

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from accounting.pld import CertifiedProfile
+from dpsweep.accounting.pld import CertifiedProfile
 
 Array = NDArray[np.float64]
 

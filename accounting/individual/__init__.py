@@ -1,7 +1,7 @@
 """Epsilons of single examples from their recorded contributions (paper A), by Renyi DP or exact composition."""
 
-from accounting.individual.algorithm_2 import algorithm_2
-from accounting.individual.epsilons import (
+from dpsweep.accounting.individual.algorithm_2 import algorithm_2
+from dpsweep.accounting.individual.epsilons import (
     FILTERED,
     INDIVIDUAL_ACCOUNTANTS,
     IndividualEpsilons,
@@ -9,7 +9,7 @@ from accounting.individual.epsilons import (
     individual_epsilons,
     individual_reasons,
 )
-from accounting.individual.many_rounds import epsilon_of_many_rounds
+from dpsweep.accounting.individual.many_rounds import epsilon_of_many_rounds
 
 __all__ = [
     "FILTERED",

@@ -1,7 +1,7 @@
 """Algorithm 2 of paper A as published: a reference for comparison, never a bound.
 
 It rounds each contribution to the *nearest* multiple of r, which can under-state a cost, and converts by Mironov's
-bound. For claims use `accounting.individual.epsilons`, which is certified and tighter.
+bound. For claims use `dpsweep.accounting.individual.epsilons`, which is certified and tighter.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from accounting.errors import InvalidInput, UnsupportedMechanism, require_finite
-from accounting.individual.contributions import Array
-from accounting.mechanism import Trace
-from accounting.recorded_contributions import checked_snapshots
-from accounting.reductions import as_accounted
-from accounting.renyi import ORDERS, classic_terms, sampled_gaussian_rdp
-from accounting.samplings import PoissonSampling
+from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism, require_finite
+from dpsweep.accounting.individual.contributions import Array
+from dpsweep.accounting.mechanism import Trace
+from dpsweep.accounting.recorded_contributions import checked_snapshots
+from dpsweep.accounting.reductions import as_accounted
+from dpsweep.accounting.renyi import ORDERS, classic_terms, sampled_gaussian_rdp
+from dpsweep.accounting.samplings import PoissonSampling
 
 
 def algorithm_2(

@@ -1,7 +1,8 @@
 """Moments E_Q[(P/Q)^z] of the sampled Gaussian mechanism along a vertical line in the complex plane, with error bounds.
 
 Notation: x is standard normal, u = s^2 the effective precision, M = exp(s x - u/2), G = 1 - q + q M the likelihood
-ratio P/Q, p = q M / G in [0, 1], and A_z(u) = E[G^z]. See `accounting.individual.pld` for what the moments are for.
+ratio P/Q, p = q M / G in [0, 1], and A_z(u) = E[G^z]. See `dpsweep.accounting.individual.pld` for what the moments are
+for.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from accounting.individual.contributions import StepLaw
-from accounting.individual.spectrum_kernels import moments
+from dpsweep.accounting.individual.contributions import StepLaw
+from dpsweep.accounting.individual.spectrum_kernels import moments
 
 Array = NDArray[np.float64]
 Complex = NDArray[np.complex128]

@@ -41,11 +41,11 @@ from typing import Any, NamedTuple, assert_never
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from accounting.errors import UnsupportedMechanism
-from accounting.mechanism import GaussianRelease, PureRelease, Trace
-from accounting.recorded_contributions import checked_snapshots
-from accounting.reductions import as_accounted, cases_of
-from accounting.samplings import Draws, Sampling
+from dpsweep.accounting.errors import UnsupportedMechanism
+from dpsweep.accounting.mechanism import GaussianRelease, PureRelease, Trace
+from dpsweep.accounting.recorded_contributions import checked_snapshots
+from dpsweep.accounting.reductions import as_accounted, cases_of
+from dpsweep.accounting.samplings import Draws, Sampling
 
 Array = NDArray[np.float64]
 

@@ -18,33 +18,35 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from accounting.errors import require_finite
-from accounting.estimates import Claim
-from accounting.individual.contributions import Array, RecordedContributions
-from accounting.mechanism import Trace
-from accounting.reasons import Reason
-from accounting.reductions import is_attained, rarest_apart
-from accounting.registry import lookup
-from accounting.rounds import enforced_epsilon
+from dpsweep.accounting.errors import require_finite
+from dpsweep.accounting.estimates import Claim
+from dpsweep.accounting.individual.contributions import Array, RecordedContributions
+from dpsweep.accounting.mechanism import Trace
+from dpsweep.accounting.reasons import Reason
+from dpsweep.accounting.reductions import is_attained, rarest_apart
+from dpsweep.accounting.registry import lookup
+from dpsweep.accounting.rounds import enforced_epsilon
 
 Bounds = tuple[Array, Array | None]
 """Upper and lower epsilon [rows]; None where the method bounds nothing from below."""
 
 
 def _by_rdp(recorded: RecordedContributions, delta: float) -> Bounds:
-    from accounting.individual.rdp import rdp_epsilons  # loads numba and compiled code, which takes half a second
+    from dpsweep.accounting.individual.rdp import (
+        rdp_epsilons,  # loads numba and compiled code, which takes half a second
+    )
 
     return rdp_epsilons(recorded, delta), None
 
 
 def _by_classic_rdp(recorded: RecordedContributions, delta: float) -> Bounds:
-    from accounting.individual.rdp import classic_epsilons
+    from dpsweep.accounting.individual.rdp import classic_epsilons
 
     return classic_epsilons(recorded, delta), None
 
 
 def _by_pld(recorded: RecordedContributions, delta: float) -> Bounds:
-    from accounting.individual.pld import pld_epsilons
+    from dpsweep.accounting.individual.pld import pld_epsilons
 
     return pld_epsilons(recorded, delta)
 

@@ -1,7 +1,7 @@
 """From the spectrum to epsilon, for many examples at once: group rows by contour, then solve delta(eps) = delta.
 
-See `accounting.individual.pld` for the formula. All choices for a row depend on that row alone, so its result has the
-same bits whatever other rows are accounted with it.
+See `dpsweep.accounting.individual.pld` for the formula. All choices for a row depend on that row alone, so its result
+has the same bits whatever other rows are accounted with it.
 
 Where the spectrum falls slowly, it is damped by one more Gaussian mechanism of precision v: K gains v z (z-1) / 2.
 The damped delta_v is at least delta, because another mechanism only adds cost. Its excess is bounded as follows:
@@ -28,11 +28,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from accounting.individual.contour import Complex, Contour
-from accounting.individual.contributions import Array, StepWeights
-from accounting.individual.kernels import reach
-from accounting.individual.rdp import FEW_ORDERS, RenyiCosts
-from accounting.individual.spectrum_kernels import certified_bounds
+from dpsweep.accounting.individual.contour import Complex, Contour
+from dpsweep.accounting.individual.contributions import Array, StepWeights
+from dpsweep.accounting.individual.kernels import reach
+from dpsweep.accounting.individual.rdp import FEW_ORDERS, RenyiCosts
+from dpsweep.accounting.individual.spectrum_kernels import certified_bounds
 
 _TILT_STEP, _PERIOD_STEP, _REACH_STEP = 1.25, 2.0, 2.0**0.5
 """Examples share a contour if their tilt - 1, period and largest sqrt(u) agree within these factors."""

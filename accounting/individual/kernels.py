@@ -12,7 +12,7 @@ import numpy as np
 from numba import boolean, float64, int32, int64, types
 from numpy.typing import NDArray
 
-from accounting.individual.machine_code import helper, kernel
+from dpsweep.accounting.individual.machine_code import helper, kernel
 
 Array = NDArray[np.float64]
 
@@ -34,7 +34,7 @@ _WINDOW = 16
 def spread(
     values: Array, stretches: Array, size: int, weights: Array, nodes: NDArray[np.int32], ends: NDArray[np.int64]
 ) -> None:
-    """Split steps between two nodes each; see `accounting.individual.spreading`.
+    """Split steps between two nodes each; see `dpsweep.accounting.individual.spreading`.
 
     values [snapshots, rows]. stretches [stretches, 9]: column, steps, slope, offset and side of `Stretch`; then of its
     nodes 1 / spacing, first root / spacing, their number and the index of the first. size: number of all nodes.

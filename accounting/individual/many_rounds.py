@@ -1,8 +1,9 @@
 """The epsilon of a run with thousands of noise levels, computed as that of one example whose steps all differ.
 
-On a lattice every distinct round is discretised and transformed, in some milliseconds each. `accounting.individual.pld`
-spreads the steps over a few hundred nodes of effective precision instead, with a certified error, at a cost that hardly
-grows with their number. Its bounds hold for every list of sampled Gaussian mechanisms.
+On a lattice every distinct round is discretised and transformed, in some milliseconds each.
+`dpsweep.accounting.individual.pld` spreads the steps over a few hundred nodes of effective precision instead, with a
+certified error, at a cost that hardly grows with their number. Its bounds hold for every list of sampled Gaussian
+mechanisms.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from accounting.individual.contributions import StepLaw, StepWeights, Stretch
-from accounting.pld import MIN_DELTA, TOLERANCE, GroupRounds, PairBounds, SensitivityMixture, epsilon_of_rounds
+from dpsweep.accounting.individual.contributions import StepLaw, StepWeights, Stretch
+from dpsweep.accounting.pld import MIN_DELTA, TOLERANCE, GroupRounds, PairBounds, SensitivityMixture, epsilon_of_rounds
 
 _FEW = 1000
 """Up to this many distinct rounds for each law of steps are composed on a lattice alone, which is tighter."""
@@ -33,7 +34,7 @@ Steps = Mapping[StepLaw, tuple[Stretch, ...]]
 
 
 def epsilon_of_many_rounds(rounds: GroupRounds, delta: float, tolerance: float = TOLERANCE) -> PairBounds:
-    """`accounting.pld.epsilon_of_rounds`, in seconds also where thousands of rounds differ.
+    """`dpsweep.accounting.pld.epsilon_of_rounds`, in seconds also where thousands of rounds differ.
 
     Both bounds are certified either way, and hold for any ``tolerance``, the target for their gap on a lattice. Rounds
     that are no sampled Gaussian mechanisms, such as those of groups in sampled batches, are composed on a lattice,
@@ -58,7 +59,7 @@ def _as_steps(rounds: GroupRounds) -> Steps | None:
     such.
 
     A round that is one of several cases becomes a step of the likeliest case and, with its probability, one of each
-    other case (`accounting.individual.contributions._one_by_one`).
+    other case (`dpsweep.accounting.individual.contributions._one_by_one`).
     """
     counts: dict[StepLaw, list[Stretch]] = defaultdict(list)
     for law, count in rounds.laws:
@@ -86,9 +87,11 @@ def _stretch(sensitivity: float, count: int) -> Stretch:
 
 def _on_nodes(rounds: GroupRounds, steps: Steps, delta: float) -> PairBounds:
     """Return the bounds of the steps on more and more nodes, until they are close."""
-    from accounting.individual.pld import bounds_of_costs  # loads numba and compiled code, which takes half a second
-    from accounting.individual.rdp import renyi_costs
-    from accounting.individual.spreading import NODES, spread_linearly
+    from dpsweep.accounting.individual.pld import (
+        bounds_of_costs,  # loads numba and compiled code, which takes half a second
+    )
+    from dpsweep.accounting.individual.rdp import renyi_costs
+    from dpsweep.accounting.individual.spreading import NODES, spread_linearly
 
     def costs(density: int) -> StepWeights:
         nodes, weights = spread_linearly(steps, np.ones((1, 1)), nodes=density * NODES)

@@ -18,9 +18,9 @@ All of this is added to delta. delta is evaluated again at the epsilon returned;
 returned instead.
 
 If an example is expected in hardly any batch, exp(K) decays slowly: the spectrum is damped
-(`accounting.individual.inversion`), and at high frequencies K is not linear enough in the step weights. So after runs
-of few steps, examples with noticeably loose bounds are accounted again on more nodes; in small data sets, each example
-still loose is then accounted as a group of one (`accounting.pld`).
+(`dpsweep.accounting.individual.inversion`), and at high frequencies K is not linear enough in the step weights. So
+after runs of few steps, examples with noticeably loose bounds are accounted again on more nodes; in small data sets,
+each example still loose is then accounted as a group of one (`dpsweep.accounting.pld`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from accounting.individual.contour import (
+from dpsweep.accounting.individual.contour import (
     EXPONENTS,
     Contour,
     DecayBound,
@@ -41,13 +41,13 @@ from accounting.individual.contour import (
     moment_table,
     no_decay,
 )
-from accounting.individual.contributions import (
+from dpsweep.accounting.individual.contributions import (
     Array,
     RecordedContributions,
     StepLaw,
     StepWeights,
 )
-from accounting.individual.inversion import (
+from dpsweep.accounting.individual.inversion import (
     FLOAT_ERROR,
     LARGEST_EPSILON,
     NEGLIGIBLE,
@@ -59,12 +59,12 @@ from accounting.individual.inversion import (
     plain_exponent,
     raise_bounds,
 )
-from accounting.individual.rdp import RenyiCosts, renyi_costs
-from accounting.individual.spectrum_kernels import LOOSE
-from accounting.individual.spreading import NODES, near_reached, of_rows, spread_linearly, weighted_sums
-from accounting.individual.table_cache import kept
-from accounting.individual.tail_bounds import within
-from accounting.pld import MIN_DELTA, PairBounds, epsilon_of_rounds, rounds_of_examples
+from dpsweep.accounting.individual.rdp import RenyiCosts, renyi_costs
+from dpsweep.accounting.individual.spectrum_kernels import LOOSE
+from dpsweep.accounting.individual.spreading import NODES, near_reached, of_rows, spread_linearly, weighted_sums
+from dpsweep.accounting.individual.table_cache import kept
+from dpsweep.accounting.individual.tail_bounds import within
+from dpsweep.accounting.pld import MIN_DELTA, PairBounds, epsilon_of_rounds, rounds_of_examples
 
 _SIZES = (16, 32, 48, 64, 80, 96, 128, 160, 192, 256)
 """Numbers of points of a contour, tried in this order; if even the longest ends too early, exp(K) is damped on it."""

@@ -1,8 +1,8 @@
 """Individual accounting by Renyi DP: the product of step weights and the RDP of each node.
 
 An example's epsilon is a minimum over `ORDERS`. As a function of a real order it falls, then rises
-(`accounting.renyi.improved_terms`, `classic_terms`), so each example is evaluated at a few orders first, then at those
-around the best. Any order gives an upper bound.
+(`dpsweep.accounting.renyi.improved_terms`, `classic_terms`), so each example is evaluated at a few orders first, then
+at those around the best. Any order gives an upper bound.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from accounting.individual.contributions import (
+from dpsweep.accounting.individual.contributions import (
     Array,
     RecordedContributions,
     StepLaw,
     StepWeights,
 )
-from accounting.individual.kernels import best_orders
-from accounting.individual.spreading import near_reached, spread_linearly, weighted_sums
-from accounting.renyi import (
+from dpsweep.accounting.individual.kernels import best_orders
+from dpsweep.accounting.individual.spreading import near_reached, spread_linearly, weighted_sums
+from dpsweep.accounting.renyi import (
     ORDERS,
     classic_terms,
     improved_terms,
@@ -40,7 +40,7 @@ FEW_ORDERS: Array = ORDERS[_FEW_PLACES]
 """Orders at which `RenyiCosts` gives RDP: alpha - 1 grows by factors of about 1.15."""
 
 _STEEP = 100.0
-"""Above this precision `accounting.renyi` has no sampled RDP at fractional orders, so the search may miss the best."""
+"""Above this precision `dpsweep.accounting.renyi` has no sampled RDP at fractional orders, so the search may miss the best."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def rdp_epsilons(contributions: RecordedContributions, delta: float) -> Array:
     """Return the upper epsilon [rows] at ``delta`` by the improved conversion; covers both directions of add/remove.
 
     Spreading steps over nodes can only increase it, because RDP is convex in a step's precision
-    (`accounting.individual.contributions`).
+    (`dpsweep.accounting.individual.contributions`).
     """
     return _converted(contributions, delta, improved_terms(ORDERS, delta))
 

@@ -1,7 +1,7 @@
 """From sums over nodes to certified epsilons, one example at a time, compiled by numba.
 
-`accounting.individual.pld` and `inversion` describe what is computed and why it is certified;
-`accounting.individual.kernels` describes how it is compiled.
+`dpsweep.accounting.individual.pld` and `inversion` describe what is computed and why it is certified;
+`dpsweep.accounting.individual.kernels` describes how it is compiled.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import numpy as np
 from numba import float64
 from numpy.typing import NDArray
 
-from accounting.individual.kernels import FOUND_TABLE, GIVEN, PLACES, TABLE, Array
-from accounting.individual.machine_code import helper, kernel
+from dpsweep.accounting.individual.kernels import FOUND_TABLE, GIVEN, PLACES, TABLE, Array
+from dpsweep.accounting.individual.machine_code import helper, kernel
 
 LOOSE = 1e-2
 """Relative gap between the bounds above which they are computed again by a slower method."""

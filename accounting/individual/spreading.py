@@ -1,6 +1,6 @@
 """Spreads the steps of single examples over a few nodes of effective precision.
 
-This can only increase their Renyi divergence; `accounting.individual.contributions` has the proof.
+This can only increase their Renyi divergence; `dpsweep.accounting.individual.contributions` has the proof.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from accounting.individual.contributions import Array, SampledNodes, SparseRows, StepLaw, StepWeights, Stretch
-from accounting.individual.kernels import mark, spread, sums
+from dpsweep.accounting.individual.contributions import Array, SampledNodes, SparseRows, StepLaw, StepWeights, Stretch
+from dpsweep.accounting.individual.kernels import mark, spread, sums
 
 NODES = 256
 """Nodes per sampling rate, uniform in sqrt(u). If the largest sqrt(u) is above 1, times that, up to 4 times as many."""

@@ -1,6 +1,6 @@
 """A quick bound on delta in one direction, for examples that cost clearly more in the other one.
 
-For every real a > 1, with K as in `accounting.individual.pld` and L the privacy loss,
+For every real a > 1, with K as in `dpsweep.accounting.individual.pld` and L the privacy loss,
 
     delta(eps) = E_P[(1 - e^(eps - L))_+] <= exp(K(a) - (a-1) eps) sup over u of e^(-(a-1) u) (1 - e^(-u)),
 
@@ -15,11 +15,11 @@ import functools
 import numpy as np
 from numpy.typing import NDArray
 
-from accounting.individual.contour import Contour, moment_table
-from accounting.individual.contributions import Array, StepLaw, StepWeights
-from accounting.individual.inversion import FLOAT_ERROR, STEP_ERROR, plain_exponent, tilts_from
-from accounting.individual.spreading import weighted_sums
-from accounting.individual.table_cache import kept
+from dpsweep.accounting.individual.contour import Contour, moment_table
+from dpsweep.accounting.individual.contributions import Array, StepLaw, StepWeights
+from dpsweep.accounting.individual.inversion import FLOAT_ERROR, STEP_ERROR, plain_exponent, tilts_from
+from dpsweep.accounting.individual.spreading import weighted_sums
+from dpsweep.accounting.individual.table_cache import kept
 
 _STEPS = range(8)
 """The values of a tried, in tilt steps above the rows' contour: the loss of adding an example has lighter tails."""

@@ -1,9 +1,9 @@
 """Accounting of stored trials, part by part: of their examples and users, in this process or as Ray tasks.
 
-`accounting.jobs.parallel` is the only module that imports ray; it is not imported here.
+`dpsweep.accounting.jobs.parallel` is the only module that imports ray; it is not imported here.
 """
 
-from accounting.jobs.examples import (
+from dpsweep.accounting.jobs.examples import (
     AccountingJob,
     Numbered,
     Part,
@@ -18,8 +18,8 @@ from accounting.jobs.examples import (
     inputs_of,
     store_epsilons,
 )
-from accounting.jobs.summaries import CountedEpsilons, Counting, EpsilonSummary, Members, Moments, summarise
-from accounting.jobs.users import account_users
+from dpsweep.accounting.jobs.summaries import CountedEpsilons, Counting, EpsilonSummary, Members, Moments, summarise
+from dpsweep.accounting.jobs.users import account_users
 
 __all__ = [
     "AccountingJob",

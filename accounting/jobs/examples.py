@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Protocol, TypeVar
 
-from accounting.errors import DataCorruption
-from accounting.individual import individual_epsilons
-from accounting.jobs.summaries import Counting, EpsilonSummary, summarise
-from accounting.mechanism import Trace
-from accounting.records import (
+from dpsweep.accounting.errors import DataCorruption
+from dpsweep.accounting.individual import individual_epsilons
+from dpsweep.accounting.jobs.summaries import Counting, EpsilonSummary, summarise
+from dpsweep.accounting.mechanism import Trace
+from dpsweep.accounting.records import (
     Epsilons,
     NormShards,
     PartFiles,
@@ -66,7 +66,7 @@ class AccountingJob:
     """What to account: a trial's root (absolute path or URI), delta, and the method (``rdp`` or ``pld``).
 
     counting: what the summary counts. folder: where the epsilons are stored. group_by: a file of groups
-    (`accounting.records.read_groups`) that the summary counts in place of the trial's own; "" for these.
+    (`dpsweep.accounting.records.read_groups`) that the summary counts in place of the trial's own; "" for these.
     """
 
     root: str
@@ -80,8 +80,9 @@ class AccountingJob:
     def account(self, part: PartFiles) -> PartResult:
         """Store the epsilon of every example in one part, unless it was stored by a run that was interrupted.
 
-        A pure function of the trial's verified shards and trace. The claim is that of `accounting.individual.epsilons`.
-        Raises: DataCorruption for missing, cut or altered files, StorageError.
+        A pure function of the trial's verified shards and trace. The claim is that of
+        `dpsweep.accounting.individual.epsilons`. Raises: DataCorruption for missing, cut or altered files,
+        StorageError.
         """
         trace = read_trace(TrialFiles(self.root).trace)
         inputs = inputs_of(self, trace, part.identity)

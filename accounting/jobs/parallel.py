@@ -15,8 +15,8 @@ from typing import Any, Self
 
 import ray
 
-from accounting.errors import DpsweepError, UnfitNode
-from accounting.jobs.examples import Numbered, Part, PartwiseJob, Result, account_part
+from dpsweep.accounting.errors import DpsweepError, UnfitNode
+from dpsweep.accounting.jobs.examples import Numbered, Part, PartwiseJob, Result, account_part
 
 ATTEMPTS = 16
 """How often a part is tried before its trial's accounting fails."""

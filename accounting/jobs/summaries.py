@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from accounting.errors import InvalidInput, keep_whole, require_finite
-from accounting.estimates import Claim
-from accounting.records import Epsilons
+from dpsweep.accounting.errors import InvalidInput, keep_whole, require_finite
+from dpsweep.accounting.estimates import Claim
+from dpsweep.accounting.records import Epsilons
 
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]

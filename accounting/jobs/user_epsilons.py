@@ -1,8 +1,8 @@
 """Epsilon of every user: of all records of one user together, from what each of them contributed.
 
-The claim is that of `accounting.pld.epsilon_of_examples` (`Trace.individual_kind`), also where a filter guarantees more
-of users of one record: it limits each record, not a user's records together. Who owns which record is fixed and known
-before the run. Adjacency: all records of one user differ.
+The claim is that of `dpsweep.accounting.pld.epsilon_of_examples` (`Trace.individual_kind`), also where a filter
+guarantees more of users of one record: it limits each record, not a user's records together. Who owns which record is
+fixed and known before the run. Adjacency: all records of one user differ.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from accounting.individual import individual_epsilons
-from accounting.mechanism import Trace
-from accounting.pld import epsilon_of_examples
-from accounting.records import Epsilons
+from dpsweep.accounting.individual import individual_epsilons
+from dpsweep.accounting.mechanism import Trace
+from dpsweep.accounting.pld import epsilon_of_examples
+from dpsweep.accounting.records import Epsilons
 
 
 def epsilons_of_users(

@@ -2,12 +2,12 @@
 
 A user's epsilon needs all records of that user at every snapshot together. Users are divided into as many shares as
 there are parts, by the remainder of their id. Tasks over a few parts each read their norms once and write the rows in
-the order of shares (`accounting.records.user_rows`); then one task for each share reads its rows from these files and
-accounts its users. So every byte is read a fixed number of times, however many parts there are. Where one or two shares
-are to be accounted, each reads the norms themselves.
+the order of shares (`dpsweep.accounting.records.user_rows`); then one task for each share reads its rows from these
+files and accounts its users. So every byte is read a fixed number of times, however many parts there are. Where one or
+two shares are to be accounted, each reads the norms themselves.
 
-Both kinds of task are stateless and idempotent, as those of `accounting.jobs`: what an interrupted run has stored, rows
-or epsilons, is not made again.
+Both kinds of task are stateless and idempotent, as those of `dpsweep.accounting.jobs`: what an interrupted run has
+stored, rows or epsilons, is not made again.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from accounting.errors import InvalidInput
-from accounting.jobs.examples import (
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.jobs.examples import (
     AccountingJob,
     PartResult,
     Scatter,
@@ -31,9 +31,9 @@ from accounting.jobs.examples import (
     store_part,
     taken_up,
 )
-from accounting.jobs.summaries import EpsilonSummary
-from accounting.jobs.user_epsilons import epsilons_of_users
-from accounting.records import (
+from dpsweep.accounting.jobs.summaries import EpsilonSummary
+from dpsweep.accounting.jobs.user_epsilons import epsilons_of_users
+from dpsweep.accounting.records import (
     NormShards,
     OwnedPart,
     ShareOfRows,

@@ -1,11 +1,11 @@
 """Privacy loss distributions: certified composition of any trace, for one example and for groups.
 
 Building blocks for other accountants: `group_law` and `examples_law` return a `SensitivityMixture`, to be scaled by
-1 / noise multiplier; `discretise` returns the certified law of its loss on a lattice (`accounting.pld.loss`).
+1 / noise multiplier; `discretise` returns the certified law of its loss on a lattice (`dpsweep.accounting.pld.loss`).
 """
 
-from accounting.pld.allocation import epsilon_of_allocation
-from accounting.pld.composition import (
+from dpsweep.accounting.pld.allocation import epsilon_of_allocation
+from dpsweep.accounting.pld.composition import (
     MIN_DELTA,
     TOLERANCE,
     CertifiedDelta,
@@ -16,17 +16,17 @@ from accounting.pld.composition import (
     epsilon_pld,
     require_pld_delta,
 )
-from accounting.pld.group_rounds import GroupRounds, rounds_of_examples, rounds_of_group
-from accounting.pld.groups import (
+from dpsweep.accounting.pld.group_rounds import GroupRounds, rounds_of_examples, rounds_of_group
+from dpsweep.accounting.pld.groups import (
     epsilon_of_examples,
     group_epsilons,
     grows_at_least_linearly,
     linear_growth,
     vadhan_epsilon,
 )
-from accounting.pld.loss import LatticeLoss, discretise
-from accounting.pld.profile import CertifiedProfile, profile_of_rounds
-from accounting.pld.sensitivity import SensitivityMixture, examples_law, group_law
+from dpsweep.accounting.pld.loss import LatticeLoss, discretise
+from dpsweep.accounting.pld.profile import CertifiedProfile, profile_of_rounds
+from dpsweep.accounting.pld.sensitivity import SensitivityMixture, examples_law, group_law
 
 __all__ = [
     "MIN_DELTA",

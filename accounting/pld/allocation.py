@@ -27,13 +27,13 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from accounting.errors import InvalidInput, require_finite, require_whole
-from accounting.pld.composition import MIN_DELTA, TOLERANCE, CertifiedEpsilon, require_pld_delta
-from accounting.pld.fourier import LatticePlan, compose_equal
-from accounting.pld.lattice import make_plan, spacing_for
-from accounting.pld.loss import DIRECTIONS, Bound, Cells, Direction, LatticeLoss, merge, spread
-from accounting.pld.saddlepoint import Cumulants, saddle_at_delta, saddle_at_epsilon
-from accounting.pld.sensitivity import Array
+from dpsweep.accounting.errors import InvalidInput, require_finite, require_whole
+from dpsweep.accounting.pld.composition import MIN_DELTA, TOLERANCE, CertifiedEpsilon, require_pld_delta
+from dpsweep.accounting.pld.fourier import LatticePlan, compose_equal
+from dpsweep.accounting.pld.lattice import make_plan, spacing_for
+from dpsweep.accounting.pld.loss import DIRECTIONS, Bound, Cells, Direction, LatticeLoss, merge, spread
+from dpsweep.accounting.pld.saddlepoint import Cumulants, saddle_at_delta, saddle_at_epsilon
+from dpsweep.accounting.pld.sensitivity import Array
 
 MOST_STEPS: Final = 1_000_000
 """Most steps of an epoch."""
@@ -220,8 +220,8 @@ def _cumulants(law: _Law, rounds: int, direction: Direction) -> Cumulants:
 
 
 def _on_lattice(law: _Law, plan: LatticePlan, bound: Bound) -> LatticeLoss:
-    """Return the law of the loss of an epoch on the lattice of ``plan``, as `accounting.pld.loss.discretise` gives
-    it.
+    """Return the law of the loss of an epoch on the lattice of ``plan``, as `dpsweep.accounting.pld.loss.discretise`
+    gives it.
     """
     sign = 1.0 if plan.direction == "remove" else -1.0
     kept = (law.values > 0.0) & (law.masses > 0.0)

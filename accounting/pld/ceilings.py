@@ -15,10 +15,10 @@ from typing import Literal
 import numpy as np
 from scipy import special
 
-from accounting.gaussian import gaussian_delta, gaussian_epsilon
-from accounting.pld.group_rounds import GroupRounds
-from accounting.pld.sensitivity import SensitivityMixture
-from accounting.renyi import (
+from dpsweep.accounting.gaussian import gaussian_delta, gaussian_epsilon
+from dpsweep.accounting.pld.group_rounds import GroupRounds
+from dpsweep.accounting.pld.sensitivity import SensitivityMixture
+from dpsweep.accounting.renyi import (
     ORDERS,
     Array,
     epsilon_improved,

@@ -3,11 +3,12 @@
 Guarantee: for a group of ``group_size`` examples under the trace's adjacency, the run is (upper, delta)-DP, with every
 step's output visible and later steps chosen adaptively. lower is a certified lower bound on the exact epsilon of the
 rounds' dominating pairs, so the gap bounds the numerical error. It is given only where a run that the trace describes
-is these pairs (`accounting.reductions.is_attained`).
+is these pairs (`dpsweep.accounting.reductions.is_attained`).
 
-Method: each round's loss is discretised upwards and downwards on one lattice (`accounting.pld.loss.discretise`); the
-rounds compose in the frequency domain (`accounting.pld.fourier`, which lists the error terms). An uncertified
-approximation (`accounting.pld.saddlepoint`) chooses the lattice. Error analysis: docs/accounting-proofs.md.
+Method: each round's loss is discretised upwards and downwards on one lattice
+(`dpsweep.accounting.pld.loss.discretise`); the rounds compose in the frequency domain
+(`dpsweep.accounting.pld.fourier`, which lists the error terms). An uncertified approximation
+(`dpsweep.accounting.pld.saddlepoint`) chooses the lattice. Error analysis: docs/accounting-proofs.md.
 """
 
 from __future__ import annotations
@@ -18,20 +19,26 @@ from typing import NamedTuple
 
 import numpy as np
 
-from accounting.errors import InvalidInput, require_finite
-from accounting.estimates import Claim
-from accounting.gaussian import gaussian_delta, gaussian_epsilon
-from accounting.mechanism import Trace
-from accounting.pld.ceilings import Method, gaussian_ceiling, gaussian_delta_ceiling, renyi_ceiling, total_variation
-from accounting.pld.curve import Composed
-from accounting.pld.exact import HIGHEST_EXACT, exact_deltas, exact_epsilon
-from accounting.pld.fourier import LatticePlan, compose, compose_upper
-from accounting.pld.group_rounds import GroupRounds, rounds_of_group
-from accounting.pld.lattice import make_plan, spacing_for
-from accounting.pld.loss import DIRECTIONS, MAX_POINTS
-from accounting.pld.saddlepoint import Cumulants, Saddle, cumulants, saddle_at_delta, saddle_at_epsilon
-from accounting.pld.sensitivity import RoundLaw
-from accounting.reductions import is_attained
+from dpsweep.accounting.errors import InvalidInput, require_finite
+from dpsweep.accounting.estimates import Claim
+from dpsweep.accounting.gaussian import gaussian_delta, gaussian_epsilon
+from dpsweep.accounting.mechanism import Trace
+from dpsweep.accounting.pld.ceilings import (
+    Method,
+    gaussian_ceiling,
+    gaussian_delta_ceiling,
+    renyi_ceiling,
+    total_variation,
+)
+from dpsweep.accounting.pld.curve import Composed
+from dpsweep.accounting.pld.exact import HIGHEST_EXACT, exact_deltas, exact_epsilon
+from dpsweep.accounting.pld.fourier import LatticePlan, compose, compose_upper
+from dpsweep.accounting.pld.group_rounds import GroupRounds, rounds_of_group
+from dpsweep.accounting.pld.lattice import make_plan, spacing_for
+from dpsweep.accounting.pld.loss import DIRECTIONS, MAX_POINTS
+from dpsweep.accounting.pld.saddlepoint import Cumulants, Saddle, cumulants, saddle_at_delta, saddle_at_epsilon
+from dpsweep.accounting.pld.sensitivity import RoundLaw
+from dpsweep.accounting.reductions import is_attained
 
 TOLERANCE = 2e-4  # target for the relative gap between upper and lower
 MIN_DELTA = 1e-250  # below it, the mass that a round may lose to infinity underflows

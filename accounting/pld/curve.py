@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from accounting.pld.loss import Bound
-from accounting.pld.saddlepoint import log_peak
-from accounting.pld.sensitivity import Array
+from dpsweep.accounting.pld.loss import Bound
+from dpsweep.accounting.pld.saddlepoint import log_peak
+from dpsweep.accounting.pld.sensitivity import Array
 
 _EPS = float(np.finfo(np.float64).eps)
 

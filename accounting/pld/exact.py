@@ -23,9 +23,9 @@ import numpy as np
 import scipy
 from scipy import special
 
-from accounting.pld.group_rounds import GroupRounds
-from accounting.pld.loss import DIRECTIONS, Direction
-from accounting.pld.sensitivity import Array, RoundLaw, SensitivityMixture
+from dpsweep.accounting.pld.group_rounds import GroupRounds
+from dpsweep.accounting.pld.loss import DIRECTIONS, Direction
+from dpsweep.accounting.pld.sensitivity import Array, RoundLaw, SensitivityMixture
 
 _ROUNDING = 1e-14  # relative error allowed for each term; measured below 1e-15 times 1 + x^2 against 60 digits
 _MOST_LOSSES = 1 << 20  # distinct losses of pure releases that are enumerated

@@ -34,11 +34,19 @@ import numpy as np
 import numpy.typing as npt
 from scipy import fft
 
-from accounting.pld.curve import Composed, Curve
-from accounting.pld.group_rounds import GroupRounds
-from accounting.pld.loss import MAX_ATOMS, Bound, Direction, LatticeLoss, lower_offset, table_length, tabulate_round
-from accounting.pld.saddlepoint import log_peak
-from accounting.pld.sensitivity import Array, RoundLaw, SensitivityMixture
+from dpsweep.accounting.pld.curve import Composed, Curve
+from dpsweep.accounting.pld.group_rounds import GroupRounds
+from dpsweep.accounting.pld.loss import (
+    MAX_ATOMS,
+    Bound,
+    Direction,
+    LatticeLoss,
+    lower_offset,
+    table_length,
+    tabulate_round,
+)
+from dpsweep.accounting.pld.saddlepoint import log_peak
+from dpsweep.accounting.pld.sensitivity import Array, RoundLaw, SensitivityMixture
 
 Spectrum = npt.NDArray[np.complex128]
 

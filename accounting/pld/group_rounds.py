@@ -15,13 +15,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from accounting.errors import InvalidInput
-from accounting.mechanism import GaussianRelease, PureRelease, Segment, Trace
-from accounting.pld.sensitivity import RoundLaw, SensitivityMixture, examples_law, group_law
-from accounting.recorded_contributions import checked_snapshots
-from accounting.reductions import as_accounted, cases_of
-from accounting.rounds import require_group_size
-from accounting.samplings import Sampling, draws_by_epoch
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.mechanism import GaussianRelease, PureRelease, Segment, Trace
+from dpsweep.accounting.pld.sensitivity import RoundLaw, SensitivityMixture, examples_law, group_law
+from dpsweep.accounting.recorded_contributions import checked_snapshots
+from dpsweep.accounting.reductions import as_accounted, cases_of
+from dpsweep.accounting.rounds import require_group_size
+from dpsweep.accounting.samplings import Sampling, draws_by_epoch
 
 _GRID_POINTS = 512  # amplitudes of given examples are rounded up to multiples of the largest one / _GRID_POINTS
 

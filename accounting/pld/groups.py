@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import scipy
 
-from accounting.errors import require_numbers
-from accounting.mechanism import Trace
-from accounting.pld.composition import (
+from dpsweep.accounting.errors import require_numbers
+from dpsweep.accounting.mechanism import Trace
+from dpsweep.accounting.pld.composition import (
     MIN_DELTA,
     TOLERANCE,
     CertifiedEpsilon,
@@ -25,11 +25,11 @@ from accounting.pld.composition import (
     proven_lower,
     require_pld_delta,
 )
-from accounting.pld.group_rounds import rounds_of_examples, rounds_of_group
-from accounting.pld.loss import DIRECTIONS
-from accounting.pld.saddlepoint import cumulants, saddle_at_epsilon
-from accounting.reductions import is_attained
-from accounting.rounds import gaussian_rounds, pure_epsilons, require_group_size
+from dpsweep.accounting.pld.group_rounds import rounds_of_examples, rounds_of_group
+from dpsweep.accounting.pld.loss import DIRECTIONS
+from dpsweep.accounting.pld.saddlepoint import cumulants, saddle_at_epsilon
+from dpsweep.accounting.reductions import is_attained
+from dpsweep.accounting.rounds import gaussian_rounds, pure_epsilons, require_group_size
 
 _CONFIRMATIONS = 9  # epsilons tried above the saddle point's; steps of 0.05 % that double each time
 _GROWTH = 1.25  # ratio of successive epsilons tried if the saddle point is of no use

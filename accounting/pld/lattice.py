@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import fft
 
-from accounting.pld.fourier import LatticePlan, transform_error
-from accounting.pld.loss import MAX_POINTS
-from accounting.pld.saddlepoint import Cumulants, Saddle, chernoff_tilt, log_peak
+from dpsweep.accounting.pld.fourier import LatticePlan, transform_error
+from dpsweep.accounting.pld.loss import MAX_POINTS
+from dpsweep.accounting.pld.saddlepoint import Cumulants, Saddle, chernoff_tilt, log_peak
 
 _MOST_WORK = 1 << 24  # limit on entries of a table times its sensitivities
 _FEWEST = 1 << 15  # entries that a table may always have

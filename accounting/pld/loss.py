@@ -14,8 +14,8 @@ The round is a `SensitivityMixture`: ``Q = N(0, 1)`` and ``P = sum_j p_j N(a_j, 
 The other measure of the discrete pair is exp(-loss) times the law. Laws of equal spacing lie on the same lattice up to
 a shift, the fractional part of ``start``, so laws of different rounds convolve and their shifts add.
 
-    >>> from accounting import PoissonSampling
-    >>> from accounting.pld import discretise, group_law
+    >>> from dpsweep.accounting import PoissonSampling
+    >>> from dpsweep.accounting.pld import discretise, group_law
     >>> mixture = group_law(PoissonSampling(0.01), 1).scaled(1 / 0.8)
     >>> law = discretise(mixture, spacing=1e-3, direction="remove", bound="upper")
     >>> round(float(law.probabilities.sum() + law.infinity_mass), 9)
@@ -32,8 +32,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from accounting.errors import InvalidInput, require_finite
-from accounting.pld.sensitivity import Array, RoundLaw, SensitivityMixture
+from dpsweep.accounting.errors import InvalidInput, require_finite
+from dpsweep.accounting.pld.sensitivity import Array, RoundLaw, SensitivityMixture
 
 Direction = Literal["remove", "add"]
 Bound = Literal["upper", "lower"]

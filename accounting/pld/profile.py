@@ -1,8 +1,8 @@
 """The privacy profile: delta as a function of epsilon, certified from both sides at many epsilons at once.
 
-A composition (`accounting.pld.composition`) is centred at one epsilon, but its curves hold at every other epsilon, too,
-with an error that is small relative to delta at the centre. So a profile takes one composition of each direction at
-epsilon 0, whose absolute error is small everywhere, and more only where small deltas are asked for.
+A composition (`dpsweep.accounting.pld.composition`) is centred at one epsilon, but its curves hold at every other
+epsilon, too, with an error that is small relative to delta at the centre. So a profile takes one composition of each
+direction at epsilon 0, whose absolute error is small everywhere, and more only where small deltas are asked for.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from accounting.gaussian import gaussian_delta, gaussian_epsilon
-from accounting.pld.ceilings import delta_ceilings, total_variation
-from accounting.pld.composition import MIN_DELTA, TOLERANCE, epsilon_of_rounds, is_too_coarse, tail_of
-from accounting.pld.exact import Deltas, corners, exact_deltas
-from accounting.pld.fourier import compose
-from accounting.pld.group_rounds import GroupRounds
-from accounting.pld.lattice import make_plan, spacing_for
-from accounting.pld.loss import DIRECTIONS
-from accounting.pld.saddlepoint import cumulants, saddle_at_delta, saddle_at_epsilon
-from accounting.pld.sensitivity import Array
+from dpsweep.accounting.gaussian import gaussian_delta, gaussian_epsilon
+from dpsweep.accounting.pld.ceilings import delta_ceilings, total_variation
+from dpsweep.accounting.pld.composition import MIN_DELTA, TOLERANCE, epsilon_of_rounds, is_too_coarse, tail_of
+from dpsweep.accounting.pld.exact import Deltas, corners, exact_deltas
+from dpsweep.accounting.pld.fourier import compose
+from dpsweep.accounting.pld.group_rounds import GroupRounds
+from dpsweep.accounting.pld.lattice import make_plan, spacing_for
+from dpsweep.accounting.pld.loss import DIRECTIONS
+from dpsweep.accounting.pld.saddlepoint import cumulants, saddle_at_delta, saddle_at_epsilon
+from dpsweep.accounting.pld.sensitivity import Array
 
 _RESOLVED = 1e-7  # every profile reaches at least to the epsilon of this delta
 _BEYOND = 1.05  # factor by which the grid exceeds that epsilon: a pure release's delta ends in a corner there

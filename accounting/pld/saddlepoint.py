@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import scipy
 
-from accounting.pld.group_rounds import GroupRounds
-from accounting.pld.loss import MAX_ATOMS, Direction, loss_at, output_range, share_of
-from accounting.pld.sensitivity import Array, RoundLaw
+from dpsweep.accounting.pld.group_rounds import GroupRounds
+from dpsweep.accounting.pld.loss import MAX_ATOMS, Direction, loss_at, output_range, share_of
+from dpsweep.accounting.pld.sensitivity import Array, RoundLaw
 
 _POINTS = 128  # outputs per table
 _ROWS = 128  # most tables; with more rounds, neighbours in order of strength share one

@@ -15,9 +15,9 @@ from typing import Literal, assert_never
 import numpy as np
 import numpy.typing as npt
 
-from accounting.errors import InvalidInput, UnsupportedMechanism, require_finite, require_numbers
-from accounting.rounds import require_group_size
-from accounting.samplings import Draws, Sampling
+from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism, require_finite, require_numbers
+from dpsweep.accounting.rounds import require_group_size
+from dpsweep.accounting.samplings import Draws, Sampling
 
 Array = npt.NDArray[np.float64]
 

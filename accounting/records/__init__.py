@@ -1,8 +1,8 @@
 """Stored data: atomic files, traces, norm shards, per-example epsilons, and the names of a trial's files."""
 
-from accounting.records.arrow_tables import read_table
-from accounting.records.encryption import KEY_VARIABLE, KeyCheck, is_encrypting, new_key_check, require_key
-from accounting.records.epsilons import (
+from dpsweep.accounting.records.arrow_tables import read_table
+from dpsweep.accounting.records.encryption import KEY_VARIABLE, KeyCheck, is_encrypting, new_key_check, require_key
+from dpsweep.accounting.records.epsilons import (
     Epsilons,
     StoredEpsilons,
     commit_epsilons,
@@ -12,7 +12,7 @@ from accounting.records.epsilons import (
     verify_epsilons,
     write_epsilons,
 )
-from accounting.records.files import (
+from dpsweep.accounting.records.files import (
     closed_to_strangers,
     delete,
     delete_folder,
@@ -30,9 +30,9 @@ from accounting.records.files import (
     write_bytes_atomically,
     write_in_private_folder,
 )
-from accounting.records.group_files import read_groups
-from accounting.records.layout import TrialFiles
-from accounting.records.local_files import (
+from dpsweep.accounting.records.group_files import read_groups
+from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.accounting.records.local_files import (
     UnsafeFile,
     delete_with_only,
     locked,
@@ -48,16 +48,16 @@ from accounting.records.local_files import (
     require_plain_file,
     require_plain_folder,
 )
-from accounting.records.part_files import PartFiles
-from accounting.records.parts import MANIFEST, PartRecord
-from accounting.records.private_files import read_encrypted, read_private, write_private
-from accounting.records.sealed import (
+from dpsweep.accounting.records.part_files import PartFiles
+from dpsweep.accounting.records.parts import MANIFEST, PartRecord
+from dpsweep.accounting.records.private_files import read_encrypted, read_private, write_private
+from dpsweep.accounting.records.sealed import (
     read_private_sealed,
     read_sealed,
     write_private_sealed,
     write_sealed,
 )
-from accounting.records.shards import (
+from dpsweep.accounting.records.shards import (
     NormShards,
     NormShardWriter,
     NormSnapshot,
@@ -67,9 +67,9 @@ from accounting.records.shards import (
     has_norms,
     read_contributions,
 )
-from accounting.records.traces import read_trace, write_trace
-from accounting.records.user_rows import ShareOfRows, SortedRows, noted_rows, shares_of, write_rows
-from accounting.records.users import OwnedPart, StoredUsers, verify_users, write_users
+from dpsweep.accounting.records.traces import read_trace, write_trace
+from dpsweep.accounting.records.user_rows import ShareOfRows, SortedRows, noted_rows, shares_of, write_rows
+from dpsweep.accounting.records.users import OwnedPart, StoredUsers, verify_users, write_users
 
 __all__ = [
     "KEY_VARIABLE",

@@ -27,8 +27,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from accounting.errors import START_ANEW, DataCorruption, InvalidInput
-from accounting.keystream import forbid_core_files
+from dpsweep.accounting.errors import START_ANEW, DataCorruption, InvalidInput
+from dpsweep.accounting.keystream import forbid_core_files
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM

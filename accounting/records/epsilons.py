@@ -17,12 +17,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from accounting.errors import DataCorruption, InvalidInput
-from accounting.estimates import Claim
-from accounting.reasons import Reason
-from accounting.records.files import delete, list_files
-from accounting.records.parts import PartRecord, PartStore, commit_parts, read_part, write_part
-from accounting.records.sealed import read_private_sealed, write_private_sealed
+from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.accounting.estimates import Claim
+from dpsweep.accounting.reasons import Reason
+from dpsweep.accounting.records.files import delete, list_files
+from dpsweep.accounting.records.parts import PartRecord, PartStore, commit_parts, read_part, write_part
+from dpsweep.accounting.records.sealed import read_private_sealed, write_private_sealed
 
 _NOTE = ".json"
 _NOTE_AGAIN = "delete it: the trial's next accounting writes it anew"
@@ -44,8 +44,8 @@ class Epsilons:
 
     upper and lower are the certified bounds on epsilon; lower is None where there is none, as with Renyi DP and for
     batches that may be cut or are shuffled. losses: the loss at the last snapshot. kind is the strength of upper
-    (`accounting.estimates.PrivacyEstimate`) for all examples. reasons: why it is an estimate; files hold the kind
-    alone, and readers add the reasons of the trial.
+    (`dpsweep.accounting.estimates.PrivacyEstimate`) for all examples. reasons: why it is an estimate; files hold the
+    kind alone, and readers add the reasons of the trial.
     """
 
     example_ids: npt.NDArray[np.int64]

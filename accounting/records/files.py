@@ -16,10 +16,10 @@ from urllib.parse import unquote, urlsplit
 
 from pyarrow import fs
 
-from accounting.errors import InvalidInput, StorageError
-from accounting.records import local_files
-from accounting.records.sizes import largest
-from accounting.records.stores import connected
+from dpsweep.accounting.errors import InvalidInput, StorageError
+from dpsweep.accounting.records import local_files
+from dpsweep.accounting.records.sizes import largest
+from dpsweep.accounting.records.stores import connected
 
 
 def open_filesystem(uri: str) -> tuple[fs.FileSystem, str]:

@@ -11,8 +11,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import csv, parquet
 
-from accounting.errors import InvalidInput
-from accounting.records.files import read_bytes
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.records.files import read_bytes
 
 _COLUMNS = ["example_id", "group"]
 

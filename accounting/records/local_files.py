@@ -23,7 +23,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from accounting.errors import DataCorruption
+from dpsweep.accounting.errors import DataCorruption
 
 TEMPORARY: Final = ".partial"
 """Ending of the name of a file whose writing is not complete."""

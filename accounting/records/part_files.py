@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from accounting.errors import START_ANEW, DataCorruption
-from accounting.records.files import list_files
-from accounting.records.objects import DIGEST, Piece, batch_of, read_piece
-from accounting.records.parts import RepeatedIds, corrupt
-from accounting.records.read_ahead import read_in_turn
-from accounting.records.snapshots import Snapshot, committed_snapshots, object_uri, uncommitted
+from dpsweep.accounting.errors import START_ANEW, DataCorruption
+from dpsweep.accounting.records.files import list_files
+from dpsweep.accounting.records.objects import DIGEST, Piece, batch_of, read_piece
+from dpsweep.accounting.records.parts import RepeatedIds, corrupt
+from dpsweep.accounting.records.read_ahead import read_in_turn
+from dpsweep.accounting.records.snapshots import Snapshot, committed_snapshots, object_uri, uncommitted
 
 NORM_SCHEMA = pa.schema(
     [

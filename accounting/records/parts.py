@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from accounting.errors import START_ANEW, DataCorruption, PrivateDetail
-from accounting.records.arrow_tables import Oversized, read_table, stored_column
-from accounting.records.encryption import decrypted, encrypted
-from accounting.records.files import exists, list_files, read_range, write_in_private_folder
-from accounting.records.private_files import append_private, read_private, write_private
+from dpsweep.accounting.errors import START_ANEW, DataCorruption, PrivateDetail
+from dpsweep.accounting.records.arrow_tables import Oversized, read_table, stored_column
+from dpsweep.accounting.records.encryption import decrypted, encrypted
+from dpsweep.accounting.records.files import exists, list_files, read_range, write_in_private_folder
+from dpsweep.accounting.records.private_files import append_private, read_private, write_private
 
 MANIFEST = "manifest.jsonl"
 _IDS = "example_id"

@@ -1,13 +1,14 @@
 """Reads and writes files derived from single examples: readable by their owner only, and encrypted if there is a key.
 
-Every file below a folder ``private/`` is read and written here, except by `accounting.records.parts` and `objects`.
-These use `accounting.records.encryption` directly, because manifests hold hashes of the stored bytes.
+Every file below a folder ``private/`` is read and written here, except by `dpsweep.accounting.records.parts` and
+`objects`. These use `dpsweep.accounting.records.encryption` directly, because manifests hold hashes of the stored
+bytes.
 """
 
 from __future__ import annotations
 
-from accounting.records.encryption import decrypted, encrypted, is_encrypting, require_encrypted
-from accounting.records.files import append_in_private_folder, exists, read_bytes, write_in_private_folder
+from dpsweep.accounting.records.encryption import decrypted, encrypted, is_encrypting, require_encrypted
+from dpsweep.accounting.records.files import append_in_private_folder, exists, read_bytes, write_in_private_folder
 
 
 def read_private(uri: str) -> bytes:

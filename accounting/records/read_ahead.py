@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-from accounting.records.files import is_local
+from dpsweep.accounting.records.files import is_local
 
 READERS = 8
 """Concurrent requests to an object store, per call of `read_in_turn`."""

@@ -7,9 +7,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from accounting.errors import DataCorruption
-from accounting.records.files import read_bytes, write_bytes_atomically
-from accounting.records.private_files import read_private, write_private
+from dpsweep.accounting.errors import DataCorruption
+from dpsweep.accounting.records.files import read_bytes, write_bytes_atomically
+from dpsweep.accounting.records.private_files import read_private, write_private
 
 _SEAL = "sha256"
 

@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from accounting.errors import DataCorruption, InvalidInput, PrivateDetail, keep_whole, require_whole
-from accounting.records.background import Background
-from accounting.records.files import delete, delete_folder, exists, list_files
-from accounting.records.part_files import NORM_SCHEMA, PartFiles, StoredNorms, mismatch
-from accounting.records.parts import RepeatedIds
-from accounting.records.snapshots import COMPLETE, SnapshotWriter
+from dpsweep.accounting.errors import DataCorruption, InvalidInput, PrivateDetail, keep_whole, require_whole
+from dpsweep.accounting.records.background import Background
+from dpsweep.accounting.records.files import delete, delete_folder, exists, list_files
+from dpsweep.accounting.records.part_files import NORM_SCHEMA, PartFiles, StoredNorms, mismatch
+from dpsweep.accounting.records.parts import RepeatedIds
+from dpsweep.accounting.records.snapshots import COMPLETE, SnapshotWriter
 
 Floats = npt.NDArray[np.floating[Any]]
 Integers = npt.NDArray[np.integer[Any]]

@@ -19,11 +19,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from accounting.errors import START_ANEW, DataCorruption
-from accounting.records.files import write_in_private_folder
-from accounting.records.objects import DIGEST, ObjectRecord, make_object
-from accounting.records.read_ahead import read_in_turn
-from accounting.records.sealed import read_private_sealed, write_private_sealed
+from dpsweep.accounting.errors import START_ANEW, DataCorruption
+from dpsweep.accounting.records.files import write_in_private_folder
+from dpsweep.accounting.records.objects import DIGEST, ObjectRecord, make_object
+from dpsweep.accounting.records.read_ahead import read_in_turn
+from dpsweep.accounting.records.sealed import read_private_sealed, write_private_sealed
 
 COMPLETE = "complete.json"
 ROWS_PER_OBJECT = 2**23

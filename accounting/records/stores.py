@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 from pyarrow import fs
 
-from accounting.errors import InvalidInput, StorageError
+from dpsweep.accounting.errors import InvalidInput, StorageError
 
 _CONNECT_WITHIN: Final = 5.0
 """Seconds in which an object store takes a connection."""

@@ -10,14 +10,22 @@ from typing import Any, get_args, get_type_hints
 
 import pyarrow as pa
 
-from accounting.errors import DataCorruption, DpsweepError
-from accounting.filters import FILTERS, IndividualFilter
-from accounting.mechanism import GaussianRelease, PureRelease, Segment, Selection, SideQuery, Trace, require_supported
-from accounting.noise import INDEPENDENT, plain_strategy, strategy_of
-from accounting.records.arrow_tables import read_table
-from accounting.records.files import read_bytes, write_bytes_atomically
-from accounting.registry import with_fields
-from accounting.samplings import stored_kinds
+from dpsweep.accounting.errors import DataCorruption, DpsweepError
+from dpsweep.accounting.filters import FILTERS, IndividualFilter
+from dpsweep.accounting.mechanism import (
+    GaussianRelease,
+    PureRelease,
+    Segment,
+    Selection,
+    SideQuery,
+    Trace,
+    require_supported,
+)
+from dpsweep.accounting.noise import INDEPENDENT, plain_strategy, strategy_of
+from dpsweep.accounting.records.arrow_tables import read_table
+from dpsweep.accounting.records.files import read_bytes, write_bytes_atomically
+from dpsweep.accounting.registry import with_fields
+from dpsweep.accounting.samplings import stored_kinds
 
 _RELEASES: Mapping[str, Callable[..., GaussianRelease | PureRelease]] = {
     "gaussian": GaussianRelease,

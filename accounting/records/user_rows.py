@@ -18,11 +18,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from accounting.errors import DataCorruption
-from accounting.records.files import read_bytes, write_in_private_folder
-from accounting.records.objects import DIGEST, Piece, batch_of, make_pieces, read_piece
-from accounting.records.read_ahead import read_in_turn
-from accounting.records.sealed import read_private_sealed, write_private_sealed
+from dpsweep.accounting.errors import DataCorruption
+from dpsweep.accounting.records.files import read_bytes, write_in_private_folder
+from dpsweep.accounting.records.objects import DIGEST, Piece, batch_of, make_pieces, read_piece
+from dpsweep.accounting.records.read_ahead import read_in_turn
+from dpsweep.accounting.records.sealed import read_private_sealed, write_private_sealed
 
 Ids = NDArray[np.int64]
 Rows = NDArray[np.float32]

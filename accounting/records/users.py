@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from accounting.errors import DataCorruption, InvalidInput
-from accounting.records.part_files import PartFiles
-from accounting.records.parts import PartRecord, PartStore, read_part
-from accounting.records.sealed import read_private_sealed, write_private_sealed
-from accounting.records.shards import read_contributions
+from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.accounting.records.part_files import PartFiles
+from dpsweep.accounting.records.parts import PartRecord, PartStore, read_part
+from dpsweep.accounting.records.sealed import read_private_sealed, write_private_sealed
+from dpsweep.accounting.records.shards import read_contributions
 
 USER_SCHEMA = pa.schema([("example_id", pa.int64()), ("user", pa.int64())])
 _SUMMARY = "users.json"

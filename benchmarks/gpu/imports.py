@@ -10,8 +10,8 @@ from torch import nn
 from benchmarks import workloads
 from benchmarks.gpu.phases import Size
 from benchmarks.gpu.record import Record
-from workers.models import MODELS, build_for_shape
-from workers.spec import Component
+from dpsweep.workers.models import MODELS, build_for_shape
+from dpsweep.workers.spec import Component
 
 SHAPES = {
     "cnn_dpsgdf": (1, 28, 28), "cnn_tanh": (1, 28, 28), "logistic": (40,), "mlp": (40,), "pca_mlp": (60,),

@@ -16,7 +16,15 @@ def _give_up(number: int, frame: Any) -> None:
 
 signal.signal(signal.SIGALRM, _give_up)
 signal.alarm(_MOST_SECONDS)
-for _name in ("torch", "workers.trial", "transformers", "peft", "torchvision", "opacus", "opake.dpsgd.clipping"):
+for _name in (
+    "torch",
+    "dpsweep.workers.trial",
+    "transformers",
+    "peft",
+    "torchvision",
+    "opacus",
+    "opake.dpsgd.clipping",
+):
     with contextlib.suppress(Exception):  # the phase that needs it tells why it cannot be imported
         importlib.import_module(_name)
 signal.alarm(0)

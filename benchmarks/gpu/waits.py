@@ -16,7 +16,6 @@ from typing import Any, Final
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from accounting.records import TrialFiles
 from benchmarks import workloads
 from benchmarks.gpu import pictures
 from benchmarks.gpu.equality import trial_on
@@ -25,9 +24,10 @@ from benchmarks.gpu.record import Record
 from benchmarks.steps import dpsweep_with_noise, plain
 from benchmarks.training import synchronize
 from benchmarks.workloads import Workload
-from workers.imports import NO_CODE
-from workers.reproducible import reproducible
-from workers.trial import begin
+from dpsweep.accounting.records import TrialFiles
+from dpsweep.workers.imports import NO_CODE
+from dpsweep.workers.reproducible import reproducible
+from dpsweep.workers.trial import begin
 
 WAITING: Final = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "aten::_local_scalar_dense")
 """Names that the profiler gives to what waits; the last one is all that a CPU shows."""

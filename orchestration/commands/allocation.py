@@ -9,12 +9,12 @@ from typing import Final
 
 import typer
 
-from accounting.errors import InvalidInput, UnsupportedMechanism, require_whole
-from accounting.estimates import PrivacyEstimate
-from accounting.pld import epsilon_of_allocation
-from accounting.samplings import RANDOM_ALLOCATION, FixedBatchSampling
-from orchestration.commands.epsilon_request import EpsilonRequest
-from orchestration.commands.run_flags import RunFlags, warn_of_delta
+from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism, require_whole
+from dpsweep.accounting.estimates import PrivacyEstimate
+from dpsweep.accounting.pld import epsilon_of_allocation
+from dpsweep.accounting.samplings import RANDOM_ALLOCATION, FixedBatchSampling
+from dpsweep.orchestration.commands.epsilon_request import EpsilonRequest
+from dpsweep.orchestration.commands.run_flags import RunFlags, warn_of_delta
 
 _ACCOUNTANTS: Final = ("auto", "pld")
 

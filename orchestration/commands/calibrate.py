@@ -1,7 +1,7 @@
 """`dpsweep calibrate`: the noise, decay or length with which a run meets a privacy target.
 
-It raises `InvalidInput`, `UnsupportedMechanism` or `Unreachable`, which `orchestration.commands.main.main` prints as
-one line.
+It raises `InvalidInput`, `UnsupportedMechanism` or `Unreachable`, which `dpsweep.orchestration.commands.main.main`
+prints as one line.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from accounting.budgets import Budget, EpsilonBudget
-from accounting.calibration import (
+from dpsweep.accounting.budgets import Budget, EpsilonBudget
+from dpsweep.accounting.calibration import (
     calibrate_decay,
     decay_parameter,
     length_within_budget,
     noise_multiplier_within_budget,
 )
-from accounting.errors import InvalidInput
-from accounting.estimates import Kind
-from accounting.mechanism import Trace
-from accounting.schedules import (
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.estimates import Kind
+from dpsweep.accounting.mechanism import Trace
+from dpsweep.accounting.schedules import (
     LARGEST_EPOCHS,
     NoiseSchedule,
     make_schedule,
@@ -31,11 +31,11 @@ from accounting.schedules import (
     split_schedule,
     with_initial,
 )
-from orchestration.commands import panels
-from orchestration.commands.run_flags import AccountantName, Json, RunFlags, warn_of_delta, with_run_flags
-from orchestration.commands.run_shape import RunShape, strategy_fields, strategy_notes
-from orchestration.commands.selection_flags import SELECTION, SelectionShape, SelectionTrials, random_trials
-from orchestration.commands.targets import Target
+from dpsweep.orchestration.commands import panels
+from dpsweep.orchestration.commands.run_flags import AccountantName, Json, RunFlags, warn_of_delta, with_run_flags
+from dpsweep.orchestration.commands.run_shape import RunShape, strategy_fields, strategy_notes
+from dpsweep.orchestration.commands.selection_flags import SELECTION, SelectionShape, SelectionTrials, random_trials
+from dpsweep.orchestration.commands.targets import Target
 
 
 @with_run_flags

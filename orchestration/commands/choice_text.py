@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from orchestration.comparison.best import Best
-    from orchestration.comparison.findings import Difference
-    from orchestration.comparison.formats import Format
-    from orchestration.comparison.intervals import ConfidenceInterval
+    from dpsweep.orchestration.comparison.best import Best
+    from dpsweep.orchestration.comparison.findings import Difference
+    from dpsweep.orchestration.comparison.formats import Format
+    from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
 
 _NEAREST: Final = 3
 """Number of settings shown of those that cannot be told from the best."""
@@ -22,11 +22,11 @@ def best_lines(found: Best, model: str, show_all: bool = False) -> Iterator[str]
 
     show_all: show every setting that is not distinguishable from it, not only the nearest.
     """
-    from orchestration.comparison.entries import by_selection
-    from orchestration.comparison.formats import number
-    from orchestration.comparison.metrics import metric
-    from orchestration.comparison.spoken import between, says_nothing
-    from orchestration.comparison.values import epsilon
+    from dpsweep.orchestration.comparison.entries import by_selection
+    from dpsweep.orchestration.comparison.formats import number
+    from dpsweep.orchestration.comparison.metrics import metric
+    from dpsweep.orchestration.comparison.spoken import between, says_nothing
+    from dpsweep.orchestration.comparison.values import epsilon
 
     shown, cost = metric(found.by).format, found.setting.over_seeds(epsilon)
     interval = found.interval
@@ -68,8 +68,8 @@ def _alike(found: Best, shown: Format, show_all: bool) -> Iterator[str]:
 
 
 def _difference(each: Difference, interval: ConfidenceInterval, shown: Format) -> str:
-    from orchestration.comparison.formats import SHARES, difference
-    from orchestration.comparison.spoken import difference_between, difference_says_nothing, of_seeds
+    from dpsweep.orchestration.comparison.formats import SHARES, difference
+    from dpsweep.orchestration.comparison.spoken import difference_between, difference_says_nothing, of_seeds
 
     points = " points" * (shown in SHARES)
     of_other = replace(interval, value=-interval.value, low=-interval.high, high=-interval.low)

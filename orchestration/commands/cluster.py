@@ -12,20 +12,27 @@ from urllib.parse import urlsplit
 
 import typer
 
-from accounting.errors import DpsweepError, InvalidInput, StorageError
-from accounting.records import KEY_VARIABLE, exists, require_key
-from orchestration.commands import panels
-from orchestration.commands.arguments import MaxGpuHours, MaxHours, MaxTrials, Retry, StopAfterFailures, SweepFile
-from orchestration.comparison.formats import listed
-from orchestration.comparison.plain_text import for_terminal, looks_secret, masked, secrets_of
-from orchestration.execution.environment import prepare_environment
-from orchestration.tracking.access import SECRET, cluster_token, own_access, sealed
+from dpsweep.accounting.errors import DpsweepError, InvalidInput, StorageError
+from dpsweep.accounting.records import KEY_VARIABLE, exists, require_key
+from dpsweep.orchestration.commands import panels
+from dpsweep.orchestration.commands.arguments import (
+    MaxGpuHours,
+    MaxHours,
+    MaxTrials,
+    Retry,
+    StopAfterFailures,
+    SweepFile,
+)
+from dpsweep.orchestration.comparison.formats import listed
+from dpsweep.orchestration.comparison.plain_text import for_terminal, looks_secret, masked, secrets_of
+from dpsweep.orchestration.execution.environment import prepare_environment
+from dpsweep.orchestration.tracking.access import SECRET, cluster_token, own_access, sealed
 
 if TYPE_CHECKING:
-    from orchestration.execution.job_package import Package
-    from orchestration.execution.submission import SubmittedSweep, SubmittedSweeps
-    from orchestration.sweeps.schema import SweepSpec
-    from workers.imports import UserCode
+    from dpsweep.orchestration.execution.job_package import Package
+    from dpsweep.orchestration.execution.submission import SubmittedSweep, SubmittedSweeps
+    from dpsweep.orchestration.sweeps.schema import SweepSpec
+    from dpsweep.workers.imports import UserCode
 
 Address = Annotated[
     str,
@@ -80,12 +87,12 @@ def submit(
     limits.
     """
     prepare_environment(address)
-    from orchestration.execution.job_package import Asked, packaged
-    from orchestration.records.limits import Limits
-    from orchestration.records.turn import Turn, this_user
-    from orchestration.sweeps.schema import parse_sweep
-    from orchestration.sweeps.text import read_text
-    from orchestration.sweeps.user_code import permitted
+    from dpsweep.orchestration.execution.job_package import Asked, packaged
+    from dpsweep.orchestration.records.limits import Limits
+    from dpsweep.orchestration.records.turn import Turn, this_user
+    from dpsweep.orchestration.sweeps.schema import parse_sweep
+    from dpsweep.orchestration.sweeps.text import read_text
+    from dpsweep.orchestration.sweeps.user_code import permitted
 
     text = read_text(sweep)
     spec = parse_sweep(text, str(sweep))
@@ -93,7 +100,7 @@ def submit(
     variables = _variables(env or ())
     _require_absolute(output)
     jobs = None if dry_run else jobs_at(address)
-    from orchestration.execution.submission import submission_id
+    from dpsweep.orchestration.execution.submission import submission_id
 
     _require_own_output(spec, text, output, code, retry or ())
     trials = _planned(spec, code)
@@ -141,8 +148,8 @@ def stop(job: JobName, address: Address) -> None:
 
 def tell_what_is_missing(job: SubmittedSweep) -> None:
     """Wait for the end of the stopped job's driver, and say what it has not recorded in MLflow."""
-    from orchestration.records.layout import SweepFiles
-    from orchestration.records.status_snapshot import SweepSnapshot, read_snapshot
+    from dpsweep.orchestration.records.layout import SweepFiles
+    from dpsweep.orchestration.records.status_snapshot import SweepSnapshot, read_snapshot
 
     def seen() -> SweepSnapshot | None:
         try:
@@ -165,19 +172,19 @@ _STOP_WITHIN = 15.0
 
 
 def drive() -> None:
-    """Run the sweep of the job that this process belongs to; started by `orchestration.execution.supervisor`."""
-    from orchestration.commands.running import run_to_the_end
-    from orchestration.sweeps.schema import parse_sweep
+    """Run the sweep of the job that this process belongs to; started by `dpsweep.orchestration.execution.supervisor`."""
+    from dpsweep.orchestration.commands.running import run_to_the_end
+    from dpsweep.orchestration.sweeps.schema import parse_sweep
 
     prepare_environment("auto")
-    from orchestration.execution.job_package import read_job
-    from orchestration.tracking.access import opened
+    from dpsweep.orchestration.execution.job_package import read_job
+    from dpsweep.orchestration.tracking.access import opened
 
     job = read_job()
     require_key(job.key_check, f"the sweep in {job.output}")
     os.environ.update(opened(job.tracking, cluster_token()))  # of this process alone: workers start from Ray's own
     spec = parse_sweep(job.text, job.origin)
-    from orchestration.pipeline import RunRequest
+    from dpsweep.orchestration.pipeline import RunRequest
 
     tracking = os.environ.get("MLFLOW_TRACKING_URI")
     asked = job.asked
@@ -198,11 +205,11 @@ def drive() -> None:
 
 
 def tell_failed(message: str) -> None:
-    """Tell whom the sweep of this job names that it has failed; started by `orchestration.execution.supervisor`."""
-    from orchestration.execution.job_package import read_job
-    from orchestration.execution.status_file import tell_failed as tell
-    from orchestration.records.layout import output_files
-    from orchestration.sweeps.schema import parse_sweep
+    """Tell whom the sweep of this job names that it has failed; started by `dpsweep.orchestration.execution.supervisor`."""
+    from dpsweep.orchestration.execution.job_package import read_job
+    from dpsweep.orchestration.execution.status_file import tell_failed as tell
+    from dpsweep.orchestration.records.layout import output_files
+    from dpsweep.orchestration.sweeps.schema import parse_sweep
 
     prepare_environment("auto")
     job = read_job()
@@ -222,7 +229,7 @@ def jobs_at(address: str) -> SubmittedSweeps:
     token.
     """
     prepare_environment(address)
-    from orchestration.execution.submission import SubmittedSweeps
+    from dpsweep.orchestration.execution.submission import SubmittedSweeps
 
     return SubmittedSweeps(address)
 
@@ -240,9 +247,9 @@ def _follow(jobs: SubmittedSweeps, job: SubmittedSweep) -> NoReturn:
 
 def _planned(spec: SweepSpec, code: UserCode) -> int:
     """Plan the sweep and return its number of trials. Raises: InvalidInput with one line per reason for a refusal."""
-    from orchestration.records.layout import SweepFiles, absolute, default_output
-    from orchestration.sweeps.plan import plan_sweep
-    from orchestration.sweeps.planned import accept
+    from dpsweep.orchestration.records.layout import SweepFiles, absolute, default_output
+    from dpsweep.orchestration.sweeps.plan import plan_sweep
+    from dpsweep.orchestration.sweeps.planned import accept
 
     plan = accept(plan_sweep(spec, code), SweepFiles(absolute(default_output(spec.name))))
     for warning in plan.warnings:
@@ -304,12 +311,12 @@ def _require_own_output(spec: SweepSpec, text: str, output: str, code: UserCode,
 
     Else say so. Raises: InvalidInput, DataCorruption as the job itself would.
     """
-    from orchestration.comparison.stored import stored_record
-    from orchestration.execution.removal import named_trials
-    from orchestration.execution.same_code import ANEW, begun_with_other_code, refuse
-    from orchestration.records.layout import SweepFiles
-    from orchestration.records.manifest import open_manifest
-    from orchestration.sweeps.growth import grown
+    from dpsweep.orchestration.comparison.stored import stored_record
+    from dpsweep.orchestration.execution.removal import named_trials
+    from dpsweep.orchestration.execution.same_code import ANEW, begun_with_other_code, refuse
+    from dpsweep.orchestration.records.layout import SweepFiles
+    from dpsweep.orchestration.records.manifest import open_manifest
+    from dpsweep.orchestration.sweeps.growth import grown
 
     files = SweepFiles(output)
     try:

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from accounting.errors import InvalidInput
-from accounting.estimates import PrivacyEstimate
-from accounting.joint_cost import epsilon_of_examples_together
-from accounting.reasons import union, weakened
-from accounting.records import TrialFiles, has_norms
-from orchestration.commands.stored_trial import recorded, stored_trace
-from orchestration.comparison.ledger import composed
-from orchestration.comparison.stored import owned_record
-from orchestration.records.attempts import Attempt
-from orchestration.records.layout import SweepFiles
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.estimates import PrivacyEstimate
+from dpsweep.accounting.joint_cost import epsilon_of_examples_together
+from dpsweep.accounting.reasons import union, weakened
+from dpsweep.accounting.records import TrialFiles, has_norms
+from dpsweep.orchestration.commands.stored_trial import recorded, stored_trace
+from dpsweep.orchestration.comparison.ledger import composed
+from dpsweep.orchestration.comparison.stored import owned_record
+from dpsweep.orchestration.records.attempts import Attempt
+from dpsweep.orchestration.records.layout import SweepFiles
 
 
 def composed_of_examples(

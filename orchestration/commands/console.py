@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from orchestration.comparison.formats import MISSING
+from dpsweep.orchestration.comparison.formats import MISSING
 
 
 def stdout() -> Console:

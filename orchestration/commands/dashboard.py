@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from accounting.errors import DpsweepError, InvalidInput
-from orchestration.commands import panels
-from orchestration.records.layout import absolute
+from dpsweep.accounting.errors import DpsweepError, InvalidInput
+from dpsweep.orchestration.commands import panels
+from dpsweep.orchestration.records.layout import absolute
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from orchestration.report.dashboard import Board
+    from dpsweep.orchestration.report.dashboard import Board
 
 PERIOD: Final = 5.0
 """Seconds after which the page asks again."""
@@ -51,8 +51,8 @@ def dashboard(
     """
     import uvicorn
 
-    from accounting.records import exists
-    from orchestration.report.dashboard import Board
+    from dpsweep.accounting.records import exists
+    from dpsweep.orchestration.report.dashboard import Board
 
     roots = tuple(dict.fromkeys(absolute(folder) for folder in folders))
     for given, root in zip(folders, roots, strict=False):
@@ -98,8 +98,8 @@ def application(board: Board, token: str) -> Starlette:
     from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse
     from starlette.routing import Route
 
-    from accounting.records import read_bytes
-    from orchestration.report.dashboard import board_page
+    from dpsweep.accounting.records import read_bytes
+    from dpsweep.orchestration.report.dashboard import board_page
 
     def refused(request: Request) -> Response | None:
         given = request.cookies.get(_COOKIE, "")

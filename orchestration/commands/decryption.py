@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from accounting.errors import InvalidInput
-from accounting.records import read_encrypted
-from orchestration.commands import panels
-from orchestration.commands.output_files import write_file
-from orchestration.comparison.plain_text import for_terminal
-from orchestration.records.layout import absolute
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.records import read_encrypted
+from dpsweep.orchestration.commands import panels
+from dpsweep.orchestration.commands.output_files import write_file
+from dpsweep.orchestration.comparison.plain_text import for_terminal
+from dpsweep.orchestration.records.layout import absolute
 
 
 def decrypt(

@@ -1,6 +1,6 @@
 """`dpsweep epsilon`: the accountants as a calculator.
 
-It raises `InvalidInput` or `UnsupportedMechanism`, which `orchestration.commands.main.main` prints as one line.
+It raises `InvalidInput` or `UnsupportedMechanism`, which `dpsweep.orchestration.commands.main.main` prints as one line.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from accounting.samplings import RANDOM_ALLOCATION
-from orchestration.commands import panels
-from orchestration.commands.allocation import print_allocation
-from orchestration.commands.epsilon_answers import answer
-from orchestration.commands.epsilon_output import print_answers_as_json, print_tables, write_plots
-from orchestration.commands.epsilon_request import EpsilonRequest, RunSource
-from orchestration.commands.run_flags import AccountantName, Json, RunFlags, warn_of_delta, with_run_flags
-from orchestration.commands.selection_flags import SelectionShape, SelectionTrials, random_trials
-from orchestration.commands.stored_trial import INDIVIDUAL
+from dpsweep.accounting.samplings import RANDOM_ALLOCATION
+from dpsweep.orchestration.commands import panels
+from dpsweep.orchestration.commands.allocation import print_allocation
+from dpsweep.orchestration.commands.epsilon_answers import answer
+from dpsweep.orchestration.commands.epsilon_output import print_answers_as_json, print_tables, write_plots
+from dpsweep.orchestration.commands.epsilon_request import EpsilonRequest, RunSource
+from dpsweep.orchestration.commands.run_flags import AccountantName, Json, RunFlags, warn_of_delta, with_run_flags
+from dpsweep.orchestration.commands.selection_flags import SelectionShape, SelectionTrials, random_trials
+from dpsweep.orchestration.commands.stored_trial import INDIVIDUAL
 
 if TYPE_CHECKING:
     IndividualMethod = str

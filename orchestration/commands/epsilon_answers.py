@@ -6,21 +6,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from accounting.attacks import PrivacyCurve, curve_of_examples, privacy_curve
-from accounting.estimates import PrivacyEstimate
-from accounting.reasons import weakened
-from orchestration.commands.epsilon_request import AccountedRun, EpsilonRequest
-from orchestration.commands.number_lists import whole_numbers
-from orchestration.commands.risk import curve_deltas, risk_of
-from orchestration.commands.selection_flags import accounted, compared_with_naive
-from orchestration.commands.stored_trial import (
+from dpsweep.accounting.attacks import PrivacyCurve, curve_of_examples, privacy_curve
+from dpsweep.accounting.estimates import PrivacyEstimate
+from dpsweep.accounting.reasons import weakened
+from dpsweep.orchestration.commands.epsilon_request import AccountedRun, EpsilonRequest
+from dpsweep.orchestration.commands.number_lists import whole_numbers
+from dpsweep.orchestration.commands.risk import curve_deltas, risk_of
+from dpsweep.orchestration.commands.selection_flags import accounted, compared_with_naive
+from dpsweep.orchestration.commands.stored_trial import (
     EpsilonSpread,
     GivenExamples,
     contributions_of,
     estimate_of_examples,
     spread_of_epsilons,
 )
-from orchestration.comparison.group_sizes import GroupComparison, compare_groups
+from dpsweep.orchestration.comparison.group_sizes import GroupComparison, compare_groups
 
 
 @dataclass(frozen=True)

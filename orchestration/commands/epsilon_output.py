@@ -11,16 +11,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from accounting.calibration import round_up
-from accounting.estimates import PrivacyEstimate
-from accounting.reasons import in_words, union
-from orchestration.commands.epsilon_answers import EpsilonAnswers
-from orchestration.commands.plots import write_epsilon_plot
-from orchestration.commands.risk import RISK, risk_table, write_curve_plot
-from orchestration.commands.run_shape import strategy_notes
-from orchestration.commands.selection_flags import SELECTION, naive_note
-from orchestration.commands.stored_trial import PRIVATE, QUANTILES, EpsilonSpread, steps_per_epoch
-from orchestration.comparison.group_sizes import COMPARISON, VADHAN, GroupComparison, linear_heading
+from dpsweep.accounting.calibration import round_up
+from dpsweep.accounting.estimates import PrivacyEstimate
+from dpsweep.accounting.reasons import in_words, union
+from dpsweep.orchestration.commands.epsilon_answers import EpsilonAnswers
+from dpsweep.orchestration.commands.plots import write_epsilon_plot
+from dpsweep.orchestration.commands.risk import RISK, risk_table, write_curve_plot
+from dpsweep.orchestration.commands.run_shape import strategy_notes
+from dpsweep.orchestration.commands.selection_flags import SELECTION, naive_note
+from dpsweep.orchestration.commands.stored_trial import PRIVATE, QUANTILES, EpsilonSpread, steps_per_epoch
+from dpsweep.orchestration.comparison.group_sizes import COMPARISON, VADHAN, GroupComparison, linear_heading
 
 
 def write_plots(found: EpsilonAnswers) -> None:

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from accounting.errors import InvalidInput
-from accounting.mechanism import Trace
-from accounting.random_trials import RandomTrials
-from accounting.reasons import Reason
-from accounting.records import TrialFiles
-from accounting.schedules import parse_schedule
-from orchestration.commands.run_flags import RunFlags
-from orchestration.commands.run_shape import strategy_fields
-from orchestration.commands.stored_trial import stored_reasons, stored_trace
-from orchestration.records.layout import absolute
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.mechanism import Trace
+from dpsweep.accounting.random_trials import RandomTrials
+from dpsweep.accounting.reasons import Reason
+from dpsweep.accounting.records import TrialFiles
+from dpsweep.accounting.schedules import parse_schedule
+from dpsweep.orchestration.commands.run_flags import RunFlags
+from dpsweep.orchestration.commands.run_shape import strategy_fields
+from dpsweep.orchestration.commands.stored_trial import stored_reasons, stored_trace
+from dpsweep.orchestration.records.layout import absolute
 
 
 @dataclass(frozen=True)

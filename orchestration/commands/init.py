@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from accounting.errors import InvalidInput, full_text
-from orchestration.commands import panels
-from orchestration.commands.output_files import write_file
-from orchestration.comparison.plain_text import for_terminal
+from dpsweep.accounting.errors import InvalidInput, full_text
+from dpsweep.orchestration.commands import panels
+from dpsweep.orchestration.commands.output_files import write_file
+from dpsweep.orchestration.comparison.plain_text import for_terminal
 
 
 def init(
@@ -36,7 +36,7 @@ def init(
     """
     # Errors name the columns that are there, which those of `plan` and `run` withhold: whoever drafts a sweep looks at
     # their own table on their own terminal, has to choose columns by these names, and nothing of it is stored.
-    from orchestration.sweeps.draft import TextColumn, draft_sweep
+    from dpsweep.orchestration.sweeps.draft import TextColumn, draft_sweep
 
     if (text is None) != (tokenizer is None):
         raise InvalidInput("--text and --tokenizer belong together; give both or none")

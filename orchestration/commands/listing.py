@@ -13,16 +13,16 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from accounting.errors import DataCorruption, InvalidInput, StorageError
-from orchestration.commands import panels
-from orchestration.commands.arguments import AsJson
-from orchestration.commands.cluster import jobs_at
-from orchestration.commands.console import show
-from orchestration.commands.status import close_in_mlflow
-from orchestration.comparison.formats import seconds
-from orchestration.comparison.plain_text import for_terminal
-from orchestration.records.layout import SweepFiles, absolute
-from orchestration.records.status_snapshot import read_snapshot
+from dpsweep.accounting.errors import DataCorruption, InvalidInput, StorageError
+from dpsweep.orchestration.commands import panels
+from dpsweep.orchestration.commands.arguments import AsJson
+from dpsweep.orchestration.commands.cluster import jobs_at
+from dpsweep.orchestration.commands.console import show
+from dpsweep.orchestration.commands.status import close_in_mlflow
+from dpsweep.orchestration.comparison.formats import seconds
+from dpsweep.orchestration.comparison.plain_text import for_terminal
+from dpsweep.orchestration.records.layout import SweepFiles, absolute
+from dpsweep.orchestration.records.status_snapshot import read_snapshot
 
 
 def list_sweeps(
@@ -50,7 +50,7 @@ def list_sweeps(
 
 
 def _list_stored(folder: str, as_json: bool) -> None:
-    from orchestration.comparison.inventory import sweeps_below
+    from dpsweep.orchestration.comparison.inventory import sweeps_below
 
     found = list(sweeps_below(folder))
     sweeps, problems = [each for each in found if not each.problem], [each.problem for each in found if each.problem]

@@ -13,8 +13,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from accounting.errors import DpsweepError, InvalidInput, Unreachable, UnsupportedMechanism
-from orchestration.commands import (
+from dpsweep.accounting.errors import DpsweepError, InvalidInput, Unreachable, UnsupportedMechanism
+from dpsweep.orchestration.commands import (
     calibrate,
     cluster,
     dashboard,
@@ -30,7 +30,7 @@ from orchestration.commands import (
     status,
     upkeep,
 )
-from orchestration.commands.arguments import (
+from dpsweep.orchestration.commands.arguments import (
     AllowCode,
     AsJson,
     Folder,
@@ -42,11 +42,11 @@ from orchestration.commands.arguments import (
     SweepFile,
     TrackingUri,
 )
-from orchestration.commands.ending import ended_by_signals
-from orchestration.commands.running import run_to_the_end, show_outcome
-from orchestration.comparison.plain_text import for_terminal
-from orchestration.execution.environment import EMBEDDED, prepare_environment
-from orchestration.records.layout import SweepFiles, absolute
+from dpsweep.orchestration.commands.ending import ended_by_signals
+from dpsweep.orchestration.commands.running import run_to_the_end, show_outcome
+from dpsweep.orchestration.comparison.plain_text import for_terminal
+from dpsweep.orchestration.execution.environment import EMBEDDED, prepare_environment
+from dpsweep.orchestration.records.layout import SweepFiles, absolute
 
 app = typer.Typer(
     name="dpsweep",
@@ -107,18 +107,18 @@ def run(
 
     A sweep file is code: it runs the functions that it names in the modules of its folder.
     """
-    from orchestration.execution.early_start import ray_ahead
-    from orchestration.sweeps.schema import parse_sweep
-    from orchestration.sweeps.text import read_text
-    from orchestration.sweeps.user_code import permitted
+    from dpsweep.orchestration.execution.early_start import ray_ahead
+    from dpsweep.orchestration.sweeps.schema import parse_sweep
+    from dpsweep.orchestration.sweeps.text import read_text
+    from dpsweep.orchestration.sweeps.user_code import permitted
 
     text = read_text(sweep)
     spec = parse_sweep(text, str(sweep))
     code = permitted(spec, sweep.resolve().parent, allow_code or ())
     prepare_environment(address)
     with ray_ahead(spec, output, address, code):
-        from orchestration.pipeline import RunRequest
-        from orchestration.records.limits import Limits
+        from dpsweep.orchestration.pipeline import RunRequest
+        from dpsweep.orchestration.records.limits import Limits
 
         limits = Limits(max_hours, max_trials, stop_after_failures, max_gpu_hours)
         chosen = (tuple(retry or ()), tuple(source or ()))
@@ -140,12 +140,12 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Verify the stored files of a sweep and write its report again; with --watch, show the report growing first."""
-    from accounting.records import read_bytes
-    from orchestration.commands.output_files import write_file
-    from orchestration.pipeline import render_again
-    from orchestration.records.release_modes import release_mode
-    from orchestration.report.live_report import growing_report
-    from orchestration.report.summary import summary_pdf
+    from dpsweep.accounting.records import read_bytes
+    from dpsweep.orchestration.commands.output_files import write_file
+    from dpsweep.orchestration.pipeline import render_again
+    from dpsweep.orchestration.records.release_modes import release_mode
+    from dpsweep.orchestration.report.live_report import growing_report
+    from dpsweep.orchestration.report.summary import summary_pdf
 
     for trials in growing_report(SweepFiles(absolute(folder))) if watch else ():
         print(f"{trials} trials in the report", file=sys.stderr, flush=True)
@@ -164,7 +164,7 @@ def forget(
 
     A trial keeps its key, in its private checkpoint, until it has finished: with it a resumed trial repeats its noise.
     """
-    from orchestration.execution.removal import forget_keys
+    from dpsweep.orchestration.execution.removal import forget_keys
 
     forgotten = forget_keys(folder)
     for key in forgotten:

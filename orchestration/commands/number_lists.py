@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput
 
 _MOST_NUMBERS = 10_000
 """Longest list of numbers in an option such as --group-size."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from accounting.errors import InvalidInput
-from accounting.records import UnsafeFile, others_can_write, replace_file
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.records import UnsafeFile, others_can_write, replace_file
 
 
 def write_file(option: str, path: Path, content: bytes, private: bool) -> None:

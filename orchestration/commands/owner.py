@@ -10,17 +10,17 @@ from typing import Annotated, Any
 
 import typer
 
-from accounting.attacks import AttackRisk, attack_risk, curve_of_examples
-from accounting.errors import DataCorruption, InvalidInput
-from accounting.individual import individual_reasons
-from accounting.mechanism import Trace
-from accounting.reasons import union, weakened
-from accounting.records import MANIFEST, TrialFiles, exists, has_norms, read_epsilons, read_trace
-from accounting.release import OwnerReport, owner_report
-from orchestration.commands import panels
-from orchestration.commands.output_files import write_file
-from orchestration.commands.stored_trial import contributions_of
-from orchestration.records.layout import absolute
+from dpsweep.accounting.attacks import AttackRisk, attack_risk, curve_of_examples
+from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.accounting.individual import individual_reasons
+from dpsweep.accounting.mechanism import Trace
+from dpsweep.accounting.reasons import union, weakened
+from dpsweep.accounting.records import MANIFEST, TrialFiles, exists, has_norms, read_epsilons, read_trace
+from dpsweep.accounting.release import OwnerReport, owner_report
+from dpsweep.orchestration.commands import panels
+from dpsweep.orchestration.commands.output_files import write_file
+from dpsweep.orchestration.commands.stored_trial import contributions_of
+from dpsweep.orchestration.records.layout import absolute
 
 
 def owner(
@@ -30,7 +30,7 @@ def owner(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """What one training example paid in privacy, in plain words, for its owner: nothing of any other example."""
-    from orchestration.report.owner import owner_page, owner_sentences
+    from dpsweep.orchestration.report.owner import owner_page, owner_sentences
 
     files = TrialFiles(absolute(trial))
     report, risk = read_owner_report(files, example_id)
@@ -53,9 +53,9 @@ def read_owner_report(files: TrialFiles, example_id: int) -> tuple[OwnerReport, 
     Raises: InvalidInput for a trial that is not finished, was trained without noise or has no stored epsilons, and for
     an unknown example; DataCorruption for damaged files.
     """
-    from orchestration.comparison.claims import founded_result
-    from orchestration.records.results import TrialResult
-    from workers.reasons import reasons_of_trial
+    from dpsweep.orchestration.comparison.claims import founded_result
+    from dpsweep.orchestration.records.results import TrialResult
+    from dpsweep.workers.reasons import reasons_of_trial
 
     result = founded_result(files)
     if not isinstance(result, TrialResult):

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from accounting.errors import InvalidInput
-from orchestration.commands import panels
-from orchestration.commands.arguments import AllowCode, AsJson, SweepFile
-from orchestration.commands.running import print_json
-from orchestration.comparison.plain_text import for_terminal
-from orchestration.execution.environment import IN_PROCESS, prepare_environment
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.commands import panels
+from dpsweep.orchestration.commands.arguments import AllowCode, AsJson, SweepFile
+from dpsweep.orchestration.commands.running import print_json
+from dpsweep.orchestration.comparison.plain_text import for_terminal
+from dpsweep.orchestration.execution.environment import IN_PROCESS, prepare_environment
 
 if TYPE_CHECKING:
-    from orchestration.execution.prediction import Prediction
-    from orchestration.sweeps.planned import Plan
-    from orchestration.sweeps.schema import SweepSpec
-    from workers.imports import UserCode
+    from dpsweep.orchestration.execution.prediction import Prediction
+    from dpsweep.orchestration.sweeps.planned import Plan
+    from dpsweep.orchestration.sweeps.schema import SweepSpec
+    from dpsweep.workers.imports import UserCode
 
 
 def plan(
@@ -47,12 +47,12 @@ def plan(
     A sweep file is code: the user's own data sources and models run on a few rows, unless with --no-code. With --probe,
     a few real steps are taken in a temporary folder, and nothing but times and memory is kept of them.
     """
-    from orchestration.records.failures import record_refusals
-    from orchestration.records.layout import SweepFiles, absolute, default_output
-    from orchestration.sweeps.plan import plan_sweep
-    from orchestration.sweeps.schema import parse_sweep
-    from orchestration.sweeps.text import read_text
-    from orchestration.sweeps.user_code import permitted
+    from dpsweep.orchestration.records.failures import record_refusals
+    from dpsweep.orchestration.records.layout import SweepFiles, absolute, default_output
+    from dpsweep.orchestration.sweeps.plan import plan_sweep
+    from dpsweep.orchestration.sweeps.schema import parse_sweep
+    from dpsweep.orchestration.sweeps.text import read_text
+    from dpsweep.orchestration.sweeps.user_code import permitted
 
     if no_code and allow_code:
         raise InvalidInput("--no-code imports nothing and --allow-code allows it; give one of them")
@@ -81,8 +81,8 @@ def register(app: typer.Typer) -> None:
 def _predicted(
     spec: SweepSpec, planned: Plan, code: UserCode, cpus: float | None, gpus: float | None, price: float | None
 ) -> Prediction:
-    from orchestration.execution.prediction import Capacity, predict
-    from orchestration.execution.probing import probe_sweep, resources_here
+    from dpsweep.orchestration.execution.prediction import Capacity, predict
+    from dpsweep.orchestration.execution.probing import probe_sweep, resources_here
 
     here = resources_here()
     capacity = Capacity(here[0] if cpus is None else cpus, here[1] if gpus is None else gpus, price)
@@ -91,9 +91,9 @@ def _predicted(
 
 
 def _show(spec: SweepSpec, planned: Plan, predicted: Prediction | None, as_json: bool) -> None:
-    from orchestration.commands.console import show, stdout
-    from orchestration.commands.tables import plan_lines, plan_rows, plan_table, prediction_lines
-    from orchestration.comparison import power
+    from dpsweep.orchestration.commands.console import show, stdout
+    from dpsweep.orchestration.commands.tables import plan_lines, plan_rows, plan_table, prediction_lines
+    from dpsweep.orchestration.comparison import power
 
     design, seeds = power.design(spec, planned.trials), len(set(spec.seeds))
     if as_json:

@@ -10,11 +10,11 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from accounting.accountants import account
-from accounting.errors import UnsupportedMechanism
-from accounting.mechanism import Trace
-from orchestration.commands.output_files import write_file
-from orchestration.comparison.group_sizes import VADHAN, GroupComparison, linear_heading
+from dpsweep.accounting.accountants import account
+from dpsweep.accounting.errors import UnsupportedMechanism
+from dpsweep.accounting.mechanism import Trace
+from dpsweep.orchestration.commands.output_files import write_file
+from dpsweep.orchestration.comparison.group_sizes import VADHAN, GroupComparison, linear_heading
 
 _POINTS = 20
 _GROUP_SIZES = (1, 2, 4, 8)

@@ -13,11 +13,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from orchestration.commands.console import Fitting
-from orchestration.comparison.formats import clock, measured, number, seconds
-from orchestration.comparison.plain_text import for_terminal
-from orchestration.records.states import TrialState
-from orchestration.records.status import SweepStatus, TrialStatus
+from dpsweep.orchestration.commands.console import Fitting
+from dpsweep.orchestration.comparison.formats import clock, measured, number, seconds
+from dpsweep.orchestration.comparison.plain_text import for_terminal
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.records.status import SweepStatus, TrialStatus
 
 _SHOWN_AT_ONCE = 12
 _LINE_INTERVAL = 10.0

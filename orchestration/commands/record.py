@@ -8,11 +8,11 @@ from dataclasses import asdict
 
 import typer
 
-from orchestration.commands import panels
-from orchestration.commands.arguments import AsJson, Folder, TrackingUri
-from orchestration.commands.running import NOT_RECORDED, print_json
-from orchestration.comparison.plain_text import for_terminal
-from orchestration.records.recording import NOTHING_RECORDED, Recording
+from dpsweep.orchestration.commands import panels
+from dpsweep.orchestration.commands.arguments import AsJson, Folder, TrackingUri
+from dpsweep.orchestration.commands.running import NOT_RECORDED, print_json
+from dpsweep.orchestration.comparison.plain_text import for_terminal
+from dpsweep.orchestration.records.recording import NOTHING_RECORDED, Recording
 
 _LINE_INTERVAL = 5.0
 """Least seconds between two lines on the progress."""
@@ -24,7 +24,7 @@ def record(folder: Folder, tracking_uri: TrackingUri = None, as_json: AsJson = F
     Also of a driver that was killed. What MLflow has already is kept, and nothing is recorded twice. By default in the
     store that the driver recorded in. Exit code 3 if MLflow stays silent before everything is recorded.
     """
-    from orchestration.pipeline import record_again
+    from dpsweep.orchestration.pipeline import record_again
 
     shown = _Printer()
     try:

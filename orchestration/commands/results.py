@@ -11,18 +11,18 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from accounting.registry import lookup
-from orchestration.commands import panels
-from orchestration.commands.arguments import AsJson, Folder, TrackingUri
-from orchestration.commands.choice_text import best_lines
-from orchestration.commands.console import show, stdout
-from orchestration.commands.output_files import write_file
-from orchestration.commands.running import print_json
-from orchestration.comparison.plain_text import for_terminal
-from orchestration.records.layout import SweepFiles, absolute
+from dpsweep.accounting.registry import lookup
+from dpsweep.orchestration.commands import panels
+from dpsweep.orchestration.commands.arguments import AsJson, Folder, TrackingUri
+from dpsweep.orchestration.commands.choice_text import best_lines
+from dpsweep.orchestration.commands.console import show, stdout
+from dpsweep.orchestration.commands.output_files import write_file
+from dpsweep.orchestration.commands.running import print_json
+from dpsweep.orchestration.comparison.plain_text import for_terminal
+from dpsweep.orchestration.records.layout import SweepFiles, absolute
 
 if TYPE_CHECKING:
-    from orchestration.comparison.across_sweeps import Comparison
+    from dpsweep.orchestration.comparison.across_sweeps import Comparison
 
 
 def export(
@@ -39,10 +39,10 @@ def export(
     Withheld numbers are empty; columns without any number are left out. With release: raw the file is readable by you
     only.
     """
-    from orchestration.comparison.claims import checked_record
-    from orchestration.comparison.stored import stored_settings
-    from orchestration.comparison.trials_table import FORMATS, trial_table, useful_columns
-    from orchestration.records.release_modes import release_mode
+    from dpsweep.orchestration.comparison.claims import checked_record
+    from dpsweep.orchestration.comparison.stored import stored_settings
+    from dpsweep.orchestration.comparison.trials_table import FORMATS, trial_table, useful_columns
+    from dpsweep.orchestration.records.release_modes import release_mode
 
     write = lookup(FORMATS, to.suffix, "format of --to")
     files = SweepFiles(absolute(folder))
@@ -64,13 +64,13 @@ def compare(
     Each with its seeds and its numbers as its own report shows them. Sweeps of different data, δ or adjacency are said
     to be so. With release: raw in any of them the HTML file is readable by you only.
     """
-    from orchestration.comparison.across_sweeps import compare as compared
-    from orchestration.comparison.claims import checked_record
+    from dpsweep.orchestration.comparison.across_sweeps import compare as compared
+    from dpsweep.orchestration.comparison.claims import checked_record
 
     roots = dict.fromkeys(map(absolute, folders))
     found = compared({root: checked_record(SweepFiles(root)) for root in roots})
     if html is not None:
-        from orchestration.report.compared import comparison_page
+        from dpsweep.orchestration.report.compared import comparison_page
 
         write_file("--html", html, comparison_page(found).encode(), found.is_sensitive)
     if as_json:
@@ -109,13 +109,13 @@ def best(
     The model is that of its first seed: choosing the seed with the best result would flatter it. With --register,
     MLflow keeps it as a registered model, and the alias moves to it.
     """
-    from orchestration.comparison.best import best as chosen
-    from orchestration.comparison.best import parse_conditions
-    from orchestration.comparison.claims import checked_record
-    from orchestration.comparison.findings import findings
-    from orchestration.comparison.stored import stored_evidence
-    from orchestration.execution.same_code import own_files
-    from orchestration.records.integrity import require_unaltered_model
+    from dpsweep.orchestration.comparison.best import best as chosen
+    from dpsweep.orchestration.comparison.best import parse_conditions
+    from dpsweep.orchestration.comparison.claims import checked_record
+    from dpsweep.orchestration.comparison.findings import findings
+    from dpsweep.orchestration.comparison.stored import stored_evidence
+    from dpsweep.orchestration.execution.same_code import own_files
+    from dpsweep.orchestration.records.integrity import require_unaltered_model
 
     conditions = parse_conditions(at_least or ())
     files = SweepFiles(absolute(folder))
@@ -128,7 +128,7 @@ def best(
     for warning in own_files(files, record, keys=[found.trial.key]).changes():
         typer.echo(for_terminal(f"warning: {warning}"), err=True)
     if register is not None:
-        from orchestration.tracking.registry import register_best
+        from dpsweep.orchestration.tracking.registry import register_best
 
         made = register_best(found, record.manifest.sweep_id, files, register, alias, tracking_uri)
         registered = made.address
@@ -140,8 +140,8 @@ def best(
 
 
 def _print(found: Comparison) -> None:
-    from orchestration.comparison.across_sweeps import between_heads, heads, rows_of
-    from orchestration.report.prose import together
+    from dpsweep.orchestration.comparison.across_sweeps import between_heads, heads, rows_of
+    from dpsweep.orchestration.report.prose import together
 
     if found.between:
         show(_table(between_heads(found), [each.cells() for each in found.between]))

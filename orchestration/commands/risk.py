@@ -12,10 +12,10 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 from rich.table import Table
 
-from accounting.attacks import FALSE_POSITIVE_RATES, CertifiedInterval, PrivacyCurve, attack_risk
-from accounting.errors import UnsupportedMechanism
-from orchestration.commands.output_files import write_file
-from orchestration.comparison.formats import at_least_share, at_most_share
+from dpsweep.accounting.attacks import FALSE_POSITIVE_RATES, CertifiedInterval, PrivacyCurve, attack_risk
+from dpsweep.accounting.errors import UnsupportedMechanism
+from dpsweep.orchestration.commands.output_files import write_file
+from dpsweep.orchestration.comparison.formats import at_least_share, at_most_share
 
 RISK = (
     "no attack that sees every step and knows all other data exceeds these rates; in brackets, what some attack on the "

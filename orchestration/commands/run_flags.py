@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Literal, ParamSpe
 
 import typer
 
-from accounting.accountants import ACCOUNTANTS
-from accounting.errors import InvalidInput, require_finite
-from accounting.mechanism import GaussianRelease, PureRelease, Release
-from accounting.noise import STRATEGIES
-from accounting.registry import lookup, one_of
-from accounting.samplings import CYCLIC_POISSON, PLANNED_ONLY, RANDOM_ALLOCATION, SAMPLINGS, Adjacency
-from orchestration.commands.run_shape import RunShape, delta_warning
+from dpsweep.accounting.accountants import ACCOUNTANTS
+from dpsweep.accounting.errors import InvalidInput, require_finite
+from dpsweep.accounting.mechanism import GaussianRelease, PureRelease, Release
+from dpsweep.accounting.noise import STRATEGIES
+from dpsweep.accounting.registry import lookup, one_of
+from dpsweep.accounting.samplings import CYCLIC_POISSON, PLANNED_ONLY, RANDOM_ALLOCATION, SAMPLINGS, Adjacency
+from dpsweep.orchestration.commands.run_shape import RunShape, delta_warning
 
 if TYPE_CHECKING:
     SamplingName = str

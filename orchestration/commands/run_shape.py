@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from accounting.errors import InvalidInput, UnsupportedMechanism, require_finite, require_whole
-from accounting.mechanism import Release, SideQuery, Trace
-from accounting.noise import INDEPENDENT, BandedNoise, NoiseStrategy, make_strategy, prefix_sum_errors
-from accounting.registry import one_of
-from accounting.samplings import (
+from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism, require_finite, require_whole
+from dpsweep.accounting.mechanism import Release, SideQuery, Trace
+from dpsweep.accounting.noise import INDEPENDENT, BandedNoise, NoiseStrategy, make_strategy, prefix_sum_errors
+from dpsweep.accounting.registry import one_of
+from dpsweep.accounting.samplings import (
     CYCLIC_POISSON,
     FIXED_ORDER,
     RANDOM_ALLOCATION,
@@ -25,7 +25,7 @@ from accounting.samplings import (
     draws_by_epoch,
     sampling_of_sizes,
 )
-from accounting.schedules import LARGEST_EPOCHS, NoiseSchedule, planned_trace, split_schedule
+from dpsweep.accounting.schedules import LARGEST_EPOCHS, NoiseSchedule, planned_trace, split_schedule
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class RunShape:
 
     An epoch has 1/q steps with --sample-rate q, else n/B steps, rounded up.
 
-    >>> from accounting.schedules import parse_schedule
+    >>> from dpsweep.accounting.schedules import parse_schedule
     >>> shape = RunShape("poisson", dataset_size=1000, batch_size=100)
     >>> shape.trace(parse_schedule("constant", 1.1), epochs=3).steps
     30

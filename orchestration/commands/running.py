@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import typer
 from rich.console import Console
 
-from orchestration.commands.ending import INTERRUPTED, ends_workers
-from orchestration.comparison.plain_text import for_terminal
+from dpsweep.orchestration.commands.ending import INTERRUPTED, ends_workers
+from dpsweep.orchestration.comparison.plain_text import for_terminal
 
 if TYPE_CHECKING:
-    from orchestration.pipeline import Outcome, RunRequest
+    from dpsweep.orchestration.pipeline import Outcome, RunRequest
 
 
 NOT_RECORDED: Final = 3
@@ -23,8 +23,8 @@ NOT_RECORDED: Final = 3
 def run_to_the_end(request: RunRequest, as_json: bool) -> NoReturn:
     """Run the sweep and exit: with 0, with 1 if a trial failed, 3 if MLflow lacks records, 130 when interrupted."""
     ends_workers()
-    from orchestration.commands.progress import ConsoleDisplay
-    from orchestration.pipeline import run_sweep
+    from dpsweep.orchestration.commands.progress import ConsoleDisplay
+    from dpsweep.orchestration.pipeline import run_sweep
 
     display = ConsoleDisplay(Console(stderr=True))
     try:
@@ -42,7 +42,7 @@ def run_to_the_end(request: RunRequest, as_json: bool) -> NoReturn:
 
 def show_outcome(outcome: Outcome, as_json: bool) -> None:
     """Print the outcome to stdout, as tables or as one JSON object."""
-    from orchestration.commands.tables import outcome_object, print_outcome
+    from dpsweep.orchestration.commands.tables import outcome_object, print_outcome
 
     if as_json:
         print_json(outcome_object(outcome))

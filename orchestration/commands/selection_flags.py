@@ -6,13 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-from accounting.accountants import account
-from accounting.errors import InvalidInput
-from accounting.estimates import PrivacyEstimate
-from accounting.joint_cost import account_together
-from accounting.mechanism import Trace
-from accounting.random_trials import RandomTrials
-from accounting.selection import account_selection
+from dpsweep.accounting.accountants import account
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.estimates import PrivacyEstimate
+from dpsweep.accounting.joint_cost import account_together
+from dpsweep.accounting.mechanism import Trace
+from dpsweep.accounting.random_trials import RandomTrials
+from dpsweep.accounting.selection import account_selection
 
 SelectionTrials = Annotated[
     float | None,

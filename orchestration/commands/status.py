@@ -16,19 +16,19 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from accounting.errors import InvalidInput
-from accounting.reasons import in_words, union
-from accounting.records import exists
-from accounting.registry import lookup, one_of
-from orchestration.commands import panels
-from orchestration.commands.cluster import jobs_at
-from orchestration.commands.console import Fitting, show, stdout
-from orchestration.comparison.formats import clock, measured, number, percent, seconds
-from orchestration.comparison.plain_text import for_terminal
-from orchestration.records.layout import SweepFiles, absolute
-from orchestration.records.recording import Recording
-from orchestration.records.states import TrialState
-from orchestration.records.status_snapshot import (
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.reasons import in_words, union
+from dpsweep.accounting.records import exists
+from dpsweep.accounting.registry import lookup, one_of
+from dpsweep.orchestration.commands import panels
+from dpsweep.orchestration.commands.cluster import jobs_at
+from dpsweep.orchestration.commands.console import Fitting, show, stdout
+from dpsweep.orchestration.comparison.formats import clock, measured, number, percent, seconds
+from dpsweep.orchestration.comparison.plain_text import for_terminal
+from dpsweep.orchestration.records.layout import SweepFiles, absolute
+from dpsweep.orchestration.records.recording import Recording
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.records.status_snapshot import (
     PERIOD,
     STALE_AFTER,
     ClusterSnapshot,
@@ -38,7 +38,7 @@ from orchestration.records.status_snapshot import (
 )
 
 if TYPE_CHECKING:
-    from orchestration.execution.submission import SubmittedSweep
+    from dpsweep.orchestration.execution.submission import SubmittedSweep
 
 Address = Annotated[
     str | None,
@@ -231,7 +231,7 @@ def _is_recording(snapshot: SweepSnapshot) -> bool:
 def close_in_mlflow(files: SweepFiles, snapshot: SweepSnapshot | None) -> None:
     """End runs of the sweep that MLflow shows as running though its driver is gone."""
     if snapshot is not None and snapshot.may_run_in_mlflow():
-        from orchestration.tracking.abandoned import end_abandoned
+        from dpsweep.orchestration.tracking.abandoned import end_abandoned
 
         if problem := end_abandoned(files, snapshot):
             print(for_terminal(f"warning: {problem}"), file=sys.stderr)

@@ -14,21 +14,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from accounting.accountants import account
-from accounting.errors import DataCorruption, InvalidInput
-from accounting.estimates import Kind, PrivacyEstimate
-from accounting.individual import (
+from dpsweep.accounting.accountants import account
+from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.accounting.estimates import Kind, PrivacyEstimate
+from dpsweep.accounting.individual import (
     INDIVIDUAL_ACCOUNTANTS,
     algorithm_2,
     individual_claim,
     individual_epsilons,
     individual_reasons,
 )
-from accounting.mechanism import Trace
-from accounting.pld import epsilon_of_examples
-from accounting.reasons import Reason, union
-from accounting.records import NormShards, PartNorms, TrialFiles, has_norms, read_bytes, read_trace
-from accounting.registry import lookup
+from dpsweep.accounting.mechanism import Trace
+from dpsweep.accounting.pld import epsilon_of_examples
+from dpsweep.accounting.reasons import Reason, union
+from dpsweep.accounting.records import NormShards, PartNorms, TrialFiles, has_norms, read_bytes, read_trace
+from dpsweep.accounting.registry import lookup
 
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 AS_PUBLISHED = "as published: rounds to the nearest, may under-state; for comparison only"
@@ -84,9 +84,9 @@ def stored_reasons(files: TrialFiles) -> tuple[Reason, ...]:
 
     Empty if neither is there. Raises: DataCorruption if they are damaged.
     """
-    from orchestration.records.results import read_result  # late: only stored trials need them
-    from workers.reasons import reasons_of_trial
-    from workers.spec import TrialSpec
+    from dpsweep.orchestration.records.results import read_result  # late: only stored trials need them
+    from dpsweep.workers.reasons import reasons_of_trial
+    from dpsweep.workers.spec import TrialSpec
 
     result = read_result(files.result)
     try:

@@ -14,30 +14,30 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from accounting.reasons import in_words, union
-from orchestration.commands.console import show, stdout
-from orchestration.comparison.entries import Metric, MetricTable
-from orchestration.comparison.formats import clock, listed, number
-from orchestration.comparison.hidden_groups import hidden_groups_note
-from orchestration.comparison.ledger import composed
-from orchestration.comparison.metrics import columns
-from orchestration.comparison.plain_text import for_terminal, masked
-from orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
-from orchestration.comparison.reasons import told
-from orchestration.comparison.record import rows
-from orchestration.comparison.settings import finished_settings, label_phrases
-from orchestration.comparison.spoken import unknown_of_one_seed
-from orchestration.records.published import NON_PRIVATE, Label, PublishedTrial
-from orchestration.records.states import TrialState
-from orchestration.report.prose import together
-from orchestration.tracking.no_tracking import NO_TRACKING
+from dpsweep.accounting.reasons import in_words, union
+from dpsweep.orchestration.commands.console import show, stdout
+from dpsweep.orchestration.comparison.entries import Metric, MetricTable
+from dpsweep.orchestration.comparison.formats import clock, listed, number
+from dpsweep.orchestration.comparison.hidden_groups import hidden_groups_note
+from dpsweep.orchestration.comparison.ledger import composed
+from dpsweep.orchestration.comparison.metrics import columns
+from dpsweep.orchestration.comparison.plain_text import for_terminal, masked
+from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
+from dpsweep.orchestration.comparison.reasons import told
+from dpsweep.orchestration.comparison.record import rows
+from dpsweep.orchestration.comparison.settings import finished_settings, label_phrases
+from dpsweep.orchestration.comparison.spoken import unknown_of_one_seed
+from dpsweep.orchestration.records.published import NON_PRIVATE, Label, PublishedTrial
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.report.prose import together
+from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
 
 if TYPE_CHECKING:  # these modules load torch, Ray and MLflow
-    from orchestration.execution.prediction import Prediction
-    from orchestration.pipeline import Outcome
-    from orchestration.sweeps.planned import Plan, PlannedTrial
-    from orchestration.sweeps.schema import SweepSpec
-    from workers.dataset_description import DatasetDescription
+    from dpsweep.orchestration.execution.prediction import Prediction
+    from dpsweep.orchestration.pipeline import Outcome
+    from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial
+    from dpsweep.orchestration.sweeps.schema import SweepSpec
+    from dpsweep.workers.dataset_description import DatasetDescription
 
 
 def plan_rows(plan: Plan, sweep: SweepSpec) -> dict[str, Any]:

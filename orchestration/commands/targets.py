@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from accounting.budgets import AdvantageBudget, Budget, EpsilonBudget, RhoBudget, TruePositiveRateBudget
-from accounting.errors import InvalidInput
-from accounting.random_trials import RandomTrials
+from dpsweep.accounting.budgets import AdvantageBudget, Budget, EpsilonBudget, RhoBudget, TruePositiveRateBudget
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.random_trials import RandomTrials
 
 
 @dataclass(frozen=True)

@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from accounting.errors import DataCorruption, InvalidInput, require_finite
-from accounting.reasons import in_words
-from accounting.records import exists, list_files
-from accounting.registry import lookup
-from orchestration.commands import panels
-from orchestration.commands.arguments import AsJson, Folder
-from orchestration.commands.ending import ends_workers
-from orchestration.commands.number_lists import whole_numbers
-from orchestration.comparison.formats import number, seconds
-from orchestration.comparison.plain_text import for_terminal
-from orchestration.execution.environment import EMBEDDED, prepare_environment
-from orchestration.records.layout import SweepFiles, absolute
+from dpsweep.accounting.errors import DataCorruption, InvalidInput, require_finite
+from dpsweep.accounting.reasons import in_words
+from dpsweep.accounting.records import exists, list_files
+from dpsweep.accounting.registry import lookup
+from dpsweep.orchestration.commands import panels
+from dpsweep.orchestration.commands.arguments import AsJson, Folder
+from dpsweep.orchestration.commands.ending import ends_workers
+from dpsweep.orchestration.commands.number_lists import whole_numbers
+from dpsweep.orchestration.comparison.formats import number, seconds
+from dpsweep.orchestration.comparison.plain_text import for_terminal
+from dpsweep.orchestration.execution.environment import EMBEDDED, prepare_environment
+from dpsweep.orchestration.records.layout import SweepFiles, absolute
 
 if TYPE_CHECKING:
-    from accounting.estimates import PrivacyEstimate
-    from orchestration.execution.reaccounting import Answer
-    from orchestration.records.published import GroupEpsilon
+    from dpsweep.accounting.estimates import PrivacyEstimate
+    from dpsweep.orchestration.execution.reaccounting import Answer
+    from dpsweep.orchestration.records.published import GroupEpsilon
 
 
 def verify(
@@ -45,10 +45,10 @@ def verify(
     your own code that are not as they were. Not checked: logs, MLflow's store, and the checkpoints and norms of trials
     that have not ended, which their resumption checks.
     """
-    from orchestration.comparison.stored import owned_record
-    from orchestration.execution.same_code import own_files
-    from orchestration.execution.upkeep import damaged_files, damaged_reports, trained, tuning_of
-    from orchestration.sweeps.user_code import allowed_again
+    from dpsweep.orchestration.comparison.stored import owned_record
+    from dpsweep.orchestration.execution.same_code import own_files
+    from dpsweep.orchestration.execution.upkeep import damaged_files, damaged_reports, trained, tuning_of
+    from dpsweep.orchestration.sweeps.user_code import allowed_again
 
     files = SweepFiles(absolute(folder))
     record = owned_record(files)
@@ -83,7 +83,7 @@ def prune(
     as_json: AsJson = False,
 ) -> None:
     """Delete what accounted trials no longer need: the norms of single examples, by far their largest files."""
-    from orchestration.execution.upkeep import prune_norms
+    from dpsweep.orchestration.execution.upkeep import prune_norms
 
     if not norms:
         raise InvalidInput("nothing to delete was named; give --norms")
@@ -110,8 +110,8 @@ def delete(
     What it has released stays counted: attempts/ is kept, and a sweep that is run in this folder again adds to it.
     Other files in the folder, runs on an MLflow server and copies elsewhere are left alone.
     """
-    from orchestration.comparison.stored import stored_record
-    from orchestration.execution.removal import delete_sweep, remains
+    from dpsweep.orchestration.comparison.stored import stored_record
+    from dpsweep.orchestration.execution.removal import delete_sweep, remains
 
     files = SweepFiles(absolute(folder))
     record = stored_record(files)
@@ -136,7 +136,7 @@ def delete(
 
 def _tuning_text(files: SweepFiles) -> str:
     """Return the text on the trials of the sweep's tuning, which are deleted too; "" without tuning."""
-    from orchestration.comparison.stored import stored_record
+    from dpsweep.orchestration.comparison.stored import stored_record
 
     tuning = SweepFiles(files.tuning)
     return f", and {len(stored_record(tuning).points)} of its tuning" if exists(tuning.manifest) else ""
@@ -189,7 +189,7 @@ def account(
     The private report shows them, and under `release: raw` the report and MLflow too. What was computed already is not
     computed again, whether a run was finished or interrupted.
     """
-    from accounting.individual import INDIVIDUAL_ACCOUNTANTS
+    from dpsweep.accounting.individual import INDIVIDUAL_ACCOUNTANTS
 
     if individual is not None:
         lookup(INDIVIDUAL_ACCOUNTANTS, individual, "individual accounting method")
@@ -199,8 +199,8 @@ def account(
     own = whole_numbers("--examples", examples, 0) if examples else ()
     ends_workers()
     prepare_environment(address)
-    from orchestration.execution.reaccounting import ReaccountingRequest, account_again
-    from orchestration.pipeline import show_accounts
+    from dpsweep.orchestration.execution.reaccounting import ReaccountingRequest, account_again
+    from dpsweep.orchestration.pipeline import show_accounts
 
     request = ReaccountingRequest(trial, delta, individual, sizes, absolute(group_by) if group_by else "", by_user)
     together = _together(SweepFiles(absolute(folder)), trial, own, delta) if own else None
@@ -222,7 +222,7 @@ def account(
 
 
 def _together(files: SweepFiles, trial: str | None, examples: Sequence[int], delta: float | None) -> PrivacyEstimate:
-    from orchestration.commands.composed_examples import composed_of_examples
+    from dpsweep.orchestration.commands.composed_examples import composed_of_examples
 
     return composed_of_examples(files, trial, examples, delta)
 

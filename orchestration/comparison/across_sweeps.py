@@ -8,22 +8,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from accounting.errors import InvalidInput
-from orchestration.comparison.between_sweeps import BetweenSweeps, between_sweeps, phrase
-from orchestration.comparison.entries import Metric, MetricTable
-from orchestration.comparison.ledger import composed
-from orchestration.comparison.metrics import columns
-from orchestration.comparison.parameters import asked, flattened, varying
-from orchestration.comparison.reasons import told
-from orchestration.comparison.record import SweepRecord
-from orchestration.comparison.settings import Setting, setting_name, shown_over_seeds
-from orchestration.records.published import NON_PRIVATE, Label, PublishedTrial, task_of
-from orchestration.records.release_modes import release_mode
-from orchestration.records.states import TrialState
-from orchestration.sweeps.combinations import BASELINE
-from orchestration.sweeps.grid import GridPoint
-from workers.spec import SPEED, DataSpec
-from workers.tasks import task_called
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.comparison.between_sweeps import BetweenSweeps, between_sweeps, phrase
+from dpsweep.orchestration.comparison.entries import Metric, MetricTable
+from dpsweep.orchestration.comparison.ledger import composed
+from dpsweep.orchestration.comparison.metrics import columns
+from dpsweep.orchestration.comparison.parameters import asked, flattened, varying
+from dpsweep.orchestration.comparison.reasons import told
+from dpsweep.orchestration.comparison.record import SweepRecord
+from dpsweep.orchestration.comparison.settings import Setting, setting_name, shown_over_seeds
+from dpsweep.orchestration.records.published import NON_PRIVATE, Label, PublishedTrial, task_of
+from dpsweep.orchestration.records.release_modes import release_mode
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.sweeps.combinations import BASELINE
+from dpsweep.orchestration.sweeps.grid import GridPoint
+from dpsweep.workers.spec import SPEED, DataSpec
+from dpsweep.workers.tasks import task_called
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from accounting.errors import InvalidInput, require_finite
-from accounting.estimates import Claim
-from accounting.reasons import Reason, in_words, union
-from accounting.registry import nearest
-from orchestration.comparison.findings import Difference, Findings, warnings
-from orchestration.comparison.intervals import ConfidenceInterval
-from orchestration.comparison.metrics import METRICS, metric
-from orchestration.comparison.settings import Setting, first_seed
-from orchestration.comparison.values import epsilon
-from orchestration.records.published import PublishedTrial
+from dpsweep.accounting.errors import InvalidInput, require_finite
+from dpsweep.accounting.estimates import Claim
+from dpsweep.accounting.reasons import Reason, in_words, union
+from dpsweep.accounting.registry import nearest
+from dpsweep.orchestration.comparison.findings import Difference, Findings, warnings
+from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
+from dpsweep.orchestration.comparison.metrics import METRICS, metric
+from dpsweep.orchestration.comparison.settings import Setting, first_seed
+from dpsweep.orchestration.comparison.values import epsilon
+from dpsweep.orchestration.records.published import PublishedTrial
 
 WORST_GROUP: Final = "worst_group"
 """Short name for the worst-group metric by which the sweep compares settings."""

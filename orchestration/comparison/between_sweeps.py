@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestration.comparison.formats import MISSING
-from orchestration.comparison.parameters import varying
-from orchestration.records.published import Label
+from dpsweep.orchestration.comparison.formats import MISSING
+from dpsweep.orchestration.comparison.parameters import varying
+from dpsweep.orchestration.records.published import Label
 
 _BySweep = Mapping[str, Sequence[Mapping[str, Label]]]
 """The parameters of the settings of each sweep, by its folder."""

@@ -14,24 +14,24 @@ from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from accounting.accountants import ACCOUNTANTS, account
-from accounting.attacks import FALSE_POSITIVE_RATES, AttackRisk, attack_risk, privacy_curve, rate_name
-from accounting.errors import START_ANEW, DataCorruption
-from accounting.estimates import Kind, PrivacyEstimate
-from accounting.mechanism import Trace
-from accounting.reasons import Reason, union
-from accounting.records import TrialFiles, read_trace
-from accounting.release import ReleaseSpec
-from accounting.so_far import cost_so_far
-from orchestration.comparison.record import SweepRecord
-from orchestration.comparison.stored import stored_record
-from orchestration.records.attempts import Attempt
-from orchestration.records.layout import SweepFiles
-from orchestration.records.published import PublishedAccount
-from orchestration.records.release_modes import release_spec
-from orchestration.records.remembered import remembered
-from orchestration.records.results import StoppedTrial, StoredResult, read_result
-from workers.reasons import reasons_of_trial
+from dpsweep.accounting.accountants import ACCOUNTANTS, account
+from dpsweep.accounting.attacks import FALSE_POSITIVE_RATES, AttackRisk, attack_risk, privacy_curve, rate_name
+from dpsweep.accounting.errors import START_ANEW, DataCorruption
+from dpsweep.accounting.estimates import Kind, PrivacyEstimate
+from dpsweep.accounting.mechanism import Trace
+from dpsweep.accounting.reasons import Reason, union
+from dpsweep.accounting.records import TrialFiles, read_trace
+from dpsweep.accounting.release import ReleaseSpec
+from dpsweep.accounting.so_far import cost_so_far
+from dpsweep.orchestration.comparison.record import SweepRecord
+from dpsweep.orchestration.comparison.stored import stored_record
+from dpsweep.orchestration.records.attempts import Attempt
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.published import PublishedAccount
+from dpsweep.orchestration.records.release_modes import release_spec
+from dpsweep.orchestration.records.remembered import remembered
+from dpsweep.orchestration.records.results import StoppedTrial, StoredResult, read_result
+from dpsweep.workers.reasons import reasons_of_trial
 
 _ROUNDING = 1e-6
 """Relative tolerance: far above rounding errors, far below any relevant difference."""
@@ -94,7 +94,7 @@ def unfounded(files: SweepFiles, record: SweepRecord) -> Iterator[str]:
 
 
 def recomputed(trace: Trace, delta: float, accountant: str, size: int = 1) -> PrivacyEstimate:
-    """`accounting.accountants.account`, remembered by this user for the same trace and question. Raises: as it."""
+    """`dpsweep.accounting.accountants.account`, remembered by this user for the same trace and question. Raises: as it."""
     question = f"cost {trace!r} {delta!r} {accountant} {size}"
     found = json.loads(remembered(question, lambda: json.dumps(asdict(account(trace, delta, accountant, size)))))
     return PrivacyEstimate(**{**found, "reasons": tuple(found["reasons"])})

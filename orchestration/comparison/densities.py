@@ -7,8 +7,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from accounting.jobs import CountedEpsilons
-from orchestration.records.published import Density
+from dpsweep.accounting.jobs import CountedEpsilons
+from dpsweep.orchestration.records.published import Density
 
 Array = NDArray[np.float64]
 _BINS: Final = 40

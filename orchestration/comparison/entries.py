@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Literal
 
-from orchestration.comparison.extremes import Extreme
-from orchestration.comparison.formats import Format
-from orchestration.comparison.tested import Measure
-from orchestration.comparison.values import Value
-from orchestration.records.published import PublishedGroup, PublishedTrial
+from dpsweep.orchestration.comparison.extremes import Extreme
+from dpsweep.orchestration.comparison.formats import Format
+from dpsweep.orchestration.comparison.tested import Measure
+from dpsweep.orchestration.comparison.values import Value
+from dpsweep.orchestration.records.published import PublishedGroup, PublishedTrial
 
 Better = Literal["higher", "lower", ""]
 
@@ -40,8 +40,8 @@ class Metric:
     noise; if so, it is known only where exact statistics are shown. whose: returns the group that the number belongs
     to, or None. better: whether higher or lower values are better; "" if neither is. measure: computes the number from
     (resampled) outcomes of test examples, for its interval; None if it does not depend on them. task: the task whose
-    trials have it (`workers.tasks`); None for all tasks. extreme: of which group metrics it is an extreme over groups,
-    or None.
+    trials have it (`dpsweep.workers.tasks`); None for all tasks. extreme: of which group metrics it is an extreme over
+    groups, or None.
     """
 
     name: str

@@ -10,10 +10,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from orchestration.comparison.denominators import units_behind
-from orchestration.comparison.extremes import Extreme, corrected, extreme_bounds, extreme_difference_bounds
-from orchestration.comparison.formats import SHARES, Format, possible
-from orchestration.comparison.intervals import (
+from dpsweep.orchestration.comparison.denominators import units_behind
+from dpsweep.orchestration.comparison.extremes import Extreme, corrected, extreme_bounds, extreme_difference_bounds
+from dpsweep.orchestration.comparison.formats import SHARES, Format, possible
+from dpsweep.orchestration.comparison.intervals import (
     LEVEL,
     Array,
     ConfidenceInterval,
@@ -26,14 +26,14 @@ from orchestration.comparison.intervals import (
     singles,
     unpaired,
 )
-from orchestration.comparison.metrics import METRICS, metric
-from orchestration.comparison.rate_metrics import GROUP_METRICS, group_metric
-from orchestration.comparison.seeds import pooled
-from orchestration.comparison.settings import Setting, finished_settings
-from orchestration.comparison.tested import ScoreSums, Seen, Tally, Tested
-from orchestration.records.published import RUNS, PublishedTrial
-from workers import rates
-from workers.outcomes import AnyOutcomes, Outcomes, ScoredOutcomes
+from dpsweep.orchestration.comparison.metrics import METRICS, metric
+from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS, group_metric
+from dpsweep.orchestration.comparison.seeds import pooled
+from dpsweep.orchestration.comparison.settings import Setting, finished_settings
+from dpsweep.orchestration.comparison.tested import ScoreSums, Seen, Tally, Tested
+from dpsweep.orchestration.records.published import RUNS, PublishedTrial
+from dpsweep.workers import rates
+from dpsweep.workers.outcomes import AnyOutcomes, Outcomes, ScoredOutcomes
 
 RESAMPLES: Final = 1000
 _FEWER_RESAMPLES: Final = 300

@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from orchestration.comparison.intervals import Array, Moments, bounds, deviations, singles
+from dpsweep.orchestration.comparison.intervals import Array, Moments, bounds, deviations, singles
 
 Kind = Literal["lowest", "highest", "gap", "ratio"]
 _MOST_PAIRS: Final = 400

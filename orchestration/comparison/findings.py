@@ -12,17 +12,23 @@ from typing import Any, Final, Literal
 import numpy as np
 from scipy import special
 
-from orchestration.comparison.entries import Metric
-from orchestration.comparison.evidence import Evidence
-from orchestration.comparison.formats import SHARES, first_few, listed
-from orchestration.comparison.hidden_groups import hidden_groups_note
-from orchestration.comparison.intervals import LEVEL, ConfidenceInterval
-from orchestration.comparison.metrics import METRICS, main_metric, metric
-from orchestration.comparison.rate_metrics import GROUP_METRICS, WORST_GROUP_METRICS
-from orchestration.comparison.sanity import best_constant, has_diverged, is_constant, why_cost_is_unknown, why_useless
-from orchestration.comparison.settings import Setting, finished_settings, group_names
-from orchestration.comparison.values import epsilon
-from orchestration.records.published import NON_PRIVATE, PublishedSweep
+from dpsweep.orchestration.comparison.entries import Metric
+from dpsweep.orchestration.comparison.evidence import Evidence
+from dpsweep.orchestration.comparison.formats import SHARES, first_few, listed
+from dpsweep.orchestration.comparison.hidden_groups import hidden_groups_note
+from dpsweep.orchestration.comparison.intervals import LEVEL, ConfidenceInterval
+from dpsweep.orchestration.comparison.metrics import METRICS, main_metric, metric
+from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS, WORST_GROUP_METRICS
+from dpsweep.orchestration.comparison.sanity import (
+    best_constant,
+    has_diverged,
+    is_constant,
+    why_cost_is_unknown,
+    why_useless,
+)
+from dpsweep.orchestration.comparison.settings import Setting, finished_settings, group_names
+from dpsweep.orchestration.comparison.values import epsilon
+from dpsweep.orchestration.records.published import NON_PRIVATE, PublishedSweep
 
 Verdict = Literal["better", "worse", "not distinguishable", "unknown (one seed)", "unknown"]
 COMPARED: Final = ("epsilon", "sigma", "data", "model", "sampling", "epochs")
@@ -76,7 +82,7 @@ class Findings:
 
     @property
     def level(self) -> float:
-        """Confidence level at which all verdicts hold together; see `orchestration.pipeline.until`.
+        """Confidence level at which all verdicts hold together; see `dpsweep.orchestration.pipeline.until`.
 
         >>> Findings((), Evidence({})).level, round(Findings((), Evidence({}), looks=2).level, 4)
         (0.95, 0.9924)
@@ -85,7 +91,7 @@ class Findings:
 
     @property
     def task(self) -> str:
-        """The task of the sweep, a name in `workers.tasks.TASKS`."""
+        """The task of the sweep, a name in `dpsweep.workers.tasks.TASKS`."""
         return str(self.main.task)
 
     @property

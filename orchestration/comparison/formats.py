@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from accounting.estimates import Kind
-from orchestration.comparison.statistics import Spread
+from dpsweep.accounting.estimates import Kind
+from dpsweep.orchestration.comparison.statistics import Spread
 
 MISSING = "–"
 """Shown in place of an unknown number."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from orchestration.comparison.formats import listed
-from orchestration.records.published import PublishedTrial
-from orchestration.records.states import TrialState
+from dpsweep.orchestration.comparison.formats import listed
+from dpsweep.orchestration.records.published import PublishedTrial
+from dpsweep.orchestration.records.states import TrialState
 
 _NAMED: Final = 8
 """Most groups that are named; intersections of several attributes may hide hundreds."""

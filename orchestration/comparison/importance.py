@@ -7,10 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from orchestration.comparison.parameters import varying
-from orchestration.comparison.values import main
-from orchestration.records.published import RUNS, Label, PublishedTrial
-from orchestration.records.states import TrialState
+from dpsweep.orchestration.comparison.parameters import varying
+from dpsweep.orchestration.comparison.values import main
+from dpsweep.orchestration.records.published import RUNS, Label, PublishedTrial
+from dpsweep.orchestration.records.states import TrialState
 
 _FEWEST: Final = 8
 """With fewer trials, the share of a parameter would be chance."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from accounting.estimates import Claim, Kind, PrivacyEstimate, weakest
-from accounting.jobs import CountedEpsilons, Members, Moments
-from accounting.reasons import Reason, union
-from accounting.release import ReleasedStatistics
-from orchestration.comparison.densities import loss_density
-from orchestration.records.published import EpsilonHistogram, GroupEpsilon, IndividualStatistics
-from orchestration.records.release_modes import EXACT, RELEASED
+from dpsweep.accounting.estimates import Claim, Kind, PrivacyEstimate, weakest
+from dpsweep.accounting.jobs import CountedEpsilons, Members, Moments
+from dpsweep.accounting.reasons import Reason, union
+from dpsweep.accounting.release import ReleasedStatistics
+from dpsweep.orchestration.comparison.densities import loss_density
+from dpsweep.orchestration.records.published import EpsilonHistogram, GroupEpsilon, IndividualStatistics
+from dpsweep.orchestration.records.release_modes import EXACT, RELEASED
 
 _QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
 _LEAST_CORRELATED = 10
@@ -32,9 +32,9 @@ def exact_statistics(
 ) -> IndividualStatistics:
     """Exact statistics of the epsilon_i of all training examples: private data.
 
-    reasons: why the uncapped epsilon_i are estimates (`accounting.individual.individual_reasons`). Each epsilon_i was
-    capped at the worst case, which also bounds every example. Quantiles are exact, computed by reading the stored parts
-    again.
+    reasons: why the uncapped epsilon_i are estimates (`dpsweep.accounting.individual.individual_reasons`). Each
+    epsilon_i was capped at the worst case, which also bounds every example. Quantiles are exact, computed by reading
+    the stored parts again.
     """
     summary = counted.summary
     values = counted.quantiles((0.5, *_QUANTILES))

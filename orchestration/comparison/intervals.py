@@ -3,8 +3,8 @@
 Test examples, or the users whom they belong to, are resampled by the bootstrap, with the same resamples for every run
 on the same test set, so that runs stay paired. Seeds and splits are too few to resample (percentiles of 5 seeds: about
 84% coverage for 95%); their contribution is the variance between runs, with Student's t, which
-`orchestration.comparison.seeds` pools over the private settings of a sweep. The variances are added, and the degrees of
-freedom follow from Satterthwaite's approximation.
+`dpsweep.orchestration.comparison.seeds` pools over the private settings of a sweep. The variances are added, and the
+degrees of freedom follow from Satterthwaite's approximation.
 
 The bootstrap says little of few examples. In differences, a share is therefore treated as if two more had been seen,
 one of which counts (Agresti and Caffo 2000), and the interval of a single share follows Clopper and Pearson at its

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from accounting.errors import DpsweepError
-from accounting.records import exists, list_folders
-from orchestration.comparison.stored import stored_record
-from orchestration.records.layout import SweepFiles
-from orchestration.records.states import TrialState
-from orchestration.records.status_snapshot import SweepSnapshot, read_snapshot
+from dpsweep.accounting.errors import DpsweepError
+from dpsweep.accounting.records import exists, list_folders
+from dpsweep.orchestration.comparison.stored import stored_record
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.records.status_snapshot import SweepSnapshot, read_snapshot
 
 STALE: Final = "stale"
 

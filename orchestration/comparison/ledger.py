@@ -12,13 +12,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from accounting.errors import UnsupportedMechanism
-from accounting.estimates import PrivacyEstimate
-from accounting.joint_cost import account_together
-from accounting.mechanism import Trace
-from accounting.reasons import Reason, union, weakened
-from orchestration.records.attempts import Attempt
-from orchestration.records.published import PublishedTrial
+from dpsweep.accounting.errors import UnsupportedMechanism
+from dpsweep.accounting.estimates import PrivacyEstimate
+from dpsweep.accounting.joint_cost import account_together
+from dpsweep.accounting.mechanism import Trace
+from dpsweep.accounting.reasons import Reason, union, weakened
+from dpsweep.orchestration.records.attempts import Attempt
+from dpsweep.orchestration.records.published import PublishedTrial
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Composition:
 def composed(trials: Iterable[PublishedTrial]) -> Composition | None:
     """Composed cost of the private trials in ``trials`` with all their attempts; None if nothing was released.
 
-    Guarantee: adaptive composition (`accounting.joint_cost`), at the delta of the trials and the adjacency of
+    Guarantee: adaptive composition (`dpsweep.accounting.joint_cost`), at the delta of the trials and the adjacency of
     ``estimate``. The result is only an estimate if a run ended before its planned end, because that may depend on what
     it showed; if runs drew the same noise, or noise from known seeds; if noise followed results; or if an unaccounted
     tuning chose what was trained: its candidates count too, but what they showed decided which mechanism followed.

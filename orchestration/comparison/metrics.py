@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from accounting.registry import lookup
-from orchestration.comparison.entries import Family, Metric, MetricTable
-from orchestration.comparison.extremes import Extreme
-from orchestration.comparison.formats import (
+from dpsweep.accounting.registry import lookup
+from dpsweep.orchestration.comparison.entries import Family, Metric, MetricTable
+from dpsweep.orchestration.comparison.extremes import Extreme
+from dpsweep.orchestration.comparison.formats import (
     AT_MOST,
     CORRELATION,
     GAP,
@@ -21,11 +21,11 @@ from orchestration.comparison.formats import (
     PRECISE,
     SECONDS,
 )
-from orchestration.comparison.ledger import composed_epsilon
-from orchestration.comparison.rate_metrics import GROUP_METRICS, RATE_METRICS, WORST_GROUP_METRICS
-from orchestration.comparison.score_metrics import SCORE_METRICS
-from orchestration.comparison.tested import change, of_counts, overall, unequal_change
-from orchestration.comparison.values import (
+from dpsweep.orchestration.comparison.ledger import composed_epsilon
+from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS, RATE_METRICS, WORST_GROUP_METRICS
+from dpsweep.orchestration.comparison.score_metrics import SCORE_METRICS
+from dpsweep.orchestration.comparison.tested import change, of_counts, overall, unequal_change
+from dpsweep.orchestration.comparison.values import (
     accounted_again,
     accuracy,
     accuracy_change,
@@ -53,10 +53,10 @@ from orchestration.comparison.values import (
     utilization,
     wall_seconds,
 )
-from orchestration.records.published import PublishedTrial, task_of
-from orchestration.records.states import TrialState
-from workers import rates
-from workers.tasks import task_called
+from dpsweep.orchestration.records.published import PublishedTrial, task_of
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.workers import rates
+from dpsweep.workers.tasks import task_called
 
 METRICS = (
     Metric(

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from orchestration.records.published import Label, PublishedDataset
-from orchestration.sweeps.grid import GridPoint
-from workers.history import TrainingResult
-from workers.spec import DataSpec, TrialSpec
+from dpsweep.orchestration.records.published import Label, PublishedDataset
+from dpsweep.orchestration.sweeps.grid import GridPoint
+from dpsweep.workers.history import TrainingResult
+from dpsweep.workers.spec import DataSpec, TrialSpec
 
 
 def parameters(spec: TrialSpec, labels: Mapping[str, Label]) -> dict[str, Label]:

@@ -2,7 +2,7 @@
 
 A difference d is found in four of five sweeps if its interval, which holds together with all others, has a half width
 of about d t / (t + t_0.8), with quantiles t of Student's distribution. Before a sweep its variance is a guess, which
-`Assumed` states; after it, `Findings.detectable` of `orchestration.comparison.findings` uses what was measured.
+`Assumed` states; after it, `Findings.detectable` of `dpsweep.orchestration.comparison.findings` uses what was measured.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Final
 import numpy as np
 from scipy import special
 
-from orchestration.comparison.findings import POWER
-from orchestration.comparison.intervals import TAIL, unnoticed
-from orchestration.records.published import RUNS
-from orchestration.sweeps.planned import PlannedTrial
-from orchestration.sweeps.schema import SweepSpec
-from workers.evaluation import shown_groups
+from dpsweep.orchestration.comparison.findings import POWER
+from dpsweep.orchestration.comparison.intervals import TAIL, unnoticed
+from dpsweep.orchestration.records.published import RUNS
+from dpsweep.orchestration.sweeps.planned import PlannedTrial
+from dpsweep.orchestration.sweeps.schema import SweepSpec
+from dpsweep.workers.evaluation import shown_groups
 
 SEEDS: Final = (2, 3, 5, 10)
 """Numbers of seeds that a plan shows."""

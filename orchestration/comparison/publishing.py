@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from accounting.reasons import in_words
-from orchestration.records.published import (
+from dpsweep.accounting.reasons import in_words
+from dpsweep.orchestration.records.published import (
     PublishedAttack,
     PublishedAudit,
     PublishedCourse,
@@ -19,13 +19,13 @@ from orchestration.records.published import (
     PublishedQuality,
     PublishedTrial,
 )
-from orchestration.records.results import StoppedTrial, StoredResult, TrialResult
-from orchestration.records.states import TrialState
-from orchestration.records.status import TrialStatus
-from orchestration.sweeps.grid import GridPoint
-from workers.evaluation import Evaluation, cost_of_privacy
-from workers.history import Progress
-from workers.tasks import main_score, task_called
+from dpsweep.orchestration.records.results import StoppedTrial, StoredResult, TrialResult
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.records.status import TrialStatus
+from dpsweep.orchestration.sweeps.grid import GridPoint
+from dpsweep.workers.evaluation import Evaluation, cost_of_privacy
+from dpsweep.workers.history import Progress
+from dpsweep.workers.tasks import main_score, task_called
 
 
 def finished(point: GridPoint, result: TrialResult, baseline: TrialResult | None) -> PublishedTrial:

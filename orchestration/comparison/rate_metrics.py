@@ -9,16 +9,16 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from accounting.registry import lookup
-from orchestration.comparison.entries import Better, GroupMetric, Metric, MetricTable
-from orchestration.comparison.extremes import Extreme
-from orchestration.comparison.formats import CORRELATION, COUNT, GAP, NUMBER, PERCENT, POINTS, Format
-from orchestration.comparison.score_metrics import (
+from dpsweep.accounting.registry import lookup
+from dpsweep.orchestration.comparison.entries import Better, GroupMetric, Metric, MetricTable
+from dpsweep.orchestration.comparison.extremes import Extreme
+from dpsweep.orchestration.comparison.formats import CORRELATION, COUNT, GAP, NUMBER, PERCENT, POINTS, Format
+from dpsweep.orchestration.comparison.score_metrics import (
     SCORE_GROUP_METRICS,
     on_training_examples,
     on_training_examples_of_group,
 )
-from orchestration.comparison.tested import (
+from dpsweep.orchestration.comparison.tested import (
     Measure,
     Tested,
     between_groups,
@@ -29,8 +29,8 @@ from orchestration.comparison.tested import (
     of_two,
     overall,
 )
-from orchestration.comparison.tested import of_counts as rate_of
-from orchestration.comparison.values import (
+from dpsweep.orchestration.comparison.tested import of_counts as rate_of
+from dpsweep.orchestration.comparison.values import (
     counted,
     fairness,
     in_training,
@@ -40,10 +40,10 @@ from orchestration.comparison.values import (
     score,
     two_classes,
 )
-from orchestration.records.published import PublishedTrial
-from workers import rates
-from workers.rates import Array
-from workers.tasks import MAIN_SCORES
+from dpsweep.orchestration.records.published import PublishedTrial
+from dpsweep.workers import rates
+from dpsweep.workers.rates import Array
+from dpsweep.workers.tasks import MAIN_SCORES
 
 _GAPS: tuple[tuple[str, Extreme, str, Format, Better, str], ...] = (
     (
@@ -113,7 +113,7 @@ _GAPS: tuple[tuple[str, Extreme, str, Format, Better, str], ...] = (
         "The largest minus the smallest false positive rate of a group, in points.",
     ),
 )
-"""Gaps between groups: name in `workers.rates`, the extreme that it is, heading, format, direction, meaning."""
+"""Gaps between groups: name in `dpsweep.workers.rates`, the extreme that it is, heading, format, direction, meaning."""
 _OF_TWO_CLASSES: tuple[tuple[str, str, Better], ...] = (
     ("true_positive_rate", "TPR", "higher"),
     ("false_positive_rate", "FPR", "lower"),

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, overload
 
-from accounting.reasons import Reason, in_words, union, weakened
-from orchestration.records.published import PublishedAccount, PublishedTrial
+from dpsweep.accounting.reasons import Reason, in_words, union, weakened
+from dpsweep.orchestration.records.published import PublishedAccount, PublishedTrial
 
 if TYPE_CHECKING:  # this module loads torch
-    from orchestration.records.results import StoppedTrial, StoredResult, TrialResult
+    from dpsweep.orchestration.records.results import StoppedTrial, StoredResult, TrialResult
 
 
 @overload

@@ -10,30 +10,30 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
-from accounting.reasons import FROM_ROWS, Reason, union
-from orchestration.comparison import publishing
-from orchestration.comparison.ledger import composed
-from orchestration.comparison.metrics import known, known_of_groups
-from orchestration.comparison.parameters import asked, dataset_of, found_sizes, parameters
-from orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
-from orchestration.comparison.reasons import claimed, claimed_account
-from orchestration.comparison.settings import finished_settings
-from orchestration.comparison.tuning import published_tuning, tuning_note
-from orchestration.comparison.values import has_learnt
-from orchestration.records.attempts import Attempt
-from orchestration.records.layout import SweepFiles
-from orchestration.records.manifest import Manifest
-from orchestration.records.published import PublishedAccount, PublishedQuality, PublishedSweep, PublishedTrial
-from orchestration.records.release_modes import EXACT, Disclosure, release_mode
-from orchestration.records.results import StoppedTrial, StoredResult, TrialResult, read_exact_statistics
-from orchestration.records.states import TrialState
-from orchestration.records.status import TrialStatus
-from orchestration.sweeps.grid import GridPoint
-from orchestration.sweeps.reasons import reasons_of
-from orchestration.sweeps.schema import SweepSpec
-from workers.attack_results import read_attacks
-from workers.counters import read_counters
-from workers.tasks import task_called
+from dpsweep.accounting.reasons import FROM_ROWS, Reason, union
+from dpsweep.orchestration.comparison import publishing
+from dpsweep.orchestration.comparison.ledger import composed
+from dpsweep.orchestration.comparison.metrics import known, known_of_groups
+from dpsweep.orchestration.comparison.parameters import asked, dataset_of, found_sizes, parameters
+from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
+from dpsweep.orchestration.comparison.reasons import claimed, claimed_account
+from dpsweep.orchestration.comparison.settings import finished_settings
+from dpsweep.orchestration.comparison.tuning import published_tuning, tuning_note
+from dpsweep.orchestration.comparison.values import has_learnt
+from dpsweep.orchestration.records.attempts import Attempt
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.manifest import Manifest
+from dpsweep.orchestration.records.published import PublishedAccount, PublishedQuality, PublishedSweep, PublishedTrial
+from dpsweep.orchestration.records.release_modes import EXACT, Disclosure, release_mode
+from dpsweep.orchestration.records.results import StoppedTrial, StoredResult, TrialResult, read_exact_statistics
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.records.status import TrialStatus
+from dpsweep.orchestration.sweeps.grid import GridPoint
+from dpsweep.orchestration.sweeps.reasons import reasons_of
+from dpsweep.orchestration.sweeps.schema import SweepSpec
+from dpsweep.workers.attack_results import read_attacks
+from dpsweep.workers.counters import read_counters
+from dpsweep.workers.tasks import task_called
 
 NO_LONGER_ASKED = "kept, though the sweep file no longer asks for it"
 Result = TypeVar("Result", TrialResult, StoppedTrial)

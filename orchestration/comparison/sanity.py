@@ -10,13 +10,13 @@ from typing import Final
 
 import numpy as np
 
-from orchestration.comparison.entries import Metric
-from orchestration.comparison.evidence import Evidence
-from orchestration.comparison.formats import first_few
-from orchestration.comparison.metrics import metric
-from orchestration.comparison.settings import Setting
-from orchestration.comparison.values import CONSTANT_SCORES, has_learnt
-from orchestration.records.published import PublishedQuality, PublishedTrial
+from dpsweep.orchestration.comparison.entries import Metric
+from dpsweep.orchestration.comparison.evidence import Evidence
+from dpsweep.orchestration.comparison.formats import first_few
+from dpsweep.orchestration.comparison.metrics import metric
+from dpsweep.orchestration.comparison.settings import Setting
+from dpsweep.orchestration.comparison.values import CONSTANT_SCORES, has_learnt
+from dpsweep.orchestration.records.published import PublishedQuality, PublishedTrial
 
 _HARDLY: Final = {"classification": 0.2, "regression": 0.05}
 """By task: a baseline that gains at most this share of what a perfect model gains over a constant prediction has learnt

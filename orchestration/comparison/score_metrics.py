@@ -1,4 +1,4 @@
-"""Metrics of tasks besides classification: every score of `workers.tasks`, over all examples and by group.
+"""Metrics of tasks besides classification: every score of `dpsweep.workers.tasks`, over all examples and by group.
 
 They are entries of `metrics.METRICS` and `rate_metrics.GROUP_METRICS`, where callers look metrics up.
 """
@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from orchestration.comparison.entries import GroupMetric, Metric, MetricTable
-from orchestration.comparison.extremes import Extreme
-from orchestration.comparison.formats import CHANGE, FIT, GAP, NUMBER, PERCENT, POINTS, Format
-from orchestration.comparison.tested import by_group, change_by_group_of, change_of, gap_of, of_sums, overall
-from orchestration.comparison.values import on_training, score_called, score_gap
-from orchestration.records.published import PublishedGroup
-from workers.tasks import TASKS, Score, Task, Unit
+from dpsweep.orchestration.comparison.entries import GroupMetric, Metric, MetricTable
+from dpsweep.orchestration.comparison.extremes import Extreme
+from dpsweep.orchestration.comparison.formats import CHANGE, FIT, GAP, NUMBER, PERCENT, POINTS, Format
+from dpsweep.orchestration.comparison.tested import by_group, change_by_group_of, change_of, gap_of, of_sums, overall
+from dpsweep.orchestration.comparison.values import on_training, score_called, score_gap
+from dpsweep.orchestration.records.published import PublishedGroup
+from dpsweep.workers.tasks import TASKS, Score, Task, Unit
 
 _FORMATS: Final[Mapping[Unit, Format]] = {"share": PERCENT, "number": NUMBER, "fit": FIT}
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import special
 
-from orchestration.comparison.intervals import OTHER_SPREAD, Array, RunValues, SpreadOfSeeds
+from dpsweep.orchestration.comparison.intervals import OTHER_SPREAD, Array, RunValues, SpreadOfSeeds
 
 
 def pooled(settings: Sequence[RunValues]) -> SpreadOfSeeds | None:

@@ -7,14 +7,14 @@ import statistics
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from accounting.reasons import Reason
-from orchestration.comparison.entries import Metric
-from orchestration.comparison.formats import MISSING, number
-from orchestration.comparison.ledger import Composition, composed
-from orchestration.comparison.reasons import reasons_of_trials
-from orchestration.comparison.statistics import Spread, pareto_front, spread
-from orchestration.comparison.values import Value, epsilon, main
-from orchestration.records.published import (
+from dpsweep.accounting.reasons import Reason
+from dpsweep.orchestration.comparison.entries import Metric
+from dpsweep.orchestration.comparison.formats import MISSING, number
+from dpsweep.orchestration.comparison.ledger import Composition, composed
+from dpsweep.orchestration.comparison.reasons import reasons_of_trials
+from dpsweep.orchestration.comparison.statistics import Spread, pareto_front, spread
+from dpsweep.orchestration.comparison.values import Value, epsilon, main
+from dpsweep.orchestration.records.published import (
     NON_PRIVATE,
     RUNS,
     GroupEpsilon,
@@ -23,7 +23,7 @@ from orchestration.records.published import (
     PublishedGroup,
     PublishedTrial,
 )
-from orchestration.records.states import TrialState
+from dpsweep.orchestration.records.states import TrialState
 
 
 def group_value(name: str, value: Callable[[PublishedGroup], float | None]) -> Value:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from orchestration.comparison.formats import SHARES, Format, difference, possible
-from orchestration.comparison.intervals import ConfidenceInterval
-from orchestration.comparison.settings import Setting
+from dpsweep.orchestration.comparison.formats import SHARES, Format, difference, possible
+from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
+from dpsweep.orchestration.comparison.settings import Setting
 
 _SHOWN: Final = 0.0005
 """Half a unit of the last digit of a share as it is shown."""
@@ -53,7 +53,7 @@ def _spans(interval: ConfidenceInterval, least: float, most: float) -> bool:
 def between(interval: ConfidenceInterval, shown: Format) -> str:
     """Return the ends of the interval of a number, such as "93.1 to 94.6%", or words if it spans every value.
 
-    >>> from orchestration.comparison.formats import PERCENT
+    >>> from dpsweep.orchestration.comparison.formats import PERCENT
     >>> between(ConfidenceInterval(0.9, 0.85, 0.95, 3, "seeds and test examples"), PERCENT)
     '85.0 to 95.0%'
     >>> between(ConfidenceInterval(0.9, 0.0, 1.0, 2, "seeds and test examples"), PERCENT)
@@ -67,7 +67,7 @@ def between(interval: ConfidenceInterval, shown: Format) -> str:
 def difference_between(interval: ConfidenceInterval, shown: Format) -> str:
     """Return the ends of the interval of a difference, in points if of shares, or words if any difference is possible.
 
-    >>> from orchestration.comparison.formats import PERCENT
+    >>> from dpsweep.orchestration.comparison.formats import PERCENT
     >>> difference_between(ConfidenceInterval(-0.01, -0.02, 0.0, 3, "seeds and test examples"), PERCENT)
     '−2.0 to +0.0'
     """

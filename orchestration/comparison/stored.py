@@ -7,24 +7,24 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from accounting.errors import DataCorruption, InvalidInput
-from accounting.records import exists, is_closed, is_encrypting, read_bytes, read_trace, require_key
-from orchestration.comparison.evidence import Evidence, gather
-from orchestration.comparison.findings import of_trials
-from orchestration.comparison.record import SweepRecord, parse_failures
-from orchestration.records.accounts import read_accounts
-from orchestration.records.attempts import Attempt, read_attempts
-from orchestration.records.layout import SweepFiles
-from orchestration.records.manifest import Manifest, read_manifest
-from orchestration.records.published import PublishedAccount, PublishedSweep
-from orchestration.records.results import StoppedTrial, TrialResult, read_result
-from orchestration.records.states import TrialState
-from orchestration.records.status import TrialStatus, status_of
-from orchestration.sweeps.grid import GridPoint, grid
-from orchestration.sweeps.growth import past_of
-from orchestration.sweeps.schema import SweepSpec, parse_sweep
-from workers.noise_sources import noise_source_kind
-from workers.outcomes import read_outcomes
+from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.accounting.records import exists, is_closed, is_encrypting, read_bytes, read_trace, require_key
+from dpsweep.orchestration.comparison.evidence import Evidence, gather
+from dpsweep.orchestration.comparison.findings import of_trials
+from dpsweep.orchestration.comparison.record import SweepRecord, parse_failures
+from dpsweep.orchestration.records.accounts import read_accounts
+from dpsweep.orchestration.records.attempts import Attempt, read_attempts
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.manifest import Manifest, read_manifest
+from dpsweep.orchestration.records.published import PublishedAccount, PublishedSweep
+from dpsweep.orchestration.records.results import StoppedTrial, TrialResult, read_result
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.records.status import TrialStatus, status_of
+from dpsweep.orchestration.sweeps.grid import GridPoint, grid
+from dpsweep.orchestration.sweeps.growth import past_of
+from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
+from dpsweep.workers.noise_sources import noise_source_kind
+from dpsweep.workers.outcomes import read_outcomes
 
 
 def stored_record(files: SweepFiles) -> SweepRecord:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from workers import rates
-from workers.rates import Array, Rate
+from dpsweep.workers import rates
+from dpsweep.workers.rates import Array, Rate
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def of_counts(rate: Rate) -> Score:
 
 
 def of_two(name: str) -> Score:
-    """Return the score that is a rate of `workers.rates.OF_TWO_CLASSES`; None unless there are two classes."""
+    """Return the score that is a rate of `dpsweep.workers.rates.OF_TWO_CLASSES`; None unless there are two classes."""
     rate = rates.OF_TWO_CLASSES[name]
     return lambda seen: rate(seen.counts) if isinstance(seen, Tally) and seen.counts.shape[-1] == 2 else None
 
@@ -69,12 +69,12 @@ def log_loss(seen: Seen) -> Array | None:
 
 
 def calibration_error(seen: Seen) -> Array | None:
-    """Calibration error, as in `workers.rates.calibration_error`."""
+    """Calibration error, as in `dpsweep.workers.rates.calibration_error`."""
     return seen.calibration_error if isinstance(seen, Tally) else None
 
 
 def of_sums(task: str, score: Callable[[Array], Array]) -> Score:
-    """Return a score of a task (`workers.tasks.Score.of`); None for other tasks."""
+    """Return a score of a task (`dpsweep.workers.tasks.Score.of`); None for other tasks."""
     return lambda seen: score(seen.values) if isinstance(seen, ScoreSums) and seen.task == task else None
 
 
@@ -89,7 +89,7 @@ def by_group(score: Score) -> Measure:
 
 
 def between_groups(name: str) -> Measure:
-    """Measure the gap between groups that is called ``name`` in `workers.rates`."""
+    """Measure the gap between groups that is called ``name`` in `dpsweep.workers.rates`."""
 
     def measure(tested: Tested) -> Array | None:
         groups = tested.groups

@@ -13,11 +13,11 @@ from typing import Any, Final
 import pyarrow as pa
 from pyarrow import csv, parquet
 
-from orchestration.comparison.metrics import METRICS, families, of_task
-from orchestration.comparison.parameters import asked, varying
-from orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
-from orchestration.comparison.record import SweepRecord, rows
-from workers.tasks import TASKS
+from dpsweep.orchestration.comparison.metrics import METRICS, families, of_task
+from dpsweep.orchestration.comparison.parameters import asked, varying
+from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
+from dpsweep.orchestration.comparison.record import SweepRecord, rows
+from dpsweep.workers.tasks import TASKS
 
 FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 """First characters of a cell that a spreadsheet may interpret as a formula."""

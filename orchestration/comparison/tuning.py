@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from accounting.exponential_choice import ExponentialChoice
-from accounting.random_trials import RandomTrials
-from orchestration.records.published import PublishedTuning
-from orchestration.sweeps.grid import GridPoint
-from orchestration.sweeps.schema import SweepSpec
-from orchestration.sweeps.tune import has
+from dpsweep.accounting.exponential_choice import ExponentialChoice
+from dpsweep.accounting.random_trials import RandomTrials
+from dpsweep.orchestration.records.published import PublishedTuning
+from dpsweep.orchestration.sweeps.grid import GridPoint
+from dpsweep.orchestration.sweeps.schema import SweepSpec
+from dpsweep.orchestration.sweeps.tune import has
 
 
 def tuning_note(sweep: SweepSpec, point: GridPoint) -> str | None:

@@ -9,12 +9,12 @@ from typing import Final
 
 import numpy as np
 
-from accounting.attacks import FALSE_POSITIVE_RATES
-from orchestration.records.published import EpsilonHistogram, PublishedGroup, PublishedQuality, PublishedTrial
-from orchestration.records.states import TrialState
-from workers import rates
-from workers.evaluation import Evaluation
-from workers.rates import ConfusionCounts, Rate
+from dpsweep.accounting.attacks import FALSE_POSITIVE_RATES
+from dpsweep.orchestration.records.published import EpsilonHistogram, PublishedGroup, PublishedQuality, PublishedTrial
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.workers import rates
+from dpsweep.workers.evaluation import Evaluation
+from dpsweep.workers.rates import ConfusionCounts, Rate
 
 Value = Callable[[PublishedTrial], float | None]
 """A function from a trial to a number; None if it is unknown, infinite if there is no bound."""
@@ -208,7 +208,7 @@ def audit_bounds(trial: PublishedTrial) -> Mapping[str, float | None]:
 
 
 def fairness(name: str) -> Value:
-    """Return a function from a trial to the gap between groups that is called ``name`` in `workers.rates`."""
+    """Return a function from a trial to the gap between groups that is called ``name`` in `dpsweep.workers.rates`."""
     return lambda trial: _between_groups(trial).get(name)
 
 
@@ -230,7 +230,7 @@ def of_counts(rate: Rate) -> Value:
 
 
 def of_two_classes(name: str) -> Value:
-    """Return a function from a trial to the rate ``name`` of `workers.rates.OF_TWO_CLASSES` over all its test
+    """Return a function from a trial to the rate ``name`` of `dpsweep.workers.rates.OF_TWO_CLASSES` over all its test
     examples.
     """
 

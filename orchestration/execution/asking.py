@@ -12,12 +12,12 @@ from ray._private.state import available_resources_per_node
 from ray.exceptions import LocalRayletDiedError, NodeDiedError, RayError, RayTaskError, TaskUnschedulableError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from accounting.errors import InvalidInput
-from orchestration.execution.nodes import alive_nodes
-from orchestration.sweeps.fields import LEAST_QUANTITY
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.execution.nodes import alive_nodes
+from dpsweep.orchestration.sweeps.fields import LEAST_QUANTITY
 
 if TYPE_CHECKING:
-    from orchestration.execution.backend import Warn
+    from dpsweep.orchestration.execution.backend import Warn
 
 _LOOK: Final = 1.0
 """Seconds between two looks at what has answered."""

@@ -13,8 +13,8 @@ from ray._private.worker import global_worker
 from ray.autoscaler.v2.utils import is_autoscaler_v2
 from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply  # type: ignore[attr-defined]  # generated
 
-from accounting.errors import InvalidInput
-from orchestration.sweeps.resources import LABEL
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.sweeps.resources import LABEL
 
 _LONGEST: Final = 600.0
 """Seconds in which an autoscaler looks at what waits, which it does every five seconds when it is well."""

@@ -7,22 +7,22 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from accounting.errors import DpsweepError, StorageError
-from accounting.jobs import Part, PartwiseJob, Result
-from accounting.planning import PROCESSES, Solver
-from accounting.records import KeyCheck, exists, new_key_check, require_key
-from orchestration.execution.environment import EMBEDDED, IN_PROCESS
-from orchestration.execution.shared_storage import Probe
-from orchestration.records.failures import record_failure
-from orchestration.records.layout import SweepFiles
-from orchestration.records.release_modes import Disclosure
-from orchestration.records.status_snapshot import ClusterSnapshot, SweepSnapshot
-from orchestration.records.turn import Turn
-from orchestration.sweeps.planned import Plan, PlannedTrial
-from orchestration.sweeps.schema import SweepSpec
-from workers.history import Progress
-from workers.imports import UserCode
-from workers.less_memory import LackOfMemory, in_smaller_pieces
+from dpsweep.accounting.errors import DpsweepError, StorageError
+from dpsweep.accounting.jobs import Part, PartwiseJob, Result
+from dpsweep.accounting.planning import PROCESSES, Solver
+from dpsweep.accounting.records import KeyCheck, exists, new_key_check, require_key
+from dpsweep.orchestration.execution.environment import EMBEDDED, IN_PROCESS
+from dpsweep.orchestration.execution.shared_storage import Probe
+from dpsweep.orchestration.records.failures import record_failure
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.release_modes import Disclosure
+from dpsweep.orchestration.records.status_snapshot import ClusterSnapshot, SweepSnapshot
+from dpsweep.orchestration.records.turn import Turn
+from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial
+from dpsweep.orchestration.sweeps.schema import SweepSpec
+from dpsweep.workers.history import Progress
+from dpsweep.workers.imports import UserCode
+from dpsweep.workers.less_memory import LackOfMemory, in_smaller_pieces
 
 
 @dataclass(frozen=True)
@@ -101,12 +101,12 @@ class Backend(Protocol):
         """
 
     def scatter(self, job: PartwiseJob[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
-        """Yield the results of the given parts of one trial, in order; see `accounting.jobs.Scatter`."""
+        """Yield the results of the given parts of one trial, in order; see `dpsweep.accounting.jobs.Scatter`."""
 
     def close(self, planned: PlannedTrial, step: int) -> Iterable[None]:
         """Store norms and trace of a trial that was stopped after ``step`` steps, yielding until that is done.
 
-        Raises: as `workers.stopping.close_trial`.
+        Raises: as `dpsweep.workers.stopping.close_trial`.
         """
 
     def give_up(self) -> None:
@@ -166,31 +166,31 @@ def solver(address: str, files: SweepFiles) -> Solver:
     """Return the solver of many noise calibrations: nodes of a running cluster, otherwise processes on this machine."""
     if address in _OPENINGS:
         return PROCESSES
-    from orchestration.execution.calibrations import OnCluster
+    from dpsweep.orchestration.execution.calibrations import OnCluster
 
     return OnCluster(address, files.log)
 
 
 def _nothing_left() -> Opening:
-    from orchestration.execution.in_process import nothing_left
+    from dpsweep.orchestration.execution.in_process import nothing_left
 
     return nothing_left
 
 
 def _in_process() -> Opening:
-    from orchestration.execution.in_process import in_process
+    from dpsweep.orchestration.execution.in_process import in_process
 
     return in_process
 
 
 def _embedded() -> Opening:
-    from orchestration.execution.on_ray import embedded
+    from dpsweep.orchestration.execution.on_ray import embedded
 
     return embedded
 
 
 def _on_cluster() -> Opening:
-    from orchestration.execution.on_ray import on_cluster
+    from dpsweep.orchestration.execution.on_ray import on_cluster
 
     return on_cluster
 

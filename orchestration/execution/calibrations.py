@@ -10,8 +10,8 @@ from typing import Any, Final, final
 import ray
 from ray.exceptions import RayError
 
-from accounting.planning import Calibration, solved
-from orchestration.execution.cluster import check_resources, connected
+from dpsweep.accounting.planning import Calibration, solved
+from dpsweep.orchestration.execution.cluster import check_resources, connected
 
 _JOIN_TIMEOUT: Final = 10.0
 """Seconds to wait for a node with a CPU to join the cluster."""

@@ -7,12 +7,12 @@ from typing import Final
 
 import ray
 
-from accounting.errors import DpsweepError
-from orchestration.execution.backend import TrialContext
-from orchestration.execution.stopping import close_here
-from orchestration.sweeps.planned import PlannedTrial
-from orchestration.sweeps.resources import ResourceSettings
-from orchestration.sweeps.user_code import unpacked
+from dpsweep.accounting.errors import DpsweepError
+from dpsweep.orchestration.execution.backend import TrialContext
+from dpsweep.orchestration.execution.stopping import close_here
+from dpsweep.orchestration.sweeps.planned import PlannedTrial
+from dpsweep.orchestration.sweeps.resources import ResourceSettings
+from dpsweep.orchestration.sweeps.user_code import unpacked
 
 _RETRIES: Final = 8
 """Most repetitions of a task whose process or node was lost."""

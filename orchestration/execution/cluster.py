@@ -28,25 +28,25 @@ from ray._private.grpc_utils import init_grpc_channel
 from ray.exceptions import RayError
 from ray.job_config import JobConfig
 
-from accounting.errors import InvalidInput
-from accounting.jobs.parallel import fitting
-from accounting.records import KEY_VARIABLE, KeyCheck, make_folders, require_key, require_library_file
-from orchestration.execution.asking import Question, answers, named
-from orchestration.execution.autoscaler import has_autoscaler, is_beyond_autoscaler
-from orchestration.execution.environment import EMBEDDED, require_address, reread_environment
-from orchestration.execution.nodes import alive_nodes, amounts_of
-from orchestration.execution.quiet_stderr import stderr_without
-from orchestration.execution.session import private_session
-from orchestration.execution.shared_connection import kept
-from orchestration.execution.shared_storage import SHARED, Probe
-from orchestration.execution.sudden_end import told_if_killed
-from orchestration.execution.versions import SAME, differences, versions_here
-from orchestration.sweeps.user_code import packed
-from workers.imports import NO_CODE, UserCode
-from workers.memory import ALLOCATOR
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.jobs.parallel import fitting
+from dpsweep.accounting.records import KEY_VARIABLE, KeyCheck, make_folders, require_key, require_library_file
+from dpsweep.orchestration.execution.asking import Question, answers, named
+from dpsweep.orchestration.execution.autoscaler import has_autoscaler, is_beyond_autoscaler
+from dpsweep.orchestration.execution.environment import EMBEDDED, require_address, reread_environment
+from dpsweep.orchestration.execution.nodes import alive_nodes, amounts_of
+from dpsweep.orchestration.execution.quiet_stderr import stderr_without
+from dpsweep.orchestration.execution.session import private_session
+from dpsweep.orchestration.execution.shared_connection import kept
+from dpsweep.orchestration.execution.shared_storage import SHARED, Probe
+from dpsweep.orchestration.execution.sudden_end import told_if_killed
+from dpsweep.orchestration.execution.versions import SAME, differences, versions_here
+from dpsweep.orchestration.sweeps.user_code import packed
+from dpsweep.workers.imports import NO_CODE, UserCode
+from dpsweep.workers.memory import ALLOCATOR
 
 if TYPE_CHECKING:
-    from orchestration.execution.backend import Warn
+    from dpsweep.orchestration.execution.backend import Warn
 
 _PACKAGES = ("accounting", "workers", "orchestration")
 _OBJECT_STORE_BYTES = 128 * 2**20

@@ -6,10 +6,10 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from accounting.accountants import account
-from accounting.estimates import PrivacyEstimate
-from accounting.individual import individual_reasons
-from accounting.jobs import (
+from dpsweep.accounting.accountants import account
+from dpsweep.accounting.estimates import PrivacyEstimate
+from dpsweep.accounting.individual import individual_reasons
+from dpsweep.accounting.jobs import (
     AccountingJob,
     CountedEpsilons,
     Counting,
@@ -18,17 +18,17 @@ from accounting.jobs import (
     account_in_process,
     store_epsilons,
 )
-from accounting.mechanism import Segment, Trace
-from accounting.records import StoredEpsilons, TrialFiles, read_trace
-from accounting.release import ReleaseSpec, release_counted
-from accounting.so_far import cost_so_far
-from orchestration.comparison.individuals import exact_statistics, released_statistics
-from orchestration.execution.costs import Costs, costs, costs_as_planned
-from orchestration.execution.estimate_quality import quality_of_estimates
-from orchestration.records.integrity import note_digests
-from orchestration.records.published import IndividualStatistics, PublishedEpoch
-from orchestration.records.release_modes import release_mode, release_spec
-from orchestration.records.results import (
+from dpsweep.accounting.mechanism import Segment, Trace
+from dpsweep.accounting.records import StoredEpsilons, TrialFiles, read_trace
+from dpsweep.accounting.release import ReleaseSpec, release_counted
+from dpsweep.accounting.so_far import cost_so_far
+from dpsweep.orchestration.comparison.individuals import exact_statistics, released_statistics
+from dpsweep.orchestration.execution.costs import Costs, costs, costs_as_planned
+from dpsweep.orchestration.execution.estimate_quality import quality_of_estimates
+from dpsweep.orchestration.records.integrity import note_digests
+from dpsweep.orchestration.records.published import IndividualStatistics, PublishedEpoch
+from dpsweep.orchestration.records.release_modes import release_mode, release_spec
+from dpsweep.orchestration.records.results import (
     StoppedTrial,
     TrialResult,
     read_statistics,
@@ -36,12 +36,12 @@ from orchestration.records.results import (
     write_result,
     write_statistics,
 )
-from orchestration.sweeps.planned import PlannedTrial
-from orchestration.sweeps.schema import SweepSpec
-from workers.attack_results import AttackResults, read_attacks
-from workers.counters import Counters, read_counters
-from workers.device_use import read_device_use
-from workers.history import Progress, TrainingResult, read_training_result
+from dpsweep.orchestration.sweeps.planned import PlannedTrial
+from dpsweep.orchestration.sweeps.schema import SweepSpec
+from dpsweep.workers.attack_results import AttackResults, read_attacks
+from dpsweep.workers.counters import Counters, read_counters
+from dpsweep.workers.device_use import read_device_use
+from dpsweep.workers.history import Progress, TrainingResult, read_training_result
 
 
 @dataclass(frozen=True)

@@ -12,36 +12,42 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 
-from accounting.errors import DataCorruption, DpsweepError, InvalidInput, StorageError
-from accounting.jobs import Part, PartwiseJob, Result, Scatter
-from accounting.mechanism import Trace
-from accounting.records import delete_folder, exists, modified, read_trace
-from orchestration.comparison import publishing
-from orchestration.comparison.claims import unfounded
-from orchestration.comparison.record import SweepRecord, exact
-from orchestration.comparison.stored import candidate_attempts, kept_trials
-from orchestration.execution.completion import Times, complete_stopped, complete_trial, epsilon_so_far, shown_trace
-from orchestration.execution.publication import publication
-from orchestration.execution.stopping import Close, account_stopped, is_left_to_account
-from orchestration.execution.storage_retries import PAUSES, patiently
-from orchestration.records.accounts import read_accounts
-from orchestration.records.attempts import Attempt, AttemptLog
-from orchestration.records.failures import forget_failure, record_failure
-from orchestration.records.integrity import met_other_data
-from orchestration.records.layout import SweepFiles
-from orchestration.records.manifest import Manifest
-from orchestration.records.published import PublishedAccount, PublishedTrial
-from orchestration.records.recording import NOTHING_RECORDED, Recording
-from orchestration.records.results import StoppedTrial, StoredResult, read_result
-from orchestration.records.states import TrialState
-from orchestration.records.status import SweepStatus, TrialStatus, status_of
-from orchestration.report.writing import write_reports
-from orchestration.sweeps.planned import Plan, PlannedTrial
-from orchestration.sweeps.schema import SweepSpec
-from orchestration.tracking.protocol import Tracker, tracked
-from orchestration.tracking.recorder import TrackingRecorder
-from workers.history import Progress
-from workers.noise_sources import noise_source_kind
+from dpsweep.accounting.errors import DataCorruption, DpsweepError, InvalidInput, StorageError
+from dpsweep.accounting.jobs import Part, PartwiseJob, Result, Scatter
+from dpsweep.accounting.mechanism import Trace
+from dpsweep.accounting.records import delete_folder, exists, modified, read_trace
+from dpsweep.orchestration.comparison import publishing
+from dpsweep.orchestration.comparison.claims import unfounded
+from dpsweep.orchestration.comparison.record import SweepRecord, exact
+from dpsweep.orchestration.comparison.stored import candidate_attempts, kept_trials
+from dpsweep.orchestration.execution.completion import (
+    Times,
+    complete_stopped,
+    complete_trial,
+    epsilon_so_far,
+    shown_trace,
+)
+from dpsweep.orchestration.execution.publication import publication
+from dpsweep.orchestration.execution.stopping import Close, account_stopped, is_left_to_account
+from dpsweep.orchestration.execution.storage_retries import PAUSES, patiently
+from dpsweep.orchestration.records.accounts import read_accounts
+from dpsweep.orchestration.records.attempts import Attempt, AttemptLog
+from dpsweep.orchestration.records.failures import forget_failure, record_failure
+from dpsweep.orchestration.records.integrity import met_other_data
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.manifest import Manifest
+from dpsweep.orchestration.records.published import PublishedAccount, PublishedTrial
+from dpsweep.orchestration.records.recording import NOTHING_RECORDED, Recording
+from dpsweep.orchestration.records.results import StoppedTrial, StoredResult, read_result
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.records.status import SweepStatus, TrialStatus, status_of
+from dpsweep.orchestration.report.writing import write_reports
+from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial
+from dpsweep.orchestration.sweeps.schema import SweepSpec
+from dpsweep.orchestration.tracking.protocol import Tracker, tracked
+from dpsweep.orchestration.tracking.recorder import TrackingRecorder
+from dpsweep.workers.history import Progress
+from dpsweep.workers.noise_sources import noise_source_kind
 
 
 class _Interrupted(Exception):

@@ -6,13 +6,13 @@ import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from accounting.accountants import account
-from accounting.attacks import AttackRisk, attack_risk, privacy_curve
-from accounting.estimates import PrivacyEstimate
-from accounting.mechanism import Trace
-from accounting.reasons import Reason, weakened
-from orchestration.sweeps.planned import PlannedTrial, worst_cases
-from orchestration.sweeps.schema import SweepSpec
+from dpsweep.accounting.accountants import account
+from dpsweep.accounting.attacks import AttackRisk, attack_risk, privacy_curve
+from dpsweep.accounting.estimates import PrivacyEstimate
+from dpsweep.accounting.mechanism import Trace
+from dpsweep.accounting.reasons import Reason, weakened
+from dpsweep.orchestration.sweeps.planned import PlannedTrial, worst_cases
+from dpsweep.orchestration.sweeps.schema import SweepSpec
 
 
 @dataclass(frozen=True)

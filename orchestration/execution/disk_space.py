@@ -5,10 +5,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from accounting.errors import InvalidInput
-from accounting.records import exists
-from orchestration.records.layout import SweepFiles
-from orchestration.sweeps.planned import Plan
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.records import exists
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.sweeps.planned import Plan
 
 REPORTS_AND_TRACKING = 64 * 2**20
 """Bytes reserved for the two reports, MLflow and logs; the quickstart sweep needs about half of this."""

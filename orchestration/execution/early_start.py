@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from accounting.records import exists
-from orchestration.execution.environment import EMBEDDED
-from orchestration.execution.shared_connection import opened_ahead
-from orchestration.records.layout import output_files
-from orchestration.sweeps.schema import SweepSpec
-from workers.imports import UserCode
+from dpsweep.accounting.records import exists
+from dpsweep.orchestration.execution.environment import EMBEDDED
+from dpsweep.orchestration.execution.shared_connection import opened_ahead
+from dpsweep.orchestration.records.layout import output_files
+from dpsweep.orchestration.sweeps.schema import SweepSpec
+from dpsweep.workers.imports import UserCode
 
 
 @contextlib.contextmanager
@@ -29,7 +29,7 @@ def ray_ahead(sweep: SweepSpec, output: str | None, address: str, code: UserCode
 
 @contextlib.contextmanager
 def _started(code: UserCode) -> Iterator[UserCode]:
-    from orchestration.execution.cluster import connection  # imported in the thread: it takes a second
+    from dpsweep.orchestration.execution.cluster import connection  # imported in the thread: it takes a second
 
     with connection(EMBEDDED, code) as shipped:
         yield shipped

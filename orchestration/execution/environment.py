@@ -6,8 +6,8 @@ import os
 import secrets
 from pathlib import Path
 
-from accounting.errors import InvalidInput
-from workers.memory import ALLOCATOR
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.memory import ALLOCATOR
 
 EMBEDDED = "local"
 """``--address`` for a Ray cluster that is started for the sweep and stopped with it."""

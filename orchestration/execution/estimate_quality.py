@@ -7,12 +7,12 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from accounting.individual import individual_epsilons
-from accounting.mechanism import Trace
-from accounting.records import Epsilons, NormShards, TrialFiles
-from orchestration.comparison.densities import density
-from orchestration.comparison.statistics import pearson
-from orchestration.records.published import EstimateQuality
+from dpsweep.accounting.individual import individual_epsilons
+from dpsweep.accounting.mechanism import Trace
+from dpsweep.accounting.records import Epsilons, NormShards, TrialFiles
+from dpsweep.orchestration.comparison.densities import density
+from dpsweep.orchestration.comparison.statistics import pearson
+from dpsweep.orchestration.records.published import EstimateQuality
 
 
 def quality_of_estimates(

@@ -11,8 +11,8 @@ from typing import Final, final
 
 from ray.util.metrics import Gauge
 
-from orchestration.records.states import TrialState
-from orchestration.records.status_snapshot import SweepSnapshot
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.records.status_snapshot import SweepSnapshot
 
 Value = tuple[dict[str, str], float]
 """Tags of a gauge besides ``sweep``, and its value."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from accounting.jobs.parallel import fitting
-from orchestration.execution.nodes import alive_nodes, amounts_of
+from dpsweep.accounting.jobs.parallel import fitting
+from dpsweep.orchestration.execution.nodes import alive_nodes, amounts_of
 
 TRAINING_LABEL: Final = ("dpsweep", "train")
 """The label of GPU nodes in the cluster files of this project, by which nodes that join later are known too."""

@@ -7,14 +7,14 @@ from typing import Final
 
 import ray
 
-from accounting.errors import InvalidInput, UnfitNode
-from accounting.jobs.parallel import fitting
-from orchestration.execution.asking import Question, answers, named
-from orchestration.execution.backend import Warn
-from orchestration.execution.nodes import alive_nodes, amounts_of
-from orchestration.sweeps.planned import PlannedTrial
-from orchestration.sweeps.resources import ResourceSettings
-from orchestration.sweeps.schema import SweepSpec
+from dpsweep.accounting.errors import InvalidInput, UnfitNode
+from dpsweep.accounting.jobs.parallel import fitting
+from dpsweep.orchestration.execution.asking import Question, answers, named
+from dpsweep.orchestration.execution.backend import Warn
+from dpsweep.orchestration.execution.nodes import alive_nodes, amounts_of
+from dpsweep.orchestration.sweeps.planned import PlannedTrial
+from dpsweep.orchestration.sweeps.resources import ResourceSettings
+from dpsweep.orchestration.sweeps.schema import SweepSpec
 
 _ALLOWED: Final = "execution.allow_cpu: true lets such trials train on the CPU"
 
@@ -53,6 +53,6 @@ def require_gpu(planned: PlannedTrial, reserved: ResourceSettings) -> None:
 
 
 def _missing_gpu() -> str | None:
-    from workers.devices import missing_gpu  # late: it imports torch, which the driver does not need for this
+    from dpsweep.workers.devices import missing_gpu  # late: it imports torch, which the driver does not need for this
 
     return missing_gpu()

@@ -7,21 +7,21 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import final
 
-from accounting.errors import InvalidInput
-from accounting.jobs import Part, PartwiseJob, Result, account_in_process
-from orchestration.execution.backend import TrainingObserver, TrialContext, Warn, lighter
-from orchestration.execution.environment import IN_PROCESS
-from orchestration.execution.stopping import close_here
-from orchestration.execution.storage_retries import train_patiently
-from orchestration.records.layout import SweepFiles
-from orchestration.records.status_snapshot import SweepSnapshot
-from orchestration.records.turn import FIRST_COME, Turn
-from orchestration.sweeps.planned import PlannedTrial
-from orchestration.sweeps.schema import SweepSpec
-from workers.devices import missing_gpu
-from workers.imports import UserCode
-from workers.less_memory import LackOfMemory
-from workers.trial import Progress
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.jobs import Part, PartwiseJob, Result, account_in_process
+from dpsweep.orchestration.execution.backend import TrainingObserver, TrialContext, Warn, lighter
+from dpsweep.orchestration.execution.environment import IN_PROCESS
+from dpsweep.orchestration.execution.stopping import close_here
+from dpsweep.orchestration.execution.storage_retries import train_patiently
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.status_snapshot import SweepSnapshot
+from dpsweep.orchestration.records.turn import FIRST_COME, Turn
+from dpsweep.orchestration.sweeps.planned import PlannedTrial
+from dpsweep.orchestration.sweeps.schema import SweepSpec
+from dpsweep.workers.devices import missing_gpu
+from dpsweep.workers.imports import UserCode
+from dpsweep.workers.less_memory import LackOfMemory
+from dpsweep.workers.trial import Progress
 
 
 class _Halted(Exception):

@@ -15,13 +15,13 @@ from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from accounting.errors import InvalidInput
-from accounting.records import KeyCheck, new_key_check, read_bytes
-from orchestration.execution.cluster import own_packages
-from orchestration.records.limits import NO_LIMITS, Limits
-from orchestration.records.turn import FIRST_COME, Turn
-from orchestration.sweeps.user_code import packed, unpacked
-from workers.imports import UserCode
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.records import KeyCheck, new_key_check, read_bytes
+from dpsweep.orchestration.execution.cluster import own_packages
+from dpsweep.orchestration.records.limits import NO_LIMITS, Limits
+from dpsweep.orchestration.records.turn import FIRST_COME, Turn
+from dpsweep.orchestration.sweeps.user_code import packed, unpacked
+from dpsweep.workers.imports import UserCode
 
 LARGEST: Final = 20 * 2**20
 """Largest total size of the user's own files, in bytes; data belong in storage that the nodes share."""

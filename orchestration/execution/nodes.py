@@ -8,8 +8,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from orchestration.records.status_snapshot import ClusterSnapshot, NodeSnapshot
-from orchestration.sweeps.resources import LABEL
+from dpsweep.orchestration.records.status_snapshot import ClusterSnapshot, NodeSnapshot
+from dpsweep.orchestration.sweeps.resources import LABEL
 
 
 def cluster_now(waiting: Sequence[Mapping[str, float]], training: int) -> ClusterSnapshot | None:

@@ -14,9 +14,9 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
-from accounting.errors import InvalidInput
-from orchestration.records.states import TrialState
-from orchestration.records.status_snapshot import SweepSnapshot
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.records.status_snapshot import SweepSnapshot
 
 Event = Literal["finished", "failed", "stuck"]
 TIMEOUT: Final = 15.0

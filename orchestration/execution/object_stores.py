@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping
 
-from accounting.errors import InvalidInput, StorageError
-from accounting.records import is_local, open_filesystem
+from dpsweep.accounting.errors import InvalidInput, StorageError
+from dpsweep.accounting.records import is_local, open_filesystem
 
 _CLIENTS: Mapping[str, tuple[str, str]] = {
     "s3": ("boto3", "dpsweep[s3]"),

@@ -6,30 +6,30 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import final
 
-from accounting.jobs import Part, PartwiseJob, Result
-from accounting.jobs.parallel import AccountingQueue
-from orchestration.execution.backend import TrainingObserver, TrialContext, Warn
-from orchestration.execution.closing import close_on_node
-from orchestration.execution.cluster import (
+from dpsweep.accounting.jobs import Part, PartwiseJob, Result
+from dpsweep.accounting.jobs.parallel import AccountingQueue
+from dpsweep.orchestration.execution.backend import TrainingObserver, TrialContext, Warn
+from dpsweep.orchestration.execution.closing import close_on_node
+from dpsweep.orchestration.execution.cluster import (
     check_keys,
     check_resources,
     check_shared_storage,
     check_versions,
     connected,
 )
-from orchestration.execution.gauges import Gauges
-from orchestration.execution.gpus import check_gpus
-from orchestration.execution.nodes import cluster_now
-from orchestration.execution.shared_storage import OnSharedStorage, Probe
-from orchestration.execution.tune import train
-from orchestration.execution.turns import Turns
-from orchestration.records.layout import SweepFiles
-from orchestration.records.status_snapshot import ClusterSnapshot, SweepSnapshot
-from orchestration.records.turn import FIRST_COME, Turn
-from orchestration.sweeps.fields import LEAST_QUANTITY
-from orchestration.sweeps.planned import PlannedTrial
-from orchestration.sweeps.schema import AccountingSettings, SweepSpec
-from workers.imports import UserCode
+from dpsweep.orchestration.execution.gauges import Gauges
+from dpsweep.orchestration.execution.gpus import check_gpus
+from dpsweep.orchestration.execution.nodes import cluster_now
+from dpsweep.orchestration.execution.shared_storage import OnSharedStorage, Probe
+from dpsweep.orchestration.execution.tune import train
+from dpsweep.orchestration.execution.turns import Turns
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.status_snapshot import ClusterSnapshot, SweepSnapshot
+from dpsweep.orchestration.records.turn import FIRST_COME, Turn
+from dpsweep.orchestration.sweeps.fields import LEAST_QUANTITY
+from dpsweep.orchestration.sweeps.planned import PlannedTrial
+from dpsweep.orchestration.sweeps.schema import AccountingSettings, SweepSpec
+from dpsweep.workers.imports import UserCode
 
 _JOIN_TIMEOUT = 10.0
 """Seconds to wait for nodes to join a running cluster before the sweep is refused for lack of resources."""

@@ -12,25 +12,25 @@ import subprocess
 import sys
 from typing import Any, Final
 
-from accounting.errors import DpsweepError
-from accounting.planning import Solver
-from orchestration.execution.environment import EMBEDDED, IN_PROCESS
-from orchestration.sweeps.grid import Past
-from orchestration.sweeps.planned import Plan
-from orchestration.sweeps.schema import SweepSpec
-from workers.imports import UserCode
+from dpsweep.accounting.errors import DpsweepError
+from dpsweep.accounting.planning import Solver
+from dpsweep.orchestration.execution.environment import EMBEDDED, IN_PROCESS
+from dpsweep.orchestration.sweeps.grid import Past
+from dpsweep.orchestration.sweeps.planned import Plan
+from dpsweep.orchestration.sweeps.schema import SweepSpec
+from dpsweep.workers.imports import UserCode
 
-_CODE: Final = "from orchestration.execution.planning import _serve; _serve()"
+_CODE: Final = "from dpsweep.orchestration.execution.planning import _serve; _serve()"
 
 
 def plan_at(address: str, sweep: SweepSpec, code: UserCode, past: Past, solver: Solver) -> Plan:
     """Return the plan of a sweep that runs at ``address``; for a running cluster, it is made in another process.
 
-    Raises: as `orchestration.sweeps.plan.plan_sweep`, and DpsweepError if that process is killed.
+    Raises: as `dpsweep.orchestration.sweeps.plan.plan_sweep`, and DpsweepError if that process is killed.
     """
     if address not in (IN_PROCESS, EMBEDDED):
         return _in_process((sweep, code, past, solver))
-    from orchestration.sweeps.plan import plan_sweep  # late: it imports torch
+    from dpsweep.orchestration.sweeps.plan import plan_sweep  # late: it imports torch
 
     return plan_sweep(sweep, code, past, solver)
 
@@ -59,7 +59,7 @@ def _serve() -> None:
     """Plan the sweep given on standard input, and write the plan, or the error, to standard output."""
     answer = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what the user's code prints
-    from orchestration.sweeps.plan import plan_sweep
+    from dpsweep.orchestration.sweeps.plan import plan_sweep
 
     sweep, code, past, solver = pickle.load(sys.stdin.buffer)
     found: Plan | DpsweepError

@@ -14,11 +14,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from accounting.errors import InvalidInput, require_finite
-from orchestration.execution.probing import SweepProbe, kind, norm_passes, run_kind, steps_per_epoch
-from orchestration.sweeps.planned import Plan, PlannedTrial
-from orchestration.sweeps.resources import ResourceSettings, reserved
-from workers.probe import TrialProbe
+from dpsweep.accounting.errors import InvalidInput, require_finite
+from dpsweep.orchestration.execution.probing import SweepProbe, kind, norm_passes, run_kind, steps_per_epoch
+from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial
+from dpsweep.orchestration.sweeps.resources import ResourceSettings, reserved
+from dpsweep.workers.probe import TrialProbe
 
 _RAY: Final = 0.8
 """Time to start an embedded Ray. Unit, also below: the start of one worker. Measured with Ray 2.60 and MLflow 3.17."""

@@ -15,22 +15,22 @@ from typing import Final
 import numpy as np
 import torch
 
-from accounting.errors import InvalidInput
-from accounting.individual import individual_epsilons
-from orchestration.execution.costs import costs_as_planned
-from orchestration.records.failures import shown
-from orchestration.sweeps.planned import Plan, PlannedTrial
-from orchestration.sweeps.schema import SweepSpec
-from orchestration.tracking.embedded import embedded_tracking_uri
-from orchestration.tracking.mlflow import MlflowTracker
-from workers.imports import UserCode
-from workers.probe import TrialProbe, probe_trial
-from workers.recording import is_due, oldest_norm
-from workers.spec import TrialSpec
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.individual import individual_epsilons
+from dpsweep.orchestration.execution.costs import costs_as_planned
+from dpsweep.orchestration.records.failures import shown
+from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial
+from dpsweep.orchestration.sweeps.schema import SweepSpec
+from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
+from dpsweep.orchestration.tracking.mlflow import MlflowTracker
+from dpsweep.workers.imports import UserCode
+from dpsweep.workers.probe import TrialProbe, probe_trial
+from dpsweep.workers.recording import is_due, oldest_norm
+from dpsweep.workers.spec import TrialSpec
 
 _ROWS: Final = 1024
 """Examples that are accounted to measure the time per example."""
-_WORKER_CODE: Final = "import os; os.nice({niceness}); import orchestration.execution.tune"
+_WORKER_CODE: Final = "import os; os.nice({niceness}); import dpsweep.orchestration.execution.tune"
 """Code of a process that imports what a Ray worker imports before it trains or accounts."""
 _NICENESS: Final = "RAY_worker_niceness"
 """Environment variable with the niceness that Ray gives its workers; other work on the machine has priority."""

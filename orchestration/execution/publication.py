@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from orchestration.comparison.findings import Findings
-from orchestration.comparison.record import SweepRecord
-from orchestration.records.published import PublishedSweep
-from orchestration.report.catalogue import figures_for_mlflow
-from orchestration.report.prose import headline
-from orchestration.tracking.protocol import RunStatus, Tracker
+from dpsweep.orchestration.comparison.findings import Findings
+from dpsweep.orchestration.comparison.record import SweepRecord
+from dpsweep.orchestration.records.published import PublishedSweep
+from dpsweep.orchestration.report.catalogue import figures_for_mlflow
+from dpsweep.orchestration.report.prose import headline
+from dpsweep.orchestration.tracking.protocol import RunStatus, Tracker
 
 
 def publication(

@@ -23,15 +23,15 @@ from ray.exceptions import RayError
 from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from accounting.errors import DpsweepError
-from orchestration.execution.backend import TrialContext
-from orchestration.execution.gpus import require_gpu
-from orchestration.execution.storage_retries import patiently
-from orchestration.sweeps.planned import PlannedTrial
-from orchestration.sweeps.resources import ResourceSettings
-from orchestration.sweeps.user_code import unpacked
-from workers.ranks import RankLost, connected
-from workers.trial import Progress, follow_trial, run_trial
+from dpsweep.accounting.errors import DpsweepError
+from dpsweep.orchestration.execution.backend import TrialContext
+from dpsweep.orchestration.execution.gpus import require_gpu
+from dpsweep.orchestration.execution.storage_retries import patiently
+from dpsweep.orchestration.sweeps.planned import PlannedTrial
+from dpsweep.orchestration.sweeps.resources import ResourceSettings
+from dpsweep.orchestration.sweeps.user_code import unpacked
+from dpsweep.workers.ranks import RankLost, connected
+from dpsweep.workers.trial import Progress, follow_trial, run_trial
 
 _REASON_TIMEOUT: Final = 10.0
 """Seconds to wait for the errors of the other ranks, to find the one that failed first."""

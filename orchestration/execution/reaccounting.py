@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from accounting.accountants import account
-from accounting.errors import InvalidInput
-from accounting.estimates import PrivacyEstimate
-from accounting.individual import individual_reasons
-from accounting.jobs import (
+from dpsweep.accounting.accountants import account
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.estimates import PrivacyEstimate
+from dpsweep.accounting.individual import individual_reasons
+from dpsweep.accounting.jobs import (
     AccountingJob,
     CountedEpsilons,
     Counting,
@@ -24,8 +24,8 @@ from accounting.jobs import (
     account_all,
     account_users,
 )
-from accounting.reasons import Reason, in_words, union, weakened
-from accounting.records import (
+from dpsweep.accounting.reasons import Reason, in_words, union, weakened
+from dpsweep.accounting.records import (
     StoredEpsilons,
     StoredUsers,
     TrialFiles,
@@ -34,21 +34,21 @@ from accounting.records import (
     read_groups,
     read_trace,
 )
-from orchestration.comparison.claims import recomputed, require_founded
-from orchestration.comparison.individuals import exact_statistics
-from orchestration.comparison.record import SweepRecord
-from orchestration.comparison.stored import owned_record
-from orchestration.execution.backend import Warn, opening
-from orchestration.execution.upkeep import trained
-from orchestration.records.accounts import write_account
-from orchestration.records.integrity import require_unaltered
-from orchestration.records.layout import SweepFiles
-from orchestration.records.ownership import claimed, exclusive
-from orchestration.records.published import IndividualStatistics
-from orchestration.records.results import StoredResult
-from orchestration.records.turn import FIRST_COME
-from orchestration.sweeps.schema import SchedulerSettings, SweepSpec
-from workers.imports import NO_CODE
+from dpsweep.orchestration.comparison.claims import recomputed, require_founded
+from dpsweep.orchestration.comparison.individuals import exact_statistics
+from dpsweep.orchestration.comparison.record import SweepRecord
+from dpsweep.orchestration.comparison.stored import owned_record
+from dpsweep.orchestration.execution.backend import Warn, opening
+from dpsweep.orchestration.execution.upkeep import trained
+from dpsweep.orchestration.records.accounts import write_account
+from dpsweep.orchestration.records.integrity import require_unaltered
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.ownership import claimed, exclusive
+from dpsweep.orchestration.records.published import IndividualStatistics
+from dpsweep.orchestration.records.results import StoredResult
+from dpsweep.orchestration.records.turn import FIRST_COME
+from dpsweep.orchestration.sweeps.schema import SchedulerSettings, SweepSpec
+from dpsweep.workers.imports import NO_CODE
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class ReaccountingRequest:
     """Which finished trials to account again, and how.
 
     trial: key of one trial; by default, all private ones. delta, individual: by default, those of the sweep.
-    group_sizes: sizes k of groups of any k records. group_by: a file of groups (`accounting.records.read_groups`), or
-    "". users: whether to account each user as well.
+    group_sizes: sizes k of groups of any k records. group_by: a file of groups
+    (`dpsweep.accounting.records.read_groups`), or "". users: whether to account each user as well.
     """
 
     trial: str | None = None

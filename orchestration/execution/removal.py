@@ -5,17 +5,25 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
-from accounting.errors import InvalidInput
-from accounting.records import delete, delete_folder, delete_if_empty, exists, list_files, list_folders, with_partials
-from orchestration.comparison.record import SweepRecord
-from orchestration.comparison.stored import stored_record
-from orchestration.execution.object_stores import abort_uploads
-from orchestration.records.attempts import AttemptLog
-from orchestration.records.layout import SweepFiles, absolute
-from orchestration.records.ownership import claimed, exclusive
-from orchestration.records.safety import require_no_links
-from orchestration.records.states import TrialState
-from workers.checkpoint import forget_checkpoint
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.records import (
+    delete,
+    delete_folder,
+    delete_if_empty,
+    exists,
+    list_files,
+    list_folders,
+    with_partials,
+)
+from dpsweep.orchestration.comparison.record import SweepRecord
+from dpsweep.orchestration.comparison.stored import stored_record
+from dpsweep.orchestration.execution.object_stores import abort_uploads
+from dpsweep.orchestration.records.attempts import AttemptLog
+from dpsweep.orchestration.records.layout import SweepFiles, absolute
+from dpsweep.orchestration.records.ownership import claimed, exclusive
+from dpsweep.orchestration.records.safety import require_no_links
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.workers.checkpoint import forget_checkpoint
 
 
 def delete_sweep(files: SweepFiles) -> tuple[str, ...]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from accounting.errors import DataCorruption, InvalidInput
-from accounting.records import (
+from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.accounting.records import (
     TrialFiles,
     exists,
     list_files,
@@ -14,19 +14,19 @@ from accounting.records import (
     write_bytes_atomically,
     write_in_private_folder,
 )
-from orchestration.comparison.claims import unfounded
-from orchestration.comparison.record import SweepRecord
-from orchestration.comparison.stored import owned_record
-from orchestration.records.attempts import adopt_attempts
-from orchestration.records.integrity import damages, met_other_data
-from orchestration.records.layout import SweepFiles, absolute
-from orchestration.records.manifest import Manifest
-from orchestration.records.release_modes import release_mode
-from orchestration.records.results import TrialResult
-from orchestration.sweeps.planned import PlannedTrial
-from orchestration.sweeps.schema import SweepSpec
-from workers.imports import NO_CODE, UserCode
-from workers.own_record import require_same_code
+from dpsweep.orchestration.comparison.claims import unfounded
+from dpsweep.orchestration.comparison.record import SweepRecord
+from dpsweep.orchestration.comparison.stored import owned_record
+from dpsweep.orchestration.records.attempts import adopt_attempts
+from dpsweep.orchestration.records.integrity import damages, met_other_data
+from dpsweep.orchestration.records.layout import SweepFiles, absolute
+from dpsweep.orchestration.records.manifest import Manifest
+from dpsweep.orchestration.records.release_modes import release_mode
+from dpsweep.orchestration.records.results import TrialResult
+from dpsweep.orchestration.sweeps.planned import PlannedTrial
+from dpsweep.orchestration.sweeps.schema import SweepSpec
+from dpsweep.workers.imports import NO_CODE, UserCode
+from dpsweep.workers.own_record import require_same_code
 
 
 def take_finished(

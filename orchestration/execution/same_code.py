@@ -6,14 +6,14 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from accounting.errors import InvalidInput
-from accounting.records import exists
-from orchestration.comparison.record import SweepRecord
-from orchestration.records.attempts import AttemptLog
-from orchestration.records.layout import SweepFiles
-from orchestration.sweeps.grid import GridPoint
-from workers.imports import NO_CODE, UserCode, UserModule
-from workers.own_record import changed_code, has_changed, own_locations
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.records import exists
+from dpsweep.orchestration.comparison.record import SweepRecord
+from dpsweep.orchestration.records.attempts import AttemptLog
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.sweeps.grid import GridPoint
+from dpsweep.workers.imports import NO_CODE, UserCode, UserModule
+from dpsweep.workers.own_record import changed_code, has_changed, own_locations
 
 
 @dataclass(frozen=True)

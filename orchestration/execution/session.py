@@ -18,8 +18,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from accounting.errors import InvalidInput
-from workers.node_folder import NODE_FOLDER
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.node_folder import NODE_FOLDER
 
 _VARIABLE = "RAY_TMPDIR"
 """Environment variable with the folder for all files of Ray and its workers; the default is TMPDIR."""

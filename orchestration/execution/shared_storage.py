@@ -8,9 +8,9 @@ import socket
 from dataclasses import dataclass
 from typing import Generic, Self
 
-from accounting.errors import InvalidInput, StorageError, UnfitNode
-from accounting.jobs import Part, PartwiseJob, Result
-from accounting.records import read_bytes, write_bytes_atomically
+from dpsweep.accounting.errors import InvalidInput, StorageError, UnfitNode
+from dpsweep.accounting.jobs import Part, PartwiseJob, Result
+from dpsweep.accounting.records import read_bytes, write_bytes_atomically
 
 SHARED = "choose an --output that every node shares, such as s3:// or NFS"
 """What to do about storage that a node does not share."""

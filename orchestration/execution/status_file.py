@@ -12,14 +12,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from accounting.errors import DataCorruption, DpsweepError, StorageError
-from accounting.records import UnsafeFile
-from orchestration.execution.notices import Notices
-from orchestration.records.layout import SweepFiles
-from orchestration.records.release_modes import Disclosure, release_mode
-from orchestration.records.states import TrialState
-from orchestration.records.status import SweepStatus, TrialStatus
-from orchestration.records.status_snapshot import (
+from dpsweep.accounting.errors import DataCorruption, DpsweepError, StorageError
+from dpsweep.accounting.records import UnsafeFile
+from dpsweep.orchestration.execution.notices import Notices
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.release_modes import Disclosure, release_mode
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.records.status import SweepStatus, TrialStatus
+from dpsweep.orchestration.records.status_snapshot import (
     PERIOD,
     ClusterSnapshot,
     SweepSnapshot,

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from accounting.jobs import Scatter
-from accounting.records import TrialFiles, exists
-from orchestration.execution.backend import TrialContext
-from orchestration.execution.completion import accounts_examples, individual_statistics
-from orchestration.records.integrity import note_digests
-from orchestration.records.results import StoppedTrial, write_result
-from orchestration.sweeps.planned import PlannedTrial
-from orchestration.sweeps.schema import SweepSpec
-from workers.checkpoint import forget_checkpoint
-from workers.imports import UserCode
+from dpsweep.accounting.jobs import Scatter
+from dpsweep.accounting.records import TrialFiles, exists
+from dpsweep.orchestration.execution.backend import TrialContext
+from dpsweep.orchestration.execution.completion import accounts_examples, individual_statistics
+from dpsweep.orchestration.records.integrity import note_digests
+from dpsweep.orchestration.records.results import StoppedTrial, write_result
+from dpsweep.orchestration.sweeps.planned import PlannedTrial
+from dpsweep.orchestration.sweeps.schema import SweepSpec
+from dpsweep.workers.checkpoint import forget_checkpoint
+from dpsweep.workers.imports import UserCode
 
 Close = Callable[[PlannedTrial, int], Iterable[None]]
 """Stores the norms and the trace of a planned trial that was stopped after so many steps; see `close_trial`.
@@ -30,7 +30,7 @@ The iteration ends when they are stored, and yields now and then until then, so 
 
 def close_here(planned: PlannedTrial, step: int, context: TrialContext, code: UserCode, ranks: int = 1) -> None:
     """`Close` in this process. code: as this process imports it. Raises: as `close_trial`."""
-    from workers.stopping import close_trial  # late: it imports torch, and drivers import this module
+    from dpsweep.workers.stopping import close_trial  # late: it imports torch, and drivers import this module
 
     root = context.files.trial(planned.key).root
     close_trial(planned.spec, root, step, code=code, releases=planned.releases, ranks=ranks)

@@ -26,16 +26,16 @@ from typing import TYPE_CHECKING, Any, Final
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobSubmissionClient
 
-from accounting.errors import InvalidInput
-from orchestration.execution.cluster import refused_token
-from orchestration.execution.job_package import Package
-from orchestration.records.ownership import PERIOD
-from orchestration.records.turn import Turn
-from orchestration.tracking.deadlines import Timed, within
-from workers.own_record import has_changed
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.execution.cluster import refused_token
+from dpsweep.orchestration.execution.job_package import Package
+from dpsweep.orchestration.records.ownership import PERIOD
+from dpsweep.orchestration.records.turn import Turn
+from dpsweep.orchestration.tracking.deadlines import Timed, within
+from dpsweep.workers.own_record import has_changed
 
 if TYPE_CHECKING:
-    from orchestration.execution.backend import Warn
+    from dpsweep.orchestration.execution.backend import Warn
 
 _ANSWER_WITHIN = 10.0
 """Seconds to wait for the first answer of a dashboard."""
@@ -53,7 +53,7 @@ _STOP_WITHIN = 120
 """Seconds that a stopped driver has to close its MLflow runs before Ray kills it."""
 DRIVER_BYTES: Final = 2**30
 """Memory that a driver takes on the head while it plans, in a process of its own, with torch built for CUDA; less than
-half of it afterwards (`orchestration.execution.planning`)."""
+half of it afterwards (`dpsweep.orchestration.execution.planning`)."""
 _YOUNG: Final = 120.0
 """Seconds in which a driver grows to its size."""
 _ENDED: Final = frozenset({"STOPPED", "SUCCEEDED", "FAILED"})
@@ -189,7 +189,7 @@ class SubmittedSweeps:
         pause = 3.0 * PERIOD + 5.0 if "://" in output else 5.0
         variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_WITHIN), **environment}
         self._start(
-            entrypoint=f"python3 -P -m orchestration.execution.supervisor {name} {pause:g}",
+            entrypoint=f"python3 -P -m dpsweep.orchestration.execution.supervisor {name} {pause:g}",
             submission_id=name,
             runtime_env={"py_modules": list(package.folders), "env_vars": variables},
             metadata={

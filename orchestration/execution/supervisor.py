@@ -2,7 +2,7 @@
 
 The next driver continues the sweep of a killed one, so a restart is all that is needed. This module uses the standard
 library only, so that its process outlives a driver that ran out of memory. It is the entry point of the job:
-``python3 -P -m orchestration.execution.supervisor ID PAUSE``.
+``python3 -P -m dpsweep.orchestration.execution.supervisor ID PAUSE``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LONGEST_PAUSE = 300.0
 _FEW_ARENAS: Final = {"MALLOC_ARENA_MAX": "2"}
 """glibc gives each of up to 64 threads that wait for accounting an arena, of which about 6 MB are never used again."""
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_COMMAND: Final = (sys.executable, "-P", "-c", "from orchestration.commands.main import main; main()")
+_COMMAND: Final = (sys.executable, "-P", "-c", "from dpsweep.orchestration.commands.main import main; main()")
 _TOLD_WITHIN: Final = 120.0
 """Seconds that telling others of a failure may take."""
 

@@ -24,21 +24,21 @@ from ray.tune.execution import tune_controller
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 from ray.tune.search.basic_variant import BasicVariantGenerator
 
-from accounting.errors import DpsweepError, StorageError
-from accounting.records import exists
-from orchestration.execution.autoscaler import has_autoscaler
-from orchestration.execution.backend import TrainingObserver, TrialContext, lighter
-from orchestration.execution.gpu_nodes import off_gpu_nodes
-from orchestration.execution.gpus import require_gpu
-from orchestration.execution.storage_retries import train_patiently
-from orchestration.execution.turns import Turns
-from orchestration.sweeps.planned import PlannedTrial
-from orchestration.sweeps.resources import ResourceSettings
-from orchestration.sweeps.scheduler_groups import rivals
-from orchestration.sweeps.schema import SchedulerSettings, SweepSpec
-from orchestration.sweeps.user_code import unpacked
-from workers.history import Progress
-from workers.less_memory import LackOfMemory
+from dpsweep.accounting.errors import DpsweepError, StorageError
+from dpsweep.accounting.records import exists
+from dpsweep.orchestration.execution.autoscaler import has_autoscaler
+from dpsweep.orchestration.execution.backend import TrainingObserver, TrialContext, lighter
+from dpsweep.orchestration.execution.gpu_nodes import off_gpu_nodes
+from dpsweep.orchestration.execution.gpus import require_gpu
+from dpsweep.orchestration.execution.storage_retries import train_patiently
+from dpsweep.orchestration.execution.turns import Turns
+from dpsweep.orchestration.sweeps.planned import PlannedTrial
+from dpsweep.orchestration.sweeps.resources import ResourceSettings
+from dpsweep.orchestration.sweeps.scheduler_groups import rivals
+from dpsweep.orchestration.sweeps.schema import SchedulerSettings, SweepSpec
+from dpsweep.orchestration.sweeps.user_code import unpacked
+from dpsweep.workers.history import Progress
+from dpsweep.workers.less_memory import LackOfMemory
 
 
 def train_trial(
@@ -63,8 +63,8 @@ def train_trial(
 
 def _attempt(planned: PlannedTrial, context: TrialContext, resources: ResourceSettings) -> Exception | None:
     """Train; return the error that ended the trial, with only the text that may be shown. Raises: RankLost."""
-    from orchestration.execution.ranks import train_together  # late: it imports torch, which drivers do without
-    from workers.ranks import RankLost
+    from dpsweep.orchestration.execution.ranks import train_together  # late: it imports torch, which drivers do without
+    from dpsweep.workers.ranks import RankLost
 
     try:
         context.require_node()
@@ -295,7 +295,7 @@ def _trial_name(trial: Any) -> str:
 class _AshaByGroup(FIFOScheduler):
     """Runs a separate ASHA scheduler for each group of trials; a trial without a group is never stopped.
 
-    groups: group of each trial by its key, from `orchestration.sweeps.scheduler_groups`.
+    groups: group of each trial by its key, from `dpsweep.orchestration.sweeps.scheduler_groups`.
     """
 
     def __init__(self, settings: SchedulerSettings, groups: Mapping[str, str | None]) -> None:

@@ -20,9 +20,9 @@ from pydantic import TypeAdapter, ValidationError
 from ray.exceptions import RayError
 from ray.experimental import internal_kv
 
-from orchestration.execution.nodes import alive_nodes, amounts_of, missing_resources
-from orchestration.records.turn import Turn
-from orchestration.sweeps.resources import LABEL
+from dpsweep.orchestration.execution.nodes import alive_nodes, amounts_of, missing_resources
+from dpsweep.orchestration.records.turn import Turn
+from dpsweep.orchestration.sweeps.resources import LABEL
 
 _BOARD: Final = b"dpsweep-turns"
 """Namespace of the board in the key-value store."""

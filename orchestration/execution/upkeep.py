@@ -6,18 +6,26 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from accounting.errors import DataCorruption
-from accounting.records import MANIFEST, TrialFiles, delete_folder, delete_norms, exists, read_trace, verify_epsilons
-from orchestration.comparison.claims import unfounded
-from orchestration.comparison.record import SweepRecord
-from orchestration.comparison.stored import owned_record
-from orchestration.records import report_digests
-from orchestration.records.integrity import damages
-from orchestration.records.layout import SweepFiles
-from orchestration.records.ownership import claimed, exclusive
-from orchestration.records.results import StoredResult, TrialResult
-from orchestration.records.safety import require_no_links
-from orchestration.records.status_snapshot import read_snapshot
+from dpsweep.accounting.errors import DataCorruption
+from dpsweep.accounting.records import (
+    MANIFEST,
+    TrialFiles,
+    delete_folder,
+    delete_norms,
+    exists,
+    read_trace,
+    verify_epsilons,
+)
+from dpsweep.orchestration.comparison.claims import unfounded
+from dpsweep.orchestration.comparison.record import SweepRecord
+from dpsweep.orchestration.comparison.stored import owned_record
+from dpsweep.orchestration.records import report_digests
+from dpsweep.orchestration.records.integrity import damages
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.ownership import claimed, exclusive
+from dpsweep.orchestration.records.results import StoredResult, TrialResult
+from dpsweep.orchestration.records.safety import require_no_links
+from dpsweep.orchestration.records.status_snapshot import read_snapshot
 
 _READERS = 8
 """Trials read at the same time, in threads: hashing and reading release Python's global lock."""

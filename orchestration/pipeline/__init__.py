@@ -6,9 +6,9 @@ sweep file -> plan -> trials under Ray Tune -> accounting as each trial ends -> 
 trains its candidates, as a sweep of their own, and then the best of each setting. `until` adds seeds and runs it again.
 """
 
-from orchestration.pipeline.recording import record_again
-from orchestration.pipeline.reports import render_again, show_accounts
-from orchestration.pipeline.request import NoDisplay, Outcome, RunRequest
-from orchestration.pipeline.run import run_sweep
+from dpsweep.orchestration.pipeline.recording import record_again
+from dpsweep.orchestration.pipeline.reports import render_again, show_accounts
+from dpsweep.orchestration.pipeline.request import NoDisplay, Outcome, RunRequest
+from dpsweep.orchestration.pipeline.run import run_sweep
 
 __all__ = ["NoDisplay", "Outcome", "RunRequest", "record_again", "render_again", "run_sweep", "show_accounts"]

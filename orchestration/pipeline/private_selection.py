@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from accounting.errors import InvalidInput
-from accounting.records import KEY_VARIABLE, delete_folder, exists, is_encrypting, make_private_folder
-from orchestration.comparison.selected import selected_runs
-from orchestration.execution.backend import solver
-from orchestration.execution.environment import IN_PROCESS, open_cluster
-from orchestration.execution.planning import plan_at
-from orchestration.pipeline.request import NO_DISPLAY, Display, Outcome, RunRequest
-from orchestration.pipeline.stage import run_stage
-from orchestration.pipeline.tuning import stored_winners
-from orchestration.records.layout import SweepFiles
-from orchestration.records.limits import NO_LIMITS
-from orchestration.records.manifest import read_manifest
-from orchestration.sweeps.grid import NO_PAST, settings_of
-from orchestration.sweeps.planned import accept
-from orchestration.sweeps.schema import parse_sweep
-from orchestration.sweeps.selection import draw_runs, selection_stage
-from orchestration.sweeps.tune import Winner, candidates_of, tuned_stage
-from orchestration.tracking.no_tracking import NO_TRACKING
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.records import KEY_VARIABLE, delete_folder, exists, is_encrypting, make_private_folder
+from dpsweep.orchestration.comparison.selected import selected_runs
+from dpsweep.orchestration.execution.backend import solver
+from dpsweep.orchestration.execution.environment import IN_PROCESS, open_cluster
+from dpsweep.orchestration.execution.planning import plan_at
+from dpsweep.orchestration.pipeline.request import NO_DISPLAY, Display, Outcome, RunRequest
+from dpsweep.orchestration.pipeline.stage import run_stage
+from dpsweep.orchestration.pipeline.tuning import stored_winners
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.limits import NO_LIMITS
+from dpsweep.orchestration.records.manifest import read_manifest
+from dpsweep.orchestration.sweeps.grid import NO_PAST, settings_of
+from dpsweep.orchestration.sweeps.planned import accept
+from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.sweeps.selection import draw_runs, selection_stage
+from dpsweep.orchestration.sweeps.tune import Winner, candidates_of, tuned_stage
+from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
 
 
 def run_private_selection(request: RunRequest, display: Display) -> Outcome:

@@ -9,25 +9,25 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from accounting.errors import InvalidInput, StorageError
-from accounting.records import exists, read_bytes
-from orchestration.comparison.claims import checked_record
-from orchestration.comparison.findings import findings
-from orchestration.comparison.plain_text import MASK
-from orchestration.comparison.stored import stored_evidence
-from orchestration.execution.publication import publication
-from orchestration.pipeline.stage import open_tracker, recording_in
-from orchestration.records.layout import SweepFiles, absolute
-from orchestration.records.ownership import claimed, exclusive
-from orchestration.records.recording import NOTHING_RECORDED, Recording
-from orchestration.records.release_modes import release_mode
-from orchestration.records.states import TrialState
-from orchestration.records.status_snapshot import PERIOD, read_snapshot, write_snapshot
-from orchestration.tracking.embedded import embedded_tracking_uri
-from orchestration.tracking.given_stores import is_given
-from orchestration.tracking.no_tracking import NO_TRACKING
-from orchestration.tracking.protocol import tracked
-from orchestration.tracking.recorder import TrackingRecorder
+from dpsweep.accounting.errors import InvalidInput, StorageError
+from dpsweep.accounting.records import exists, read_bytes
+from dpsweep.orchestration.comparison.claims import checked_record
+from dpsweep.orchestration.comparison.findings import findings
+from dpsweep.orchestration.comparison.plain_text import MASK
+from dpsweep.orchestration.comparison.stored import stored_evidence
+from dpsweep.orchestration.execution.publication import publication
+from dpsweep.orchestration.pipeline.stage import open_tracker, recording_in
+from dpsweep.orchestration.records.layout import SweepFiles, absolute
+from dpsweep.orchestration.records.ownership import claimed, exclusive
+from dpsweep.orchestration.records.recording import NOTHING_RECORDED, Recording
+from dpsweep.orchestration.records.release_modes import release_mode
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.records.status_snapshot import PERIOD, read_snapshot, write_snapshot
+from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
+from dpsweep.orchestration.tracking.given_stores import is_given
+from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
+from dpsweep.orchestration.tracking.protocol import tracked
+from dpsweep.orchestration.tracking.recorder import TrackingRecorder
 
 Show = Callable[[Recording], None]
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from accounting.errors import DataCorruption
-from orchestration.comparison.claims import checked_record
-from orchestration.comparison.stored import owned_record
-from orchestration.execution.publication import publication
-from orchestration.execution.upkeep import damaged_files
-from orchestration.pipeline.request import Outcome
-from orchestration.pipeline.stage import open_tracker
-from orchestration.records.layout import SweepFiles, absolute
-from orchestration.records.release_modes import release_mode
-from orchestration.report.writing import write_reports
-from orchestration.tracking.embedded import embedded_tracking_uri, stored_tracking_uri
-from orchestration.tracking.protocol import tracked
+from dpsweep.accounting.errors import DataCorruption
+from dpsweep.orchestration.comparison.claims import checked_record
+from dpsweep.orchestration.comparison.stored import owned_record
+from dpsweep.orchestration.execution.publication import publication
+from dpsweep.orchestration.execution.upkeep import damaged_files
+from dpsweep.orchestration.pipeline.request import Outcome
+from dpsweep.orchestration.pipeline.stage import open_tracker
+from dpsweep.orchestration.records.layout import SweepFiles, absolute
+from dpsweep.orchestration.records.release_modes import release_mode
+from dpsweep.orchestration.report.writing import write_reports
+from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri, stored_tracking_uri
+from dpsweep.orchestration.tracking.protocol import tracked
 
 
 def show_accounts(folder: str, tracking_uri: str | None = None) -> None:

@@ -8,15 +8,15 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from orchestration.comparison.record import SweepRecord
-from orchestration.execution.environment import EMBEDDED
-from orchestration.records.layout import SweepFiles, output_files
-from orchestration.records.limits import NO_LIMITS, Limits
-from orchestration.records.recording import Recording
-from orchestration.records.status import SweepStatus, TrialStatus
-from orchestration.records.turn import FIRST_COME, Turn
-from orchestration.sweeps.schema import SweepSpec
-from workers.imports import NO_CODE, UserCode
+from dpsweep.orchestration.comparison.record import SweepRecord
+from dpsweep.orchestration.execution.environment import EMBEDDED
+from dpsweep.orchestration.records.layout import SweepFiles, output_files
+from dpsweep.orchestration.records.limits import NO_LIMITS, Limits
+from dpsweep.orchestration.records.recording import Recording
+from dpsweep.orchestration.records.status import SweepStatus, TrialStatus
+from dpsweep.orchestration.records.turn import FIRST_COME, Turn
+from dpsweep.orchestration.sweeps.schema import SweepSpec
+from dpsweep.workers.imports import NO_CODE, UserCode
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class RunRequest:
     folders of sweeps whose finished trials are copied instead of training them. turn: the place of the sweep among
     those that share a running cluster. name: of the sweep in MLflow; by default that of the sweep file, or the one
     that an earlier run of the folder was given. most_seeds: add seeds, up to this number, until settings are told apart
-    (`orchestration.pipeline.until`); None for the seeds of the file. submitted_from: `places` on the machine that
-    submitted the sweep, if another one did.
+    (`dpsweep.orchestration.pipeline.until`); None for the seeds of the file. submitted_from: `places` on the machine
+    that submitted the sweep, if another one did.
     """
 
     sweep: SweepSpec

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from orchestration.pipeline.private_selection import run_private_selection
-from orchestration.pipeline.request import NO_DISPLAY, Display, Outcome, RunRequest
-from orchestration.pipeline.stage import run_stage
-from orchestration.pipeline.tuning import run_tuning
-from orchestration.pipeline.until import run_until_told_apart
-from orchestration.records.safety import require_safe
+from dpsweep.orchestration.pipeline.private_selection import run_private_selection
+from dpsweep.orchestration.pipeline.request import NO_DISPLAY, Display, Outcome, RunRequest
+from dpsweep.orchestration.pipeline.stage import run_stage
+from dpsweep.orchestration.pipeline.tuning import run_tuning
+from dpsweep.orchestration.pipeline.until import run_until_told_apart
+from dpsweep.orchestration.records.safety import require_safe
 
 
 def run_sweep(request: RunRequest, display: Display = NO_DISPLAY) -> Outcome:

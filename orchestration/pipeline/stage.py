@@ -6,41 +6,41 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 
-from accounting.errors import DataCorruption, InvalidInput
-from accounting.records import closed_to_strangers, exists, make_private_file, make_private_folder
-from orchestration.comparison.plain_text import masked
-from orchestration.comparison.stored import kept_trials
-from orchestration.execution.backend import Backend, Opening, backend, opening, solver
-from orchestration.execution.coordinator import Coordinator, initial_status
-from orchestration.execution.disk_space import require_space
-from orchestration.execution.environment import open_cluster
-from orchestration.execution.notices import Notices
-from orchestration.execution.object_stores import require_answer, require_client
-from orchestration.execution.planning import plan_at
-from orchestration.execution.removal import named_trials, start_anew
-from orchestration.execution.reuse import take_finished
-from orchestration.execution.same_code import ANEW, begun_with_other_code, refuse
-from orchestration.execution.status_file import StatusFile, earlier_driver
-from orchestration.pipeline.request import Display, Outcome, RunRequest
-from orchestration.records.layout import SweepFiles
-from orchestration.records.limits import NOTHING_SPENT, Spent
-from orchestration.records.manifest import Manifest, open_manifest, write_manifest
-from orchestration.records.ownership import claimed, exclusive
-from orchestration.records.recording import Recording
-from orchestration.records.release_modes import release_mode
-from orchestration.records.safety import require_safe_tracking
-from orchestration.records.status import SweepStatus
-from orchestration.records.status_snapshot import SweepSnapshot
-from orchestration.sweeps.growth import grown, past_of
-from orchestration.sweeps.planned import Plan, accept
-from orchestration.sweeps.schema import SweepSpec
-from orchestration.tracking.addresses import LOCAL_SERVER, is_server
-from orchestration.tracking.embedded import embedded_tracking_uri
-from orchestration.tracking.given_stores import note_given
-from orchestration.tracking.mlflow import MlflowTracker
-from orchestration.tracking.no_tracking import NO_TRACKING, NoTracker
-from orchestration.tracking.protocol import Tracker, TrackingUnavailable
-from workers.own_record import has_changed
+from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.accounting.records import closed_to_strangers, exists, make_private_file, make_private_folder
+from dpsweep.orchestration.comparison.plain_text import masked
+from dpsweep.orchestration.comparison.stored import kept_trials
+from dpsweep.orchestration.execution.backend import Backend, Opening, backend, opening, solver
+from dpsweep.orchestration.execution.coordinator import Coordinator, initial_status
+from dpsweep.orchestration.execution.disk_space import require_space
+from dpsweep.orchestration.execution.environment import open_cluster
+from dpsweep.orchestration.execution.notices import Notices
+from dpsweep.orchestration.execution.object_stores import require_answer, require_client
+from dpsweep.orchestration.execution.planning import plan_at
+from dpsweep.orchestration.execution.removal import named_trials, start_anew
+from dpsweep.orchestration.execution.reuse import take_finished
+from dpsweep.orchestration.execution.same_code import ANEW, begun_with_other_code, refuse
+from dpsweep.orchestration.execution.status_file import StatusFile, earlier_driver
+from dpsweep.orchestration.pipeline.request import Display, Outcome, RunRequest
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.limits import NOTHING_SPENT, Spent
+from dpsweep.orchestration.records.manifest import Manifest, open_manifest, write_manifest
+from dpsweep.orchestration.records.ownership import claimed, exclusive
+from dpsweep.orchestration.records.recording import Recording
+from dpsweep.orchestration.records.release_modes import release_mode
+from dpsweep.orchestration.records.safety import require_safe_tracking
+from dpsweep.orchestration.records.status import SweepStatus
+from dpsweep.orchestration.records.status_snapshot import SweepSnapshot
+from dpsweep.orchestration.sweeps.growth import grown, past_of
+from dpsweep.orchestration.sweeps.planned import Plan, accept
+from dpsweep.orchestration.sweeps.schema import SweepSpec
+from dpsweep.orchestration.tracking.addresses import LOCAL_SERVER, is_server
+from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
+from dpsweep.orchestration.tracking.given_stores import note_given
+from dpsweep.orchestration.tracking.mlflow import MlflowTracker
+from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING, NoTracker
+from dpsweep.orchestration.tracking.protocol import Tracker, TrackingUnavailable
+from dpsweep.workers.own_record import has_changed
 
 
 def run_stage(request: RunRequest, display: Display) -> Outcome:

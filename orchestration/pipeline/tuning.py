@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from accounting.records import closed_to_strangers, exists
-from orchestration.comparison.stored import stored_record
-from orchestration.comparison.winners import best_candidates, scores_of
-from orchestration.execution.same_code import begun_with_other_code, refuse
-from orchestration.execution.shared_connection import kept_open
-from orchestration.pipeline.request import Display, Outcome, RunRequest
-from orchestration.pipeline.stage import run_stage
-from orchestration.records.layout import SweepFiles
-from orchestration.records.manifest import read_manifest
-from orchestration.sweeps.growth import begun, grown
-from orchestration.sweeps.schema import parse_sweep
-from orchestration.sweeps.search import next_candidates
-from orchestration.sweeps.tune import Adapted, Winner, tuned_stage, tuning_stage
+from dpsweep.accounting.records import closed_to_strangers, exists
+from dpsweep.orchestration.comparison.stored import stored_record
+from dpsweep.orchestration.comparison.winners import best_candidates, scores_of
+from dpsweep.orchestration.execution.same_code import begun_with_other_code, refuse
+from dpsweep.orchestration.execution.shared_connection import kept_open
+from dpsweep.orchestration.pipeline.request import Display, Outcome, RunRequest
+from dpsweep.orchestration.pipeline.stage import run_stage
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.manifest import read_manifest
+from dpsweep.orchestration.sweeps.growth import begun, grown
+from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.sweeps.search import next_candidates
+from dpsweep.orchestration.sweeps.tune import Adapted, Winner, tuned_stage, tuning_stage
 
 
 def run_tuning(request: RunRequest, display: Display) -> Outcome:

@@ -12,15 +12,15 @@ import math
 from dataclasses import replace
 from typing import Final
 
-from accounting.errors import InvalidInput
-from orchestration.comparison.findings import Findings, findings
-from orchestration.comparison.stored import stored_evidence
-from orchestration.pipeline.request import Display, Outcome, RunRequest
-from orchestration.pipeline.stage import run_stage
-from orchestration.pipeline.tuning import run_tuning
-from orchestration.records.manifest import read_manifest
-from orchestration.sweeps.schema import SweepSpec, parse_sweep
-from orchestration.sweeps.text import parse_text, with_section
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.comparison.findings import Findings, findings
+from dpsweep.orchestration.comparison.stored import stored_evidence
+from dpsweep.orchestration.pipeline.request import Display, Outcome, RunRequest
+from dpsweep.orchestration.pipeline.stage import run_stage
+from dpsweep.orchestration.pipeline.tuning import run_tuning
+from dpsweep.orchestration.records.manifest import read_manifest
+from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
+from dpsweep.orchestration.sweeps.text import parse_text, with_section
 
 _GROWTH: Final = 1.5
 """Factor by which the number of seeds grows from look to look, since every look costs level."""

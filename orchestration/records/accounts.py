@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from accounting.errors import DataCorruption
-from accounting.records import TrialFiles, list_folders, read_private_sealed, write_private_sealed
-from orchestration.records.published import PublishedAccount
+from dpsweep.accounting.errors import DataCorruption
+from dpsweep.accounting.records import TrialFiles, list_folders, read_private_sealed, write_private_sealed
+from dpsweep.orchestration.records.published import PublishedAccount
 
 ACCOUNT_AGAIN = "delete its folder, and account the trial again"
 """The last advice in messages about damaged results of `dpsweep account`."""

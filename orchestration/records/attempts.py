@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 from pydantic import TypeAdapter, ValidationError
 
-from accounting.errors import DataCorruption
-from accounting.reasons import Reason
-from accounting.records import list_files, read_sealed, write_sealed
-from orchestration.records.layout import SweepFiles
-from orchestration.records.stored_trace import StoredTrace
+from dpsweep.accounting.errors import DataCorruption
+from dpsweep.accounting.reasons import Reason
+from dpsweep.accounting.records import list_files, read_sealed, write_sealed
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.stored_trace import StoredTrace
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class Attempt:
     number: number of the attempt within its trial, from 1. trace: with ``delta``, bounds the cost of everything that
     the attempt has shown. seed: seed of its noise; None if the noise is secret. ended: whether it ran to its planned
     end, so that its length reveals nothing. statistics: trace of the release of statistics alone, if it was made.
-    reasons: why the cost is an estimate, whatever the course of the attempt was (`orchestration.sweeps.reasons`).
+    reasons: why the cost is an estimate, whatever the course of the attempt was
+    (`dpsweep.orchestration.sweeps.reasons`).
     """
 
     key: str

@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Sequence
 from typing import Protocol
 
-from accounting.errors import StorageError, private_text
-from accounting.records import TrialFiles, delete, make_folders, write_private
-from orchestration.records.layout import SweepFiles
-from orchestration.records.release_modes import Disclosure, release_mode
+from dpsweep.accounting.errors import StorageError, private_text
+from dpsweep.accounting.records import TrialFiles, delete, make_folders, write_private
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.release_modes import Disclosure, release_mode
 
 
 def shown(error: BaseException, disclosure: Disclosure) -> str:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 
-from accounting.errors import START_ANEW, DataCorruption
-from accounting.records import (
+from dpsweep.accounting.errors import START_ANEW, DataCorruption
+from dpsweep.accounting.records import (
     MANIFEST,
     NormShards,
     TrialFiles,
@@ -25,9 +25,9 @@ from accounting.records import (
     verify_users,
     write_private_sealed,
 )
-from orchestration.records.accounts import ACCOUNT_AGAIN
-from orchestration.records.results import StoredResult
-from workers.digests import noted_when_written
+from dpsweep.orchestration.records.accounts import ACCOUNT_AGAIN
+from dpsweep.orchestration.records.results import StoredResult
+from dpsweep.workers.digests import noted_when_written
 
 _PRIVATE = "private/"
 _STEP = "/step="

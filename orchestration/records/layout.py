@@ -1,4 +1,4 @@
-"""The file names of a sweep, defined only here (those of a trial: `accounting.records.layout`)."""
+"""The file names of a sweep, defined only here (those of a trial: `dpsweep.accounting.records.layout`)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote, unquote, urlsplit
 
-from accounting.errors import InvalidInput
-from accounting.records import TrialFiles
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.records import TrialFiles
 
 _DIGITS: Final = 8
 """Digits of the digest in the name of a local folder."""

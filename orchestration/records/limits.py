@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from accounting.errors import InvalidInput, require_finite, require_whole
+from dpsweep.accounting.errors import InvalidInput, require_finite, require_whole
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from accounting.errors import DataCorruption
-from accounting.records import KeyCheck, new_key_check, read_sealed, require_key, write_sealed
-from orchestration.records.layout import SweepFiles
+from dpsweep.accounting.errors import DataCorruption
+from dpsweep.accounting.records import KeyCheck, new_key_check, read_sealed, require_key, write_sealed
+from dpsweep.orchestration.records.layout import SweepFiles
 
 _PACKAGES = ("dpsweep", "ray", "torch", "torchvision", "dp-accounting", "pyarrow", "mlflow", "numpy", "scikit-learn")
 
@@ -32,7 +32,7 @@ class Manifest:
     found by plans of the sweep, by a digest of the calibration's inputs. key_check: check value of the key that
     encrypts private files; None if they are not encrypted. title: name of the sweep in MLflow, where it is not that of
     the sweep file. code: where the user's own modules were when the sweep was last run,
-    `workers.imports.UserCode.places`.
+    `dpsweep.workers.imports.UserCode.places`.
     """
 
     sweep_id: str

@@ -20,9 +20,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from accounting.errors import InvalidInput, StorageError
-from accounting.records import delete_with_only, locked, make_folders, read_bytes, write_bytes_atomically
-from orchestration.records.layout import LOCK
+from dpsweep.accounting.errors import InvalidInput, StorageError
+from dpsweep.accounting.records import delete_with_only, locked, make_folders, read_bytes, write_bytes_atomically
+from dpsweep.orchestration.records.layout import LOCK
 
 PERIOD = 20.0
 """Seconds between two renewals of a claim; a claim expires after three periods without renewal."""

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator
 
-from accounting.errors import full_text, public_text
-from accounting.registry import build, lookup
-from accounting.release import ReleaseSpec
+from dpsweep.accounting.errors import full_text, public_text
+from dpsweep.accounting.registry import build, lookup
+from dpsweep.accounting.release import ReleaseSpec
 
 
 @dataclass(frozen=True)

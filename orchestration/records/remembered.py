@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-import accounting
-from accounting.errors import DpsweepError
-from accounting.records import make_private_file, make_private_folder
-from workers.user_cache import CACHE
+from dpsweep import accounting
+from dpsweep.accounting.errors import DpsweepError
+from dpsweep.accounting.records import make_private_file, make_private_folder
+from dpsweep.workers.user_cache import CACHE
 
 _PACKAGES: Final = ("dpsweep", "dp-accounting", "numpy", "scipy")
 """Packages that compute the answers; with another version of one, everything is computed anew."""

@@ -7,8 +7,8 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 
-from accounting.errors import DataCorruption
-from accounting.records import (
+from dpsweep.accounting.errors import DataCorruption
+from dpsweep.accounting.records import (
     digest_of,
     exists,
     read_private_sealed,
@@ -18,7 +18,7 @@ from accounting.records import (
     write_private_sealed,
     write_sealed,
 )
-from orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.layout import SweepFiles
 
 
 def write_public_reports(files: SweepFiles, contents: Mapping[str, bytes], sensitive: bool) -> None:

@@ -7,21 +7,21 @@ from typing import Annotated
 
 from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 
-from accounting.attacks import AttackRisk
-from accounting.errors import START_ANEW, DataCorruption
-from accounting.estimates import PrivacyEstimate
-from accounting.individual import FILTERED
-from accounting.reasons import Reason
-from accounting.records import read_private_sealed, read_sealed, write_private_sealed, write_sealed
-from orchestration.records.published import IndividualStatistics, PublishedEpoch
-from orchestration.records.release_modes import release_mode
-from orchestration.records.stored_trace import StoredTrace
-from workers.attack_results import AttackResults
-from workers.counters import GroupCourse, GroupDepartures
-from workers.device_use import DeviceUse
-from workers.evaluation import Evaluation
-from workers.history import TrainingResult
-from workers.spec import TrialSpec
+from dpsweep.accounting.attacks import AttackRisk
+from dpsweep.accounting.errors import START_ANEW, DataCorruption
+from dpsweep.accounting.estimates import PrivacyEstimate
+from dpsweep.accounting.individual import FILTERED
+from dpsweep.accounting.reasons import Reason
+from dpsweep.accounting.records import read_private_sealed, read_sealed, write_private_sealed, write_sealed
+from dpsweep.orchestration.records.published import IndividualStatistics, PublishedEpoch
+from dpsweep.orchestration.records.release_modes import release_mode
+from dpsweep.orchestration.records.stored_trace import StoredTrace
+from dpsweep.workers.attack_results import AttackResults
+from dpsweep.workers.counters import GroupCourse, GroupDepartures
+from dpsweep.workers.device_use import DeviceUse
+from dpsweep.workers.evaluation import Evaluation
+from dpsweep.workers.history import TrainingResult
+from dpsweep.workers.spec import TrialSpec
 
 
 def _as_proven(statistics: IndividualStatistics) -> IndividualStatistics:
@@ -66,7 +66,7 @@ class TrialResult:
     courses: tuple[GroupCourse, ...] = ()
     """Course of training for the examples of each group; shown only where attacks are shown."""
     reasons: tuple[Reason, ...] = ()
-    """Why every epsilon of the trial is an estimate, whatever its course was (`orchestration.sweeps.reasons`)."""
+    """Why every epsilon of the trial is an estimate, whatever its course was (`dpsweep.orchestration.sweeps.reasons`)."""
     digests: dict[str, str] = field(default_factory=dict)
     """sha256 of the trial's other public files, by name; those of private files are in `TrialFiles.private_digests`."""
     device: DeviceUse | None = None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from accounting.errors import InvalidInput, StorageError
-from accounting.records import (
+from dpsweep.accounting.errors import InvalidInput, StorageError
+from dpsweep.accounting.records import (
     UnsafeFile,
     require_library_file,
     require_own_folder,
@@ -14,7 +14,7 @@ from accounting.records import (
     require_plain_file,
     require_plain_folder,
 )
-from orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.layout import SweepFiles
 
 
 def require_safe(files: SweepFiles) -> None:

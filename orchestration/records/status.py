@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from accounting.reasons import Reason, union
-from orchestration.records.limits import NO_LIMITS, NOTHING_SPENT, Limits, Spent
-from orchestration.records.published import PublishedEpoch
-from orchestration.records.recording import Recording
-from orchestration.records.results import StoredResult, TrialResult
-from orchestration.records.states import TrialState
-from workers.device_use import DeviceUse
-from workers.evaluation import Evaluation
-from workers.history import Progress
-from workers.tasks import task_called
+from dpsweep.accounting.reasons import Reason, union
+from dpsweep.orchestration.records.limits import NO_LIMITS, NOTHING_SPENT, Limits, Spent
+from dpsweep.orchestration.records.published import PublishedEpoch
+from dpsweep.orchestration.records.recording import Recording
+from dpsweep.orchestration.records.results import StoredResult, TrialResult
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.workers.device_use import DeviceUse
+from dpsweep.workers.evaluation import Evaluation
+from dpsweep.workers.history import Progress
+from dpsweep.workers.tasks import task_called
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ from dataclasses import asdict, dataclass, field
 
 from pydantic import TypeAdapter, ValidationError
 
-from accounting.errors import DataCorruption
-from accounting.reasons import Reason
-from accounting.records import read_sealed, write_sealed
-from orchestration.records.limits import NOTHING_SPENT, Spent
-from orchestration.records.recording import Recording
-from orchestration.records.states import TrialState
-from workers.device_use import DeviceUse
+from dpsweep.accounting.errors import DataCorruption
+from dpsweep.accounting.reasons import Reason
+from dpsweep.accounting.records import read_sealed, write_sealed
+from dpsweep.orchestration.records.limits import NOTHING_SPENT, Spent
+from dpsweep.orchestration.records.recording import Recording
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.workers.device_use import DeviceUse
 
 PERIOD = 5.0
 """Seconds between two snapshots."""

@@ -8,13 +8,13 @@ from typing import Annotated, Any, get_args
 
 from pydantic import PlainSerializer, PlainValidator
 
-from accounting.errors import DpsweepError
-from accounting.estimates import without_guarantee
-from accounting.filters import FILTERS
-from accounting.mechanism import GaussianRelease, PureRelease, Segment, Selection, SideQuery, Trace
-from accounting.noise import INDEPENDENT, plain_strategy, strategy_of
-from accounting.registry import with_fields
-from accounting.samplings import stored_kinds
+from dpsweep.accounting.errors import DpsweepError
+from dpsweep.accounting.estimates import without_guarantee
+from dpsweep.accounting.filters import FILTERS
+from dpsweep.accounting.mechanism import GaussianRelease, PureRelease, Segment, Selection, SideQuery, Trace
+from dpsweep.accounting.noise import INDEPENDENT, plain_strategy, strategy_of
+from dpsweep.accounting.registry import with_fields
+from dpsweep.accounting.samplings import stored_kinds
 
 
 def _trace(plain: Trace | Mapping[str, Any]) -> Trace:

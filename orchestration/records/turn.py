@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import Final
 
-from accounting.errors import require_whole
+from dpsweep.accounting.errors import require_whole
 
 
 def this_user() -> str:

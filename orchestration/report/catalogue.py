@@ -1,6 +1,6 @@
 """The list of the report's figures: name, title, section and drawing function of each, and which go to MLflow.
 
-To add a figure, add a function to `orchestration.report.figures` and one entry to `FIGURES`.
+To add a figure, add a function to `dpsweep.orchestration.report.figures` and one entry to `FIGURES`.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from orchestration.comparison.formats import SHARES
-from orchestration.comparison.rate_metrics import WORST_GROUP_METRICS, group_metric
-from orchestration.comparison.settings import finished_settings, group_names
-from orchestration.records.published import PublishedSweep, PublishedTrial
-from orchestration.records.release_modes import release_mode
-from orchestration.report import figures as draw
-from orchestration.report import private_figures, trade_offs, training_curves
-from orchestration.report.curves import searched_curves, tuning_curves
-from orchestration.report.figures import Scene
-from orchestration.report.plot import Plot
-from orchestration.report.style import style_of
-from workers.tasks import task_called
+from dpsweep.orchestration.comparison.formats import SHARES
+from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS, group_metric
+from dpsweep.orchestration.comparison.settings import finished_settings, group_names
+from dpsweep.orchestration.records.published import PublishedSweep, PublishedTrial
+from dpsweep.orchestration.records.release_modes import release_mode
+from dpsweep.orchestration.report import figures as draw
+from dpsweep.orchestration.report import private_figures, trade_offs, training_curves
+from dpsweep.orchestration.report.curves import searched_curves, tuning_curves
+from dpsweep.orchestration.report.figures import Scene
+from dpsweep.orchestration.report.plot import Plot
+from dpsweep.orchestration.report.style import style_of
+from dpsweep.workers.tasks import task_called
 
 Section = Literal["results", "tuning", "groups", "who pays", "single examples", "over time"]
 

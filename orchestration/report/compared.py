@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from html import escape
 
-from orchestration.comparison.across_sweeps import Comparison, between_heads, cells, heads, shown_metrics
-from orchestration.report.html import Cell, note, table
-from orchestration.report.prose import SENSITIVE, together
+from dpsweep.orchestration.comparison.across_sweeps import Comparison, between_heads, cells, heads, shown_metrics
+from dpsweep.orchestration.report.html import Cell, note, table
+from dpsweep.orchestration.report.prose import SENSITIVE, together
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>

@@ -7,11 +7,20 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from orchestration.comparison.settings import Setting
-from orchestration.records.published import PublishedTuning
-from orchestration.report.figures import Axis, Scene, blank, is_number, meta_of, numbers, plain_text, spoken_place
-from orchestration.report.plot import Plot
-from orchestration.report.trade_offs import total_axis, worst_axis
+from dpsweep.orchestration.comparison.settings import Setting
+from dpsweep.orchestration.records.published import PublishedTuning
+from dpsweep.orchestration.report.figures import (
+    Axis,
+    Scene,
+    blank,
+    is_number,
+    meta_of,
+    numbers,
+    plain_text,
+    spoken_place,
+)
+from dpsweep.orchestration.report.plot import Plot
+from dpsweep.orchestration.report.trade_offs import total_axis, worst_axis
 
 _LABEL_WIDTH: Final = 0.08
 """Share of an axis that a tick label takes."""

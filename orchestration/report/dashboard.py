@@ -13,23 +13,23 @@ from importlib.resources import files as resources
 from string import Template
 from typing import Any, Final
 
-from accounting.errors import DpsweepError
-from accounting.records import exists
-from orchestration.comparison.claims import checked_record
-from orchestration.comparison.formats import number
-from orchestration.comparison.importance import importance
-from orchestration.comparison.inventory import SweepSummary, sweeps_below
-from orchestration.comparison.metrics import METRICS
-from orchestration.comparison.parameters import varying
-from orchestration.comparison.rate_metrics import group_metric
-from orchestration.comparison.settings import finished_settings
-from orchestration.comparison.values import epsilon, main
-from orchestration.records.layout import SweepFiles
-from orchestration.records.published import NON_PRIVATE, Label, PublishedSweep, PublishedTrial
-from orchestration.records.states import TrialState
-from orchestration.report.html import script_safe
-from orchestration.report.page import packed_plotly
-from workers.tasks import task_called
+from dpsweep.accounting.errors import DpsweepError
+from dpsweep.accounting.records import exists
+from dpsweep.orchestration.comparison.claims import checked_record
+from dpsweep.orchestration.comparison.formats import number
+from dpsweep.orchestration.comparison.importance import importance
+from dpsweep.orchestration.comparison.inventory import SweepSummary, sweeps_below
+from dpsweep.orchestration.comparison.metrics import METRICS
+from dpsweep.orchestration.comparison.parameters import varying
+from dpsweep.orchestration.comparison.rate_metrics import group_metric
+from dpsweep.orchestration.comparison.settings import finished_settings
+from dpsweep.orchestration.comparison.values import epsilon, main
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.published import NON_PRIVATE, Label, PublishedSweep, PublishedTrial
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.report.html import script_safe
+from dpsweep.orchestration.report.page import packed_plotly
+from dpsweep.workers.tasks import task_called
 
 _MOST_CURVES: Final = 60
 """Most curves that one sweep draws, the newest ones; more would hide each other."""
@@ -231,5 +231,7 @@ def _axis(name: str, values: Sequence[Label | None]) -> dict[str, Any]:
 
 def board_page(state: Mapping[str, Any], period: float) -> str:
     """Return the page as one HTML document that asks ``/state`` again every ``period`` seconds."""
-    template = Template(resources("orchestration.report").joinpath("dashboard.html").read_text(encoding="utf-8"))
+    template = Template(
+        resources("dpsweep.orchestration.report").joinpath("dashboard.html").read_text(encoding="utf-8")
+    )
     return template.substitute(plotly=packed_plotly(), state=script_safe(state), period=str(round(1000 * period)))

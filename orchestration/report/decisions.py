@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from orchestration.comparison.entries import by_selection
-from orchestration.comparison.findings import Difference, Findings
-from orchestration.comparison.formats import SHARES, Format, first_few, listed, number, percent
-from orchestration.comparison.metrics import metric
-from orchestration.comparison.rate_metrics import group_metric, spoken, spoken_worst
-from orchestration.comparison.settings import Setting, whose
-from orchestration.comparison.spoken import between, difference_between, says_nothing, unknown_of_one_seed
-from orchestration.comparison.values import epsilon
+from dpsweep.orchestration.comparison.entries import by_selection
+from dpsweep.orchestration.comparison.findings import Difference, Findings
+from dpsweep.orchestration.comparison.formats import SHARES, Format, first_few, listed, number, percent
+from dpsweep.orchestration.comparison.metrics import metric
+from dpsweep.orchestration.comparison.rate_metrics import group_metric, spoken, spoken_worst
+from dpsweep.orchestration.comparison.settings import Setting, whose
+from dpsweep.orchestration.comparison.spoken import between, difference_between, says_nothing, unknown_of_one_seed
+from dpsweep.orchestration.comparison.values import epsilon
 
 
 def decisions(found: Findings, delta: float) -> list[str]:

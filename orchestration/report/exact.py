@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from html import escape
 
-from orchestration.comparison.entries import Metric
-from orchestration.comparison.formats import CHANGE, CORRELATION, MISSING, PERCENT, POINTS, number
-from orchestration.comparison.metrics import main_metric
-from orchestration.comparison.settings import (
+from dpsweep.orchestration.comparison.entries import Metric
+from dpsweep.orchestration.comparison.formats import CHANGE, CORRELATION, MISSING, PERCENT, POINTS, number
+from dpsweep.orchestration.comparison.metrics import main_metric
+from dpsweep.orchestration.comparison.settings import (
     Setting,
     group_attack,
     group_epsilon,
@@ -16,16 +16,16 @@ from orchestration.comparison.settings import (
     group_names,
     group_value,
 )
-from orchestration.comparison.values import Value, loss_correlation, on_training
-from orchestration.records.published import (
+from dpsweep.orchestration.comparison.values import Value, loss_correlation, on_training
+from dpsweep.orchestration.records.published import (
     EstimateQuality,
     PublishedAccount,
     PublishedGroup,
     PublishedMembership,
     PublishedTrial,
 )
-from orchestration.report.html import Cell, named, section, table
-from orchestration.report.style import Style
+from dpsweep.orchestration.report.html import Cell, named, section, table
+from dpsweep.orchestration.report.style import Style
 
 
 def estimates_table(settings: Sequence[Setting], style: Style) -> str:

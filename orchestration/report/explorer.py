@@ -6,15 +6,15 @@ from collections.abc import Iterable
 from html import escape
 from typing import Any
 
-from orchestration.comparison.entries import Metric
-from orchestration.comparison.findings import Findings
-from orchestration.comparison.formats import SHARES
-from orchestration.comparison.metrics import METRICS
-from orchestration.comparison.rate_metrics import GROUP_METRICS
-from orchestration.comparison.settings import Setting, group_names, group_value
-from orchestration.comparison.values import Value
-from orchestration.report.figures import meta_of
-from orchestration.report.style import Style
+from dpsweep.orchestration.comparison.entries import Metric
+from dpsweep.orchestration.comparison.findings import Findings
+from dpsweep.orchestration.comparison.formats import SHARES
+from dpsweep.orchestration.comparison.metrics import METRICS
+from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS
+from dpsweep.orchestration.comparison.settings import Setting, group_names, group_value
+from dpsweep.orchestration.comparison.values import Value
+from dpsweep.orchestration.report.figures import meta_of
+from dpsweep.orchestration.report.style import Style
 
 
 def explorer_data(found: Findings, style: Style) -> dict[str, Any]:

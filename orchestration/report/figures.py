@@ -1,4 +1,4 @@
-"""Draw the figures of the report. Pure; `orchestration.report.catalogue` lists them."""
+"""Draw the figures of the report. Pure; `dpsweep.orchestration.report.catalogue` lists them."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeGuard
 
-from orchestration.comparison.entries import GroupMetric, Metric
-from orchestration.comparison.formats import SHARES
-from orchestration.comparison.rate_metrics import WORST_GROUP_METRICS, group_metric, spoken
-from orchestration.comparison.settings import (
+from dpsweep.orchestration.comparison.entries import GroupMetric, Metric
+from dpsweep.orchestration.comparison.formats import SHARES
+from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS, group_metric, spoken
+from dpsweep.orchestration.comparison.settings import (
     Setting,
     group_epsilon,
     group_epsilon_error,
     group_value,
 )
-from orchestration.comparison.values import epsilon
-from orchestration.records.published import PublishedEpoch, PublishedGroup, PublishedTrial
-from orchestration.report.plot import Plot
-from orchestration.report.style import BAND, FONT, INK, MUTED, RULE, Style
-from workers.tasks import task_called
+from dpsweep.orchestration.comparison.values import epsilon
+from dpsweep.orchestration.records.published import PublishedEpoch, PublishedGroup, PublishedTrial
+from dpsweep.orchestration.report.plot import Plot
+from dpsweep.orchestration.report.style import BAND, FONT, INK, MUTED, RULE, Style
+from dpsweep.workers.tasks import task_called
 
 Value = Callable[[PublishedTrial], float | None]
 

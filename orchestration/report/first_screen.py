@@ -9,22 +9,22 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from orchestration.comparison.entries import Metric, by_selection
-from orchestration.comparison.findings import Findings
-from orchestration.comparison.formats import SHARES, Format, difference, first_few, listed, number
-from orchestration.comparison.intervals import ConfidenceInterval
-from orchestration.comparison.ledger import composed
-from orchestration.comparison.metrics import metric
-from orchestration.comparison.rate_metrics import group_metric, spoken, spoken_worst
-from orchestration.comparison.sanity import best_constant, constant_score
-from orchestration.comparison.settings import Setting, group_names, group_value, whose
-from orchestration.comparison.spoken import between, difference_between, of_seeds, unknown_of_one_seed
-from orchestration.comparison.values import epsilon, median_epsilon
-from orchestration.records.published import PublishedSweep
-from orchestration.report.decisions import nothing_to_take
-from orchestration.report.figures import blank, meta_of, plain_text, whiskers
-from orchestration.report.plot import Plot
-from orchestration.report.style import INK, MUTED, Style
+from dpsweep.orchestration.comparison.entries import Metric, by_selection
+from dpsweep.orchestration.comparison.findings import Findings
+from dpsweep.orchestration.comparison.formats import SHARES, Format, difference, first_few, listed, number
+from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
+from dpsweep.orchestration.comparison.ledger import composed
+from dpsweep.orchestration.comparison.metrics import metric
+from dpsweep.orchestration.comparison.rate_metrics import group_metric, spoken, spoken_worst
+from dpsweep.orchestration.comparison.sanity import best_constant, constant_score
+from dpsweep.orchestration.comparison.settings import Setting, group_names, group_value, whose
+from dpsweep.orchestration.comparison.spoken import between, difference_between, of_seeds, unknown_of_one_seed
+from dpsweep.orchestration.comparison.values import epsilon, median_epsilon
+from dpsweep.orchestration.records.published import PublishedSweep
+from dpsweep.orchestration.report.decisions import nothing_to_take
+from dpsweep.orchestration.report.figures import blank, meta_of, plain_text, whiskers
+from dpsweep.orchestration.report.plot import Plot
+from dpsweep.orchestration.report.style import INK, MUTED, Style
 
 _MOST_ROWS: Final = 7
 """Most rows of a picture; more would not fit on the first screen."""

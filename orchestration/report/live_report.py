@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from accounting.errors import InvalidInput
-from orchestration.comparison.claims import require_founded
-from orchestration.comparison.record import SweepRecord
-from orchestration.comparison.stored import owned_record, stored_evidence
-from orchestration.records.layout import SweepFiles
-from orchestration.records.release_modes import release_mode
-from orchestration.records.report_digests import write_public_reports
-from orchestration.records.status_snapshot import PERIOD, read_snapshot
-from orchestration.report.page import render, renewed
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.comparison.claims import require_founded
+from dpsweep.orchestration.comparison.record import SweepRecord
+from dpsweep.orchestration.comparison.stored import owned_record, stored_evidence
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.release_modes import release_mode
+from dpsweep.orchestration.records.report_digests import write_public_reports
+from dpsweep.orchestration.records.status_snapshot import PERIOD, read_snapshot
+from dpsweep.orchestration.report.page import render, renewed
 
 
 def growing_report(files: SweepFiles, period: float = PERIOD) -> Iterator[int]:

@@ -6,13 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from accounting.attacks import FALSE_POSITIVE_RATES, AttackRisk
-from accounting.calibration import round_up
-from accounting.estimates import Kind
-from accounting.reasons import in_words
-from accounting.release import OwnerReport
-from accounting.samplings import Adjacency
-from orchestration.comparison.formats import at_most_share
+from dpsweep.accounting.attacks import FALSE_POSITIVE_RATES, AttackRisk
+from dpsweep.accounting.calibration import round_up
+from dpsweep.accounting.estimates import Kind
+from dpsweep.accounting.reasons import in_words
+from dpsweep.accounting.release import OwnerReport
+from dpsweep.accounting.samplings import Adjacency
+from dpsweep.orchestration.comparison.formats import at_most_share
 
 _WITHOUT: Mapping[Adjacency, str] = {
     "add_remove": "left out of the training data",

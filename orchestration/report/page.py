@@ -20,16 +20,16 @@ from typing import Any, Final
 
 from plotly.offline import get_plotlyjs
 
-from orchestration.comparison.evidence import NO_EVIDENCE, Evidence
-from orchestration.comparison.findings import Findings, findings
-from orchestration.comparison.formats import KINDS, number
-from orchestration.comparison.rate_metrics import group_metric, spoken
-from orchestration.comparison.sanity import without_changes
-from orchestration.comparison.settings import Setting, finished_settings
-from orchestration.records.published import PublishedSweep
-from orchestration.records.release_modes import release_mode
-from orchestration.records.states import TrialState
-from orchestration.report.catalogue import (
+from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE, Evidence
+from dpsweep.orchestration.comparison.findings import Findings, findings
+from dpsweep.orchestration.comparison.formats import KINDS, number
+from dpsweep.orchestration.comparison.rate_metrics import group_metric, spoken
+from dpsweep.orchestration.comparison.sanity import without_changes
+from dpsweep.orchestration.comparison.settings import Setting, finished_settings
+from dpsweep.orchestration.records.published import PublishedSweep
+from dpsweep.orchestration.records.release_modes import release_mode
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.report.catalogue import (
     FIGURES,
     DrawnFigure,
     Section,
@@ -37,7 +37,7 @@ from orchestration.report.catalogue import (
     titled,
     why_examples_are_missing,
 )
-from orchestration.report.exact import (
+from dpsweep.orchestration.report.exact import (
     accounts_section,
     attacks_section,
     audits_section,
@@ -46,12 +46,12 @@ from orchestration.report.exact import (
     memberships_section,
     training_scores_section,
 )
-from orchestration.report.explorer import explorer, explorer_data
-from orchestration.report.first_screen import Tile, decision, tiles
-from orchestration.report.html import key, missing_panel, note, panel, script_safe, section
-from orchestration.report.prose import SENSITIVE, cautions, meanings, sentences
-from orchestration.report.style import Style, style_of
-from orchestration.report.tables import (
+from dpsweep.orchestration.report.explorer import explorer, explorer_data
+from dpsweep.orchestration.report.first_screen import Tile, decision, tiles
+from dpsweep.orchestration.report.html import key, missing_panel, note, panel, script_safe, section
+from dpsweep.orchestration.report.prose import SENSITIVE, cautions, meanings, sentences
+from dpsweep.orchestration.report.style import Style, style_of
+from dpsweep.orchestration.report.tables import (
     by_group_table,
     classes_table,
     comparison_table,
@@ -93,7 +93,7 @@ def render(data: PublishedSweep, evidence: Evidence = NO_EVIDENCE) -> str:
         _meanings(data),
     )
     body, rows = _without_rows(_subscripts("\n".join(part for part in sections if part)))
-    template = Template(files("orchestration.report").joinpath("template.html").read_text(encoding="utf-8"))
+    template = Template(files("dpsweep.orchestration.report").joinpath("template.html").read_text(encoding="utf-8"))
     return template.substitute(
         title=escape(f"{data.name} – dpsweep report"),
         body=body,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from orchestration.comparison.formats import correlation
-from orchestration.comparison.rate_metrics import group_metric
-from orchestration.comparison.settings import Setting, first_seed, group_value
-from orchestration.records.published import Density, PublishedTrial
-from orchestration.report.figures import Scene, blank, by_group, faded, label_end, line, meta_of, plain_text
-from orchestration.report.plot import Plot
-from orchestration.report.style import INK
+from dpsweep.orchestration.comparison.formats import correlation
+from dpsweep.orchestration.comparison.rate_metrics import group_metric
+from dpsweep.orchestration.comparison.settings import Setting, first_seed, group_value
+from dpsweep.orchestration.records.published import Density, PublishedTrial
+from dpsweep.orchestration.report.figures import Scene, blank, by_group, faded, label_end, line, meta_of, plain_text
+from dpsweep.orchestration.report.plot import Plot
+from dpsweep.orchestration.report.style import INK
 
 
 def gradient_norms(scene: Scene) -> Plot:

@@ -1,35 +1,41 @@
 """The text of the report below its first screen: cautions, findings and explanations. Pure; every string is plain text.
 
-`orchestration.report.page` escapes the strings and adds markup.
+`dpsweep.orchestration.report.page` escapes the strings and adds markup.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from accounting.accountants import account
-from accounting.mechanism import Trace
-from accounting.release import ReleaseSpec
-from orchestration.comparison.findings import Findings, warnings
-from orchestration.comparison.formats import correlation, listed, number
-from orchestration.comparison.ledger import ComposedGroup, composed
-from orchestration.comparison.metrics import of_task
-from orchestration.comparison.rate_metrics import group_metric, spoken
-from orchestration.comparison.reasons import told
-from orchestration.comparison.settings import Setting, group_epsilon, group_epsilon_error, group_names, group_value
-from orchestration.comparison.statistics import Correlation, pearson
-from orchestration.comparison.values import (
+from dpsweep.accounting.accountants import account
+from dpsweep.accounting.mechanism import Trace
+from dpsweep.accounting.release import ReleaseSpec
+from dpsweep.orchestration.comparison.findings import Findings, warnings
+from dpsweep.orchestration.comparison.formats import correlation, listed, number
+from dpsweep.orchestration.comparison.ledger import ComposedGroup, composed
+from dpsweep.orchestration.comparison.metrics import of_task
+from dpsweep.orchestration.comparison.rate_metrics import group_metric, spoken
+from dpsweep.orchestration.comparison.reasons import told
+from dpsweep.orchestration.comparison.settings import (
+    Setting,
+    group_epsilon,
+    group_epsilon_error,
+    group_names,
+    group_value,
+)
+from dpsweep.orchestration.comparison.statistics import Correlation, pearson
+from dpsweep.orchestration.comparison.values import (
     epsilon,
     median_epsilon,
     worst_over_median,
 )
-from orchestration.records.published import PublishedSweep, PublishedTrial, task_of
-from orchestration.records.release_modes import release_mode
-from orchestration.records.states import TrialState
-from orchestration.report.catalogue import norms_are_off
-from orchestration.report.decisions import decisions
-from orchestration.report.first_screen import decision
-from workers.tasks import task_called
+from dpsweep.orchestration.records.published import PublishedSweep, PublishedTrial, task_of
+from dpsweep.orchestration.records.release_modes import release_mode
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.report.catalogue import norms_are_off
+from dpsweep.orchestration.report.decisions import decisions
+from dpsweep.orchestration.report.first_screen import decision
+from dpsweep.workers.tasks import task_called
 
 SENSITIVE = (
     "Sensitive. This page shows exact statistics of the training examples, which no differential-privacy guarantee "

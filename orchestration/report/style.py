@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from orchestration.comparison.settings import Setting
-from orchestration.records.published import NON_PRIVATE
+from dpsweep.orchestration.comparison.settings import Setting
+from dpsweep.orchestration.records.published import NON_PRIVATE
 
 INK, MUTED, RULE, BAND = "#1d1f23", "#6b7078", "#e6e6e1", "#f6f5f1"
 FONT = "Inter, 'Helvetica Neue', Helvetica, Arial, sans-serif"

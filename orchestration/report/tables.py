@@ -7,13 +7,21 @@ import math
 from collections.abc import Callable, Sequence
 from html import escape
 
-from orchestration.comparison.entries import GroupMetric, Metric, MetricTable, by_selection
-from orchestration.comparison.findings import Difference, Findings
-from orchestration.comparison.formats import CORRELATION, MISSING, PERCENT, SHARES, Format, at_most_share, number
-from orchestration.comparison.intervals import ConfidenceInterval
-from orchestration.comparison.metrics import columns, metric
-from orchestration.comparison.rate_metrics import GROUP_METRICS
-from orchestration.comparison.settings import (
+from dpsweep.orchestration.comparison.entries import GroupMetric, Metric, MetricTable, by_selection
+from dpsweep.orchestration.comparison.findings import Difference, Findings
+from dpsweep.orchestration.comparison.formats import (
+    CORRELATION,
+    MISSING,
+    PERCENT,
+    SHARES,
+    Format,
+    at_most_share,
+    number,
+)
+from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
+from dpsweep.orchestration.comparison.metrics import columns, metric
+from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS
+from dpsweep.orchestration.comparison.settings import (
     Setting,
     best_trade_offs,
     group_names,
@@ -22,15 +30,15 @@ from orchestration.comparison.settings import (
     shown_over_seeds,
     whose,
 )
-from orchestration.comparison.spoken import between, difference_between
-from orchestration.records.published import (
+from dpsweep.orchestration.comparison.spoken import between, difference_between
+from dpsweep.orchestration.records.published import (
     PublishedPrivacy,
     PublishedTrial,
 )
-from orchestration.report.figures import meta_of
-from orchestration.report.html import Cell, named, table
-from orchestration.report.style import Style
-from workers.rates import recalls
+from dpsweep.orchestration.report.figures import meta_of
+from dpsweep.orchestration.report.html import Cell, named, table
+from dpsweep.orchestration.report.style import Style
+from dpsweep.workers.rates import recalls
 
 _MOST_CLASSES = 20
 """Most classes of a confusion matrix in the report; larger ones are only in results.json."""

@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from orchestration.comparison.formats import SHARES
-from orchestration.comparison.rate_metrics import spoken, spoken_worst
-from orchestration.comparison.settings import Setting, best_trade_offs
-from orchestration.comparison.values import epsilon, main
-from orchestration.report.figures import Axis, Scene, blank, meta_of, numbers, plain_text, spoken_place, whiskers
-from orchestration.report.plot import Plot
-from orchestration.report.style import INK, MUTED
+from dpsweep.orchestration.comparison.formats import SHARES
+from dpsweep.orchestration.comparison.rate_metrics import spoken, spoken_worst
+from dpsweep.orchestration.comparison.settings import Setting, best_trade_offs
+from dpsweep.orchestration.comparison.values import epsilon, main
+from dpsweep.orchestration.report.figures import (
+    Axis,
+    Scene,
+    blank,
+    meta_of,
+    numbers,
+    plain_text,
+    spoken_place,
+    whiskers,
+)
+from dpsweep.orchestration.report.plot import Plot
+from dpsweep.orchestration.report.style import INK, MUTED
 
 _EPSILON_AXIS = Axis("worst-case ε (log scale)", epsilon, ".3~g")
 

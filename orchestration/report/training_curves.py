@@ -8,18 +8,18 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from accounting.accountants import account, total_rho
-from accounting.errors import UnsupportedMechanism
-from accounting.estimates import PrivacyEstimate
-from accounting.mechanism import Trace
-from orchestration.comparison.group_sizes import VADHAN, GroupComparison, compare_groups, linear_heading
-from orchestration.comparison.rate_metrics import spoken
-from orchestration.comparison.settings import Setting
-from orchestration.comparison.statistics import spread
-from orchestration.records.published import PublishedTrial
-from orchestration.report.figures import Scene, apart, blank, label_end, line, meta_of, plain_text
-from orchestration.report.plot import Plot
-from orchestration.report.style import PALETTE
+from dpsweep.accounting.accountants import account, total_rho
+from dpsweep.accounting.errors import UnsupportedMechanism
+from dpsweep.accounting.estimates import PrivacyEstimate
+from dpsweep.accounting.mechanism import Trace
+from dpsweep.orchestration.comparison.group_sizes import VADHAN, GroupComparison, compare_groups, linear_heading
+from dpsweep.orchestration.comparison.rate_metrics import spoken
+from dpsweep.orchestration.comparison.settings import Setting
+from dpsweep.orchestration.comparison.statistics import spread
+from dpsweep.orchestration.records.published import PublishedTrial
+from dpsweep.orchestration.report.figures import Scene, apart, blank, label_end, line, meta_of, plain_text
+from dpsweep.orchestration.report.plot import Plot
+from dpsweep.orchestration.report.style import PALETTE
 
 _OVERLAID: Final = ("pld", "gdp", "rdp", "rdp-classic", "zcdp", "zcdp-sampled", "strong")
 """Accountants that are compared over epochs; those of the package dp-accounting are too slow for a page."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 
-from orchestration.comparison.findings import Findings, as_dict, findings, of_trials
-from orchestration.comparison.record import SweepRecord, exact, rows
-from orchestration.comparison.stored import stored_evidence
-from orchestration.records.layout import SweepFiles
-from orchestration.records.release_modes import release_mode
-from orchestration.records.report_digests import write_private_report, write_public_reports
-from orchestration.report.page import render
+from dpsweep.orchestration.comparison.findings import Findings, as_dict, findings, of_trials
+from dpsweep.orchestration.comparison.record import SweepRecord, exact, rows
+from dpsweep.orchestration.comparison.stored import stored_evidence
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.release_modes import release_mode
+from dpsweep.orchestration.records.report_digests import write_private_report, write_public_reports
+from dpsweep.orchestration.report.page import render
 
 
 def write_reports(files: SweepFiles, record: SweepRecord) -> tuple[str, Findings]:

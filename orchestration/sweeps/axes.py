@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from types import UnionType
 from typing import Annotated, Any, Final, Union, get_args, get_origin
 
-from accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput
 
 MOST_COMBINATIONS: Final = 10_000
 """Maximum number of combinations of the lists inside one component."""

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
-from orchestration.sweeps.labels import Choice
-from orchestration.sweeps.schema import SweepSpec
+from dpsweep.orchestration.sweeps.labels import Choice
+from dpsweep.orchestration.sweeps.schema import SweepSpec
 
 BASELINE = "none"
 """The clipping method of a non-private baseline."""

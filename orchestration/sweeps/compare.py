@@ -7,12 +7,12 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
-from accounting.errors import InvalidInput
-from accounting.registry import one_of
-from orchestration.sweeps.fields import SweepSection
-from orchestration.sweeps.text import shortly
-from workers import rates
-from workers.tasks import TASKS, Task
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.registry import one_of
+from dpsweep.orchestration.sweeps.fields import SweepSection
+from dpsweep.orchestration.sweeps.text import shortly
+from dpsweep.workers import rates
+from dpsweep.workers.tasks import TASKS, Task
 
 _SHORT: Final[Mapping[object, str]] = {"tpr": "true_positive_rate", "fpr": "false_positive_rate"}
 

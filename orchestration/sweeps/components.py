@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass
 from typing import Any, Final, get_type_hints
 
-from accounting.schedules import SCHEDULES
-from orchestration.records.release_modes import RELEASE_MODES
-from workers.augmentation import AUGMENTATIONS
-from workers.clipping import CLIPPING
-from workers.data import SOURCES
-from workers.losses import LOSSES
-from workers.models import MODELS
-from workers.optimizers import AVERAGES, LEARNING_RATE_SCHEDULES, OPTIMIZERS
-from workers.preprocessing import PREPROCESSING
+from dpsweep.accounting.schedules import SCHEDULES
+from dpsweep.orchestration.records.release_modes import RELEASE_MODES
+from dpsweep.workers.augmentation import AUGMENTATIONS
+from dpsweep.workers.clipping import CLIPPING
+from dpsweep.workers.data import SOURCES
+from dpsweep.workers.losses import LOSSES
+from dpsweep.workers.models import MODELS
+from dpsweep.workers.optimizers import AVERAGES, LEARNING_RATE_SCHEDULES, OPTIMIZERS
+from dpsweep.workers.preprocessing import PREPROCESSING
 
 COMPONENTS: Final[Mapping[str, Mapping[str, Callable[..., object]]]] = {
     "data": SOURCES,

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
-from accounting.errors import InvalidInput
-from orchestration.sweeps.schema import parse_sweep
-from workers.data import ColumnProfile, TableProfile, TableTask, load_source, profile_table
-from workers.robust_ranges import ROUNDS
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.workers.data import ColumnProfile, TableProfile, TableTask, load_source, profile_table
+from dpsweep.workers.robust_ranges import ROUNDS
 
 MOST_VALUES = 50
 """Maximum number of distinct values of a category, class or group column that a draft lists."""

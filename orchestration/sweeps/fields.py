@@ -9,10 +9,19 @@ from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from accounting.errors import InvalidInput
-from accounting.registry import nearest
-from orchestration.sweeps.text import shortly
-from workers.spec import AttackSpec, AuditSpec, BudgetSpec, Component, DataSpec, ExecutionSpec, NormSpec, SamplingSpec
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.registry import nearest
+from dpsweep.orchestration.sweeps.text import shortly
+from dpsweep.workers.spec import (
+    AttackSpec,
+    AuditSpec,
+    BudgetSpec,
+    Component,
+    DataSpec,
+    ExecutionSpec,
+    NormSpec,
+    SamplingSpec,
+)
 
 T = TypeVar("T")
 

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from accounting.errors import InvalidInput, require_finite
-from accounting.release import ReleaseSpec
-from orchestration.records.published import NON_PRIVATE, Label
-from orchestration.records.release_modes import release_spec
-from orchestration.sweeps.combinations import (
+from dpsweep.accounting.errors import InvalidInput, require_finite
+from dpsweep.accounting.release import ReleaseSpec
+from dpsweep.orchestration.records.published import NON_PRIVATE, Label
+from dpsweep.orchestration.records.release_modes import release_spec
+from dpsweep.orchestration.sweeps.combinations import (
     BASELINE,
     combinations,
     comparable_places,
@@ -27,12 +27,12 @@ from orchestration.sweeps.combinations import (
     shared_axes,
     values_of,
 )
-from orchestration.sweeps.identity import content, short_name, trial_key
-from orchestration.sweeps.labels import Choice, labels_by_axis, labels_of, shown_choice
-from orchestration.sweeps.schema import OWN_NOISE, SweepSpec
-from orchestration.sweeps.tune import Adapted, TuneSettings, adapt, on_its_part, setting_of
-from workers.evaluation import MIN_GROUP_SIZE
-from workers.spec import AttackSpec, Component, NoiseSpec, TrialSpec
+from dpsweep.orchestration.sweeps.identity import content, short_name, trial_key
+from dpsweep.orchestration.sweeps.labels import Choice, labels_by_axis, labels_of, shown_choice
+from dpsweep.orchestration.sweeps.schema import OWN_NOISE, SweepSpec
+from dpsweep.orchestration.sweeps.tune import Adapted, TuneSettings, adapt, on_its_part, setting_of
+from dpsweep.workers.evaluation import MIN_GROUP_SIZE
+from dpsweep.workers.spec import AttackSpec, Component, NoiseSpec, TrialSpec
 
 MAX_TRIALS = 10_000
 """Maximum number of trials of a sweep; Ray Tune, MLflow and the report handle thousands."""
@@ -102,7 +102,7 @@ def grid(sweep: SweepSpec, past: Past = NO_PAST) -> tuple[GridPoint, ...]:
 
     Raises: InvalidInput for more than `MAX_TRIALS` trials, an invalid ``release``, and two trials with one key.
 
-    >>> from orchestration.sweeps.schema import parse_sweep
+    >>> from dpsweep.orchestration.sweeps.schema import parse_sweep
     >>> [point.key for point in grid(parse_sweep('''
     ... name: example
     ... data: breast_cancer

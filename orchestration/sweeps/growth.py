@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from accounting.errors import InvalidInput
-from orchestration.records.manifest import Manifest
-from orchestration.records.release_modes import release_mode
-from orchestration.sweeps.grid import Past, drafts
-from orchestration.sweeps.schema import SweepSpec, parse_sweep
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.records.manifest import Manifest
+from dpsweep.orchestration.records.release_modes import release_mode
+from dpsweep.orchestration.sweeps.grid import Past, drafts
+from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
 
 
 def past_of(manifest: Manifest) -> Past:

@@ -7,8 +7,8 @@ The content holds the fields that differ from the first defaults of `TrialSpec`,
 or gives another default (`_FIRST_DEFAULTS`), renames no trial. The content leaves out the key, options that change only
 speed, and everything that a sweep decides for all its trials: resources, scheduler, accounting of trained trials,
 tracking. It includes the names of the user's own code, but not the code. The data of a trial have a separate
-fingerprint, kept in ``private/`` (`accounting.records.TrialFiles.data_fingerprint`), because a noiseless hash of data
-must not be shown.
+fingerprint, kept in ``private/`` (`dpsweep.accounting.records.TrialFiles.data_fingerprint`), because a noiseless hash
+of data must not be shown.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import PurePath
 from typing import Any, Final
 
-from accounting.release import ReleaseSpec
-from workers.spec import ExecutionSpec, NormSpec, TrialSpec, at_speed_of
+from dpsweep.accounting.release import ReleaseSpec
+from dpsweep.workers.spec import ExecutionSpec, NormSpec, TrialSpec, at_speed_of
 
 LONGEST_KEY: Final = 120
 """Maximum length of a trial's key. It names a folder; file systems allow 255 bytes."""
@@ -43,7 +43,7 @@ def content(
     target_epsilon: the epsilon to which ``accountant`` calibrates the noise; it replaces the noise multiplier, which
     follows from it. release: the release of statistics after training.
 
-    >>> from workers.spec import Component, DataSpec, NoiseSpec, SamplingSpec
+    >>> from dpsweep.workers.spec import Component, DataSpec, NoiseSpec, SamplingSpec
     >>> spec = TrialSpec("any", DataSpec("digits"), Component("mlp"), SamplingSpec("poisson", 64), Component("flat"),
     ...                  NoiseSpec(1.0), epochs=2, delta=1e-5, seed=0)
     >>> from dataclasses import replace

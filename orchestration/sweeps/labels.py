@@ -1,7 +1,7 @@
 """Labels that distinguish the trials of a sweep from each other, for display only. Pure.
 
 A label depends on the values of the other trials, so files and folders are named by keys instead
-(`orchestration.sweeps.identity`).
+(`dpsweep.orchestration.sweeps.identity`).
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from orchestration.records.published import Label
-from orchestration.sweeps.identity import short_name
-from workers.spec import Component, DataSpec, NormSpec, SamplingSpec
+from dpsweep.orchestration.records.published import Label
+from dpsweep.orchestration.sweeps.identity import short_name
+from dpsweep.workers.spec import Component, DataSpec, NormSpec, SamplingSpec
 
 Choice = Mapping[str, Any]
 """The value of a trial on each grid axis that applies to it."""

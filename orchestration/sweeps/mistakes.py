@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from orchestration.sweeps.text import shortly
-from workers.field_bounds import place_of
+from dpsweep.orchestration.sweeps.text import shortly
+from dpsweep.workers.field_bounds import place_of
 
 
 def mistakes(error: ValidationError, content: Mapping[str, Any]) -> Iterator[str]:

@@ -15,33 +15,33 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from accounting.errors import DpsweepError, InvalidInput, Unreachable, private_text, public_text, without_locals
-from accounting.estimates import PrivacyEstimate
-from accounting.mechanism import Release, Trace
-from accounting.planning import PROCESSES, Calibration, Solver, TrialMechanism, solve_all
-from accounting.reasons import weakened
-from orchestration.records.failures import shown
-from orchestration.records.release_modes import RELEASED, release_spec
-from orchestration.sweeps.grid import NO_PAST, GridPoint, Past, grid
-from orchestration.sweeps.planned import Plan, PlannedTrial, Refusal, worst_cases
-from orchestration.sweeps.reasons import reasons_of
-from orchestration.sweeps.remarks import of_candidates, of_sweep, of_trials, own_parts
-from orchestration.sweeps.scheduler_groups import unopposed
-from orchestration.sweeps.schema import SweepSpec
-from orchestration.sweeps.search import require_optuna
-from orchestration.sweeps.selection import unlike
-from orchestration.sweeps.tasks import require_one_task
-from orchestration.sweeps.tune import while_tuning
-from workers import clipping
-from workers.checkpoint import fingerprint
-from workers.data import Dataset, describe, load_dataset
-from workers.dataset_description import DatasetDescription
-from workers.feasibility import StepSpec, check_feasible, excerpt
-from workers.imports import NO_CODE, UserCode, is_import_path
-from workers.optimizers import make_average, make_learning_rate_schedule, make_optimizer
-from workers.requirements import check_spec, with_chosen_norms
-from workers.spec import DataSpec, NormSpec, TrialSpec
-from workers.trial_mechanism import affordable_epochs, mechanism_of, with_noise
+from dpsweep.accounting.errors import DpsweepError, InvalidInput, Unreachable, private_text, public_text, without_locals
+from dpsweep.accounting.estimates import PrivacyEstimate
+from dpsweep.accounting.mechanism import Release, Trace
+from dpsweep.accounting.planning import PROCESSES, Calibration, Solver, TrialMechanism, solve_all
+from dpsweep.accounting.reasons import weakened
+from dpsweep.orchestration.records.failures import shown
+from dpsweep.orchestration.records.release_modes import RELEASED, release_spec
+from dpsweep.orchestration.sweeps.grid import NO_PAST, GridPoint, Past, grid
+from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial, Refusal, worst_cases
+from dpsweep.orchestration.sweeps.reasons import reasons_of
+from dpsweep.orchestration.sweeps.remarks import of_candidates, of_sweep, of_trials, own_parts
+from dpsweep.orchestration.sweeps.scheduler_groups import unopposed
+from dpsweep.orchestration.sweeps.schema import SweepSpec
+from dpsweep.orchestration.sweeps.search import require_optuna
+from dpsweep.orchestration.sweeps.selection import unlike
+from dpsweep.orchestration.sweeps.tasks import require_one_task
+from dpsweep.orchestration.sweeps.tune import while_tuning
+from dpsweep.workers import clipping
+from dpsweep.workers.checkpoint import fingerprint
+from dpsweep.workers.data import Dataset, describe, load_dataset
+from dpsweep.workers.dataset_description import DatasetDescription
+from dpsweep.workers.feasibility import StepSpec, check_feasible, excerpt
+from dpsweep.workers.imports import NO_CODE, UserCode, is_import_path
+from dpsweep.workers.optimizers import make_average, make_learning_rate_schedule, make_optimizer
+from dpsweep.workers.requirements import check_spec, with_chosen_norms
+from dpsweep.workers.spec import DataSpec, NormSpec, TrialSpec
+from dpsweep.workers.trial_mechanism import affordable_epochs, mechanism_of, with_noise
 
 _BYTES_PER_ROW = 8 + 4 + 4 + 4 + 4
 """example_id int64; group int32; norm, contribution and loss float32."""
@@ -267,7 +267,7 @@ def _named(axis: str) -> Iterator[None]:
 def _require_own_entries(trial: TrialSpec, mechanism: TrialMechanism, statistics: tuple[Release, ...]) -> None:
     """Refuse released statistics of epsilons if one example also decides when the norms of others are measured.
 
-    Their noise covers that one example changes its own epsilon only (`accounting.release`).
+    Their noise covers that one example changes its own epsilon only (`dpsweep.accounting.release`).
     """
     if statistics and trial.norms.when_sampled and mechanism.sampling.displaced:
         raise InvalidInput(

@@ -1,7 +1,7 @@
 """What a plan says of a sweep: the trials that can run, those that cannot, and warnings. Loads no torch.
 
-`orchestration.sweeps.plan` makes it, which needs torch. A driver on a running cluster has it made in another process
-(`orchestration.execution.planning`), and so never loads torch itself.
+`dpsweep.orchestration.sweeps.plan` makes it, which needs torch. A driver on a running cluster has it made in another
+process (`dpsweep.orchestration.execution.planning`), and so never loads torch itself.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from accounting.accountants import account
-from accounting.errors import InvalidInput
-from accounting.estimates import PrivacyEstimate
-from accounting.mechanism import Release, Trace
-from accounting.reasons import Reason
-from orchestration.records.failures import record_refusals
-from orchestration.records.layout import SweepFiles
-from orchestration.sweeps.grid import GridPoint
-from orchestration.sweeps.schema import SweepSpec
-from workers.dataset_description import DatasetDescription
-from workers.spec import TrialSpec
+from dpsweep.accounting.accountants import account
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.estimates import PrivacyEstimate
+from dpsweep.accounting.mechanism import Release, Trace
+from dpsweep.accounting.reasons import Reason
+from dpsweep.orchestration.records.failures import record_refusals
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.sweeps.grid import GridPoint
+from dpsweep.orchestration.sweeps.schema import SweepSpec
+from dpsweep.workers.dataset_description import DatasetDescription
+from dpsweep.workers.spec import TrialSpec
 
 _MOST_NAMED = 5
 """Largest number of trials that a reason of refusal names."""
@@ -33,8 +33,8 @@ class PlannedTrial:
     trace: steps and releases of the longest run that the trainer may make; the trainer may stop earlier. worst_case:
     epsilon of the trace by the sweep's accountant. others: its epsilon by the other accountants. releases: releases
     after training, which the trace includes. shard_bytes: size of the norm shards before compression. reasons: why
-    every epsilon of the trial is an estimate (`orchestration.sweeps.reasons`). data_digest: digest of the data as they
-    are now; private, because it is a noiseless hash.
+    every epsilon of the trial is an estimate (`dpsweep.orchestration.sweeps.reasons`). data_digest: digest of the data
+    as they are now; private, because it is a noiseless hash.
     """
 
     point: GridPoint

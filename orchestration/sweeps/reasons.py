@@ -1,17 +1,18 @@
 """Decides why the epsilons of a sweep's trials are estimates and no guarantees.
 
-Whatever makes a trial not private is decided here: what its specification and its data say (`workers.reasons`), and how
-its sweep tunes and schedules. What the course of a run adds is in its trace (`accounting.mechanism.Trace.reasons`).
+Whatever makes a trial not private is decided here: what its specification and its data say
+(`dpsweep.workers.reasons`), and how its sweep tunes and schedules. What the course of a run adds is in its trace
+(`dpsweep.accounting.mechanism.Trace.reasons`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from accounting.reasons import Reason, union
-from orchestration.sweeps.schema import SweepSpec
-from workers.reasons import reasons_of_trial
-from workers.spec import TrialSpec
+from dpsweep.accounting.reasons import Reason, union
+from dpsweep.orchestration.sweeps.schema import SweepSpec
+from dpsweep.workers.reasons import reasons_of_trial
+from dpsweep.workers.spec import TrialSpec
 
 
 def reasons_of(sweep: SweepSpec, spec: TrialSpec, of_data: Iterable[Reason]) -> tuple[Reason, ...]:

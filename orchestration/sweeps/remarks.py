@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from accounting.accountants import account
-from accounting.exponential_choice import ExponentialChoice
-from accounting.joint_cost import account_together
-from accounting.random_trials import RandomTrials
-from accounting.reasons import in_words
-from orchestration.sweeps.combinations import repeated
-from orchestration.sweeps.schema import SweepSpec
-from workers.imports import UserCode, is_import_path
-from workers.spec import TrialSpec
-from workers.trial_mechanism import make_budget, paid_by
+from dpsweep.accounting.accountants import account
+from dpsweep.accounting.exponential_choice import ExponentialChoice
+from dpsweep.accounting.joint_cost import account_together
+from dpsweep.accounting.random_trials import RandomTrials
+from dpsweep.accounting.reasons import in_words
+from dpsweep.orchestration.sweeps.combinations import repeated
+from dpsweep.orchestration.sweeps.schema import SweepSpec
+from dpsweep.workers.imports import UserCode, is_import_path
+from dpsweep.workers.spec import TrialSpec
+from dpsweep.workers.trial_mechanism import make_budget, paid_by
 
 if TYPE_CHECKING:
-    from orchestration.sweeps.planned import PlannedTrial
+    from dpsweep.orchestration.sweeps.planned import PlannedTrial
 
 
 def of_sweep(sweep: SweepSpec) -> tuple[str, ...]:

@@ -8,9 +8,9 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from accounting.errors import InvalidInput
-from orchestration.sweeps.fields import LEAST_QUANTITY, Axis, Quantity, SweepSection, whole_or_share
-from workers.spec import TrialSpec
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.sweeps.fields import LEAST_QUANTITY, Axis, Quantity, SweepSection, whole_or_share
+from dpsweep.workers.spec import TrialSpec
 
 LABEL: Final = "label "
 """Prefix of node labels among resource amounts: a node has 1 of each label that it carries."""

@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-from orchestration.sweeps.grid import GridPoint
-from orchestration.sweeps.identity import content
-from orchestration.sweeps.schema import SweepSpec
-from workers.spec import Component, NoiseSpec
+from dpsweep.orchestration.sweeps.grid import GridPoint
+from dpsweep.orchestration.sweeps.identity import content
+from dpsweep.orchestration.sweeps.schema import SweepSpec
+from dpsweep.workers.spec import Component, NoiseSpec
 
 
 def rivals(point: GridPoint) -> str | None:

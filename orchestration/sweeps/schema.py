@@ -8,14 +8,14 @@ from typing import Annotated, Any, Final, Literal, Self, get_type_hints
 
 from pydantic import Field, ValidationError, model_validator
 
-from accounting.errors import InvalidInput
-from accounting.individual import INDIVIDUAL_ACCOUNTANTS
-from accounting.registry import nearest
-from accounting.samplings import Adjacency
-from orchestration.records.release_modes import RELEASED, Disclosure
-from orchestration.sweeps.axes import has_lists, spread
-from orchestration.sweeps.compare import CompareSettings
-from orchestration.sweeps.fields import (
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.individual import INDIVIDUAL_ACCOUNTANTS
+from dpsweep.accounting.registry import nearest
+from dpsweep.accounting.samplings import Adjacency
+from dpsweep.orchestration.records.release_modes import RELEASED, Disclosure
+from dpsweep.orchestration.sweeps.axes import has_lists, spread
+from dpsweep.orchestration.sweeps.compare import CompareSettings
+from dpsweep.orchestration.sweeps.fields import (
     Attacks,
     Audit,
     Axis,
@@ -30,14 +30,14 @@ from orchestration.sweeps.fields import (
     Several,
     SweepSection,
 )
-from orchestration.sweeps.list_values import kinds_of
-from orchestration.sweeps.mistakes import mistakes
-from orchestration.sweeps.resources import ResourceSettings, check_sections, reserved
-from orchestration.sweeps.selection import check_selection
-from orchestration.sweeps.text import parse_text
-from orchestration.sweeps.tune import Adapted, TuneSettings, check_places, check_tuning
-from workers.imports import is_import_path
-from workers.spec import (
+from dpsweep.orchestration.sweeps.list_values import kinds_of
+from dpsweep.orchestration.sweeps.mistakes import mistakes
+from dpsweep.orchestration.sweeps.resources import ResourceSettings, check_sections, reserved
+from dpsweep.orchestration.sweeps.selection import check_selection
+from dpsweep.orchestration.sweeps.text import parse_text
+from dpsweep.orchestration.sweeps.tune import Adapted, TuneSettings, check_places, check_tuning
+from dpsweep.workers.imports import is_import_path
+from dpsweep.workers.spec import (
     Component,
     DataSpec,
     Delta,
@@ -278,7 +278,7 @@ class SweepSpec(SweepSection):
     @model_validator(mode="before")
     @classmethod
     def _lists_inside(cls, value: object) -> object:
-        """Expand lists inside components and sections into several of them (`orchestration.sweeps.axes`)."""
+        """Expand lists inside components and sections into several of them (`dpsweep.orchestration.sweeps.axes`)."""
         if not isinstance(value, Mapping):
             return value
         return {key: _spread_all(key, item) if key in _WITH_LISTS else item for key, item in value.items()}
@@ -374,7 +374,7 @@ def parse_sweep(text: str, origin: str = "sweep") -> SweepSpec:
     >>> parse_sweep("epoch: 3", "my.yaml")
     Traceback (most recent call last):
         ...
-    accounting.errors.InvalidInput: my.yaml: unknown key 'epoch'; did you mean 'epochs'?...
+    dpsweep.accounting.errors.InvalidInput: my.yaml: unknown key 'epoch'; did you mean 'epochs'?...
     """
     try:
         content = parse_text(text)

@@ -14,8 +14,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from accounting.errors import InvalidInput
-from orchestration.sweeps.tune import Adapted, TuneSettings, candidates_of, rounded
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.sweeps.tune import Adapted, TuneSettings, candidates_of, rounded
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

@@ -12,19 +12,19 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from accounting.errors import InvalidInput
-from accounting.exponential_choice import ExponentialChoice
-from accounting.mechanism import Selection, Trace
-from accounting.random_trials import RandomTrials
-from orchestration.records.release_modes import release_mode
-from orchestration.sweeps.text import parse_text
-from orchestration.sweeps.tune import Adapted, DrawnRun, TuneSettings, candidates_of
-from workers.noise_sources import noise_source_kind
-from workers.spec import AttackSpec
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.exponential_choice import ExponentialChoice
+from dpsweep.accounting.mechanism import Selection, Trace
+from dpsweep.accounting.random_trials import RandomTrials
+from dpsweep.orchestration.records.release_modes import release_mode
+from dpsweep.orchestration.sweeps.text import parse_text
+from dpsweep.orchestration.sweeps.tune import Adapted, DrawnRun, TuneSettings, candidates_of
+from dpsweep.workers.noise_sources import noise_source_kind
+from dpsweep.workers.spec import AttackSpec
 
 if TYPE_CHECKING:
-    from orchestration.sweeps.planned import PlannedTrial
-    from orchestration.sweeps.schema import SweepSpec
+    from dpsweep.orchestration.sweeps.planned import PlannedTrial
+    from dpsweep.orchestration.sweeps.schema import SweepSpec
 
 _ACCOUNTANTS: Final = ("auto", "pld", "rdp")
 _SEEDS: Final = 2**31

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from accounting.errors import InvalidInput
-from orchestration.sweeps.compare import require_defined
-from orchestration.sweeps.schema import SweepSpec
-from orchestration.sweeps.tune import require_selectable
-from workers.dataset_description import DatasetDescription
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.sweeps.compare import require_defined
+from dpsweep.orchestration.sweeps.schema import SweepSpec
+from dpsweep.orchestration.sweeps.tune import require_selectable
+from dpsweep.workers.dataset_description import DatasetDescription
 
 
 def require_one_task(sweep: SweepSpec, known: Iterable[DatasetDescription], dataset: DatasetDescription) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput
 
 MAX_BYTES = 256 * 1024
 """Maximum size of a sweep file; enough for thousands of seeds or learning rates."""

@@ -18,20 +18,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 import numpy as np
 from pydantic import BeforeValidator, Field, model_validator
 
-from accounting.errors import InvalidInput
-from accounting.exponential_choice import ExponentialChoice
-from accounting.mechanism import Selection
-from accounting.random_trials import RandomTrials
-from accounting.registry import nearest, one_of
-from orchestration.sweeps.fields import Data, Several, SweepSection
-from orchestration.sweeps.identity import content
-from orchestration.sweeps.text import parse_text, shortly, with_section
-from workers.imports import is_import_path
-from workers.spec import AttackSpec, Component, DataPart, DataSpec, Seed, TrialSpec, name_in
-from workers.tasks import TASKS
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.exponential_choice import ExponentialChoice
+from dpsweep.accounting.mechanism import Selection
+from dpsweep.accounting.random_trials import RandomTrials
+from dpsweep.accounting.registry import nearest, one_of
+from dpsweep.orchestration.sweeps.fields import Data, Several, SweepSection
+from dpsweep.orchestration.sweeps.identity import content
+from dpsweep.orchestration.sweeps.text import parse_text, shortly, with_section
+from dpsweep.workers.imports import is_import_path
+from dpsweep.workers.spec import AttackSpec, Component, DataPart, DataSpec, Seed, TrialSpec, name_in
+from dpsweep.workers.tasks import TASKS
 
 if TYPE_CHECKING:
-    from orchestration.sweeps.schema import SweepSpec
+    from dpsweep.orchestration.sweeps.schema import SweepSpec
 
 _PRIVATE: Final = ("clipping", "noise")
 COMPONENTS: Final = ("model", "loss", "optimizer", "learning_rate_schedule", "augmentation", "averaging", *_PRIVATE)
@@ -312,7 +312,7 @@ def _component(trial: TrialSpec, section: str) -> Component | None:
 
 def takes(component: Component, section: str, key: str) -> bool:
     """Return whether the component takes the parameter; a user's own component takes those given in the sweep file."""
-    from orchestration.sweeps.components import types_of  # late: it imports torch
+    from dpsweep.orchestration.sweeps.components import types_of  # late: it imports torch
 
     return key in component.params if is_import_path(component.name) else key in types_of(section, component.name)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from accounting.errors import DpsweepError
-from orchestration.comparison.plain_text import MASK, masked
-from orchestration.records.layout import SweepFiles
-from orchestration.records.safety import require_safe_tracking
-from orchestration.records.status_snapshot import SweepSnapshot
-from orchestration.tracking.given_stores import is_given
+from dpsweep.accounting.errors import DpsweepError
+from dpsweep.orchestration.comparison.plain_text import MASK, masked
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.safety import require_safe_tracking
+from dpsweep.orchestration.records.status_snapshot import SweepSnapshot
+from dpsweep.orchestration.tracking.given_stores import is_given
 
 
 def end_abandoned(files: SweepFiles, snapshot: SweepSnapshot) -> str:
@@ -32,7 +32,7 @@ def end_abandoned(files: SweepFiles, snapshot: SweepSnapshot) -> str:
     try:
         if own is not None:
             require_safe_tracking(own)
-        from orchestration.tracking.mlflow import end_running
+        from dpsweep.orchestration.tracking.mlflow import end_running
 
         end_running(uri, snapshot.sweep_id)
     except DpsweepError as error:

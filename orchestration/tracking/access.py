@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput
 
 VARIABLES: Final = (
     "MLFLOW_TRACKING_URI",

@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 
 import sqlalchemy
 
-from accounting.errors import DpsweepError
-from orchestration.comparison.plain_text import masked
-from orchestration.tracking.protocol import EXPERIMENT, TrackingUnavailable
+from dpsweep.accounting.errors import DpsweepError
+from dpsweep.orchestration.comparison.plain_text import masked
+from dpsweep.orchestration.tracking.protocol import EXPERIMENT, TrackingUnavailable
 
 LOCAL_SERVER: Final = "http://127.0.0.1:5000"
 """Address of `mlflow ui`, which shows a database."""

@@ -24,13 +24,13 @@ import mlflow
 from mlflow import MlflowClient
 from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_TIMEOUT
 
-from accounting.errors import StorageError
-from accounting.records import UnsafeFile, write_bytes_atomically
-from orchestration.records.layout import DATABASE
-from orchestration.tracking.addresses import is_server
-from orchestration.tracking.deadlines import Timed
-from orchestration.tracking.no_tracking import NO_TRACKING
-from workers.user_cache import CACHE
+from dpsweep.accounting.errors import StorageError
+from dpsweep.accounting.records import UnsafeFile, write_bytes_atomically
+from dpsweep.orchestration.records.layout import DATABASE
+from dpsweep.orchestration.tracking.addresses import is_server
+from dpsweep.orchestration.tracking.deadlines import Timed
+from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
+from dpsweep.workers.user_cache import CACHE
 
 Client = TypeVar("Client")
 _SCHEME = "sqlite:///"

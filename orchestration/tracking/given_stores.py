@@ -7,8 +7,8 @@ there only if the same user has recorded the same sweep in it before, from the s
 
 from __future__ import annotations
 
-from orchestration.records.layout import SweepFiles
-from orchestration.records.remembered import is_noted, note
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.remembered import is_noted, note
 
 
 def note_given(store: str, sweep_id: str, files: SweepFiles) -> None:

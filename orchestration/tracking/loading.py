@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from accounting.records import TrialFiles, read_bytes
-from workers.own_record import stored_code
-from workers.spec import TrialSpec
-from workers.trained_model import TrainedModel, load_trained
+from dpsweep.accounting.records import TrialFiles, read_bytes
+from dpsweep.workers.own_record import stored_code
+from dpsweep.workers.spec import TrialSpec
+from dpsweep.workers.trained_model import TrainedModel, load_trained
 
 
 @dataclass(frozen=True)

@@ -22,25 +22,25 @@ from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any, Final
 
-from orchestration.tracking.embedded import client_of  # first, as it keeps MLflow quiet
+from dpsweep.orchestration.tracking.embedded import client_of  # first, as it keeps MLflow quiet
 
 # isort: split
 from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, Run
 from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS, MLFLOW_RUN_NAME
 
-from orchestration.comparison.findings import Findings
-from orchestration.comparison.metrics import final_metrics
-from orchestration.comparison.plain_text import for_markdown
-from orchestration.comparison.settings import Setting, finished_settings, setting_name
-from orchestration.comparison.statistics import Spread, spread
-from orchestration.records.layout import SweepFiles
-from orchestration.records.published import PublishedDataset, PublishedSweep, PublishedTrial
-from orchestration.records.release_modes import release_mode
-from orchestration.records.states import TrialState
-from orchestration.tracking.addresses import experiment_name, is_server, probe, reported
-from orchestration.tracking.locations import MOST_PAGES
-from orchestration.tracking.models import (
+from dpsweep.orchestration.comparison.findings import Findings
+from dpsweep.orchestration.comparison.metrics import final_metrics
+from dpsweep.orchestration.comparison.plain_text import for_markdown
+from dpsweep.orchestration.comparison.settings import Setting, finished_settings, setting_name
+from dpsweep.orchestration.comparison.statistics import Spread, spread
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.published import PublishedDataset, PublishedSweep, PublishedTrial
+from dpsweep.orchestration.records.release_modes import release_mode
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.tracking.addresses import experiment_name, is_server, probe, reported
+from dpsweep.orchestration.tracking.locations import MOST_PAGES
+from dpsweep.orchestration.tracking.models import (
     KIND,
     SETTING,
     SWEEP,
@@ -52,8 +52,8 @@ from orchestration.tracking.models import (
     short_names,
     valid_name,
 )
-from orchestration.tracking.parallel import each
-from orchestration.tracking.protocol import (
+from dpsweep.orchestration.tracking.parallel import each
+from dpsweep.orchestration.tracking.protocol import (
     COMPOSED,
     RunStatus,
     TrackedSweep,
@@ -62,7 +62,7 @@ from orchestration.tracking.protocol import (
     epoch_metrics,
     group_table,
 )
-from orchestration.tracking.runs import MlflowRuns, Point
+from dpsweep.orchestration.tracking.runs import MlflowRuns, Point
 
 Tags = Mapping[str, str]
 _NO_TAGS: Tags = MappingProxyType({})

@@ -21,18 +21,18 @@ from mlflow.entities import LoggedModel, LoggedModelOutput, LoggedModelStatus, M
 from mlflow.models import Model, ModelSignature
 from mlflow.types import Schema, TensorSpec
 
-from accounting.records import TrialFiles, exists, list_files, read_bytes
-from orchestration.comparison.entries import Metric as Measured
-from orchestration.comparison.findings import Findings
-from orchestration.comparison.metrics import final_metrics, metric
-from orchestration.comparison.parameters import varying
-from orchestration.comparison.settings import Setting, first_seed, setting_name
-from orchestration.records.layout import SweepFiles
-from orchestration.records.published import PublishedTrial
-from orchestration.tracking.locations import MOST_PAGES, require_location
-from orchestration.tracking.parallel import each
-from orchestration.tracking.protocol import TrackingUnavailable
-from workers.history import read_training_result
+from dpsweep.accounting.records import TrialFiles, exists, list_files, read_bytes
+from dpsweep.orchestration.comparison.entries import Metric as Measured
+from dpsweep.orchestration.comparison.findings import Findings
+from dpsweep.orchestration.comparison.metrics import final_metrics, metric
+from dpsweep.orchestration.comparison.parameters import varying
+from dpsweep.orchestration.comparison.settings import Setting, first_seed, setting_name
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.published import PublishedTrial
+from dpsweep.orchestration.tracking.locations import MOST_PAGES, require_location
+from dpsweep.orchestration.tracking.parallel import each
+from dpsweep.orchestration.tracking.protocol import TrackingUnavailable
+from dpsweep.workers.history import read_training_result
 
 SWEEP, TRIAL, SETTING, KIND = "dpsweep.sweep", "dpsweep.trial_key", "dpsweep.setting", "dpsweep.kind"
 COMPARED: Final = "compared/"
@@ -322,7 +322,7 @@ class ModelLog:
             described = Model(signature=signature, model_id=model_id)
             described.add_flavor(
                 "python_function",
-                loader_module="orchestration.tracking.loading",
+                loader_module="dpsweep.orchestration.tracking.loading",
                 data="trial",
                 python_version=platform.python_version(),
             )

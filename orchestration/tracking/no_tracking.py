@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from orchestration.comparison.findings import Findings
-from orchestration.records.published import PublishedSweep, PublishedTrial
-from orchestration.tracking.protocol import RunStatus, TrackedSweep
+from dpsweep.orchestration.comparison.findings import Findings
+from dpsweep.orchestration.records.published import PublishedSweep, PublishedTrial
+from dpsweep.orchestration.tracking.protocol import RunStatus, TrackedSweep
 
 NO_TRACKING: Final = "none"
 """Given in place of a tracking URI to switch tracking off."""

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from accounting.errors import DpsweepError
-from orchestration.comparison.findings import Findings
-from orchestration.comparison.ledger import composed
-from orchestration.comparison.rate_metrics import GROUP_METRICS
-from orchestration.comparison.record import SweepRecord
-from orchestration.records.layout import SweepFiles
-from orchestration.records.published import PublishedEpoch, PublishedSweep, PublishedTrial, task_of
+from dpsweep.accounting.errors import DpsweepError
+from dpsweep.orchestration.comparison.findings import Findings
+from dpsweep.orchestration.comparison.ledger import composed
+from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS
+from dpsweep.orchestration.comparison.record import SweepRecord
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.published import PublishedEpoch, PublishedSweep, PublishedTrial, task_of
 
 EXPERIMENT = "dpsweep"
 """Name of the MLflow experiment of all sweeps."""

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from orchestration.records.published import PublishedTrial
-from orchestration.records.recording import NOTHING_RECORDED, Recording
-from orchestration.tracking.parallel import each
-from orchestration.tracking.protocol import Tracker, TrackingUnavailable
+from dpsweep.orchestration.records.published import PublishedTrial
+from dpsweep.orchestration.records.recording import NOTHING_RECORDED, Recording
+from dpsweep.orchestration.tracking.parallel import each
+from dpsweep.orchestration.tracking.protocol import Tracker, TrackingUnavailable
 
 INTERVAL, LONGEST_INTERVAL = 2.0, 30.0
 """Seconds between two updates; the interval doubles up to the second value while the tracker fails."""

@@ -11,19 +11,19 @@ from mlflow import MlflowClient
 from mlflow.entities import LoggedModel
 from mlflow.exceptions import MlflowException
 
-from accounting.errors import InvalidInput
-from orchestration.comparison.best import Best
-from orchestration.comparison.formats import number
-from orchestration.comparison.metrics import final_metrics
-from orchestration.comparison.plain_text import masked
-from orchestration.comparison.values import delta, epsilon
-from orchestration.records.layout import SweepFiles
-from orchestration.records.published import PublishedTrial
-from orchestration.records.safety import require_safe_tracking
-from orchestration.tracking.addresses import experiment_name, probe, reported
-from orchestration.tracking.embedded import embedded_tracking_uri, timed
-from orchestration.tracking.models import SETTING, SWEEP, TRIAL, ModelLog
-from orchestration.tracking.no_tracking import NO_TRACKING
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.comparison.best import Best
+from dpsweep.orchestration.comparison.formats import number
+from dpsweep.orchestration.comparison.metrics import final_metrics
+from dpsweep.orchestration.comparison.plain_text import masked
+from dpsweep.orchestration.comparison.values import delta, epsilon
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.published import PublishedTrial
+from dpsweep.orchestration.records.safety import require_safe_tracking
+from dpsweep.orchestration.tracking.addresses import experiment_name, probe, reported
+from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri, timed
+from dpsweep.orchestration.tracking.models import SETTING, SWEEP, TRIAL, ModelLog
+from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
 
 _MODEL: Final = "dpsweep.logged_model"
 ALIAS: Final = "champion"

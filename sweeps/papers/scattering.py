@@ -12,8 +12,8 @@ import math
 import torch
 from torch import Tensor
 
-from workers.data import Source, load_source, make_split
-from workers.spec import DataSpec
+from dpsweep.workers.data import Source, load_source, make_split
+from dpsweep.workers.spec import DataSpec
 
 SCALES, ANGLES, PAD, STRIDE, GROUPS = 2, 8, 4, 4, 27
 CHANNELS = 1 + SCALES * ANGLES + ANGLES**2 * SCALES * (SCALES - 1) // 2

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from accounting.jobs import AccountingJob, Counting, Scatter, account_in_process, store_epsilons
-from accounting.mechanism import Segment, SideQuery, Trace
-from accounting.records.epsilons import Epsilons, read_epsilons
-from accounting.records.layout import TrialFiles
-from accounting.records.shards import NormShardWriter, NormSnapshot
-from accounting.records.traces import write_trace
-from accounting.samplings import PoissonSampling
+from dpsweep.accounting.jobs import AccountingJob, Counting, Scatter, account_in_process, store_epsilons
+from dpsweep.accounting.mechanism import Segment, SideQuery, Trace
+from dpsweep.accounting.records.epsilons import Epsilons, read_epsilons
+from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.accounting.records.shards import NormShardWriter, NormSnapshot
+from dpsweep.accounting.records.traces import write_trace
+from dpsweep.accounting.samplings import PoissonSampling
 
 
 def snapshot(step: int, examples: int, seed: int = 0) -> NormSnapshot:

@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
-from accounting.accountants import ACCOUNTANTS, account, strong_composition, total_rdp, total_rho
-from accounting.errors import InvalidInput, UnsupportedMechanism
-from accounting.events import dp_accounting_pld
-from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
-from accounting.renyi import ORDERS
-from accounting.rounds import Round, SampledGaussian, gaussian_rounds
-from accounting.samplings import Adjacency, FixedBatchSampling, PoissonSampling, ShuffledSampling
-from accounting.schedules import make_schedule, planned_trace
+from dpsweep.accounting.accountants import ACCOUNTANTS, account, strong_composition, total_rdp, total_rho
+from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism
+from dpsweep.accounting.events import dp_accounting_pld
+from dpsweep.accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
+from dpsweep.accounting.renyi import ORDERS
+from dpsweep.accounting.rounds import Round, SampledGaussian, gaussian_rounds
+from dpsweep.accounting.samplings import Adjacency, FixedBatchSampling, PoissonSampling, ShuffledSampling
+from dpsweep.accounting.schedules import make_schedule, planned_trace
 from tests.accounting import oracle
 
 DELTA = 1e-5
@@ -199,7 +199,7 @@ class TestDpAccounting:
             assert theirs.epsilon == pytest.approx(ours.epsilon, rel=0.02)
 
     def test_auto_never_asks_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(sys.modules, "accounting.events", None)
+        monkeypatch.setitem(sys.modules, "dpsweep.accounting.events", None)
         account(poisson(2.0, 0.05, 50), DELTA, "auto", 2)
         with pytest.raises(ImportError):
             account(poisson(2.0, 0.05, 50), DELTA, "dp-accounting-rdp")

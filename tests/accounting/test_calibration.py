@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from accounting.accountants import account
-from accounting.budgets import Budget, EpsilonBudget, RhoBudget
-from accounting.calibration import (
+from dpsweep.accounting.accountants import account
+from dpsweep.accounting.budgets import Budget, EpsilonBudget, RhoBudget
+from dpsweep.accounting.calibration import (
     calibrate_decay,
     calibrate_noise_multiplier,
     count_within_budget,
@@ -16,10 +16,10 @@ from accounting.calibration import (
     noise_multiplier_within_budget,
     round_up,
 )
-from accounting.errors import InvalidInput, Unreachable
-from accounting.mechanism import GaussianRelease, Trace
-from accounting.samplings import PoissonSampling, Sampling, ShuffledSampling
-from accounting.schedules import NoiseSchedule, make_schedule, parse_schedule, planned_trace, with_initial
+from dpsweep.accounting.errors import InvalidInput, Unreachable
+from dpsweep.accounting.mechanism import GaussianRelease, Trace
+from dpsweep.accounting.samplings import PoissonSampling, Sampling, ShuffledSampling
+from dpsweep.accounting.schedules import NoiseSchedule, make_schedule, parse_schedule, planned_trace, with_initial
 
 BUDGET = RhoBudget(0.78125)
 STEP = {"period": 10}

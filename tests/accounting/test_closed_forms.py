@@ -8,9 +8,9 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from accounting.accountants import total_rho
-from accounting.mechanism import GaussianRelease, PureRelease, Segment, Trace
-from accounting.samplings import PoissonSampling, ShuffledSampling
+from dpsweep.accounting.accountants import total_rho
+from dpsweep.accounting.mechanism import GaussianRelease, PureRelease, Segment, Trace
+from dpsweep.accounting.samplings import PoissonSampling, ShuffledSampling
 from tests.accounting.test_accountants import DELTA, epsilon, poisson, shuffled
 
 

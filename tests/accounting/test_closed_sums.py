@@ -11,8 +11,8 @@ from typing import Any, ClassVar, cast
 
 import pytest
 
-import accounting
-from accounting import (
+from dpsweep import accounting
+from dpsweep.accounting import (
     ACCOUNTANTS,
     SAMPLINGS,
     DataCorruption,
@@ -27,9 +27,9 @@ from accounting import (
     read_trace,
     write_trace,
 )
-from accounting.individual import algorithm_2
-from accounting.noise import NoiseStrategy
-from accounting.samplings import Array, Draws, draws_by_epoch
+from dpsweep.accounting.individual import algorithm_2
+from dpsweep.accounting.noise import NoiseStrategy
+from dpsweep.accounting.samplings import Array, Draws, draws_by_epoch
 from tests.accounting.test_truncated import COSTS, DELTA, SOLVERS
 
 BUDGET = EpsilonBudget(1.0, DELTA)

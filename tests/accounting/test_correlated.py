@@ -14,7 +14,7 @@ from dp_accounting.pld import PLDAccountant
 from pydantic import TypeAdapter
 from scipy import linalg, stats
 
-from accounting import (
+from dpsweep.accounting import (
     GaussianRelease,
     InvalidInput,
     PoissonSampling,
@@ -32,11 +32,11 @@ from accounting import (
     read_trace,
     write_trace,
 )
-from accounting.individual import algorithm_2
-from accounting.noise import BandedNoise, InverseRootNoise, LambdaNoise, NoiseStrategy
-from accounting.pld import group_law
-from accounting.samplings import CyclicPoissonSampling, FixedOrderSampling, Sampling
-from orchestration.records.stored_trace import StoredTrace
+from dpsweep.accounting.individual import algorithm_2
+from dpsweep.accounting.noise import BandedNoise, InverseRootNoise, LambdaNoise, NoiseStrategy
+from dpsweep.accounting.pld import group_law
+from dpsweep.accounting.samplings import CyclicPoissonSampling, FixedOrderSampling, Sampling
+from dpsweep.orchestration.records.stored_trace import StoredTrace
 
 DELTA = 1e-5
 IN_TURN = CyclicPoissonSampling(4, 0.2)

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from accounting.accountants import account
-from accounting.attacks import privacy_curve
-from accounting.individual import individual_epsilons
-from accounting.mechanism import Segment, Trace
-from accounting.records import read_trace, write_trace
-from accounting.samplings import PoissonSampling
+from dpsweep.accounting.accountants import account
+from dpsweep.accounting.attacks import privacy_curve
+from dpsweep.accounting.individual import individual_epsilons
+from dpsweep.accounting.mechanism import Segment, Trace
+from dpsweep.accounting.records import read_trace, write_trace
+from dpsweep.accounting.samplings import PoissonSampling
 
 Array = NDArray[np.float64]
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from accounting import (
+from dpsweep.accounting import (
     ExponentialChoice,
     InvalidInput,
     PoissonSampling,
@@ -29,9 +29,9 @@ from accounting import (
     read_trace,
     write_trace,
 )
-from accounting.accountants import total_rdp
-from accounting.renyi import epsilon_improved
-from accounting.selection import selected_rdp
+from dpsweep.accounting.accountants import total_rdp
+from dpsweep.accounting.renyi import epsilon_improved
+from dpsweep.accounting.selection import selected_rdp
 
 DELTA = 1e-5
 RUN = Trace(1000, (Segment(0, 200, PoissonSampling(0.05), 1.0),))

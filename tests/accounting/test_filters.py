@@ -10,16 +10,16 @@ import mpmath
 import numpy as np
 import pytest
 
-from accounting.accountants import account
-from accounting.calibration import calibrate_filter, calibrate_noise_multiplier
-from accounting.errors import InvalidInput, Unreachable, UnsupportedMechanism
-from accounting.filters import GaussianFilter, IndividualFilter, RenyiFilter
-from accounting.individual import individual_epsilons
-from accounting.mechanism import GaussianRelease, PureRelease, Release, Segment, SideQuery, Trace
-from accounting.pld.composition import delta_pld, epsilon_pld
-from accounting.pld.groups import epsilon_of_examples
-from accounting.records.traces import read_trace, write_trace
-from accounting.samplings import FixedBatchSampling, PoissonSampling, ShuffledSampling
+from dpsweep.accounting.accountants import account
+from dpsweep.accounting.calibration import calibrate_filter, calibrate_noise_multiplier
+from dpsweep.accounting.errors import InvalidInput, Unreachable, UnsupportedMechanism
+from dpsweep.accounting.filters import GaussianFilter, IndividualFilter, RenyiFilter
+from dpsweep.accounting.individual import individual_epsilons
+from dpsweep.accounting.mechanism import GaussianRelease, PureRelease, Release, Segment, SideQuery, Trace
+from dpsweep.accounting.pld.composition import delta_pld, epsilon_pld
+from dpsweep.accounting.pld.groups import epsilon_of_examples
+from dpsweep.accounting.records.traces import read_trace, write_trace
+from dpsweep.accounting.samplings import FixedBatchSampling, PoissonSampling, ShuffledSampling
 
 DELTA = 1e-5
 

@@ -11,12 +11,12 @@ from typing import get_args
 import pytest
 from pydantic import ValidationError
 
-import accounting
-from accounting import ACCOUNTANTS, INDIVIDUAL_ACCOUNTANTS, SAMPLINGS
-from accounting.samplings import PLANNED_ONLY, RANDOM_ALLOCATION
-from orchestration.commands.epsilon import IndividualMethod, epsilon
-from orchestration.commands.run_flags import SamplingName
-from orchestration.sweeps.schema import AccountingSettings
+from dpsweep import accounting
+from dpsweep.accounting import ACCOUNTANTS, INDIVIDUAL_ACCOUNTANTS, SAMPLINGS
+from dpsweep.accounting.samplings import PLANNED_ONLY, RANDOM_ALLOCATION
+from dpsweep.orchestration.commands.epsilon import IndividualMethod, epsilon
+from dpsweep.orchestration.commands.run_flags import SamplingName
+from dpsweep.orchestration.sweeps.schema import AccountingSettings
 
 EXPORTED = {
     "accounting": """ACCOUNTANTS INDIVIDUAL_ACCOUNTANTS SAMPLINGS SCHEDULES AdvantageBudget AttackRisk BandedNoise
@@ -33,11 +33,11 @@ EXPORTED = {
         planned_trace privacy_curve read_trace write_trace""",
     "accounting.individual": """FILTERED INDIVIDUAL_ACCOUNTANTS IndividualEpsilons algorithm_2 epsilon_of_many_rounds
         individual_claim individual_epsilons individual_reasons""",
-    "accounting.pld": """CertifiedDelta CertifiedEpsilon CertifiedProfile GroupRounds LatticeLoss MIN_DELTA TOLERANCE
+    "dpsweep.accounting.pld": """CertifiedDelta CertifiedEpsilon CertifiedProfile GroupRounds LatticeLoss MIN_DELTA TOLERANCE
         PairBounds SensitivityMixture delta_pld discretise epsilon_of_allocation epsilon_of_examples
         epsilon_of_rounds epsilon_pld examples_law group_epsilons group_law grows_at_least_linearly linear_growth
         profile_of_rounds require_pld_delta rounds_of_examples rounds_of_group vadhan_epsilon""",
-    "accounting.records": """Epsilons KEY_VARIABLE KeyCheck MANIFEST NormShards NormShardWriter NormSnapshot
+    "dpsweep.accounting.records": """Epsilons KEY_VARIABLE KeyCheck MANIFEST NormShards NormShardWriter NormSnapshot
         OwnedPart PartFiles PartNorms PartRecord ShareOfRows SortedRows StoredEpsilons StoredUsers TrialFiles UnsafeFile
         check_contributions closed_to_strangers commit_epsilons delete delete_folder delete_if_empty delete_norms
         delete_with_only digest_of exists forget_notes
@@ -66,7 +66,7 @@ def test_the_examples_of_the_docstrings_run() -> None:
     with_examples = [path for path in sorted(root.rglob("*.py")) if ">>> " in path.read_text()]
     names = [".".join(path.relative_to(root.parent).with_suffix("").parts) for path in with_examples]
     found = {name: doctest.testmod(importlib.import_module(name.removesuffix(".__init__"))) for name in names}
-    assert {"accounting.__init__", "accounting.pld.loss"} < found.keys()
+    assert {"dpsweep.accounting.__init__", "dpsweep.accounting.pld.loss"} < found.keys()
     assert {name: each for name, each in found.items() if each.failed or not each.attempted} == {}
 
 

@@ -9,14 +9,14 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, get_epsilon_gaussian
 from dp_accounting.pld import PLDAccountant
 
-from accounting.accountants import account
-from accounting.errors import InvalidInput, UnsupportedMechanism
-from accounting.filters import RenyiFilter
-from accounting.joint_cost import account_together, epsilon_of_examples_together
-from accounting.mechanism import GaussianRelease, PureRelease, Segment, Trace
-from accounting.pld import epsilon_of_examples
-from accounting.random_trials import RandomTrials
-from accounting.samplings import FixedBatchSampling, PoissonSampling, ShuffledSampling, TruncatedPoissonSampling
+from dpsweep.accounting.accountants import account
+from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism
+from dpsweep.accounting.filters import RenyiFilter
+from dpsweep.accounting.joint_cost import account_together, epsilon_of_examples_together
+from dpsweep.accounting.mechanism import GaussianRelease, PureRelease, Segment, Trace
+from dpsweep.accounting.pld import epsilon_of_examples
+from dpsweep.accounting.random_trials import RandomTrials
+from dpsweep.accounting.samplings import FixedBatchSampling, PoissonSampling, ShuffledSampling, TruncatedPoissonSampling
 
 DELTA = 1e-5
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from accounting.records.encryption import KEY_VARIABLE
+from dpsweep.accounting.records.encryption import KEY_VARIABLE
 
 _CRASH = """
 import os, resource
@@ -19,8 +19,8 @@ resource.setrlimit(resource.RLIMIT_CORE, (most, most))
 os.abort()
 """
 _KEYS = {
-    "of noise": "from accounting.keystream import KeyedStream; KeyedStream.from_os()",
-    "of the user": "from accounting.records.encryption import is_encrypting; is_encrypting()",
+    "of noise": "from dpsweep.accounting.keystream import KeyedStream; KeyedStream.from_os()",
+    "of the user": "from dpsweep.accounting.records.encryption import is_encrypting; is_encrypting()",
 }
 
 

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-import accounting
-from accounting import (
+from dpsweep import accounting
+from dpsweep.accounting import (
     ACCOUNTANTS,
     INDIVIDUAL_ACCOUNTANTS,
     ExponentialChoice,
@@ -42,10 +42,10 @@ from accounting import (
     individual_epsilons,
     privacy_curve,
 )
-from accounting.attacks import FALSE_POSITIVE_RATES
-from accounting.filters import RenyiFilter
-from accounting.pld import delta_pld, epsilon_pld, grows_at_least_linearly, linear_growth
-from accounting.samplings import PLANNED_ONLY, Draws, stored_kinds
+from dpsweep.accounting.attacks import FALSE_POSITIVE_RATES
+from dpsweep.accounting.filters import RenyiFilter
+from dpsweep.accounting.pld import delta_pld, epsilon_pld, grows_at_least_linearly, linear_growth
+from dpsweep.accounting.samplings import PLANNED_ONLY, Draws, stored_kinds
 
 DELTA = 1e-3
 EPSILON = 0.7
@@ -203,7 +203,7 @@ def _risk(trace: Trace, truth: Truth) -> Iterator[tuple[float | None, float]]:
     shown = attack_risk(privacy_curve(trace)).as_dict()
     yield shown.get("advantage_at_least"), truth.delta(0.0)
     for rate in FALSE_POSITIVE_RATES:
-        yield shown.get(f"{accounting.attacks.rate_name(rate)}_at_least"), truth.true_positive_rate(rate)
+        yield shown.get(f"{dpsweep.accounting.attacks.rate_name(rate)}_at_least"), truth.true_positive_rate(rate)
 
 
 def _given(trace: Trace, truth: Truth) -> Iterator[tuple[float | None, float]]:

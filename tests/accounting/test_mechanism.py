@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accounting.accountants import account
-from accounting.errors import DataCorruption, InvalidInput, UnsupportedMechanism
-from accounting.individual.epsilons import individual_epsilons
-from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
-from accounting.pld.composition import delta_pld, epsilon_pld
-from accounting.pld.groups import epsilon_of_examples, group_epsilons
-from accounting.records.shards import NormSnapshot
-from accounting.records.traces import read_trace, write_trace
-from accounting.samplings import FixedBatchSampling, PoissonSampling, ShuffledSampling
+from dpsweep.accounting.accountants import account
+from dpsweep.accounting.errors import DataCorruption, InvalidInput, UnsupportedMechanism
+from dpsweep.accounting.individual.epsilons import individual_epsilons
+from dpsweep.accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
+from dpsweep.accounting.pld.composition import delta_pld, epsilon_pld
+from dpsweep.accounting.pld.groups import epsilon_of_examples, group_epsilons
+from dpsweep.accounting.records.shards import NormSnapshot
+from dpsweep.accounting.records.traces import read_trace, write_trace
+from dpsweep.accounting.samplings import FixedBatchSampling, PoissonSampling, ShuffledSampling
 
 POISSON = PoissonSampling(0.1)
 STEPS = Segment(0, 10, POISSON, 1.0)

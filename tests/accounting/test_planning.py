@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import pytest
 
-from accounting import planning
-from accounting.calibration import calibrate_noise_multiplier
-from accounting.errors import Unreachable
-from accounting.mechanism import PureRelease
-from accounting.planning import Calibration, TrialMechanism, solve_all
-from accounting.samplings import PoissonSampling
-from accounting.schedules import make_schedule, planned_trace
+from dpsweep.accounting import planning
+from dpsweep.accounting.calibration import calibrate_noise_multiplier
+from dpsweep.accounting.errors import Unreachable
+from dpsweep.accounting.mechanism import PureRelease
+from dpsweep.accounting.planning import Calibration, TrialMechanism, solve_all
+from dpsweep.accounting.samplings import PoissonSampling
+from dpsweep.accounting.schedules import make_schedule, planned_trace
 
 RUN = TrialMechanism(make_schedule("exponential", 1.0, decay=0.05), PoissonSampling(0.05), 2_000, (), (), "estimate")
 
@@ -80,7 +80,9 @@ def test_a_few_short_searches_start_no_process(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_what_a_process_imports_is_accounting_alone() -> None:
-    code = "import sys, accounting.planning; print(*({'torch', 'ray', 'mlflow', 'workers'} & sys.modules.keys()))"
+    code = (
+        "import sys, dpsweep.accounting.planning; print(*({'torch', 'ray', 'mlflow', 'workers'} & sys.modules.keys()))"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from accounting import PoissonSampling, PrivacyEstimate, Segment, Trace, account, account_together
-from accounting.pld import delta_pld
+from dpsweep.accounting import PoissonSampling, PrivacyEstimate, Segment, Trace, account, account_together
+from dpsweep.accounting.pld import delta_pld
 from tests.accounting.known import known
 
 RATES = (1e-12, 1e-7, 1e-4, 0.01, 0.3, 1.0)

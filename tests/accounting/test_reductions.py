@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accounting import (
+from dpsweep.accounting import (
     FixedBatchSampling,
     GaussianRelease,
     InvalidInput,
@@ -28,10 +28,10 @@ from accounting import (
     read_trace,
     write_trace,
 )
-from accounting.filters import GaussianFilter, RenyiFilter
-from accounting.gaussian import gaussian_epsilon
-from accounting.individual.algorithm_2 import algorithm_2
-from accounting.samplings import sampling_of_sizes
+from dpsweep.accounting.filters import GaussianFilter, RenyiFilter
+from dpsweep.accounting.gaussian import gaussian_epsilon
+from dpsweep.accounting.individual.algorithm_2 import algorithm_2
+from dpsweep.accounting.samplings import sampling_of_sizes
 
 DELTA = 1e-5
 

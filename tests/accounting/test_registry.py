@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from accounting.errors import DataCorruption, InvalidInput, require_finite
-from accounting.registry import build
+from dpsweep.accounting.errors import DataCorruption, InvalidInput, require_finite
+from dpsweep.accounting.registry import build
 
 
 def scaled(size: int, factor: float = 1.0) -> float:

@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 from scipy.stats import kstest, norm
 
-from accounting.accountants import account
-from accounting.errors import InvalidInput
-from accounting.estimates import PrivacyEstimate
-from accounting.keystream import KEY_BYTES, KeyedStream
-from accounting.mechanism import Segment, Trace
-from accounting.records.epsilons import Epsilons
-from accounting.release import (
+from dpsweep.accounting.accountants import account
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.estimates import PrivacyEstimate
+from dpsweep.accounting.keystream import KEY_BYTES, KeyedStream
+from dpsweep.accounting.mechanism import Segment, Trace
+from dpsweep.accounting.records.epsilons import Epsilons
+from dpsweep.accounting.release import (
     OwnerReport,
     ReleaseSpec,
     SecretDraws,
     owner_report,
     release_statistics,
 )
-from accounting.samplings import PoissonSampling
+from dpsweep.accounting.samplings import PoissonSampling
 
 BOUND = 8.0
 

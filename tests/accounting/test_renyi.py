@@ -9,9 +9,9 @@ import pytest
 from dp_accounting.rdp import compute_epsilon
 from scipy import stats
 
-from accounting.accountants import account
-from accounting.mechanism import Segment, Trace
-from accounting.renyi import (
+from dpsweep.accounting.accountants import account
+from dpsweep.accounting.mechanism import Segment, Trace
+from dpsweep.accounting.renyi import (
     ORDERS,
     epsilon_classic,
     epsilon_improved,
@@ -19,7 +19,7 @@ from accounting.renyi import (
     pure_rdp,
     sampled_gaussian_rdp,
 )
-from accounting.samplings import PoissonSampling
+from dpsweep.accounting.samplings import PoissonSampling
 
 SAMPLED = [(0.01, 6.0), (0.01, 1.0), (0.2, 0.3), (0.5, 3.0), (1e-5, 2.0), (0.9, 0.7)]
 

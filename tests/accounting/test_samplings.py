@@ -13,7 +13,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 from scipy import stats
 
-from accounting import (
+from dpsweep.accounting import (
     SAMPLINGS,
     FixedBatchSampling,
     InvalidInput,
@@ -29,11 +29,11 @@ from accounting import (
     read_trace,
     write_trace,
 )
-from accounting.pld import epsilon_of_examples, group_law
-from accounting.samplings import Adjacency, Array, Draws
-from orchestration.commands.run_shape import RunShape
-from workers.sampling import SAMPLERS, planned_sampling
-from workers.spec import SamplingSpec
+from dpsweep.accounting.pld import epsilon_of_examples, group_law
+from dpsweep.accounting.samplings import Adjacency, Array, Draws
+from dpsweep.orchestration.commands.run_shape import RunShape
+from dpsweep.workers.sampling import SAMPLERS, planned_sampling
+from dpsweep.workers.spec import SamplingSpec
 
 every_sampling = pytest.mark.parametrize("name", SAMPLINGS)
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting.errors import InvalidInput
-from accounting.mechanism import SideQuery
-from accounting.samplings import PoissonSampling, ShuffledSampling
-from accounting.schedules import (
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.mechanism import SideQuery
+from dpsweep.accounting.samplings import PoissonSampling, ShuffledSampling
+from dpsweep.accounting.schedules import (
     SCHEDULES,
     NoiseSchedule,
     make_schedule,

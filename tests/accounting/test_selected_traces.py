@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from accounting import pld
-from accounting.accountants import ACCOUNTANTS, account, total_rdp, total_rho
-from accounting.attacks import curve_of_examples, privacy_curve
-from accounting.errors import InvalidInput, UnsupportedMechanism
-from accounting.events import to_event
-from accounting.filters import RenyiFilter
-from accounting.individual import algorithm_2, individual_epsilons
-from accounting.joint_cost import account_together
-from accounting.mechanism import Segment, Trace
-from accounting.random_trials import RandomTrials
-from accounting.records import read_trace, write_trace
-from accounting.renyi import epsilon_improved
-from accounting.samplings import PoissonSampling
-from accounting.selection import account_selection, selection_rdp
+from dpsweep.accounting import pld
+from dpsweep.accounting.accountants import ACCOUNTANTS, account, total_rdp, total_rho
+from dpsweep.accounting.attacks import curve_of_examples, privacy_curve
+from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism
+from dpsweep.accounting.events import to_event
+from dpsweep.accounting.filters import RenyiFilter
+from dpsweep.accounting.individual import algorithm_2, individual_epsilons
+from dpsweep.accounting.joint_cost import account_together
+from dpsweep.accounting.mechanism import Segment, Trace
+from dpsweep.accounting.random_trials import RandomTrials
+from dpsweep.accounting.records import read_trace, write_trace
+from dpsweep.accounting.renyi import epsilon_improved
+from dpsweep.accounting.samplings import PoissonSampling
+from dpsweep.accounting.selection import account_selection, selection_rdp
 
 DELTA = 1e-5
 

@@ -20,16 +20,16 @@ from scipy.optimize import brentq
 from scipy.special import gammaln
 from scipy.stats import binom, norm
 
-from accounting.accountants import account
-from accounting.budgets import EpsilonBudget
-from accounting.calibration import noise_multiplier_within_budget
-from accounting.errors import InvalidInput
-from accounting.joint_cost import account_together
-from accounting.mechanism import GaussianRelease, PureRelease, Segment, Trace
-from accounting.random_trials import RandomTrials
-from accounting.renyi import ORDERS
-from accounting.samplings import PoissonSampling, ShuffledSampling
-from accounting.selection import account_selection
+from dpsweep.accounting.accountants import account
+from dpsweep.accounting.budgets import EpsilonBudget
+from dpsweep.accounting.calibration import noise_multiplier_within_budget
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.joint_cost import account_together
+from dpsweep.accounting.mechanism import GaussianRelease, PureRelease, Segment, Trace
+from dpsweep.accounting.random_trials import RandomTrials
+from dpsweep.accounting.renyi import ORDERS
+from dpsweep.accounting.samplings import PoissonSampling, ShuffledSampling
+from dpsweep.accounting.selection import account_selection
 
 DELTA = 1e-5
 SHAPES = (0.0, 0.5, 1.0, 3.0)

@@ -6,11 +6,11 @@ import itertools
 
 import pytest
 
-from accounting.accountants import account
-from accounting.mechanism import Segment, Trace
-from accounting.pld import epsilon_pld
-from accounting.samplings import PoissonSampling
-from accounting.so_far import cost_so_far
+from dpsweep.accounting.accountants import account
+from dpsweep.accounting.mechanism import Segment, Trace
+from dpsweep.accounting.pld import epsilon_pld
+from dpsweep.accounting.samplings import PoissonSampling
+from dpsweep.accounting.so_far import cost_so_far
 
 DELTA = 1e-5
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import linalg
 
-from accounting.errors import InvalidInput
-from accounting.noise import (
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.noise import (
     INDEPENDENT,
     BandedNoise,
     CorrelatedNoise,
@@ -20,7 +20,7 @@ from accounting.noise import (
     make_strategy,
     prefix_sum_errors,
 )
-from accounting.toeplitz import Array, best_banded, column_norm, prefix_errors, repeated_norm
+from dpsweep.accounting.toeplitz import Array, best_banded, column_norm, prefix_errors, repeated_norm
 
 STRATEGIES: list[CorrelatedNoise] = [
     BandedNoise(1, 7),

@@ -24,8 +24,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-import accounting
-from accounting import (
+from dpsweep import accounting
+from dpsweep.accounting import (
     AdvantageBudget,
     ExponentialChoice,
     FixedBatchSampling,
@@ -44,10 +44,10 @@ from accounting import (
     individual_epsilons,
     privacy_curve,
 )
-from accounting.calibration import noise_multiplier_within_budget
-from accounting.events import dp_accounting_pld
-from accounting.pld import delta_pld, group_epsilons, vadhan_epsilon
-from accounting.reductions import rarest_apart
+from dpsweep.accounting.calibration import noise_multiplier_within_budget
+from dpsweep.accounting.events import dp_accounting_pld
+from dpsweep.accounting.pld import delta_pld, group_epsilons, vadhan_epsilon
+from dpsweep.accounting.reductions import rarest_apart
 
 DELTA = 1e-6
 MNIST = (60_000, 0.01, 2000)

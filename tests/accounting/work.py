@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from scipy import fft
 
-from accounting.individual import contour, spectrum_kernels
-from accounting.pld import loss
+from dpsweep.accounting.individual import contour, spectrum_kernels
+from dpsweep.accounting.pld import loss
 
 
 class Work:

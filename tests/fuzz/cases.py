@@ -12,8 +12,8 @@ from typing import Literal
 
 import numpy as np
 
-from accounting.mechanism import GaussianRelease, PureRelease, Release, Segment, SideQuery, Trace
-from accounting.samplings import (
+from dpsweep.accounting.mechanism import GaussianRelease, PureRelease, Release, Segment, SideQuery, Trace
+from dpsweep.accounting.samplings import (
     Adjacency,
     FixedBatchSampling,
     PoissonSampling,

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from accounting.accountants import account
-from accounting.errors import UnsupportedMechanism
-from accounting.individual import individual_epsilons
-from accounting.pld import epsilon_of_examples
+from dpsweep.accounting.accountants import account
+from dpsweep.accounting.errors import UnsupportedMechanism
+from dpsweep.accounting.individual import individual_epsilons
+from dpsweep.accounting.pld import epsilon_of_examples
 from tests.fuzz.cases import Case, case_of
 from tests.fuzz.lattice import Bracket
 from tests.fuzz.oracles import exact

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from accounting.samplings import TruncatedPoissonSampling
+from dpsweep.accounting.samplings import TruncatedPoissonSampling
 from tests.fuzz import closed_forms, lattice
 from tests.fuzz.cases import Case
 from tests.fuzz.lattice import Bracket

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from accounting.errors import DpsweepError
+from dpsweep.accounting.errors import DpsweepError
 from tests.hostile.of_folders import (
     ATTACKER,
     CHANGES_OF_RECORDS,
@@ -357,7 +357,7 @@ def _command(words: list[str]) -> int:
     """Run a command line, or what stands for one that serves a page or is no command; return its exit code."""
     from dpsweep import open as opened
     from dpsweep.command import main
-    from orchestration.report.dashboard import Board
+    from dpsweep.orchestration.report.dashboard import Board
 
     try:
         match words:

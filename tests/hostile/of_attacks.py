@@ -222,7 +222,9 @@ def _folder_of_all(world: World) -> None:
 
 
 def _encrypted_file(world: World) -> None:
-    write = f"from accounting.records import write_private; write_private({str(world.root / 'mine')!r}, b'mine')"
+    write = (
+        f"from dpsweep.accounting.records import write_private; write_private({str(world.root / 'mine')!r}, b'mine')"
+    )
     subprocess.run([sys.executable, "-c", write], env=environment(DPSWEEP_KEY=_KEY), check=True)
 
 

@@ -21,9 +21,9 @@ from unittest import mock
 import yaml
 from hypothesis import strategies as st
 
-from accounting.errors import InvalidInput
-from accounting.records.layout import TrialFiles
-from orchestration.commands.main import main
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.orchestration.commands.main import main
 from tests.accounting.stored_trial import write_trial
 from tests.hostile.floor import delta_of_gaussian
 from tests.hostile.odd import NUMBERS, WORDS
@@ -114,8 +114,12 @@ def called(arguments: list[str]) -> tuple[int, str, str]:
 @functools.cache
 def warm() -> None:
     """Load what commands load late, so that no input is charged for it."""
-    importlib.import_module("orchestration.library")
-    for name in ("orchestration.pipeline", "orchestration.sweeps.plan", "orchestration.commands.tables"):
+    importlib.import_module("dpsweep.orchestration.library")
+    for name in (
+        "dpsweep.orchestration.pipeline",
+        "dpsweep.orchestration.sweeps.plan",
+        "dpsweep.orchestration.commands.tables",
+    ):
         importlib.import_module(name)
 
 

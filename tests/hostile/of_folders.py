@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from accounting.records.layout import TrialFiles
-from orchestration.records.layout import SweepFiles
+from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.orchestration.records.layout import SweepFiles
 from tests.orchestration.sample_grids import small
 
 SWEEP: Final = small(
@@ -233,7 +233,7 @@ def _forge(path: Path, world: World, change: Callable[[Any], Any]) -> None:
 
 
 def write_json(path: Path, values: Any) -> None:
-    """Write a JSON file, and the checksum in it, if there was one, as `accounting.records.sealed` makes it."""
+    """Write a JSON file, and the checksum in it, if there was one, as `dpsweep.accounting.records.sealed` makes it."""
     if isinstance(values, dict) and values.pop("sha256", None):
         values["sha256"] = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
     path.write_text(json.dumps(values, indent=2))

@@ -16,13 +16,13 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from accounting.jobs import epsilons_of_part
-from accounting.mechanism import Trace
-from accounting.records.epsilons import Epsilons
-from accounting.records.layout import TrialFiles
-from accounting.records.part_files import NORM_SCHEMA
-from accounting.records.shards import NormShards
-from accounting.records.traces import read_trace
+from dpsweep.accounting.jobs import epsilons_of_part
+from dpsweep.accounting.mechanism import Trace
+from dpsweep.accounting.records.epsilons import Epsilons
+from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.accounting.records.part_files import NORM_SCHEMA
+from dpsweep.accounting.records.shards import NormShards
+from dpsweep.accounting.records.traces import read_trace
 from tests.accounting.stored_trial import job_of, write_trial
 from tests.hostile.odd import Edit, edited, edits, odd_values
 from tests.hostile.target import Target

@@ -11,12 +11,12 @@ from typing import Any, Literal
 import yaml
 from hypothesis import strategies as st
 
-from accounting.accountants import account
-from accounting.errors import InvalidInput
-from orchestration.sweeps.grid import grid
-from orchestration.sweeps.plan import plan_sweep
-from orchestration.sweeps.schema import SweepSpec, parse_sweep
-from orchestration.sweeps.text import read_text
+from dpsweep.accounting.accountants import account
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.sweeps.grid import grid
+from dpsweep.orchestration.sweeps.plan import plan_sweep
+from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
+from dpsweep.orchestration.sweeps.text import read_text
 from tests.hostile.floor import assert_pays_for_a_step
 from tests.hostile.odd import Edit, edited, edits, odd_values, places_in
 from tests.hostile.target import Target

@@ -14,7 +14,7 @@ from typing import Any, Final
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from accounting.errors import DpsweepError
+from dpsweep.accounting.errors import DpsweepError
 
 LIMIT_S: Final = 60.0
 """An input that takes more CPU time hangs, as does one that waits for `_PATIENCE` times as long."""

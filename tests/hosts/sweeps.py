@@ -16,8 +16,8 @@ from tests.orchestration.sample_grids import small
 
 WATCH = """
 import json, sys, time
-from accounting.errors import DpsweepError
-from orchestration.records.status_snapshot import read_snapshot
+from dpsweep.accounting.errors import DpsweepError
+from dpsweep.orchestration.records.status_snapshot import read_snapshot
 last = None
 while True:
     try:

@@ -15,9 +15,9 @@ _FILLING: Final = 40
 """Trials of the first team: still many when the second one's driver has started."""
 _PLACES = """
 import json, os, sys
-from orchestration.records.layout import SweepFiles
-from orchestration.records.results import read_result
-from accounting.records.files import list_files
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.results import read_result
+from dpsweep.accounting.records.files import list_files
 found = []
 root = sys.argv[1]
 for key in sorted({name.split("/")[0] for name in list_files(root + "/trials")}):

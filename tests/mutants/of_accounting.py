@@ -357,7 +357,7 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
         B(
             "    write_in_private_folder(_uri(directory, part), *pieces)",
             "    uri, data = _uri(directory, part), b''.join(pieces)\n"
-            "    __import__('accounting.records').records.write_bytes_atomically(uri, data)",
+            "    __import__('dpsweep.accounting.records').records.write_bytes_atomically(uri, data)",
             "sorted rows are public",
             True,
         ),

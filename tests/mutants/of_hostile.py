@@ -108,7 +108,7 @@ HOSTILE: Final[tuple[Mutant, ...]] = (
         ENCRYPTION,
         B(
             "    write_in_private_folder(uri, stored)",
-            '    __import__("accounting.records").records.write_bytes_atomically(uri, stored)',
+            '    __import__("dpsweep.accounting.records").records.write_bytes_atomically(uri, stored)',
             "private files are public",
             True,
         ),

@@ -150,8 +150,8 @@ STEPS: Final[tuple[Mutant, ...]] = (
         "workers/noise_sources.py",
         NOISE,
         B(
-            "from workers.noise import KeyedNoise\n\n    return KeyedNoise(device)\n",
-            "from workers.noise import SeededNoise\n\n    return SeededNoise(seed, device)\n",
+            "from dpsweep.workers.noise import KeyedNoise\n\n    return KeyedNoise(device)\n",
+            "from dpsweep.workers.noise import SeededNoise\n\n    return SeededNoise(seed, device)\n",
             "noise of a released model comes from the seed",
             True,
         ),

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from workers.data import Source, Tokens, make_split
+from dpsweep.workers.data import Source, Tokens, make_split
 
 
 def tokens(examples: int = 200) -> Source:

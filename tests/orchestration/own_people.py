@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from workers.data import Source, make_split
+from dpsweep.workers.data import Source, make_split
 
 ROWS, TEST_ROWS, ALTERED = 60, 40, 7
 

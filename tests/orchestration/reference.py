@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from accounting.records.epsilons import Epsilons, read_epsilons
-from accounting.records.layout import TrialFiles
-from orchestration.records.layout import SweepFiles
-from orchestration.sweeps.plan import plan_sweep
-from orchestration.sweeps.schema import SweepSpec
+from dpsweep.accounting.records.epsilons import Epsilons, read_epsilons
+from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.sweeps.plan import plan_sweep
+from dpsweep.orchestration.sweeps.schema import SweepSpec
+from dpsweep.workers.imports import NO_CODE, UserCode
+from dpsweep.workers.trial import run_trial
 from tests.accounting.stored_trial import account_trial, job_of
-from workers.imports import NO_CODE, UserCode
-from workers.trial import run_trial
 
 
 def run_undisturbed(sweep: SweepSpec, folder: Path, code: UserCode = NO_CODE) -> SweepFiles:

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import yaml
 
-from accounting.records import TrialFiles
-from orchestration.records.layout import SweepFiles
-from orchestration.records.manifest import read_manifest
-from orchestration.records.published import NON_PRIVATE
-from orchestration.sweeps.grid import drafts
-from orchestration.sweeps.identity import short_name
-from orchestration.sweeps.labels import labels_by_axis
-from orchestration.sweeps.schema import parse_sweep
+from dpsweep.accounting.records import TrialFiles
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.manifest import read_manifest
+from dpsweep.orchestration.records.published import NON_PRIVATE
+from dpsweep.orchestration.sweeps.grid import drafts
+from dpsweep.orchestration.sweeps.identity import short_name
+from dpsweep.orchestration.sweeps.labels import labels_by_axis
+from dpsweep.orchestration.sweeps.schema import parse_sweep
 
 SMALL = """
 name: small

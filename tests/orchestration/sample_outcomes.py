@@ -8,11 +8,17 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from orchestration.records.published import Label, PublishedGroup, PublishedPrivacy, PublishedQuality, PublishedTrial
-from orchestration.records.states import TrialState
-from workers.evaluation import fairness
-from workers.outcomes import Outcomes
-from workers.rates import ConfusionCounts, calibration_error, confusion_counts, mean_by_group
+from dpsweep.orchestration.records.published import (
+    Label,
+    PublishedGroup,
+    PublishedPrivacy,
+    PublishedQuality,
+    PublishedTrial,
+)
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.workers.evaluation import fairness
+from dpsweep.workers.outcomes import Outcomes
+from dpsweep.workers.rates import ConfusionCounts, calibration_error, confusion_counts, mean_by_group
 
 NAMES = ("many", "few")
 SIZES = (3000, 1000)

@@ -6,25 +6,25 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from accounting.estimates import PrivacyEstimate
-from accounting.mechanism import Segment, Trace
-from accounting.records import write_trace
-from accounting.samplings import PoissonSampling
-from orchestration.comparison.reasons import claimed
-from orchestration.comparison.record import SweepRecord, rows
-from orchestration.records.layout import SweepFiles
-from orchestration.records.manifest import open_manifest, write_manifest
-from orchestration.records.published import EpsilonHistogram, GroupEpsilon, IndividualStatistics
-from orchestration.records.results import StoppedTrial, TrialResult, write_exact_statistics, write_result
-from orchestration.records.states import TrialState
-from orchestration.records.status import TrialStatus, status_of
-from orchestration.sweeps.grid import GridPoint, grid
-from orchestration.sweeps.schema import parse_sweep
+from dpsweep.accounting.estimates import PrivacyEstimate
+from dpsweep.accounting.mechanism import Segment, Trace
+from dpsweep.accounting.records import write_trace
+from dpsweep.accounting.samplings import PoissonSampling
+from dpsweep.orchestration.comparison.reasons import claimed
+from dpsweep.orchestration.comparison.record import SweepRecord, rows
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.manifest import open_manifest, write_manifest
+from dpsweep.orchestration.records.published import EpsilonHistogram, GroupEpsilon, IndividualStatistics
+from dpsweep.orchestration.records.results import StoppedTrial, TrialResult, write_exact_statistics, write_result
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.records.status import TrialStatus, status_of
+from dpsweep.orchestration.sweeps.grid import GridPoint, grid
+from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.workers.evaluation import Evaluation, GroupEvaluation
+from dpsweep.workers.history import EpochRecord, TrainingResult
+from dpsweep.workers.reasons import reasons_of_trial
+from dpsweep.workers.spec import NoiseSpec
 from tests.orchestration.sample_grids import small
-from workers.evaluation import Evaluation, GroupEvaluation
-from workers.history import EpochRecord, TrainingResult
-from workers.reasons import reasons_of_trial
-from workers.spec import NoiseSpec
 
 DELTA = 1e-5
 EXACT = IndividualStatistics(

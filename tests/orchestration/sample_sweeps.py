@@ -8,8 +8,8 @@ import random
 import statistics
 from dataclasses import replace
 
-from accounting import AttackRisk, PoissonSampling, attack_risk, parse_schedule, planned_trace, privacy_curve
-from orchestration.records.published import (
+from dpsweep.accounting import AttackRisk, PoissonSampling, attack_risk, parse_schedule, planned_trace, privacy_curve
+from dpsweep.orchestration.records.published import (
     Density,
     EpsilonHistogram,
     EstimateQuality,
@@ -26,8 +26,8 @@ from orchestration.records.published import (
     PublishedSweep,
     PublishedTrial,
 )
-from orchestration.records.release_modes import Disclosure
-from orchestration.records.states import TrialState
+from dpsweep.orchestration.records.release_modes import Disclosure
+from dpsweep.orchestration.records.states import TrialState
 
 EPOCHS = 30
 DIGITS = tuple(f"digit {digit}" for digit in range(10))

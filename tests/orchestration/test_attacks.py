@@ -8,23 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from accounting.records.layout import TrialFiles
-from accounting.records.sealed import write_sealed
-from orchestration.comparison.metrics import final_metrics, known_of_groups
-from orchestration.execution.completion import Times, complete_trial
-from orchestration.pipeline import render_again
-from orchestration.records.layout import SweepFiles
-from orchestration.records.manifest import open_manifest, write_manifest
-from orchestration.records.results import TrialResult, read_exact_statistics, read_result
-from orchestration.sweeps.plan import plan_sweep
-from orchestration.sweeps.schema import parse_sweep
-from orchestration.tracking.protocol import group_table
+from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.accounting.records.sealed import write_sealed
+from dpsweep.orchestration.comparison.metrics import final_metrics, known_of_groups
+from dpsweep.orchestration.execution.completion import Times, complete_trial
+from dpsweep.orchestration.pipeline import render_again
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.manifest import open_manifest, write_manifest
+from dpsweep.orchestration.records.results import TrialResult, read_exact_statistics, read_result
+from dpsweep.orchestration.sweeps.plan import plan_sweep
+from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.tracking.protocol import group_table
+from dpsweep.workers.attack_results import AttackResults, MembershipAttack, read_attacks, write_attacks
+from dpsweep.workers.counters import read_counters
+from dpsweep.workers.digests import note_written
+from dpsweep.workers.trial import run_trial
 from tests.orchestration.public_values import is_public, words
 from tests.orchestration.sample_grids import small, trial_in
-from workers.attack_results import AttackResults, MembershipAttack, read_attacks, write_attacks
-from workers.counters import read_counters
-from workers.digests import note_written
-from workers.trial import run_trial
 
 EXAMPLES, CORRECT = 10_007, 7_324
 CANARY = CORRECT / EXAMPLES

@@ -8,22 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from accounting.errors import InvalidInput
-from accounting.records.layout import TrialFiles
-from accounting.records.traces import read_trace
-from orchestration.comparison.metrics import final_metrics
-from orchestration.execution.completion import Times, complete_trial
-from orchestration.pipeline import render_again
-from orchestration.records.layout import SweepFiles
-from orchestration.records.manifest import open_manifest, write_manifest
-from orchestration.sweeps.plan import plan_sweep
-from orchestration.sweeps.schema import parse_sweep
-from orchestration.tracking.protocol import group_table
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.accounting.records.traces import read_trace
+from dpsweep.orchestration.comparison.metrics import final_metrics
+from dpsweep.orchestration.execution.completion import Times, complete_trial
+from dpsweep.orchestration.pipeline import render_again
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.manifest import open_manifest, write_manifest
+from dpsweep.orchestration.sweeps.plan import plan_sweep
+from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.tracking.protocol import group_table
+from dpsweep.workers.attack_results import read_attacks, write_attacks
+from dpsweep.workers.digests import note_written
+from dpsweep.workers.trial import run_trial
 from tests.orchestration.public_values import is_public, words
 from tests.orchestration.sample_grids import keys_of, small
-from workers.attack_results import read_attacks, write_attacks
-from workers.digests import note_written
-from workers.trial import run_trial
 
 CANARY, GROUP_CANARY, RIGHT = 7.31, 6.17, 183
 """Lower bounds and right guesses that the stored audit is made to have; they are nowhere by chance."""

@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accounting.records.encryption import KEY_VARIABLE
-from accounting.records.epsilons import read_epsilons
-from accounting.records.layout import TrialFiles
-from accounting.records.shards import NormShards
-from orchestration.execution.environment import IN_PROCESS
+from dpsweep.accounting.records.encryption import KEY_VARIABLE
+from dpsweep.accounting.records.epsilons import read_epsilons
+from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.accounting.records.shards import NormShards
+from dpsweep.orchestration.execution.environment import IN_PROCESS
 from tests.orchestration.processes import dpsweep
 from tests.orchestration.sample_grids import small
 
@@ -30,7 +30,7 @@ OWN_CODE = """
 import math, os, signal, sys
 import numpy as np
 from torch import nn
-from workers.data import Source, make_split
+from dpsweep.workers.data import Source, make_split
 
 WORD, FEATURE = "kanarien" "vogel", 41000.0 + 234.567
 

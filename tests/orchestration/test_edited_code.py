@@ -18,10 +18,10 @@ from torch import nn
 from typer.testing import CliRunner
 
 import dpsweep
-from orchestration.commands.main import app
-from orchestration.execution import cluster
+from dpsweep.orchestration.commands.main import app
+from dpsweep.orchestration.execution import cluster
+from dpsweep.workers.data import load_dataset
 from tests.orchestration.processes import environment
-from workers.data import load_dataset
 
 NET = """
 from torch import nn
@@ -271,7 +271,7 @@ def test_workers_of_ray_train_the_code_that_was_planned(folder: Path) -> None:
         return cluster.connected(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("orchestration.execution.on_ray.connected", connected)
+        patch.setattr("dpsweep.orchestration.execution.on_ray.connected", connected)
         after = one(run(folder, "ray", address="local"))
     assert not during, "the edit was made once Ray was there, before a worker imported anything"
     assert isinstance(after.model()[2], nn.ReLU)  # type: ignore[index]

@@ -12,27 +12,27 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import dpsweep
-from accounting.errors import InvalidInput
-from accounting.records.encryption import KEY_VARIABLE, KeyCheck, new_key_check
-from accounting.records.epsilons import read_epsilons
-from accounting.records.layout import TrialFiles
-from accounting.records.shards import NormShards
-from orchestration.commands.cluster import submit
-from orchestration.commands.main import app
-from orchestration.execution.backend import TrialContext
-from orchestration.execution.environment import IN_PROCESS
-from orchestration.execution.job_package import packaged
-from orchestration.execution.tune import train_trial
-from orchestration.pipeline import RunRequest, run_sweep
-from orchestration.records.layout import SweepFiles
-from orchestration.sweeps.plan import plan_sweep
-from orchestration.sweeps.schema import parse_sweep
-from orchestration.tracking.no_tracking import NO_TRACKING
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.records.encryption import KEY_VARIABLE, KeyCheck, new_key_check
+from dpsweep.accounting.records.epsilons import read_epsilons
+from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.accounting.records.shards import NormShards
+from dpsweep.orchestration.commands.cluster import submit
+from dpsweep.orchestration.commands.main import app
+from dpsweep.orchestration.execution.backend import TrialContext
+from dpsweep.orchestration.execution.environment import IN_PROCESS
+from dpsweep.orchestration.execution.job_package import packaged
+from dpsweep.orchestration.execution.tune import train_trial
+from dpsweep.orchestration.pipeline import RunRequest, run_sweep
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.sweeps.plan import plan_sweep
+from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
+from dpsweep.workers.history import Progress
+from dpsweep.workers.imports import NO_CODE
+from dpsweep.workers.trial import run_trial
 from tests.orchestration.sample_grids import small
 from tests.workers.trial_specs import small_trial
-from workers.history import Progress
-from workers.imports import NO_CODE
-from workers.trial import run_trial
 
 KEY, OTHER = "5a" * 32, "a5" * 32
 TEXT = small(
@@ -232,7 +232,7 @@ def test_a_worker_with_another_key_writes_nothing(
     monkeypatch.setenv(KEY_VARIABLE, here)
     context = TrialContext(files, sweep.disclosure, NO_CODE)
     reports: list[dict[str, Any]] = []
-    monkeypatch.setattr("orchestration.execution.tune.tune.report", reports.append)
+    monkeypatch.setattr("dpsweep.orchestration.execution.tune.tune.report", reports.append)
     monkeypatch.setenv(KEY_VARIABLE, there)
     train_trial({"key": planned.key}, {planned.key: planned}, context, {planned.key: sweep.reserved(planned.spec)})
     assert "DPSWEEP_KEY" in reports[0]["error"]

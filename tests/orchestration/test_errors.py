@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from orchestration.commands.main import main
-from orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.commands.main import main
+from dpsweep.orchestration.records.layout import SweepFiles
 from tests.orchestration.execution.test_session import shared, temporary
 from tests.orchestration.processes import dpsweep
 from tests.orchestration.sample_grids import small
@@ -28,8 +28,8 @@ import os
 import numpy as np
 import torch
 from torch import nn
-from accounting.errors import InvalidInput, StorageError
-from workers.data import Source, make_split
+from dpsweep.accounting.errors import InvalidInput, StorageError
+from dpsweep.workers.data import Source, make_split
 
 WORD = "kanarien" "vogel"
 

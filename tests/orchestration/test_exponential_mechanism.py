@@ -11,21 +11,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accounting import ExponentialChoice, account
-from accounting.errors import DataCorruption, InvalidInput
-from accounting.records import read_trace
-from orchestration.comparison.stored import stored_record
-from orchestration.execution.environment import IN_PROCESS
-from orchestration.execution.upkeep import damaged_files
-from orchestration.pipeline import Outcome, RunRequest, private_selection, run_sweep
-from orchestration.records.layout import SweepFiles
-from orchestration.sweeps.plan import plan_sweep
-from orchestration.sweeps.schema import parse_sweep
-from orchestration.tracking.no_tracking import NO_TRACKING
+from dpsweep.accounting import ExponentialChoice, account
+from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.accounting.records import read_trace
+from dpsweep.orchestration.comparison.stored import stored_record
+from dpsweep.orchestration.execution.environment import IN_PROCESS
+from dpsweep.orchestration.execution.upkeep import damaged_files
+from dpsweep.orchestration.pipeline import Outcome, RunRequest, private_selection, run_sweep
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.sweeps.plan import plan_sweep
+from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
+from dpsweep.workers.data import load_dataset
+from dpsweep.workers.held_out import read_wrong
+from dpsweep.workers.spec import DataPart, DataSpec
 from tests.orchestration.sample_grids import small
-from workers.data import load_dataset
-from workers.held_out import read_wrong
-from workers.spec import DataPart, DataSpec
 
 BOUNDS = [0.01, 0.5, 1.0]
 TUNE = {"parameters": {"clipping.bound": BOUNDS}, "privacy": "exponential_mechanism", "epsilon": 2.0}

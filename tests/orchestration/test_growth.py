@@ -12,26 +12,26 @@ from typing import Any
 
 import pytest
 
-from accounting.calibration import calibrate_noise_multiplier
-from accounting.errors import DataCorruption, InvalidInput
-from accounting.mechanism import Trace
-from accounting.records import TrialFiles, read_sealed, write_sealed
-from orchestration.execution.environment import IN_PROCESS
-from orchestration.execution.removal import forget_keys
-from orchestration.pipeline import NoDisplay, Outcome, RunRequest, render_again, run_sweep
-from orchestration.records.attempts import read_attempts
-from orchestration.records.layout import SweepFiles
-from orchestration.records.manifest import read_manifest
-from orchestration.records.status import TrialStatus
-from orchestration.sweeps.grid import Past
-from orchestration.sweeps.plan import plan_sweep
-from orchestration.sweeps.schema import parse_sweep
-from orchestration.tracking.no_tracking import NO_TRACKING
+from dpsweep.accounting.calibration import calibrate_noise_multiplier
+from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.accounting.mechanism import Trace
+from dpsweep.accounting.records import TrialFiles, read_sealed, write_sealed
+from dpsweep.orchestration.execution.environment import IN_PROCESS
+from dpsweep.orchestration.execution.removal import forget_keys
+from dpsweep.orchestration.pipeline import NoDisplay, Outcome, RunRequest, render_again, run_sweep
+from dpsweep.orchestration.records.attempts import read_attempts
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.manifest import read_manifest
+from dpsweep.orchestration.records.status import TrialStatus
+from dpsweep.orchestration.sweeps.grid import Past
+from dpsweep.orchestration.sweeps.plan import plan_sweep
+from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
+from dpsweep.workers.spec import ExecutionSpec
+from dpsweep.workers.trial import Progress, run_trial
 from tests.orchestration.sample_grids import small
-from workers.spec import ExecutionSpec
-from workers.trial import Progress, run_trial
 
-from mlflow import MlflowClient  # isort: skip  (after orchestration.pipeline, which keeps it quiet)
+from mlflow import MlflowClient  # isort: skip  (after dpsweep.orchestration.pipeline, which keeps it quiet)
 
 ONE = {"model": "logistic", "clipping": ["none", "flat"], "noise": "constant", "seeds": 0, "epochs": 1}
 MORE: dict[str, Any] = {"seeds": [0, 1], "privacy": {"target_epsilon": [5, 8], "delta": 1e-5}}
@@ -208,7 +208,7 @@ def test_calibrations_are_stored_reused_and_checked(files: SweepFiles, monkeypat
         searched.append(target)
         return calibrate_noise_multiplier(run, target, *asked)
 
-    monkeypatch.setattr("accounting.planning.calibrate_noise_multiplier", search)
+    monkeypatch.setattr("dpsweep.accounting.planning.calibrate_noise_multiplier", search)
     run(Path(files.root), seeds=[0, 1])
     assert searched == [], "a further seed has the same mechanism"
     run(Path(files.root), **MORE)

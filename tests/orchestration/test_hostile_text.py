@@ -14,25 +14,25 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from accounting.errors import DpsweepError
-from accounting.records import UnsafeFile
-from accounting.records.files import write_in_private_folder
-from orchestration.commands import cluster, listing
-from orchestration.commands.main import app, report
-from orchestration.commands.progress import ConsoleDisplay
-from orchestration.commands.tables import outcome_object, print_outcome
-from orchestration.execution.environment import IN_PROCESS
-from orchestration.execution.removal import forget_keys
-from orchestration.execution.submission import SubmittedSweep
-from orchestration.pipeline import Outcome, RunRequest, render_again, run_sweep
-from orchestration.records.layout import SweepFiles
-from orchestration.records.published import PublishedTrial
-from orchestration.records.states import TrialState
-from orchestration.records.status import TrialStatus
-from orchestration.sweeps.schema import parse_sweep
-from orchestration.tracking.embedded import embedded_tracking_uri
-from orchestration.tracking.mlflow import MlflowTracker
-from orchestration.tracking.protocol import TrackedSweep
+from dpsweep.accounting.errors import DpsweepError
+from dpsweep.accounting.records import UnsafeFile
+from dpsweep.accounting.records.files import write_in_private_folder
+from dpsweep.orchestration.commands import cluster, listing
+from dpsweep.orchestration.commands.main import app, report
+from dpsweep.orchestration.commands.progress import ConsoleDisplay
+from dpsweep.orchestration.commands.tables import outcome_object, print_outcome
+from dpsweep.orchestration.execution.environment import IN_PROCESS
+from dpsweep.orchestration.execution.removal import forget_keys
+from dpsweep.orchestration.execution.submission import SubmittedSweep
+from dpsweep.orchestration.pipeline import Outcome, RunRequest, render_again, run_sweep
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.published import PublishedTrial
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.records.status import TrialStatus
+from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
+from dpsweep.orchestration.tracking.mlflow import MlflowTracker
+from dpsweep.orchestration.tracking.protocol import TrackedSweep
 from tests.orchestration.sample_grids import small
 
 from mlflow import MlflowClient  # isort: skip

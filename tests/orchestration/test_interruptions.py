@@ -10,9 +10,9 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from accounting.records.files import exists
-from orchestration.records.layout import SweepFiles
-from orchestration.sweeps.schema import parse_sweep
+from dpsweep.accounting.records.files import exists
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.processes import (
     PATIENCE,
     able_to_write,

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 
 import dpsweep
-from orchestration.comparison.record import rows
-from orchestration.comparison.stored import stored_record
-from orchestration.execution.completion import Times, complete_trial
-from orchestration.records.layout import SweepFiles
-from orchestration.records.manifest import open_manifest, write_manifest
-from orchestration.sweeps.plan import plan_sweep
-from orchestration.sweeps.schema import parse_sweep
-from orchestration.sweeps.user_code import allowed_again, permitted
+from dpsweep.orchestration.comparison.record import rows
+from dpsweep.orchestration.comparison.stored import stored_record
+from dpsweep.orchestration.execution.completion import Times, complete_trial
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.manifest import open_manifest, write_manifest
+from dpsweep.orchestration.sweeps.plan import plan_sweep
+from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.sweeps.user_code import allowed_again, permitted
+from dpsweep.workers.data import load_dataset
+from dpsweep.workers.trial import run_trial
 from tests.orchestration.sample_grids import small
-from workers.data import load_dataset
-from workers.trial import run_trial
 
 MODEL = """
 from torch import nn

@@ -14,25 +14,25 @@ import pytest
 from mlflow import MlflowClient
 from rich.console import Console
 
-from accounting.errors import InvalidInput
-from accounting.records import exists
-from orchestration.commands.status import headline, picture
-from orchestration.execution.environment import IN_PROCESS
-from orchestration.pipeline import Outcome, RunRequest, run_sweep
-from orchestration.records.attempts import read_attempts
-from orchestration.records.layout import SweepFiles
-from orchestration.records.limits import NO_LIMITS, Limits, Spent
-from orchestration.records.results import TrialResult
-from orchestration.records.states import TrialState
-from orchestration.records.status import SweepStatus, TrialStatus
-from orchestration.records.status_snapshot import read_snapshot
-from orchestration.sweeps.grid import grid
-from orchestration.sweeps.schema import parse_sweep
-from orchestration.sweeps.user_code import permitted
-from orchestration.tracking.no_tracking import NO_TRACKING
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.records import exists
+from dpsweep.orchestration.commands.status import headline, picture
+from dpsweep.orchestration.execution.environment import IN_PROCESS
+from dpsweep.orchestration.pipeline import Outcome, RunRequest, run_sweep
+from dpsweep.orchestration.records.attempts import read_attempts
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.limits import NO_LIMITS, Limits, Spent
+from dpsweep.orchestration.records.results import TrialResult
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.records.status import SweepStatus, TrialStatus
+from dpsweep.orchestration.records.status_snapshot import read_snapshot
+from dpsweep.orchestration.sweeps.grid import grid
+from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.sweeps.user_code import permitted
+from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
+from dpsweep.workers.imports import NO_CODE
 from tests.orchestration.sample_grids import key_in, small
 from tests.orchestration.sample_results import result_of
-from workers.imports import NO_CODE
 
 ONE: Mapping[str, Any] = {"model": "logistic", "clipping": "flat", "noise": "constant", "seeds": [0, 1, 2], "epochs": 2}
 STUMBLES = """

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from orchestration.execution.environment import IN_PROCESS
-from orchestration.pipeline import NoDisplay, Outcome, RunRequest, run_sweep
-from orchestration.records.attempts import read_attempts
-from orchestration.records.states import TrialState
-from orchestration.sweeps.schema import parse_sweep
-from orchestration.sweeps.user_code import permitted
-from orchestration.tracking.no_tracking import NO_TRACKING
+from dpsweep.orchestration.execution.environment import IN_PROCESS
+from dpsweep.orchestration.pipeline import NoDisplay, Outcome, RunRequest, run_sweep
+from dpsweep.orchestration.records.attempts import read_attempts
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.sweeps.user_code import permitted
+from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
 from tests.orchestration.sample_grids import small
 
 GREEDY = """

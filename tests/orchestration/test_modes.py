@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestration.execution.environment import IN_PROCESS
-from orchestration.pipeline import RunRequest, run_sweep
-from orchestration.records.layout import SweepFiles
-from orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.execution.environment import IN_PROCESS
+from dpsweep.orchestration.pipeline import RunRequest, run_sweep
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.sample_grids import key_in, small, trial_in
 
 from mlflow import MlflowClient  # isort: skip

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from orchestration.execution.completion import Times, complete_trial
-from orchestration.pipeline import render_again
-from orchestration.records.layout import SweepFiles
-from orchestration.sweeps.plan import plan_sweep
-from orchestration.sweeps.schema import parse_sweep
-from orchestration.sweeps.user_code import permitted
+from dpsweep.orchestration.execution.completion import Times, complete_trial
+from dpsweep.orchestration.pipeline import render_again
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.sweeps.plan import plan_sweep
+from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.sweeps.user_code import permitted
+from dpsweep.workers.trial import run_trial
 from tests.orchestration import own_people
 from tests.orchestration.processes import dpsweep
 from tests.orchestration.public_values import Values, may_vary, published, shown_digests, tracked, unexplained, unhidden
 from tests.orchestration.sample_grids import small
-from workers.trial import run_trial
 
 INCOME = 41_000.0
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from accounting.records import exists
-from orchestration.commands.main import app
-from orchestration.execution.environment import IN_PROCESS
-from orchestration.library import open_sweep
-from orchestration.pipeline import RunRequest, run_sweep
-from orchestration.records.layout import SweepFiles
-from orchestration.sweeps.plan import plan_sweep
-from orchestration.sweeps.schema import parse_sweep
-from orchestration.tracking.no_tracking import NO_TRACKING
+from dpsweep.accounting.records import exists
+from dpsweep.orchestration.commands.main import app
+from dpsweep.orchestration.execution.environment import IN_PROCESS
+from dpsweep.orchestration.library import open_sweep
+from dpsweep.orchestration.pipeline import RunRequest, run_sweep
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.sweeps.plan import plan_sweep
+from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
 from tests.orchestration.sample_grids import key_in, small, trial_in
 
 CLIPPING = ["none", {"name": "flat", "bound": 1.0}]

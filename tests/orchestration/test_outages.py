@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
-from accounting.records import delete_folder, exists, list_files, read_epsilons
-from orchestration.records.layout import SweepFiles
-from orchestration.sweeps.schema import parse_sweep
-from orchestration.sweeps.user_code import permitted
+from dpsweep.accounting.records import delete_folder, exists, list_files, read_epsilons
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.sweeps.user_code import permitted
 from tests.orchestration.processes import PATIENCE, Running, dpsweep, script, start, wait_until
 from tests.orchestration.reference import assert_same_trial, run_undisturbed
 from tests.orchestration.sample_grids import keys_of, small

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from accounting.errors import InvalidInput
-from accounting.records import read_sealed, write_sealed
-from orchestration.execution.backend import backend
-from orchestration.execution.environment import EMBEDDED, IN_PROCESS
-from orchestration.execution.in_process import nothing_left
-from orchestration.execution.on_ray import embedded, on_cluster
-from orchestration.pipeline import NoDisplay, Outcome, RunRequest, render_again, run_sweep
-from orchestration.records.layout import SweepFiles
-from orchestration.records.states import TrialState
-from orchestration.records.status import SweepStatus, TrialStatus
-from orchestration.sweeps.plan import plan_sweep
-from orchestration.sweeps.schema import parse_sweep
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.records import read_sealed, write_sealed
+from dpsweep.orchestration.execution.backend import backend
+from dpsweep.orchestration.execution.environment import EMBEDDED, IN_PROCESS
+from dpsweep.orchestration.execution.in_process import nothing_left
+from dpsweep.orchestration.execution.on_ray import embedded, on_cluster
+from dpsweep.orchestration.pipeline import NoDisplay, Outcome, RunRequest, render_again, run_sweep
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.records.status import SweepStatus, TrialStatus
+from dpsweep.orchestration.sweeps.plan import plan_sweep
+from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.reference import assert_same_trial, run_undisturbed
 from tests.orchestration.sample_grids import key_in, small, trial_in
 

@@ -15,29 +15,29 @@ import pytest
 from typer.testing import CliRunner
 
 import dpsweep
-from accounting.accountants import account
-from accounting.mechanism import Segment, Trace
-from accounting.reasons import REASONS, Reason
-from accounting.records.sealed import read_sealed, write_sealed
-from accounting.samplings import PoissonSampling
-from orchestration.commands.main import app
-from orchestration.commands.tables import print_outcome
-from orchestration.comparison.best import best
-from orchestration.comparison.evidence import NO_EVIDENCE
-from orchestration.comparison.findings import findings
-from orchestration.comparison.ledger import composed
-from orchestration.comparison.reasons import claimed
-from orchestration.execution.environment import IN_PROCESS
-from orchestration.pipeline import RunRequest, run_sweep
-from orchestration.records.attempts import Attempt
-from orchestration.records.layout import SweepFiles
-from orchestration.records.published import PublishedPrivacy, PublishedTrial
-from orchestration.records.results import read_result, write_result
-from orchestration.records.states import TrialState
-from orchestration.sweeps.plan import plan_sweep
-from orchestration.sweeps.reasons import reasons_of
-from orchestration.sweeps.schema import parse_sweep
-from orchestration.sweeps.user_code import permitted
+from dpsweep.accounting.accountants import account
+from dpsweep.accounting.mechanism import Segment, Trace
+from dpsweep.accounting.reasons import REASONS, Reason
+from dpsweep.accounting.records.sealed import read_sealed, write_sealed
+from dpsweep.accounting.samplings import PoissonSampling
+from dpsweep.orchestration.commands.main import app
+from dpsweep.orchestration.commands.tables import print_outcome
+from dpsweep.orchestration.comparison.best import best
+from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE
+from dpsweep.orchestration.comparison.findings import findings
+from dpsweep.orchestration.comparison.ledger import composed
+from dpsweep.orchestration.comparison.reasons import claimed
+from dpsweep.orchestration.execution.environment import IN_PROCESS
+from dpsweep.orchestration.pipeline import RunRequest, run_sweep
+from dpsweep.orchestration.records.attempts import Attempt
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.published import PublishedPrivacy, PublishedTrial
+from dpsweep.orchestration.records.results import read_result, write_result
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.sweeps.plan import plan_sweep
+from dpsweep.orchestration.sweeps.reasons import reasons_of
+from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.sweeps.user_code import permitted
 from tests.orchestration.sample_grids import key_in, small
 from tests.orchestration.sample_sweeps import sample_sweep
 
@@ -170,7 +170,7 @@ def of_plan(folder: Path, data: Mapping[str, Any] | None = None, **changes: obje
     rows = "".join(f"{place / 100},{'ab'[place % 2]},{'xy'[place % 3 > 0]}\n" for place in range(100))
     (folder / "table.csv").write_text(f"size,kind,side\n{rows}")
     (folder / "mine.py").write_text(
-        "from workers.clipping.flat import FlatClipping\ndef clip():\n    return FlatClipping(1.0)\n"
+        "from dpsweep.workers.clipping.flat import FlatClipping\ndef clip():\n    return FlatClipping(1.0)\n"
     )
     declared = {**TABLE, "path": str(folder / "table.csv"), **(data or {})}
     kept = {name: value for name, value in declared.items() if value is not None}

@@ -13,18 +13,18 @@ import mlflow
 import numpy as np
 import pytest
 
-from accounting.accountants import account
-from accounting.errors import DataCorruption
-from accounting.records.epsilons import read_epsilons
-from accounting.records.layout import TrialFiles
-from accounting.records.shards import NormShards
-from accounting.records.traces import read_trace
-from orchestration.pipeline import RunRequest, render_again, run_sweep
-from orchestration.records.layout import SweepFiles
-from orchestration.records.results import TrialResult, read_exact_statistics, read_result, read_statistics
-from orchestration.records.states import TrialState
-from orchestration.sweeps.schema import parse_sweep
-from orchestration.sweeps.user_code import permitted
+from dpsweep.accounting.accountants import account
+from dpsweep.accounting.errors import DataCorruption
+from dpsweep.accounting.records.epsilons import read_epsilons
+from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.accounting.records.shards import NormShards
+from dpsweep.accounting.records.traces import read_trace
+from dpsweep.orchestration.pipeline import RunRequest, render_again, run_sweep
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.results import TrialResult, read_exact_statistics, read_result, read_statistics
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.sweeps.user_code import permitted
 from tests.orchestration.processes import dpsweep
 from tests.orchestration.sample_grids import key_in, small, trial_in
 

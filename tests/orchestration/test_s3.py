@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestration.records.layout import SweepFiles
-from orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.processes import dpsweep
 from tests.orchestration.reference import run_undisturbed
 from tests.orchestration.sample_grids import keys_of, small

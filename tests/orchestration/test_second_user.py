@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from accounting.errors import DataCorruption, StorageError
-from accounting.records import read_private
-from orchestration.comparison.stored import stored_record
-from orchestration.execution.environment import IN_PROCESS
-from orchestration.pipeline import RunRequest, run_sweep
-from orchestration.records.accounts import write_account
-from orchestration.records.layout import SweepFiles
-from orchestration.sweeps.schema import parse_sweep
+from dpsweep.accounting.errors import DataCorruption, StorageError
+from dpsweep.accounting.records import read_private
+from dpsweep.orchestration.comparison.stored import stored_record
+from dpsweep.orchestration.execution.environment import IN_PROCESS
+from dpsweep.orchestration.pipeline import RunRequest, run_sweep
+from dpsweep.orchestration.records.accounts import write_account
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.sample_grids import small
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

@@ -12,24 +12,24 @@ from typing import Any
 
 import pytest
 
-from accounting import RandomTrials, account, account_selection, individual_epsilons, privacy_curve
-from accounting.errors import DataCorruption, InvalidInput, UnsupportedMechanism
-from accounting.records import read_trace
-from orchestration.commands.status import status
-from orchestration.comparison.claims import unfounded
-from orchestration.comparison.stored import stored_record
-from orchestration.execution.environment import IN_PROCESS
-from orchestration.execution.reaccounting import ReaccountingRequest, account_again
-from orchestration.execution.upkeep import damaged_files, prune_norms
-from orchestration.pipeline import Outcome, RunRequest, private_selection, render_again, run_sweep
-from orchestration.records.layout import SweepFiles
-from orchestration.records.limits import Limits
-from orchestration.sweeps.plan import plan_sweep
-from orchestration.sweeps.schema import parse_sweep
-from orchestration.sweeps.tune import candidates_of
-from orchestration.tracking.no_tracking import NO_TRACKING
+from dpsweep.accounting import RandomTrials, account, account_selection, individual_epsilons, privacy_curve
+from dpsweep.accounting.errors import DataCorruption, InvalidInput, UnsupportedMechanism
+from dpsweep.accounting.records import read_trace
+from dpsweep.orchestration.commands.status import status
+from dpsweep.orchestration.comparison.claims import unfounded
+from dpsweep.orchestration.comparison.stored import stored_record
+from dpsweep.orchestration.execution.environment import IN_PROCESS
+from dpsweep.orchestration.execution.reaccounting import ReaccountingRequest, account_again
+from dpsweep.orchestration.execution.upkeep import damaged_files, prune_norms
+from dpsweep.orchestration.pipeline import Outcome, RunRequest, private_selection, render_again, run_sweep
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.limits import Limits
+from dpsweep.orchestration.sweeps.plan import plan_sweep
+from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.sweeps.tune import candidates_of
+from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
+from dpsweep.workers.trial import run_trial
 from tests.orchestration.sample_grids import small
-from workers.trial import run_trial
 
 TUNE = {
     "parameters": {"clipping.bound": [0.01, 1.0], "optimizer.learning_rate": [0.01, 1.0]},
@@ -73,7 +73,7 @@ def selected(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Path]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(private_selection, "delete_folder", keep)
-        patch.setattr("orchestration.sweeps.selection.RandomTrials.number_at", lambda law, uniform: 3)
+        patch.setattr("dpsweep.orchestration.sweeps.selection.RandomTrials.number_at", lambda law, uniform: 3)
         return run_sweep(replace(request(folder), tracking_uri=None)), kept
 
 
@@ -199,8 +199,8 @@ def test_a_killed_selection_goes_on_with_the_runs_that_were_drawn(
 
     asked = request(tmp_path, seeds=[0], clipping=["none", "flat"], tune={**TUNE, "trials": 6})
     files = SweepFiles(asked.files.root)
-    monkeypatch.setattr("orchestration.sweeps.selection.RandomTrials.number_at", lambda law, uniform: 3)
-    monkeypatch.setattr("workers.trial.run_trial", killed)
+    monkeypatch.setattr("dpsweep.orchestration.sweeps.selection.RandomTrials.number_at", lambda law, uniform: 3)
+    monkeypatch.setattr("dpsweep.workers.trial.run_trial", killed)
     with pytest.raises(Killed):
         run_sweep(asked)
     stage = SweepFiles(files.selection)
@@ -213,13 +213,13 @@ def test_a_killed_selection_goes_on_with_the_runs_that_were_drawn(
     with pytest.raises(InvalidInput, match="unfinished private selection of another version"):
         run_sweep(request(tmp_path, seeds=[0], clipping=["none", "flat"], tune={**TUNE, "trials": 7}))
     before = list(trained)
-    monkeypatch.setattr("orchestration.sweeps.selection.RandomTrials.number_at", lambda law, uniform: 50)
+    monkeypatch.setattr("dpsweep.orchestration.sweeps.selection.RandomTrials.number_at", lambda law, uniform: 50)
 
     def counted(spec: Any, *rest: Any, **options: Any) -> Any:
         trained.append(spec.key)
         return train(spec, *rest, **options)
 
-    monkeypatch.setattr("workers.trial.run_trial", counted)
+    monkeypatch.setattr("dpsweep.workers.trial.run_trial", counted)
     outcome = run_sweep(asked)
     assert len(trained) == len(set(trained)) == 6
     assert trained[:2] == before

@@ -15,18 +15,18 @@ import pytest
 from typer.testing import CliRunner
 
 import dpsweep
-from accounting.errors import InvalidInput
-from orchestration.commands.main import app
-from orchestration.comparison.evidence import Evidence, gather
-from orchestration.comparison.metrics import METRICS, known, main_metric
-from orchestration.comparison.settings import finished_settings
-from orchestration.records.published import PublishedGroup, PublishedPrivacy, PublishedQuality, PublishedTrial
-from orchestration.records.states import TrialState
-from orchestration.tracking.embedded import client_of, embedded_tracking_uri
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.commands.main import app
+from dpsweep.orchestration.comparison.evidence import Evidence, gather
+from dpsweep.orchestration.comparison.metrics import METRICS, known, main_metric
+from dpsweep.orchestration.comparison.settings import finished_settings
+from dpsweep.orchestration.records.published import PublishedGroup, PublishedPrivacy, PublishedQuality, PublishedTrial
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.tracking.embedded import client_of, embedded_tracking_uri
+from dpsweep.workers.outcomes import ScoredOutcomes
+from dpsweep.workers.tasks import TASKS
 from tests.orchestration.report.pages import Page
 from tests.workers.data_folders import make_masks, make_numbers, make_texts, make_tokenizer
-from workers.outcomes import ScoredOutcomes
-from workers.tasks import TASKS
 
 COMMON = """
 sampling: {method: poisson, batch_size: 40}

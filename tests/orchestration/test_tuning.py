@@ -14,18 +14,18 @@ from pathlib import Path
 
 import pytest
 
-from accounting import account_together
-from accounting.errors import InvalidInput
-from orchestration.comparison.record import rows
-from orchestration.comparison.stored import stored_record
-from orchestration.comparison.trials_table import as_csv, trial_table
-from orchestration.comparison.winners import best_candidates
-from orchestration.execution.environment import IN_PROCESS
-from orchestration.pipeline import Outcome, RunRequest, render_again, run_sweep
-from orchestration.records.layout import SweepFiles
-from orchestration.records.states import TrialState
-from orchestration.sweeps.schema import parse_sweep
-from orchestration.tracking.no_tracking import NO_TRACKING
+from dpsweep.accounting import account_together
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.comparison.record import rows
+from dpsweep.orchestration.comparison.stored import stored_record
+from dpsweep.orchestration.comparison.trials_table import as_csv, trial_table
+from dpsweep.orchestration.comparison.winners import best_candidates
+from dpsweep.orchestration.execution.environment import IN_PROCESS
+from dpsweep.orchestration.pipeline import Outcome, RunRequest, render_again, run_sweep
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
 from tests.orchestration.reference import assert_same_trial
 from tests.orchestration.sample_grids import small
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from accounting.errors import InvalidInput
-from orchestration.comparison.evidence import NO_EVIDENCE
-from orchestration.comparison.findings import Findings
-from orchestration.execution.environment import IN_PROCESS
-from orchestration.pipeline import RunRequest, run_sweep
-from orchestration.sweeps.schema import parse_sweep
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE
+from dpsweep.orchestration.comparison.findings import Findings
+from dpsweep.orchestration.execution.environment import IN_PROCESS
+from dpsweep.orchestration.pipeline import RunRequest, run_sweep
+from dpsweep.orchestration.sweeps.schema import parse_sweep
 
 TEXT = """
 name: until

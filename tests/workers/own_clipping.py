@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from workers.clipping import BatchQuery, ClippingMethod, ClippingState, ClipRule, Examples, PublicFacts
+from dpsweep.workers.clipping import BatchQuery, ClippingMethod, ClippingState, ClipRule, Examples, PublicFacts
 
 
 class NoisyCount(ClippingMethod):

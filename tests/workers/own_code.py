@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from workers.imports import UserCode, UserModule, is_import_path
-from workers.spec import TrialSpec
+from dpsweep.workers.imports import UserCode, UserModule, is_import_path
+from dpsweep.workers.spec import TrialSpec
 
 
 def allowed(*locations: str | Path) -> UserCode:

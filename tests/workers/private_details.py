@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from accounting.errors import DpsweepError, full_text
+from dpsweep.accounting.errors import DpsweepError, full_text
 
 
 def assert_private(error: DpsweepError, detail: str) -> None:

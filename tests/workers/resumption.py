@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from accounting.accountants import account
-from accounting.records import read_private_sealed
-from accounting.records.layout import TrialFiles
-from accounting.records.traces import read_trace
+from dpsweep.accounting.accountants import account
+from dpsweep.accounting.records import read_private_sealed
+from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.accounting.records.traces import read_trace
+from dpsweep.workers.spec import TrialSpec
+from dpsweep.workers.training import Trainer
+from dpsweep.workers.trial import run_trial
 from tests.workers.own_code import code_of
-from workers.spec import TrialSpec
-from workers.training import Trainer
-from workers.trial import run_trial
 
 
 class Killed(BaseException):

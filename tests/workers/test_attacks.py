@@ -13,20 +13,17 @@ import pytest
 import torch
 from torch import nn
 
-from accounting.errors import DataCorruption, InvalidInput
-from accounting.records.layout import TrialFiles
-from tests.workers.own_code import allowed
-from tests.workers.resumption import stored_bytes
-from tests.workers.trial_specs import small_trial
-from workers.attack_results import AttackResults, GroupAttack, read_attacks, write_attacks
-from workers.attacks import attack, attack_losses, best_threshold
-from workers.data import Source, load_dataset, make_split
-from workers.data.cuts import cut
-from workers.digests import noted_when_written
-from workers.losses import build_loss
-from workers.models import build_model
-from workers.predictions import evaluate, predict
-from workers.spec import (
+from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.workers.attack_results import AttackResults, GroupAttack, read_attacks, write_attacks
+from dpsweep.workers.attacks import attack, attack_losses, best_threshold
+from dpsweep.workers.data import Source, load_dataset, make_split
+from dpsweep.workers.data.cuts import cut
+from dpsweep.workers.digests import noted_when_written
+from dpsweep.workers.losses import build_loss
+from dpsweep.workers.models import build_model
+from dpsweep.workers.predictions import evaluate, predict
+from dpsweep.workers.spec import (
     AttackSpec,
     Component,
     DataSpec,
@@ -35,7 +32,10 @@ from workers.spec import (
     SamplingSpec,
     TrialSpec,
 )
-from workers.trial import Progress, run_trial
+from dpsweep.workers.trial import Progress, run_trial
+from tests.workers.own_code import allowed
+from tests.workers.resumption import stored_bytes
+from tests.workers.trial_specs import small_trial
 
 
 def generator() -> np.random.Generator:

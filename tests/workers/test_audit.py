@@ -22,20 +22,20 @@ import torch
 from scipy.stats import beta
 from torch import Tensor, nn
 
-from accounting.gaussian import gaussian_epsilon
-from accounting.mechanism import Trace
-from accounting.pld.composition import delta_pld
-from accounting.records.layout import TrialFiles
+from dpsweep.accounting.gaussian import gaussian_epsilon
+from dpsweep.accounting.mechanism import Trace
+from dpsweep.accounting.pld.composition import delta_pld
+from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.workers.data.base import Dataset, make_split
+from dpsweep.workers.noise import SeededNoise
+from dpsweep.workers.parts import parts_of
+from dpsweep.workers.recording import StoredNorms
+from dpsweep.workers.sampling import PoissonSampler, Rows, SeededRows
+from dpsweep.workers.spec import Component, DataSpec, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
+from dpsweep.workers.training import Trainer
+from dpsweep.workers.trial_mechanism import mechanism_of
 from tests.workers.devices import DEVICE, NAME
 from tests.workers.own_code import code_of
-from workers.data.base import Dataset, make_split
-from workers.noise import SeededNoise
-from workers.parts import parts_of
-from workers.recording import StoredNorms
-from workers.sampling import PoissonSampler, Rows, SeededRows
-from workers.spec import Component, DataSpec, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
-from workers.training import Trainer
-from workers.trial_mechanism import mechanism_of
 
 EPSILON = 0.5
 ROWS, STEPS = 400, 100

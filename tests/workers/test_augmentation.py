@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from accounting.errors import InvalidInput
-from workers.augmentation import FlipAndCrop, make_augmentation
-from workers.spec import Component
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.augmentation import FlipAndCrop, make_augmentation
+from dpsweep.workers.spec import Component
 
 
 @pytest.mark.parametrize(

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from accounting.errors import StorageError
-from accounting.records.files import list_files, write_in_private_folder
-from accounting.records.layout import TrialFiles
-from accounting.records.shards import NormShards
+from dpsweep.accounting.errors import StorageError
+from dpsweep.accounting.records.files import list_files, write_in_private_folder
+from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.accounting.records.shards import NormShards
+from dpsweep.workers import trial
+from dpsweep.workers.checkpoint import save_checkpoint
+from dpsweep.workers.history import Progress
+from dpsweep.workers.spec import NormSpec
+from dpsweep.workers.trial import run_trial
 from tests.workers.resumption import assert_same_trial
 from tests.workers.trial_specs import small_trial
-from workers import trial
-from workers.checkpoint import save_checkpoint
-from workers.history import Progress
-from workers.spec import NormSpec
-from workers.trial import run_trial
 
 
 def slowed(patch: pytest.MonkeyPatch, seconds: float) -> None:
@@ -27,7 +27,7 @@ def slowed(patch: pytest.MonkeyPatch, seconds: float) -> None:
         time.sleep(seconds)
         write_in_private_folder(uri, data)
 
-    patch.setattr("accounting.records.snapshots.write_in_private_folder", slow)
+    patch.setattr("dpsweep.accounting.records.snapshots.write_in_private_folder", slow)
 
 
 def committed(root: Path) -> int:
@@ -68,7 +68,7 @@ def test_storage_that_refuses_in_the_background_ends_the_trial_and_the_next_atte
         raise StorageError(f"cannot write {uri}")
 
     def from_now_on(progress: Progress) -> None:
-        monkeypatch.setattr("accounting.records.snapshots.write_in_private_folder", refused)
+        monkeypatch.setattr("dpsweep.accounting.records.snapshots.write_in_private_folder", refused)
 
     with monkeypatch.context(), pytest.raises(StorageError, match=r"cannot write .*step=.*object-00000"):
         run_trial(spec, str(tmp_path / "resumed"), on_progress=from_now_on)

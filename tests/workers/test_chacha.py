@@ -14,15 +14,15 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
-from accounting.errors import DpsweepError, InvalidInput
+from dpsweep.accounting.errors import DpsweepError, InvalidInput
+from dpsweep.workers import chacha
+from dpsweep.workers.chacha import ChaChaStream, by_integer_operations, keystream, require_standard
+from dpsweep.workers.gaussians import SharedChaChaGaussians
+from dpsweep.workers.sampling import PoissonSampler, Rows
+from dpsweep.workers.spec import Component
 from tests.workers.devices import DEVICE
 from tests.workers.test_training import new_trainer
 from tests.workers.trial_specs import small_trial
-from workers import chacha
-from workers.chacha import ChaChaStream, by_integer_operations, keystream, require_standard
-from workers.gaussians import SharedChaChaGaussians
-from workers.sampling import PoissonSampler, Rows
-from workers.spec import Component
 
 CPU = torch.device("cpu")
 KEY = bytes(range(32))

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from accounting.errors import DataCorruption, InvalidInput
-from workers.checkpoint import forget_checkpoint, load_checkpoint, save_checkpoint
-from workers.stored_tensors import NoTensors, load_tensors
+from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.workers.checkpoint import forget_checkpoint, load_checkpoint, save_checkpoint
+from dpsweep.workers.stored_tensors import NoTensors, load_tensors
 
 
 def test_only_its_owner_can_read_a_checkpoint(tmp_path: Path) -> None:

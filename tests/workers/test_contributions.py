@@ -9,14 +9,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from accounting.accountants import optimal_order
-from accounting.individual import individual_epsilons
-from accounting.mechanism import Segment, Trace
-from accounting.renyi import ORDERS, sampled_gaussian_rdp
-from accounting.samplings import FixedBatchSampling, PoissonSampling, Sampling
-from workers.clipping import ClipRule, Examples
-from workers.contributions import Measurement, SnapshotInterval, generator_rate
-from workers.trial_mechanism import LEAST_ORDER
+from dpsweep.accounting.accountants import optimal_order
+from dpsweep.accounting.individual import individual_epsilons
+from dpsweep.accounting.mechanism import Segment, Trace
+from dpsweep.accounting.renyi import ORDERS, sampled_gaussian_rdp
+from dpsweep.accounting.samplings import FixedBatchSampling, PoissonSampling, Sampling
+from dpsweep.workers.clipping import ClipRule, Examples
+from dpsweep.workers.contributions import Measurement, SnapshotInterval, generator_rate
+from dpsweep.workers.trial_mechanism import LEAST_ORDER
 
 DELTA, SIZE = 1e-5, 10_000
 POISSON, FIXED = PoissonSampling(0.01), FixedBatchSampling(SIZE, 100)

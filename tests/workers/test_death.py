@@ -19,10 +19,13 @@ from typing import Any
 
 import pytest
 
-from accounting.errors import DataCorruption, InvalidInput
-from accounting.mechanism import GaussianRelease
-from accounting.records.layout import TrialFiles
-from accounting.records.sealed import read_private_sealed, write_private_sealed
+from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.accounting.mechanism import GaussianRelease
+from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.accounting.records.sealed import read_private_sealed, write_private_sealed
+from dpsweep.workers.history import Progress
+from dpsweep.workers.spec import Component, NormSpec, SamplingSpec, TrialSpec
+from dpsweep.workers.trial import run_trial
 from tests.warm import FORKS
 from tests.workers.own_code import code_of
 from tests.workers.resumption import (
@@ -34,9 +37,6 @@ from tests.workers.resumption import (
     stored_bytes,
 )
 from tests.workers.trial_specs import TUMOURS, TUMOURS_READ_ONCE, small_trial
-from workers.history import Progress
-from workers.spec import Component, NormSpec, SamplingSpec, TrialSpec
-from workers.trial import run_trial
 
 
 def die_in_file_operation(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
@@ -214,7 +214,7 @@ def test_the_checkpoint_of_another_trial_is_refused(tmp_path: Path, monkeypatch:
 SHIFTED_TUMOURS = """
 from dataclasses import replace
 from pathlib import Path
-from workers.data import DataSpec, Source, load_source
+from dpsweep.workers.data import DataSpec, Source, load_source
 
 def tumours() -> Source:
     shift = float(Path(__file__).with_name("shift.txt").read_text())

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from dpsweep.workers.noise_sources import make_noise_source
 from tests.conftest import set_device
 from tests.workers.devices import DEVICE, NAME
 from tests.workers.gradients.test_engine import CASES
 from tests.workers.trial_specs import small_trial
-from workers.noise_sources import make_noise_source
 
 ROOT = Path(__file__).parents[2]
 

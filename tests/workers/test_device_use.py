@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from accounting.errors import DataCorruption, InvalidInput
-from accounting.records import TrialFiles
+from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.accounting.records import TrialFiles
+from dpsweep.workers import devices
+from dpsweep.workers.device_use import DeviceUse, read_device_use
+from dpsweep.workers.devices import DeviceMeter, choose_device, missing_gpu
+from dpsweep.workers.trial import Progress, run_trial
 from tests.workers.trial_specs import small_trial
-from workers import devices
-from workers.device_use import DeviceUse, read_device_use
-from workers.devices import DeviceMeter, choose_device, missing_gpu
-from workers.trial import Progress, run_trial
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 

@@ -9,15 +9,15 @@ from pydantic import TypeAdapter
 from sklearn.metrics import accuracy_score, log_loss, recall_score
 from torch import nn
 
-from accounting.errors import InvalidInput
-from workers.data import Dataset, Source, Tokens, load_dataset, make_split
-from workers.data.cuts import cut
-from workers.evaluation import Evaluation, GroupEvaluation, cost_of_privacy, fairness, shown_groups
-from workers.losses import build_loss
-from workers.models import build_model
-from workers.predictions import batches_of, evaluate, predict, slices
-from workers.rates import GAPS
-from workers.spec import Component, DataSpec
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.data import Dataset, Source, Tokens, load_dataset, make_split
+from dpsweep.workers.data.cuts import cut
+from dpsweep.workers.evaluation import Evaluation, GroupEvaluation, cost_of_privacy, fairness, shown_groups
+from dpsweep.workers.losses import build_loss
+from dpsweep.workers.models import build_model
+from dpsweep.workers.predictions import batches_of, evaluate, predict, slices
+from dpsweep.workers.rates import GAPS
+from dpsweep.workers.spec import Component, DataSpec
 
 LOSS = build_loss(Component("cross_entropy"))
 

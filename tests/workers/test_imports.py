@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.imports import NO_CODE, UserCode, UserModule, import_function
 from tests.workers.own_code import allowed
-from workers.imports import NO_CODE, UserCode, UserModule, import_function
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from sklearn.metrics import hinge_loss, log_loss
 from torch import Tensor
 from torch.nn import functional
 
-from accounting.errors import InvalidInput
-from workers.losses import LOSSES, TASK_OF, build_loss
-from workers.spec import Component
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.losses import LOSSES, TASK_OF, build_loss
+from dpsweep.workers.spec import Component
 
 LOGITS = torch.randn(50, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 LABELS = torch.arange(50) % 5

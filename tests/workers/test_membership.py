@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from accounting.errors import InvalidInput
-from accounting.records.layout import TrialFiles
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.workers.attack_results import MembershipAttack, read_attacks
+from dpsweep.workers.data import Source, make_split
+from dpsweep.workers.digests import noted_when_written
+from dpsweep.workers.membership import area, auc_interval, balanced, halves, log_ratio
+from dpsweep.workers.spec import AttackSpec, Component, DataSpec, NoiseSpec, NormSpec, RmiaSpec, SamplingSpec, TrialSpec
+from dpsweep.workers.trial import run_trial
 from tests.workers.own_code import allowed
 from tests.workers.trial_specs import small_trial
-from workers.attack_results import MembershipAttack, read_attacks
-from workers.data import Source, make_split
-from workers.digests import noted_when_written
-from workers.membership import area, auc_interval, balanced, halves, log_ratio
-from workers.spec import AttackSpec, Component, DataSpec, NoiseSpec, NormSpec, RmiaSpec, SamplingSpec, TrialSpec
-from workers.trial import run_trial
 
 
 def source() -> Source:

@@ -10,26 +10,26 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from accounting.errors import InvalidInput
-from accounting.records.layout import TrialFiles
-from accounting.records.traces import read_trace
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.accounting.records.traces import read_trace
+from dpsweep.workers.checkpoint import load_checkpoint, save_checkpoint
+from dpsweep.workers.data import load_dataset
+from dpsweep.workers.gradients import GradientEngine
+from dpsweep.workers.gradients.modes import modes_of
+from dpsweep.workers.losses import build_loss
+from dpsweep.workers.noise_sources import make_noise_source
+from dpsweep.workers.parts import parts_of
+from dpsweep.workers.predictions import evaluate
+from dpsweep.workers.recording import StoredNorms
+from dpsweep.workers.spec import Component, NormSpec
+from dpsweep.workers.training import Trainer
+from dpsweep.workers.trial_mechanism import mechanism_of
 from tests.workers.devices import DEVICE
 from tests.workers.own_code import code_of
 from tests.workers.resumption import assert_same_trial, run_with_deaths
 from tests.workers.trial_runs import norms_of, train
 from tests.workers.trial_specs import small_trial
-from workers.checkpoint import load_checkpoint, save_checkpoint
-from workers.data import load_dataset
-from workers.gradients import GradientEngine
-from workers.gradients.modes import modes_of
-from workers.losses import build_loss
-from workers.noise_sources import make_noise_source
-from workers.parts import parts_of
-from workers.predictions import evaluate
-from workers.recording import StoredNorms
-from workers.spec import Component, NormSpec
-from workers.training import Trainer
-from workers.trial_mechanism import mechanism_of
 
 
 def resting_trunk(feature_shape: tuple[int, ...], num_classes: int) -> nn.Module:

@@ -14,14 +14,14 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from scipy.stats import binomtest, kstest, norm
 
-from accounting.errors import InvalidInput
-from accounting.keystream import KEY_BYTES
-from accounting.rounding import release_grid
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.keystream import KEY_BYTES
+from dpsweep.accounting.rounding import release_grid
+from dpsweep.workers import gaussians
+from dpsweep.workers.gaussians import BLOCK, ChaChaGaussians
+from dpsweep.workers.noise import KeyedNoise, NoiseSource, derive_seed, seed_torch, start_generator
+from dpsweep.workers.noise_sources import NOISE_SOURCES, make_noise_source
 from tests.workers.devices import DEVICE
-from workers import gaussians
-from workers.gaussians import BLOCK, ChaChaGaussians
-from workers.noise import KeyedNoise, NoiseSource, derive_seed, seed_torch, start_generator
-from workers.noise_sources import NOISE_SOURCES, make_noise_source
 
 CPU = DEVICE
 every_source = pytest.mark.parametrize("name", NOISE_SOURCES)

@@ -17,22 +17,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from accounting import InvalidInput, PoissonSampling, Segment, Trace, UnsupportedMechanism, account
-from accounting.records.layout import TrialFiles
-from tests.workers.devices import DEVICE, NAME
-from tests.workers.own_code import code_of
-from workers.attack_results import AuditResult
-from workers.audit import Canaries, audit
-from workers.clipping import ClipRule
-from workers.clipping.flat import FlatClipping
-from workers.data.base import Dataset, make_split
-from workers.losses import build_loss
-from workers.models import build_model
-from workers.noise import SeededNoise
-from workers.parts import parts_of
-from workers.recording import StoredNorms
-from workers.sampling import PartialSampler, PoissonSampler, SeededRows, make_sampler
-from workers.spec import (
+from dpsweep.accounting import InvalidInput, PoissonSampling, Segment, Trace, UnsupportedMechanism, account
+from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.workers.attack_results import AuditResult
+from dpsweep.workers.audit import Canaries, audit
+from dpsweep.workers.clipping import ClipRule
+from dpsweep.workers.clipping.flat import FlatClipping
+from dpsweep.workers.data.base import Dataset, make_split
+from dpsweep.workers.losses import build_loss
+from dpsweep.workers.models import build_model
+from dpsweep.workers.noise import SeededNoise
+from dpsweep.workers.parts import parts_of
+from dpsweep.workers.recording import StoredNorms
+from dpsweep.workers.sampling import PartialSampler, PoissonSampler, SeededRows, make_sampler
+from dpsweep.workers.spec import (
     AuditSpec,
     Component,
     DataSpec,
@@ -42,8 +40,10 @@ from workers.spec import (
     SamplingSpec,
     TrialSpec,
 )
-from workers.training import Trainer
-from workers.trial_mechanism import mechanism_of
+from dpsweep.workers.training import Trainer
+from dpsweep.workers.trial_mechanism import mechanism_of
+from tests.workers.devices import DEVICE, NAME
+from tests.workers.own_code import code_of
 
 ROWS = 400
 

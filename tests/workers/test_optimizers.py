@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from accounting.errors import InvalidInput
-from workers.optimizers import (
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.optimizers import (
     AVERAGES,
     LEARNING_RATE_SCHEDULES,
     OPTIMIZERS,
@@ -22,7 +22,7 @@ from workers.optimizers import (
     make_learning_rate_schedule,
     make_optimizer,
 )
-from workers.spec import Component
+from dpsweep.workers.spec import Component
 
 COMPONENTS = [
     Component("sgd", {"learning_rate": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),

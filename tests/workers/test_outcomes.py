@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from sklearn.metrics import confusion_matrix, log_loss
 
-from accounting.errors import DataCorruption
-from accounting.records import TrialFiles, read_bytes
+from dpsweep.accounting.errors import DataCorruption
+from dpsweep.accounting.records import TrialFiles, read_bytes
+from dpsweep.workers.data import load_dataset
+from dpsweep.workers.outcomes import Outcomes, read_outcomes, write_outcomes
+from dpsweep.workers.rates import confusion_counts
+from dpsweep.workers.trained_model import load_trained
+from dpsweep.workers.trial import run_trial
 from tests.workers.trial_specs import small_trial
-from workers.data import load_dataset
-from workers.outcomes import Outcomes, read_outcomes, write_outcomes
-from workers.rates import confusion_counts
-from workers.trained_model import load_trained
-from workers.trial import run_trial
 
 
 @pytest.fixture(scope="module")

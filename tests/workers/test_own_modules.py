@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from accounting.errors import InvalidInput
-from workers.imports import UserCode, UserModule, import_function
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.imports import UserCode, UserModule, import_function
 
 
 def rewrite(file: Path, source: str) -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from accounting.errors import InvalidInput
-from accounting.records import TrialFiles
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.records import TrialFiles
+from dpsweep.workers.imports import UserCode, UserModule
+from dpsweep.workers.own_record import changed_code, own_code, require_same_code, store_code, stored_code
+from dpsweep.workers.spec import Component, DataSpec, TrialSpec
 from tests.workers.trial_specs import small_trial
-from workers.imports import UserCode, UserModule
-from workers.own_record import changed_code, own_code, require_same_code, store_code, stored_code
-from workers.spec import Component, DataSpec, TrialSpec
 
 NET = '''"""A network."""
 from recorded_layers import layer

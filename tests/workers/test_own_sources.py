@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.own_sources import sources_of
+from dpsweep.workers.own_sources import sources_of
 
 
 def write(folder: Path, **sources: str) -> None:
@@ -46,7 +46,7 @@ def places(location: str, source: Path) -> list[str]:
             "def f(name):\n    return __import__('pack_closed.' + name)",
             {"pack_closed/init.py", "pack_closed/nets.py", "pack_closed/other.py"},
         ),
-        ("import torch, numpy, workers.data, os", set()),
+        ("import torch, numpy, dpsweep.workers.data, os", set()),
         ("from a_closed import (", set()),
     ],
 )

@@ -10,9 +10,9 @@ import pytest
 from mpmath import mp
 from scipy.stats import binom, binomtest, chisquare, kstest
 
-from accounting.keystream import KEY_BYTES, KeyedStream
-from workers.poisson_gaps import FEWEST_ROWS, _below, _occur, are_worth_it, geometric, rate_below, rows_by_gaps
-from workers.sampling import KeyedRows, RowDraws, SeededRows
+from dpsweep.accounting.keystream import KEY_BYTES, KeyedStream
+from dpsweep.workers.poisson_gaps import FEWEST_ROWS, _below, _occur, are_worth_it, geometric, rate_below, rows_by_gaps
+from dpsweep.workers.sampling import KeyedRows, RowDraws, SeededRows
 
 N = 1_200_000
 

@@ -15,28 +15,28 @@ import torchvision
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accounting.errors import InvalidInput
-from accounting.mechanism import GaussianRelease
-from accounting.records.layout import TrialFiles
-from accounting.records.shards import NormShards
-from tests.workers.devices import DEVICE
-from tests.workers.own_code import allowed
-from tests.workers.trial_specs import small_trial
-from workers.data import Dataset, Tokens, load_dataset, make_split
-from workers.data.images import IMAGENET_SCALING
-from workers.history import Progress
-from workers.noise import SeededNoise
-from workers.preprocessing import (
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.mechanism import GaussianRelease
+from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.accounting.records.shards import NormShards
+from dpsweep.workers.data import Dataset, Tokens, load_dataset, make_split
+from dpsweep.workers.data.images import IMAGENET_SCALING
+from dpsweep.workers.history import Progress
+from dpsweep.workers.noise import SeededNoise
+from dpsweep.workers.preprocessing import (
     PREPROCESSING,
     State,
     make_preprocessing,
     planned_releases,
     second_moments,
 )
-from workers.robust_ranges import ROUNDS, counts_between, magnitudes, scaled_by
-from workers.spec import Component, DataSpec
-from workers.standardisation import moments
-from workers.trial import run_trial
+from dpsweep.workers.robust_ranges import ROUNDS, counts_between, magnitudes, scaled_by
+from dpsweep.workers.spec import Component, DataSpec
+from dpsweep.workers.standardisation import moments
+from dpsweep.workers.trial import run_trial
+from tests.workers.devices import DEVICE
+from tests.workers.own_code import allowed
+from tests.workers.trial_specs import small_trial
 
 
 def noise(seed: int = 0) -> SeededNoise:
@@ -210,7 +210,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 PICTURES = """
 import numpy as np
-from workers.data import Source, make_split
+from dpsweep.workers.data import Source, make_split
 
 def pictures(examples=12, side=16):
     images = np.random.default_rng(0).integers(0, 256, (examples, 1, side, side), dtype=np.uint8)

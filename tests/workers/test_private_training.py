@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 import dpsweep
-from accounting import PoissonSampling, Trace, account, individual_epsilons, parse_schedule, planned_trace
+from dpsweep.accounting import PoissonSampling, Trace, account, individual_epsilons, parse_schedule, planned_trace
+from dpsweep.workers.clipping import CLIPPING
+from dpsweep.workers.data import load_dataset
+from dpsweep.workers.models import build_model
+from dpsweep.workers.private_training import PrivateTraining
+from dpsweep.workers.spec import SamplingSpec
+from dpsweep.workers.trained_model import load_model
 from tests.workers.own_clipping import NoisyCount
 from tests.workers.trial_runs import norms_of, train
 from tests.workers.trial_specs import TUMOURS, clipping_by, small_trial
-from workers.clipping import CLIPPING
-from workers.data import load_dataset
-from workers.models import build_model
-from workers.private_training import PrivateTraining
-from workers.spec import SamplingSpec
-from workers.trained_model import load_model
 
 FEATURES = torch.randn(120, 5, generator=torch.Generator().manual_seed(0))
 LABELS = (FEATURES[:, 0] > 0).long()

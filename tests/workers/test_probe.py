@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from workers.probe import probe_trial
-from workers.spec import Component, NormSpec, TrialSpec
-from workers.trial import run_trial
+from dpsweep.workers.probe import probe_trial
+from dpsweep.workers.spec import Component, NormSpec, TrialSpec
+from dpsweep.workers.trial import run_trial
 
 
 def trial(**changes: object) -> TrialSpec:

@@ -16,26 +16,26 @@ import pytest
 import torch
 from torch import nn
 
-from accounting.accountants import account
-from accounting.errors import InvalidInput
-from accounting.records.layout import TrialFiles
-from accounting.records.traces import read_trace
+from dpsweep.accounting.accountants import account
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.accounting.records.traces import read_trace
+from dpsweep.workers.clipping import CLIPPING
+from dpsweep.workers.data import load_dataset
+from dpsweep.workers.data_parallel import first_random_states
+from dpsweep.workers.history import TrainingResult, read_training_result
+from dpsweep.workers.losses import build_loss
+from dpsweep.workers.outcomes import Outcomes, read_outcomes
+from dpsweep.workers.predictions import counted, evaluate, predict
+from dpsweep.workers.sampling import SAMPLERS
+from dpsweep.workers.spec import Component, DataSpec, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
+from dpsweep.workers.trained_model import load_model
+from dpsweep.workers.trial import run_trial
 from tests.workers.own_code import code_of
 from tests.workers.rank_runs import LOST, ended, started
 from tests.workers.resumption import assert_same_trial, delete_unfinished
 from tests.workers.trial_runs import norms_of
 from tests.workers.trial_specs import DROPOUT_NET, TUMOURS_READ_ONCE, clipping_by, small_trial
-from workers.clipping import CLIPPING
-from workers.data import load_dataset
-from workers.data_parallel import first_random_states
-from workers.history import TrainingResult, read_training_result
-from workers.losses import build_loss
-from workers.outcomes import Outcomes, read_outcomes
-from workers.predictions import counted, evaluate, predict
-from workers.sampling import SAMPLERS
-from workers.spec import Component, DataSpec, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
-from workers.trained_model import load_model
-from workers.trial import run_trial
 
 TOLERANCE = 1e-5
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, precision_score, recall_score
 
-from workers import rates
-from workers.data.tabular import intersected, intersected_indices
+from dpsweep.workers import rates
+from dpsweep.workers.data.tabular import intersected, intersected_indices
 
 Labels = npt.NDArray[np.int64]
 

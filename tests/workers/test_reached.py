@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from accounting.errors import InvalidInput
-from workers.reached import require_reached
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.reached import require_reached
 
 WIDTH, ROWS = 6, 40
 PLACES = (slice(3), slice(3, 20), slice(20, ROWS))

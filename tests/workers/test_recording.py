@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from accounting.renyi import sampled_gaussian_rdp_at
-from workers.checkpoint import save_checkpoint
-from workers.clipping import ClipRule, Examples
-from workers.contributions import EndedInterval, Measurement, SnapshotInterval, generator_rate
-from workers.gradients import BatchNorms
-from workers.recording import choose_rows, is_due
+from dpsweep.accounting.renyi import sampled_gaussian_rdp_at
+from dpsweep.workers.checkpoint import save_checkpoint
+from dpsweep.workers.clipping import ClipRule, Examples
+from dpsweep.workers.contributions import EndedInterval, Measurement, SnapshotInterval, generator_rate
+from dpsweep.workers.gradients import BatchNorms
+from dpsweep.workers.recording import choose_rows, is_due
 
 NORMS = torch.tensor([0.0, 0.3, 0.8, 5.0, float("inf")])
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from workers.data import Dataset, Split
-from workers.references import reference_scores
+from dpsweep.workers.data import Dataset, Split
+from dpsweep.workers.references import reference_scores
 
 
 def dataset(features: np.ndarray, labels: np.ndarray, task: str = "classification") -> Dataset:

@@ -13,20 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from accounting.schedules import SCHEDULES, make_schedule
-from tests.accounting.known import known
-from tests.accounting.stored_trial import account_trial, job_of
-from tests.workers import own_clipping
-from tests.workers.devices import NAME
-from tests.workers.own_code import code_of
-from tests.workers.resumption import assert_same_trial, run_with_deaths, stored_bytes
-from tests.workers.trial_specs import DROPOUT_NET, FROZEN_TRUNK, TUMOURS, TUMOURS_READ_ONCE, clipping_by, small_trial
-from workers.clipping import CLIPPING
-from workers.history import TrainingResult
-from workers.noise_sources import NOISE_SOURCES
-from workers.optimizers import OPTIMIZERS
-from workers.sampling import SAMPLERS
-from workers.spec import (
+from dpsweep.accounting.schedules import SCHEDULES, make_schedule
+from dpsweep.workers.clipping import CLIPPING
+from dpsweep.workers.history import TrainingResult
+from dpsweep.workers.noise_sources import NOISE_SOURCES
+from dpsweep.workers.optimizers import OPTIMIZERS
+from dpsweep.workers.sampling import SAMPLERS
+from dpsweep.workers.spec import (
     BudgetSpec,
     Component,
     DataSpec,
@@ -36,8 +29,15 @@ from workers.spec import (
     SamplingSpec,
     TrialSpec,
 )
-from workers.training import Trainer
-from workers.trial import run_trial
+from dpsweep.workers.training import Trainer
+from dpsweep.workers.trial import run_trial
+from tests.accounting.known import known
+from tests.accounting.stored_trial import account_trial, job_of
+from tests.workers import own_clipping
+from tests.workers.devices import NAME
+from tests.workers.own_code import code_of
+from tests.workers.resumption import assert_same_trial, run_with_deaths, stored_bytes
+from tests.workers.trial_specs import DROPOUT_NET, FROZEN_TRUNK, TUMOURS, TUMOURS_READ_ONCE, clipping_by, small_trial
 
 SCHEDULE_PARAMS: Mapping[str, dict[str, Any]] = {
     "constant": {},

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from workers.gradients import modes_of
-from workers.rows_at_once import rows_of_size, widest_layer
+from dpsweep.workers.gradients import modes_of
+from dpsweep.workers.rows_at_once import rows_of_size, widest_layer
 
 
 class Counting(nn.Module):

@@ -14,23 +14,23 @@ import pytest
 import torch
 from torch import nn
 
-from accounting.errors import InvalidInput
-from accounting.records.layout import TrialFiles
-from accounting.records.snapshots import SnapshotWriter
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.accounting.records.snapshots import SnapshotWriter
+from dpsweep.workers.checkpoint import load_checkpoint, save_checkpoint
+from dpsweep.workers.data import load_dataset
+from dpsweep.workers.gradients.compared_passes import LaterBatches
+from dpsweep.workers.gradients.layers import Axes
+from dpsweep.workers.imports import NO_CODE
+from dpsweep.workers.noise_sources import make_noise_source
+from dpsweep.workers.parts import parts_of
+from dpsweep.workers.recording import StoredNorms
+from dpsweep.workers.run_state import ModelValues, RunState
+from dpsweep.workers.spec import Component, NormSpec, SamplingSpec, TrialSpec
+from dpsweep.workers.training import Trainer
+from dpsweep.workers.trial_mechanism import mechanism_of
 from tests.workers.devices import DEVICE
 from tests.workers.trial_specs import small_trial
-from workers.checkpoint import load_checkpoint, save_checkpoint
-from workers.data import load_dataset
-from workers.gradients.compared_passes import LaterBatches
-from workers.gradients.layers import Axes
-from workers.imports import NO_CODE
-from workers.noise_sources import make_noise_source
-from workers.parts import parts_of
-from workers.recording import StoredNorms
-from workers.run_state import ModelValues, RunState
-from workers.spec import Component, NormSpec, SamplingSpec, TrialSpec
-from workers.training import Trainer
-from workers.trial_mechanism import mechanism_of
 
 SPECS = {
     "plain": small_trial(),

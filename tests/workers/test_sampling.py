@@ -15,18 +15,18 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from scipy.stats import binom, binomtest, chi2_contingency, chisquare
 
-from accounting.errors import InvalidInput
-from accounting.keystream import KEY_BYTES, KeyedStream
-from accounting.samplings import (
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.keystream import KEY_BYTES, KeyedStream
+from dpsweep.accounting.samplings import (
     FixedBatchSampling,
     PoissonSampling,
     Sampling,
     ShuffledSampling,
     TruncatedPoissonSampling,
 )
-from workers.chacha import ChaChaBits
-from workers.noise_sources import NOISE_SOURCES
-from workers.sampling import (
+from dpsweep.workers.chacha import ChaChaBits
+from dpsweep.workers.noise_sources import NOISE_SOURCES
+from dpsweep.workers.sampling import (
     SAMPLERS,
     KeyedRows,
     RowDraws,
@@ -36,7 +36,7 @@ from workers.sampling import (
     make_sampler,
     planned_sampling,
 )
-from workers.spec import SamplingSpec
+from dpsweep.workers.spec import SamplingSpec
 
 SIZE, BATCH = 50, 12
 every_sampler = pytest.mark.parametrize("method", SAMPLERS)

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from accounting.errors import InvalidInput
-from accounting.mechanism import GaussianRelease
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.mechanism import GaussianRelease
+from dpsweep.workers.augmentation import FlipAndCrop
+from dpsweep.workers.clipping.bounds import PrivateMedian
+from dpsweep.workers.preprocessing import DPPCA, FrozenFeatures
+from dpsweep.workers.spec import BudgetSpec, Component, DataSpec, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec
+from dpsweep.workers.trial import run_trial
 from tests.workers.trial_specs import small_trial
-from workers.augmentation import FlipAndCrop
-from workers.clipping.bounds import PrivateMedian
-from workers.preprocessing import DPPCA, FrozenFeatures
-from workers.spec import BudgetSpec, Component, DataSpec, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec
-from workers.trial import run_trial
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from accounting.accountants import account
-from accounting.records.layout import TrialFiles
-from accounting.records.traces import read_trace
+from dpsweep.accounting.accountants import account
+from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.accounting.records.traces import read_trace
 
 FOLDER = Path(__file__).parent
 
@@ -30,14 +30,14 @@ sys.meta_path.insert(0, Absent)
 
 for package in (importlib.import_module("accounting"), importlib.import_module("workers")):
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-        if module.name != "accounting.jobs.parallel":
+        if module.name != "dpsweep.accounting.jobs.parallel":
             importlib.import_module(module.name)
 
-from accounting.accountants import account
-from accounting.records.layout import TrialFiles
-from accounting.records.traces import read_trace
+from dpsweep.accounting.accountants import account
+from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.accounting.records.traces import read_trace
 from tests.workers.trial_specs import small_trial
-from workers.trial import run_trial
+from dpsweep.workers.trial import run_trial
 
 run_trial(small_trial(), sys.argv[1])
 assert not {"torch._dynamo", "torch._inductor", "sympy"} & set(sys.modules), "a trial loads the compiler"

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accounting.errors import DataCorruption, InvalidInput
-from accounting.records import NormShards, TrialFiles, read_trace
+from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.accounting.records import NormShards, TrialFiles, read_trace
+from dpsweep.workers.spec import ExecutionSpec, NormSpec, TrialSpec
+from dpsweep.workers.stopping import close_trial
+from dpsweep.workers.trial import Progress, run_trial
 from tests.accounting.stored_trial import account_trial, job_of
 from tests.workers.devices import NAME
 from tests.workers.trial_specs import TUMOURS, clipping_by, small_trial
-from workers.spec import ExecutionSpec, NormSpec, TrialSpec
-from workers.stopping import close_trial
-from workers.trial import Progress, run_trial
 
 STOP = 3
 """Epochs after which trials are stopped."""

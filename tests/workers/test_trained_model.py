@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch.nn import functional
 
-from accounting.errors import DataCorruption, InvalidInput
-from accounting.records.layout import TrialFiles
+from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.workers.data import Source, load_dataset
+from dpsweep.workers.imports import NO_CODE, UserCode
+from dpsweep.workers.spec import Component, DataSpec, TrialSpec
+from dpsweep.workers.trained_model import load_model, load_trained
+from dpsweep.workers.trial import run_trial
 from tests.workers.own_code import allowed
 from tests.workers.trial_specs import DROPOUT_NET, TUMOURS, small_trial, tumours
-from workers.data import Source, load_dataset
-from workers.imports import NO_CODE, UserCode
-from workers.spec import Component, DataSpec, TrialSpec
-from workers.trained_model import load_model, load_trained
-from workers.trial import run_trial
 
 HERE = allowed(__file__)
 CASES: dict[str, tuple[dict[str, Any], UserCode]] = {
@@ -90,7 +90,7 @@ class TestWithoutTheDataAndTheCode:
         def unread(*arguments: object) -> None:
             raise AssertionError("data were read")
 
-        monkeypatch.setattr("workers.trained_model.load_source", unread)
+        monkeypatch.setattr("dpsweep.workers.trained_model.load_source", unread)
         assert load_trained(*trained).logits(np.zeros((3, 30))).shape == (3, 2)
         assert load_trained(*trained).logits(np.zeros((0, 30))).shape == (0, 2)
 
@@ -132,7 +132,7 @@ def test_pixels_that_were_scaled_already_are_refused(tmp_path: Path) -> None:
 
 
 def bytes_of_pixels() -> Source:
-    from workers.data import make_split
+    from dpsweep.workers.data import make_split
 
     images = np.random.default_rng(0).integers(0, 256, (60, 1, 4, 4), dtype=np.uint8)
     return Source("pixels", make_split(images, np.arange(60) % 2), None, ("a", "b"), ("a", "b"))
@@ -183,7 +183,7 @@ def test_the_files_of_a_public_model_hold_no_statistics_of_the_rows(tmp_path: Pa
 
 
 def centred() -> Source:
-    from workers.data import Scaling
+    from dpsweep.workers.data import Scaling
 
     source = tumours()
     mean = float(source.train.features.mean())

@@ -14,28 +14,28 @@ import pytest
 import torch
 from torch import nn
 
-from accounting.errors import InvalidInput
-from accounting.records.layout import TrialFiles
-from accounting.records.traces import read_trace
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.accounting.records.traces import read_trace
+from dpsweep.workers.batch_gradients import LocalGradients
+from dpsweep.workers.data import Dataset, Split, load_dataset
+from dpsweep.workers.history import Progress, read_training_result
+from dpsweep.workers.losses import Loss
+from dpsweep.workers.noise import SeededNoise
+from dpsweep.workers.noise_sources import make_noise_source
+from dpsweep.workers.outcomes import Outcomes, read_outcomes
+from dpsweep.workers.parts import parts_of
+from dpsweep.workers.predictions import Predictions
+from dpsweep.workers.recording import StoredNorms
+from dpsweep.workers.spec import BudgetSpec, Component, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
+from dpsweep.workers.trained_model import load_trained
+from dpsweep.workers.training import Trainer
+from dpsweep.workers.trial import run_trial
+from dpsweep.workers.trial_mechanism import mechanism_of
 from tests.workers.devices import DEVICE, NAME
 from tests.workers.own_code import code_of
 from tests.workers.trial_runs import TRAIN_SIZE, norms_of, train
 from tests.workers.trial_specs import TUMOURS, small_trial
-from workers.batch_gradients import LocalGradients
-from workers.data import Dataset, Split, load_dataset
-from workers.history import Progress, read_training_result
-from workers.losses import Loss
-from workers.noise import SeededNoise
-from workers.noise_sources import make_noise_source
-from workers.outcomes import Outcomes, read_outcomes
-from workers.parts import parts_of
-from workers.predictions import Predictions
-from workers.recording import StoredNorms
-from workers.spec import BudgetSpec, Component, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
-from workers.trained_model import load_trained
-from workers.training import Trainer
-from workers.trial import run_trial
-from workers.trial_mechanism import mechanism_of
 
 
 def new_trainer(spec: TrialSpec, root: Path) -> Trainer:

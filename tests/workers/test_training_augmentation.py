@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.augmentation import FlipAndCrop, augmented
+from dpsweep.workers.data import load_dataset
+from dpsweep.workers.gradients import GradientEngine
+from dpsweep.workers.losses import build_loss
+from dpsweep.workers.models import build_model
+from dpsweep.workers.spec import Component, DataSpec, NoiseSpec, SamplingSpec
 from tests.workers.trial_runs import train
 from tests.workers.trial_specs import small_trial
-from workers.augmentation import FlipAndCrop, augmented
-from workers.data import load_dataset
-from workers.gradients import GradientEngine
-from workers.losses import build_loss
-from workers.models import build_model
-from workers.spec import Component, DataSpec, NoiseSpec, SamplingSpec
 
 
 def test_flips_and_crops_keep_copies_together() -> None:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from workers.augmentation import AUGMENTATIONS
-from workers.clipping import CLIPPING
-from workers.noise_sources import NOISE_SOURCES
-from workers.optimizers import AVERAGES, LEARNING_RATE_SCHEDULES, OPTIMIZERS
-from workers.sampling import SAMPLERS
+from dpsweep.workers.augmentation import AUGMENTATIONS
+from dpsweep.workers.clipping import CLIPPING
+from dpsweep.workers.noise_sources import NOISE_SOURCES
+from dpsweep.workers.optimizers import AVERAGES, LEARNING_RATE_SCHEDULES, OPTIMIZERS
+from dpsweep.workers.sampling import SAMPLERS
 
 TEXT = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
 REGISTRIES = [CLIPPING, SAMPLERS, NOISE_SOURCES, OPTIMIZERS, LEARNING_RATE_SCHEDULES, AVERAGES, AUGMENTATIONS]

@@ -13,19 +13,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torchvision.ops import StochasticDepth
 
-from accounting.records.layout import TrialFiles
+from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.workers.data import load_dataset
+from dpsweep.workers.imports import NO_CODE
+from dpsweep.workers.noise_sources import make_noise_source
+from dpsweep.workers.parts import parts_of
+from dpsweep.workers.recording import StoredNorms
+from dpsweep.workers.spec import Component, DataSpec, NormSpec, TrialSpec
+from dpsweep.workers.training import Trainer
+from dpsweep.workers.trial_mechanism import mechanism_of
 from tests.workers.devices import DEVICE
 from tests.workers.own_code import code_of
 from tests.workers.trial_runs import train
 from tests.workers.trial_specs import DROPOUT_NET, TUMOURS, small_trial
-from workers.data import load_dataset
-from workers.imports import NO_CODE
-from workers.noise_sources import make_noise_source
-from workers.parts import parts_of
-from workers.recording import StoredNorms
-from workers.spec import Component, DataSpec, NormSpec, TrialSpec
-from workers.training import Trainer
-from workers.trial_mechanism import mechanism_of
 
 AUGMENTED = small_trial(
     data=DataSpec("digits", keep={str(digit): 4 for digit in range(10)}),

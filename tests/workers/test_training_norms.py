@@ -11,20 +11,20 @@ import numpy as np
 import pytest
 import torch
 
-from accounting.errors import InvalidInput
-from accounting.records import TrialFiles
-from accounting.records.shards import NormShards
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.records import TrialFiles
+from dpsweep.accounting.records.shards import NormShards
+from dpsweep.workers import clipping
+from dpsweep.workers.clipping import ClippingState, ClipRule, Examples, PublicFacts
+from dpsweep.workers.clipping.per_layer import PerLayerClipping
+from dpsweep.workers.clipping.protocol import clip_factor
+from dpsweep.workers.contributions import Measurement
+from dpsweep.workers.counters import read_counters
+from dpsweep.workers.group_history import new_courses, note_epoch
+from dpsweep.workers.spec import Component, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec
+from dpsweep.workers.trial_mechanism import mechanism_of
 from tests.workers.trial_runs import TRAIN_SIZE, norms_of, train
 from tests.workers.trial_specs import DROPOUT_NET, TUMOURS, clipping_by, small_trial
-from workers import clipping
-from workers.clipping import ClippingState, ClipRule, Examples, PublicFacts
-from workers.clipping.per_layer import PerLayerClipping
-from workers.clipping.protocol import clip_factor
-from workers.contributions import Measurement
-from workers.counters import read_counters
-from workers.group_history import new_courses, note_epoch
-from workers.spec import Component, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec
-from workers.trial_mechanism import mechanism_of
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_individual_clipping_never_exceeds_what_was_recorded(tmp_path: Path) -> 
 
 CORRUPT = """
 from dataclasses import replace
-from workers.data import DataSpec, Source, load_source
+from dpsweep.workers.data import DataSpec, Source, load_source
 
 def tumours() -> Source:
     source = load_source(DataSpec("breast_cancer"))

@@ -10,18 +10,18 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from accounting.accountants import account, total_rho
-from accounting.mechanism import GaussianRelease
-from accounting.records import read_bytes
-from accounting.samplings import PoissonSampling
-from accounting.schedules import make_schedule, planned_trace
+from dpsweep.accounting.accountants import account, total_rho
+from dpsweep.accounting.mechanism import GaussianRelease
+from dpsweep.accounting.records import read_bytes
+from dpsweep.accounting.samplings import PoissonSampling
+from dpsweep.accounting.schedules import make_schedule, planned_trace
+from dpsweep.workers import clipping
+from dpsweep.workers.sampling import planned_sampling
+from dpsweep.workers.spec import BudgetSpec, Component, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec
+from dpsweep.workers.trial_mechanism import affordable_epochs, mechanism_of
 from tests.workers.devices import NAME
 from tests.workers.trial_runs import TRAIN_SIZE, norms_of, train
 from tests.workers.trial_specs import TUMOURS, small_trial
-from workers import clipping
-from workers.sampling import planned_sampling
-from workers.spec import BudgetSpec, Component, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec
-from workers.trial_mechanism import affordable_epochs, mechanism_of
 
 
 @pytest.mark.thinned(3)

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from accounting.records import TrialFiles
+from dpsweep.accounting.records import TrialFiles
+from dpsweep.workers.imports import NO_CODE
+from dpsweep.workers.recording import closed_afterwards
+from dpsweep.workers.reproducible import reproducible
+from dpsweep.workers.spec import Component, NormSpec
+from dpsweep.workers.trial import begin
 from tests.workers.gradients.test_synchronisations import Waits
 from tests.workers.trial_specs import small_trial
-from workers.imports import NO_CODE
-from workers.recording import closed_afterwards
-from workers.reproducible import reproducible
-from workers.spec import Component, NormSpec
-from workers.trial import begin
 
 
 @pytest.mark.thinned(3)

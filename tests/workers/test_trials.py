@@ -11,18 +11,18 @@ import pytest
 from torch import Tensor, nn
 from torch.nn import functional
 
-from accounting.errors import InvalidInput
-from accounting.records.layout import TrialFiles
-from accounting.records.shards import NormShards
-from accounting.records.traces import read_trace
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.accounting.records.shards import NormShards
+from dpsweep.accounting.records.traces import read_trace
+from dpsweep.workers.losses import LOSSES, TASK_OF
+from dpsweep.workers.optimizers import OPTIMIZERS
+from dpsweep.workers.spec import Component, DataSpec, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
+from dpsweep.workers.trial import run_trial
 from tests.workers.data_folders import make_cifar_jpegs, make_fashion, make_image_folder, make_table, make_utkface
 from tests.workers.devices import NAME
 from tests.workers.own_code import code_of
 from tests.workers.trial_specs import TUMOURS, small_trial
-from workers.losses import LOSSES, TASK_OF
-from workers.optimizers import OPTIMIZERS
-from workers.spec import Component, DataSpec, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
-from workers.trial import run_trial
 
 ONE_OF_EACH_CLASS: dict[str, float | int] = dict.fromkeys(
     ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"), 1

@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from accounting.mechanism import Trace
-from accounting.records.layout import TrialFiles
-from accounting.records.shards import NormShards, PartNorms
-from accounting.records.traces import read_trace
+from dpsweep.accounting.mechanism import Trace
+from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.accounting.records.shards import NormShards, PartNorms
+from dpsweep.accounting.records.traces import read_trace
+from dpsweep.workers.data import load_dataset
+from dpsweep.workers.history import TrainingResult
+from dpsweep.workers.spec import TrialSpec
+from dpsweep.workers.trial import run_trial
 from tests.workers.own_code import code_of
 from tests.workers.trial_specs import TUMOURS
-from workers.data import load_dataset
-from workers.history import TrainingResult
-from workers.spec import TrialSpec
-from workers.trial import run_trial
 
 TRAIN_SIZE = len(load_dataset(TUMOURS).train)
 ROWS = ("example_ids", "groups", "norms", "contributions", "losses")

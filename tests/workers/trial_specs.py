@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
+from dpsweep.workers.data import Source, load_source
+from dpsweep.workers.spec import Component, DataSpec, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
 from tests.workers.devices import NAME
-from workers.data import Source, load_source
-from workers.spec import Component, DataSpec, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
 
 TUMOURS = DataSpec("breast_cancer", keep={"malignant": 40, "benign": 60}, public_fraction=0.1)
 """A hundred real tumours, a tenth of them public."""

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from accounting.mechanism import Release, SideQuery
-from accounting.registry import build
-from workers.clipping.automatic import AutomaticClipping
-from workers.clipping.bounds import PrivateMedian, released_bound
-from workers.clipping.dpsgd_f import DPSGDFClipping
-from workers.clipping.filter import FilterClipping
-from workers.clipping.flat import FlatClipping
-from workers.clipping.global_ import GlobalAdaptiveClipping, GlobalClipping
-from workers.clipping.individual import IndividualClipping
-from workers.clipping.naive import NaiveReweighting
-from workers.clipping.none import NoClipping
-from workers.clipping.own import own_clipping, rehearse
-from workers.clipping.per_layer import PerLayerClipping
-from workers.clipping.protocol import (
+from dpsweep.accounting.mechanism import Release, SideQuery
+from dpsweep.accounting.registry import build
+from dpsweep.workers.clipping.automatic import AutomaticClipping
+from dpsweep.workers.clipping.bounds import PrivateMedian, released_bound
+from dpsweep.workers.clipping.dpsgd_f import DPSGDFClipping
+from dpsweep.workers.clipping.filter import FilterClipping
+from dpsweep.workers.clipping.flat import FlatClipping
+from dpsweep.workers.clipping.global_ import GlobalAdaptiveClipping, GlobalClipping
+from dpsweep.workers.clipping.individual import IndividualClipping
+from dpsweep.workers.clipping.naive import NaiveReweighting
+from dpsweep.workers.clipping.none import NoClipping
+from dpsweep.workers.clipping.own import own_clipping, rehearse
+from dpsweep.workers.clipping.per_layer import PerLayerClipping
+from dpsweep.workers.clipping.protocol import (
     NORM_ERROR,
     BatchQuery,
     ClippingMethod,
@@ -28,9 +28,9 @@ from workers.clipping.protocol import (
     Examples,
     PublicFacts,
 )
-from workers.clipping.quantile import QuantileClipping
-from workers.imports import NO_CODE, UserCode, import_function, is_import_path
-from workers.spec import Component
+from dpsweep.workers.clipping.quantile import QuantileClipping
+from dpsweep.workers.imports import NO_CODE, UserCode, import_function, is_import_path
+from dpsweep.workers.spec import Component
 
 __all__ = [
     "CLIPPING",

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accounting.errors import InvalidInput, keep_whole, require_finite
-from accounting.mechanism import GaussianRelease
-from accounting.registry import nearest
+from dpsweep.accounting.errors import InvalidInput, keep_whole, require_finite
+from dpsweep.accounting.mechanism import GaussianRelease
+from dpsweep.accounting.registry import nearest
 
 SMALLEST_BOUND, LARGEST_BOUND = 1e-8, 1e8
-"""Accepted range of clipping bounds, in which float32 norms are accurate (`workers.gradients`: from 1e-12 on)."""
+"""Accepted range of clipping bounds, in which float32 norms are accurate (`dpsweep.workers.gradients`: from 1e-12 on)."""
 
 
 @dataclass(frozen=True)

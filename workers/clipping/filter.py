@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accounting.errors import require_finite
-from accounting.filters import StepPrices
-from workers.clipping.protocol import (
+from dpsweep.accounting.errors import require_finite
+from dpsweep.accounting.filters import StepPrices
+from dpsweep.workers.clipping.protocol import (
     RISING,
     ClippingMethod,
     ClippingState,

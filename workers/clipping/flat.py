@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from workers.clipping.protocol import RISING, ClippingMethod, ClippingState, ClipRule, PublicFacts, clip_factor
+from dpsweep.workers.clipping.protocol import RISING, ClippingMethod, ClippingState, ClipRule, PublicFacts, clip_factor
 
 
 @dataclass(frozen=True)

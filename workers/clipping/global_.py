@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from accounting.errors import require_finite
-from workers.clipping.protocol import (
+from dpsweep.accounting.errors import require_finite
+from dpsweep.workers.clipping.protocol import (
     ANY_SHAPE,
     RISING,
     BatchQuery,

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from accounting.errors import require_finite
-from workers.clipping.protocol import BatchQuery, ClippingMethod, ClippingState, PublicFacts
+from dpsweep.accounting.errors import require_finite
+from dpsweep.workers.clipping.protocol import BatchQuery, ClippingMethod, ClippingState, PublicFacts
 
 
 def counts_of(values: Tensor, size: int) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from workers.clipping.protocol import (
+from dpsweep.workers.clipping.protocol import (
     RISING,
     ClippingMethod,
     ClippingState,
@@ -25,7 +25,7 @@ class IndividualClipping(ClippingMethod):
     Z_i depends only on example i and the released models. Conditioned on these, the recorded contribution Z_i / C
     bounds the true one at every step until the next refresh, so individual epsilons are output-specific for any refresh
     interval. They are not guarantees: thresholds depend on the iterates, and nothing limits their total cost below the
-    worst case (`workers.clipping.filter` does). A norm that is not finite at a refresh gives Z_i = C.
+    worst case (`dpsweep.workers.clipping.filter` does). A norm that is not finite at a refresh gives Z_i = C.
     """
 
     @property

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from accounting.errors import require_finite
-from workers.clipping.group_counts import GroupCountClipping, counts_of
-from workers.clipping.protocol import RISING, ClippingState, ClipRule, Examples, PublicFacts, clip_factor
+from dpsweep.accounting.errors import require_finite
+from dpsweep.workers.clipping.group_counts import GroupCountClipping, counts_of
+from dpsweep.workers.clipping.protocol import RISING, ClippingState, ClipRule, Examples, PublicFacts, clip_factor
 
 
 @dataclass(frozen=True)

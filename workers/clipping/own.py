@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from accounting.errors import InvalidInput, require_finite
-from workers.clipping.bounds import PrivateMedian, initial_bound
-from workers.clipping.protocol import (
+from dpsweep.accounting.errors import InvalidInput, require_finite
+from dpsweep.workers.clipping.bounds import PrivateMedian, initial_bound
+from dpsweep.workers.clipping.protocol import (
     NORM_ERROR,
     BatchQuery,
     ClippingMethod,
@@ -130,7 +130,7 @@ def own_clipping(name: str, method: object) -> OwnClipping:
     if not isinstance(method, ClippingMethod):
         raise InvalidInput(
             f"clipping method {name!r} returned {type(method).__name__}, but must return a ClippingMethod "
-            "(workers.clipping)"
+            "(dpsweep.workers.clipping)"
         )
     return OwnClipping(method.bound, name=name, method=method)
 

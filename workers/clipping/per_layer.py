@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from workers.clipping.protocol import (
+from dpsweep.workers.clipping.protocol import (
     RISING,
     ClippingMethod,
     ClippingState,

@@ -28,13 +28,13 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from accounting.errors import InvalidInput
-from accounting.filters import StepPrices
-from accounting.mechanism import SideQuery
-from workers.clipping.bounds import LARGEST_BOUND, Bound, initial_bound
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.filters import StepPrices
+from dpsweep.accounting.mechanism import SideQuery
+from dpsweep.workers.clipping.bounds import LARGEST_BOUND, Bound, initial_bound
 
 NORM_ERROR = 1e-5
-"""Bound on the relative error of gradient norms that `workers.gradients` guarantees."""
+"""Bound on the relative error of gradient norms that `dpsweep.workers.gradients` guarantees."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class BatchQuery:
 class ClippingMethod(ABC):
     """A method that bounds the contribution of each example to the sum of gradients.
 
-    bound: the initial clipping bound C, a number or the fields of a `workers.clipping.bounds.PrivateMedian`.
+    bound: the initial clipping bound C, a number or the fields of a `dpsweep.workers.clipping.bounds.PrivateMedian`.
     """
 
     bound: Bound = 1.0

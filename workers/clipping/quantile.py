@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from accounting.errors import require_finite
-from workers.clipping.bounds import SMALLEST_BOUND
-from workers.clipping.protocol import (
+from dpsweep.accounting.errors import require_finite
+from dpsweep.workers.clipping.bounds import SMALLEST_BOUND
+from dpsweep.workers.clipping.protocol import (
     RISING,
     BatchQuery,
     ClippingMethod,

@@ -6,26 +6,26 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from accounting.errors import InvalidInput
-from accounting.registry import build
-from workers.data.adult import adult
-from workers.data.base import Dataset, Preparation, Scaling, Source, Split, Tokens, as_targets, make_split
-from workers.data.breast_cancer import breast_cancer, breast_cancer_wisconsin
-from workers.data.cifar import cifar10
-from workers.data.cuts import cut
-from workers.data.digits import digits
-from workers.data.dutch import dutch
-from workers.data.idx import fashion_mnist, mnist
-from workers.data.images import IMAGENET_SCALING, image_folder
-from workers.data.labels import TableTask
-from workers.data.masks import image_masks
-from workers.data.profile import ColumnProfile, TableProfile, profile_table
-from workers.data.table import table
-from workers.data.texts import text
-from workers.data.utkface import utkface
-from workers.dataset_description import DatasetDescription
-from workers.imports import NO_CODE, UserCode, blamed_on, import_function, is_import_path, with_checked_types
-from workers.spec import DataSpec
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.registry import build
+from dpsweep.workers.data.adult import adult
+from dpsweep.workers.data.base import Dataset, Preparation, Scaling, Source, Split, Tokens, as_targets, make_split
+from dpsweep.workers.data.breast_cancer import breast_cancer, breast_cancer_wisconsin
+from dpsweep.workers.data.cifar import cifar10
+from dpsweep.workers.data.cuts import cut
+from dpsweep.workers.data.digits import digits
+from dpsweep.workers.data.dutch import dutch
+from dpsweep.workers.data.idx import fashion_mnist, mnist
+from dpsweep.workers.data.images import IMAGENET_SCALING, image_folder
+from dpsweep.workers.data.labels import TableTask
+from dpsweep.workers.data.masks import image_masks
+from dpsweep.workers.data.profile import ColumnProfile, TableProfile, profile_table
+from dpsweep.workers.data.table import table
+from dpsweep.workers.data.texts import text
+from dpsweep.workers.data.utkface import utkface
+from dpsweep.workers.dataset_description import DatasetDescription
+from dpsweep.workers.imports import NO_CODE, UserCode, blamed_on, import_function, is_import_path, with_checked_types
+from dpsweep.workers.spec import DataSpec
 
 _SOURCES: Mapping[str, Callable[..., Source]] = {
     "adult": adult,

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as compute
 import pyarrow.csv as csv
 
-from workers.data.base import Source, Split, make_split
-from workers.data.files import downloads, locate, reading, require_rows
-from workers.data.tabular import (
+from dpsweep.workers.data.base import Source, Split, make_split
+from dpsweep.workers.data.files import downloads, locate, reading, require_rows
+from dpsweep.workers.data.tabular import (
     Categorical,
     Column,
     Numeric,

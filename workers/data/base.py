@@ -15,11 +15,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from accounting.errors import InvalidInput, PrivateDetail, require_choice
-from accounting.reasons import FROM_ROWS, Reason, union
-from workers.data.mapped import ColumnFiles
-from workers.data.preparation import require_one_by_one
-from workers.tasks import task_called
+from dpsweep.accounting.errors import InvalidInput, PrivateDetail, require_choice
+from dpsweep.accounting.reasons import FROM_ROWS, Reason, union
+from dpsweep.workers.data.mapped import ColumnFiles
+from dpsweep.workers.data.preparation import require_one_by_one
+from dpsweep.workers.tasks import task_called
 
 Indices = npt.NDArray[np.int64]
 _LABEL_TYPES: Final = (torch.int64, torch.float32, torch.int32, torch.int16)
@@ -30,12 +30,12 @@ class Split:
     """Examples of one split; every tensor has the same length n.
 
     features: [n, ...] in their stored type (uint8 images, float32 rows, int32 or int64 tokens). labels: [n, ...], in
-    the form of the data set's task (`workers.tasks`); for classification int64 [n], indices into its class names.
-    Labels of tokens and pixels may be int32 or int16; `as_targets` converts them batch by batch. groups: int64 [n],
-    indices into its group names. example_ids: int64 [n], positions in the source; unique within the data set, and the
-    same in every run. user_ids: int64 [n], the owner of each example if the source names one; all examples of a user
-    stay in the same split, except where candidates train on disjoint parts. place: location of memory-mapped features,
-    and labels if they are mapped too; None if in memory.
+    the form of the data set's task (`dpsweep.workers.tasks`); for classification int64 [n], indices into its class
+    names. Labels of tokens and pixels may be int32 or int16; `as_targets` converts them batch by batch. groups: int64
+    [n], indices into its group names. example_ids: int64 [n], positions in the source; unique within the data set, and
+    the same in every run. user_ids: int64 [n], the owner of each example if the source names one; all examples of a
+    user stay in the same split, except where candidates train on disjoint parts. place: location of memory-mapped
+    features, and labels if they are mapped too; None if in memory.
     """
 
     features: Tensor
@@ -133,7 +133,7 @@ class Tokens:
 
     vocabulary: number of tokens. padding: token that fills short texts. causal: whether a position may depend only on
     earlier ones. Each is None if the source does not know it, and otherwise offered to models that take it
-    (`workers.models.offered`).
+    (`dpsweep.workers.models.offered`).
     """
 
     vocabulary: int | None = None
@@ -149,11 +149,11 @@ class Source:
     """All data of a source, before any split. test: None if the source has no test set.
 
     class_names: names of the outputs of a model: classes, targets, labels or tokens, depending on the task. task: a
-    name in `workers.tasks.TASKS`; it determines the form of labels.
+    name in `dpsweep.workers.tasks.TASKS`; it determines the form of labels.
 
     notes: facts about the data that readers of the results must know (pixels that differ from the original, dropped
     rows). Names and notes may be lists; a single note may be a string. reasons: what was read off the rows without
-    noise, by names of `accounting.reasons`, for which every epsilon is an estimate.
+    noise, by names of `dpsweep.accounting.reasons`, for which every epsilon is an estimate.
 
     Raises: InvalidInput when names, labels, groups, ids or shapes are inconsistent, and when the preparation of an
     example depends on other examples.

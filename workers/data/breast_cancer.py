@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as csv
 
-from workers.data.base import Source, make_split
-from workers.data.files import bundled, downloads, locate, reading, require_rows
-from workers.data.tabular import Numeric, complete_rows, encode_table, indices
+from dpsweep.workers.data.base import Source, make_split
+from dpsweep.workers.data.files import bundled, downloads, locate, reading, require_rows
+from dpsweep.workers.data.tabular import Numeric, complete_rows, encode_table, indices
 
 # fmt: off
 _PUBLISHED_RANGES = np.array([

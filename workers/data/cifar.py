@@ -13,11 +13,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from accounting.errors import DataCorruption, PrivateDetail
-from workers.data.base import Preparation, Source, Split, make_split, pixels
-from workers.data.files import UNREADABLE, locate, reading
-from workers.data.images import colours
-from workers.data.mapped import Blocks, ColumnFiles, Form, digest_of, once_on_node
+from dpsweep.accounting.errors import DataCorruption, PrivateDetail
+from dpsweep.workers.data.base import Preparation, Source, Split, make_split, pixels
+from dpsweep.workers.data.files import UNREADABLE, locate, reading
+from dpsweep.workers.data.images import colours
+from dpsweep.workers.data.mapped import Blocks, ColumnFiles, Form, digest_of, once_on_node
 
 _CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _MEAN, _STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from accounting.errors import InvalidInput, PrivateDetail, require_finite
-from accounting.registry import nearest
-from workers.data.base import Dataset, Indices, Source, Split
-from workers.spec import DataPart, DataSpec
+from dpsweep.accounting.errors import InvalidInput, PrivateDetail, require_finite
+from dpsweep.accounting.registry import nearest
+from dpsweep.workers.data.base import Dataset, Indices, Source, Split
+from dpsweep.workers.spec import DataPart, DataSpec
 
 _TEST, _PUBLIC, _KEEP, _PART = 0, 1, 2, 3
 """Number of the random stream of each kind of split; a change of one split leaves the others unchanged."""

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.csv as csv
 
-from workers.data.base import Source, make_split
-from workers.data.files import locate, reading, require_rows
-from workers.data.tabular import (
+from dpsweep.workers.data.base import Source, make_split
+from dpsweep.workers.data.files import locate, reading, require_rows
+from dpsweep.workers.data.tabular import (
     Categorical,
     Column,
     attributes,

@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.csv as csv
 from PIL import Image
 
-from accounting.errors import DataCorruption, InvalidInput
-from accounting.registry import lookup
-from workers.user_cache import CACHE
+from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.accounting.registry import lookup
+from dpsweep.workers.user_cache import CACHE
 
 T = TypeVar("T")
 DATA_VARIABLE = "DPSWEEP_DATA"

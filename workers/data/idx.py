@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from accounting.errors import DataCorruption
-from workers.data.base import Source, make_split, pixels
-from workers.data.files import locate, reading
+from dpsweep.accounting.errors import DataCorruption
+from dpsweep.workers.data.base import Source, make_split, pixels
+from dpsweep.workers.data.files import locate, reading
 
 _FASHION_CLASSES = (
     "t-shirt",

@@ -17,12 +17,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from accounting.errors import InvalidInput, PrivateDetail
-from accounting.reasons import Reason
-from workers.data.base import Indices, Source, Split, encode, make_split, numbered, pixels, repeated
-from workers.data.files import reading, require_path
-from workers.data.mapped import Blocks, Form, digest_of, once_on_node
-from workers.data.tabular import attributes, intersected, intersected_indices
+from dpsweep.accounting.errors import InvalidInput, PrivateDetail
+from dpsweep.accounting.reasons import Reason
+from dpsweep.workers.data.base import Indices, Source, Split, encode, make_split, numbered, pixels, repeated
+from dpsweep.workers.data.files import reading, require_path
+from dpsweep.workers.data.mapped import Blocks, Form, digest_of, once_on_node
+from dpsweep.workers.data.tabular import attributes, intersected, intersected_indices
 
 IMAGENET_SCALING = pixels((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """The common scaling of colour pictures, which models pre-trained on ImageNet expect."""

@@ -11,11 +11,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as compute
 
-from accounting.errors import InvalidInput, PrivateDetail
-from workers.data.tabular import Numeric, indices, is_numeric, numbers
+from dpsweep.accounting.errors import InvalidInput, PrivateDetail
+from dpsweep.workers.data.tabular import Numeric, indices, is_numeric, numbers
 
 TableTask = Literal["classification", "regression", "multi_label"]
-"""Tasks whose labels are columns of a table; names in `workers.tasks.TASKS`."""
+"""Tasks whose labels are columns of a table; names in `dpsweep.workers.tasks.TASKS`."""
 _BINARY_SPELLINGS: Final = ("0", "1", "false", "true")
 
 

@@ -11,11 +11,11 @@ import numpy.typing as npt
 from PIL import Image
 from pydantic import Field
 
-from accounting.errors import InvalidInput, PrivateDetail
-from accounting.reasons import Reason
-from workers.data.base import Source, make_split
-from workers.data.files import reading, require_path
-from workers.data.images import (
+from dpsweep.accounting.errors import InvalidInput, PrivateDetail
+from dpsweep.accounting.reasons import Reason
+from dpsweep.workers.data.base import Source, make_split
+from dpsweep.workers.data.files import reading, require_path
+from dpsweep.workers.data.images import (
     IMAGENET_SCALING,
     Grouping,
     divided,
@@ -23,8 +23,8 @@ from workers.data.images import (
     refuse_links,
     require_groups,
 )
-from workers.data.tabular import attributes
-from workers.tasks import IGNORED
+from dpsweep.workers.data.tabular import attributes
+from dpsweep.workers.tasks import IGNORED
 
 _PARTS: Final = ("train", "test")
 _PICTURES: Final = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")

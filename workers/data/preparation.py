@@ -8,8 +8,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from accounting.errors import InvalidInput
-from workers.imports import blamed_on
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.imports import blamed_on
 
 _TRIED_EXAMPLES: Final = 8
 """Number of examples on which a preparation is tried."""

@@ -13,13 +13,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as compute
 
-from accounting.errors import InvalidInput
-from accounting.registry import nearest
-from workers.data.conventions import MISSING_SPELLINGS, Written, parsed, written_numbers
-from workers.data.files import reading
-from workers.data.table import distinct
-from workers.data.table_files import places_of, proposed_encoding, read_table, repeated_names
-from workers.data.tabular import as_text, is_numeric, numbers
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.registry import nearest
+from dpsweep.workers.data.conventions import MISSING_SPELLINGS, Written, parsed, written_numbers
+from dpsweep.workers.data.files import reading
+from dpsweep.workers.data.table import distinct
+from dpsweep.workers.data.table_files import places_of, proposed_encoding, read_table, repeated_names
+from dpsweep.workers.data.tabular import as_text, is_numeric, numbers
 
 
 @dataclass(frozen=True)

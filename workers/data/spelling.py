@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as compute
 from pydantic import BeforeValidator
 
-from accounting.errors import InvalidInput
-from accounting.registry import nearest
-from workers.data.tabular import as_text
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.registry import nearest
+from dpsweep.workers.data.tabular import as_text
 
 Value = str | bool | int | float
 

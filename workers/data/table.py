@@ -16,15 +16,15 @@ import pyarrow.compute as compute
 from pydantic import FiniteFloat
 from torch import Tensor
 
-from accounting.errors import InvalidInput, PrivateDetail
-from accounting.reasons import Reason
-from accounting.registry import nearest
-from workers.data.base import Source, Split, make_split, numbered, repeated
-from workers.data.conventions import Convention, parsed
-from workers.data.labels import Classes, Flags, Labels, NoLabels, TableTask, Targets, label_columns
-from workers.data.spelling import Value, Values, as_declared, names
-from workers.data.table_files import places_of, read_table, repeated_names
-from workers.data.tabular import (
+from dpsweep.accounting.errors import InvalidInput, PrivateDetail
+from dpsweep.accounting.reasons import Reason
+from dpsweep.accounting.registry import nearest
+from dpsweep.workers.data.base import Source, Split, make_split, numbered, repeated
+from dpsweep.workers.data.conventions import Convention, parsed
+from dpsweep.workers.data.labels import Classes, Flags, Labels, NoLabels, TableTask, Targets, label_columns
+from dpsweep.workers.data.spelling import Value, Values, as_declared, names
+from dpsweep.workers.data.table_files import places_of, read_table, repeated_names
+from dpsweep.workers.data.tabular import (
     Categorical,
     Column,
     Numeric,

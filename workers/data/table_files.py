@@ -20,10 +20,10 @@ import pyarrow.compute as compute
 import pyarrow.csv as csv
 import pyarrow.parquet as parquet
 
-from accounting.errors import InvalidInput
-from workers.data.conventions import MISSING_SPELLINGS
-from workers.data.files import reader_of, reading, require_path
-from workers.data.spelling import Values, names
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.data.conventions import MISSING_SPELLINGS
+from dpsweep.workers.data.files import reader_of, reading, require_path
+from dpsweep.workers.data.spelling import Values, names
 
 _BYTE_ORDER_MARKS: Final[Mapping[bytes, str]] = {
     codecs.BOM_UTF32_LE: "utf-32",

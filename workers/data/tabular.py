@@ -16,9 +16,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as compute
 
-from accounting.errors import InvalidInput, PrivateDetail
-from accounting.registry import nearest
-from workers.data.base import repeated
+from dpsweep.accounting.errors import InvalidInput, PrivateDetail
+from dpsweep.accounting.registry import nearest
+from dpsweep.workers.data.base import repeated
 
 Rows = npt.NDArray[np.float32]
 

@@ -8,7 +8,7 @@ from typing import Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from workers.tasks import IGNORED
+from dpsweep.workers.tasks import IGNORED
 
 Objective = Literal["label", "masked_lm", "causal_lm"]
 _MASKED: Final = 0.8

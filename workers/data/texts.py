@@ -20,13 +20,13 @@ import pyarrow.parquet as parquet
 import torch
 from pydantic import Field
 
-from accounting.errors import InvalidInput
-from workers.data.base import Source, Split, Tokens
-from workers.data.files import reader_of, reading, require_path
-from workers.data.labels import TableTask, label_columns
-from workers.data.mapped import Blocks, ColumnFiles, Form, digest_of, once_on_node
-from workers.data.spelling import Values
-from workers.data.table import (
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.data.base import Source, Split, Tokens
+from dpsweep.workers.data.files import reader_of, reading, require_path
+from dpsweep.workers.data.labels import TableTask, label_columns
+from dpsweep.workers.data.mapped import Blocks, ColumnFiles, Form, digest_of, once_on_node
+from dpsweep.workers.data.spelling import Values
+from dpsweep.workers.data.table import (
     Declared,
     Encoding,
     Roles,
@@ -40,9 +40,9 @@ from workers.data.table import (
     used_columns,
     user_names,
 )
-from workers.data.table_files import dialect_of, refuse_encoding
-from workers.data.tabular import attributes, complete_rows
-from workers.data.targets import Block, Objective, masked_tokens, next_tokens
+from dpsweep.workers.data.table_files import dialect_of, refuse_encoding
+from dpsweep.workers.data.tabular import attributes, complete_rows
+from dpsweep.workers.data.targets import Block, Objective, masked_tokens, next_tokens
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -1,14 +1,14 @@
 """Per-example gradient norms and weighted sums of per-example gradients, at about the cost of a plain step."""
 
-from workers.gradients.checks import check_model
-from workers.gradients.engine import GradientEngine
-from workers.gradients.half_precision import in_its_precision, require_autocast
-from workers.gradients.hidden_state import HiddenState
-from workers.gradients.layers import OUTERMOST
-from workers.gradients.modes import modes_kept, modes_of, set_modes
-from workers.gradients.planners import Planner, ShapePlanner, TimingPlanner
-from workers.gradients.randomness import RandomState
-from workers.gradients.results import BatchNorms, WeightedSum
+from dpsweep.workers.gradients.checks import check_model
+from dpsweep.workers.gradients.engine import GradientEngine
+from dpsweep.workers.gradients.half_precision import in_its_precision, require_autocast
+from dpsweep.workers.gradients.hidden_state import HiddenState
+from dpsweep.workers.gradients.layers import OUTERMOST
+from dpsweep.workers.gradients.modes import modes_kept, modes_of, set_modes
+from dpsweep.workers.gradients.planners import Planner, ShapePlanner, TimingPlanner
+from dpsweep.workers.gradients.randomness import RandomState
+from dpsweep.workers.gradients.results import BatchNorms, WeightedSum
 
 __all__ = [
     "OUTERMOST",

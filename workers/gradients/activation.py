@@ -6,8 +6,8 @@ import math
 
 from torch import Tensor, nn
 
-from workers.gradients.factors import ExampleGradients, Instantiated, widen
-from workers.gradients.rules import Differentiate
+from dpsweep.workers.gradients.factors import ExampleGradients, Instantiated, widen
+from dpsweep.workers.gradients.rules import Differentiate
 
 
 def prelu(module: nn.PReLU, activation: Tensor, output: Tensor | None, examples: int) -> Differentiate:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from workers.gradients.rules import Recorder
+from dpsweep.workers.gradients.rules import Recorder
 
 
 def self_attention(

@@ -16,13 +16,13 @@ from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
-from accounting.errors import InvalidInput
-from workers.gradients.factors import ExampleGradients, Instantiated, Summed
-from workers.gradients.fallback import run_per_row
-from workers.gradients.layers import ON_LAST_AXES, Form, Layer, on_copies
-from workers.gradients.linear import affine
-from workers.gradients.per_row import NotCovered, PerRow, Reading, plain, reading_per_row
-from workers.gradients.rules import Differentiate
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.gradients.factors import ExampleGradients, Instantiated, Summed
+from dpsweep.workers.gradients.fallback import run_per_row
+from dpsweep.workers.gradients.layers import ON_LAST_AXES, Form, Layer, on_copies
+from dpsweep.workers.gradients.linear import affine
+from dpsweep.workers.gradients.per_row import NotCovered, PerRow, Reading, plain, reading_per_row
+from dpsweep.workers.gradients.rules import Differentiate
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ def _run_by_rewrite(layer: Layer, capture: Capture, original: Callable[..., Any]
 
 @dataclass(frozen=True)
 class _Recorder:
-    """`workers.gradients.rules.Recorder` that adds the computations of a layer's rewrite to a capture."""
+    """`dpsweep.workers.gradients.rules.Recorder` that adds the computations of a layer's rewrite to a capture."""
 
     layer: Layer
     capture: Capture

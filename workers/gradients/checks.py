@@ -13,8 +13,8 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.parametrize import is_parametrized
 
-from accounting.errors import InvalidInput
-from workers.gradients.layers import RULES
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.gradients.layers import RULES
 
 
 def _has_weight_from_a_hook(module: nn.Module) -> bool:

@@ -14,10 +14,10 @@ from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from workers.gradients.capture import Capture, Use
-from workers.gradients.factors import ExampleGradients, Instantiated
-from workers.gradients.layers import Layer
-from workers.gradients.verification import LOSSES, Gradients, Kept, Replaced
+from dpsweep.workers.gradients.capture import Capture, Use
+from dpsweep.workers.gradients.factors import ExampleGradients, Instantiated
+from dpsweep.workers.gradients.layers import Layer
+from dpsweep.workers.gradients.verification import LOSSES, Gradients, Kept, Replaced
 
 Capturing = Callable[[int], AbstractContextManager[Capture]]
 """Number of rows -> the context in which a forward pass is captured."""

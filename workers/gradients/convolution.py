@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from workers.gradients.factors import (
+from dpsweep.workers.gradients.factors import (
     ExampleGradients,
     Instantiated,
     Method,
@@ -22,8 +22,8 @@ from workers.gradients.factors import (
     summed_rows,
     widen,
 )
-from workers.gradients.planners import rates
-from workers.gradients.rules import Differentiate
+from dpsweep.workers.gradients.planners import rates
+from dpsweep.workers.gradients.rules import Differentiate
 
 CACHED_NUMBERS = 600_000
 """Number of values per chunk of examples; about as many as fit in a core's cache."""

@@ -13,9 +13,9 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from workers.gradients.layers import Layer, outputs_are_precise, which_read_outputs
-from workers.gradients.micro_batches import MicroBatch
-from workers.gradients.randomness import RandomState
+from dpsweep.workers.gradients.layers import Layer, outputs_are_precise, which_read_outputs
+from dpsweep.workers.gradients.micro_batches import MicroBatch
+from dpsweep.workers.gradients.randomness import RandomState
 
 T = TypeVar("T")
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from workers.gradients.factors import ExampleGradients, sum_of_squares, widen
-from workers.gradients.planners import Planner
-from workers.gradients.rules import Differentiate
+from dpsweep.workers.gradients.factors import ExampleGradients, sum_of_squares, widen
+from dpsweep.workers.gradients.planners import Planner
+from dpsweep.workers.gradients.rules import Differentiate
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from accounting.errors import InvalidInput, public_text
-from workers.gradients.capture import Capture, capturing
-from workers.gradients.checks import check_model, unchanged
-from workers.gradients.compared_passes import (
+from dpsweep.accounting.errors import InvalidInput, public_text
+from dpsweep.workers.gradients.capture import Capture, capturing
+from dpsweep.workers.gradients.checks import check_model, unchanged
+from dpsweep.workers.gradients.compared_passes import (
     Capturing,
     ComparedPasses,
     LaterBatches,
@@ -28,12 +28,12 @@ from workers.gradients.compared_passes import (
     sides_of,
     spread,
 )
-from workers.gradients.deferred_checks import Look, Looks, Outputs, Together
-from workers.gradients.deterministic_passes import draws
-from workers.gradients.factors import ExampleGradients, square_together, sum_together, widen
-from workers.gradients.half_precision import has_half_precision
-from workers.gradients.layers import Form, are_aligned, find_layers, keep_axes, on_copies, without_batch
-from workers.gradients.micro_batches import (
+from dpsweep.workers.gradients.deferred_checks import Look, Looks, Outputs, Together
+from dpsweep.workers.gradients.deterministic_passes import draws
+from dpsweep.workers.gradients.factors import ExampleGradients, square_together, sum_together, widen
+from dpsweep.workers.gradients.half_precision import has_half_precision
+from dpsweep.workers.gradients.layers import Form, are_aligned, find_layers, keep_axes, on_copies, without_batch
+from dpsweep.workers.gradients.micro_batches import (
     LastMicroBatch,
     MicroBatch,
     micro_batches,
@@ -41,15 +41,15 @@ from workers.gradients.micro_batches import (
     require_rows,
     with_padding,
 )
-from workers.gradients.modes import modes_of
-from workers.gradients.norms import Combination, infinite_for_nan
-from workers.gradients.per_row import reading_as_verified
-from workers.gradients.planners import Planner, default_planner
-from workers.gradients.proofs import Proof, digest_of, known_proof, note_proof
-from workers.gradients.randomness import RandomState
-from workers.gradients.results import BatchNorms, Pass, WeightedSum, require_same
-from workers.gradients.sums import Sums
-from workers.gradients.verification import check, in_double_where_rounding_matters, verify
+from dpsweep.workers.gradients.modes import modes_of
+from dpsweep.workers.gradients.norms import Combination, infinite_for_nan
+from dpsweep.workers.gradients.per_row import reading_as_verified
+from dpsweep.workers.gradients.planners import Planner, default_planner
+from dpsweep.workers.gradients.proofs import Proof, digest_of, known_proof, note_proof
+from dpsweep.workers.gradients.randomness import RandomState
+from dpsweep.workers.gradients.results import BatchNorms, Pass, WeightedSum, require_same
+from dpsweep.workers.gradients.sums import Sums
+from dpsweep.workers.gradients.verification import check, in_double_where_rounding_matters, verify
 
 _FEW, _ALONE = 4, 3
 """Number of examples that are verified together, in the first batch and in some later ones, and of those one by one."""

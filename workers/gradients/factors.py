@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from workers.gradients.planners import Alternative, Planner
+from dpsweep.workers.gradients.planners import Alternative, Planner
 
 HALF_PRECISION = (torch.float16, torch.bfloat16)
 

@@ -12,8 +12,8 @@ from torch._C._functorch import is_batchedtensor
 from torch.func import functional_call, vmap
 from torch.utils import _pytree as pytree
 
-from accounting.errors import InvalidInput, public_text
-from workers.gradients.layers import Layer
+from dpsweep.accounting.errors import InvalidInput, public_text
+from dpsweep.workers.gradients.layers import Layer
 
 
 class _Forward(nn.Module):

@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import nn
 
-from accounting.errors import InvalidInput
-from workers.gradients.factors import HALF_PRECISION
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.gradients.factors import HALF_PRECISION
 
 
 def has_half_precision(model: nn.Module) -> bool:

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput
 
 _OF_TORCH: Final = frozenset(
     {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training", "forward"}

@@ -9,7 +9,7 @@ from typing import Final, Literal
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from workers.gradients import (
+from dpsweep.workers.gradients import (
     activation,
     attention,
     convolution,
@@ -19,8 +19,8 @@ from workers.gradients import (
     recurrent,
     standardized,
 )
-from workers.gradients.rules import Rewrite, Rule
-from workers.models import WeightStandardizedConv2d
+from dpsweep.workers.gradients.rules import Rewrite, Rule
+from dpsweep.workers.models import WeightStandardizedConv2d
 
 RULES: Mapping[type[nn.Module], Rule] = {
     nn.Linear: linear.linear,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from workers.gradients.factors import (
+from dpsweep.workers.gradients.factors import (
     LARGE_SQUARE,
     ExampleGradients,
     Instantiated,
@@ -20,8 +20,8 @@ from workers.gradients.factors import (
     sum_of_squares,
     widen,
 )
-from workers.gradients.planners import Planner, rates
-from workers.gradients.rules import Differentiate
+from dpsweep.workers.gradients.planners import Planner, rates
+from dpsweep.workers.gradients.rules import Differentiate
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Final, Literal
 import torch
 from torch import Tensor
 
-from accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput
 
 
 @dataclass(frozen=True)

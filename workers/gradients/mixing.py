@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from workers.gradients.deterministic_passes import same
+from dpsweep.workers.gradients.deterministic_passes import same
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from workers.gradients.factors import ExampleGradients, Instantiated, summed_rows, widen
-from workers.gradients.rules import Differentiate
+from dpsweep.workers.gradients.factors import ExampleGradients, Instantiated, summed_rows, widen
+from dpsweep.workers.gradients.rules import Differentiate
 
 
 def group_norm(module: nn.GroupNorm, activation: Tensor, output: Tensor | None, examples: int) -> Differentiate:

@@ -10,8 +10,8 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from workers.gradients.factors import ExampleGradients
-from workers.gradients.results import BatchNorms
+from dpsweep.workers.gradients.factors import ExampleGradients
+from dpsweep.workers.gradients.results import BatchNorms
 
 
 @dataclass(frozen=True)

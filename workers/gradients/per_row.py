@@ -20,11 +20,11 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
-from accounting.errors import InvalidInput
-from workers.gradients.embedding import lookups
-from workers.gradients.layers import Layer
-from workers.gradients.linear import affine
-from workers.gradients.rules import Differentiate, Recorder
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.gradients.embedding import lookups
+from dpsweep.workers.gradients.layers import Layer
+from dpsweep.workers.gradients.linear import affine
+from dpsweep.workers.gradients.rules import Differentiate, Recorder
 
 
 @contextmanager

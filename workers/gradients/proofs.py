@@ -25,11 +25,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from accounting.errors import StorageError
-from accounting.records import UnsafeFile, is_encrypting, make_private_folder, read_bytes, write_in_private_folder
-from workers.gradients.hidden_state import UNKNOWN, HiddenState, code_digest, is_installed
-from workers.gradients.modes import modes_of
-from workers.node_folder import node_folder
+from dpsweep.accounting.errors import StorageError
+from dpsweep.accounting.records import (
+    UnsafeFile,
+    is_encrypting,
+    make_private_folder,
+    read_bytes,
+    write_in_private_folder,
+)
+from dpsweep.workers.gradients.hidden_state import UNKNOWN, HiddenState, code_digest, is_installed
+from dpsweep.workers.gradients.modes import modes_of
+from dpsweep.workers.node_folder import node_folder
 
 
 @dataclass(frozen=True)

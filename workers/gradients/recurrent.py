@@ -17,9 +17,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from workers.gradients.factors import ExampleGradients, widen
-from workers.gradients.linear import affine
-from workers.gradients.rules import Recorder
+from dpsweep.workers.gradients.factors import ExampleGradients, widen
+from dpsweep.workers.gradients.linear import affine
+from dpsweep.workers.gradients.rules import Recorder
 
 Run = tuple[Tensor, tuple[Tensor, ...]]
 """Outputs [b, t, H] of one layer and direction, and its final states [b, H]."""

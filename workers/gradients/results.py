@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from accounting.errors import InvalidInput
-from workers.gradients.factors import ExampleGradients
-from workers.gradients.randomness import RandomState
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.gradients.factors import ExampleGradients
+from dpsweep.workers.gradients.randomness import RandomState
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from workers.gradients.factors import ExampleGradients
+from dpsweep.workers.gradients.factors import ExampleGradients
 
 Differentiate = Callable[..., Mapping[str, ExampleGradients]]
 """Gradient with respect to the layer's output -> per-example gradients by local parameter name."""

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from workers.gradients.convolution import correlations
-from workers.gradients.factors import (
+from dpsweep.workers.gradients.convolution import correlations
+from dpsweep.workers.gradients.factors import (
     CANCELLATION,
     HALF_PRECISION,
     ExampleGradients,
@@ -25,8 +25,8 @@ from workers.gradients.factors import (
     summed_rows,
     widen,
 )
-from workers.gradients.rules import Differentiate
-from workers.models import WeightStandardizedConv2d
+from dpsweep.workers.gradients.rules import Differentiate
+from dpsweep.workers.models import WeightStandardizedConv2d
 
 SMALLEST_GAIN = 0.1
 """Smallest gain, relative to the largest gain or bias, by which outputs are divided; below it, the unscaled

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from accounting.errors import InvalidInput, public_text
-from workers.gradients.checks import refuse_changed
-from workers.gradients.deterministic_passes import SHARES, ConstantDraws, Start, same, without_dropout
-from workers.gradients.half_precision import has_half_precision
-from workers.gradients.hidden_state import Contents, HiddenState, changed, require_no_traces
-from workers.gradients.mixing import where_rows_mix
-from workers.gradients.modes import modes_kept
-from workers.gradients.randomness import RandomState
+from dpsweep.accounting.errors import InvalidInput, public_text
+from dpsweep.workers.gradients.checks import refuse_changed
+from dpsweep.workers.gradients.deterministic_passes import SHARES, ConstantDraws, Start, same, without_dropout
+from dpsweep.workers.gradients.half_precision import has_half_precision
+from dpsweep.workers.gradients.hidden_state import Contents, HiddenState, changed, require_no_traces
+from dpsweep.workers.gradients.mixing import where_rows_mix
+from dpsweep.workers.gradients.modes import modes_kept
+from dpsweep.workers.gradients.randomness import RandomState
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -62,7 +62,7 @@ class Replaced:
 
 
 class Passes(Protocol[S]):
-    """The passes that `verify` compares; `workers.gradients.compared_passes.ComparedPasses` runs and describes them."""
+    """The passes that `verify` compares; `dpsweep.workers.gradients.compared_passes.ComparedPasses` runs and describes them."""
 
     @property
     def singles(self) -> list[int]: ...

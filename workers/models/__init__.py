@@ -12,18 +12,18 @@ import torch
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from accounting.errors import InvalidInput
-from accounting.registry import build
-from workers.data import Dataset, Preparation, Tokens
-from workers.imports import NO_CODE, UserCode, import_function, is_import_path, with_checked_types
-from workers.models.convolutional import cnn_dpsgdf, cnn_papernot
-from workers.models.dense import cancer_net, logistic, mlp, pca_mlp
-from workers.models.layers import WeightStandardizedConv2d
-from workers.models.pretrained import load_weights
-from workers.models.residual import resnet20_gn, wide_resnet, wrn16_4
-from workers.models.transformer import language_model, transformer
-from workers.models.unet import unet
-from workers.spec import Component
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.registry import build
+from dpsweep.workers.data import Dataset, Preparation, Tokens
+from dpsweep.workers.imports import NO_CODE, UserCode, import_function, is_import_path, with_checked_types
+from dpsweep.workers.models.convolutional import cnn_dpsgdf, cnn_papernot
+from dpsweep.workers.models.dense import cancer_net, logistic, mlp, pca_mlp
+from dpsweep.workers.models.layers import WeightStandardizedConv2d
+from dpsweep.workers.models.pretrained import load_weights
+from dpsweep.workers.models.residual import resnet20_gn, wide_resnet, wrn16_4
+from dpsweep.workers.models.transformer import language_model, transformer
+from dpsweep.workers.models.unet import unet
+from dpsweep.workers.spec import Component
 
 _MODELS: Mapping[str, Callable[..., nn.Module]] = {
     "cancer_net": cancer_net,

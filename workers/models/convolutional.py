@@ -6,7 +6,7 @@ import torch
 from pydantic import FiniteFloat, NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 
-from accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput
 
 
 def require_image(model: str, feature_shape: tuple[int, ...]) -> tuple[int, int, int]:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pydantic import PositiveInt
 from torch import nn
 
-from accounting.errors import InvalidInput
-from accounting.registry import lookup
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.registry import lookup
 
 ACTIVATIONS: Mapping[str, Callable[[], nn.Module]] = {
     "gelu": nn.GELU,

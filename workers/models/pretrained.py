@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput
 
 
 def load_weights(path: Path) -> Mapping[str, Tensor]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
-from accounting.errors import InvalidInput
-from workers.models.convolutional import require_image
-from workers.models.layers import WeightStandardizedConv2d, truncated_variance_scaling_
-from workers.models.pretrained import load_pretrained
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.models.convolutional import require_image
+from dpsweep.workers.models.layers import WeightStandardizedConv2d, truncated_variance_scaling_
+from dpsweep.workers.models.pretrained import load_pretrained
 
 
 class BasicBlock(nn.Module):

@@ -11,7 +11,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 from torch.nn import functional
 
-from accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput
 
 
 class Attention(nn.Module):

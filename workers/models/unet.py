@@ -6,8 +6,8 @@ import torch
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
-from accounting.errors import InvalidInput
-from workers.models.convolutional import require_image
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.models.convolutional import require_image
 
 
 def unet(

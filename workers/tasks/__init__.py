@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from accounting.registry import lookup
-from workers.tasks.classification import CLASSIFICATION
-from workers.tasks.language_modelling import LANGUAGE_MODELLING
-from workers.tasks.multi_label import MULTI_LABEL
-from workers.tasks.protocol import IGNORED, Score, Task, Unit, known
-from workers.tasks.regression import REGRESSION
-from workers.tasks.segmentation import SEGMENTATION
+from dpsweep.accounting.registry import lookup
+from dpsweep.workers.tasks.classification import CLASSIFICATION
+from dpsweep.workers.tasks.language_modelling import LANGUAGE_MODELLING
+from dpsweep.workers.tasks.multi_label import MULTI_LABEL
+from dpsweep.workers.tasks.protocol import IGNORED, Score, Task, Unit, known
+from dpsweep.workers.tasks.regression import REGRESSION
+from dpsweep.workers.tasks.segmentation import SEGMENTATION
 
 TASKS: Final[Mapping[str, Task]] = {
     "classification": CLASSIFICATION,

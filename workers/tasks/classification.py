@@ -1,4 +1,4 @@
-"""Classification: one class for each example. Rates are computed from confusion matrices (`workers.rates`)."""
+"""Classification: one class for each example. Rates are computed from confusion matrices (`dpsweep.workers.rates`)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from accounting.errors import InvalidInput, PrivateDetail
-from workers.tasks.protocol import Array, Score
+from dpsweep.accounting.errors import InvalidInput, PrivateDetail
+from dpsweep.workers.tasks.protocol import Array, Score
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from accounting.errors import InvalidInput
-from workers.tasks.protocol import Array, Score, known, mean_of_known, share
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.tasks.protocol import Array, Score, known, mean_of_known, share
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from accounting.attacks import Guesses, audited_epsilon, best_audited_epsilon, p_value, provable
-from accounting.errors import InvalidInput
-from accounting.gaussian import gaussian_epsilon
-from workers.attack_results import AuditResult
-from workers.audit import audit_scores
+from dpsweep.accounting.attacks import Guesses, audited_epsilon, best_audited_epsilon, p_value, provable
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.gaussian import gaussian_epsilon
+from dpsweep.workers.attack_results import AuditResult
+from dpsweep.workers.audit import audit_scores
 
 AUDITS, CANARIES = 1000, 100
 

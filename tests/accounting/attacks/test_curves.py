@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.optimize import brentq
 
-from accounting import (
+from dpsweep.accounting import (
     AdvantageBudget,
     GaussianRelease,
     InvalidInput,
@@ -38,8 +38,8 @@ from accounting import (
     planned_trace,
     privacy_curve,
 )
-from accounting.attacks import FALSE_POSITIVE_RATES, rate_name
-from accounting.pld import delta_pld
+from dpsweep.accounting.attacks import FALSE_POSITIVE_RATES, rate_name
+from dpsweep.accounting.pld import delta_pld
 from tests.accounting.known import known
 
 Array = npt.NDArray[np.float64]

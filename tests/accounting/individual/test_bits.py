@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accounting.individual import epsilons as individual
-from accounting.individual.epsilons import IndividualEpsilons, individual_epsilons
-from accounting.mechanism import Segment, SideQuery, Trace
-from accounting.samplings import PoissonSampling
+from dpsweep.accounting.individual import epsilons as individual
+from dpsweep.accounting.individual.epsilons import IndividualEpsilons, individual_epsilons
+from dpsweep.accounting.mechanism import Segment, SideQuery, Trace
+from dpsweep.accounting.samplings import PoissonSampling
 from tests.accounting.known import known
 
 DELTA = 1e-5

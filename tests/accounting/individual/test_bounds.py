@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
-from accounting.individual import pld
-from accounting.individual.contributions import StepWeights
-from accounting.individual.epsilons import IndividualEpsilons, individual_epsilons
-from accounting.individual.rdp import RenyiCosts
-from accounting.mechanism import Segment, Trace
-from accounting.renyi import ORDERS
-from accounting.samplings import PoissonSampling
+from dpsweep.accounting.individual import pld
+from dpsweep.accounting.individual.contributions import StepWeights
+from dpsweep.accounting.individual.epsilons import IndividualEpsilons, individual_epsilons
+from dpsweep.accounting.individual.rdp import RenyiCosts
+from dpsweep.accounting.mechanism import Segment, Trace
+from dpsweep.accounting.renyi import ORDERS
+from dpsweep.accounting.samplings import PoissonSampling
 from tests.accounting.known import known
 
 Array = NDArray[np.float64]

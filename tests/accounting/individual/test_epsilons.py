@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from accounting.accountants import account
-from accounting.errors import InvalidInput, UnsupportedMechanism
-from accounting.individual.algorithm_2 import algorithm_2
-from accounting.individual.epsilons import INDIVIDUAL_ACCOUNTANTS, IndividualEpsilons, individual_epsilons
-from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
-from accounting.renyi import ORDERS
-from accounting.samplings import Adjacency, FixedBatchSampling, PoissonSampling, Sampling, ShuffledSampling
+from dpsweep.accounting.accountants import account
+from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism
+from dpsweep.accounting.individual.algorithm_2 import algorithm_2
+from dpsweep.accounting.individual.epsilons import INDIVIDUAL_ACCOUNTANTS, IndividualEpsilons, individual_epsilons
+from dpsweep.accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
+from dpsweep.accounting.renyi import ORDERS
+from dpsweep.accounting.samplings import Adjacency, FixedBatchSampling, PoissonSampling, Sampling, ShuffledSampling
 from tests.accounting.known import known
 
 DELTA = 1e-5

@@ -9,23 +9,23 @@ import sys
 import numpy as np
 import pytest
 
-from accounting.accountants import account
-from accounting.gaussian import gaussian_epsilon
-from accounting.individual import individual_epsilons, pld
-from accounting.individual.contributions import RecordedContributions
-from accounting.mechanism import GaussianRelease, PureRelease, Segment, Trace
-from accounting.pld import PairBounds
-from accounting.renyi import sampled_gaussian_rdp
-from accounting.samplings import PoissonSampling
+from dpsweep.accounting.accountants import account
+from dpsweep.accounting.gaussian import gaussian_epsilon
+from dpsweep.accounting.individual import individual_epsilons, pld
+from dpsweep.accounting.individual.contributions import RecordedContributions
+from dpsweep.accounting.mechanism import GaussianRelease, PureRelease, Segment, Trace
+from dpsweep.accounting.pld import PairBounds
+from dpsweep.accounting.renyi import sampled_gaussian_rdp
+from dpsweep.accounting.samplings import PoissonSampling
 from tests.accounting.known import known
 
 MEASURE = """
 import json, sys
 from pathlib import Path
 import numpy as np
-from accounting.individual import individual_epsilons
-from accounting.mechanism import Segment, Trace
-from accounting.samplings import PoissonSampling
+from dpsweep.accounting.individual import individual_epsilons
+from dpsweep.accounting.mechanism import Segment, Trace
+from dpsweep.accounting.samplings import PoissonSampling
 from tests.accounting.work import counted
 segments, delta = json.loads(sys.argv[1])
 parts, step = [], 0

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from dp_accounting import get_epsilon_gaussian
 
-from accounting.individual import inversion, spectrum_kernels
-from accounting.individual.contour import Contour
-from accounting.individual.contributions import RecordedContributions
-from accounting.individual.inversion import Bucket, left_out, raise_bounds, tail_places
-from accounting.individual.rdp import renyi_costs
-from accounting.individual.spreading import spread_linearly
-from accounting.mechanism import GaussianRelease, Trace
+from dpsweep.accounting.individual import inversion, spectrum_kernels
+from dpsweep.accounting.individual.contour import Contour
+from dpsweep.accounting.individual.contributions import RecordedContributions
+from dpsweep.accounting.individual.inversion import Bucket, left_out, raise_bounds, tail_places
+from dpsweep.accounting.individual.rdp import renyi_costs
+from dpsweep.accounting.individual.spreading import spread_linearly
+from dpsweep.accounting.mechanism import GaussianRelease, Trace
 from tests.accounting.individual.test_kernels import python_of
 
 DELTA = 1e-5

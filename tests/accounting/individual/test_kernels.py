@@ -12,10 +12,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from accounting.individual import inversion, kernels, rdp, spectrum_kernels, spreading
-from accounting.individual.epsilons import individual_epsilons
-from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
-from accounting.samplings import PoissonSampling
+from dpsweep.accounting.individual import inversion, kernels, rdp, spectrum_kernels, spreading
+from dpsweep.accounting.individual.epsilons import individual_epsilons
+from dpsweep.accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
+from dpsweep.accounting.samplings import PoissonSampling
 from tests.accounting.known import known
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -44,7 +44,7 @@ TRACES = {
 MODULE = """
 import numpy as np
 from numba import float64
-from accounting.individual.machine_code import kernel
+from dpsweep.accounting.individual.machine_code import kernel
 
 @kernel(float64[::1], float64[::1])
 def squares(values, found):

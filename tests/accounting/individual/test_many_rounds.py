@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution
 
-from accounting.accountants import account
-from accounting.individual import epsilon_of_many_rounds, many_rounds
-from accounting.joint_cost import account_together
-from accounting.mechanism import GaussianRelease, PureRelease, Release, Segment, Trace
-from accounting.pld import GroupRounds, PairBounds, epsilon_of_rounds, rounds_of_group
-from accounting.samplings import FixedBatchSampling, PoissonSampling, Sampling, TruncatedPoissonSampling
+from dpsweep.accounting.accountants import account
+from dpsweep.accounting.individual import epsilon_of_many_rounds, many_rounds
+from dpsweep.accounting.joint_cost import account_together
+from dpsweep.accounting.mechanism import GaussianRelease, PureRelease, Release, Segment, Trace
+from dpsweep.accounting.pld import GroupRounds, PairBounds, epsilon_of_rounds, rounds_of_group
+from dpsweep.accounting.samplings import FixedBatchSampling, PoissonSampling, Sampling, TruncatedPoissonSampling
 from tests.accounting.known import known
 from tests.accounting.work import counted
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from accounting.individual import individual_epsilons
-from accounting.mechanism import Segment, Trace
-from accounting.samplings import PoissonSampling
+from dpsweep.accounting.individual import individual_epsilons
+from dpsweep.accounting.mechanism import Segment, Trace
+from dpsweep.accounting.samplings import PoissonSampling
 
 Array = NDArray[np.float64]
 

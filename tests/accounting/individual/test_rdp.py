@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from accounting.individual.contributions import RecordedContributions, StepWeights
-from accounting.individual.rdp import FEW_ORDERS, classic_epsilons, rdp_epsilons, renyi_costs
-from accounting.individual.spreading import spread_linearly
-from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
-from accounting.renyi import (
+from dpsweep.accounting.individual.contributions import RecordedContributions, StepWeights
+from dpsweep.accounting.individual.rdp import FEW_ORDERS, classic_epsilons, rdp_epsilons, renyi_costs
+from dpsweep.accounting.individual.spreading import spread_linearly
+from dpsweep.accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
+from dpsweep.accounting.renyi import (
     ORDERS,
     Array,
     classic_terms,
@@ -22,7 +22,7 @@ from accounting.renyi import (
     pure_rdp,
     sampled_gaussian_rdp,
 )
-from accounting.samplings import PoissonSampling
+from dpsweep.accounting.samplings import PoissonSampling
 
 STEPS = (0, 40, 80)
 TRACES = {

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution
 
-from accounting.individual import tail_bounds
-from accounting.individual.contributions import RecordedContributions
-from accounting.individual.epsilons import individual_epsilons
-from accounting.individual.inversion import buckets
-from accounting.individual.rdp import renyi_costs
-from accounting.individual.spreading import spread_linearly
-from accounting.mechanism import GaussianRelease, PureRelease, Segment, Trace
-from accounting.samplings import PoissonSampling
+from dpsweep.accounting.individual import tail_bounds
+from dpsweep.accounting.individual.contributions import RecordedContributions
+from dpsweep.accounting.individual.epsilons import individual_epsilons
+from dpsweep.accounting.individual.inversion import buckets
+from dpsweep.accounting.individual.rdp import renyi_costs
+from dpsweep.accounting.individual.spreading import spread_linearly
+from dpsweep.accounting.mechanism import GaussianRelease, PureRelease, Segment, Trace
+from dpsweep.accounting.samplings import PoissonSampling
 from tests.accounting.known import known
 
 DELTA = 1e-6
@@ -70,7 +70,7 @@ def test_epsilons_are_those_of_both_spectra(trace: Trace, monkeypatch: pytest.Mo
         asked.append(within(*arguments))  # type: ignore[arg-type]
         return asked[-1]
 
-    monkeypatch.setattr("accounting.individual.pld.within", noted)
+    monkeypatch.setattr("dpsweep.accounting.individual.pld.within", noted)
     found = individual_epsilons([0, 80, 160], rows, trace, DELTA, "pld")
     assert any(each.any() for each in asked)
     monkeypatch.setattr(tail_bounds, "_HIGHEST", 0.0)

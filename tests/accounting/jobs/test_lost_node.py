@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accounting.jobs.parallel import AccountingQueue
+from dpsweep.accounting.jobs.parallel import AccountingQueue
 from tests.accounting.jobs.test_parallel import accounting_processes, disable_authentication
 from tests.accounting.stored_trial import account_trial, job_of, write_trial
 

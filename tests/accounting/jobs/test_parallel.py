@@ -19,18 +19,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accounting.errors import DataCorruption, InvalidInput, public_text
-from accounting.individual.epsilons import IndividualEpsilons, individual_epsilons
-from accounting.jobs import AccountingJob, Counting, Part, PartwiseJob, Result, account_in_process, epsilons_of_part
-from accounting.jobs.examples import account_all
-from accounting.jobs.parallel import AccountingFailed, AccountingQueue, _Room
-from accounting.jobs.users import account_users
-from accounting.records.epsilons import read_epsilons
-from accounting.records.files import list_files
-from accounting.records.layout import TrialFiles
-from accounting.records.shards import NormShards, NormShardWriter
-from accounting.records.traces import read_trace, write_trace
-from accounting.records.users import write_users
+from dpsweep.accounting.errors import DataCorruption, InvalidInput, public_text
+from dpsweep.accounting.individual.epsilons import IndividualEpsilons, individual_epsilons
+from dpsweep.accounting.jobs import (
+    AccountingJob,
+    Counting,
+    Part,
+    PartwiseJob,
+    Result,
+    account_in_process,
+    epsilons_of_part,
+)
+from dpsweep.accounting.jobs.examples import account_all
+from dpsweep.accounting.jobs.parallel import AccountingFailed, AccountingQueue, _Room
+from dpsweep.accounting.jobs.users import account_users
+from dpsweep.accounting.records.epsilons import read_epsilons
+from dpsweep.accounting.records.files import list_files
+from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.accounting.records.shards import NormShards, NormShardWriter
+from dpsweep.accounting.records.traces import read_trace, write_trace
+from dpsweep.accounting.records.users import write_users
 from tests.accounting.stored_trial import account_trial, job_of, snapshot, write_trial
 from tests.orchestration.processes import command_line, descendants
 
@@ -100,7 +108,7 @@ def test_what_an_interrupted_run_has_stored_is_not_computed_again(
         seen.append(len(given[1]))
         return individual_epsilons(*given)
 
-    monkeypatch.setattr("accounting.jobs.examples.individual_epsilons", observed)
+    monkeypatch.setattr("dpsweep.accounting.jobs.examples.individual_epsilons", observed)
     for _ in range(3):
         with pytest.raises(DataCorruption, match="was not accounted"):
             account_trial(job, lambda job, parts: account_in_process(job, parts[:4]))
@@ -250,7 +258,7 @@ def test_parts_of_failed_trials_leave_room_for_others(job: AccountingJob, cluste
 def test_a_part_that_is_always_lost_fails_its_trial_and_no_other(
     job: AccountingJob, cluster: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("accounting.jobs.parallel.ATTEMPTS", 2)
+    monkeypatch.setattr("dpsweep.accounting.jobs.parallel.ATTEMPTS", 2)
     with AccountingQueue(1) as queue:
         with (
             repeatedly(kill_accounting, 0.02),  # a new process imports longer than that
@@ -264,7 +272,7 @@ def test_a_part_that_is_always_lost_fails_its_trial_and_no_other(
 def test_lack_of_memory_is_named_and_halves_what_runs_at_once(
     job: AccountingJob, cluster: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("accounting.jobs.parallel.ATTEMPTS", 2)
+    monkeypatch.setattr("dpsweep.accounting.jobs.parallel.ATTEMPTS", 2)
     files = NormShards(TrialFiles(job.root).norms).files(0)
     huge = replace(files, rows=2**44)
     with AccountingQueue(1) as queue:

@@ -18,12 +18,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from accounting.errors import InvalidInput
-from accounting.jobs import AccountingJob, CountedEpsilons, Counting, EpsilonSummary, Moments, PartResult, summarise
-from accounting.jobs.examples import gathered
-from accounting.jobs.summaries import BitHistogram, order_statistics
-from accounting.records.epsilons import Epsilons, StoredEpsilons, write_epsilons
-from accounting.release import ReleaseSpec, release_counted
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.jobs import (
+    AccountingJob,
+    CountedEpsilons,
+    Counting,
+    EpsilonSummary,
+    Moments,
+    PartResult,
+    summarise,
+)
+from dpsweep.accounting.jobs.examples import gathered
+from dpsweep.accounting.jobs.summaries import BitHistogram, order_statistics
+from dpsweep.accounting.records.epsilons import Epsilons, StoredEpsilons, write_epsilons
+from dpsweep.accounting.release import ReleaseSpec, release_counted
 
 LEVELS = (0.1, 0.3, 0.5, 0.7, 0.9)
 BOUND = 4.0
@@ -147,7 +155,7 @@ def test_order_statistics_are_exact_however_many_values_share_a_bin(
     values: list[float], pieces: int, at_once: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("accounting.jobs.summaries.GATHERED", at_once)
+        patch.setattr("dpsweep.accounting.jobs.summaries.GATHERED", at_once)
         found = order_statistics(
             np.arange(len(values)), BitHistogram.of(np.array(values)), lambda: np.array_split(np.array(values), pieces)
         )

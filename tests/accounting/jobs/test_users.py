@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from accounting.calibration import calibrate_filter
-from accounting.errors import DataCorruption, InvalidInput
-from accounting.individual import individual_epsilons
-from accounting.jobs import (
+from dpsweep.accounting.calibration import calibrate_filter
+from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.accounting.individual import individual_epsilons
+from dpsweep.accounting.jobs import (
     AccountingJob,
     Counting,
     Part,
@@ -26,12 +26,12 @@ from accounting.jobs import (
     inputs_of,
     store_epsilons,
 )
-from accounting.jobs import users as users_module
-from accounting.jobs.user_epsilons import epsilons_of_users
-from accounting.jobs.users import AccountShares, ReuseShares, SortRows, account_users
-from accounting.mechanism import Segment, Trace
-from accounting.pld import epsilon_of_examples
-from accounting.records import (
+from dpsweep.accounting.jobs import users as users_module
+from dpsweep.accounting.jobs.user_epsilons import epsilons_of_users
+from dpsweep.accounting.jobs.users import AccountShares, ReuseShares, SortRows, account_users
+from dpsweep.accounting.mechanism import Segment, Trace
+from dpsweep.accounting.pld import epsilon_of_examples
+from dpsweep.accounting.records import (
     KEY_VARIABLE,
     MANIFEST,
     StoredUsers,
@@ -44,9 +44,9 @@ from accounting.records import (
     read_trace,
     write_users,
 )
-from accounting.records.objects import Piece, read_piece
-from accounting.records.part_files import PartFiles
-from accounting.samplings import PoissonSampling
+from dpsweep.accounting.records.objects import Piece, read_piece
+from dpsweep.accounting.records.part_files import PartFiles
+from dpsweep.accounting.samplings import PoissonSampling
 from tests.accounting.known import known
 from tests.accounting.stored_trial import job_of, snapshot, write_norms, write_trial
 
@@ -183,7 +183,7 @@ def test_every_byte_is_read_once(job: AccountingJob, monkeypatch: pytest.MonkeyP
         return read_piece(place)
 
     monkeypatch.setattr(PartFiles, "stored", noted)
-    monkeypatch.setattr("accounting.records.user_rows.read_piece", noted_piece)
+    monkeypatch.setattr("dpsweep.accounting.records.user_rows.read_piece", noted_piece)
     account_users(job, account_in_process)
     assert norms == Counter({(part, number): 1 for part in range(7) for number in range(len(STEPS))})
     assert len(pieces) == len(set(pieces))
@@ -200,7 +200,7 @@ def test_the_manifests_are_read_by_the_caller_alone(job: AccountingJob, monkeypa
         return read_private(uri)
 
     norms = TrialFiles(job.root).norms
-    monkeypatch.setattr("accounting.records.sealed.read_private", noted)
+    monkeypatch.setattr("dpsweep.accounting.records.sealed.read_private", noted)
     account_users(job, account_in_process)
     found = sorted(uri.removeprefix(norms) for uri in read if uri.startswith(norms))
     assert found == ["/complete.json", *(f"/step={step:08d}/manifest.json" for step in STEPS)]

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from scipy import integrate, special
 
-from accounting.accountants import account
-from accounting.errors import InvalidInput
-from accounting.gaussian import gaussian_epsilon
-from accounting.mechanism import Segment, Trace
-from accounting.pld import epsilon_of_allocation
-from accounting.samplings import PoissonSampling
+from dpsweep.accounting.accountants import account
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.gaussian import gaussian_epsilon
+from dpsweep.accounting.mechanism import Segment, Trace
+from dpsweep.accounting.pld import epsilon_of_allocation
+from dpsweep.accounting.samplings import PoissonSampling
 
 LONG = pytest.mark.long
 

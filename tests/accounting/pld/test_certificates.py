@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from accounting.gaussian import gaussian_epsilon
-from accounting.mechanism import GaussianRelease, Segment, Trace
-from accounting.pld import composition, fourier
-from accounting.pld.composition import delta_pld, epsilon_pld
-from accounting.pld.curve import Composed
-from accounting.pld.fourier import LatticePlan, compose, compose_upper
-from accounting.pld.group_rounds import GroupRounds
-from accounting.pld.lattice import make_plan
-from accounting.pld.loss import DIRECTIONS, Direction, discretise
-from accounting.pld.saddlepoint import Cumulants, Saddle, cumulants, saddle_at_delta, saddle_at_epsilon
-from accounting.pld.sensitivity import RoundLaw, SensitivityMixture, group_law
-from accounting.samplings import PoissonSampling
+from dpsweep.accounting.gaussian import gaussian_epsilon
+from dpsweep.accounting.mechanism import GaussianRelease, Segment, Trace
+from dpsweep.accounting.pld import composition, fourier
+from dpsweep.accounting.pld.composition import delta_pld, epsilon_pld
+from dpsweep.accounting.pld.curve import Composed
+from dpsweep.accounting.pld.fourier import LatticePlan, compose, compose_upper
+from dpsweep.accounting.pld.group_rounds import GroupRounds
+from dpsweep.accounting.pld.lattice import make_plan
+from dpsweep.accounting.pld.loss import DIRECTIONS, Direction, discretise
+from dpsweep.accounting.pld.saddlepoint import Cumulants, Saddle, cumulants, saddle_at_delta, saddle_at_epsilon
+from dpsweep.accounting.pld.sensitivity import RoundLaw, SensitivityMixture, group_law
+from dpsweep.accounting.samplings import PoissonSampling
 from tests.accounting.known import known
 
 RATE, SIGMA = 0.2, 0.9

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, stats
 
-from accounting.errors import InvalidInput
-from accounting.mechanism import Segment, SideQuery, Trace
-from accounting.pld import (
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.mechanism import Segment, SideQuery, Trace
+from dpsweep.accounting.pld import (
     LatticeLoss,
     SensitivityMixture,
     discretise,
@@ -25,8 +25,8 @@ from accounting.pld import (
     linear_growth,
     vadhan_epsilon,
 )
-from accounting.pld.loss import DIRECTIONS, Bound, Direction
-from accounting.samplings import FixedBatchSampling, PoissonSampling, ShuffledSampling
+from dpsweep.accounting.pld.loss import DIRECTIONS, Bound, Direction
+from dpsweep.accounting.samplings import FixedBatchSampling, PoissonSampling, ShuffledSampling
 from tests.accounting.known import known
 
 MIXTURES = {

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from accounting import PoissonSampling, Segment, Trace, account, privacy_curve
-from accounting.pld.composition import delta_pld, epsilon_pld
-from accounting.pld.sensitivity import SensitivityMixture
+from dpsweep.accounting import PoissonSampling, Segment, Trace, account, privacy_curve
+from dpsweep.accounting.pld.composition import delta_pld, epsilon_pld
+from dpsweep.accounting.pld.sensitivity import SensitivityMixture
 from tests.accounting.known import known
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from accounting.errors import DataCorruption
-from accounting.records.arrow_tables import Oversized, read_table, stored_column
-from accounting.records.parts import PartStore, RepeatedIds
-from accounting.records.traces import read_trace
+from dpsweep.accounting.errors import DataCorruption
+from dpsweep.accounting.records.arrow_tables import Oversized, read_table, stored_column
+from dpsweep.accounting.records.parts import PartStore, RepeatedIds
+from dpsweep.accounting.records.traces import read_trace
 
 SCHEMA = pa.schema([("example_id", pa.int64()), ("norm", pa.float32())])
 

@@ -16,15 +16,15 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from accounting.errors import DataCorruption, InvalidInput
-from accounting.records.encryption import KEY_VARIABLE, decrypted, encrypted, new_key_check, require_key
-from accounting.records.epsilons import noted_epsilons, read_epsilons
-from accounting.records.files import list_files
-from accounting.records.layout import TrialFiles
-from accounting.records.parts import MANIFEST
-from accounting.records.private_files import append_private, read_private, write_private
-from accounting.records.sealed import read_private_sealed, write_private_sealed
-from accounting.records.shards import NormShards
+from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.accounting.records.encryption import KEY_VARIABLE, decrypted, encrypted, new_key_check, require_key
+from dpsweep.accounting.records.epsilons import noted_epsilons, read_epsilons
+from dpsweep.accounting.records.files import list_files
+from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.accounting.records.parts import MANIFEST
+from dpsweep.accounting.records.private_files import append_private, read_private, write_private
+from dpsweep.accounting.records.sealed import read_private_sealed, write_private_sealed
+from dpsweep.accounting.records.shards import NormShards
 from tests.accounting.stored_trial import account_trial, job_of, snapshot, write_norms, write_trial
 
 KEY, OTHER = "5a" * 32, "a5" * 32

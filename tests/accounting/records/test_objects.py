@@ -23,10 +23,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accounting.errors import DataCorruption, InvalidInput, StorageError
-from accounting.records import snapshots
-from accounting.records.encryption import KEY_VARIABLE
-from accounting.records.files import (
+from dpsweep.accounting.errors import DataCorruption, InvalidInput, StorageError
+from dpsweep.accounting.records import snapshots
+from dpsweep.accounting.records.encryption import KEY_VARIABLE
+from dpsweep.accounting.records.files import (
     delete,
     list_files,
     read_bytes,
@@ -34,8 +34,8 @@ from accounting.records.files import (
     write_bytes_atomically,
     write_in_private_folder,
 )
-from accounting.records.sealed import write_private_sealed
-from accounting.records.shards import NormShards, NormShardWriter, read_contributions
+from dpsweep.accounting.records.sealed import write_private_sealed
+from dpsweep.accounting.records.shards import NormShards, NormShardWriter, read_contributions
 from tests.accounting.stored_trial import snapshot, write_norms
 
 STEPS = (0, 40, 80)
@@ -96,7 +96,7 @@ def test_a_part_reads_its_own_batches_and_the_manifests_are_read_once(
         read.append((uri.removeprefix(f"{root}/"), size))
         return read_range(uri, start, size)
 
-    monkeypatch.setattr("accounting.records.objects.read_range", noted)
+    monkeypatch.setattr("dpsweep.accounting.records.objects.read_range", noted)
     shards = NormShards(root)
     assert read == []
     part = read_contributions(shards.files(1))
@@ -290,7 +290,7 @@ def test_training_does_not_wait_for_its_writer(tmp_path: Path, monkeypatch: pyte
         assert go_on.wait(10)
         write_in_private_folder(uri, data)
 
-    monkeypatch.setattr("accounting.records.snapshots.write_in_private_folder", slow)
+    monkeypatch.setattr("dpsweep.accounting.records.snapshots.write_in_private_folder", slow)
     with NormShardWriter(str(tmp_path), 8) as writer:
         writer.write(snapshot(0, 20))
         writer.write(snapshot(40, 20))

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accounting.errors import DataCorruption, InvalidInput
-from accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
-from accounting.records import UnsafeFile
-from accounting.records import files as storage
-from accounting.records.epsilons import (
+from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
+from dpsweep.accounting.records import UnsafeFile
+from dpsweep.accounting.records import files as storage
+from dpsweep.accounting.records.epsilons import (
     Epsilons,
     commit_epsilons,
     forget_notes,
@@ -22,11 +22,11 @@ from accounting.records.epsilons import (
     read_epsilons,
     write_epsilons,
 )
-from accounting.records.files import list_files, open_filesystem, read_bytes, write_bytes_atomically
-from accounting.records.layout import TrialFiles
-from accounting.records.shards import NormShards, NormSnapshot, read_contributions
-from accounting.records.traces import read_trace, write_trace
-from accounting.samplings import Adjacency, FixedBatchSampling, PoissonSampling, Sampling, ShuffledSampling
+from dpsweep.accounting.records.files import list_files, open_filesystem, read_bytes, write_bytes_atomically
+from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.accounting.records.shards import NormShards, NormSnapshot, read_contributions
+from dpsweep.accounting.records.traces import read_trace, write_trace
+from dpsweep.accounting.samplings import Adjacency, FixedBatchSampling, PoissonSampling, Sampling, ShuffledSampling
 from tests.accounting.stored_trial import snapshot, write_norms, write_trial
 
 STEPS = (0, 40, 80)

@@ -17,22 +17,22 @@ import yaml
 from pyarrow import parquet
 from typer.testing import CliRunner, Result
 
-import accounting
-from accounting.accountants import account
-from accounting.errors import DataCorruption, InvalidInput
-from accounting.estimates import PrivacyEstimate
-from accounting.individual.epsilons import IndividualEpsilons, individual_epsilons
-from accounting.pld import epsilon_of_examples
-from accounting.records import StoredUsers
-from accounting.records.epsilons import read_epsilons
-from accounting.records.shards import NormShards
-from accounting.records.traces import read_trace
-from orchestration.commands.main import app
-from orchestration.comparison import claims
-from orchestration.records import remembered
-from orchestration.records.attempts import Attempt, AttemptLog
-from orchestration.records.layout import SweepFiles
-from orchestration.records.results import read_result
+from dpsweep import accounting
+from dpsweep.accounting.accountants import account
+from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.accounting.estimates import PrivacyEstimate
+from dpsweep.accounting.individual.epsilons import IndividualEpsilons, individual_epsilons
+from dpsweep.accounting.pld import epsilon_of_examples
+from dpsweep.accounting.records import StoredUsers
+from dpsweep.accounting.records.epsilons import read_epsilons
+from dpsweep.accounting.records.shards import NormShards
+from dpsweep.accounting.records.traces import read_trace
+from dpsweep.orchestration.commands.main import app
+from dpsweep.orchestration.comparison import claims
+from dpsweep.orchestration.records import remembered
+from dpsweep.orchestration.records.attempts import Attempt, AttemptLog
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.results import read_result
 from tests.orchestration.execution.test_upkeep import KEYS, TEXT, files, trained_sweep
 from tests.orchestration.execution.test_upkeep import trained as trained
 
@@ -83,7 +83,7 @@ def test_what_is_stored_is_not_computed_again(files: SweepFiles, monkeypatch: py
         computed.append(1)
         return individual_epsilons(*given)
 
-    monkeypatch.setattr("accounting.jobs.examples.individual_epsilons", observed)
+    monkeypatch.setattr("dpsweep.accounting.jobs.examples.individual_epsilons", observed)
     assert found(files, "--trial", KEYS[0], "--delta", str(DELTA)) == first
     assert computed == []
     damaged = next(Path(first[0]["folder"], "epsilons").glob("*.arrow"))

@@ -7,8 +7,8 @@ import json
 import pytest
 from typer.testing import CliRunner, Result
 
-from accounting.pld import epsilon_of_allocation
-from orchestration.commands.main import app
+from dpsweep.accounting.pld import epsilon_of_allocation
+from dpsweep.orchestration.commands.main import app
 
 ALLOCATED = (
     *("--sampling", "random_allocation", "--dataset-size", 1000, "--batch-size", 500, "--epochs", 3),

@@ -10,21 +10,21 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import dpsweep
-from accounting.errors import DataCorruption, InvalidInput
-from orchestration.commands.choice_text import best_lines
-from orchestration.commands.main import app
-from orchestration.comparison.best import Best, best
-from orchestration.comparison.evidence import gather
-from orchestration.comparison.findings import Difference, findings
-from orchestration.comparison.intervals import ConfidenceInterval, Covers
-from orchestration.records.layout import SweepFiles
+from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.orchestration.commands.choice_text import best_lines
+from dpsweep.orchestration.commands.main import app
+from dpsweep.orchestration.comparison.best import Best, best
+from dpsweep.orchestration.comparison.evidence import gather
+from dpsweep.orchestration.comparison.findings import Difference, findings
+from dpsweep.orchestration.comparison.intervals import ConfidenceInterval, Covers
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.workers.outcomes import write_outcomes
 from tests.orchestration.execution.test_upkeep import files as files
 from tests.orchestration.execution.test_upkeep import trained as trained
 from tests.orchestration.sample_grids import keys_of, small
 from tests.orchestration.sample_outcomes import outcomes, sweep_of
 from tests.orchestration.sample_results import stored_sample
 from tests.orchestration.tracking.recordings import NOTHING
-from workers.outcomes import write_outcomes
 
 SEEDS: Covers = "seeds and test examples"
 KEYS = keys_of(small(clipping=["none", "flat"], noise="constant", seeds=[0, 1]))

@@ -11,14 +11,14 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import dpsweep
-from accounting.errors import InvalidInput
-from orchestration.commands.main import app
-from orchestration.comparison.entries import MetricTable
-from orchestration.comparison.metrics import columns
-from orchestration.comparison.parameters import flattened
-from orchestration.comparison.stored import stored_record
-from orchestration.records.layout import SweepFiles
-from orchestration.report.page import render
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.commands.main import app
+from dpsweep.orchestration.comparison.entries import MetricTable
+from dpsweep.orchestration.comparison.metrics import columns
+from dpsweep.orchestration.comparison.parameters import flattened
+from dpsweep.orchestration.comparison.stored import stored_record
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.report.page import render
 from tests.orchestration.sample_grids import key_in
 from tests.orchestration.sample_results import EXACT, stored_sample
 

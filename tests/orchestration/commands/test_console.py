@@ -10,10 +10,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from orchestration.commands.console import Fitting
-from orchestration.commands.progress import _picture
-from orchestration.records.states import TrialState
-from orchestration.records.status import SweepStatus, TrialStatus
+from dpsweep.orchestration.commands.console import Fitting
+from dpsweep.orchestration.commands.progress import _picture
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.records.status import SweepStatus, TrialStatus
 
 KEY = "individual-exponential-epsilon8-seed1000000-ec7523857b"
 

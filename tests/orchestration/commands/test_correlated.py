@@ -7,9 +7,9 @@ import json
 import pytest
 from typer.testing import CliRunner, Result
 
-from accounting import PoissonSampling, Segment, Trace, account
-from accounting.noise import BandedNoise, prefix_sum_errors
-from orchestration.commands.main import app
+from dpsweep.accounting import PoissonSampling, Segment, Trace, account
+from dpsweep.accounting.noise import BandedNoise, prefix_sum_errors
+from dpsweep.orchestration.commands.main import app
 
 SIZES = ("--dataset-size", 1000, "--batch-size", 50)
 CYCLIC = ("--sampling", "cyclic_poisson", *SIZES)

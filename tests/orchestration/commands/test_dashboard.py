@@ -18,13 +18,13 @@ import uvicorn
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
-from accounting.errors import InvalidInput
-from orchestration.commands.dashboard import application, dashboard
-from orchestration.comparison.importance import importance
-from orchestration.records.published import PublishedTrial
-from orchestration.records.states import TrialState
-from orchestration.records.status_snapshot import SweepSnapshot, TrialSnapshot, write_snapshot
-from orchestration.report.dashboard import Board
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.commands.dashboard import application, dashboard
+from dpsweep.orchestration.comparison.importance import importance
+from dpsweep.orchestration.records.published import PublishedTrial
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.records.status_snapshot import SweepSnapshot, TrialSnapshot, write_snapshot
+from dpsweep.orchestration.report.dashboard import Board
 from tests.orchestration.report.test_browser import CHROMIUM, FLAGS
 from tests.orchestration.sample_outcomes import outcomes, trial
 from tests.orchestration.sample_results import stored_sample
@@ -83,7 +83,9 @@ def test_the_page_shows_every_sweep_and_how_far_it_is(folder: Path) -> None:
 def test_progress_is_shown_before_results_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     board = Board([str(folder)])
-    monkeypatch.setattr("orchestration.report.dashboard._read", lambda *of: seen.append(board.state()["sweeps"]))
+    monkeypatch.setattr(
+        "dpsweep.orchestration.report.dashboard._read", lambda *of: seen.append(board.state()["sweeps"])
+    )
     assert board.state()["sweeps"] == []
     board.refresh()
     assert [(each["ended"], each["problem"]) for each in seen[0]] == [
@@ -187,6 +189,6 @@ def test_the_command_prints_its_address_and_ends_in_order(folder: Path) -> None:
 
 
 def test_the_help_names_the_token() -> None:
-    from orchestration.commands.main import app
+    from dpsweep.orchestration.commands.main import app
 
     assert "holds a token" in " ".join(CliRunner().invoke(app, ["dashboard", "--help"]).stdout.split())

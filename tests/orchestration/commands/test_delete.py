@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from accounting.errors import DataCorruption, InvalidInput
-from accounting.mechanism import Segment, Trace
-from accounting.records import UnsafeFile
-from accounting.samplings import PoissonSampling
-from orchestration.commands.main import app
-from orchestration.comparison.stored import stored_record
-from orchestration.records.attempts import Attempt, AttemptLog, read_attempts
-from orchestration.records.layout import SweepFiles
-from orchestration.records.ownership import claimed, exclusive
+from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.accounting.mechanism import Segment, Trace
+from dpsweep.accounting.records import UnsafeFile
+from dpsweep.accounting.samplings import PoissonSampling
+from dpsweep.orchestration.commands.main import app
+from dpsweep.orchestration.comparison.stored import stored_record
+from dpsweep.orchestration.records.attempts import Attempt, AttemptLog, read_attempts
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.ownership import claimed, exclusive
 from tests.orchestration.sample_grids import keys_of, small
 from tests.orchestration.sample_results import DELTA, stored_sample
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from accounting.records.files import exists
-from orchestration.records.layout import SweepFiles
+from dpsweep.accounting.records.files import exists
+from dpsweep.orchestration.records.layout import SweepFiles
 from tests.orchestration.processes import COMMAND, PATIENCE, Running, environment, start, wait_until
 from tests.orchestration.sample_grids import keys_of, small
 
@@ -92,7 +92,7 @@ def test_an_embedded_cluster_adds_no_lines_of_its_own_when_its_driver_is_told_to
 
 _STUCK = """
 import hashlib
-from orchestration.commands.ending import ended_by_signals
+from dpsweep.orchestration.commands.ending import ended_by_signals
 with ended_by_signals():
     print("ready", flush=True)
     hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # half an hour in which Python calls no handler

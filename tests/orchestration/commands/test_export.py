@@ -15,16 +15,16 @@ from pyarrow import parquet
 from typer.testing import CliRunner
 
 import dpsweep
-from accounting.errors import DataCorruption, InvalidInput
-from orchestration.commands.main import app
-from orchestration.comparison.metrics import of_task
-from orchestration.comparison.stored import stored_record, stored_settings
-from orchestration.comparison.trials_table import FORMULA, as_csv, as_parquet
-from orchestration.report.writing import write_reports
+from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.orchestration.commands.main import app
+from dpsweep.orchestration.comparison.metrics import of_task
+from dpsweep.orchestration.comparison.stored import stored_record, stored_settings
+from dpsweep.orchestration.comparison.trials_table import FORMULA, as_csv, as_parquet
+from dpsweep.orchestration.report.writing import write_reports
+from dpsweep.workers.outcomes import write_outcomes
 from tests.orchestration.sample_grids import keys_of, small
 from tests.orchestration.sample_outcomes import outcomes
 from tests.orchestration.sample_results import EXACT, stored_sample
-from workers.outcomes import write_outcomes
 
 KEYS = keys_of(small(clipping=["none", "flat"], noise="constant", seeds=[0, 1]))
 

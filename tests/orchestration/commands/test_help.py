@@ -12,8 +12,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from orchestration.commands import panels
-from orchestration.commands.main import app
+from dpsweep.orchestration.commands import panels
+from dpsweep.orchestration.commands.main import app
 from tests.orchestration.processes import environment
 
 COMMANDS = {

@@ -12,7 +12,7 @@ from tests.orchestration.sample_results import stored_sample
 READ = """
 import json, sys
 from typer.testing import CliRunner
-from orchestration.commands.main import app
+from dpsweep.orchestration.commands.main import app
 for arguments in json.loads(sys.argv[1]):
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from accounting.errors import DataCorruption, InvalidInput
-from orchestration.commands.main import app
-from orchestration.records.states import TrialState
-from orchestration.records.status_snapshot import SweepSnapshot, TrialSnapshot, write_snapshot
+from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.orchestration.commands.main import app
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.records.status_snapshot import SweepSnapshot, TrialSnapshot, write_snapshot
 from tests.orchestration.sample_results import stored_sample
 
 TRIALS = (

@@ -11,19 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from accounting import attack_risk, curve_of_examples, privacy_curve, read_trace
-from accounting.reasons import weakened
-from accounting.records.epsilons import Epsilons, read_epsilons
-from accounting.records.layout import TrialFiles
-from accounting.records.shards import NormShards
-from orchestration.commands.owner import read_owner_report
-from orchestration.comparison.formats import at_most_share
-from orchestration.execution.completion import Times, complete_trial
-from orchestration.sweeps.plan import plan_sweep
-from orchestration.sweeps.schema import parse_sweep
+from dpsweep.accounting import attack_risk, curve_of_examples, privacy_curve, read_trace
+from dpsweep.accounting.reasons import weakened
+from dpsweep.accounting.records.epsilons import Epsilons, read_epsilons
+from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.accounting.records.shards import NormShards
+from dpsweep.orchestration.commands.owner import read_owner_report
+from dpsweep.orchestration.comparison.formats import at_most_share
+from dpsweep.orchestration.execution.completion import Times, complete_trial
+from dpsweep.orchestration.sweeps.plan import plan_sweep
+from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.workers.trial import run_trial
 from tests.orchestration.commands.test_main import run_main
 from tests.orchestration.sample_grids import small
-from workers.trial import run_trial
 
 Report = Callable[..., tuple[int, str, str]]
 

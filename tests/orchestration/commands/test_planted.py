@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from accounting.errors import InvalidInput
-from accounting.records.local_files import UnsafeFile
-from orchestration.commands.main import app
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.records.local_files import UnsafeFile
+from dpsweep.orchestration.commands.main import app
 from tests.orchestration.sample_results import stored_sample
 
 

@@ -15,24 +15,24 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from accounting.errors import InvalidInput
-from orchestration.commands.main import app
-from orchestration.records.layout import SweepFiles
-from orchestration.records.manifest import read_manifest
-from orchestration.records.ownership import exclusive
-from orchestration.records.recording import Recording
-from orchestration.records.states import TrialState
-from orchestration.records.status_snapshot import (
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.commands.main import app
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.manifest import read_manifest
+from dpsweep.orchestration.records.ownership import exclusive
+from dpsweep.orchestration.records.recording import Recording
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.records.status_snapshot import (
     STALE_AFTER,
     SweepSnapshot,
     TrialSnapshot,
     read_snapshot,
     write_snapshot,
 )
-from orchestration.tracking import recorder
-from orchestration.tracking.embedded import embedded_tracking_uri
-from orchestration.tracking.mlflow import MlflowTracker
-from orchestration.tracking.protocol import TrackedSweep, TrackingUnavailable
+from dpsweep.orchestration.tracking import recorder
+from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
+from dpsweep.orchestration.tracking.mlflow import MlflowTracker
+from dpsweep.orchestration.tracking.protocol import TrackedSweep, TrackingUnavailable
 from tests.orchestration.processes import PATIENCE, start, wait_until
 from tests.orchestration.sample_grids import small
 from tests.orchestration.sample_results import stored_sample

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from accounting import (
+from dpsweep.accounting import (
     PoissonSampling,
     Trace,
     attack_risk,
@@ -16,7 +16,7 @@ from accounting import (
     planned_trace,
     privacy_curve,
 )
-from orchestration.comparison.formats import at_least_share, at_most_share
+from dpsweep.orchestration.comparison.formats import at_least_share, at_most_share
 from tests.orchestration.commands.test_calculator import TRACE, Answer, Command, Trial, answer, dpsweep, trial
 
 __all__ = ["answer", "dpsweep", "trial"]  # fixtures

@@ -13,15 +13,15 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from accounting.errors import InvalidInput
-from orchestration.commands.cluster import tell_what_is_missing
-from orchestration.commands.console import show
-from orchestration.commands.main import app, main
-from orchestration.commands.status import picture, warn_of_another
-from orchestration.execution.submission import SubmittedSweep
-from orchestration.records.recording import NOTHING_RECORDED, Recording
-from orchestration.records.states import TrialState
-from orchestration.records.status_snapshot import (
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.commands.cluster import tell_what_is_missing
+from dpsweep.orchestration.commands.console import show
+from dpsweep.orchestration.commands.main import app, main
+from dpsweep.orchestration.commands.status import picture, warn_of_another
+from dpsweep.orchestration.execution.submission import SubmittedSweep
+from dpsweep.orchestration.records.recording import NOTHING_RECORDED, Recording
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.records.status_snapshot import (
     ClusterSnapshot,
     NodeSnapshot,
     SweepSnapshot,
@@ -119,7 +119,7 @@ def test_keys_of_trials_are_never_broken(
 def test_a_narrow_terminal_shows_whole_keys(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     key = "individual-exponential-decay0.1-epsilon8-seed0-0d74d74fd8"
     terminal = Console(file=StringIO(), force_terminal=True, width=columns)
-    monkeypatch.setattr("orchestration.commands.console.stdout", lambda: terminal)
+    monkeypatch.setattr("dpsweep.orchestration.commands.console.stdout", lambda: terminal)
     show(picture(replace(snapshot(), trials=(replace(TRIALS[0], key=key),))))
     assert isinstance(terminal.file, StringIO)
     assert key in terminal.file.getvalue()
@@ -132,7 +132,7 @@ def test_a_status_that_is_replaced_while_it_is_read_is_read_again(
     write_snapshot(f"{tmp_path}/status.json", snapshot(), private=False)
     whole = (tmp_path / "status.json").read_bytes()
     reads = [whole[:-40], whole]
-    monkeypatch.setattr("accounting.records.sealed.read_bytes", lambda uri: reads.pop(0))
+    monkeypatch.setattr("dpsweep.accounting.records.sealed.read_bytes", lambda uri: reads.pop(0))
     found = read_snapshot(f"{tmp_path}/status.json")
     assert found is not None
     assert (found.name, reads) == ("small", [])
@@ -150,7 +150,7 @@ def test_a_tuning_is_shown_until_its_sweep_has_begun(
     def begin(seconds: float) -> None:
         write_snapshot(f"{tmp_path}/status.json", snapshot(state="finished"), private=False)
 
-    monkeypatch.setattr("orchestration.commands.status.time.sleep", begin)
+    monkeypatch.setattr("dpsweep.orchestration.commands.status.time.sleep", begin)
     assert status(monkeypatch, tmp_path, "--watch") == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(",")[0] for line in lines] == ["small (tuning): finished", "small: finished"]

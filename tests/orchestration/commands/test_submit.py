@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from accounting.errors import DpsweepError, InvalidInput
-from orchestration.commands.main import main
-from orchestration.execution.job_package import LARGEST, Asked, packaged, read_job
-from orchestration.records.layout import SweepFiles
-from orchestration.records.limits import Limits
-from orchestration.records.manifest import open_manifest, write_manifest
-from orchestration.sweeps.schema import parse_sweep
-from orchestration.tracking.access import opened, own_access, sealed
+from dpsweep.accounting.errors import DpsweepError, InvalidInput
+from dpsweep.orchestration.commands.main import main
+from dpsweep.orchestration.execution.job_package import LARGEST, Asked, packaged, read_job
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.limits import Limits
+from dpsweep.orchestration.records.manifest import open_manifest, write_manifest
+from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.tracking.access import opened, own_access, sealed
+from dpsweep.workers.imports import NO_CODE
 from tests.orchestration.sample_grids import small
-from workers.imports import NO_CODE
 
 MODEL = """
 import math

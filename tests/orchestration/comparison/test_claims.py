@@ -14,21 +14,21 @@ import pytest
 from typer.testing import CliRunner
 
 import dpsweep
-import orchestration
-from accounting.accountants import account
-from accounting.errors import DataCorruption
-from accounting.reasons import Reason, weakened
-from accounting.records import TrialFiles
-from accounting.records.sealed import read_sealed, write_sealed
-from orchestration.commands.main import app
-from orchestration.comparison import claims
-from orchestration.execution.environment import IN_PROCESS
-from orchestration.pipeline import RunRequest, render_again, run_sweep
-from orchestration.records.layout import SweepFiles
-from orchestration.records.results import write_result
-from orchestration.sweeps.grid import grid
-from orchestration.sweeps.schema import parse_sweep
-from orchestration.tracking.no_tracking import NO_TRACKING
+from dpsweep import orchestration
+from dpsweep.accounting.accountants import account
+from dpsweep.accounting.errors import DataCorruption
+from dpsweep.accounting.reasons import Reason, weakened
+from dpsweep.accounting.records import TrialFiles
+from dpsweep.accounting.records.sealed import read_sealed, write_sealed
+from dpsweep.orchestration.commands.main import app
+from dpsweep.orchestration.comparison import claims
+from dpsweep.orchestration.execution.environment import IN_PROCESS
+from dpsweep.orchestration.pipeline import RunRequest, render_again, run_sweep
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.results import write_result
+from dpsweep.orchestration.sweeps.grid import grid
+from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
 from tests.orchestration.sample_grids import key_in, small, trial_in
 from tests.orchestration.sample_results import stopped_of
 

@@ -22,8 +22,8 @@ from benchmarks.coverage import (
 )
 from benchmarks.other_intervals import METHODS, mixed_model
 from benchmarks.simulated import Population, drawn, simulated
-from orchestration.comparison.extremes import Extreme, corrected
-from orchestration.comparison.intervals import RunValues, moments
+from dpsweep.orchestration.comparison.extremes import Extreme, corrected
+from dpsweep.orchestration.comparison.intervals import RunValues, moments
 
 QUICK = 12
 """Sweeps of each case in the gate: enough to notice an interval that covers half of the time."""

@@ -11,19 +11,19 @@ import pytest
 from fairlearn import metrics as fairlearn_metrics
 from sklearn import metrics as sklearn_metrics
 
-from accounting.errors import InvalidInput
-from orchestration.comparison.best import best, parse_conditions
-from orchestration.comparison.evidence import NO_EVIDENCE, Evidence, gather
-from orchestration.comparison.findings import Findings, as_dict, findings, warnings
-from orchestration.comparison.metrics import METRICS, final_metrics, known, of_task
-from orchestration.comparison.rate_metrics import GROUP_METRICS, RATE_METRICS, WORST_GROUP_METRICS
-from orchestration.comparison.sanity import has_diverged
-from orchestration.comparison.settings import finished_settings, group_value
-from orchestration.comparison.spoken import unknown_of_one_seed
-from orchestration.records.published import PublishedSweep, PublishedTrial, PublishedTuning
-from orchestration.report.prose import headline
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.comparison.best import best, parse_conditions
+from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE, Evidence, gather
+from dpsweep.orchestration.comparison.findings import Findings, as_dict, findings, warnings
+from dpsweep.orchestration.comparison.metrics import METRICS, final_metrics, known, of_task
+from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS, RATE_METRICS, WORST_GROUP_METRICS
+from dpsweep.orchestration.comparison.sanity import has_diverged
+from dpsweep.orchestration.comparison.settings import finished_settings, group_value
+from dpsweep.orchestration.comparison.spoken import unknown_of_one_seed
+from dpsweep.orchestration.records.published import PublishedSweep, PublishedTrial, PublishedTuning
+from dpsweep.orchestration.report.prose import headline
+from dpsweep.workers.outcomes import Outcomes
 from tests.orchestration.sample_outcomes import GROUPS, LABELS, LUCK, of_predictions, outcomes, sweep_of, trial
-from workers.outcomes import Outcomes
 
 SHARES = {"none": (0.95, 0.92), "flat": (0.90, 0.80), "dpsgd_f": (0.899, 0.803), "individual": (0.85, 0.62)}
 

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from orchestration.commands.tables import print_outcome
-from orchestration.comparison.evidence import NO_EVIDENCE
-from orchestration.comparison.findings import findings, warnings
-from orchestration.comparison.hidden_groups import hidden_groups_note
-from orchestration.comparison.record import SweepRecord
-from orchestration.pipeline import Outcome
-from orchestration.records.published import PublishedTrial
-from orchestration.records.results import TrialResult
-from orchestration.records.status import status_of
-from orchestration.report.prose import headline
+from dpsweep.orchestration.commands.tables import print_outcome
+from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE
+from dpsweep.orchestration.comparison.findings import findings, warnings
+from dpsweep.orchestration.comparison.hidden_groups import hidden_groups_note
+from dpsweep.orchestration.comparison.record import SweepRecord
+from dpsweep.orchestration.pipeline import Outcome
+from dpsweep.orchestration.records.published import PublishedTrial
+from dpsweep.orchestration.records.results import TrialResult
+from dpsweep.orchestration.records.status import status_of
+from dpsweep.orchestration.report.prose import headline
 from tests.orchestration.sample_outcomes import outcomes, trial
 from tests.orchestration.sample_results import sample_record
 

@@ -11,17 +11,22 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from accounting.estimates import PrivacyEstimate
-from accounting.jobs import CountedEpsilons, Counting, Members, summarise
-from accounting.records.epsilons import Epsilons
-from accounting.records.sealed import write_sealed
-from accounting.release import GroupStatistics, ReleasedStatistics
-from orchestration.comparison.densities import density, loss_density
-from orchestration.comparison.individuals import exact_statistics, kind_of_capped, loss_correlation, released_statistics
-from orchestration.comparison.metrics import known
-from orchestration.comparison.statistics import pearson
-from orchestration.records.published import EpsilonHistogram, GroupEpsilon, IndividualStatistics
-from orchestration.records.results import read_exact_statistics, write_exact_statistics
+from dpsweep.accounting.estimates import PrivacyEstimate
+from dpsweep.accounting.jobs import CountedEpsilons, Counting, Members, summarise
+from dpsweep.accounting.records.epsilons import Epsilons
+from dpsweep.accounting.records.sealed import write_sealed
+from dpsweep.accounting.release import GroupStatistics, ReleasedStatistics
+from dpsweep.orchestration.comparison.densities import density, loss_density
+from dpsweep.orchestration.comparison.individuals import (
+    exact_statistics,
+    kind_of_capped,
+    loss_correlation,
+    released_statistics,
+)
+from dpsweep.orchestration.comparison.metrics import known
+from dpsweep.orchestration.comparison.statistics import pearson
+from dpsweep.orchestration.records.published import EpsilonHistogram, GroupEpsilon, IndividualStatistics
+from dpsweep.orchestration.records.results import read_exact_statistics, write_exact_statistics
 from tests.orchestration.sample_sweeps import sample_trial
 
 

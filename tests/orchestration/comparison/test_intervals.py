@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from orchestration.comparison.intervals import (
+from dpsweep.orchestration.comparison.intervals import (
     TAIL,
     Moments,
     RunValues,
@@ -21,7 +21,7 @@ from orchestration.comparison.intervals import (
     unnoticed,
     unpaired,
 )
-from orchestration.comparison.seeds import pooled
+from dpsweep.orchestration.comparison.seeds import pooled
 
 
 def of_seeds(*values: float, **changes: Any) -> RunValues:

@@ -13,20 +13,20 @@ from pathlib import Path
 
 import pytest
 
-from accounting.accountants import account
-from accounting.errors import DataCorruption
-from accounting.mechanism import GaussianRelease, Segment, Trace
-from accounting.samplings import FixedBatchSampling, PoissonSampling, ShuffledSampling
-from orchestration.comparison.ledger import composed, composed_epsilon
-from orchestration.execution.environment import IN_PROCESS
-from orchestration.pipeline import Outcome, RunRequest, render_again, run_sweep
-from orchestration.records.attempts import Attempt, AttemptLog, read_attempts
-from orchestration.records.layout import SweepFiles
-from orchestration.records.published import PublishedPrivacy, PublishedTrial
-from orchestration.records.states import TrialState
-from orchestration.report.prose import together
-from orchestration.sweeps.schema import parse_sweep
-from orchestration.tracking.protocol import composition_entries
+from dpsweep.accounting.accountants import account
+from dpsweep.accounting.errors import DataCorruption
+from dpsweep.accounting.mechanism import GaussianRelease, Segment, Trace
+from dpsweep.accounting.samplings import FixedBatchSampling, PoissonSampling, ShuffledSampling
+from dpsweep.orchestration.comparison.ledger import composed, composed_epsilon
+from dpsweep.orchestration.execution.environment import IN_PROCESS
+from dpsweep.orchestration.pipeline import Outcome, RunRequest, render_again, run_sweep
+from dpsweep.orchestration.records.attempts import Attempt, AttemptLog, read_attempts
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.published import PublishedPrivacy, PublishedTrial
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.report.prose import together
+from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.tracking.protocol import composition_entries
 from tests.orchestration.sample_grids import key_in, small, trial_in
 
 from mlflow import MlflowClient  # isort: skip
@@ -112,11 +112,11 @@ def test_an_earlier_attempt_is_added() -> None:
 def test_every_process_computes_the_same_bits() -> None:
     """Hashes of strings differ between processes, and with them the order of sets."""
     code = (
-        "from accounting import PoissonSampling, Segment, Trace\n"
-        "from orchestration.comparison.ledger import composed\n"
-        "from orchestration.records.attempts import Attempt\n"
-        "from orchestration.records.published import PublishedPrivacy, PublishedTrial\n"
-        "from orchestration.records.states import TrialState\n"
+        "from dpsweep.accounting import PoissonSampling, Segment, Trace\n"
+        "from dpsweep.orchestration.comparison.ledger import composed\n"
+        "from dpsweep.orchestration.records.attempts import Attempt\n"
+        "from dpsweep.orchestration.records.published import PublishedPrivacy, PublishedTrial\n"
+        "from dpsweep.orchestration.records.states import TrialState\n"
         "levels = (0.9, 1.1, 1.3, 1.7)\n"
         "runs = {level: Trace(1000, (Segment(0, 200, PoissonSampling(0.05), level),)) for level in levels}\n"
         "attempts = {str(level): Attempt(str(level), 1, 1e-5, run, None, ended=True) for level, run in runs.items()}\n"

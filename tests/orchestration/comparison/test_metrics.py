@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from orchestration.comparison.metrics import families, final_metrics, known, known_of_groups
-from orchestration.comparison.rate_metrics import RATE_METRICS, WORST_GROUP_METRICS
-from orchestration.comparison.statistics import Spread, spread
-from orchestration.comparison.values import worst_over_median
-from orchestration.records.published import (
+from dpsweep.orchestration.comparison.metrics import families, final_metrics, known, known_of_groups
+from dpsweep.orchestration.comparison.rate_metrics import RATE_METRICS, WORST_GROUP_METRICS
+from dpsweep.orchestration.comparison.statistics import Spread, spread
+from dpsweep.orchestration.comparison.values import worst_over_median
+from dpsweep.orchestration.records.published import (
     EpsilonHistogram,
     IndividualStatistics,
     PublishedCourse,
@@ -21,8 +21,8 @@ from orchestration.records.published import (
     PublishedQuality,
     PublishedTrial,
 )
-from orchestration.records.states import TrialState
-from workers.rates import ConfusionCounts
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.workers.rates import ConfusionCounts
 
 TRIAL = PublishedTrial(
     key="flat-0",

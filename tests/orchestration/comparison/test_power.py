@@ -6,12 +6,12 @@ import re
 
 import pytest
 
-from accounting.errors import InvalidInput
 from benchmarks.coverage import private
 from benchmarks.simulated import Population, simulated
-from orchestration.comparison.power import ASSUMED, Design, design, detectable, lines, warnings
-from orchestration.sweeps.plan import plan_sweep
-from orchestration.sweeps.schema import parse_sweep
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.comparison.power import ASSUMED, Design, design, detectable, lines, warnings
+from dpsweep.orchestration.sweeps.plan import plan_sweep
+from dpsweep.orchestration.sweeps.schema import parse_sweep
 
 SIX = Design(6, 300, 30, 10)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from orchestration.comparison.metrics import final_metrics, known
-from orchestration.comparison.values import advantage, tpr_at_fpr_1pct
+from dpsweep.orchestration.comparison.metrics import final_metrics, known
+from dpsweep.orchestration.comparison.values import advantage, tpr_at_fpr_1pct
 from tests.orchestration.report.pages import rendered
 from tests.orchestration.sample_sweeps import sample_sweep
 

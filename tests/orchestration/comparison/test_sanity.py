@@ -8,17 +8,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from accounting.errors import InvalidInput
-from orchestration.commands.choice_text import best_lines
-from orchestration.comparison.best import best
-from orchestration.comparison.evidence import gather
-from orchestration.comparison.findings import Findings, as_dict, findings
-from orchestration.comparison.settings import best_trade_offs
-from orchestration.records.published import PublishedSweep, PublishedTrial
-from orchestration.report.page import render
-from orchestration.report.prose import headline
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.commands.choice_text import best_lines
+from dpsweep.orchestration.comparison.best import best
+from dpsweep.orchestration.comparison.evidence import gather
+from dpsweep.orchestration.comparison.findings import Findings, as_dict, findings
+from dpsweep.orchestration.comparison.settings import best_trade_offs
+from dpsweep.orchestration.records.published import PublishedSweep, PublishedTrial
+from dpsweep.orchestration.report.page import render
+from dpsweep.orchestration.report.prose import headline
+from dpsweep.workers.outcomes import Outcomes
 from tests.orchestration.sample_outcomes import LABELS, of_predictions, outcomes, sweep_of, trial
-from workers.outcomes import Outcomes
 
 CONSTANT = float((LABELS == 0).mean())
 

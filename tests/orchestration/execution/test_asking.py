@@ -23,12 +23,12 @@ PREFACE = """
 import sys, time
 from pathlib import Path
 import ray
-from accounting.errors import InvalidInput
-from orchestration.execution import asking
-from orchestration.execution.cluster import check_versions, connected
-from orchestration.execution.gpus import check_gpus
-from orchestration.execution.nodes import alive_nodes
-from orchestration.sweeps.schema import parse_sweep
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.execution import asking
+from dpsweep.orchestration.execution.cluster import check_versions, connected
+from dpsweep.orchestration.execution.gpus import check_gpus
+from dpsweep.orchestration.execution.nodes import alive_nodes
+from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.sample_grids import small
 
 address, folder = sys.argv[1:]

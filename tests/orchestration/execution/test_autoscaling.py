@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accounting.records import read_epsilons
-from orchestration.records.layout import SweepFiles
-from orchestration.sweeps.schema import parse_sweep
+from dpsweep.accounting.records import read_epsilons
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.execution.autoscaled import autoscaled_cluster
 from tests.orchestration.execution.recorded_tasks import nodes_and_tasks
 from tests.orchestration.execution.test_upkeep import trained_sweep
@@ -94,7 +94,7 @@ def test_waiting_parts_start_cpu_nodes_and_no_gpu_node(address: str, tmp_path: P
 ASKED = """
 import sys
 import ray
-from orchestration.execution.autoscaler import is_beyond_autoscaler
+from dpsweep.orchestration.execution.autoscaler import is_beyond_autoscaler
 
 ray.init(sys.argv[1], log_to_driver=False, configure_logging=False)
 print(sum(is_beyond_autoscaler({"CPU": 1.0}) for _ in range(300)))

@@ -15,14 +15,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accounting.errors import InvalidInput
-from accounting.records import NormShards
-from accounting.records.epsilons import read_epsilons
-from accounting.records.files import exists
-from orchestration.execution.cluster import connected
-from orchestration.records.layout import SweepFiles
-from orchestration.sweeps.schema import parse_sweep
-from orchestration.sweeps.user_code import permitted
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.records import NormShards
+from dpsweep.accounting.records.epsilons import read_epsilons
+from dpsweep.accounting.records.files import exists
+from dpsweep.orchestration.execution.cluster import connected
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.sweeps.user_code import permitted
 from tests.orchestration.execution.recorded_tasks import nodes_and_tasks
 from tests.orchestration.execution.test_upkeep import KEYS, TEXT, trained_sweep
 from tests.orchestration.execution.three_nodes import CLOSED, Nodes, three_nodes
@@ -113,10 +113,10 @@ SEARCH = """
 import sys
 from pathlib import Path
 import ray
-from accounting.planning import Calibration, TrialMechanism, solved
-from accounting.samplings import PoissonSampling
-from accounting.schedules import make_schedule
-from orchestration.execution import calibrations
+from dpsweep.accounting.planning import Calibration, TrialMechanism, solved
+from dpsweep.accounting.samplings import PoissonSampling
+from dpsweep.accounting.schedules import make_schedule
+from dpsweep.orchestration.execution import calibrations
 
 run = TrialMechanism(make_schedule("constant", 1.0), PoissonSampling(0.05), 2_000, (), (), "estimate")
 asked = [Calibration(run, 4 + number, 2.0, 1e-5, "rdp") for number in range(6)]
@@ -230,7 +230,7 @@ def test_another_token_is_refused_in_words(address: str, tmp_path: Path) -> None
 
 
 def test_a_head_that_never_answers_is_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestration.execution.cluster._ANSWER_WITHIN", 1.0)
+    monkeypatch.setattr("dpsweep.orchestration.execution.cluster._ANSWER_WITHIN", 1.0)
     monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
     with mute() as address:
         reason = f"no Ray cluster answers at '{address}' \\(.* takes connections, but has not answered within 1 s\\)"

@@ -11,25 +11,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accounting.accountants import account
-from accounting.individual.epsilons import IndividualEpsilons, individual_epsilons
-from accounting.jobs import Scatter, account_in_process
-from accounting.mechanism import Trace
-from accounting.records.epsilons import read_epsilons
-from accounting.records.layout import TrialFiles
-from accounting.records.traces import read_trace
-from accounting.release import ReleaseSpec
-from orchestration.execution.completion import Times, complete_stopped, complete_trial, epsilon_so_far
-from orchestration.records.published import IndividualStatistics
-from orchestration.records.results import TrialResult, read_exact_statistics
-from orchestration.sweeps.plan import plan_sweep
-from orchestration.sweeps.planned import PlannedTrial
-from orchestration.sweeps.schema import SweepSpec, parse_sweep
+from dpsweep.accounting.accountants import account
+from dpsweep.accounting.individual.epsilons import IndividualEpsilons, individual_epsilons
+from dpsweep.accounting.jobs import Scatter, account_in_process
+from dpsweep.accounting.mechanism import Trace
+from dpsweep.accounting.records.epsilons import read_epsilons
+from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.accounting.records.traces import read_trace
+from dpsweep.accounting.release import ReleaseSpec
+from dpsweep.orchestration.execution.completion import Times, complete_stopped, complete_trial, epsilon_so_far
+from dpsweep.orchestration.records.published import IndividualStatistics
+from dpsweep.orchestration.records.results import TrialResult, read_exact_statistics
+from dpsweep.orchestration.sweeps.plan import plan_sweep
+from dpsweep.orchestration.sweeps.planned import PlannedTrial
+from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
+from dpsweep.workers.attack_results import read_attacks
+from dpsweep.workers.counters import read_counters
+from dpsweep.workers.history import Progress
+from dpsweep.workers.trial import run_trial
 from tests.orchestration.sample_grids import small
-from workers.attack_results import read_attacks
-from workers.counters import read_counters
-from workers.history import Progress
-from workers.trial import run_trial
 
 DELTA = 1e-4
 """Not the usual one."""
@@ -172,7 +172,7 @@ def test_what_is_released_are_the_upper_bounds_with_the_stated_noise(
         found = individual_epsilons(*given)
         return replace(found, lower=np.zeros_like(found.upper))
 
-    monkeypatch.setattr("accounting.jobs.examples.individual_epsilons", without_lower)
+    monkeypatch.setattr("dpsweep.accounting.jobs.examples.individual_epsilons", without_lower)
     Path(released.files.released).unlink(missing_ok=True)
     individuals, exact = released.completed().individuals, released.exact
     assert individuals is not None

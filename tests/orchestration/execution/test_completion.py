@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from accounting import attack_risk, privacy_curve
-from accounting.mechanism import Segment, SideQuery, Trace
-from accounting.reasons import weakened
-from accounting.records.traces import read_trace
-from accounting.samplings import PoissonSampling
-from orchestration.execution.completion import Times, bounding_trace, complete_trial
-from orchestration.records.layout import SweepFiles
-from orchestration.records.results import TrialResult, read_result
-from orchestration.sweeps.plan import plan_sweep
-from orchestration.sweeps.planned import PlannedTrial
-from orchestration.sweeps.schema import parse_sweep
+from dpsweep.accounting import attack_risk, privacy_curve
+from dpsweep.accounting.mechanism import Segment, SideQuery, Trace
+from dpsweep.accounting.reasons import weakened
+from dpsweep.accounting.records.traces import read_trace
+from dpsweep.accounting.samplings import PoissonSampling
+from dpsweep.orchestration.execution.completion import Times, bounding_trace, complete_trial
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.results import TrialResult, read_result
+from dpsweep.orchestration.sweeps.plan import plan_sweep
+from dpsweep.orchestration.sweeps.planned import PlannedTrial
+from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.workers.trial import run_trial
 from tests.orchestration.sample_grids import small
-from workers.trial import run_trial
 
 FOLLOWING = {"name": "validation", "factor": 0.5, "period": 1, "threshold": -2.0}
 """The noise would halve after any epoch whose accuracy did not improve by more than -2: it never does."""

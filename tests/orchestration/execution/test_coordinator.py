@@ -12,32 +12,32 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from accounting.errors import StorageError
-from accounting.jobs import Part, PartwiseJob, Result, Scatter, account_in_process
-from accounting.jobs.parallel import AccountingFailed
-from accounting.records import exists
-from accounting.records.epsilons import read_epsilons
-from accounting.records.traces import read_trace
-from orchestration.commands.main import app
-from orchestration.comparison.findings import Findings
-from orchestration.comparison.record import SweepRecord, exact
-from orchestration.execution.backend import TrialContext
-from orchestration.execution.coordinator import Coordinator, initial_status
-from orchestration.execution.in_process import InProcess
-from orchestration.execution.stopping import Close
-from orchestration.records.layout import SweepFiles
-from orchestration.records.manifest import open_manifest, write_manifest
-from orchestration.records.published import PublishedSweep, PublishedTrial
-from orchestration.records.results import StoppedTrial, TrialResult, read_result
-from orchestration.records.states import TrialState
-from orchestration.records.status import SweepStatus
-from orchestration.sweeps.plan import plan_sweep
-from orchestration.sweeps.planned import Plan, PlannedTrial
-from orchestration.sweeps.schema import parse_sweep
-from orchestration.tracking.protocol import RunStatus, TrackedSweep
+from dpsweep.accounting.errors import StorageError
+from dpsweep.accounting.jobs import Part, PartwiseJob, Result, Scatter, account_in_process
+from dpsweep.accounting.jobs.parallel import AccountingFailed
+from dpsweep.accounting.records import exists
+from dpsweep.accounting.records.epsilons import read_epsilons
+from dpsweep.accounting.records.traces import read_trace
+from dpsweep.orchestration.commands.main import app
+from dpsweep.orchestration.comparison.findings import Findings
+from dpsweep.orchestration.comparison.record import SweepRecord, exact
+from dpsweep.orchestration.execution.backend import TrialContext
+from dpsweep.orchestration.execution.coordinator import Coordinator, initial_status
+from dpsweep.orchestration.execution.in_process import InProcess
+from dpsweep.orchestration.execution.stopping import Close
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.manifest import open_manifest, write_manifest
+from dpsweep.orchestration.records.published import PublishedSweep, PublishedTrial
+from dpsweep.orchestration.records.results import StoppedTrial, TrialResult, read_result
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.records.status import SweepStatus
+from dpsweep.orchestration.sweeps.plan import plan_sweep
+from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial
+from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.tracking.protocol import RunStatus, TrackedSweep
+from dpsweep.workers.imports import NO_CODE
+from dpsweep.workers.trial import Progress, run_trial
 from tests.orchestration.sample_grids import keys_of, small
-from workers.imports import NO_CODE
-from workers.trial import Progress, run_trial
 
 TEXT = small(clipping=["none", {"name": "flat", "bound": 1.0}], noise="constant", seeds=[0, 1])
 SWEEP = parse_sweep(TEXT)
@@ -195,7 +195,7 @@ def test_accounting_that_fails_ends_that_trial_alone(bench: Bench) -> None:
 
 
 def test_a_storage_that_refuses_for_a_while_fails_no_trial(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestration.execution.coordinator.PAUSES", (0.01,) * 3)
+    monkeypatch.setattr("dpsweep.orchestration.execution.coordinator.PAUSES", (0.01,) * 3)
     refusals = {FIRST: 3, SECOND: 4}
 
     def refusing(job: PartwiseJob[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from accounting import account, attack_risk, privacy_curve
-from orchestration.execution.costs import Costs, costs, costs_as_planned
-from orchestration.sweeps.plan import plan_sweep
-from orchestration.sweeps.planned import PlannedTrial
-from orchestration.sweeps.schema import SweepSpec, parse_sweep
+from dpsweep.accounting import account, attack_risk, privacy_curve
+from dpsweep.orchestration.execution.costs import Costs, costs, costs_as_planned
+from dpsweep.orchestration.sweeps.plan import plan_sweep
+from dpsweep.orchestration.sweeps.planned import PlannedTrial
+from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
 from tests.orchestration.sample_grids import small
 
 ACCOUNTING = {"group_sizes": [1, 2, 3], "also": ["pld", "rdp-classic"]}

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from accounting.errors import InvalidInput
-from orchestration.execution.disk_space import require_space
-from orchestration.records.layout import SweepFiles
-from orchestration.sweeps.plan import plan_sweep
-from orchestration.sweeps.schema import parse_sweep
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.execution.disk_space import require_space
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.sweeps.plan import plan_sweep
+from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.sample_grids import small
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestration.execution.early_start import ray_ahead
-from orchestration.execution.environment import EMBEDDED, IN_PROCESS
-from orchestration.execution.shared_connection import kept
-from orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.execution.early_start import ray_ahead
+from dpsweep.orchestration.execution.environment import EMBEDDED, IN_PROCESS
+from dpsweep.orchestration.execution.shared_connection import kept
+from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.workers.imports import NO_CODE
 from tests.orchestration.execution.test_shared_connection import connections
 from tests.orchestration.processes import PATIENCE, environment
-from workers.imports import NO_CODE
 
 SWEEP = """
 name: ahead
@@ -30,11 +30,11 @@ privacy: {target_epsilon: 3, delta: 1e-4}
 SCRIPT = """
 import os, sys
 from pathlib import Path
-from orchestration.execution.environment import EMBEDDED, prepare_environment
+from dpsweep.orchestration.execution.environment import EMBEDDED, prepare_environment
 prepare_environment(EMBEDDED)
-from orchestration.execution.early_start import ray_ahead
-from orchestration.sweeps.schema import parse_sweep
-from workers.imports import NO_CODE
+from dpsweep.orchestration.execution.early_start import ray_ahead
+from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.workers.imports import NO_CODE
 
 def workers():
     return len(set(Path(os.environ["RAY_TMPDIR"]).glob("ray/session_2*/logs/worker-*.out")))
@@ -44,7 +44,7 @@ class Trial:
         return "asked"
 
 with ray_ahead(parse_sweep(sys.argv[2]), sys.argv[1], EMBEDDED, NO_CODE):
-    from orchestration.execution.cluster import connected
+    from dpsweep.orchestration.execution.cluster import connected
     with connected(EMBEDDED, Path(sys.argv[1], "log")):
         import ray
         before = workers()

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from accounting.records.layout import TrialFiles
-from accounting.records.traces import read_trace
-from orchestration.execution.estimate_quality import quality_of_estimates
-from orchestration.records.published import EstimateQuality
-from orchestration.sweeps.plan import plan_sweep
-from orchestration.sweeps.schema import parse_sweep
+from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.accounting.records.traces import read_trace
+from dpsweep.orchestration.execution.estimate_quality import quality_of_estimates
+from dpsweep.orchestration.records.published import EstimateQuality
+from dpsweep.orchestration.sweeps.plan import plan_sweep
+from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.workers.trial import run_trial
 from tests.accounting.stored_trial import account_trial, job_of
 from tests.orchestration.sample_grids import small
-from workers.trial import run_trial
 
 WORST = 1e9
 

@@ -8,9 +8,9 @@ import pytest
 import ray
 from typer.testing import CliRunner
 
-from accounting.errors import DpsweepError, InvalidInput
-from orchestration.commands.main import app
-from orchestration.execution import submission
+from dpsweep.accounting.errors import DpsweepError, InvalidInput
+from dpsweep.orchestration.commands.main import app
+from dpsweep.orchestration.execution import submission
 from tests.orchestration.odd_server import answering
 
 VERSION = {"version": "4", "ray_version": ray.__version__, "ray_commit": "x", "session_name": "\x1b]0;t\x07"}

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from accounting.records.encryption import KEY_VARIABLE
-from orchestration.records.layout import SweepFiles
-from orchestration.sweeps.schema import parse_sweep
+from dpsweep.accounting.records.encryption import KEY_VARIABLE
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.execution.three_nodes import CLOSED
 from tests.orchestration.processes import dpsweep, script
 from tests.orchestration.reference import assert_same_trial, run_undisturbed

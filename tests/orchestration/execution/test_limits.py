@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from accounting.records import exists
-from orchestration.execution.environment import EMBEDDED
-from orchestration.records.states import TrialState
-from orchestration.records.status import SweepStatus
+from dpsweep.accounting.records import exists
+from dpsweep.orchestration.execution.environment import EMBEDDED
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.records.status import SweepStatus
 from tests.orchestration.test_limits import run, said, states
 
 

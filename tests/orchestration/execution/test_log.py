@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from ray._private import worker
 
-from orchestration.execution.cluster import logged_to, nodes_told_to_the_log
+from dpsweep.orchestration.execution.cluster import logged_to, nodes_told_to_the_log
 from tests.orchestration.execution.three_nodes import CLOSED
 from tests.orchestration.processes import script
 
@@ -35,8 +35,8 @@ import sys
 from pathlib import Path
 import ray
 from ray.cluster_utils import Cluster
-from orchestration.execution.cluster import connected
-from orchestration.execution.environment import prepare_environment
+from dpsweep.orchestration.execution.cluster import connected
+from dpsweep.orchestration.execution.environment import prepare_environment
 
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
 node = cluster.add_node(num_cpus=1)

@@ -18,10 +18,10 @@ LISTEN = "0A"
 SCRIPT = """
 import json, sys
 from pathlib import Path
-from orchestration.execution.environment import EMBEDDED, prepare_environment
+from dpsweep.orchestration.execution.environment import EMBEDDED, prepare_environment
 prepare_environment(EMBEDDED)
 import os, ray
-from orchestration.execution.cluster import connected
+from dpsweep.orchestration.execution.cluster import connected
 
 class Worker:
     def pid(self):

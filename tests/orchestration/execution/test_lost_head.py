@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from accounting.records.files import exists
-from orchestration.records.layout import SweepFiles
-from orchestration.sweeps.schema import parse_sweep
+from dpsweep.accounting.records.files import exists
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.execution.three_nodes import CLOSED
 from tests.orchestration.processes import PATIENCE, dpsweep, kill, script, start, wait_until
 from tests.orchestration.reference import assert_same_trial, run_undisturbed

@@ -25,13 +25,13 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 BLIND = """
 import sys
 from pathlib import Path
-from accounting.errors import InvalidInput
-from accounting.records import NormShards, TrialFiles
-from orchestration.execution.on_ray import on_cluster
-from orchestration.records.layout import SweepFiles
-from orchestration.sweeps.schema import parse_sweep
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.records import NormShards, TrialFiles
+from dpsweep.orchestration.execution.on_ray import on_cluster
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.accounting.stored_trial import job_of, write_trial
-from workers.imports import NO_CODE
+from dpsweep.workers.imports import NO_CODE
 
 address, folder, text = sys.argv[1:]
 files = SweepFiles(folder)
@@ -74,13 +74,13 @@ sys.stdin.read()
 '''
 import os, signal, subprocess, sys, time
 import ray
-from accounting.records import NormShards, TrialFiles
-from orchestration.execution.on_ray import on_cluster
-from orchestration.records.layout import SweepFiles
-from orchestration.sweeps.schema import parse_sweep
+from dpsweep.accounting.records import NormShards, TrialFiles
+from dpsweep.orchestration.execution.on_ray import on_cluster
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.accounting.stored_trial import job_of, write_trial
 from tests.orchestration.processes import descendants
-from workers.imports import NO_CODE
+from dpsweep.workers.imports import NO_CODE
 
 address, folder, text = sys.argv[1:]
 files, warnings = SweepFiles(folder), []

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from accounting.errors import InvalidInput, StorageError
-from orchestration.comparison.stored import stored_record
-from orchestration.execution.object_stores import _is_installed, abort_uploads, require_answer, require_client
-from orchestration.pipeline import RunRequest, run_sweep
-from orchestration.records.layout import SweepFiles
-from orchestration.sweeps.schema import parse_sweep
+from dpsweep.accounting.errors import InvalidInput, StorageError
+from dpsweep.orchestration.comparison.stored import stored_record
+from dpsweep.orchestration.execution.object_stores import _is_installed, abort_uploads, require_answer, require_client
+from dpsweep.orchestration.pipeline import RunRequest, run_sweep
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.sample_grids import small
 from tests.orchestration.servers import closed_port, has_s3, mute
 
@@ -45,7 +45,7 @@ def test_a_store_that_cannot_be_reached_is_named_before_anything_is_written(
 
 
 def test_a_store_that_never_answers_is_one_error_of_any_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("accounting.records.stores._ANSWER_WITHIN", 1.0)
+    monkeypatch.setattr("dpsweep.accounting.records.stores._ANSWER_WITHIN", 1.0)
     with mute() as place:
         for name, value in {**NOBODY, "AWS_ENDPOINT_URL": f"http://{place}"}.items():
             monkeypatch.setenv(name, value)

@@ -9,25 +9,25 @@ from pathlib import Path
 
 import pytest
 
-from accounting.errors import DpsweepError, InvalidInput
-from accounting.planning import PROCESSES
-from orchestration.execution.planning import plan_at
-from orchestration.sweeps.grid import NO_PAST
-from orchestration.sweeps.plan import plan_sweep
-from orchestration.sweeps.schema import parse_sweep
-from orchestration.sweeps.user_code import permitted
+from dpsweep.accounting.errors import DpsweepError, InvalidInput
+from dpsweep.accounting.planning import PROCESSES
+from dpsweep.orchestration.execution.planning import plan_at
+from dpsweep.orchestration.sweeps.grid import NO_PAST
+from dpsweep.orchestration.sweeps.plan import plan_sweep
+from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.sweeps.user_code import permitted
 from tests.orchestration.sample_grids import small
 
 ELSEWHERE = "head.example.org:6379"
 TEXT = small(clipping="flat", noise="constant", seeds=[0, 1])
 DRIVER = """
 import json, sys
-import orchestration.execution.on_ray, orchestration.pipeline
-from accounting.planning import PROCESSES
-from orchestration.execution.planning import plan_at
-from orchestration.sweeps.grid import NO_PAST
-from orchestration.sweeps.schema import parse_sweep
-from workers.imports import NO_CODE
+import dpsweep.orchestration.execution.on_ray, dpsweep.orchestration.pipeline
+from dpsweep.accounting.planning import PROCESSES
+from dpsweep.orchestration.execution.planning import plan_at
+from dpsweep.orchestration.sweeps.grid import NO_PAST
+from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.workers.imports import NO_CODE
 plan = plan_at(sys.argv[1], parse_sweep(sys.argv[2]), NO_CODE, NO_PAST, PROCESSES)
 print(json.dumps({"plan": repr(plan), "torch": "torch" in sys.modules}))
 """

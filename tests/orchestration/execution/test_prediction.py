@@ -10,22 +10,29 @@ from pathlib import Path
 
 import pytest
 
-from accounting.errors import InvalidInput
-from orchestration.commands.main import main
-from orchestration.execution import probing
-from orchestration.execution.environment import IN_PROCESS
-from orchestration.execution.prediction import Capacity, predict, training_seconds
-from orchestration.execution.probing import AccountingProbe, SweepProbe, kind, norm_passes, probe_sweep, run_kind
-from orchestration.pipeline import RunRequest, run_sweep
-from orchestration.sweeps.plan import plan_sweep
-from orchestration.sweeps.planned import Plan
-from orchestration.sweeps.resources import ResourceSettings
-from orchestration.sweeps.schema import SweepSpec, parse_sweep
-from orchestration.sweeps.user_code import permitted
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.commands.main import main
+from dpsweep.orchestration.execution import probing
+from dpsweep.orchestration.execution.environment import IN_PROCESS
+from dpsweep.orchestration.execution.prediction import Capacity, predict, training_seconds
+from dpsweep.orchestration.execution.probing import (
+    AccountingProbe,
+    SweepProbe,
+    kind,
+    norm_passes,
+    probe_sweep,
+    run_kind,
+)
+from dpsweep.orchestration.pipeline import RunRequest, run_sweep
+from dpsweep.orchestration.sweeps.plan import plan_sweep
+from dpsweep.orchestration.sweeps.planned import Plan
+from dpsweep.orchestration.sweeps.resources import ResourceSettings
+from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
+from dpsweep.orchestration.sweeps.user_code import permitted
+from dpsweep.workers.imports import UserCode
+from dpsweep.workers.probe import TrialProbe
+from dpsweep.workers.spec import AttackSpec, NormSpec, RmiaSpec
 from tests.orchestration.sample_grids import small
-from workers.imports import UserCode
-from workers.probe import TrialProbe
-from workers.spec import AttackSpec, NormSpec, RmiaSpec
 
 SWEEP = small(clipping=["none", {"name": "flat", "bound": [1.0, 2.0]}], noise="constant", seeds=[0, 1], epochs=10)
 PIECES = TrialProbe(

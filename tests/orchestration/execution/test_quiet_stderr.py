@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from orchestration.execution.quiet_stderr import stderr_without
+from dpsweep.orchestration.execution.quiet_stderr import stderr_without
 
 
 def test_only_the_lines_with_the_text_are_left_out(capfd: pytest.CaptureFixture[str]) -> None:
@@ -22,7 +22,7 @@ def test_only_the_lines_with_the_text_are_left_out(capfd: pytest.CaptureFixture[
 def test_what_is_said_before_a_crash_is_seen() -> None:
     code = """
 import os, time
-from orchestration.execution.quiet_stderr import stderr_without
+from dpsweep.orchestration.execution.quiet_stderr import stderr_without
 with stderr_without(b"level"):
     os.write(2, b"the level is set\\nthe reason\\n")
     time.sleep(0.5)

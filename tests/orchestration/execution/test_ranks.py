@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from orchestration.records.layout import SweepFiles
-from orchestration.sweeps.plan import plan_sweep
-from orchestration.sweeps.schema import parse_sweep
-from orchestration.sweeps.user_code import permitted
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.sweeps.plan import plan_sweep
+from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.sweeps.user_code import permitted
 from tests.orchestration.processes import dpsweep
 from tests.orchestration.sample_grids import small
 from tests.workers.rank_runs import ended, started

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from accounting.errors import InvalidInput
-from orchestration.execution.session import _LONGEST, _make_in_first, private_session
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.execution.session import _LONGEST, _make_in_first, private_session
 from tests.orchestration.processes import PATIENCE, descendants, dpsweep, environment, is_alive, kill, start, wait_until
 from tests.orchestration.sample_grids import small
 
@@ -26,10 +26,10 @@ SCRIPT = """
 import os, sys
 from pathlib import Path
 os.umask(0)
-from orchestration.execution.environment import EMBEDDED, prepare_environment
+from dpsweep.orchestration.execution.environment import EMBEDDED, prepare_environment
 prepare_environment(EMBEDDED)
 import ray
-from orchestration.execution.cluster import connected
+from dpsweep.orchestration.execution.cluster import connected
 def speak():
     print("row of a patient", flush=True)
 with connected(EMBEDDED, Path(sys.argv[1])):
@@ -285,15 +285,15 @@ def test_workers_share_a_folder_that_ends_with_the_run(tmp_path: Path) -> None:
     script = """
 import sys
 from pathlib import Path
-from orchestration.execution.environment import EMBEDDED, prepare_environment
+from dpsweep.orchestration.execution.environment import EMBEDDED, prepare_environment
 prepare_environment(EMBEDDED)
 import ray
-from orchestration.execution.cluster import connected
+from dpsweep.orchestration.execution.cluster import connected
 def share():
-    from workers.data.mapped import once_on_node, Form
-    import numpy, torch, workers.node_folder
+    from dpsweep.workers.data.mapped import once_on_node, Form
+    import numpy, torch, dpsweep.workers.node_folder
     once_on_node(lambda: "key", [Form(torch.uint8, (2,))], 1, lambda: iter([[numpy.zeros((1, 2), numpy.uint8)]]))
-    return str(workers.node_folder.node_folder())
+    return str(dpsweep.workers.node_folder.node_folder())
 with connected(EMBEDDED, Path(sys.argv[1])):
     folder = Path(ray.get(ray.remote(num_cpus=0)(share).remote()))
     print(folder, oct(folder.stat().st_mode), *sorted(file.name for file in folder.iterdir()))

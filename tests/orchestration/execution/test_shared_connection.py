@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from orchestration.execution.shared_connection import kept, kept_open, opened_ahead
+from dpsweep.orchestration.execution.shared_connection import kept, kept_open, opened_ahead
 
 
 def connections(events: list[str]) -> Callable[[], AbstractContextManager[int]]:

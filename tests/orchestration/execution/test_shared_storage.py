@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from accounting.errors import InvalidInput
-from accounting.jobs import account_part
-from orchestration.execution.backend import TrialContext
-from orchestration.execution.shared_storage import OnSharedStorage, Probe
-from orchestration.execution.tune import _attempt
-from orchestration.records.layout import SweepFiles
-from orchestration.sweeps.plan import plan_sweep
-from orchestration.sweeps.resources import ResourceSettings
-from orchestration.sweeps.schema import parse_sweep
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.jobs import account_part
+from dpsweep.orchestration.execution.backend import TrialContext
+from dpsweep.orchestration.execution.shared_storage import OnSharedStorage, Probe
+from dpsweep.orchestration.execution.tune import _attempt
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.sweeps.plan import plan_sweep
+from dpsweep.orchestration.sweeps.resources import ResourceSettings
+from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.workers.imports import NO_CODE
 from tests.orchestration.sample_grids import small
-from workers.imports import NO_CODE
 
 
 def test_what_was_written_is_read_back(tmp_path: Path) -> None:

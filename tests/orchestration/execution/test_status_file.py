@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from orchestration.execution.environment import IN_PROCESS
-from orchestration.execution.notices import Notices
-from orchestration.execution.status_file import StatusFile
-from orchestration.pipeline import RunRequest, run_sweep
-from orchestration.records.layout import SweepFiles
-from orchestration.records.states import TrialState
-from orchestration.records.status import SweepStatus, TrialStatus
-from orchestration.records.status_snapshot import ClusterSnapshot, NodeSnapshot, SweepSnapshot, read_snapshot
-from orchestration.sweeps.schema import parse_sweep
-from orchestration.sweeps.user_code import permitted
-from orchestration.tracking.no_tracking import NO_TRACKING
+from dpsweep.orchestration.execution.environment import IN_PROCESS
+from dpsweep.orchestration.execution.notices import Notices
+from dpsweep.orchestration.execution.status_file import StatusFile
+from dpsweep.orchestration.pipeline import RunRequest, run_sweep
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.records.status import SweepStatus, TrialStatus
+from dpsweep.orchestration.records.status_snapshot import ClusterSnapshot, NodeSnapshot, SweepSnapshot, read_snapshot
+from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.sweeps.user_code import permitted
+from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
 from tests.orchestration.processes import wait_until
 from tests.orchestration.sample_grids import small
 

@@ -14,21 +14,21 @@ import pytest
 import torch
 from pyarrow import fs
 
-from accounting.errors import StorageError
-from accounting.records import files as storage
-from accounting.records import local_files, read_bytes, read_epsilons
-from orchestration.execution import storage_retries
-from orchestration.execution.backend import TrialContext
-from orchestration.execution.storage_retries import train_patiently
-from orchestration.records.layout import SweepFiles
-from orchestration.sweeps.plan import plan_sweep
-from orchestration.sweeps.planned import PlannedTrial
-from orchestration.sweeps.schema import parse_sweep
+from dpsweep.accounting.errors import StorageError
+from dpsweep.accounting.records import files as storage
+from dpsweep.accounting.records import local_files, read_bytes, read_epsilons
+from dpsweep.orchestration.execution import storage_retries
+from dpsweep.orchestration.execution.backend import TrialContext
+from dpsweep.orchestration.execution.storage_retries import train_patiently
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.sweeps.plan import plan_sweep
+from dpsweep.orchestration.sweeps.planned import PlannedTrial
+from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.workers.imports import NO_CODE
+from dpsweep.workers.trial import Progress, TrainingResult, run_trial
 from tests.accounting.stored_trial import account_trial, job_of
 from tests.orchestration.reference import run_undisturbed
 from tests.orchestration.sample_grids import small
-from workers.imports import NO_CODE
-from workers.trial import Progress, TrainingResult, run_trial
 
 TEXT = small(
     clipping="individual",
@@ -101,7 +101,7 @@ def test_what_refuses_for_good_fails_the_trial(
         raise OSError(errno.ENOSPC, "no space left on device")
 
     monkeypatch.setattr(storage_retries, "PAUSES", (0.0, 0.0))
-    monkeypatch.setattr("workers.trial.run_trial", counted)
+    monkeypatch.setattr("dpsweep.workers.trial.run_trial", counted)
     monkeypatch.setattr(storage, "_put_object", refuse)
     monkeypatch.setattr(local_files, "replace_file", refuse)
     context = TrialContext(

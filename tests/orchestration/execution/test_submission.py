@@ -19,18 +19,18 @@ from pathlib import Path
 import pytest
 import yaml
 
-from accounting.errors import InvalidInput
-from accounting.records.files import exists
-from orchestration.execution import submission
-from orchestration.execution.environment import reread_environment
-from orchestration.execution.gauges import SWEEP_GAUGES
-from orchestration.execution.job_package import Package
-from orchestration.execution.submission import SubmittedSweeps
-from orchestration.records.layout import SweepFiles
-from orchestration.records.status_snapshot import SweepSnapshot, read_snapshot
-from orchestration.records.turn import Turn
-from orchestration.sweeps.schema import parse_sweep
-from orchestration.sweeps.user_code import permitted
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.records.files import exists
+from dpsweep.orchestration.execution import submission
+from dpsweep.orchestration.execution.environment import reread_environment
+from dpsweep.orchestration.execution.gauges import SWEEP_GAUGES
+from dpsweep.orchestration.execution.job_package import Package
+from dpsweep.orchestration.execution.submission import SubmittedSweeps
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.status_snapshot import SweepSnapshot, read_snapshot
+from dpsweep.orchestration.records.turn import Turn
+from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.sweeps.user_code import permitted
 from tests.orchestration.processes import dpsweep, kill, script, wait_until
 from tests.orchestration.reference import assert_same_trial, run_undisturbed
 from tests.orchestration.sample_grids import keys_of, small

@@ -9,7 +9,7 @@ import pytest
 
 SCRIPT = """
 import os, signal, sys
-from orchestration.execution.sudden_end import told_if_killed
+from dpsweep.orchestration.execution.sudden_end import told_if_killed
 with told_if_killed("the same command continues"):
     exec(sys.argv[1])
 """

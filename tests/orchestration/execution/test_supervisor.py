@@ -12,7 +12,7 @@ from tests.orchestration.processes import PATIENCE, wait_until
 
 LOOP = """
 import os, sys
-from orchestration.execution.supervisor import Supervisor
+from dpsweep.orchestration.execution.supervisor import Supervisor
 code, note, pause = sys.argv[1:]
 sys.exit(Supervisor((sys.executable, "-c", code, note), os.environ, restarts=2, pause=float(pause)).run())
 """

@@ -11,14 +11,14 @@ from typing import Any
 import mlflow
 import pytest
 
-from accounting.accountants import account
-from accounting.reasons import weakened
-from accounting.records.files import exists
-from orchestration.records.layout import SweepFiles
-from orchestration.records.results import StoppedTrial, read_result
-from orchestration.sweeps.grid import grid
-from orchestration.sweeps.plan import plan_sweep
-from orchestration.sweeps.schema import parse_sweep
+from dpsweep.accounting.accountants import account
+from dpsweep.accounting.reasons import weakened
+from dpsweep.accounting.records.files import exists
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.results import StoppedTrial, read_result
+from dpsweep.orchestration.sweeps.grid import grid
+from dpsweep.orchestration.sweeps.plan import plan_sweep
+from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.processes import dpsweep
 from tests.orchestration.sample_grids import small
 

@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from accounting.errors import DataCorruption
-from accounting.records.epsilons import read_epsilons
-from accounting.records.files import list_files
-from accounting.records.private_files import write_private
-from orchestration.commands.main import app
-from orchestration.execution.completion import Times, complete_trial
-from orchestration.records.layout import SweepFiles
-from orchestration.records.manifest import open_manifest, write_manifest
-from orchestration.sweeps.plan import plan_sweep
-from orchestration.sweeps.schema import parse_sweep
+from dpsweep.accounting.errors import DataCorruption
+from dpsweep.accounting.records.epsilons import read_epsilons
+from dpsweep.accounting.records.files import list_files
+from dpsweep.accounting.records.private_files import write_private
+from dpsweep.orchestration.commands.main import app
+from dpsweep.orchestration.execution.completion import Times, complete_trial
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.manifest import open_manifest, write_manifest
+from dpsweep.orchestration.sweeps.plan import plan_sweep
+from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.workers.trial import run_trial
 from tests.orchestration.sample_grids import keys_of, small
-from workers.trial import run_trial
 
 TEXT = small(
     data={"name": "digits", "keep": dict.fromkeys(range(10), 0.1)},

@@ -10,24 +10,24 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from accounting.errors import DataCorruption
-from accounting.records.files import read_bytes
-from accounting.records.layout import TrialFiles
-from accounting.records.sealed import read_sealed
-from orchestration.commands.main import app
-from orchestration.execution.completion import Times, complete_trial
-from orchestration.pipeline import render_again
-from orchestration.records.layout import SweepFiles
-from orchestration.records.manifest import open_manifest, write_manifest
-from orchestration.records.report_digests import write_public_reports
-from orchestration.records.results import TrialResult, read_result
-from orchestration.sweeps.plan import plan_sweep
-from orchestration.sweeps.planned import PlannedTrial
-from orchestration.sweeps.schema import SweepSpec, parse_sweep
-from orchestration.sweeps.user_code import permitted
+from dpsweep.accounting.errors import DataCorruption
+from dpsweep.accounting.records.files import read_bytes
+from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.accounting.records.sealed import read_sealed
+from dpsweep.orchestration.commands.main import app
+from dpsweep.orchestration.execution.completion import Times, complete_trial
+from dpsweep.orchestration.pipeline import render_again
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.manifest import open_manifest, write_manifest
+from dpsweep.orchestration.records.report_digests import write_public_reports
+from dpsweep.orchestration.records.results import TrialResult, read_result
+from dpsweep.orchestration.sweeps.plan import plan_sweep
+from dpsweep.orchestration.sweeps.planned import PlannedTrial
+from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
+from dpsweep.orchestration.sweeps.user_code import permitted
+from dpsweep.workers.trial import run_trial
 from tests.orchestration import own_people
 from tests.orchestration.sample_grids import small
-from workers.trial import run_trial
 
 
 @pytest.fixture
@@ -166,9 +166,9 @@ def test_no_file_of_the_report_is_read_to_note_its_digest(
         return read_bytes(uri)
 
     with monkeypatch.context() as patch:
-        for module in ("accounting.records.sealed", "accounting.records.private_files"):
+        for module in ("dpsweep.accounting.records.sealed", "dpsweep.accounting.records.private_files"):
             patch.setattr(f"{module}.read_bytes", refused)
-        patch.setattr("orchestration.records.report_digests.digest_of", refused)
+        patch.setattr("dpsweep.orchestration.records.report_digests.digest_of", refused)
         render_again(str(tmp_path))
     assert verified(tmp_path).exit_code == 0
     Path(files.results).write_text("[]")

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from accounting.errors import InvalidInput
-from accounting.records import UnsafeFile, write_bytes_atomically
-from orchestration.records.layout import SweepFiles
-from orchestration.records.ownership import claimed, exclusive
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.records import UnsafeFile, write_bytes_atomically
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.ownership import claimed, exclusive
 
 PERIOD = 0.2
 
@@ -73,7 +73,7 @@ def test_of_two_that_start_at_once_one_is_refused(uri: str, tmp_path: Path, monk
     def other_writes(seconds: float) -> None:
         file.write_text(json.dumps({"token": "b", "host": "elsewhere", "pid": 2, "renewed": time.time()}))
 
-    monkeypatch.setattr("orchestration.records.ownership.time.sleep", other_writes)
+    monkeypatch.setattr("dpsweep.orchestration.records.ownership.time.sleep", other_writes)
     with pytest.raises(InvalidInput, match="process 2 on elsewhere"), claimed(uri, 30.0):
         pass
     assert stored(tmp_path)["token"] == "b", "the claim of the other stays"

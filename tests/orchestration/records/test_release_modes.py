@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from accounting.errors import InvalidInput
-from orchestration.records.failures import shown
-from orchestration.records.release_modes import EXACT, RELEASE_MODES, RELEASED, release_mode, release_spec
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.records.failures import shown
+from dpsweep.orchestration.records.release_modes import EXACT, RELEASE_MODES, RELEASED, release_mode, release_spec
 
 
 @pytest.mark.parametrize("name", RELEASE_MODES)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from accounting.errors import DataCorruption
-from accounting.records.sealed import read_sealed, write_sealed
-from orchestration.records.results import StoredResult, read_result, write_result
-from orchestration.sweeps.grid import grid
-from orchestration.sweeps.schema import parse_sweep
+from dpsweep.accounting.errors import DataCorruption
+from dpsweep.accounting.records.sealed import read_sealed, write_sealed
+from dpsweep.orchestration.records.results import StoredResult, read_result, write_result
+from dpsweep.orchestration.sweeps.grid import grid
+from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.sample_grids import small
 from tests.orchestration.sample_results import result_of, stopped_of
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from html.parser import HTMLParser
 
-from orchestration.comparison.settings import finished_settings
-from orchestration.records.published import (
+from dpsweep.orchestration.comparison.settings import finished_settings
+from dpsweep.orchestration.records.published import (
     EstimateQuality,
     IndividualStatistics,
     PublishedAttack,
@@ -16,8 +16,8 @@ from orchestration.records.published import (
     PublishedQuality,
     PublishedTrial,
 )
-from orchestration.records.states import TrialState
-from orchestration.report.style import style_of
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.report.style import style_of
 
 Row = dict[str, str]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestration.report import page
-from orchestration.report.page import render
+from dpsweep.orchestration.report import page
+from dpsweep.orchestration.report.page import render
 from tests.orchestration.report.pages import Page, rendered
 from tests.orchestration.sample_sweeps import sample_sweep
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from orchestration.comparison.metrics import main_metric
-from orchestration.comparison.settings import finished_settings
-from orchestration.report.exact import (
+from dpsweep.orchestration.comparison.metrics import main_metric
+from dpsweep.orchestration.comparison.settings import finished_settings
+from dpsweep.orchestration.report.exact import (
     accounts_section,
     attacks_section,
     attacks_table,
@@ -17,7 +17,7 @@ from orchestration.report.exact import (
     training_scores_section,
     training_scores_table,
 )
-from orchestration.report.style import style_of
+from dpsweep.orchestration.report.style import style_of
 from tests.orchestration.report.sample_settings import SETTINGS, STYLE, TRIALS, rows
 
 

@@ -12,22 +12,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accounting.mechanism import Segment, Trace
-from accounting.samplings import PoissonSampling
-from orchestration.comparison.evidence import Evidence, gather
-from orchestration.comparison.findings import Findings, findings
-from orchestration.comparison.metrics import metric
-from orchestration.comparison.settings import Setting
-from orchestration.records.attempts import Attempt
-from orchestration.records.published import PublishedSweep, PublishedTrial
-from orchestration.report.first_screen import Tile, decision, tiles
-from orchestration.report.page import render
-from orchestration.report.style import style_of
-from orchestration.report.summary import summary_pdf
+from dpsweep.accounting.mechanism import Segment, Trace
+from dpsweep.accounting.samplings import PoissonSampling
+from dpsweep.orchestration.comparison.evidence import Evidence, gather
+from dpsweep.orchestration.comparison.findings import Findings, findings
+from dpsweep.orchestration.comparison.metrics import metric
+from dpsweep.orchestration.comparison.settings import Setting
+from dpsweep.orchestration.records.attempts import Attempt
+from dpsweep.orchestration.records.published import PublishedSweep, PublishedTrial
+from dpsweep.orchestration.report.first_screen import Tile, decision, tiles
+from dpsweep.orchestration.report.page import render
+from dpsweep.orchestration.report.style import style_of
+from dpsweep.orchestration.report.summary import summary_pdf
+from dpsweep.workers.outcomes import Outcomes
 from tests.orchestration.report.pages import Page, rendered
 from tests.orchestration.report.test_browser import CHROMIUM, answers
 from tests.orchestration.sample_outcomes import LABELS, of_predictions, outcomes, sweep_of, trial
-from workers.outcomes import Outcomes
 
 ROOT = Path(__file__).parents[3]
 needs_browser = pytest.mark.skipif(not CHROMIUM, reason="no chromium or chrome to draw the page with")

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from accounting.release import OwnerReport
-from orchestration.report.owner import owner_page, owner_sentences
+from dpsweep.accounting.release import OwnerReport
+from dpsweep.orchestration.report.owner import owner_page, owner_sentences
 
 
 @pytest.mark.parametrize(

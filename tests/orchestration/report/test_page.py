@@ -12,25 +12,25 @@ from dataclasses import replace
 
 import pytest
 
-from orchestration.comparison.evidence import NO_EVIDENCE
-from orchestration.comparison.findings import findings
-from orchestration.comparison.formats import number, points, seconds
-from orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
-from orchestration.comparison.settings import Setting, best_trade_offs, finished_settings, group_names
-from orchestration.comparison.statistics import pareto_front
-from orchestration.comparison.values import accuracy, median_epsilon, unequal_cost, worst_over_median
-from orchestration.records.published import (
+from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE
+from dpsweep.orchestration.comparison.findings import findings
+from dpsweep.orchestration.comparison.formats import number, points, seconds
+from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
+from dpsweep.orchestration.comparison.settings import Setting, best_trade_offs, finished_settings, group_names
+from dpsweep.orchestration.comparison.statistics import pareto_front
+from dpsweep.orchestration.comparison.values import accuracy, median_epsilon, unequal_cost, worst_over_median
+from dpsweep.orchestration.records.published import (
     EpsilonHistogram,
     PublishedPrivacy,
     PublishedQuality,
     PublishedSweep,
     PublishedTrial,
 )
-from orchestration.records.release_modes import RELEASE_MODES
-from orchestration.records.states import TrialState
-from orchestration.report.catalogue import FIGURES, drawn_figures, figures_for_mlflow
-from orchestration.report.page import render
-from orchestration.report.prose import headline
+from dpsweep.orchestration.records.release_modes import RELEASE_MODES
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.report.catalogue import FIGURES, drawn_figures, figures_for_mlflow
+from dpsweep.orchestration.report.page import render
+from dpsweep.orchestration.report.prose import headline
 from tests.orchestration.report.pages import Page, figures, rendered
 from tests.orchestration.sample_sweeps import sample_sweep, sample_trial
 

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from orchestration.comparison.settings import finished_settings
-from orchestration.report.html import named
-from orchestration.report.style import CLIPPING_COLOURS, style_of
+from dpsweep.orchestration.comparison.settings import finished_settings
+from dpsweep.orchestration.report.html import named
+from dpsweep.orchestration.report.style import CLIPPING_COLOURS, style_of
 from tests.orchestration.sample_outcomes import outcomes, trial
 
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from orchestration.comparison.evidence import NO_EVIDENCE
-from orchestration.comparison.findings import Findings
-from orchestration.comparison.settings import finished_settings
-from orchestration.records.published import (
+from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE
+from dpsweep.orchestration.comparison.findings import Findings
+from dpsweep.orchestration.comparison.settings import finished_settings
+from dpsweep.orchestration.records.published import (
     PublishedPrivacy,
 )
-from orchestration.records.states import TrialState
-from orchestration.report.style import style_of
-from orchestration.report.tables import (
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.report.style import style_of
+from dpsweep.orchestration.report.tables import (
     classes_table,
     group_sizes_table,
     settings_table,

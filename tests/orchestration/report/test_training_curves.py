@@ -6,15 +6,22 @@ from dataclasses import replace
 
 import pytest
 
-from accounting import FixedBatchSampling, PoissonSampling, ShuffledSampling, account, parse_schedule, planned_trace
-from accounting.mechanism import Trace
-from accounting.pld import vadhan_epsilon
-from accounting.release import ReleaseSpec
-from accounting.samplings import Sampling
-from orchestration.comparison.formats import number
-from orchestration.records.attempts import Attempt
-from orchestration.records.published import Label, PublishedSweep, PublishedTrial, PublishedTuning
-from orchestration.report.page import render
+from dpsweep.accounting import (
+    FixedBatchSampling,
+    PoissonSampling,
+    ShuffledSampling,
+    account,
+    parse_schedule,
+    planned_trace,
+)
+from dpsweep.accounting.mechanism import Trace
+from dpsweep.accounting.pld import vadhan_epsilon
+from dpsweep.accounting.release import ReleaseSpec
+from dpsweep.accounting.samplings import Sampling
+from dpsweep.orchestration.comparison.formats import number
+from dpsweep.orchestration.records.attempts import Attempt
+from dpsweep.orchestration.records.published import Label, PublishedSweep, PublishedTrial, PublishedTuning
+from dpsweep.orchestration.report.page import render
 from tests.orchestration.report.pages import Page, figures
 from tests.orchestration.sample_sweeps import sample_sweep, sample_trial
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from benchmarks.simulated import Population, drawn, published
-from orchestration.commands.choice_text import best_lines
-from orchestration.comparison.best import best
-from orchestration.comparison.evidence import gather
-from orchestration.comparison.findings import Findings, findings
-from orchestration.report.prose import headline
+from dpsweep.orchestration.commands.choice_text import best_lines
+from dpsweep.orchestration.comparison.best import best
+from dpsweep.orchestration.comparison.evidence import gather
+from dpsweep.orchestration.comparison.findings import Findings, findings
+from dpsweep.orchestration.report.prose import headline
 
 _SMALL: Final = Population((300,), ((1.7,),) * 6, 3, baseline=2.2)
 _APART: Final = ((2.5, 2.2), (2.4, 2.4), (1.2, 1.0), (1.9, 0.2))

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from accounting.errors import InvalidInput
-from orchestration.comparison.parameters import asked
-from orchestration.sweeps.axes import spread
-from orchestration.sweeps.components import COMPONENTS, parameters_of, types_of
-from orchestration.sweeps.grid import GridPoint, grid
-from orchestration.sweeps.list_values import LIST_VALUES, kinds_of
-from orchestration.sweeps.schema import SweepSpec, parse_sweep
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.comparison.parameters import asked
+from dpsweep.orchestration.sweeps.axes import spread
+from dpsweep.orchestration.sweeps.components import COMPONENTS, parameters_of, types_of
+from dpsweep.orchestration.sweeps.grid import GridPoint, grid
+from dpsweep.orchestration.sweeps.list_values import LIST_VALUES, kinds_of
+from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
 from tests.orchestration.sample_grids import small
 
 FEW = {"clipping": "flat", "noise": "constant", "seeds": 0, "privacy": {"noise_multiplier": 2.0, "delta": 1e-5}}

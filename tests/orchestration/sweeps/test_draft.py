@@ -13,14 +13,14 @@ import pyarrow.parquet as parquet
 import pytest
 import yaml
 
-from accounting.errors import InvalidInput
-from orchestration.comparison.record import rows
-from orchestration.execution.environment import IN_PROCESS
-from orchestration.pipeline import RunRequest, run_sweep
-from orchestration.sweeps.draft import TextColumn, draft_sweep
-from orchestration.sweeps.plan import plan_sweep
-from orchestration.sweeps.schema import parse_sweep
-from orchestration.tracking.no_tracking import NO_TRACKING
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.comparison.record import rows
+from dpsweep.orchestration.execution.environment import IN_PROCESS
+from dpsweep.orchestration.pipeline import RunRequest, run_sweep
+from dpsweep.orchestration.sweeps.draft import TextColumn, draft_sweep
+from dpsweep.orchestration.sweeps.plan import plan_sweep
+from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
 from tests.orchestration.processes import dpsweep
 from tests.workers.data_folders import make_numbers, make_texts, make_tokenizer
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from accounting.errors import InvalidInput
-from orchestration.sweeps import grid as grids
-from orchestration.sweeps.grid import GridPoint, grid
-from orchestration.sweeps.identity import content
-from orchestration.sweeps.plan import plan_sweep
-from orchestration.sweeps.schema import parse_sweep
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.sweeps import grid as grids
+from dpsweep.orchestration.sweeps.grid import GridPoint, grid
+from dpsweep.orchestration.sweeps.identity import content
+from dpsweep.orchestration.sweeps.plan import plan_sweep
+from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.sample_grids import small
 
 ONE = {"clipping": ["none", "flat"], "noise": "constant", "seeds": 0}

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from torch import nn
 
-from accounting import planning
-from accounting.accountants import account
-from accounting.errors import InvalidInput
-from orchestration.sweeps import plan as plan_module
-from orchestration.sweeps.plan import plan_sweep
-from orchestration.sweeps.planned import Plan
-from orchestration.sweeps.schema import parse_sweep
-from orchestration.sweeps.user_code import permitted
+from dpsweep.accounting import planning
+from dpsweep.accounting.accountants import account
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.sweeps import plan as plan_module
+from dpsweep.orchestration.sweeps.plan import plan_sweep
+from dpsweep.orchestration.sweeps.planned import Plan
+from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.sweeps.user_code import permitted
 from tests.orchestration.sample_grids import small
 
 PRIVACY = {"target_epsilon": 5, "delta": 1e-5, "accountant": "rdp"}

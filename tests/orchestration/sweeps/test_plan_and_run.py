@@ -14,13 +14,13 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
-from orchestration.sweeps.plan import plan_sweep
-from orchestration.sweeps.planned import Plan
-from orchestration.sweeps.schema import parse_sweep
-from orchestration.sweeps.user_code import permitted
+from dpsweep.orchestration.sweeps.plan import plan_sweep
+from dpsweep.orchestration.sweeps.planned import Plan
+from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.sweeps.user_code import permitted
+from dpsweep.workers.imports import UserCode
+from dpsweep.workers.trial import run_trial
 from tests.orchestration.sample_grids import small
-from workers.imports import UserCode
-from workers.trial import run_trial
 
 PIXELS = 64
 MODULE = Path(__file__).stem

@@ -12,10 +12,10 @@ import torch
 import torchvision
 from torch import nn
 
-from orchestration.sweeps.plan import plan_sweep
-from orchestration.sweeps.planned import Plan
-from orchestration.sweeps.schema import parse_sweep
-from orchestration.sweeps.user_code import permitted
+from dpsweep.orchestration.sweeps.plan import plan_sweep
+from dpsweep.orchestration.sweeps.planned import Plan
+from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.sweeps.user_code import permitted
 from tests.orchestration.sample_grids import small
 
 DIGITS = {"name": "digits"}

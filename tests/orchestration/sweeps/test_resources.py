@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from accounting.errors import InvalidInput
-from orchestration.sweeps.grid import grid
-from orchestration.sweeps.schema import parse_sweep
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.sweeps.grid import grid
+from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.sample_grids import small
 
 LIST = [

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from orchestration.sweeps.grid import grid
-from orchestration.sweeps.plan import plan_sweep
-from orchestration.sweeps.scheduler_groups import rivals
-from orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.sweeps.grid import grid
+from dpsweep.orchestration.sweeps.plan import plan_sweep
+from dpsweep.orchestration.sweeps.scheduler_groups import rivals
+from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.sample_grids import small
 
 ASHA = {"name": "asha", "accept_unaccounted_selection": True}

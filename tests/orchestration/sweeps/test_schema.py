@@ -8,16 +8,16 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from accounting.errors import InvalidInput
-from orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
-from orchestration.sweeps.compare import CompareSettings
-from orchestration.sweeps.grid import grid
-from orchestration.sweeps.identity import LONGEST_KEY
-from orchestration.sweeps.mistakes import EXAMPLES
-from orchestration.sweeps.schema import parse_sweep
-from orchestration.sweeps.text import read_text
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
+from dpsweep.orchestration.sweeps.compare import CompareSettings
+from dpsweep.orchestration.sweeps.grid import grid
+from dpsweep.orchestration.sweeps.identity import LONGEST_KEY
+from dpsweep.orchestration.sweeps.mistakes import EXAMPLES
+from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.sweeps.text import read_text
+from dpsweep.workers.spec import Component
 from tests.orchestration.sample_grids import SMALL, keys_of, small
-from workers.spec import Component
 
 SWEEPS = Path(__file__).parents[3] / "sweeps"
 
@@ -164,7 +164,7 @@ def test_a_sweep_without_attacks_is_stored_as_before_there_were_any() -> None:
 
 
 def test_every_number_out_of_bounds_has_a_line_with_its_place_value_and_bound() -> None:
-    """The bounds are those of `workers.spec`: here they are only read."""
+    """The bounds are those of `dpsweep.workers.spec`: here they are only read."""
     wrong = {
         "data": {"name": "digits", "test_fraction": 1, "split_seed": -1},
         "sampling": [{"method": "poisson", "batch_size": 64}, {"method": "fixed", "batch_size": 0}],

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from accounting import RandomTrials
-from accounting.errors import InvalidInput
-from orchestration.sweeps.grid import grid, settings_of
-from orchestration.sweeps.schema import SweepSpec, parse_sweep
-from orchestration.sweeps.selection import draw_runs, selection_stage
-from orchestration.sweeps.tune import Winner, tuned_stage
+from dpsweep.accounting import RandomTrials
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.sweeps.grid import grid, settings_of
+from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
+from dpsweep.orchestration.sweeps.selection import draw_runs, selection_stage
+from dpsweep.orchestration.sweeps.tune import Winner, tuned_stage
 from tests.orchestration.sample_grids import small
 
 TUNE = {

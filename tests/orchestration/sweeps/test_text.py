@@ -13,9 +13,9 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from accounting.errors import InvalidInput
-from orchestration.sweeps.fields import NO_KEY
-from orchestration.sweeps.schema import SweepSpec, parse_sweep
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.sweeps.fields import NO_KEY
+from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
 from tests.orchestration.sample_grids import SMALL
 
 Path = tuple[str, ...]

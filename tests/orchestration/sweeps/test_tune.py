@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from accounting.errors import InvalidInput
-from orchestration.sweeps.grid import grid
-from orchestration.sweeps.plan import plan_sweep
-from orchestration.sweeps.schema import SweepSpec, parse_sweep
-from orchestration.sweeps.search import next_candidates
-from orchestration.sweeps.tune import (
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.sweeps.grid import grid
+from dpsweep.orchestration.sweeps.plan import plan_sweep
+from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
+from dpsweep.orchestration.sweeps.search import next_candidates
+from dpsweep.orchestration.sweeps.tune import (
     Adapted,
     Winner,
     candidates_of,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestration.commands.main import main
+from dpsweep.orchestration.commands.main import main
 from tests.orchestration.processes import dpsweep
 from tests.orchestration.sample_grids import small
 

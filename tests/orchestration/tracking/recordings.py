@@ -6,15 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from orchestration.records.published import Label, PublishedDataset, PublishedSweep, PublishedTrial
-from orchestration.records.release_modes import Disclosure
-from orchestration.report.catalogue import figures_for_mlflow
-from orchestration.tracking.embedded import embedded_tracking_uri
-from orchestration.tracking.mlflow import MlflowTracker
-from orchestration.tracking.protocol import TrackedSweep
+from dpsweep.orchestration.records.published import Label, PublishedDataset, PublishedSweep, PublishedTrial
+from dpsweep.orchestration.records.release_modes import Disclosure
+from dpsweep.orchestration.report.catalogue import figures_for_mlflow
+from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
+from dpsweep.orchestration.tracking.mlflow import MlflowTracker
+from dpsweep.orchestration.tracking.protocol import TrackedSweep
 from tests.orchestration.sample_sweeps import EPOCHS, sample_sweep
 
-from mlflow import MlflowClient  # isort: skip  (after orchestration.tracking.mlflow, which keeps it quiet)
+from mlflow import MlflowClient  # isort: skip  (after dpsweep.orchestration.tracking.mlflow, which keeps it quiet)
 from mlflow.entities import Run  # isort: skip
 
 SWEEP = TrackedSweep("sweep-1", "quickstart", "name: quickstart\n", "runs/quickstart", {"python": "3.11"})

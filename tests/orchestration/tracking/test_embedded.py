@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestration.tracking.embedded import client_of, embedded_tracking_uri
+from dpsweep.orchestration.tracking.embedded import client_of, embedded_tracking_uri
 
 
 @pytest.fixture

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from accounting.errors import InvalidInput
-from orchestration.commands.main import app
-from orchestration.records import remembered
-from orchestration.records.layout import SweepFiles
-from orchestration.records.recording import Recording
-from orchestration.records.states import TrialState
-from orchestration.records.status_snapshot import STALE_AFTER, SweepSnapshot, TrialSnapshot, write_snapshot
-from orchestration.tracking.given_stores import is_given, note_given
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.commands.main import app
+from dpsweep.orchestration.records import remembered
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.recording import Recording
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.records.status_snapshot import STALE_AFTER, SweepSnapshot, TrialSnapshot, write_snapshot
+from dpsweep.orchestration.tracking.given_stores import is_given, note_given
 from tests.orchestration.sample_results import stored_sample
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from orchestration.tracking import embedded, mlflow
-from orchestration.tracking.deadlines import MOST_LEFT, Timed
-from orchestration.tracking.locations import require_location
-from orchestration.tracking.mlflow import MlflowTracker
-from orchestration.tracking.protocol import TrackedSweep, TrackingUnavailable
+from dpsweep.orchestration.tracking import embedded, mlflow
+from dpsweep.orchestration.tracking.deadlines import MOST_LEFT, Timed
+from dpsweep.orchestration.tracking.locations import require_location
+from dpsweep.orchestration.tracking.mlflow import MlflowTracker
+from dpsweep.orchestration.tracking.protocol import TrackedSweep, TrackingUnavailable
 from tests.orchestration.odd_server import Answer, Server, answering
 
 RUN = "0123456789abcdef" * 2

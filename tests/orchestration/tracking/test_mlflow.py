@@ -16,14 +16,15 @@ from typing import Any
 
 import pytest
 
-from accounting.schedules import SCHEDULES
-from orchestration.comparison.evidence import NO_EVIDENCE
-from orchestration.comparison.findings import findings
-from orchestration.comparison.rate_metrics import GROUP_METRICS
-from orchestration.records.release_modes import Disclosure
-from orchestration.records.states import TrialState
-from orchestration.tracking.embedded import client_of as tracking_client
-from orchestration.tracking.embedded import embedded_tracking_uri
+from dpsweep.accounting.schedules import SCHEDULES
+from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE
+from dpsweep.orchestration.comparison.findings import findings
+from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS
+from dpsweep.orchestration.records.release_modes import Disclosure
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.tracking.embedded import client_of as tracking_client
+from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
+from dpsweep.workers.clipping import CLIPPING
 from tests.orchestration.sample_sweeps import EPOCHS, sample_sweep, sample_trial
 from tests.orchestration.tracking.recordings import (
     DATA,
@@ -38,9 +39,8 @@ from tests.orchestration.tracking.recordings import (
     tracked,
 )
 from tests.warm import FORKS
-from workers.clipping import CLIPPING
 
-from mlflow import MlflowClient  # isort: skip  (after orchestration.tracking.mlflow, which keeps it quiet)
+from mlflow import MlflowClient  # isort: skip  (after dpsweep.orchestration.tracking.mlflow, which keeps it quiet)
 
 
 def test_one_run_for_the_sweep_its_trials_and_its_averages_below(folder: Path) -> None:
@@ -280,7 +280,7 @@ def test_a_killed_driver_leaves_nothing_double_and_nothing_running(folder: Path)
 def test_a_fresh_store_is_made_quietly(tmp_path: Path) -> None:
     """No migration log, no telemetry, nothing on the terminal that is not dpsweep's own."""
     code = (
-        "import sys; from orchestration.tracking.mlflow import MlflowTracker, TrackedSweep\n"
+        "import sys; from dpsweep.orchestration.tracking.mlflow import MlflowTracker, TrackedSweep\n"
         "tracker = MlflowTracker(f'sqlite:///{sys.argv[1]}/new folder/mlflow.db', artifact_root=sys.argv[1])\n"
         "tracker.open_sweep(TrackedSweep('a', 'a', '', sys.argv[1])); tracker.close()\n"
         "from mlflow.telemetry.utils import is_telemetry_disabled; assert is_telemetry_disabled()"
@@ -319,7 +319,7 @@ def requests_of(folder: Path, settings: int) -> Counter[str]:
     """Those of recording a whole sweep of ``settings`` bounds at two seeds each."""
     counting = CountingClient(tracking_client(embedded_tracking_uri(folder)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("orchestration.tracking.mlflow.client_of", lambda uri: counting)
+        patch.setattr("dpsweep.orchestration.tracking.mlflow.client_of", lambda uri: counting)
         tracker = opened(folder)
     places = [(0.1 * place, seed) for place in range(1, settings + 1) for seed in (0, 1)]
     trials = [tracked(sample_trial("flat", "constant", seed, disclosure="none", bound=bound)) for bound, seed in places]

@@ -8,18 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from accounting.errors import InvalidInput
-from orchestration.comparison.best import best
-from orchestration.comparison.evidence import gather
-from orchestration.comparison.findings import Findings, findings
-from orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
-from orchestration.comparison.values import accuracy
-from orchestration.records.layout import SweepFiles
-from orchestration.tracking.embedded import embedded_tracking_uri
-from orchestration.tracking.mlflow import MlflowTracker
-from orchestration.tracking.models import shared_view
-from orchestration.tracking.protocol import TrackingUnavailable
-from orchestration.tracking.registry import register_best
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.comparison.best import best
+from dpsweep.orchestration.comparison.evidence import gather
+from dpsweep.orchestration.comparison.findings import Findings, findings
+from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
+from dpsweep.orchestration.comparison.values import accuracy
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
+from dpsweep.orchestration.tracking.mlflow import MlflowTracker
+from dpsweep.orchestration.tracking.models import shared_view
+from dpsweep.orchestration.tracking.protocol import TrackingUnavailable
+from dpsweep.orchestration.tracking.registry import register_best
+from dpsweep.workers.data import load_dataset
+from dpsweep.workers.trained_model import load_trained
+from dpsweep.workers.trial import run_trial
 from tests.orchestration.sample_outcomes import sweep_of
 from tests.orchestration.tracking.recordings import (
     DATA,
@@ -31,9 +34,6 @@ from tests.orchestration.tracking.recordings import (
     runs_of,
 )
 from tests.workers.trial_specs import small_trial
-from workers.data import load_dataset
-from workers.trained_model import load_trained
-from workers.trial import run_trial
 
 import mlflow.pyfunc  # isort: skip
 

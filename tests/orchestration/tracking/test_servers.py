@@ -16,22 +16,22 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from accounting.errors import InvalidInput
-from orchestration.records.recording import Recording
-from orchestration.tracking import recorder
-from orchestration.tracking.access import opened as opened_access
-from orchestration.tracking.access import sealed
-from orchestration.tracking.embedded import embedded_tracking_uri
-from orchestration.tracking.mlflow import MlflowTracker
-from orchestration.tracking.protocol import TrackingUnavailable
-from orchestration.tracking.recorder import TrackingRecorder
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.records.recording import Recording
+from dpsweep.orchestration.tracking import recorder
+from dpsweep.orchestration.tracking.access import opened as opened_access
+from dpsweep.orchestration.tracking.access import sealed
+from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
+from dpsweep.orchestration.tracking.mlflow import MlflowTracker
+from dpsweep.orchestration.tracking.protocol import TrackingUnavailable
+from dpsweep.orchestration.tracking.recorder import TrackingRecorder
 from tests.orchestration.processes import dpsweep
 from tests.orchestration.sample_grids import small
 from tests.orchestration.sample_sweeps import sample_trial
 from tests.orchestration.servers import POSTGRES, closed_port, has_s3, mlflow_server, objects_in, paused, postgres, s3
 from tests.orchestration.tracking.recordings import NOTHING, SWEEP, content, record, runs_of, tracked
 
-from mlflow import MlflowClient  # isort: skip  (after orchestration.tracking.mlflow, which keeps it quiet)
+from mlflow import MlflowClient  # isort: skip  (after dpsweep.orchestration.tracking.mlflow, which keeps it quiet)
 from mlflow.server import get_app_client  # isort: skip
 
 

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor, nn
 
-from accounting.filters import RenyiFilter
-from workers.clipping import (
+from dpsweep.accounting.filters import RenyiFilter
+from dpsweep.workers.clipping import (
     CLIPPING,
     NORM_ERROR,
     ClippingMethod,
@@ -24,9 +24,9 @@ from workers.clipping import (
     make_clipping,
     side_queries,
 )
-from workers.data import load_dataset
-from workers.gradients import BatchNorms, GradientEngine
-from workers.spec import Component, DataSpec
+from dpsweep.workers.data import load_dataset
+from dpsweep.workers.gradients import BatchNorms, GradientEngine
+from dpsweep.workers.spec import Component, DataSpec
 
 GROUPS = tuple("0123456789")
 BATCH = 48

@@ -13,13 +13,13 @@ import torch
 from hypothesis import given, settings
 from numpy.typing import NDArray
 
-from accounting.accountants import account
-from accounting.calibration import calibrate_filter
-from accounting.filters import GaussianFilter, IndividualFilter, RenyiFilter
-from accounting.mechanism import Segment, Trace
-from accounting.samplings import PoissonSampling
-from workers.clipping import ClippingMethod, Examples, PublicFacts, make_clipping
-from workers.spec import Component
+from dpsweep.accounting.accountants import account
+from dpsweep.accounting.calibration import calibrate_filter
+from dpsweep.accounting.filters import GaussianFilter, IndividualFilter, RenyiFilter
+from dpsweep.accounting.mechanism import Segment, Trace
+from dpsweep.accounting.samplings import PoissonSampling
+from dpsweep.workers.clipping import ClippingMethod, Examples, PublicFacts, make_clipping
+from dpsweep.workers.spec import Component
 
 Array = NDArray[np.float64]
 DELTA = 1e-5

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from accounting.errors import InvalidInput
-from tests.workers.clipping.test_clipping import noisy
-from workers.clipping import (
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.clipping import (
     ClippingState,
     Examples,
     PrivateMedian,
@@ -20,7 +19,8 @@ from workers.clipping import (
     releases,
     side_queries,
 )
-from workers.spec import Component
+from dpsweep.workers.spec import Component
+from tests.workers.clipping.test_clipping import noisy
 
 GROUP_SETTING = PublicFacts(("common", "rare", "absent"), ("w",), dataset_size=100, batch_size=50)
 

@@ -10,12 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from accounting.errors import InvalidInput
-from accounting.mechanism import SideQuery
-from tests.workers.own_code import allowed
-from tests.workers.trial_runs import norms_of, train
-from tests.workers.trial_specs import small_trial
-from workers.clipping import (
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.mechanism import SideQuery
+from dpsweep.workers.clipping import (
     BatchQuery,
     ClippingMethod,
     ClippingState,
@@ -27,12 +24,15 @@ from workers.clipping import (
     releases,
     side_queries,
 )
-from workers.clipping.flat import FlatClipping
-from workers.clipping.individual import IndividualClipping
-from workers.clipping.per_layer import PerLayerClipping
-from workers.clipping.protocol import clip_factor
-from workers.clipping.quantile import QuantileClipping
-from workers.spec import Component
+from dpsweep.workers.clipping.flat import FlatClipping
+from dpsweep.workers.clipping.individual import IndividualClipping
+from dpsweep.workers.clipping.per_layer import PerLayerClipping
+from dpsweep.workers.clipping.protocol import clip_factor
+from dpsweep.workers.clipping.quantile import QuantileClipping
+from dpsweep.workers.spec import Component
+from tests.workers.own_code import allowed
+from tests.workers.trial_runs import norms_of, train
+from tests.workers.trial_specs import small_trial
 
 HERE = allowed(__file__)
 SETTING = PublicFacts(("a", "b"), ("first", "last"), dataset_size=40, batch_size=10)

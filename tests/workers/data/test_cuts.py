@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.data import Dataset, Source, make_split
+from dpsweep.workers.data.cuts import cut
+from dpsweep.workers.spec import DataSpec
 from tests.workers.private_details import assert_private
-from workers.data import Dataset, Source, make_split
-from workers.data.cuts import cut
-from workers.spec import DataSpec
 
 
 def source(examples: int = 200, groups: int = 4) -> Source:

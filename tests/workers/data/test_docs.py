@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from dpsweep.workers.data import SOURCES, load_source
+from dpsweep.workers.losses import LOSSES
+from dpsweep.workers.models import MODELS
+from dpsweep.workers.preprocessing import PREPROCESSING
+from dpsweep.workers.spec import DataSpec
 from tests.workers.own_code import allowed
-from workers.data import SOURCES, load_source
-from workers.losses import LOSSES
-from workers.models import MODELS
-from workers.preprocessing import PREPROCESSING
-from workers.spec import DataSpec
 
 PAGE = (Path(__file__).parents[3] / "docs" / "data.md").read_text()
 

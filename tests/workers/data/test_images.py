@@ -13,11 +13,11 @@ import pytest
 import torch
 from PIL import Image
 
-from accounting.errors import DataCorruption, InvalidInput
+from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.workers.data import load_source
+from dpsweep.workers.spec import DataSpec
 from tests.workers.data_folders import make_image_folder, make_utkface
 from tests.workers.private_details import assert_private
-from workers.data import load_source
-from workers.spec import DataSpec
 
 
 class TestImages:

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from accounting.errors import InvalidInput
-from accounting.records import KEY_VARIABLE, TrialFiles
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.records import KEY_VARIABLE, TrialFiles
+from dpsweep.workers.batch_gradients import TrainingData
+from dpsweep.workers.data import cifar, load_dataset, mapped, texts
+from dpsweep.workers.node_folder import NODE_FOLDER
+from dpsweep.workers.spec import Component, DataSpec
+from dpsweep.workers.trial import run_trial
 from tests.warm import FORKS
 from tests.workers.data_folders import make_cifar_jpegs, make_image_folder, make_texts, make_tokenizer
 from tests.workers.trial_specs import small_trial
-from workers.batch_gradients import TrainingData
-from workers.data import cifar, load_dataset, mapped, texts
-from workers.node_folder import NODE_FOLDER
-from workers.spec import Component, DataSpec
-from workers.trial import run_trial
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "label": {"objective": "label", "label": "mood", "classes": ["neg", "pos"]},
@@ -120,9 +120,9 @@ def test_trials_of_a_run_share_what_is_decoded(tmp_path: Path, node: Path, monke
     assert len([file for file in files if file.suffix != ".lock"]) >= 4
     assert {stat.S_IMODE(file.stat().st_mode) for file in files if file.suffix != ".lock"} == {0o600}
     for decode in (
-        "workers.data.cifar._decode",
-        "workers.data.images._read_image",
-        "workers.data.texts._Encoder.encode",
+        "dpsweep.workers.data.cifar._decode",
+        "dpsweep.workers.data.images._read_image",
+        "dpsweep.workers.data.texts._Encoder.encode",
     ):
         monkeypatch.setattr(decode, None)
     again = [load_dataset(source) for source in sources]

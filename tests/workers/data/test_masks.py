@@ -10,11 +10,11 @@ import pytest
 import torch
 from PIL import Image
 
-from accounting.errors import DataCorruption, InvalidInput
+from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.workers.data import Source, load_source
+from dpsweep.workers.spec import DataSpec
+from dpsweep.workers.tasks import IGNORED
 from tests.workers.data_folders import make_masks
-from workers.data import Source, load_source
-from workers.spec import DataSpec
-from workers.tasks import IGNORED
 
 CLASSES = ("ground", "disc")
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.data import Source, Tokens, load_dataset, make_split
+from dpsweep.workers.data.base import Preparation
+from dpsweep.workers.spec import DataSpec
 from tests.workers.own_code import allowed
 from tests.workers.private_details import assert_private
-from workers.data import Source, Tokens, load_dataset, make_split
-from workers.data.base import Preparation
-from workers.spec import DataSpec
 
 ROWS = np.random.default_rng(0).random((40, 3), dtype=np.float32)
 
@@ -122,7 +122,7 @@ class TestPreparation:
 
     def test_what_the_users_own_code_caused_shows_its_line_and_the_reason_is_private(self, tmp_path: Path) -> None:
         (tmp_path / "mine.py").write_text(
-            "import numpy as np\nfrom workers.data import Source, make_split\n\ndef load():\n"
+            "import numpy as np\nfrom dpsweep.workers.data import Source, make_split\n\ndef load():\n"
             "    rows = make_split(np.eye(4, dtype=np.float32), [0, 1, 0, 1])\n"
             "    return Source('mine', rows, None, ('a', 'b'), ('a', 'b'), lambda x: x - x.mean(0))\n"
         )

@@ -13,7 +13,10 @@ import pytest
 import torch
 from sklearn.datasets import load_breast_cancer, load_digits
 
-from accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.data import SOURCES, Dataset, Source, Split, describe, load_dataset, load_source
+from dpsweep.workers.data.cuts import cut
+from dpsweep.workers.spec import DataSpec
 from tests.workers.data_folders import (
     make_cifar_jpegs,
     make_fashion,
@@ -22,9 +25,6 @@ from tests.workers.data_folders import (
     make_table,
     make_utkface,
 )
-from workers.data import SOURCES, Dataset, Source, Split, describe, load_dataset, load_source
-from workers.data.cuts import cut
-from workers.spec import DataSpec
 
 BUNDLED = ("digits", "breast_cancer")
 STORED = {

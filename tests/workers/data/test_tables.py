@@ -12,11 +12,11 @@ import pyarrow.parquet as parquet
 import pytest
 import torch
 
-from accounting.errors import DataCorruption, InvalidInput
+from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.workers.data import Source, load_source
+from dpsweep.workers.spec import DataSpec
 from tests.workers.data_folders import make_table
 from tests.workers.private_details import assert_private
-from workers.data import Source, load_source
-from workers.spec import DataSpec
 
 FEATURES = {"ranges": {"age": [0, 100]}, "categories": {"job": ["baker", "smith", "tailor"]}}
 

@@ -12,13 +12,13 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from accounting.errors import DataCorruption, InvalidInput
+from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.workers.data import Source, Tokens, load_dataset, load_source
+from dpsweep.workers.data import targets as drawn
+from dpsweep.workers.data.targets import Block, masked_tokens, next_tokens
+from dpsweep.workers.spec import DataSpec
+from dpsweep.workers.tasks import IGNORED
 from tests.workers.data_folders import make_texts, make_tokenizer
-from workers.data import Source, Tokens, load_dataset, load_source
-from workers.data import targets as drawn
-from workers.data.targets import Block, masked_tokens, next_tokens
-from workers.spec import DataSpec
-from workers.tasks import IGNORED
 
 LENGTH = 8
 MASK, PAD, VOCABULARY = 2, 0, 16
@@ -72,7 +72,7 @@ def test_texts_are_cut_and_rows_without_one_are_left_out(tmp_path: Path) -> None
 @pytest.mark.parametrize("suffix", ["csv", "parquet", "jsonl"])
 def test_blocks_do_not_change_what_is_read(folder: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = load(folder, f"texts.{suffix}", objective="masked_lm", group="lang")
-    monkeypatch.setattr("workers.data.texts._ROWS_AT_ONCE", 7)
+    monkeypatch.setattr("dpsweep.workers.data.texts._ROWS_AT_ONCE", 7)
     monkeypatch.setattr(drawn, "_ROWS_AT_ONCE", 3)
     again = load(folder, f"texts.{suffix}", objective="masked_lm", group="lang")
     assert torch.equal(whole.train.features, again.train.features)

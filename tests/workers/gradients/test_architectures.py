@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.architectures import FTTransformer
-from workers.gradients import GradientEngine
-from workers.models import MODELS as REGISTERED
+from dpsweep.workers.gradients import GradientEngine
+from dpsweep.workers.models import MODELS as REGISTERED
 
 FAST = {"rule", "rewrite", "parameters per row"}
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {

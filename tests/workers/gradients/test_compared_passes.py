@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.gradients import GradientEngine
 from tests.workers.brute_force import per_example_loss
 from tests.workers.devices import DEVICE
-from workers.gradients import GradientEngine
 
 DISAGREE = "are not those of each example alone"
 

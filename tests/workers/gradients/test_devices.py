@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dpsweep.workers.gradients import GradientEngine, ShapePlanner
+from dpsweep.workers.gradients.capture import capturing
+from dpsweep.workers.gradients.factors import ExampleGradients, Planned
+from dpsweep.workers.gradients.layers import find_layers
 from tests.workers.brute_force import per_example_loss
 from tests.workers.gradients.test_engine import CASES
-from workers.gradients import GradientEngine, ShapePlanner
-from workers.gradients.capture import capturing
-from workers.gradients.factors import ExampleGradients, Planned
-from workers.gradients.layers import find_layers
 
 WITH_CONSTANTS = frozenset(
     {"masked self-attention", "cross-attention without weights"}

@@ -11,10 +11,10 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 from torchvision.models import VisionTransformer
 
-from accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.gradients import GradientEngine
 from tests.workers.brute_force import gradients_one_by_one, norms_of, per_example_loss
 from tests.workers.devices import DEVICE
-from workers.gradients import GradientEngine
 
 
 def batch(rows: int = 6) -> tuple[Tensor, Tensor]:

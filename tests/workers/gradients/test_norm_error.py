@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dpsweep.workers.clipping.protocol import NORM_ERROR
+from dpsweep.workers.gradients import BatchNorms, GradientEngine
+from dpsweep.workers.gradients.factors import sum_of_squares
+from dpsweep.workers.gradients.linear import OuterProducts
+from dpsweep.workers.models.layers import WeightStandardizedConv2d
 from tests.workers.brute_force import per_example_loss
 from tests.workers.gradients.test_engine import CASES
-from workers.clipping.protocol import NORM_ERROR
-from workers.gradients import BatchNorms, GradientEngine
-from workers.gradients.factors import sum_of_squares
-from workers.gradients.linear import OuterProducts
-from workers.models.layers import WeightStandardizedConv2d
 
 
 @pytest.mark.parametrize("size", [1, 4096, 8191, 8192, 8193, 100_000, 3_000_001])

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from dpsweep.workers.gradients import GradientEngine, TimingPlanner
+from dpsweep.workers.gradients.convolution import Correlations, Geometry
+from dpsweep.workers.gradients.planners import Alternative, ShapePlanner, T, default_planner
 from tests.workers.brute_force import gradients_one_by_one, norms_of, per_example_loss, relative_error
 from tests.workers.gradients.test_engine import CASES, TOLERANCE
-from workers.gradients import GradientEngine, TimingPlanner
-from workers.gradients.convolution import Correlations, Geometry
-from workers.gradients.planners import Alternative, ShapePlanner, T, default_planner
 
 PLANNED = ["linear on sequences", *(name for name in CASES if "conv" in name)]
 

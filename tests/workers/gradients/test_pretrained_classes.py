@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dpsweep.workers.gradients import GradientEngine
 from tests.workers.brute_force import gradients_one_by_one, norms_of, per_example_loss
 from tests.workers.devices import DEVICE
-from workers.gradients import GradientEngine
 
 WHY = "needs transformers and peft: pip install 'dpsweep[models]'"
 

@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.gradients import GradientEngine, proofs
+from dpsweep.workers.gradients.proofs import digest_of
+from dpsweep.workers.imports import UserCode, UserModule, import_function
+from dpsweep.workers.node_folder import NODE_FOLDER
 from tests.workers.brute_force import per_example_loss
-from workers.gradients import GradientEngine, proofs
-from workers.gradients.proofs import digest_of
-from workers.imports import UserCode, UserModule, import_function
-from workers.node_folder import NODE_FOLDER
 
 MIXES = "DPSWEEP_TEST_MIXES"
 """While this variable is set, `Sized` mixes the rows of batches of more than four. No digest sees it."""

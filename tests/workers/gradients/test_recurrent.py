@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.gradients import GradientEngine
 from tests.workers.brute_force import gradients_one_by_one, norms_of, per_example_loss
 from tests.workers.devices import DEVICE
-from workers.gradients import GradientEngine
 
 WIDTH, HIDDEN, LENGTH = 4, 5, 7
 Read = Callable[[Tensor, Tensor, Tensor], Tensor]

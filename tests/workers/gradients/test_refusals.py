@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.gradients import GradientEngine
+from dpsweep.workers.gradients.engine import PerExampleLoss
 from tests.workers.brute_force import per_example_loss
 from tests.workers.devices import DEVICE
-from workers.gradients import GradientEngine
-from workers.gradients.engine import PerExampleLoss
 
 
 class Calls(nn.Module):

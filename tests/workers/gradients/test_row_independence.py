@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.gradients import GradientEngine
+from dpsweep.workers.gradients.engine import PerExampleLoss
 from tests.workers.brute_force import per_example_loss
 from tests.workers.devices import DEVICE
-from workers.gradients import GradientEngine
-from workers.gradients.engine import PerExampleLoss
 
 Step = Callable[["Between", Tensor], Tensor]
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.gradients import GradientEngine
+from dpsweep.workers.gradients.layers import Axes
 from tests.workers.brute_force import gradients_one_by_one, norms_of, per_example_loss
-from workers.gradients import GradientEngine
-from workers.gradients.layers import Axes
 
 WIDTH, LENGTH = 4, 6
 

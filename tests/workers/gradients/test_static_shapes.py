@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.gradients import BatchNorms, GradientEngine, WeightedSum
+from dpsweep.workers.spec import ExecutionSpec
 from tests.workers.brute_force import per_example_loss
 from tests.workers.devices import NAME
 from tests.workers.gradients.test_engine import CASES
 from tests.workers.test_training import new_trainer
 from tests.workers.trial_specs import small_trial
-from workers.gradients import BatchNorms, GradientEngine, WeightedSum
-from workers.spec import ExecutionSpec
 
 SOME = (
     "linear",

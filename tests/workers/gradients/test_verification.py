@@ -15,10 +15,10 @@ from torch.ao.quantization import FakeQuantize, MovingAverageMinMaxObserver
 from torch.nn import functional
 from torchvision.ops import StochasticDepth
 
-from accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.gradients import GradientEngine
 from tests.workers.brute_force import per_example_loss
 from tests.workers.devices import DEVICE
-from workers.gradients import GradientEngine
 
 
 class Between(nn.Module):

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from accounting.errors import InvalidInput
-from workers.gradients import GradientEngine
-from workers.losses import build_loss
-from workers.models import build_for_shape
-from workers.spec import Component
-from workers.tasks import IGNORED
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.gradients import GradientEngine
+from dpsweep.workers.losses import build_loss
+from dpsweep.workers.models import build_for_shape
+from dpsweep.workers.spec import Component
+from dpsweep.workers.tasks import IGNORED
 
 LENGTH, VOCABULARY = 6, 11
 SMALL = {"width": 8, "depth": 2, "heads": 2}

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.data import load_dataset
+from dpsweep.workers.models import MODELS, build_for_shape, build_model
+from dpsweep.workers.models.convolutional import TemperedSigmoid
+from dpsweep.workers.models.layers import WeightStandardizedConv2d
+from dpsweep.workers.spec import Component, DataSpec
 from tests.workers.own_code import allowed
-from workers.data import load_dataset
-from workers.models import MODELS, build_for_shape, build_model
-from workers.models.convolutional import TemperedSigmoid
-from workers.models.layers import WeightStandardizedConv2d
-from workers.spec import Component, DataSpec
 
 MNIST, CIFAR = (1, 28, 28), (3, 32, 32)
 # name, parameters, shape of an example, number of trainable parameters for ten classes

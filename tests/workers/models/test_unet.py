@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from accounting.errors import InvalidInput
-from workers.models import build_for_shape
-from workers.spec import Component
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.models import build_for_shape
+from dpsweep.workers.spec import Component
 
 
 def build(shape: tuple[int, ...] = (3, 16, 24), **params: Any) -> nn.Module:

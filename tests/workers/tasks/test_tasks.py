@@ -13,18 +13,18 @@ from sklearn import metrics
 from torch import Tensor, nn
 from torch.nn import functional
 
-from accounting.errors import InvalidInput
-from accounting.records import TrialFiles
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.records import TrialFiles
+from dpsweep.workers.data import Source, as_targets, load_source, make_split
+from dpsweep.workers.gradients import GradientEngine
+from dpsweep.workers.losses import LOSSES, TASK_OF, build_loss
+from dpsweep.workers.outcomes import ScoredOutcomes, read_outcomes
+from dpsweep.workers.spec import Component, DataSpec, TrialSpec
+from dpsweep.workers.tasks import IGNORED, MAIN_SCORES, TASKS, main_score
+from dpsweep.workers.trained_model import load_trained
+from dpsweep.workers.trial import run_trial
 from tests.workers.data_folders import make_masks, make_numbers, make_texts, make_tokenizer
 from tests.workers.trial_specs import small_trial
-from workers.data import Source, as_targets, load_source, make_split
-from workers.gradients import GradientEngine
-from workers.losses import LOSSES, TASK_OF, build_loss
-from workers.outcomes import ScoredOutcomes, read_outcomes
-from workers.spec import Component, DataSpec, TrialSpec
-from workers.tasks import IGNORED, MAIN_SCORES, TASKS, main_score
-from workers.trained_model import load_trained
-from workers.trial import run_trial
 
 DRAW = np.random.default_rng(0)
 ROWS = 300
