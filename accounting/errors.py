@@ -67,7 +67,7 @@ class PrivateDetail(Exception):
     """Values of the data, kept as the cause of an error whose own message omits them."""
 
 
-_OWN: Final = frozenset({"accounting", "workers", "orchestration"})
+_OWN: Final = frozenset({"dpsweep"})
 _WRAPPERS: Final = frozenset({"concurrent", "contextlib", "functools", "pydantic"})
 _LIBRARIES: Final = frozenset({"torch", "numpy", "scipy"})
 """Libraries that may call dpsweep's code: its messages then name layers and shapes, but no values of user code."""

@@ -173,7 +173,7 @@ def solve_all(asked: Sequence[Calibration], solver: Solver = PROCESSES) -> list[
 
 
 def _in_process(asked: Sequence[Calibration]) -> list[float | None]:
-    path = os.pathsep.join(filter(None, (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH"))))
+    path = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))))
     one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     worker = subprocess.run(
         [sys.executable, "-c", _CODE],

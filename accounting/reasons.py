@@ -7,7 +7,7 @@ from dataclasses import Field, replace
 from typing import Any, ClassVar, Final, Literal, Protocol, TypeVar, get_args
 
 Claim = Literal["guarantee", "output_specific", "estimate"]
-"""Strength of an upper bound, from the strongest claim to the weakest; see `dpsweep.accounting.estimates.PrivacyEstimate`."""
+"""Strength of an upper bound, strongest claim first; see `dpsweep.accounting.estimates.PrivacyEstimate`."""
 Kind = Claim | Literal["lower_bound", "none"]
 Reason = Literal[
     "known_seed",

@@ -32,7 +32,7 @@ from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.rdp import RdpAccountant
 from numpy.typing import NDArray
 
-sys.path[0] = str(Path(__file__).resolve().parents[1])  # this file's own folder would shadow the package accounting
+sys.path[0] = str(Path(__file__).resolve().parents[1])  # so that `benchmarks` is found wherever it starts
 
 from dpsweep.accounting.accountants import account
 from dpsweep.accounting.events import dp_accounting_pld

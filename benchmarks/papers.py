@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-sys.path[0] = str(Path(__file__).resolve().parents[1])  # this file's own folder would shadow the package accounting
+sys.path[0] = str(Path(__file__).resolve().parents[1])  # so that `benchmarks` is found wherever it starts
 
 from dpsweep.accounting import (
     FixedBatchSampling,

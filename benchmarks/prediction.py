@@ -22,9 +22,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).resolve().parents[1])  # this file's own folder would shadow the package accounting
+sys.path[0] = str(Path(__file__).resolve().parents[1])  # so that `benchmarks` is found wherever it starts
 
-COMMAND = (sys.executable, "-c", "from dpsweep.command import main; main()")
+COMMAND = (sys.executable, "-c", "from dpsweep.orchestration.commands.main import main; main()")
 _GAP = 0.2
 """Seconds between samples."""
 _TICKS = os.sysconf("SC_CLK_TCK")

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[0] = str(ROOT)  # this file's own folder would shadow the package accounting
+sys.path[0] = str(ROOT)  # so that `benchmarks` is found wherever it starts
 
 from dpsweep.workers.memory import ALLOCATOR
 

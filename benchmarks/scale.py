@@ -41,7 +41,7 @@ from unittest import mock
 import numpy as np
 
 ROOT = str(Path(__file__).resolve().parents[1])
-sys.path[0] = ROOT  # this file's own folder would shadow the package accounting
+sys.path[0] = ROOT  # so that `benchmarks` is found wherever it starts
 
 from dpsweep.accounting.jobs import (
     AccountingJob,

@@ -44,7 +44,7 @@ seeds: [%(seeds)s]
 privacy: {target_epsilon: [%(targets)s], delta: 1e-4}
 """
 """Each trial has 11 steps with batches of 41 out of 455 examples."""
-_COMMAND = "from dpsweep.command import main; main()"
+_COMMAND = "from dpsweep.orchestration.commands.main import main; main()"
 _POLL = 0.1
 
 

@@ -34,7 +34,7 @@ from typing import Any
 
 import requests
 
-sys.path[0] = str(Path(__file__).resolve().parents[1])  # this file's own folder would shadow the package accounting
+sys.path[0] = str(Path(__file__).resolve().parents[1])  # so that `benchmarks` is found wherever it starts
 
 from benchmarks.start_up import _COMMAND, SWEEP
 

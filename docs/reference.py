@@ -12,7 +12,7 @@ from dpsweep import DPClassifier, PrivateTraining
 
 MODULES = (
     "dpsweep",
-    "accounting",
+    "dpsweep.accounting",
     "dpsweep.accounting.release",
 )
 """What users import, in the order of the page."""

@@ -74,14 +74,9 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import an exported name when it is first used, after checking that Python finds our own packages."""
+    """Import an exported name when it is first used."""
     if name not in __all__:
         raise AttributeError(f"module 'dpsweep' has no attribute {name!r}")
-    from dpsweep.command import other_package
-
-    found = other_package()
-    if found is not None:
-        raise ImportError(found)
     module, there = _PLACES.get(name, ("dpsweep.accounting.errors", name))
     return getattr(importlib.import_module(module), there)
 

@@ -1,5 +1,5 @@
 """``python -m dpsweep``: the command, as ``dpsweep`` starts it."""
 
-from dpsweep.command import main
+from dpsweep.orchestration.commands.main import main
 
 main()

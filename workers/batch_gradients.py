@@ -107,7 +107,7 @@ class BatchGradients(Protocol):
         ...
 
     def predict(self, model: nn.Module, split: Split, dataset: Dataset, loss: Loss) -> Predictions:
-        """Bit-identical to `dpsweep.workers.predictions.predict`. model: the trained model, or one of the same architecture."""
+        """Bit-identical to `dpsweep.workers.predictions.predict`. model: the trained one, or one like it."""
         ...
 
     def model_changed(self) -> None:

@@ -1,4 +1,4 @@
-"""Per-example losses: outputs [b, ...] of a model and labels [b, ...] of its task (`dpsweep.workers.tasks`) -> losses [b]."""
+"""Per-example losses: outputs [b, ...] of a model, labels [b, ...] (`dpsweep.workers.tasks`) -> losses [b]."""
 
 from __future__ import annotations
 

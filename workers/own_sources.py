@@ -21,7 +21,6 @@ from dpsweep.workers.own_modules import SourceFile, python_finds
 
 _INSTALLED = re.compile(r"(site|dist)-packages|python3\.\d+")
 """Names of folders with installed packages; a sweep file's folder may contain a Python environment."""
-_DPSWEEP: Final = frozenset(("accounting", "workers", "orchestration", "dpsweep"))
 _ALL: Final = "*"
 
 
@@ -154,7 +153,7 @@ class _Search:
         return bool(spaces)
 
     def _is_found_at_top(self, name: str) -> bool:
-        known = name in _DPSWEEP or name in sys.stdlib_module_names
+        known = name == "dpsweep" or name in sys.stdlib_module_names
         spec = None if known else python_finds(name, self._root)
         if spec is None:
             return False

@@ -249,7 +249,7 @@ class PrivateTraining:
 
     @property
     def trace(self) -> Trace:
-        """The mechanisms of the steps so far, the input of every accountant; `dpsweep.accounting.write_trace` stores it."""
+        """The mechanisms of the steps so far, which accountants take; `dpsweep.accounting.write_trace` stores it."""
         return self._trainer.trace()
 
     @property

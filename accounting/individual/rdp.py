@@ -40,7 +40,7 @@ FEW_ORDERS: Array = ORDERS[_FEW_PLACES]
 """Orders at which `RenyiCosts` gives RDP: alpha - 1 grows by factors of about 1.15."""
 
 _STEEP = 100.0
-"""Above this precision `dpsweep.accounting.renyi` has no sampled RDP at fractional orders, so the search may miss the best."""
+"""Above this precision `dpsweep.accounting.renyi` has no sampled RDP at fractional orders: the best may be missed."""
 
 
 @dataclass(frozen=True)

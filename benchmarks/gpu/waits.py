@@ -91,7 +91,11 @@ def _places_of_waits(device: torch.device) -> Iterator[Counter[str]]:
         return
 
     def note(*told: Any, **more: Any) -> None:
-        own = [frame for frame in traceback.extract_stack() if frame.filename.startswith(str(_ROOT / "workers"))]
+        own = [
+            frame
+            for frame in traceback.extract_stack()
+            if frame.filename.startswith(str(_ROOT / "dpsweep" / "workers"))
+        ]
         last = own[-1] if own else None
         places["elsewhere" if last is None else f"{Path(last.filename).relative_to(_ROOT)}:{last.lineno}"] += 1
 

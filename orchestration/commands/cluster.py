@@ -172,7 +172,7 @@ _STOP_WITHIN = 15.0
 
 
 def drive() -> None:
-    """Run the sweep of the job that this process belongs to; started by `dpsweep.orchestration.execution.supervisor`."""
+    """Run the sweep of this process's job; started by `dpsweep.orchestration.execution.supervisor`."""
     from dpsweep.orchestration.commands.running import run_to_the_end
     from dpsweep.orchestration.sweeps.schema import parse_sweep
 
@@ -205,7 +205,7 @@ def drive() -> None:
 
 
 def tell_failed(message: str) -> None:
-    """Tell whom the sweep of this job names that it has failed; started by `dpsweep.orchestration.execution.supervisor`."""
+    """Tell whom this job's sweep names that it failed; started by `dpsweep.orchestration.execution.supervisor`."""
     from dpsweep.orchestration.execution.job_package import read_job
     from dpsweep.orchestration.execution.status_file import tell_failed as tell
     from dpsweep.orchestration.records.layout import output_files

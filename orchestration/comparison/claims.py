@@ -94,7 +94,7 @@ def unfounded(files: SweepFiles, record: SweepRecord) -> Iterator[str]:
 
 
 def recomputed(trace: Trace, delta: float, accountant: str, size: int = 1) -> PrivacyEstimate:
-    """`dpsweep.accounting.accountants.account`, remembered by this user for the same trace and question. Raises: as it."""
+    """Return `dpsweep.accounting.accountants.account`, remembered for the same trace and question. Raises: as it."""
     question = f"cost {trace!r} {delta!r} {accountant} {size}"
     found = json.loads(remembered(question, lambda: json.dumps(asdict(account(trace, delta, accountant, size)))))
     return PrivacyEstimate(**{**found, "reasons": tuple(found["reasons"])})

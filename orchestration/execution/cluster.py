@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import importlib.util
 import logging
 import os
 import signal
@@ -18,6 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +48,6 @@ from dpsweep.workers.memory import ALLOCATOR
 if TYPE_CHECKING:
     from dpsweep.orchestration.execution.backend import Warn
 
-_PACKAGES = ("accounting", "workers", "orchestration")
 _OBJECT_STORE_BYTES = 128 * 2**20
 """Size of the embedded object store. It holds only specs and progress; large data go through files."""
 
@@ -173,7 +172,7 @@ def _join(address: str, code: UserCode) -> UserCode:
                 job_config=_WithoutWorkingDir(),
                 log_to_driver=False,
                 configure_logging=False,
-                runtime_env={"py_modules": [*own_packages(), *folders], "env_vars": environment},
+                runtime_env={"py_modules": [own_package(), *folders], "env_vars": environment},
             )
     except (RayError, ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         raise _refusal(address, error) from error
@@ -247,16 +246,9 @@ def _no_cluster(address: str, reason: str) -> InvalidInput:
     )
 
 
-def own_packages() -> list[str]:
-    """Return the folders of dpsweep's packages that this process imports, for Ray to ship."""
-    return [_package_folder(name) for name in _PACKAGES]
-
-
-def _package_folder(name: str) -> str:
-    found = importlib.util.find_spec(name)
-    assert found is not None, f"{name} is a package of dpsweep"
-    assert found.origin is not None, f"{name} has an __init__.py"
-    return str(Path(found.origin).parent)
+def own_package() -> str:
+    """Return the folder of dpsweep that this process imports, for Ray to ship; Ray follows links in it."""
+    return str(files("dpsweep"))
 
 
 class _LogFile(logging.FileHandler):

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records import KeyCheck, new_key_check, read_bytes
-from dpsweep.orchestration.execution.cluster import own_packages
+from dpsweep.orchestration.execution.cluster import own_package
 from dpsweep.orchestration.records.limits import NO_LIMITS, Limits
 from dpsweep.orchestration.records.turn import FIRST_COME, Turn
 from dpsweep.orchestration.sweeps.user_code import packed, unpacked
@@ -109,11 +109,10 @@ def packaged(
         (job / "job.json").write_bytes(_DESCRIPTION.dump_json(description))
         own = ((origin, len(text.encode())), *(each for folder in shipped for each in _sizes(Path(folder))))
         _require_small(own)
-        folders = own_packages()
-        dpsweep = sum(size for folder in folders for _, size in _sizes(Path(folder)))
+        dpsweep = own_package()
         sources = (file for module in code.modules for file in module.sources())
         digests = {file.place: hashlib.sha256(file.content).hexdigest() for file in sources}
-        yield Package((*folders, *shipped, str(job)), own, tuple(left_out), dpsweep, digests)
+        yield Package((dpsweep, *shipped, str(job)), own, tuple(left_out), _bytes_of(dpsweep), digests)
 
 
 def read_job() -> JobDescription:
@@ -151,6 +150,12 @@ def _prune(folder: Path) -> list[str]:
 def _sizes(folder: Path) -> Iterator[tuple[str, int]]:
     files = (path for path in sorted(folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts)
     return ((_shown(path, folder), path.stat().st_size) for path in files)
+
+
+def _bytes_of(package: str) -> int:
+    """Return the size of what Ray ships of a package, which has links to its parts in a checkout."""
+    walked = [each for each in os.walk(package, followlinks=True) if "__pycache__" not in each[0]]
+    return sum(Path(folder, name).stat().st_size for folder, _, names in walked for name in names)
 
 
 def _shown(path: Path, folder: Path) -> str:

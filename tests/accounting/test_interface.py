@@ -19,8 +19,8 @@ from dpsweep.orchestration.commands.run_flags import SamplingName
 from dpsweep.orchestration.sweeps.schema import AccountingSettings
 
 EXPORTED = {
-    "accounting": """ACCOUNTANTS INDIVIDUAL_ACCOUNTANTS SAMPLINGS SCHEDULES AdvantageBudget AttackRisk BandedNoise
-        CertifiedEpsilon CertifiedInterval DataCorruption DpsweepError EpsilonBudget ExponentialChoice
+    "dpsweep.accounting": """ACCOUNTANTS INDIVIDUAL_ACCOUNTANTS SAMPLINGS SCHEDULES AdvantageBudget AttackRisk
+        BandedNoise CertifiedEpsilon CertifiedInterval DataCorruption DpsweepError EpsilonBudget ExponentialChoice
         CyclicPoissonSampling FixedBatchSampling FixedOrderSampling GaussianRelease IndependentNoise
         IndividualEpsilons InverseRootNoise LambdaNoise
         InvalidInput NoiseSchedule PoissonSampling PrivacyCurve PrivacyEstimate PureRelease RandomTrials
@@ -31,10 +31,10 @@ EXPORTED = {
         count_within_budget curve_of_examples epsilon_of_examples epsilon_of_examples_together group_epsilons
         individual_epsilons length_within_budget make_schedule noise_multiplier_within_budget parse_schedule
         planned_trace privacy_curve read_trace write_trace""",
-    "accounting.individual": """FILTERED INDIVIDUAL_ACCOUNTANTS IndividualEpsilons algorithm_2 epsilon_of_many_rounds
-        individual_claim individual_epsilons individual_reasons""",
-    "dpsweep.accounting.pld": """CertifiedDelta CertifiedEpsilon CertifiedProfile GroupRounds LatticeLoss MIN_DELTA TOLERANCE
-        PairBounds SensitivityMixture delta_pld discretise epsilon_of_allocation epsilon_of_examples
+    "dpsweep.accounting.individual": """FILTERED INDIVIDUAL_ACCOUNTANTS IndividualEpsilons algorithm_2
+        epsilon_of_many_rounds individual_claim individual_epsilons individual_reasons""",
+    "dpsweep.accounting.pld": """CertifiedDelta CertifiedEpsilon CertifiedProfile GroupRounds LatticeLoss MIN_DELTA
+        TOLERANCE PairBounds SensitivityMixture delta_pld discretise epsilon_of_allocation epsilon_of_examples
         epsilon_of_rounds epsilon_pld examples_law group_epsilons group_law grows_at_least_linearly linear_growth
         profile_of_rounds require_pld_delta rounds_of_examples rounds_of_group vadhan_epsilon""",
     "dpsweep.accounting.records": """Epsilons KEY_VARIABLE KeyCheck MANIFEST NormShards NormShardWriter NormSnapshot
@@ -64,7 +64,7 @@ def test_the_examples_of_the_docstrings_run() -> None:
     """Those of every module with an example, found in the source: some modules import ray or dp_accounting."""
     root = Path(accounting.__file__).parent
     with_examples = [path for path in sorted(root.rglob("*.py")) if ">>> " in path.read_text()]
-    names = [".".join(path.relative_to(root.parent).with_suffix("").parts) for path in with_examples]
+    names = ["dpsweep." + ".".join(path.relative_to(root.parent).with_suffix("").parts) for path in with_examples]
     found = {name: doctest.testmod(importlib.import_module(name.removesuffix(".__init__"))) for name in names}
     assert {"dpsweep.accounting.__init__", "dpsweep.accounting.pld.loss"} < found.keys()
     assert {name: each for name, each in found.items() if each.failed or not each.attempted} == {}

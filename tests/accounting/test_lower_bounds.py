@@ -203,7 +203,7 @@ def _risk(trace: Trace, truth: Truth) -> Iterator[tuple[float | None, float]]:
     shown = attack_risk(privacy_curve(trace)).as_dict()
     yield shown.get("advantage_at_least"), truth.delta(0.0)
     for rate in FALSE_POSITIVE_RATES:
-        yield shown.get(f"{dpsweep.accounting.attacks.rate_name(rate)}_at_least"), truth.true_positive_rate(rate)
+        yield shown.get(f"{accounting.attacks.rate_name(rate)}_at_least"), truth.true_positive_rate(rate)
 
 
 def _given(trace: Trace, truth: Truth) -> Iterator[tuple[float | None, float]]:

@@ -356,7 +356,7 @@ def _become(world: World, words: Sequence[str], user: int | None, said: Path) ->
 def _command(words: list[str]) -> int:
     """Run a command line, or what stands for one that serves a page or is no command; return its exit code."""
     from dpsweep import open as opened
-    from dpsweep.command import main
+    from dpsweep.orchestration.commands.main import main
     from dpsweep.orchestration.report.dashboard import Board
 
     try:

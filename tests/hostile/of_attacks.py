@@ -43,7 +43,7 @@ def cut_off(source, target, **places):
         os.kill(os.getpid(), signal.SIGKILL)
     replace(source, target, **places)
 os.replace = cut_off
-from dpsweep.command import main
+from dpsweep.orchestration.commands.main import main
 main()
 """
 

@@ -66,7 +66,14 @@ class Host:
 
     def dpsweep(self, *arguments: object, **changes: str) -> subprocess.CompletedProcess[str]:
         """Run dpsweep."""
-        return self.run(sys.executable, "-P", "-c", "from dpsweep.command import main; main()", *arguments, **changes)
+        return self.run(
+            sys.executable,
+            "-P",
+            "-c",
+            "from dpsweep.orchestration.commands.main import main; main()",
+            *arguments,
+            **changes,
+        )
 
     def processes(self, *words: str) -> list[int]:
         """Processes of the host whose command line holds all of these words."""

@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from dpsweep.command import main
+from dpsweep.orchestration.commands.main import main
 from tests.warm import FORKS
 
-COMMAND = [sys.executable, "-c", "from dpsweep.command import main; main()"]
+COMMAND = [sys.executable, "-c", "from dpsweep.orchestration.commands.main import main; main()"]
 PATIENCE = 420.0
 """Seconds after which a test gives up on a process; far above what anything takes."""
 

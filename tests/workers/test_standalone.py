@@ -19,16 +19,16 @@ PROGRAM = """
 import importlib, pkgutil, sys
 
 class Absent:
-    NAMES = {"ray", "mlflow", "orchestration", "typer", "rich", "plotly", "yaml", "sqlalchemy"}
+    NAMES = {"ray", "mlflow", "dpsweep.orchestration", "typer", "rich", "plotly", "yaml", "sqlalchemy"}
 
     @classmethod
     def find_spec(cls, name, path=None, target=None):
-        if name.partition(".")[0] in cls.NAMES:
+        if name in cls.NAMES or name.partition(".")[0] in cls.NAMES:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Absent)
 
-for package in (importlib.import_module("accounting"), importlib.import_module("workers")):
+for package in (importlib.import_module("dpsweep.accounting"), importlib.import_module("dpsweep.workers")):
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         if module.name != "dpsweep.accounting.jobs.parallel":
             importlib.import_module(module.name)

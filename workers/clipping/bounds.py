@@ -15,7 +15,7 @@ from dpsweep.accounting.mechanism import GaussianRelease
 from dpsweep.accounting.registry import nearest
 
 SMALLEST_BOUND, LARGEST_BOUND = 1e-8, 1e8
-"""Accepted range of clipping bounds, in which float32 norms are accurate (`dpsweep.workers.gradients`: from 1e-12 on)."""
+"""Accepted clipping bounds: float32 norms are accurate in this range (`dpsweep.workers.gradients`: from 1e-12 on)."""
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ class Replaced:
 
 
 class Passes(Protocol[S]):
-    """The passes that `verify` compares; `dpsweep.workers.gradients.compared_passes.ComparedPasses` runs and describes them."""
+    """The passes that `verify` compares; `dpsweep.workers.gradients.compared_passes.ComparedPasses` runs them."""
 
     @property
     def singles(self) -> list[int]: ...

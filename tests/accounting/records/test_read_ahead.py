@@ -23,7 +23,7 @@ from tests.orchestration.slow_proxy import Traffic, slow_proxy
 
 STEPS = tuple(range(0, 240, 10))
 ELSEWHERE = "mock://nowhere/folder"
-OURS = {"tests", "accounting", "contextlib"}
+OURS = {"tests", "dpsweep", "contextlib"}
 
 
 def passed_through(error: BaseException) -> set[str]:

@@ -179,7 +179,13 @@ def test_a_browser_draws_it_and_escapes_names(served: str, tmp_path: Path) -> No
 
 
 def test_the_command_prints_its_address_and_ends_in_order(folder: Path) -> None:
-    command = [sys.executable, "-c", "from dpsweep.command import main; main()", "dashboard", str(folder)]
+    command = [
+        sys.executable,
+        "-c",
+        "from dpsweep.orchestration.commands.main import main; main()",
+        "dashboard",
+        str(folder),
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert re.fullmatch(r"dashboard: http://127\.0\.0\.1:\d+/\?token=[\w-]{32}\n", process.stdout.readline())

@@ -49,7 +49,7 @@ def test_the_example_of_every_command_is_valid_and_in_its_help(name: str) -> Non
 def path(tmp_path: Path) -> str:
     """A PATH on which the command is called dpsweep, as it is once installed."""
     script = tmp_path / "dpsweep"
-    script.write_text(f"#!{sys.executable}\nfrom dpsweep.command import main\nmain()\n")
+    script.write_text(f"#!{sys.executable}\nfrom dpsweep.orchestration.commands.main import main\nmain()\n")
     script.chmod(0o755)
     return f"{tmp_path}:{os.environ['PATH']}"
 
