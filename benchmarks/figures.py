@@ -1,4 +1,4 @@
-"""The figures of docs/reproduction.md, each drawn from stored sweeps."""
+"""The figures of the pages on the papers, each drawn from stored sweeps."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The stored results of sweeps/papers: one JSON file per sweep in benchmarks/reproduction, numbers only, no data rows.
 
-`python -m benchmarks.reproduce NAME` writes them, and docs/reproduction.py makes docs/reproduction.md from them.
+`python -m benchmarks.reproduce NAME` writes them, and docs/reproduction.py writes the pages on the papers from them.
 """
 
 from __future__ import annotations

@@ -1,39 +1,38 @@
-"""Writes docs/reproduction.md and its figures from what is stored: ``python -m docs.reproduction``."""
+"""Writes the pages on the papers and their figures from what is stored: ``python -m docs.reproduction``."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from decimal import Decimal
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from benchmarks.experiments import EXPERIMENTS, PLANNED_ONLY
 from benchmarks.figures import FIGURES
-from benchmarks.printed import Experiment, Form, Item
+from benchmarks.printed import Experiment, Form
 from benchmarks.reproduced import Number, StoredSetting, StoredSweep, difference, read_stored
+from benchmarks.scorecard import MISSING, RESULTS, RULE, Result, judged, number_of, verdict
 
 DOCS: Final = Path(__file__).parent
-TEXT: Final = DOCS / "reproduction.txt"
-"""The page without tables and numbers. A line ``@table NAME`` stands for the table of a sweep, ``@figure NAME`` for a
-figure, and ``{NAME: setting: number}`` for a number; ``one − other`` as the setting is a paired difference."""
+PAGES: Final = ("reproduction", "reproduction-tables", "beyond")
+"""The pages, each from a text of its name. A line ``@table NAME`` stands for the table of a sweep, ``@figure NAME`` for
+a figure, and ``{NAME: setting: number}`` for a number; ``one − other`` as the setting is a paired difference. The words
+`_PARTS` stand for the scorecard and what belongs to it."""
 _NOT_HERE: Final = {"795eb17334": " (not in this repository)"}
 """Commits of stored results that were made in a copy whose history is lost; their results were not trained again."""
 _PLACE: Final = re.compile(r"\{([\w-]+): ([^:{}]+): ([^:{}]+?)(?:: (share|change|plain))?\}")
 
 
 def page(text: str, stored: Mapping[str, StoredSweep]) -> str:
-    """The page: `TEXT` with its tables, links to figures and numbers."""
+    """The page of a text with its tables, links to figures and numbers."""
     lines: list[str] = []
     for line in text.splitlines():
         word, _, name = line.partition(" ")
         if word == "@table":
             lines += _table(EXPERIMENTS[name], stored[name])
-        elif word == "@planned":
-            lines += _planned()
-        elif word == "@verdicts":
-            lines.append(_counted(stored))
+        elif word in _PARTS:
+            lines += _PARTS[word](stored)
         elif word == "@figure":
             lines.append(f"![{FIGURES[name].title}](images/{name}.svg)")
         else:
@@ -76,52 +75,70 @@ def _table(experiment: Experiment, sweep: StoredSweep) -> Iterator[str]:
         yield ""
 
 
-Verdict = Literal["inside", "outside", "no interval", "not measured"]
-
-
-def verdict(item: Item, number: Number | None) -> Verdict | None:
-    """Return whether a printed number lies inside our interval; None where none is printed.
-
-    ``inside``: what the printed digits may stand for, the number plus or minus half a unit of its last one, meets the
-    95 % interval of our mean; a printed lower limit, as in "> .99", is one side of that. ``no interval``: a single run,
-    whose difference may be chance.
-
-    >>> item = Item("accuracy", "flat", "accuracy", ".93")
-    >>> verdict(item, Number((0.92, 0.94), 0.9251, 0.94)), verdict(item, Number((0.94,), 0.936, 0.944))
-    ('inside', 'outside')
-    """
-    found = re.fullmatch(r"(> )?([-+]?\d*\.?\d+)", item.printed)
-    if found is None:
-        return None
-    if number is None:
-        return "not measured"
-    if number.ends is None:
-        return "no interval"
-    is_bound, printed = bool(found[1]), Decimal(found[2])
-    half = Decimal(1).scaleb(int(printed.as_tuple().exponent)) / 2
-    low, high = number.ends
-    return "inside" if float(printed - half) <= high and (is_bound or float(printed + half) >= low) else "outside"
-
-
-def _counted(stored: Mapping[str, StoredSweep]) -> str:
-    """A sentence on how many printed numbers have which verdict."""
-    found = Counter[Verdict]()
-    for name, sweep in stored.items():
-        for item in EXPERIMENTS[name].items:
-            setting = _setting(sweep, item.setting)
-            said = verdict(item, setting.numbers.get(item.number) if setting else None)
-            found.update([said] if said else [])
-    return (
-        f"Of {found.total()} printed numbers of trained models, {found['inside']} lie inside our interval and "
-        f"{found['outside']} outside; {found['no interval']} are held against a single run, which has none, and "
-        f"{found['not measured']} are not measured."
+def _counted(stored: Mapping[str, StoredSweep]) -> Iterator[str]:
+    """How many tables and figures, and how many printed numbers, have which verdict."""
+    results = [each for paper in RESULTS.values() for each in paper]
+    outcomes = Counter(judged(each.of(), stored.get(each.sweep)).outcome for each in results)
+    said = Counter(found for name, sweep in stored.items() for found in judged(EXPERIMENTS[name].items, sweep).said)
+    yield (
+        f"Of {len(results)} tables and figures that a sweep tries, {outcomes['reproduced']} are reproduced, "
+        f"{outcomes['in shape']} in shape, {outcomes['not']} not; {outcomes['cannot be told']} cannot be told from "
+        f"one run, {outcomes['not judged']} print no number, {outcomes['cannot be tried']} cannot be tried here."
+    )
+    yield (
+        f"Of {said.total()} printed numbers of trained models, {said['inside']} lie inside our interval and "
+        f"{said['outside']} outside; {said['no interval']} are held against a single run, which has none, and "
+        f"{said['not measured']} are not measured."
     )
 
 
-def _planned() -> Iterator[str]:
+def _scorecard(stored: Mapping[str, StoredSweep]) -> Iterator[str]:
+    for paper, results in RESULTS.items():
+        yield from (
+            f"### {paper}",
+            "",
+            "| item | printed | ours | inside | order | verdict | why |",
+            "|---|---|---|---|---|---|---|",
+        )
+        for result in results:
+            sweep = stored.get(result.sweep)
+            found = judged(result.of(), sweep)
+            item = next((each for each in result.of() if each.item == result.headline), None)
+            number = number_of(sweep, item) if sweep is not None and item is not None else None
+            printed, ours = (
+                (item.printed if item else "") or "plot",
+                _shown(number, item.form) if number and item else "–",
+            )
+            said = [each for each in found.said if each in ("inside", "outside")]
+            inside = f"{said.count('inside')} of {len(said)}" if said else "–"
+            order = f"{sum(found.orders)} of {len(found.orders)}" if found.orders else "–"
+            named = f"{result.item}: {_headline(result)}" if item else result.item
+            yield f"| {named} | {printed} | {ours} | {inside} | {order} | {found.outcome} | {result.why} |"
+        yield ""
+
+
+def _headline(result: Result) -> str:
+    """The name of the number shown, without that of its table."""
+    return re.sub(r"^(Table|Figure|Appendix) \w+: ", "", result.headline)
+
+
+def _missing(_: Mapping[str, StoredSweep]) -> Iterator[str]:
+    yield from (f"- {each.item}: {each.why}." for each in MISSING)
+
+
+def _planned(_: Mapping[str, StoredSweep]) -> Iterator[str]:
     yield from ("| sweep | experiment | why |", "|---|---|---|")
     for name, reason in PLANNED_ONLY.items():
         yield f"| `{name}` | {EXPERIMENTS[name].title} | {reason} |"
+
+
+_PARTS: Final[Mapping[str, Callable[[Mapping[str, StoredSweep]], Iterator[str]]]] = {
+    "@counts": _counted,
+    "@rule": lambda _: iter([RULE]),
+    "@scorecard": _scorecard,
+    "@missing": _missing,
+    "@planned": _planned,
+}
 
 
 def _setting(sweep: StoredSweep, name: str) -> StoredSetting | None:
@@ -166,7 +183,8 @@ def main() -> None:
     stored = stored_results()
     for name, svg in figures(stored).items():
         (DOCS / "images" / name).write_text(svg)
-    (DOCS / "reproduction.md").write_text(page(TEXT.read_text(), stored))
+    for name in PAGES:
+        (DOCS / f"{name}.md").write_text(page((DOCS / f"{name}.txt").read_text(), stored))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import os
 import re
 import runpy
 import xml.etree.ElementTree as ET
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,10 +18,12 @@ from benchmarks.measures import measured
 from benchmarks.papers import PAPERS
 from benchmarks.reproduce import collect
 from benchmarks.reproduced import StoredSetting, StoredSweep, difference, over_runs, read_stored, write_stored
+from benchmarks.scorecard import RESULTS, printed_value
 from dpsweep.orchestration.records.layout import SweepFiles
 
 ROOT = Path(__file__).parents[1]
 SWEEPS = ROOT / "sweeps" / "papers"
+SCORECARD = ROOT / "docs" / "reproduction.md"
 SCRIPT = runpy.run_path(str(ROOT / "docs" / "reproduction.py"))
 PLANNED: Mapping[str, tuple[set[tuple[float, int]], float]] = {
     "a-mnist": ({(1.724, 40)}, 2.4),
@@ -72,7 +75,7 @@ SLOW_DATA = ("a-cifar", "a-cifar-small", "scattering-mnist", "scattering-fashion
 
 def test_every_verdict_on_the_page_follows_from_the_numbers_beside_it() -> None:
     """Computed anew from the page's own text, whose interval is rounded to three digits."""
-    page = (ROOT / "docs" / "reproduction.md").read_text()
+    page = (ROOT / "docs" / "reproduction-tables.md").read_text()
     row = r"^\| .* \| (> )?([-+]?[\d.]+) \| [-+\d.]+ \[([-+\d.]+), ([-+\d.]+)\] \| (\w+) \| \d+ \|$"
     rows = re.findall(row, page, re.MULTILINE)
     assert len(rows) > 150
@@ -82,9 +85,31 @@ def test_every_verdict_on_the_page_follows_from_the_numbers_beside_it() -> None:
         inside = float(printed) - slack <= float(high) and (bool(bound) or float(printed) + slack >= float(low))
         clearly = slack < min(abs(float(printed) - float(end)) for end in (low, high))
         assert not clearly or (said == "inside") == inside, (printed, low, high, said)
-    counted = re.search(r"Of (\d+) printed numbers of trained models, (\d+) lie inside", page)
-    assert counted is not None
-    assert int(counted[2]) == page.count(" | inside | ")
+    beyond = (ROOT / "docs" / "beyond.md").read_text()
+    counts = re.search(r"Of \d+ printed numbers of trained models, (\d+) lie inside", SCORECARD.read_text())
+    assert counts is not None
+    assert int(counts[1]) == page.count(" | inside | ") + beyond.count(" | inside | ")
+
+
+def test_every_printed_number_belongs_to_one_line_of_the_scorecard() -> None:
+    """But for Paper A's Figures 1 and 4 with another network, the epochs of Cancer, and an outside table."""
+    lines = Counter((each.sweep, item.item) for paper in RESULTS.values() for each in paper for item in each.of())
+    assert set(lines.values()) == {1}
+    printed = {(name, item.item) for name, of in EXPERIMENTS.items() for item in of.items if printed_value(item)}
+    left = {name for name, _ in printed - lines.keys()}
+    assert left == {"a-mnist-cnn", "c-cancer", "scattering-mnist", "scattering-fashion"}
+    results = [each for paper in RESULTS.values() for each in paper if each.of()]
+    assert all(each.headline in {item.item for item in each.of()} for each in results)
+
+
+def test_the_scorecard_fits_two_pages_and_says_how_each_line_was_judged() -> None:
+    text = SCORECARD.read_text()
+    rows = re.findall(r"^\| .* \| (\d+) of (\d+) \| (?:(\d+) of (\d+)|–) \| ([\w ]+) \| .* \|$", text, re.MULTILINE)
+    assert len(rows) > 10
+    for inside, numbers, told, pairs, said in rows:
+        every = told == pairs != ""
+        assert said == ("reproduced" if inside == numbers else "in shape" if every else "not")
+    assert len(text.split()) < 2_200
 
 
 @pytest.mark.thinned(2)
@@ -129,14 +154,17 @@ class TestStored:
 
     def test_the_page_is_what_is_stored(self) -> None:
         """Else run: python -m docs.reproduction"""
-        stored = SCRIPT["stored_results"]()
-        assert SCRIPT["page"](SCRIPT["TEXT"].read_text(), stored) == (ROOT / "docs" / "reproduction.md").read_text()
+        stored, docs = SCRIPT["stored_results"](), ROOT / "docs"
+        for name in SCRIPT["PAGES"]:
+            text = (docs / f"{name}.txt").read_text()
+            assert SCRIPT["page"](text, stored) == (docs / f"{name}.md").read_text()
         for name, svg in SCRIPT["figures"](stored).items():
             assert (ROOT / "docs" / "images" / name).read_text() == svg
             assert ET.fromstring(svg).tag.endswith("svg")
 
     def test_the_page_shows_everything_that_is_stored(self) -> None:
-        lines = SCRIPT["TEXT"].read_text().splitlines()
+        texts = [(ROOT / "docs" / f"{name}.txt").read_text() for name in SCRIPT["PAGES"]]
+        lines = [line for text in texts for line in text.splitlines()]
         assert [name for name in SCRIPT["stored_results"]() if f"@table {name}" not in lines] == []
 
     def test_settings_of_the_page_are_stored(self) -> None:
