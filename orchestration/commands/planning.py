@@ -102,11 +102,12 @@ def _show(spec: SweepSpec, planned: Plan, predicted: Prediction | None, as_json:
         print_json(plan_rows(planned, spec) | {"detectable": shown} | more)
     else:
         show(plan_table(planned, spec))
-        hours = None if predicted is None else predicted.cpu_hours
+        spent = None if predicted is None else predicted.cpu_hours
+        hours = None if spent is None else power.hours_by_seeds(spec, len(planned.trials), spent)
         lines = power.lines(design, seeds, hours) if design else []
         for line in [*plan_lines(planned), *([] if predicted is None else prediction_lines(predicted)), *lines]:
             stdout().print(line, soft_wrap=True)
-    limits = power.warnings(design, seeds, spec.compare.detect) if design else []
+    limits = power.warnings(design, seeds, spec.compare.detect)
     for warning in (*planned.warnings, *limits):
         print(for_terminal(f"warning: {warning}"), file=sys.stderr)
     for reason in planned.reasons():

@@ -8,7 +8,7 @@ of about d t / (t + t_0.8), with quantiles t of Student's distribution. Before a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,6 +18,7 @@ from scipy import special
 from dpsweep.orchestration.comparison.findings import POWER
 from dpsweep.orchestration.comparison.intervals import TAIL, unnoticed
 from dpsweep.orchestration.records.published import RUNS
+from dpsweep.orchestration.sweeps.grid import GridPoint, grid
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.workers.evaluation import shown_groups
@@ -63,21 +64,43 @@ class Detectable:
 
 
 def design(sweep: SweepSpec, trials: Sequence[PlannedTrial]) -> Design | None:
-    """Return the design of a sweep; None if it compares no two settings of classes, or tunes them first.
+    """Return the design of a sweep; None if it compares no two settings of classes, or tunes them on other data.
 
-    Groups are those that are large enough to be shown (`shown_groups`).
+    Groups are those that are large enough to be shown (`shown_groups`). trials: as planned, which of a sweep that tunes
+    first are those of the tuning; what is compared is then trained after it.
     """
     private = [trial for trial in trials if trial.spec.is_private and trial.dataset.task == "classification"]
     settings = {
-        tuple((name, str(value)) for name, value in trial.point.labels.items() if name not in RUNS) for trial in private
+        tuple((name, str(value)) for name, value in point.labels.items() if name not in RUNS)
+        for point in _compared(sweep)
+        if point.is_private
     }
-    if len(settings) < 2 or sweep.tune is not None:
+    if len(settings) < 2 or not private or (sweep.tune is not None and sweep.tune.data is not None):
         return None
     least = min(private, key=lambda each: each.dataset.test_size)
     sizes = np.array(least.dataset.test_group_sizes)
     shown = sizes[shown_groups(sizes, least.spec.min_group_size)]
     examples = least.dataset.test_size
     return Design(len(settings), examples, int(shown.min()) if len(shown) else examples, max(1, len(shown)))
+
+
+def _compared(sweep: SweepSpec) -> tuple[GridPoint, ...]:
+    """Return the trials whose settings are compared: those of the file, before any value is tuned."""
+    return grid(sweep.model_copy(update={"adapted": None}))
+
+
+def hours_by_seeds(sweep: SweepSpec, planned: int, hours: float) -> Callable[[int], float] | None:
+    """Return the CPU-hours of a sweep by its number of seeds; None if that of its trials is drawn.
+
+    planned, hours: number of planned trials, and their CPU-hours. Where they are those of a tuning, each trial after it
+    is taken to last as long as each of it.
+    """
+    seeds, trials = len(set(sweep.seeds)), len(_compared(sweep))
+    if sweep.tune is None or sweep.adapted is not None:
+        return lambda count: hours * count / seeds
+    if sweep.tune.is_selection or not planned:
+        return None
+    return lambda count: hours * (1.0 + trials / planned * count / seeds)
 
 
 def detectable(of: Design, seeds: int, assumed: Assumed = ASSUMED) -> Detectable:
@@ -102,10 +125,10 @@ def detectable(of: Design, seeds: int, assumed: Assumed = ASSUMED) -> Detectable
     )
 
 
-def lines(of: Design, planned: int, hours: float | None = None) -> list[str]:
+def lines(of: Design, planned: int, hours: Callable[[int], float] | None = None) -> list[str]:
     """Return the lines on what a design shows with several numbers of seeds.
 
-    planned: seeds of the sweep. hours: CPU-hours of the sweep as planned, if known.
+    planned: seeds of the sweep. hours: CPU-hours by number of seeds, if known.
     """
     found = [
         f"what {of.settings} private settings can show, on {of.examples:,} test examples (the smallest of {of.groups} "
@@ -113,7 +136,7 @@ def lines(of: Design, planned: int, hours: float | None = None) -> list[str]:
     ]
     for seeds in sorted({*SEEDS, planned} - {1}):
         each = detectable(of, seeds)
-        cost = "" if hours is None else f", {hours * seeds / planned:.3g} CPU-hours"
+        cost = "" if hours is None else f", {hours(seeds):.3g} CPU-hours"
         points = ", ".join(map(_points, (each.accuracy, each.worst_group, each.gap)))
         found.append(f"  {seeds:>2} seeds: {points} points{cost}{' (planned)' * (seeds == planned)}")
     return [
@@ -123,8 +146,13 @@ def lines(of: Design, planned: int, hours: float | None = None) -> list[str]:
     ]
 
 
-def warnings(of: Design, planned: int, asked: float | None) -> list[str]:
-    """Return a warning if the design cannot show a difference of accuracy as small as ``asked``, a share."""
+def warnings(of: Design | None, planned: int, asked: float | None) -> list[str]:
+    """Return a warning if the design cannot show a difference of accuracy as small as ``asked``, a share.
+
+    of: None if nothing is known of the design, so that what is asked cannot be judged.
+    """
+    if of is None:
+        return [] if asked is None else [_UNKNOWN]
     if planned < 2:
         return ["each setting has one seed, so no difference can be shown; list several, such as seeds: [0, 1, 2]"]
     if asked is None:
@@ -138,6 +166,12 @@ def warnings(of: Design, planned: int, asked: float | None) -> list[str]:
         f"compare.detect asks for {_points(asked)} points of accuracy, but {planned} seeds show differences from "
         f"{_points(least)} points on; {advice}"
     ]
+
+
+_UNKNOWN: Final = (
+    "compare.detect is not judged: what a sweep can show is predicted for the accuracy of two private settings or "
+    "more, on data that the plan reads; the report says what it could have shown"
+)
 
 
 def _points(share: float) -> str:

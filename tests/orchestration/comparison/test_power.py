@@ -9,7 +9,7 @@ import pytest
 from benchmarks.coverage import private
 from benchmarks.simulated import Population, simulated
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.orchestration.comparison.power import ASSUMED, Design, design, detectable, lines, warnings
+from dpsweep.orchestration.comparison.power import ASSUMED, Design, design, detectable, hours_by_seeds, lines, warnings
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 
@@ -41,7 +41,7 @@ def test_a_difference_of_the_named_size_is_found_in_most_simulated_sweeps() -> N
 
 
 def test_a_plan_shows_seeds_with_hours_and_warns_below_what_is_asked() -> None:
-    shown = lines(SIX, 2, hours=1.0)
+    shown = lines(SIX, 2, hours=lambda seeds: seeds / 2.0)
     assert "6 private settings" in shown[0]
     assert re.search(r"^   2 seeds: [\d.]+, [\d.]+, .* points, 1 CPU-hours \(planned\)$", shown[1])
     assert any("10 seeds" in line and "5 CPU-hours" in line for line in shown)
@@ -62,6 +62,31 @@ def test_the_smallest_group_is_that_of_the_test_examples() -> None:
     assert found == Design(2, sum(sizes), min(sizes), 10)
     assert found is not None
     assert found.smallest > 3 * planned[0].dataset.group_sizes[8]
+
+
+def test_a_sweep_that_tunes_first_shows_what_it_compares_after_that() -> None:
+    """Its settings are not its candidates, and its hours are those of the tuning and of every seed."""
+    text = _SWEEP.format("3 points").replace("data: digits", "data: {name: digits, public_fraction: 0.2}")
+    tuned = f"{text}tune: {{parameters: {{clipping.bound: [1, 2, 4]}}, privacy: unaccounted}}"
+    plain, sweep = parse_sweep(text), parse_sweep(f"{tuned}\nseeds: [0, 1]")
+    planned = plan_sweep(sweep).trials
+    assert len(planned) == 6
+    assert design(sweep, planned) == design(plain, plan_sweep(plain).trials)
+    hours = hours_by_seeds(sweep, len(planned), 6.0)
+    assert hours is not None
+    assert [hours(seeds) for seeds in (2, 5)] == [10.0, 16.0]
+    without = hours_by_seeds(plain, 2, 2.0)
+    assert without is not None
+    assert without(5) == 10.0
+    drawn = f"{tuned.replace('unaccounted', 'private_selection, trials: 5')}\nnoise_source: os_entropy"
+    assert hours_by_seeds(parse_sweep(drawn), 6, 6.0) is None
+
+
+def test_what_cannot_be_judged_is_said() -> None:
+    sweep = parse_sweep(_SWEEP.format("3 points").replace("[flat, individual]", "flat"))
+    assert design(sweep, plan_sweep(sweep).trials) is None
+    assert "not judged" in warnings(None, 3, 0.03)[0]
+    assert warnings(None, 3, None) == []
 
 
 @pytest.mark.parametrize(("written", "share"), [("3 points", 0.03), ("0.03", 0.03), ("1 point", 0.01)])
