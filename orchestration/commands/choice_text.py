@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -17,10 +17,10 @@ _NEAREST: Final = 3
 
 
 def best_lines(found: Best, model: str, show_all: bool = False) -> Iterator[str]:
-    """Yield the lines on the setting, its value and interval, settings not distinguishable from it, its model, and
-    warnings.
+    """Yield the lines on the setting, its value and interval, settings not distinguishable from it or of unknown
+    order, its model, and warnings.
 
-    show_all: show every setting that is not distinguishable from it, not only the nearest.
+    show_all: show every such setting, not only the nearest.
     """
     from dpsweep.orchestration.comparison.entries import by_selection
     from dpsweep.orchestration.comparison.formats import number
@@ -45,9 +45,10 @@ def best_lines(found: Best, model: str, show_all: bool = False) -> Iterator[str]
         yield "no interval is known: what its models predict of single test examples is not stored"
     elif interval.is_of_one_seed:
         yield "the interval is of the choice of test examples alone; whether it is the best is unknown (one seed)"
-    yield from _alike(found, shown, show_all)
+    yield from _nearest("cannot be told from it", found.alike, shown, show_all)
+    yield from _nearest("order unknown (one common seed)", found.unordered, shown, show_all)
     if interval is not None:
-        unknown = [each.other for each in found.alike if each.interval is None]
+        unknown = [each.other for each in found.unordered if each.interval is None]
         named = unknown if show_all else unknown[:_NEAREST]
         more = f" and {len(unknown) - len(named)} more" if len(unknown) > len(named) else ""
         if unknown:
@@ -56,15 +57,15 @@ def best_lines(found: Best, model: str, show_all: bool = False) -> Iterator[str]
     yield from found.warnings
 
 
-def _alike(found: Best, shown: Format, show_all: bool) -> Iterator[str]:
-    """Yield the settings that cannot be told from the best: how many, and the nearest by their measured difference."""
-    known = [(each, each.interval) for each in found.alike if each.interval is not None]
+def _nearest(words: str, differences: Sequence[Difference], shown: Format, show_all: bool) -> Iterator[str]:
+    """Yield the settings of these differences, which ``words`` are about: how many, and the nearest as measured."""
+    known = [(each, each.interval) for each in differences if each.interval is not None]
     nearest = sorted(known, key=lambda pair: abs(pair[1].value))
     listed = nearest if show_all else nearest[:_NEAREST]
     if len(known) > len(listed):
-        yield f"cannot be told from it: {len(known)} settings; the nearest {len(listed)} (--all shows the rest):"
+        yield f"{words}: {len(known)} settings; the nearest {len(listed)} (--all shows the rest):"
     for each, interval in listed:
-        yield f"cannot be told from it: {_difference(each, interval, shown)}"
+        yield f"{words}: {_difference(each, interval, shown)}"
 
 
 def _difference(each: Difference, interval: ConfidenceInterval, shown: Format) -> str:

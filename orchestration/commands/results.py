@@ -95,7 +95,7 @@ def best(
         typer.Option(help="A condition, such as worst_group=0.7; may be repeated.", metavar="METRIC=NUMBER"),
     ] = None,
     show_all: Annotated[
-        bool, typer.Option("--all", help="Show all settings that cannot be told from it, not the nearest three.")
+        bool, typer.Option("--all", help="Show all settings that may equal it, not the nearest three.")
     ] = False,
     register: Annotated[
         str | None, typer.Option(help="Register its model in MLflow under this name.", metavar="NAME")

@@ -28,8 +28,9 @@ class Best:
 
     by: name of the metric. value: the mean over runs; for an extreme over groups, settings are ordered by
     ``interval.corrected``. interval: allows for the choice; None if it is unknown. alike: differences to other settings
-    that are not distinguishable from it. unknown_cost: as in `Findings`. warnings: the others of the report's headline.
-    reasons: why its epsilon is an estimate, by its trials and by the choice itself.
+    that are not distinguishable from it. unordered: differences to those of which nothing is known, with one common
+    seed or none. unknown_cost: as in `Findings`. warnings: the others of the report's headline. reasons: why its
+    epsilon is an estimate, by its trials and by the choice itself.
     """
 
     setting: Setting
@@ -37,6 +38,7 @@ class Best:
     value: float
     interval: ConfidenceInterval | None
     alike: tuple[Difference, ...]
+    unordered: tuple[Difference, ...]
     warnings: tuple[str, ...]
     reasons: tuple[Reason, ...] = ()
     unknown_cost: str = ""
@@ -75,6 +77,7 @@ class Best:
             "trial": self.trial.key,
             "trials": [trial.key for trial in self.setting.trials],
             "not_distinguishable": [each.as_dict() for each in self.alike],
+            "unknown_order": [each.as_dict() for each in self.unordered],
             "unknown_cost": self.unknown_cost,
             "warnings": list(self.warnings),
         }
@@ -111,12 +114,14 @@ def best(
         raise InvalidInput(_nothing(found, name, max_epsilon, least))
     mean = winner.over_seeds(metric(name).value)
     value = mean.mean if mean else math.nan
-    alike = found.indistinguishable(winner, name, allowed)
+    undecided = found.undecided(winner, name, allowed)
+    alike = tuple(each for each in undecided if each.verdict == "not distinguishable")
+    unordered = tuple(each for each in undecided if each not in alike)
     chosen: tuple[Reason, ...] = ("chosen_by_private_results",) if any(metric(n).exact for n in (name, *least)) else ()
     reasons = union((winner.reasons, chosen))
     warned = (*in_words(reasons), *(each for each in warnings(found) if each != found.unknown_cost))
     interval = found.interval_of_best(winner, name, allowed)
-    return Best(winner, name, value, interval, alike, warned, reasons, found.unknown_cost)
+    return Best(winner, name, value, interval, alike, unordered, warned, reasons, found.unknown_cost)
 
 
 def _not_of_use(found: Findings, setting: Setting) -> str:

@@ -198,9 +198,9 @@ class Findings:
         reach = float(special.ndtri(1.0 - (1.0 - self.level) / 2.0 / self.comparisons))
         return float(np.median(halves)) * (1.0 + float(special.ndtri(POWER)) / reach)
 
-    def indistinguishable(self, best: Setting, name: str, among: Iterable[Setting]) -> tuple[Difference, ...]:
-        """Return the differences of ``best`` to the other settings in ``among`` from which it is not
-        distinguishable.
+    def undecided(self, best: Setting, name: str, among: Iterable[Setting]) -> tuple[Difference, ...]:
+        """Return the differences of ``best`` to the other settings in ``among`` than which it is neither better nor
+        worse: not distinguishable from them, or of unknown order.
         """
         found = (self.difference(best, other, name) for other in among if other is not best)
         return tuple(each for each in found if each.verdict not in ("better", "worse"))

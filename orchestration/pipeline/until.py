@@ -69,7 +69,7 @@ def _run(request: RunRequest, display: Display) -> Outcome:
 def told_apart(found: Findings) -> bool:
     """Return whether every other method is told from the best one in the main score."""
     best = found.best(found.main.name, found.methods)
-    return best is not None and not found.indistinguishable(best, found.main.name, found.methods)
+    return best is not None and not found.undecided(best, found.main.name, found.methods)
 
 
 def _begun(request: RunRequest) -> str | None:

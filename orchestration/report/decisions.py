@@ -147,7 +147,21 @@ def _distinguished(found: Findings, best: Setting, name: str, where: str) -> lis
         )
         each = first_few([f"{one.other} by {_range([one])}" for one in beaten])
         sentences.append(f"{who} {each}{' points' * (metric(name).format in SHARES)} {where}.")
-    return sentences
+    return [*sentences, *_unordered(found, best, differences, where)]
+
+
+def _unordered(found: Findings, best: Setting, differences: Sequence[Difference], where: str) -> list[str]:
+    """Sentences on methods of which nothing is known beside ``best``; those on the whole sweep are said elsewhere."""
+    single = [each.other for each in differences if each.verdict == "unknown (one seed)"]
+    apart = [each.other for each in differences if each.verdict == "unknown"]
+    said = []
+    if single and not unknown_of_one_seed(found.settings):
+        said += [f"Whether {best.name} is better than {first_few(single)} {where} is unknown (one common seed)."]
+    if apart and found.interval(best, found.main.name):
+        said += [
+            f"{best.name} cannot be compared with {first_few(apart)} {where}: no test examples are common to both."
+        ]
+    return said
 
 
 _NAMED = 3

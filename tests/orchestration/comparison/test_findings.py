@@ -12,6 +12,7 @@ from fairlearn import metrics as fairlearn_metrics
 from sklearn import metrics as sklearn_metrics
 
 from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.commands.choice_text import best_lines
 from dpsweep.orchestration.comparison.best import best, parse_conditions
 from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE, Evidence, gather
 from dpsweep.orchestration.comparison.findings import Findings, as_dict, findings, warnings
@@ -257,6 +258,34 @@ def test_the_best_setting_is_named_with_what_cannot_be_told_from_it(sample: Find
     assert found.interval is not None
     assert found.interval.low < found.value < found.interval.high
     assert found.as_dict()["not_distinguishable"][0]["verdict"] == "not distinguishable"
+
+
+def test_settings_of_unknown_order_have_a_word_of_their_own() -> None:
+    """One common seed decides nothing, and neither do other test examples: neither is "cannot be told apart"."""
+    trials, found = sweep_of({name: SHARES[name] for name in ("none", "dpsgd_f")})
+    own, other = outcomes(SHARES["individual"], 0), outcomes(SHARES["individual"], 9)
+    elsewhere = replace(other, example_ids=other.example_ids + 10**6)
+    for name, seed, each in (("flat", 0, own), ("individual", 9, elsewhere)):
+        trials.append(trial(each, name, seed))
+        found[trials[-1].key] = each
+    data = published(trials)
+    every = findings(data, gather(trials, found))
+    chosen = best(every)
+    assert chosen.setting.clipping == "dpsgd_f"
+    assert [(each.other, each.verdict) for each in chosen.unordered] == [
+        ("flat · constant", "unknown (one seed)"),
+        ("individual · constant", "unknown"),
+    ]
+    assert (chosen.alike, chosen.as_dict()["not_distinguishable"]) == ((), [])
+    assert [each["verdict"] for each in chosen.as_dict()["unknown_order"]] == ["unknown (one seed)", "unknown"]
+    lines = " | ".join(best_lines(chosen, "here"))
+    assert "order unknown (one common seed): flat · constant (" in lines
+    assert "cannot be compared with it, without common seeds or test examples: individual · constant" in lines
+    assert "cannot be told from it" not in lines
+    said = " ".join(headline(data, every))
+    assert "Whether dpsgd_f · constant is better than flat · constant in accuracy is unknown (one common seed)." in said
+    assert "dpsgd_f · constant cannot be compared with individual · constant in accuracy" in said
+    assert "cannot be told" not in said
 
 
 @pytest.mark.parametrize(

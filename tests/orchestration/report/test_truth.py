@@ -185,8 +185,12 @@ RULES: Final[Sequence[tuple[str, Rule]]] = (
     (rf"(?:Both )?{_NAME}.* beats? ", _beats),
     (rf"{_NAME}.* cannot be told (?:apart|from it)", _alike),
     (rf"best: {_NAME}: (\S+) ", _best),
-    (rf"best: cannot be told from it: {_NAME} \(differs by (.+?)(?:, by test examples alone)?\)", _differs),
-    (rf"best: cannot be told from it: {_NAME} \(measured", _true),
+    (
+        rf"best: (?:cannot be told from it|order unknown \(one common seed\)): {_NAME} \(differs by (.+?)"
+        r"(?:, by test examples alone)?\)",
+        _differs,
+    ),
+    (rf"best: (?:cannot be told from it|order unknown \(one common seed\)): {_NAME} \(measured", _true),
     (rf"(?:best: )?Warning: {_NAME} is .* above the best non-private setting", _above),
     (rf"(?:best: )?Not recommended: {_NAME} cannot be told from always predicting", _useless),
     (r"Whether one setting is better than another is unknown \(one seed\)|Each setting has one seed", _of_one_seed),
