@@ -6,8 +6,9 @@
 
 A row shows shares of sweeps, or of settings in them, in percent, and mean widths of 95% intervals in points: ``cover``
 should be 95 or more, ``false`` (sweeps with any wrong verdict) 5 or less, ``power`` high and ``width`` small. The
-columns are those measured by the case. Some cases are followed by a row for each method of
-`benchmarks.other_intervals`, for the first of these sweeps: ``told`` is how often a true difference is told from 0.
+columns are those measured by the case; medians are beside means that a few sweeps decide. Some cases are followed by a
+row for each method of `benchmarks.other_intervals`, for the first of these sweeps: ``told`` is how often a true
+difference is told from 0.
 """
 
 from __future__ import annotations
@@ -91,6 +92,18 @@ def differences(population: Population, found: Findings) -> Numbers:
         yield "width_difference", width(interval)
 
 
+def changes(population: Population, found: Findings) -> Numbers:
+    """Coverage and width of every difference from the baseline, in accuracy and for the worst-served group."""
+    (baseline,) = (one for one in found.settings if one.is_baseline)
+    without = population.without_privacy()  # of every group
+    for place, setting in enumerate(private(found)):
+        for name, truth in zip(found.headline, (population.accuracy(place), population.worst(place)), strict=True):
+            interval = found.evidence.difference(setting, baseline, name)
+            suffix = "change" if name == found.main.name else "worst_change"
+            yield f"cover_{suffix}", covers(interval, truth - without)
+            yield f"width_{suffix}", width(interval)
+
+
 def simultaneous(population: Population, found: Findings) -> Numbers:
     """Width of the differences that verdicts are made of, which hold simultaneously."""
     settings = private(found)
@@ -158,7 +171,7 @@ def _cases() -> dict[str, Case]:
         "one-seed": Case(six, (wrong_verdicts,)),
         **{f"rare-r{r}": Case(replace(rare, runs=r), (positives,)) for r in (1, 3, 5)},
         **{
-            f"means-r{r}": Case(replace(small, runs=r, baseline=2.2), (means, differences, wrong_verdicts))
+            f"means-r{r}": Case(replace(small, runs=r, baseline=2.2), (means, differences, changes, wrong_verdicts))
             for r in (2, 3, 5, 10)
         },
         **{f"gap-10-r{r}": Case(replace(ten, runs=r), (gaps,)) for r in (2, 5)},
@@ -195,6 +208,12 @@ def _cases() -> dict[str, Case]:
             for task, main in (("regression", "r2"), ("multi_label", "micro_f1"))
             for r in (2, 5)
         },
+        **{
+            f"change-10-r{r}": Case(
+                Population((40,) * 10, _equal(6, *(1.2,) * 9, 0.6), r, of_run=0.2, baseline=2.2), (changes,)
+            )
+            for r in (2, 5)
+        },
         "splits": Case(replace(small, logits=_equal(2, 1.7), runs=1, splits=5), (means, differences)),
         "power-r2": Case(replace(small, logits=apart, runs=2), (simultaneous, told_first_from_last("accuracy"))),
         **{
@@ -209,16 +228,22 @@ def _cases() -> dict[str, Case]:
 CASES: Final = _cases()
 
 
+_LONG_TAILED: Final = ("width_compared", "width_change", "width_worst_change")
+"""Widths that are very large in a few sweeps: where two or three seeds of a setting spread more than all others do."""
+
+
 def measure(case: Case, sweeps: int, seed: int = 0) -> dict[str, float]:
-    """Return the means of what a case measures over simulated sweeps. A number that is not defined in a sweep is
-    left out.
+    """Return the means of what a case measures over simulated sweeps, and medians where few sweeps decide the mean. A
+    number that is not defined in a sweep is left out.
     """
     found: dict[str, list[float]] = {}
     for sweep in simulated(case.population, sweeps, seed):
         for each in case.measured:
             for name, value in each(case.population, sweep):
                 found.setdefault(name, []).append(value)
-    return {name: float(np.nanmean(values)) for name, values in found.items()}
+    means = {name: float(np.nanmean(values)) for name, values in found.items()}
+    medians = {f"median_{name}": float(np.nanmedian(found[name])) for name in found if name.startswith(_LONG_TAILED)}
+    return means | medians
 
 
 BESIDE: Final = ("means-r2", "means-r5", "power-r2", "gap-10-r5", "users-10", "eightfold-r3")

@@ -20,10 +20,12 @@ from dpsweep.orchestration.comparison.intervals import (
     Moments,
     RunValues,
     SpreadOfSeeds,
+    beside,
     difference_bounds,
     moments,
     paired,
     singles,
+    together,
     unpaired,
 )
 from dpsweep.orchestration.comparison.metrics import METRICS, metric
@@ -44,6 +46,10 @@ _FEW_CELLS: Final = 64
 """Up to this number, a product of matrices sums them faster than sorting does."""
 Name = tuple[str, str]
 """Name of a group, or "" for all test examples, and name of a metric."""
+Run = tuple[object, ...]
+"""Training seed and split seed, by which trials are paired."""
+Join = Callable[[RunValues, RunValues, Sequence[Name]], Moments]
+"""Joins the numbers of two settings, which have these names."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,8 @@ class _Numbers:
 class Evidence:
     """Intervals and differences for trials with stored outcomes.
 
-    private: the private settings of the sweep, over which the variance between seeds is pooled.
+    private: the private settings of the sweep, over which the variance between seeds is pooled; so is that of their
+    differences from a baseline.
     """
 
     def __init__(self, numbers: Mapping[str, _Numbers], private: Sequence[Setting] = ()) -> None:
@@ -87,7 +94,7 @@ class Evidence:
         self._private = tuple(setting for setting in private if setting.trials)
         self._intervals: dict[tuple[tuple[str, ...], Name, float], ConfidenceInterval | None] = {}
         """Cache of the intervals, because several tables and pages show the same ones."""
-        self._pools: dict[tuple[Name, ...], SpreadOfSeeds | None] = {}
+        self._pools: dict[tuple[object, ...], SpreadOfSeeds | None] = {}
 
     def interval(self, setting: Setting, name: str, group: str = "", level: float = LEVEL) -> ConfidenceInterval | None:
         """Return the mean of a metric over the seeds and splits of a setting, with its interval; None if unknown.
@@ -178,25 +185,57 @@ class Evidence:
             return None
         if not common and len({self._numbers[trial.key].test_set for trial in (*ours, *theirs)}) > 1:
             return None
-        join, extreme = paired if common else unpaired, _extreme(name)
         value = float(first.values.mean() - second.values.mean())
         if not np.isfinite(value):
             return None
+        join, extreme = self._joined(one, other, common), _extreme(name)
         cells = [self._cells(trials, extreme) for trials in (ours, theirs)]
-        is_private = not (one.is_baseline or other.is_baseline)
         if extreme is None or None in cells:
-            pool = self._pool(one, [name]) if is_private else None
-            found = join(first, second, pool)
+            found = join(first, second, [name])
             low, high = difference_bounds(found, tail)
             return _finite(ConfidenceInterval(value, low, high, found.runs, found.covers))
-        return self._of_extremes(extreme, (ours, theirs), join, one if is_private else None, tail, value)
+        return self._of_extremes(extreme, (ours, theirs), join, tail, value)
+
+    def _joined(self, one: Setting, other: Setting, common: Sequence[Run]) -> Join:
+        """Return how the numbers of two settings are compared, which share these runs; without any, unpaired."""
+
+        def join(first: RunValues, second: RunValues, names: Sequence[Name]) -> Moments:
+            if one.is_baseline == other.is_baseline or not common:
+                pool = None if one.is_baseline or other.is_baseline else self._pool(one, names)
+                return (paired if common else unpaired)(first, second, pool)
+            against = first if one.is_baseline else second
+            return beside(first, second, self._pool_beside(one, other, common, names, against))
+
+        return join
+
+    def _pool_beside(
+        self, one: Setting, other: Setting, common: Sequence[Run], names: Sequence[Name], against: RunValues
+    ) -> SpreadOfSeeds | None:
+        """Return the spread between seeds of the private settings, each together with the baseline in these runs.
+
+        One of the two settings is the baseline, whose numbers are ``against``. How far it spreads, and what it has in
+        common with private runs of a seed, is in all of them. Two settings say too little beside a pair's own spread.
+        """
+        baseline = one if one.is_baseline else other
+        asked = (baseline.name, one.is_baseline, *common, *names)
+        if asked not in self._pools:
+            trials = {_run(trial): trial for trial in baseline.trials}
+            every = []
+            for setting in self._private:
+                own = {_run(trial): trial for trial in setting.trials}
+                if not all(run in own and self._same_test(own[run], trials[run]) for run in common):
+                    continue
+                found = self._runs([own[run] for run in common], names)
+                if found is not None and np.isfinite(found.values).all():
+                    every.append(together(against, found) if one.is_baseline else together(found, against))
+            self._pools[asked] = pooled(every) if len(every) > 2 else None
+        return self._pools[asked]
 
     def _of_extremes(
         self,
         extreme: Extreme,
         trials: tuple[Sequence[PublishedTrial], Sequence[PublishedTrial]],
-        join: Callable[[RunValues, RunValues, SpreadOfSeeds | None], Moments],
-        pooled_as: Setting | None,
+        join: Join,
         tail: float,
         value: float,
     ) -> ConfidenceInterval | None:
@@ -206,8 +245,7 @@ class Evidence:
         if sides[0] is None or sides[1] is None or sides[0][0] != sides[1][0]:
             return None
         (names, first), (_, second) = sides[0], sides[1]
-        pool = self._pool(pooled_as, names) if pooled_as else None
-        found, alone = join(first, second, pool), [moments(first), moments(second)]
+        found, alone = join(first, second, names), [moments(first), moments(second)]
         low, high = extreme_difference_bounds(extreme, found, tail, alone)
         apart = corrected(extreme, alone[0]) - corrected(extreme, alone[1])
         return _finite(ConfidenceInterval(value, low, high, found.runs, found.covers, apart))
@@ -279,8 +317,7 @@ def _finite(found: ConfidenceInterval) -> ConfidenceInterval | None:
     return found if np.isfinite((found.value, found.low, found.high)).all() else None
 
 
-def _run(trial: PublishedTrial) -> tuple[object, ...]:
-    """Training seed and split seed, by which trials are paired."""
+def _run(trial: PublishedTrial) -> Run:
     return tuple(trial.labels.get(name) for name in RUNS)
 
 

@@ -201,9 +201,9 @@ def moments(runs: RunValues, pool: SpreadOfSeeds | None = None) -> Moments:
     return own if pool is None or not own.freedom else replace(own, pooled=pool.of_mean(own.runs))
 
 
-def paired(one: RunValues, other: RunValues, pool: SpreadOfSeeds | None = None) -> Moments:
-    """Moments of two settings whose runs are paired one to one; the numbers of ``other`` come second."""
-    joined = RunValues(
+def together(one: RunValues, other: RunValues) -> RunValues:
+    """Return the numbers of two settings, whose runs are paired one to one, as those of one; ``other`` comes second."""
+    return RunValues(
         np.concatenate((one.values, other.values), axis=1),
         np.concatenate((one.resampled, other.resampled), axis=2),
         one.splits,
@@ -211,10 +211,23 @@ def paired(one: RunValues, other: RunValues, pool: SpreadOfSeeds | None = None) 
         np.concatenate((one.reach, other.reach)),
         max(one.overlap, other.overlap),
     )
-    own = replace(_moments(joined), settings=2)
+
+
+def paired(one: RunValues, other: RunValues, pool: SpreadOfSeeds | None = None) -> Moments:
+    """Moments of two settings whose runs are paired one to one; the numbers of ``other`` come second.
+
+    pool: over settings as both of them are.
+    """
+    own = replace(_moments(together(one, other)), settings=2)
     if pool is None or not own.freedom:
         return own
     return replace(own, pooled=pool.of_pair((own.runs, own.runs), is_paired=True))
+
+
+def beside(one: RunValues, other: RunValues, pool: SpreadOfSeeds | None) -> Moments:
+    """As `paired`, of which one is the baseline. pool: over the numbers of each private setting `together` with it."""
+    own = replace(_moments(together(one, other)), settings=2)
+    return own if pool is None or not own.freedom else replace(own, pooled=pool.of_mean(own.runs))
 
 
 def unpaired(one: RunValues, other: RunValues, pool: SpreadOfSeeds | None = None) -> Moments:

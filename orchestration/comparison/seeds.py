@@ -3,7 +3,8 @@
 Two or three seeds say little about their own spread; those of all private settings together say more. A setting whose
 runs spread more than those of the others, by an F test, is left out of the pool and keeps its own spread; no setting
 or difference ever gets less than its own, and differences are widened for a setting whose spread is not noticed
-(`intervals.unnoticed`). The baseline is not pooled: training without noise spreads less.
+(`intervals.unnoticed`). The baseline is not pooled, as training without noise spreads less: a difference from it is
+pooled over the private settings, each beside it, so that what the baseline adds has its own few degrees of freedom.
 """
 
 from __future__ import annotations

@@ -13,11 +13,13 @@ from dpsweep.orchestration.comparison.intervals import (
     TAIL,
     Moments,
     RunValues,
+    beside,
     bounds,
     difference_bounds,
     moments,
     paired,
     singles,
+    together,
     unnoticed,
     unpaired,
 )
@@ -169,6 +171,22 @@ def test_a_setting_of_another_spread_keeps_its_own(seeds: int, least: float) -> 
             covered[place] += low <= 0.0 <= high
     assert covered[0] / sweeps >= 0.9, covered
     assert covered[1] / sweeps >= least, covered
+
+
+@pytest.mark.parametrize(("seeds", "narrower"), [(2, 0.7), (3, 0.85)])
+def test_differences_from_a_baseline_are_pooled_over_what_is_compared_with_it(seeds: int, narrower: float) -> None:
+    """Six settings beside one baseline that spreads half as much, and shares with them what a seed moves."""
+    draw, weights, sweeps = np.random.default_rng(3), np.array([[1.0, -1.0]]), 150
+    covered, widths = 0, np.zeros((sweeps, 2))
+    for sweep in range(sweeps):
+        *runs, baseline = settings(draw, (*(1.0,) * 6, 0.5), seeds, 2.0)
+        pool = pooled([together(each, baseline) for each in runs])
+        found, own = beside(runs[0], baseline, pool), paired(runs[0], baseline)
+        (low,), (high,) = bounds(found, weights)
+        covered += low <= 0.0 <= high
+        widths[sweep] = high - low, float(np.subtract(*reversed(bounds(own, weights)))[0])
+    assert covered / sweeps >= 0.93
+    assert np.median(widths[:, 0]) < narrower * np.median(widths[:, 1])
 
 
 def test_differences_are_widened_for_a_spread_that_goes_unnoticed() -> None:
