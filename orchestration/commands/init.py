@@ -25,8 +25,13 @@ def init(
     user: Annotated[
         str | None, typer.Option(help="The column that names the owner of each row, if one may have several.")
     ] = None,
-    text: Annotated[str | None, typer.Option(help="A column of texts that models read; needs --tokenizer.")] = None,
+    text: Annotated[
+        str | None, typer.Option(help="A column of texts that models read; needs --tokenizer or --pretrained.")
+    ] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="A tokenizer.json of the package tokenizers.")] = None,
+    pretrained: Annotated[
+        Path | None, typer.Option(help="A folder with a pretrained model of the package transformers.")
+    ] = None,
     to: Annotated[Path | None, typer.Option(help="The file to write (default: the table's name, .yaml).")] = None,
 ) -> None:
     """Draft a commented sweep for a table: task, types, ranges and categories, to be confirmed as public.
@@ -38,9 +43,9 @@ def init(
     # their own table on their own terminal, has to choose columns by these names, and nothing of it is stored.
     from dpsweep.orchestration.sweeps.draft import TextColumn, draft_sweep
 
-    if (text is None) != (tokenizer is None):
-        raise InvalidInput("--text and --tokenizer belong together; give both or none")
-    column = None if text is None or tokenizer is None else TextColumn(text, tokenizer)
+    if text is None and (tokenizer is not None or pretrained is not None):
+        raise InvalidInput("--tokenizer and --pretrained read a column of texts; name it with --text")
+    column = None if text is None else TextColumn.read_by(text, tokenizer, pretrained)
     target = Path(f"{data.stem}.yaml") if to is None else to
     if os.path.exists(target):  # False for a name that is too long
         raise InvalidInput(f"{target} exists and may hold your changes; name another file with --to")

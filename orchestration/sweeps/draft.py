@@ -47,10 +47,27 @@ _MODELS: Final[Mapping[TableTask, str]] = {
 
 @dataclass(frozen=True)
 class TextColumn:
-    """A column of texts, and the tokenizer file that turns them into tokens."""
+    """A column of texts, the tokenizer file that turns them into tokens, and the folder of a pretrained model, if any.
+
+    Raises: InvalidInput where the folder of a pretrained model has no tokenizer.json and none is given.
+    """
 
     name: str
     tokenizer: Path
+    pretrained: Path | None = None
+
+    @classmethod
+    def read_by(cls, name: str, tokenizer: Path | None, pretrained: Path | None) -> TextColumn:
+        """Return the column with the tokenizer of the pretrained model where no other is given."""
+        if tokenizer is None and pretrained is not None:
+            tokenizer = pretrained / "tokenizer.json"
+            if not tokenizer.is_file():
+                raise InvalidInput(
+                    f"{pretrained} has no tokenizer.json; give the tokenizer that the model was trained with"
+                )
+        if tokenizer is None:
+            raise InvalidInput("--text needs --tokenizer FILE, or --pretrained DIR with a tokenizer.json in it")
+        return cls(name, tokenizer, pretrained)
 
 
 @dataclass(frozen=True)
@@ -73,6 +90,7 @@ class _Subject:
         given += [f"--{role} {name}" for role, name in (("group", self.group), ("user", self.user)) if name is not None]
         if self.text is not None:
             given += [f"--text {self.text.name}", f"--tokenizer {self.text.tokenizer.name}"]
+            given += [] if self.text.pretrained is None else [f"--pretrained {self.text.pretrained.name}"]
         return f"dpsweep init {self.path.name} {' '.join(given)}"
 
 
@@ -415,8 +433,14 @@ def _cure(column: ColumnProfile, by_letters: Mapping[str, Sequence[str]]) -> str
 def _model(subject: _Subject) -> Iterator[str]:
     if subject.text is None:
         yield f"model: logistic    # {_MODELS[subject.task]}; or {{name: mlp, hidden: [64]}}, or a function of your own"
-    else:
+    elif subject.text.pretrained is None:
         yield "model: transformer    # small; or a function of your own"
+    else:
+        yield "model:"
+        yield "  name: hugging_face"
+        yield f"  path: {_text(str(subject.text.pretrained.resolve()))}    # CONFIRM: trained on other texts than these"
+        yield "  head: linear    # a layer on the mean of the last hidden states"
+        yield "  trainable: head    # or, in its place, adapter: {method: lora, targets: [query, value]}"
 
 
 def _preparation(scale: _Scale) -> Iterator[str]:

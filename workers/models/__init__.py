@@ -18,6 +18,7 @@ from dpsweep.workers.data import Dataset, Preparation, Tokens
 from dpsweep.workers.imports import NO_CODE, UserCode, import_function, is_import_path, with_checked_types
 from dpsweep.workers.models.convolutional import cnn_dpsgdf, cnn_papernot
 from dpsweep.workers.models.dense import cancer_net, logistic, mlp, pca_mlp
+from dpsweep.workers.models.hugging_face import hugging_face
 from dpsweep.workers.models.layers import WeightStandardizedConv2d
 from dpsweep.workers.models.pretrained import load_weights
 from dpsweep.workers.models.residual import resnet20_gn, wide_resnet, wrn16_4
@@ -29,6 +30,7 @@ _MODELS: Mapping[str, Callable[..., nn.Module]] = {
     "cancer_net": cancer_net,
     "cnn_dpsgdf": cnn_dpsgdf,
     "cnn_papernot": cnn_papernot,
+    "hugging_face": hugging_face,
     "language_model": language_model,
     "logistic": logistic,
     "mlp": mlp,

@@ -147,6 +147,32 @@ def test_texts_are_drafted_with_a_tokenizer(tmp_path: Path) -> None:
     assert plan.trials[0].dataset.feature_shape == (128,)
 
 
+def test_texts_are_drafted_with_a_pretrained_model(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    path, model = make_texts(tmp_path / "texts.csv"), tmp_path / "model"
+    small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 12}
+    transformers.BertModel(transformers.BertConfig(vocab_size=16, **small)).save_pretrained(model)
+    named = (
+        "--label",
+        "mood",
+        "--group",
+        "lang",
+        "--text",
+        "body",
+        "--pretrained",
+        model,
+        "--to",
+        tmp_path / "own.yaml",
+    )
+    refused = dpsweep("init", path, *named)
+    assert (refused.returncode, "has no tokenizer.json" in refused.stderr) == (2, True)
+    make_tokenizer(model / "tokenizer.json")
+    assert dpsweep("init", path, *named).returncode == 0
+    plan = plan_sweep(parse_sweep((tmp_path / "own.yaml").read_text()))
+    assert plan.refusals == ()
+    assert plan.trials[0].spec.model.params["path"] == str(model)
+
+
 def test_labels_that_are_not_alike_are_refused(tmp_path: Path) -> None:
     numbers = make_numbers(tmp_path / "numbers.csv")
     for labels in (["y", "red"], ["sex", "red"]):
@@ -155,7 +181,7 @@ def test_labels_that_are_not_alike_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="the text column 'bodi' is not in the table; did you mean 'body'"):
         draft_sweep(make_texts(tmp_path / "texts.csv"), ["mood"], None, text=TextColumn("bodi", tmp_path))
     texts = dpsweep("init", tmp_path / "texts.csv", "--label", "mood", "--group", "lang", "--text", "body")
-    assert (texts.returncode, "--text and --tokenizer belong together" in texts.stderr) == (2, True)
+    assert (texts.returncode, "--text needs --tokenizer FILE, or --pretrained DIR" in texts.stderr) == (2, True)
 
 
 def test_what_cannot_be_drafted_is_refused(tmp_path: Path) -> None:

@@ -90,8 +90,10 @@ def test_residual_networks_are_as_deep_as_their_names_say() -> None:
 
 def test_every_registered_model_is_under_the_contract() -> None:
     known = {each[0] for each in KNOWN}
-    others = {"language_model", "unet"}
-    assert known == set(MODELS) - others, "outputs per token and pixel: test_language_models.py, test_unet.py"
+    others = {"language_model", "unet", "hugging_face"}
+    assert known == set(MODELS) - others, (
+        "outputs per token and pixel, weights in a folder: test_language_models.py, test_unet.py, test_hugging_face.py"
+    )
 
 
 def test_seeds_differ_but_for_logistic_regression() -> None:

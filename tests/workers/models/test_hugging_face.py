@@ -1,0 +1,134 @@
+"""Models of transformers in folders: what trains, what is masked, and what a folder lacks; with random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.models import build_for_shape
+from dpsweep.workers.spec import Component, DataSpec
+from tests.workers.data_folders import make_texts, make_tokenizer
+from tests.workers.trial_runs import train
+from tests.workers.trial_specs import small_trial
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("peft")
+
+LENGTH, VOCABULARY, PADDING = 8, 16, 0
+LORA = {"method": "lora", "targets": ["query", "value"], "r": 2}
+SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 12}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+    """A BERT without a head, one that fills in tokens, and a GPT-2."""
+    root = tmp_path_factory.mktemp("models")
+    bert = transformers.BertConfig(vocab_size=VOCABULARY, max_position_embeddings=LENGTH, **SMALL)
+    gpt2 = transformers.GPT2Config(vocab_size=VOCABULARY, n_positions=LENGTH, n_embd=8, n_layer=1, n_head=2)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        made = {
+            "bert": transformers.BertModel(bert),
+            "masked": transformers.BertForMaskedLM(bert),
+            "gpt2": transformers.GPT2LMHeadModel(gpt2),
+        }
+    for name, model in made.items():
+        model.save_pretrained(root / name)
+    return {name: str(root / name) for name in made}
+
+
+def model_of(path: str, outputs: int = 3, **params: Any) -> nn.Module:
+    return build_for_shape(
+        Component("hugging_face", {"path": path, "padding": PADDING, **params}), (LENGTH,), outputs, 0
+    )
+
+
+def trained(model: nn.Module) -> set[str]:
+    return {name for name, each in model.named_parameters() if each.requires_grad}
+
+
+TRAINED: Mapping[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "a layer of one's own": ({"head": "linear", "trainable": "head"}, ("head.",)),
+    "the architecture's head": ({"trainable": "head"}, ("trunk.classifier.",)),
+    "an adapter and the head": ({"adapter": LORA}, ("lora_", "classifier.")),
+    "an adapter of a trunk in half precision": (
+        {"head": "linear", "adapter": {**LORA, "method": "dora"}, "dtype": "bfloat16"}, ("lora_", "head."),
+    ),
+    "factors": ({"head": "linear", "adapter": {"method": "ia3", "targets": ["query"]}}, ("ia3_", "head.")),
+    "biases": ({"head": "linear", "trainable": "bias"}, ("bias", "head.")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TRAINED)
+def test_what_trains_is_what_was_asked_for_and_has_single_precision(folders: Mapping[str, str], case: str) -> None:
+    params, expected = TRAINED[case]
+    model = model_of(folders["bert"], **params)
+    found = trained(model)
+    assert found
+    assert [name for name in found if not any(part in name for part in expected)] == []
+    assert all(any(part in name for name in found) for part in expected)
+    assert {each.dtype for each in model.parameters() if each.requires_grad} == {torch.float32}
+    assert not any(module.training for module in model.modules()), "dropout would be another noise"
+
+
+def test_all_of_it_trains_otherwise(folders: Mapping[str, str]) -> None:
+    model = model_of(folders["bert"], head="regression", outputs=1)
+    assert trained(model) == {name for name, _ in model.named_parameters()}
+
+
+@pytest.mark.parametrize("head", ["classification", "linear"])
+def test_padding_changes_nothing(folders: Mapping[str, str], head: str) -> None:
+    model = model_of(folders["bert"], head=head)
+    texts = torch.tensor([[3, 4, 5, 0, 0, 0, 0, 0]])
+    assert torch.allclose(model(texts), model(texts[:, :3]), atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "head"), [("masked", "masked_lm"), ("gpt2", "causal_lm")])
+def test_language_models_predict_the_tokens_of_the_tokenizer(folders: Mapping[str, str], name: str, head: str) -> None:
+    outputs = VOCABULARY - 2
+    model = model_of(folders[name], outputs, head=head)
+    texts = torch.randint(1, outputs, (2, LENGTH))
+    own = getattr(model, "trunk")(input_ids=texts).logits  # noqa: B009
+    assert model(texts).tolist() == own[..., :outputs].tolist()
+
+
+REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
+    "no such folder": ("nowhere", {}, "finds no model for head classification at 'nowhere' .* hf download NAME"),
+    "no head in the folder": ("bert", {"head": "masked_lm"}, "lacks .* that head masked_lm needs"),
+    "a tokenizer with more tokens": ("gpt2", {"head": "causal_lm", "outputs": 20}, "knows 16 tokens, the tokenizer 20"),
+    "no such layer": ("bert", {"adapter": {**LORA, "targets": ["nope"]}}, "match no layer .* key, query, value"),
+    "an unknown adapter": ("bert", {"adapter": {**LORA, "method": "x"}}, "adapter.method is 'x'"),
+    "half precision that would be trained": ("bert", {"dtype": "bfloat16"}, "add an adapter, or trainable: head"),
+    "two ways to say what trains": ("bert", {"adapter": LORA, "trainable": "bias"}, "both say what is trained"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_folder_or_a_setting_that_does_not_fit_is_one_line(folders: Mapping[str, str], case: str) -> None:
+    name, params, message = REFUSED[case]
+    with pytest.raises(InvalidInput, match=message):
+        model_of(folders.get(name, name), **params)
+
+
+def test_features_must_be_tokens(folders: Mapping[str, str]) -> None:
+    with pytest.raises(InvalidInput, match=r"reads token ids, not features of shape \[3, 8\]"):
+        build_for_shape(Component("hugging_face", {"path": folders["bert"]}), (3, 8), 2, 0)
+
+
+def test_a_trial_fine_tunes_an_adapter(folders: Mapping[str, str], tmp_path: Path) -> None:
+    tokenizer, texts = make_tokenizer(tmp_path / "tokenizer.json"), make_texts(tmp_path / "texts.csv")
+    data = {"path": str(texts), "text": "body", "tokenizer": str(tokenizer), "max_length": LENGTH, "label": "mood"}
+    spec = small_trial(
+        data=DataSpec("text", {**data, "classes": ["neg", "pos"]}, test_fraction=0.2),
+        model=Component("hugging_face", {"path": folders["bert"], "head": "linear", "adapter": LORA}),
+        epochs=1,
+    )
+    result, trace, _ = train(spec, tmp_path / "trial")
+    assert trace.steps > 1
+    assert result.evaluation.accuracy is not None

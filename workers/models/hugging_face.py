@@ -1,0 +1,211 @@
+"""Pretrained models of the package transformers, from a folder of this machine, with a head or adapter to train."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import torch
+from pydantic import PositiveFloat, PositiveInt
+from torch import Tensor, nn
+
+from dpsweep.accounting.errors import InvalidInput
+
+Head = Literal["classification", "regression", "linear", "causal_lm", "masked_lm"]
+Trainable = Literal["all", "head", "bias"]
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter of the package peft on a frozen trunk. targets: the layers that it adapts, by the end of their names.
+
+    r, alpha: rank and scale of ``lora`` and ``dora``; alpha None: twice the rank.
+    """
+
+    method: Literal["lora", "dora", "ia3"]
+    targets: tuple[str, ...]
+    r: PositiveInt = 8
+    alpha: PositiveFloat | None = None
+
+
+_CLASSES: Final[Mapping[Head, str]] = {
+    "classification": "AutoModelForSequenceClassification",
+    "regression": "AutoModelForSequenceClassification",
+    "linear": "AutoModel",
+    "causal_lm": "AutoModelForCausalLM",
+    "masked_lm": "AutoModelForMaskedLM",
+}
+"""The class of transformers that makes the trunk and the head of its own architecture."""
+
+
+def hugging_face(
+    feature_shape: tuple[int, ...],
+    num_classes: int,
+    path: str,
+    head: Head = "classification",
+    adapter: Adapter | None = None,
+    trainable: Trainable = "all",
+    dtype: Literal["float32", "bfloat16"] = "float32",
+    padding: int | None = None,
+) -> nn.Module:
+    """Return a pretrained model for token ids [b, t], without dropout.
+
+    path: a folder that ``save_pretrained`` wrote, or the name of a model in the cache of huggingface_hub; nothing is
+    downloaded. The weights are taken as public: they must not depend on the training data.
+    head: ``classification`` and ``regression`` are those of the architecture, ``linear`` one layer on the mean of the
+    last hidden states. ``causal_lm`` and ``masked_lm`` predict tokens, [b, t, num_classes].
+    trainable: ``head`` freezes the trunk, ``bias`` all but biases and head. With an adapter, it and the head train.
+    dtype: of the frozen trunk; what is trained is kept in float32. padding: the id of padding, which is masked.
+
+    Raises: InvalidInput where transformers or peft is absent, where there is no such model on this machine, for targets
+    that match no layer, a vocabulary below ``num_classes`` tokens, and bfloat16 weights that would be trained.
+    """
+    if len(feature_shape) != 1:
+        raise InvalidInput(f"hugging_face reads token ids, not features of shape {list(feature_shape)}; use data: text")
+    if dtype != "float32" and adapter is None and trainable == "all":
+        raise InvalidInput("weights in bfloat16 would be trained; add an adapter, or trainable: head")
+    if adapter is not None and trainable != "all":
+        raise InvalidInput(f"trainable: {trainable} and an adapter both say what is trained; leave one out")
+    loaded = _load(path, head, num_classes).to(getattr(torch, dtype))
+    if adapter is not None:
+        loaded = _adapted(loaded, adapter, head)
+    model = _Reader(loaded, head, num_classes, padding)
+    if adapter is None:
+        _freeze(model, trainable)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    return model.eval()
+
+
+class _Reader(nn.Module):
+    """Token ids [b, t] to outputs: [b, num_classes], or of a language model [b, t, num_classes]."""
+
+    def __init__(self, trunk: nn.Module, head: Head, num_classes: int, padding: int | None) -> None:
+        super().__init__()
+        self.trunk, self.kind, self.outputs, self.padding = trunk, head, num_classes, padding
+        width = int(getattr(trunk, "config").hidden_size)  # noqa: B009  (a Module's attribute, unknown to mypy)
+        self.head = nn.Linear(width, num_classes) if head == "linear" else None
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """tokens: ids [b, t]; padding ids are not attended to, and left out of means."""
+        mask = torch.ones_like(tokens) if self.padding is None else (tokens != self.padding).long()
+        found = self.trunk(input_ids=tokens, attention_mask=mask)
+        if self.head is None:
+            logits: Tensor = found.logits.float()
+            return logits[..., : self.outputs]
+        weights = mask.unsqueeze(-1).float()
+        mean = (found.last_hidden_state.float() * weights).sum(1) / weights.sum(1).clamp_min(1.0)
+        out: Tensor = self.head(mean)
+        return out
+
+
+def _load(path: str, head: Head, num_classes: int) -> nn.Module:
+    transformers = _package("transformers")
+    folder = str(Path(path).expanduser())
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
+    if head in ("classification", "regression"):
+        options["num_labels"] = num_classes
+    try:
+        with _quiet(transformers.utils.logging):
+            made = getattr(transformers, _CLASSES[head]).from_pretrained(folder, **options, output_loading_info=True)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InvalidInput(
+            f"transformers finds no model for head {head} at {path!r} on this machine ({reason}); fetch one to a "
+            "folder: hf download NAME --local-dir FOLDER, and give that folder"
+        ) from error
+    loaded: nn.Module = made[0]
+    _require_weights(loaded, made[1]["missing_keys"], head, path)
+    if head == "linear" and getattr(loaded, "pooler", None) is not None:
+        setattr(loaded, "pooler", None)  # noqa: B010  (it would train without effect, as the mean is taken before it)
+    vocabulary = int(getattr(loaded, "config").vocab_size)  # noqa: B009
+    if head in ("causal_lm", "masked_lm") and vocabulary < num_classes:
+        raise InvalidInput(
+            f"the model at {path!r} knows {vocabulary} tokens, the tokenizer {num_classes}; use its own tokenizer.json"
+        )
+    return loaded
+
+
+def _require_weights(loaded: nn.Module, missing: Iterable[str], head: Head, path: str) -> None:
+    """Raises: InvalidInput where the folder lacks weights that would then be random, other than those of a new head."""
+    base = f"{getattr(loaded, 'base_model_prefix', '')}."
+    is_new = {"classification": _is_outside(base), "regression": _is_outside(base), "linear": _is_pooler}
+    lacking = sorted(name for name in missing if not is_new.get(head, _is_tied)(name))
+    if lacking:
+        raise InvalidInput(
+            f"the model at {path!r} lacks {len(lacking)} tensors that head {head} needs, as {lacking[0]}; they would "
+            "be random. Give a model that was trained for this, or another head"
+        )
+
+
+def _is_outside(base: str) -> Callable[[str], bool]:
+    return lambda name: not name.startswith(base) or _is_pooler(name)
+
+
+def _is_pooler(name: str) -> bool:
+    return "pooler." in name
+
+
+def _is_tied(name: str) -> bool:
+    return name.endswith(("decoder.bias", "decoder.weight", "lm_head.weight"))
+
+
+@contextlib.contextmanager
+def _quiet(logging: Any) -> Iterator[None]:
+    """Keep transformers from drawing bars and listing new weights, which every trial would print."""
+    level, has_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if has_bar:
+            logging.enable_progress_bar()
+
+
+def _adapted(trunk: nn.Module, adapter: Adapter, head: Head) -> nn.Module:
+    peft = _package("peft")
+    kinds: Mapping[Head, str | None] = {
+        "classification": "SEQ_CLS", "regression": "SEQ_CLS", "linear": "FEATURE_EXTRACTION", "causal_lm": "CAUSAL_LM",
+        "masked_lm": None,
+    }  # fmt: skip
+    named: dict[str, Any] = {"task_type": kinds[head], "target_modules": list(adapter.targets)}
+    scale = {"r": adapter.r, "lora_alpha": 2.0 * adapter.r if adapter.alpha is None else adapter.alpha}
+    makers: Mapping[str, Callable[[], Any]] = {
+        "lora": lambda: peft.LoraConfig(**named, **scale),
+        "dora": lambda: peft.LoraConfig(**named, **scale, use_dora=True),
+        "ia3": lambda: peft.IA3Config(**named, feedforward_modules=[]),
+    }
+    try:
+        adapted: nn.Module = peft.get_peft_model(trunk, makers[adapter.method]())
+    except ValueError as error:
+        layers = sorted(
+            {name.rpartition(".")[2] for name, part in trunk.named_modules() if isinstance(part, nn.Linear)}
+        )
+        raise InvalidInput(
+            f"adapter targets {', '.join(adapter.targets)} match no layer of the model; its linear layers end in: "
+            f"{', '.join(layers)}"
+        ) from error
+    return adapted
+
+
+def _freeze(model: _Reader, trainable: Trainable) -> None:
+    """Leave trainable the head, and biases for ``bias``; everything for ``all``."""
+    if trainable == "all":
+        return
+    base = getattr(model.trunk, "base_model", model.trunk) if model.head is None else model.trunk
+    for name, parameter in base.named_parameters():
+        parameter.requires_grad_(trainable == "bias" and name.endswith("bias"))
+
+
+def _package(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise InvalidInput(f"hugging_face needs the package {name}: pip install 'dpsweep[models]'") from error
