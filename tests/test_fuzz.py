@@ -155,3 +155,5 @@ def test_a_crash_or_a_warning_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> N
 def test_an_unknown_kind_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--traces", "3", "--only", "nothing"]) == 2
     assert "no case has 'nothing'" in capsys.readouterr().err
+    assert main(["--first", "8", "--traces", "8"]) == 2
+    assert "no case from 8 up to 8" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """Draw random traces, account for each, and say how far every claim is from the exact epsilon on either side.
 
     python -m tests.fuzz --traces 2000 --jobs 2
+    python -m tests.fuzz --first 900 --traces 1000
     python -m tests.fuzz --seed 7 --only extreme
     python -m tests.fuzz --case 1234
 
@@ -25,10 +26,14 @@ from tests.fuzz.table import as_dict, histogram, rows_of, table
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    indices = range(options.traces) if options.case is None else [options.case]
+    indices = range(options.first, options.traces) if options.case is None else [options.case]
     chosen = [index for index in indices if options.only in case_of(options.seed, index).row]
     if not chosen:
-        print(f"no case has {options.only!r} in its kind; see the table of a run without --only", file=sys.stderr)
+        print(
+            f"no case from {options.first} up to {options.traces}: no case has {options.only!r} in its kind; see the "
+            "table of a run without --only",
+            file=sys.stderr,
+        )
         return 2
     began = time.monotonic()
     outcomes = _outcomes(options.seed, chosen, max(1, options.jobs))
@@ -45,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__.partition("\n")[0])
     parser.add_argument("--traces", type=int, default=2000, metavar="N", help="how many random traces (default: 2000)")
+    parser.add_argument("--first", type=int, default=0, metavar="N", help="leave out those before it, to run portions")
     parser.add_argument("--seed", type=int, default=0, help="of all traces; each is drawn from it and its own number")
     parser.add_argument("--only", default="", metavar="SUBSTRING", help="cases with this in their kind")
     parser.add_argument("--case", type=int, metavar="NUMBER", help="this case alone")
