@@ -146,7 +146,7 @@ class Cluster:
             done = host.run("ray", "start", *common, *options)
             if done.returncode == 0:
                 return
-            host.run("ray", "stop", "--force")
+            self.lose(host)  # `ray stop` would end every Ray of this machine, as hosts share its processes
         raise AssertionError(f"{host.name}: {done.stdout[-1500:]}{done.stderr[-1500:]}")
 
 
