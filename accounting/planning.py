@@ -176,7 +176,7 @@ def _in_process(asked: Sequence[Calibration]) -> list[float | None]:
     path = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))))
     one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     worker = subprocess.run(
-        [sys.executable, "-c", _CODE],
+        [sys.executable, "-P", "-c", _CODE],
         input=pickle.dumps(list(asked)),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -74,9 +74,13 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import an exported name when it is first used."""
+    """Import an exported name when it is first used, unless libraries would load code from the working directory."""
     if name not in __all__:
         raise AttributeError(f"module 'dpsweep' has no attribute {name!r}")
+    if name in _PLACES:
+        from dpsweep.accounting.working_directory import require_harmless_working_directory
+
+        require_harmless_working_directory()
     module, there = _PLACES.get(name, ("dpsweep.accounting.errors", name))
     return getattr(importlib.import_module(module), there)
 

@@ -75,3 +75,29 @@ def test_files_of_a_sweep_are_opened_in_one_module() -> None:
     }
     assert {file: calls for file, calls in found.items() if file not in ELSEWHERE} == {}
     assert set(ELSEWHERE) == set(found), "what is listed opens files"
+
+
+def test_stored_json_is_parsed_in_one_module() -> None:
+    """Others would not notice that it is nested more deeply than Python follows."""
+    of_its_own_text = {"accounting/records/json_text.py", "orchestration/sweeps/text.py"}
+    of_its_own_text |= {"workers/spec.py", "orchestration/tracking/access.py"}
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for package in ("accounting", "workers", "orchestration")
+        for path in (ROOT / package).rglob("*.py")
+        if "json.load" in path.read_text()
+    }
+    assert found == of_its_own_text
+
+
+def test_no_process_of_python_imports_from_the_working_directory() -> None:
+    """It may be a folder from somebody else; without -P or -I, modules in it come before Python's own."""
+    lines = [
+        [ast.unparse(each) for each in node.elts[:2]]
+        for package in ("accounting", "workers", "orchestration")
+        for path in (ROOT / package).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.List | ast.Tuple) and node.elts and ast.unparse(node.elts[0]) == "sys.executable"
+    ]
+    assert len(lines) >= 5
+    assert {second for _, second in lines} == {"'-P'", "'-I'"}

@@ -103,7 +103,8 @@ def world(tmp_path: Path) -> World:
     for folder in (found.planted, found.other):
         stored_sample(folder)
     (found.outside / "folder").mkdir(parents=True)
-    (found.outside / "file.json").write_text("{}")
+    for name in ("file.json", "twin.json"):
+        (found.outside / name).write_text("{}")
     return found
 
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 import json
 
 from dpsweep.accounting.errors import DataCorruption
-from dpsweep.accounting.records import TrialFiles, digest_of, list_files, read_private_sealed, write_private_sealed
+from dpsweep.accounting.records import (
+    TrialFiles,
+    digest_of,
+    list_files,
+    parsed_json,
+    read_private_sealed,
+    write_private_sealed,
+)
 
 
 def note_written(files: TrialFiles) -> None:
@@ -27,7 +34,7 @@ def noted_when_written(files: TrialFiles) -> dict[str, str]:
         content = read_private_sealed(files.private_digests, "")
     except DataCorruption:
         return {}
-    noted: dict[str, str] = {} if content is None else json.loads(content)
+    noted: dict[str, str] = {} if content is None else parsed_json(content)
     return noted if files.model.removeprefix(f"{files.root}/") in noted else {}
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpsweep.accounting.errors import DataCorruption
-from dpsweep.accounting.records import read_private, write_private
+from dpsweep.accounting.records import parsed_json, read_private, write_private
 
 if TYPE_CHECKING:  # these modules load torch
     from dpsweep.workers.data import Split
@@ -24,7 +24,7 @@ def write_wrong(uri: str, predictions: Predictions, held_out: Split) -> None:
 def read_wrong(uri: str) -> int:
     """Return the stored number of wrong predictions. Raises: FileNotFoundError, DataCorruption."""
     try:
-        found = json.loads(read_private(uri))["wrong"]
+        found = parsed_json(read_private(uri))["wrong"]
     except (ValueError, KeyError, TypeError) as error:
         raise DataCorruption(f"{uri} is damaged; run the sweep in another folder") from error
     if not isinstance(found, int) or found < 0:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dpsweep.accounting.errors import DataCorruption
-from dpsweep.accounting.records import exists, read_private, read_table, write_private
+from dpsweep.accounting.records import exists, parsed_json, read_private, read_table, write_private
 from dpsweep.workers.tasks import TASKS, task_called
 
 if TYPE_CHECKING:  # these modules load torch
@@ -155,7 +155,7 @@ def read_outcomes(uri: str) -> AnyOutcomes | None:
     try:
         table = read_table(stored)
         facts = table.schema.metadata or {}
-        names = tuple(json.loads(facts[b"groups"]))
+        names = tuple(parsed_json(facts[b"groups"]))
         users = table[_USER].to_numpy().astype(np.int64) if _USER in table.column_names else None
         if b"task" in facts:
             return _scored_outcomes(table, facts, names, users)

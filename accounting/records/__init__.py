@@ -31,6 +31,7 @@ from dpsweep.accounting.records.files import (
     write_in_private_folder,
 )
 from dpsweep.accounting.records.group_files import read_groups
+from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.accounting.records.layout import TrialFiles
 from dpsweep.accounting.records.local_files import (
     UnsafeFile,
@@ -116,6 +117,7 @@ __all__ = [
     "noted_rows",
     "open_filesystem",
     "others_can_write",
+    "parsed_json",
     "read_bytes",
     "read_contributions",
     "read_encrypted",

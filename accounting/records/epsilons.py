@@ -21,6 +21,7 @@ from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.accounting.estimates import Claim
 from dpsweep.accounting.reasons import Reason
 from dpsweep.accounting.records.files import delete, list_files
+from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.accounting.records.parts import PartRecord, PartStore, commit_parts, read_part, write_part
 from dpsweep.accounting.records.sealed import read_private_sealed, write_private_sealed
 
@@ -100,7 +101,7 @@ def noted_epsilons(directory: str, part: int, inputs: str) -> tuple[PartRecord, 
     """
     try:
         content = read_private_sealed(_note(directory, part), "account the trial again")
-        note = json.loads(content) if content else {}
+        note = parsed_json(content) if content else {}
         if note.get("inputs") != inputs:
             return None
         record = PartRecord(**note["record"])
@@ -151,7 +152,7 @@ def verify_epsilons(directory: str) -> None:
     for record in stored.records:
         uri = _note(directory, record.part)
         content = read_private_sealed(uri, _NOTE_AGAIN)
-        if content is not None and json.loads(content).get("record") != asdict(record):
+        if content is not None and parsed_json(content).get("record") != asdict(record):
             raise DataCorruption(f"{uri} does not belong to the part beside it; {_NOTE_AGAIN}")
 
 

@@ -23,6 +23,7 @@ from dpsweep.accounting.errors import START_ANEW, DataCorruption, PrivateDetail
 from dpsweep.accounting.records.arrow_tables import Oversized, read_table, stored_column
 from dpsweep.accounting.records.encryption import decrypted, encrypted
 from dpsweep.accounting.records.files import exists, list_files, read_range, write_in_private_folder
+from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.accounting.records.private_files import append_private, read_private, write_private
 
 MANIFEST = "manifest.jsonl"
@@ -116,7 +117,7 @@ class PartStore:
         return records
 
     def _parse(self, line: bytes, place: str, uri: str) -> PartRecord:
-        record = PartRecord(**json.loads(line)) if _LINE.fullmatch(line) else None
+        record = PartRecord(**parsed_json(line)) if _LINE.fullmatch(line) else None
         if record is None or record.to_line() != line + b"\n":
             raise corrupt(uri, f"its {place} is damaged") from PrivateDetail(f"{line[:80]!r}")
         return record

@@ -9,6 +9,7 @@ from typing import Any
 
 from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.records.files import read_bytes, write_bytes_atomically
+from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.accounting.records.private_files import read_private, write_private
 
 _SEAL = "sha256"
@@ -41,7 +42,7 @@ def read_private_sealed(uri: str, next_step: str) -> bytes | None:
 
 
 def _sealed(content: bytes) -> bytes:
-    values = json.loads(content)
+    values = parsed_json(content)
     return json.dumps({**values, _SEAL: _checksum(values)}, indent=2).encode()
 
 
@@ -56,12 +57,13 @@ def _opened(read: Callable[[str], bytes], uri: str, next_step: str) -> bytes | N
 def _checked(content: bytes, uri: str, next_step: str) -> bytes:
     """Return the object without its checksum, which has been verified."""
     try:
-        values: dict[str, Any] = json.loads(content)
+        values: dict[str, Any] = parsed_json(content)
         seal = values.pop(_SEAL)
-    except (ValueError, LookupError, TypeError, AttributeError):
+        checksum = _checksum(values)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         reason = "is damaged: it is no JSON object with a checksum"
         raise DataCorruption(f"{uri} {reason}; {next_step}") from None
-    if seal != _checksum(values):
+    if seal != checksum:
         raise DataCorruption(f"{uri} is damaged: its content differs from its checksum; {next_step}")
     return json.dumps(values).encode()
 

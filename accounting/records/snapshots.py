@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from dpsweep.accounting.errors import START_ANEW, DataCorruption
 from dpsweep.accounting.records.files import write_in_private_folder
+from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.accounting.records.objects import DIGEST, ObjectRecord, make_object
 from dpsweep.accounting.records.read_ahead import read_in_turn
 from dpsweep.accounting.records.sealed import read_private_sealed, write_private_sealed
@@ -71,7 +72,7 @@ class Snapshot:
     def from_json(content: bytes, step: int, uri: str) -> Snapshot:
         """Return the snapshot at ``step`` whose manifest this is. Raises: DataCorruption for any other content."""
         try:
-            values: dict[str, Any] = json.loads(content)
+            values: dict[str, Any] = parsed_json(content)
             objects = tuple(
                 ObjectRecord(tuple(each["sizes"]), bytes.fromhex(each["digests"])) for each in values.pop("objects")
             )
@@ -201,7 +202,7 @@ def committed_snapshots(directory: str, names: Sequence[str]) -> tuple[Snapshot,
                 f"of another run; {_NEXT}"
             )
         previous = each.digest
-    if json.loads(content) != {"snapshots": len(found), "last": previous}:
+    if parsed_json(content) != {"snapshots": len(found), "last": previous}:
         raise DataCorruption(f"{directory}: the snapshots end before or after what {uri} says; {_NEXT}")
     return found
 

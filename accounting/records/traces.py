@@ -24,6 +24,7 @@ from dpsweep.accounting.mechanism import (
 from dpsweep.accounting.noise import INDEPENDENT, plain_strategy, strategy_of
 from dpsweep.accounting.records.arrow_tables import read_table
 from dpsweep.accounting.records.files import read_bytes, write_bytes_atomically
+from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.accounting.registry import with_fields
 from dpsweep.accounting.samplings import stored_kinds
 
@@ -93,7 +94,7 @@ def read_trace(path: str) -> Trace:
     try:
         table = read_table(data)
         table.validate(full=True)  # altered lengths and offsets must not make decoding read outside the buffers
-        rows, run = table.to_pylist(), json.loads(table.schema.metadata[b"run"])
+        rows, run = table.to_pylist(), parsed_json(table.schema.metadata[b"run"])
         intact = table.schema.metadata[b"sha256"].decode() == _checksum(rows, run)
     except (pa.ArrowException, ValueError, KeyError, TypeError, OSError):
         intact = False

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.records.files import read_bytes, write_in_private_folder
+from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.accounting.records.objects import DIGEST, Piece, batch_of, make_pieces, read_piece
 from dpsweep.accounting.records.read_ahead import read_in_turn
 from dpsweep.accounting.records.sealed import read_private_sealed, write_private_sealed
@@ -120,7 +121,7 @@ def noted_rows(directory: str, part: int, inputs: str) -> SortedRows | None:
     """Return a file that an interrupted run wrote from the same ``inputs``; None if there is none, or it is damaged."""
     try:
         content = read_private_sealed(_note(directory, part), _NEXT)
-        note: dict[str, Any] = json.loads(content) if content else {}
+        note: dict[str, Any] = parsed_json(content) if content else {}
         if note.get("inputs") != inputs:
             return None
         found = SortedRows(part, np.array(note["extents"], np.int64).tobytes(), bytes.fromhex(note["digests"]))

@@ -14,6 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.accounting.records.part_files import PartFiles
 from dpsweep.accounting.records.parts import PartRecord, PartStore, read_part
 from dpsweep.accounting.records.sealed import read_private_sealed, write_private_sealed
@@ -79,7 +80,7 @@ class StoredUsers:
                 f"{directory} does not exist: the trial's data name no users; name "
                 "them (`user` of a table, `user_ids` of `make_split`) and train again, or leave --by-user out"
             )
-        summary: dict[str, Any] = json.loads(content)
+        summary: dict[str, Any] = parsed_json(content)
         self.most_records = int(summary["most_records"])
         self._store = PartStore(directory, USER_SCHEMA)
         self._records = {record.part: record for record in self._store.records.values()}

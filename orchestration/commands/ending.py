@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FrameType
-from typing import Final
+from typing import Final, NoReturn
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
 """Signals that end a command like Ctrl-C: those of `kill` and of a terminal that closes."""
@@ -34,7 +35,8 @@ def ends_workers() -> None:
 def ended_by_signals() -> Iterator[None]:
     """Context in which SIGTERM and SIGHUP raise KeyboardInterrupt, and end this process if it goes on.
 
-    An ignored signal, such as SIGHUP under nohup, stays ignored.
+    Once a signal came, the process ends with this context and takes no interpreter apart: that takes seconds where
+    torch is loaded, and waits for every thread. An ignored signal, such as SIGHUP under nohup, stays ignored.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -45,13 +47,29 @@ def ended_by_signals() -> Iterator[None]:
     threading.Thread(target=_end_late, args=(reader, ended), name="dpsweep-ending", daemon=True).start()
     try:
         yield
+    except SystemExit as end:
+        if _came(handled):
+            _leave(end.code if isinstance(end.code, int) else 1)
+        raise
     finally:
-        ended.set()
+        if not _came(handled):  # else another must not disturb the end, which is still to come within the time
+            ended.set()
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
         signal.set_wakeup_fd(before)
         os.close(writer)
-        for number, handler in handlers.items():
-            if signal.getsignal(number) is _interrupt:  # else one came, and another must not disturb the end
-                signal.signal(number, handler)
+
+
+def _came(handled: Sequence[signal.Signals]) -> bool:
+    """Return whether one of the signals came: since then all are ignored."""
+    return any(signal.getsignal(number) is signal.SIG_IGN for number in handled)
+
+
+def _leave(code: int) -> NoReturn:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # its reader is gone, or it is closed
+            stream.flush()
+    os._exit(code)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 import typer
 
 from dpsweep.accounting.errors import DpsweepError, InvalidInput, Unreachable, UnsupportedMechanism
+from dpsweep.accounting.working_directory import require_harmless_working_directory
 from dpsweep.orchestration.commands import (
     calibrate,
     cluster,
@@ -175,6 +176,7 @@ def forget(
 def main() -> None:
     """Run the command; print errors that a user can act on, one line each, and set the exit code."""
     try:
+        require_harmless_working_directory()
         with ended_by_signals():
             app()
     except (InvalidInput, Unreachable, UnsupportedMechanism) as error:

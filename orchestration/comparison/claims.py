@@ -20,7 +20,7 @@ from dpsweep.accounting.errors import START_ANEW, DataCorruption
 from dpsweep.accounting.estimates import Kind, PrivacyEstimate
 from dpsweep.accounting.mechanism import Trace
 from dpsweep.accounting.reasons import Reason, union
-from dpsweep.accounting.records import TrialFiles, read_trace
+from dpsweep.accounting.records import TrialFiles, parsed_json, read_trace
 from dpsweep.accounting.release import ReleaseSpec
 from dpsweep.accounting.so_far import cost_so_far
 from dpsweep.orchestration.comparison.record import SweepRecord
@@ -96,7 +96,7 @@ def unfounded(files: SweepFiles, record: SweepRecord) -> Iterator[str]:
 def recomputed(trace: Trace, delta: float, accountant: str, size: int = 1) -> PrivacyEstimate:
     """Return `dpsweep.accounting.accountants.account`, remembered for the same trace and question. Raises: as it."""
     question = f"cost {trace!r} {delta!r} {accountant} {size}"
-    found = json.loads(remembered(question, lambda: json.dumps(asdict(account(trace, delta, accountant, size)))))
+    found = parsed_json(remembered(question, lambda: json.dumps(asdict(account(trace, delta, accountant, size)))))
     return PrivacyEstimate(**{**found, "reasons": tuple(found["reasons"])})
 
 
@@ -158,7 +158,7 @@ def _said(trial: TrialFiles, line: str) -> str:
 
 
 def _wrong(claims: _Claims) -> list[str]:
-    found: list[str] = json.loads(remembered(claims.question(), lambda: json.dumps(list(_unfounded(claims)))))
+    found: list[str] = parsed_json(remembered(claims.question(), lambda: json.dumps(list(_unfounded(claims)))))
     return found
 
 

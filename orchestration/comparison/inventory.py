@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from dpsweep.accounting.errors import DpsweepError
+from dpsweep.accounting.errors import DataCorruption, DpsweepError
 from dpsweep.accounting.records import exists, list_folders
 from dpsweep.orchestration.comparison.stored import stored_record
 from dpsweep.orchestration.records.layout import SweepFiles
@@ -16,6 +17,9 @@ from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.records.status_snapshot import SweepSnapshot, read_snapshot
 
 STALE: Final = "stale"
+_DEEPEST: Final = 64
+"""Most levels of folders that are looked into."""
+_NO_TIME: Final = datetime.datetime.max.replace(tzinfo=datetime.UTC).timestamp()
 
 
 @dataclass(frozen=True)
@@ -42,14 +46,17 @@ class SweepSummary:
         return {"folder": self.folder, **known, "problem": self.problem or None}
 
 
-def sweeps_below(folder: str) -> Iterator[SweepSummary]:
+def sweeps_below(folder: str, depth: int = 0) -> Iterator[SweepSummary]:
     """Yield the sweep in ``folder``, or else the sweeps in the folders below it, in order, without hidden folders and
     links.
 
-    folder: an absolute path or URI. A folder that cannot be read, or holds a damaged sweep, gives a summary with a
-    `problem`.
+    folder: an absolute path or URI. A folder that cannot be read or is nested too deeply, whose name is no text, or
+    that holds a damaged sweep, gives a summary with a `problem`. depth: of the folder below the first one.
     """
     files = SweepFiles(folder)
+    if odd := _oddity(folder, depth):
+        yield SweepSummary(_spelt(folder), problem=f"{_spelt(folder)} {odd}")
+        return
     try:
         if exists(files.manifest):
             yield _summary(files)
@@ -59,7 +66,19 @@ def sweeps_below(folder: str) -> Iterator[SweepSummary]:
         yield SweepSummary(folder, problem=str(error))
         return
     for name in inner:
-        yield from sweeps_below(f"{folder.rstrip('/')}/{name}")
+        yield from sweeps_below(f"{folder.rstrip('/')}/{name}", depth + 1)
+
+
+def _oddity(folder: str, depth: int) -> str:
+    """Return why a folder is not looked into; "" if nothing speaks against it."""
+    if depth > _DEEPEST:
+        return f"lies more than {_DEEPEST} folders deep, where no sweep is looked for; name a folder nearer to it"
+    return "" if _spelt(folder) == folder else "has a name that is no UTF-8, so no sweep is looked for there; rename it"
+
+
+def _spelt(name: str) -> str:
+    """Return a name with every byte that is no UTF-8 spelt out."""
+    return os.fsencode(name).decode(errors="backslashreplace")
 
 
 def _summary(files: SweepFiles) -> SweepSummary:
@@ -78,7 +97,12 @@ def _of_results(files: SweepFiles) -> SweepSummary:
     counts = Counter(record.status(point.key).state for point in record.points)
     ended = [status.ended for status in record.statuses.values() if status.ended is not None]
     created = datetime.datetime.fromisoformat(record.manifest.created).timestamp()
-    return SweepSummary(files.root, record.sweep.name, "unknown", _by_word(counts), max([created, *ended]))
+    changed = max([created, *ended])
+    if not 0.0 <= changed < _NO_TIME:
+        raise DataCorruption(
+            f"{files.root} holds a result that ended at no time ({changed:g}); restore it from a backup"
+        )
+    return SweepSummary(files.root, record.sweep.name, "unknown", _by_word(counts), changed)
 
 
 def _by_word(counts: Mapping[TrialState, int]) -> dict[str, int]:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
-from dpsweep.accounting.records import exists, is_closed, is_encrypting, read_bytes, read_trace, require_key
+from dpsweep.accounting.records import (
+    exists,
+    is_closed,
+    is_encrypting,
+    parsed_json,
+    read_bytes,
+    read_trace,
+    require_key,
+)
 from dpsweep.orchestration.comparison.evidence import Evidence, gather
 from dpsweep.orchestration.comparison.findings import of_trials
 from dpsweep.orchestration.comparison.record import SweepRecord, parse_failures
@@ -137,7 +144,7 @@ def stored_settings(files: SweepFiles) -> dict[str, dict[str, Any]]:
     if not exists(files.comparison):
         return {}
     try:
-        return of_trials(json.loads(read_bytes(files.comparison)))
+        return of_trials(parsed_json(read_bytes(files.comparison)))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DataCorruption(
             f"{files.comparison} is damaged; delete it, and `dpsweep report {files.root}` writes it again"
@@ -162,6 +169,6 @@ def _earlier_failures(files: SweepFiles) -> dict[str, TrialStatus]:
     if not exists(files.results):
         return {}
     try:
-        return parse_failures(json.loads(read_bytes(files.results)))
+        return parse_failures(parsed_json(read_bytes(files.results)))
     except (ValueError, TypeError, KeyError) as error:
         raise DataCorruption(f"{files.results} is damaged; delete it; it will be written again") from error

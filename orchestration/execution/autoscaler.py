@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from typing import Any, Final
@@ -14,6 +13,7 @@ from ray.autoscaler.v2.utils import is_autoscaler_v2
 from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply  # type: ignore[attr-defined]  # generated
 
 from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.records import parsed_json
 from dpsweep.orchestration.sweeps.resources import LABEL
 
 _LONGEST: Final = 600.0
@@ -27,7 +27,7 @@ def has_autoscaler() -> bool:
     """
     if _is_current():
         return any(node.ray_node_type_name for node in _status().cluster_resource_state.node_states)
-    status = json.loads(_client().internal_kv_get(DEBUG_AUTOSCALING_STATUS.encode(), None) or b"{}")
+    status = parsed_json(_client().internal_kv_get(DEBUG_AUTOSCALING_STATUS.encode(), None) or b"{}")
     types = (status.get("autoscaler_report") or {}).get("node_type_mapping") or {}
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     return not set(types.values()) <= {f"node_{node['NodeID']}" for node in nodes}

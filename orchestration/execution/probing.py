@@ -181,7 +181,7 @@ def _worker() -> tuple[float, float]:
     code = _WORKER_CODE.format(niceness=int(os.environ.get(_NICENESS, _USUAL_NICENESS)))
     count = min(len(os.sched_getaffinity(0)), _MOST_WORKERS)
     before, began = os.times(), time.perf_counter()
-    workers = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL) for _ in range(count)]
+    workers = [subprocess.Popen([sys.executable, "-P", "-c", code], stdout=subprocess.DEVNULL) for _ in range(count)]
     lives = [time.perf_counter() - began for worker in workers if worker.wait() == 0]
     after = os.times()
     if len(lives) < count:

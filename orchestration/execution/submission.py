@@ -27,6 +27,7 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobSubmissionClient
 
 from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.records import parsed_json
 from dpsweep.orchestration.execution.cluster import refused_token
 from dpsweep.orchestration.execution.job_package import Package
 from dpsweep.orchestration.records.ownership import PERIOD
@@ -171,7 +172,7 @@ class SubmittedSweeps:
                     f"{running.id} runs this sweep with --output {running.output}; wait for it, or give another --name"
                 )
             with self._errors_as_invalid_input():
-                before = dict(json.loads(running.code))
+                before = dict(parsed_json(running.code))
             edited = sorted(place for place, digest in package.code.items() if before.get(place) != digest)
             if edited:
                 raise InvalidInput(

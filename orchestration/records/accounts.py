@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from dpsweep.accounting.errors import DataCorruption
-from dpsweep.accounting.records import TrialFiles, list_folders, read_private_sealed, write_private_sealed
+from dpsweep.accounting.records import TrialFiles, list_folders, parsed_json, read_private_sealed, write_private_sealed
 from dpsweep.orchestration.records.published import PublishedAccount
 
 ACCOUNT_AGAIN = "delete its folder, and account the trial again"
@@ -30,7 +30,7 @@ def read_accounts(trial: TrialFiles) -> tuple[PublishedAccount, ...]:
     """
     names = list_folders(trial.accounted_again("").rstrip("/"))
     folders = {name: read_private_sealed(account_file(trial.accounted_again(name)), ACCOUNT_AGAIN) for name in names}
-    return tuple(_account(name, trial, json.loads(content)) for name, content in folders.items() if content)
+    return tuple(_account(name, trial, parsed_json(content)) for name, content in folders.items() if content)
 
 
 def _account(name: str, trial: TrialFiles, values: dict[str, Any]) -> PublishedAccount:

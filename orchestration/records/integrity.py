@@ -20,6 +20,7 @@ from dpsweep.accounting.records import (
     exists,
     has_norms,
     list_files,
+    parsed_json,
     read_private_sealed,
     verify_epsilons,
     verify_users,
@@ -58,7 +59,7 @@ def met_other_data(files: TrialFiles, data_digest: str) -> bool:
     Raises: DataCorruption if the stored fingerprint is damaged.
     """
     content = read_private_sealed(files.data_fingerprint, f"restore it from a backup, or {START_ANEW}")
-    return content is not None and json.loads(content)["data"] != data_digest
+    return content is not None and parsed_json(content)["data"] != data_digest
 
 
 def damages(files: TrialFiles, result: StoredResult) -> Iterator[str]:
@@ -152,7 +153,7 @@ def _private_digests(files: TrialFiles) -> dict[str, str]:
     content = read_private_sealed(files.private_digests, next_step)
     if content is None and list_files(files.private):
         raise DataCorruption(f"{files.private_digests} is missing; restore it from a backup, or {next_step}")
-    return {} if content is None else dict(json.loads(content))
+    return {} if content is None else dict(parsed_json(content))
 
 
 def _accounts(files: TrialFiles) -> list[str]:

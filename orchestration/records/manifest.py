@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.records import KeyCheck, new_key_check, read_sealed, require_key, write_sealed
 from dpsweep.orchestration.records.layout import SweepFiles
@@ -78,15 +80,19 @@ def read_manifest(files: SweepFiles) -> Manifest | None:
     """Return the stored manifest, if any. Raises: DataCorruption if it is damaged, or of another version."""
     next_step = "restore it, or run in another folder"
     content = read_sealed(files.manifest, next_step)
+    if content is None:
+        return None
     try:
-        return None if content is None else _manifest(**json.loads(content))
-    except TypeError as error:
+        found = _MANIFEST.validate_json(content, extra="forbid")
+        datetime.datetime.fromisoformat(found.created)
+        if found.key_check is not None:
+            bytes.fromhex(found.key_check.salt), bytes.fromhex(found.key_check.check)
+        return found
+    except ValueError as error:
         raise DataCorruption(f"{files.manifest} is no manifest of this version of dpsweep; {next_step}") from error
 
 
-def _manifest(key_check: Mapping[str, str] | None = None, **others: Any) -> Manifest:
-    """Return the manifest of these fields. Raises: TypeError if they are not those of this version."""
-    return Manifest(**others, key_check=None if key_check is None else KeyCheck(**key_check))
+_MANIFEST = TypeAdapter(Manifest)
 
 
 def write_manifest(files: SweepFiles, manifest: Manifest) -> None:

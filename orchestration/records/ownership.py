@@ -21,7 +21,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from dpsweep.accounting.errors import InvalidInput, StorageError
-from dpsweep.accounting.records import delete_with_only, locked, make_folders, read_bytes, write_bytes_atomically
+from dpsweep.accounting.records import (
+    delete_with_only,
+    locked,
+    make_folders,
+    parsed_json,
+    read_bytes,
+    write_bytes_atomically,
+)
 from dpsweep.orchestration.records.layout import LOCK
 
 PERIOD = 20.0
@@ -139,8 +146,8 @@ def _read(uri: str) -> Claim | None:
     """
     try:
         with contextlib.suppress(ValueError, TypeError):
-            return Claim(**json.loads(read_bytes(uri)))
-        return Claim(**json.loads(read_bytes(uri)))
+            return Claim(**parsed_json(read_bytes(uri)))
+        return Claim(**parsed_json(read_bytes(uri)))
     except FileNotFoundError:
         return None
     except (ValueError, TypeError) as error:

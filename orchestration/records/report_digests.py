@@ -11,6 +11,7 @@ from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.records import (
     digest_of,
     exists,
+    parsed_json,
     read_private_sealed,
     read_sealed,
     write_bytes_atomically,
@@ -43,7 +44,7 @@ def write_private_report(files: SweepFiles, content: bytes) -> None:
 def _noted(files: SweepFiles) -> dict[str, str]:
     """Return the digests of public files noted before; empty if they are damaged, which writing mends."""
     with contextlib.suppress(DataCorruption):
-        return dict(json.loads(read_sealed(files.report_digests, "") or b"{}"))
+        return dict(parsed_json(read_sealed(files.report_digests, "") or b"{}"))
     return {}
 
 
@@ -56,7 +57,7 @@ def changed_report_files(files: SweepFiles) -> Iterator[str]:
         except DataCorruption as error:
             yield str(error)
             continue
-        for name, noted in json.loads(content or b"{}").items():
+        for name, noted in parsed_json(content or b"{}").items():
             found = f"{files.root}/{name}"
             if not exists(found):
                 yield f"{found}: it is missing; {again}"

@@ -8,13 +8,14 @@ computed from the norms or epsilons of training examples.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.reasons import Reason
@@ -168,9 +169,14 @@ def read_snapshot(uri: str) -> SweepSnapshot | None:
 
 def _read_once(uri: str) -> SweepSnapshot | None:
     content = read_sealed(uri, _AGAIN)
+    if content is None:
+        return None
     try:
-        return None if content is None else _SNAPSHOT.validate_json(content)
-    except ValidationError as error:
+        found = _SNAPSHOT.validate_json(content)
+        json.dumps(asdict(found), allow_nan=False)  # a driver writes finite numbers only
+        datetime.datetime.fromtimestamp(found.heartbeat, datetime.UTC)
+        return found
+    except (ValueError, OverflowError, OSError) as error:  # the last two: no time that a calendar has
         raise DataCorruption(f"{uri} is no status of this version of dpsweep; {_AGAIN}") from error
 
 

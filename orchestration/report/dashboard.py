@@ -6,6 +6,7 @@ those of 300 trials takes several seconds.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -87,7 +88,7 @@ class Board:
     def _show(self, found: Sequence[SweepSummary]) -> None:
         sweeps = [self._sweep(each) for each in found if not each.problem]
         problems = [each.problem for each in found if each.problem]
-        self._state = {"at": time.time(), "sweeps": sweeps, "problems": problems}
+        self._state = _plain({"at": time.time(), "sweeps": sweeps, "problems": problems})
 
     def _sweep(self, found: SweepSummary) -> dict[str, Any]:
         known, snapshot = self._known.setdefault(found.folder, _Known()), found.snapshot
@@ -112,6 +113,18 @@ class Board:
             "curves": [*known.curves, *growing][-_MOST_CURVES:],
             **(known.shown or _NOTHING_READ),
         }
+
+
+def _plain(value: Any) -> Any:
+    """Return the value with None for numbers that are not finite, which JSON does not have."""
+    match value:
+        case float() if not math.isfinite(value):
+            return None
+        case Mapping():
+            return {key: _plain(each) for key, each in value.items()}
+        case list() | tuple():
+            return type(value)(map(_plain, value))
+    return value
 
 
 def _ended(found: SweepSummary) -> int:

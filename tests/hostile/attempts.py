@@ -18,9 +18,11 @@ import sys
 import tempfile
 import time
 import traceback
+import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -46,6 +48,8 @@ PATIENCE: Final = 240.0
 """Seconds after which a command hangs; on an idle machine the longest takes 5."""
 _REPEATED: Final = re.compile(re.escape(f"{FORGED:.7f}"[:5]) + r"[0-9]*(?![0-9])")
 """A forged epsilon, as it is or rounded."""
+_COMMANDING: Final = re.compile(r"\x1b\]|^error: nothing", re.MULTILINE)
+"""What a planted name or text would do to a terminal, or say in the name of the command."""
 OF_ROOT: Final = frozenset({"device", "of another"})
 """Kinds that only root can plant."""
 Cell = tuple[str, str, str]
@@ -65,20 +69,22 @@ class Counts:
 
 @dataclass(frozen=True)
 class Template:
-    """A finished sweep and another one, made once; `World`s are copies."""
+    """A finished sweep and another one, made once; `World`s are copies. seed: of what is planted."""
 
     folder: Path
+    seed: int = 0
 
     @classmethod
-    def made(cls, folder: Path) -> Template:
+    def made(cls, folder: Path, seed: int) -> Template:
         """Make the folders, and run every command in this process, so that it has loaded what they need."""
         runs = folder / "runs"
         runs.mkdir(parents=True)
         (folder / "sweep.yaml").write_text(SWEEP)
         (folder / "outside" / "folder").mkdir(parents=True)
-        (folder / "outside" / "file.json").write_text('{"canary": 1}')
+        for name in ("file.json", "twin.json"):
+            (folder / "outside" / name).write_text('{"canary": 1}')
         (folder / "outside" / "folder" / "canary").write_text("canary")
-        made = cls(folder)
+        made = cls(folder, seed)
         for command in ("run", "account"):
             made._run(World(folder), command)
         shutil.copytree(runs / "small", runs / "other", symlinks=True)
@@ -97,9 +103,9 @@ class Template:
         assert code == 0 or command in ("init", "decrypt"), f"{command}: {code}"
         os.chdir("/")
 
-    def copied(self, root: Path) -> World:
+    def copied(self, root: Path, lot: int = 0) -> World:
         shutil.copytree(self.folder, root, symlinks=True)
-        return World(root)
+        return World(root, lot)
 
 
 def every_cell(template: Template, commands: Sequence[str], kinds: Sequence[str]) -> list[Cell]:
@@ -215,7 +221,7 @@ def _try_all(folder: str, asked: Asked) -> None:
     (root / "tmp").chmod(0o1777)
     changes = environment(HOME=f"{folder}/home", TMPDIR=f"{folder}/tmp")
     set_up_command(["dpsweep"], changes, folder, "/dev/null", f"{folder}/said")
-    template = Template.made(root / "template")
+    template = Template.made(root / "template", asked.seed)
     user = VICTIM if os.geteuid() == 0 else None
     if user is not None:
         for path in (root / "home", *(root / "home").rglob("*")):
@@ -261,7 +267,8 @@ def attempt(
     root = Path(tempfile.mkdtemp(prefix="world-", dir=template.folder.parent))
     try:
         root.chmod(0o755)
-        world = template.copied(root / "world")
+        lot = zlib.crc32(repr((command, kind, place, template.seed)).encode())
+        world = template.copied(root / "world", lot)
         path = world.planted / place
         if user is not None:
             _give_away(world, user, ATTACKER if second_user else user)
@@ -277,6 +284,8 @@ def attempt(
             verdict = "hung"
         elif "Traceback" in said:
             verdict = "traceback"
+        elif _COMMANDING.search(said):
+            verdict = "shown raw"
         elif code not in (0, 1, 2, 3):
             verdict = f"exit code {code}"
         elif code and "error: " not in said:
@@ -355,17 +364,14 @@ def _become(world: World, words: Sequence[str], user: int | None, said: Path) ->
 
 def _command(words: list[str]) -> int:
     """Run a command line, or what stands for one that serves a page or is no command; return its exit code."""
-    from dpsweep import open as opened
     from dpsweep.orchestration.commands.main import main
-    from dpsweep.orchestration.report.dashboard import Board
 
     try:
         match words:
             case ["open"]:
-                print(opened("runs/small").results(all_columns=True).to_csv())
+                _open()
             case ["dashboard"]:
-                sweeps = Board((os.path.abspath("runs"),)).state()["sweeps"]
-                print(json.dumps([{**each, "problem": ""} for each in sweeps]))
+                _serve()
             case _:
                 sys.argv = ["dpsweep", *words]
                 main()
@@ -375,6 +381,43 @@ def _command(words: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _open() -> None:
+    """Print what Python's library tells of the planted sweep."""
+    import dpsweep
+
+    sweep = dpsweep.open("runs/small")
+    print(repr(sweep), sweep.results(all_columns=True).to_csv())
+    _ask(lambda: dpsweep.compare(sweep, "runs/other").table(), sweep.best, sweep.plot, sweep._repr_html_)
+    for trial in sweep.trials.values():
+        print(repr(trial))
+        _ask(partial(getattr, trial, "trace"), partial(getattr, trial, "history"), trial.epsilons, trial.model)
+
+
+def _ask(*questions: Callable[[], object]) -> None:
+    for ask in questions:
+        try:
+            print(str(ask())[:2000])
+        except DpsweepError as error:
+            print(f"refused: {error}")
+
+
+def _serve() -> None:
+    """Print what the dashboard answers about the sweeps; a problem quotes what it refuses."""
+    from starlette.testclient import TestClient
+
+    from dpsweep.orchestration.commands.dashboard import _COOKIE, application
+    from dpsweep.orchestration.report.dashboard import Board
+
+    board = Board((os.path.abspath("runs"),))
+    board.refresh()
+    page = TestClient(application(board, "token"), cookies={_COOKIE: "token"})
+    assert "</html>" in page.get("/").text
+    state = page.get("/state").json()
+    print(json.dumps({**state, "problems": [], "sweeps": [{**each, "problem": ""} for each in state["sweeps"]]}))
+    for each in state["sweeps"]:
+        page.get("/report", params={"folder": each["folder"]})
 
 
 def _remove(folder: Path) -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
+import random
 import re
 import shutil
 import socket
@@ -45,7 +47,9 @@ COMMANDS: Final[Mapping[str, str]] = {
     "export": "export IN --to table.csv",
     "compare": "compare IN runs/other",
     "list": "list runs",
+    "list --json": "list runs --json",
     "status": "status IN",
+    "status --json": "status IN --json",
     "decrypt": "decrypt PLACE --to shown",
     "owner-report": "owner-report TRIAL --example-id 4",
     "epsilon": "epsilon --trial TRIAL --delta 1e-5 --individual rdp",
@@ -56,7 +60,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "open": "open",
 }
 """Command lines by name. IN: the folder, runs/small; STORE: its MLflow store; PLACE: where something is
-planted. dashboard: what its page shows. open: Python's `dpsweep.open`."""
+planted. dashboard: what it serves. open: Python's `dpsweep.open`, and all that its result can tell."""
 ELSEWHERE: Final[Mapping[str, str]] = {
     "calibrate": "reads no file of a sweep",
     "logs": "reads no file of a sweep, but what a cluster answers",
@@ -69,15 +73,24 @@ ATTACKER: Final = 65533
 VICTIM: Final = 65534
 """Users: whose folder it is, and who runs commands on it, where another user is tried."""
 HUGE: Final = 2**40
+_TWIN: Final = "twin.json"
+_DEEP: Final = 200
+"""Folders in one another: more than dpsweep makes, and few enough for this module to walk."""
+_ODD_NAME: Final = os.fsdecode(b"\xff\x1b]0;title\x07\nerror: nothing")
+"""A name that is no UTF-8, changes the title of a terminal, and goes on in another line."""
 FORGED: Final = 0.0731937
 """An epsilon far below what any trial here costs, and whose digits nothing else shows."""
 
 
 @dataclass(frozen=True)
 class World:
-    """Folders of one attempt: a planted sweep, and what nothing may touch: another sweep and other files."""
+    """Folders of one attempt: a planted sweep, and what nothing may touch: another sweep and other files.
+
+    lot: a number that decides which value is replaced, and by what, where a kind leaves that open.
+    """
 
     root: Path
+    lot: int = 0
 
     @property
     def planted(self) -> Path:
@@ -101,9 +114,13 @@ class World:
 
 
 def _state(path: Path) -> tuple[int, ...]:
-    """What every change of a file or folder changes; nobody can set back the time of the last one."""
+    """What every change of a file or folder changes; nobody can set back the time of the last one.
+
+    To delete a second name of a file is no change of it, and sets that time.
+    """
     found = path.lstat()
-    return (found.st_mode, found.st_uid, found.st_size, found.st_ino, found.st_ctime_ns)
+    changed = found.st_mtime_ns if path.name == _TWIN else found.st_ctime_ns
+    return (found.st_mode, found.st_uid, found.st_size, found.st_ino, changed)
 
 
 def _link_to_the_other(path: Path, world: World) -> None:
@@ -124,6 +141,11 @@ def _link_to_nothing(path: Path, world: World) -> None:
 
 def _link_to_here(path: Path, world: World) -> None:
     _made_way(path).symlink_to(".")
+
+
+def _hard_link(path: Path, world: World) -> None:
+    """A second name of a file of the user's own, as an archive can hold one."""
+    os.link(world.outside / _TWIN, _made_way(path))
 
 
 def _pipe(path: Path, world: World) -> None:
@@ -178,6 +200,29 @@ def _loops(path: Path, world: World) -> None:
                 (folder / name).symlink_to(".")
 
 
+def _nested(path: Path, world: World) -> None:
+    """JSON of lists in one another, more than a parser that calls itself can follow."""
+    _made_way(path).write_text("[" * 200_000)
+
+
+def _odd_text(path: Path, world: World) -> None:
+    """A line of bytes that are no text."""
+    _made_way(path).write_bytes(b"\xff\xfe\x00{\x1b]0;title\x07}\n")
+
+
+def _deep(path: Path, world: World) -> None:
+    """Folders in one another where the layout has a file or a folder."""
+    _made_way(path).joinpath(*_DEEP * "d").mkdir(parents=True)
+
+
+def _odd_names(path: Path, world: World) -> None:
+    """A file and a folder of a name that no terminal should get, at the top of the sweep and at the place."""
+    for folder in (world.planted, path if path.is_dir() else path.parent):
+        if folder.is_dir():
+            (folder / f"{_ODD_NAME}.json").write_text("{}")
+            (folder / _ODD_NAME).mkdir(exist_ok=True)
+
+
 def _forged_claim(path: Path, world: World) -> None:
     """Every epsilon of a record is `FORGED`, under right checksums."""
     _forge(path, world, _cheapened)
@@ -215,6 +260,38 @@ def _cheapened(values: Any, is_epsilon: bool = False) -> Any:
     return values
 
 
+def _odd_value(path: Path, world: World) -> None:
+    """One value or name in a record is another one, under right checksums."""
+    drawn = random.Random(world.lot)
+
+    def changed(values: Any) -> Any:
+        places = [*_insides(values)]
+        if places:
+            container, key = drawn.choice(places)
+            odd = drawn.choice(_ODD_VALUES)
+            if isinstance(container, dict) and drawn.random() < 0.2:
+                container[str(odd)] = container.pop(key)
+            else:
+                container[key] = odd
+        return values
+
+    _forge(path, world, changed)
+
+
+def _insides(values: Any) -> Iterator[tuple[Any, Any]]:
+    """Every container in a value of JSON, with every key or index in it."""
+    inside = values.items() if isinstance(values, dict) else enumerate(values) if isinstance(values, list) else ()
+    for key, value in inside:
+        yield values, key
+        yield from _insides(value)
+
+
+_ODD_VALUES: Final[Sequence[Any]] = (
+    *(None, True, 0, -1, 2**70, 0.5, 1e300, -1e300, math.nan, math.inf),
+    *("", "x", "\ud800", "../../other", "2020-13-45T99:00:00", _ODD_NAME, [], [[]], {}),
+)
+
+
 def _forge(path: Path, world: World, change: Callable[[Any], Any]) -> None:
     """Change a JSON file, its checksum in it, and the digest of it that another record holds."""
     if path.suffix != ".json" or not path.is_file():
@@ -245,6 +322,7 @@ KINDS: Final[Mapping[str, Callable[[Path, World], None]]] = {
     "link to a folder": _link_to_a_folder,
     "dangling link": _link_to_nothing,
     "link to .": _link_to_here,
+    "hard link": _hard_link,
     "pipe": _pipe,
     "socket": _socket,
     "device": _device,
@@ -254,12 +332,17 @@ KINDS: Final[Mapping[str, Callable[[Path, World], None]]] = {
     "huge": _huge,
     "unreadable": _unreadable,
     "loops": _loops,
+    "nested": _nested,
+    "odd text": _odd_text,
+    "deep folders": _deep,
+    "odd names": _odd_names,
     "forged claim": _forged_claim,
     "forged names": _forged_names,
+    "odd value": _odd_value,
 }
 
 
-CHANGES_OF_RECORDS: Final = frozenset({"forged claim", "forged names"})
+CHANGES_OF_RECORDS: Final = frozenset({"forged claim", "forged names", "odd value"})
 """Kinds that change a record that is there, and do nothing elsewhere."""
 
 

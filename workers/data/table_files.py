@@ -21,6 +21,7 @@ import pyarrow.csv as csv
 import pyarrow.parquet as parquet
 
 from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.records import parsed_json
 from dpsweep.workers.data.conventions import MISSING_SPELLINGS
 from dpsweep.workers.data.files import reader_of, reading, require_path
 from dpsweep.workers.data.spelling import Values, names
@@ -153,7 +154,7 @@ def different_names(given: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, .
 
 def repeated_names(rows: pa.Table) -> frozenset[str]:
     """Return the names that several columns of the file had, from which `read_table` has made different ones."""
-    return frozenset(json.loads((rows.schema.metadata or {}).get(_REPEATED, b"[]")))
+    return frozenset(parsed_json((rows.schema.metadata or {}).get(_REPEATED, b"[]")))
 
 
 def _table(columns: Iterable[tuple[str, pa.ChunkedArray]], repeated: Sequence[str]) -> pa.Table:

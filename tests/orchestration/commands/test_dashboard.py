@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.orchestration.commands.dashboard import application, dashboard
+from dpsweep.orchestration.commands.dashboard import _COOKIE, application, dashboard
 from dpsweep.orchestration.comparison.importance import importance
 from dpsweep.orchestration.records.published import PublishedTrial
 from dpsweep.orchestration.records.states import TrialState
@@ -123,6 +124,15 @@ def test_a_damaged_sweep_is_named_and_the_others_are_shown(folder: Path) -> None
     assert [each["name"] for each in state["sweeps"]] == ["other <b>"]
     (problem,) = state["problems"]
     assert "over/sweep.json" in problem
+
+
+def test_numbers_that_json_has_not_are_shown_as_none(folder: Path) -> None:
+    board = read(folder)
+    board._known[str(folder / "over")].curves = [{"key": "a", "x": [1], "y": [math.nan]}]
+    board.refresh()
+    shown = TestClient(application(board, TOKEN), base_url="http://127.0.0.1", cookies={_COOKIE: TOKEN})
+    assert shown.get("/").status_code == 200
+    assert shown.get("/state").json()["sweeps"][0]["curves"][0]["y"] == [None]
 
 
 @pytest.mark.parametrize(

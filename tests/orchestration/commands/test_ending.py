@@ -99,13 +99,36 @@ with ended_by_signals():
 """
 
 
-def test_a_command_that_a_library_keeps_busy_is_ended_by_force() -> None:
+_OCCUPIED = """
+import threading, time
+from dpsweep.orchestration.commands.ending import ended_by_signals
+threading.Thread(target=time.sleep, args=(1800,)).start()  # an interpreter would wait for it
+with ended_by_signals():
+    print("ready", flush=True)
+    try:
+        time.sleep(1800)
+    except KeyboardInterrupt:
+        print("interrupted")
+        raise SystemExit(130)
+"""
+
+
+def told_to_end(code: str) -> tuple[int, str, str]:
+    """Exit code, stdout after its first line, and stderr of Python code that gets SIGTERM once it prints ``ready``."""
     process = subprocess.Popen(
-        [sys.executable, "-c", _STUCK], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 130
-    assert said == "ended by force, as it did not end by itself; every file is whole, old or new\n"
+    out, err = process.communicate(timeout=PATIENCE)
+    return process.returncode, out, err
+
+
+def test_a_command_that_a_library_keeps_busy_is_ended_by_force() -> None:
+    forced = "ended by force, as it did not end by itself; every file is whole, old or new\n"
+    assert told_to_end(_STUCK) == (130, "", forced)
+
+
+def test_a_command_that_was_told_to_end_waits_for_no_thread() -> None:
+    assert told_to_end(_OCCUPIED) == (130, "interrupted\n", "")

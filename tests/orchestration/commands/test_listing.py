@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.records.status_snapshot import SweepSnapshot, TrialSnapshot, write_snapshot
+from tests.hostile.of_folders import write_json
 from tests.orchestration.sample_results import stored_sample
 
 TRIALS = (
@@ -97,3 +100,40 @@ def test_what_is_no_sweep_is_refused_and_what_is_damaged_is_named(tmp_path: Path
 def test_neither_folder_nor_cluster_is_one_line() -> None:
     with pytest.raises(InvalidInput, match=r"give a FOLDER .* or the --address"):
         raise listed().exception or AssertionError
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("heartbeat", math.nan), ("heartbeat", 1e300), ("elapsed", math.inf), ("seconds_left", math.nan)],
+)
+def test_numbers_that_no_driver_writes_are_damage(folder: Path, name: str, value: float) -> None:
+    stored_sample(folder / "good")
+    status = stored_sample(folder / "bad", name="forged").status
+    write_snapshot(status, SweepSnapshot("forged", "id", "running", 1.0, 9.0, 9.0, "h", 1, None, TRIALS), False)
+    write_json(Path(status), {**json.loads(Path(status).read_text()), name: value})
+    assert listed(folder, "--json").exit_code == 1
+    sweeps = found(folder)
+    assert "is no status of this version" in sweeps["bad"]["problem"]
+    assert sweeps["good"]["problem"] is None
+
+
+@pytest.mark.parametrize("changes", [{"created": "2020-13-45"}, {"sweep_id": None}, {"sweep": []}, {"more": 1}])
+def test_a_manifest_of_other_values_is_damage(folder: Path, changes: dict[str, object]) -> None:
+    manifest = Path(stored_sample(folder / "bad").manifest)
+    write_json(manifest, {**json.loads(manifest.read_text()), **changes})
+    assert "is no manifest of this version" in found(folder)["bad"]["problem"]
+
+
+def test_folders_in_one_another_without_end_and_odd_names_are_named(folder: Path) -> None:
+    stored_sample(folder / "good")
+    folder.joinpath(*80 * "d").mkdir(parents=True)
+    (folder / os.fsdecode(b"\xff\x1b]0;title\x07")).mkdir()
+    sweeps = json.loads(listed(folder, "--json").stdout)["sweeps"]
+    problems = [each["problem"] for each in sweeps if each["problem"]]
+    assert len(problems) == 2
+    assert any("lies more than 64 folders deep" in each for each in problems)
+    assert any("\\xff" in each and "no UTF-8" in each for each in problems)
+    shown = listed(folder)
+    assert "\x1b" not in shown.output
+    assert isinstance(shown.exception, DataCorruption)
+    assert "good" in shown.stdout

@@ -1,0 +1,38 @@
+"""JSON files with a checksum, as somebody may have altered them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from dpsweep.accounting.errors import DataCorruption
+from dpsweep.accounting.records import parsed_json, read_sealed
+from dpsweep.accounting.records.snapshots import Snapshot
+
+
+def nested(depth: int) -> str:
+    """An object with a right checksum, of which a value is this many lists in one another."""
+    whole = f'{{"a": {"[" * depth}{"]" * depth}}}'
+    return f'{whole[:-1]}, "sha256": "{hashlib.sha256(whole.encode()).hexdigest()}"}}'
+
+
+@pytest.mark.parametrize("content", [nested(100_000), "[" * 100_000, "[", "[]", '{"a": 1}', "\ufeff{}"])
+def test_what_is_no_sealed_object_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(content)
+    with pytest.raises(DataCorruption, match="is damaged: it is no JSON object with a checksum; do this"):
+        read_sealed(str(tmp_path / "a.json"), "do this")
+
+
+def test_a_few_lists_in_one_another_are_read(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(nested(50))
+    assert json.loads(read_sealed(str(tmp_path / "a.json"), "") or b"").keys() == {"a"}
+
+
+def test_what_is_nested_too_deeply_is_a_wrong_value() -> None:
+    with pytest.raises(ValueError, match="nested too deeply"):
+        parsed_json("[" * 100_000)
+    with pytest.raises(DataCorruption):
+        Snapshot.from_json(b"[" * 100_000, 0, "snapshot.json")
