@@ -104,7 +104,7 @@ def submit(
 
     _require_own_output(spec, text, output, code, retry or ())
     trials = _planned(spec, code)
-    job_id = submission_id(name or spec.name, spec.plain())
+    job_id = submission_id(name or spec.name, spec.plain(), output)
     turn = Turn(owner or this_user(), priority, max_concurrent, time.time())
     limits = Limits(max_hours, max_trials, stop_after_failures, max_gpu_hours)
     asked = Asked(limits, tuple(retry or ()), turn, name, code.places)
@@ -116,7 +116,7 @@ def submit(
             return
         job = jobs.submit(job_id, output, package, variables, turn, _warn)
     _say(f"{job.id}: {trials} trials, {job.state.lower()} at {address}, output {job.output}")
-    _say(f"dpsweep status {job.id} --address {address}")
+    _say(f"`dpsweep status {job.id} --address {address}` shows its progress, and where MLflow compares its trials")
     if follow:
         _follow(jobs, job)
 

@@ -19,16 +19,18 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
 """Signals that end a command like Ctrl-C: those of `kill` and of a terminal that closes."""
 WITHIN: Final = 4.0
 """Seconds in which a command ends after one of these signals, by itself or by force."""
-_WORKERS_WITHIN: Final = 30.0
+_LONGER_WITHIN: Final = 30.0
 """Seconds for a command that ends workers, marks runs of MLflow as interrupted and removes Ray's folder."""
 INTERRUPTED: Final = 130
 """Exit code of a command that was interrupted."""
 _within = [WITHIN]
 
 
-def ends_workers() -> None:
-    """Note that this command has workers to end, which takes longer. It is over in seconds all the same."""
-    _within[0] = _WORKERS_WITHIN
+def takes_longer() -> None:
+    """Note that this command has workers or MLflow's runs to end, which takes longer. It is over in seconds all the
+    same.
+    """
+    _within[0] = _LONGER_WITHIN
 
 
 @contextlib.contextmanager

@@ -90,13 +90,15 @@ class SubmittedSweep:
         return self.state in _ENDED
 
 
-def submission_id(name: str, sweep: Mapping[str, Any]) -> str:
-    """Return the id of a sweep: its name and a digest of its specification, given as plain values.
+def submission_id(name: str, sweep: Mapping[str, Any], output: str) -> str:
+    """Return the id of a sweep: its name and a digest of its specification, given as plain values, and of its output.
 
-    >>> submission_id("my sweep", {"seeds": [0]})
-    'my-sweep-1127f1e11d'
+    Teams that run the same file have jobs of their own.
+
+    >>> submission_id("my sweep", {"seeds": [0]}, "s3://bucket/a")
+    'my-sweep-b93c1e0bae'
     """
-    digest = hashlib.sha256(json.dumps(sweep, sort_keys=True).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps([sweep, output.rstrip("/")], sort_keys=True).encode()).hexdigest()
     return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}-{digest[:10]}"
 
 
@@ -160,17 +162,13 @@ class SubmittedSweeps:
         """Start a job that runs the packaged sweep, or return the job that already runs it.
 
         environment: variables of driver and workers. warn: called with a sentence where the head does not tell its
-        memory. Raises: InvalidInput if the sweep already runs with another output, or with the user's code as it was
-        before an edit, if another one writes to this output, and if the head is full.
+        memory. Raises: InvalidInput if the sweep already runs with the user's code as it was before an edit, if another
+        one writes to this output, and if the head is full.
         """
         jobs = self.all()
         earlier = [job for job in jobs if job.sweep_id == sweep_id]
         running = next((job for job in earlier if not job.has_ended), None)
         if running is not None:
-            if running.output.rstrip("/") != output.rstrip("/"):
-                raise InvalidInput(
-                    f"{running.id} runs this sweep with --output {running.output}; wait for it, or give another --name"
-                )
             with self._errors_as_invalid_input():
                 before = dict(parsed_json(running.code))
             edited = sorted(place for place, digest in package.code.items() if before.get(place) != digest)

@@ -13,7 +13,7 @@ from dpsweep.accounting.errors import InvalidInput, StorageError
 from dpsweep.accounting.records import exists, read_bytes
 from dpsweep.orchestration.comparison.claims import checked_record
 from dpsweep.orchestration.comparison.findings import findings
-from dpsweep.orchestration.comparison.plain_text import MASK
+from dpsweep.orchestration.comparison.plain_text import MASK, masked
 from dpsweep.orchestration.comparison.stored import stored_evidence
 from dpsweep.orchestration.execution.publication import publication
 from dpsweep.orchestration.pipeline.stage import open_tracker, recording_in
@@ -23,8 +23,9 @@ from dpsweep.orchestration.records.recording import NOTHING_RECORDED, Recording
 from dpsweep.orchestration.records.release_modes import release_mode
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.records.status_snapshot import PERIOD, read_snapshot, write_snapshot
+from dpsweep.orchestration.tracking.abandoned import end_abandoned
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
-from dpsweep.orchestration.tracking.given_stores import is_given
+from dpsweep.orchestration.tracking.given_stores import given_experiment, is_given
 from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
 from dpsweep.orchestration.tracking.protocol import tracked
 from dpsweep.orchestration.tracking.recorder import TrackingRecorder
@@ -32,11 +33,17 @@ from dpsweep.orchestration.tracking.recorder import TrackingRecorder
 Show = Callable[[Recording], None]
 
 
-def record_again(folder: str, tracking_uri: str | None, show: Show = lambda recording: None) -> Recording:
+def record_again(
+    folder: str,
+    tracking_uri: str | None,
+    show: Show = lambda recording: None,
+    warn: Callable[[str], None] = lambda sentence: None,
+) -> Recording:
     """Record a stored sweep, and its tuning, in MLflow; what is there already is kept, and nothing is recorded twice.
 
     tracking_uri: by default the store that the sweep's driver recorded in, else the SQLite store in the sweep's folder.
-    show: called with the progress. Returns the outcome of the stage that is not recorded as a whole, else of the last.
+    show: called with the progress. warn: called if another store, in which the sweep was recorded before, may still
+    show it as running. Returns the outcome of the stage that is not recorded as a whole, else of the last.
 
     Raises: InvalidInput if the folder holds no sweep, a driver runs in it, or MLflow cannot be opened; DataCorruption
     for damaged files.
@@ -47,7 +54,10 @@ def record_again(folder: str, tracking_uri: str | None, show: Show = lambda reco
         raise InvalidInput(f"{files.root} holds no sweep, so there is nothing to record; name one that ran there")
     with exclusive(files.local_folder, files.root), claimed(files.claim):
         for stage in stages:
-            found = _record_stage(stage, _store(stage, tracking_uri), show)
+            uri = _store(stage, tracking_uri)
+            if problem := _end_elsewhere(stage, uri):
+                warn(problem)
+            found = _record_stage(stage, uri, show)
             if found.missing():
                 return found
     return found
@@ -71,12 +81,22 @@ def _store(files: SweepFiles, given: str | None) -> str:
             "MLFLOW_TRACKING_URI"
         )
     own = embedded_tracking_uri(files.local_folder)
-    if store != own and not is_given(store, snapshot.sweep_id, files):
+    if store != own and not is_given(snapshot.recording, snapshot.sweep_id, files):
         raise InvalidInput(
             f"{files.status} says that the sweep was recorded in {store}, where you have not recorded it from this "
             f"folder; if you want to, give it as --tracking-uri. The sweep's own store is {own}"
         )
     return store
+
+
+def _end_elsewhere(files: SweepFiles, uri: str) -> str:
+    """End runs that another store shows as running, of a driver that is gone, because nobody runs in a folder that is
+    free. Returns a sentence if that store could not be asked, else "".
+    """
+    before = read_snapshot(files.status)
+    if before is None or before.recording is None or before.recording.store == masked(uri, uri):
+        return ""
+    return end_abandoned(files, replace(before, heartbeat=0.0))
 
 
 def _record_stage(files: SweepFiles, uri: str, show: Show) -> Recording:
@@ -86,15 +106,18 @@ def _record_stage(files: SweepFiles, uri: str, show: Show) -> Recording:
     page = read_bytes(files.report).decode() if exists(files.report) else ""
     found = findings(data, stored_evidence(files, data))
     steps = publication(record, data, page, found)
-    tracker = open_tracker(uri, files)
-    begun = recording_in(uri, tracker, files, record.manifest.sweep_id)
+    ended = [key for key, trial in trials.items() if trial.state.has_ended]
+    experiment = given_experiment(uri, read_snapshot(files.status), files)
+    tracker = open_tracker(uri, files, experiment)
+    begun = recording_in(uri, tracker, files, record.manifest.sweep_id, experiment)
     assert begun is not None, "there is a store"
     told = _Status(files, release_mode(record.disclosure).is_sensitive, show)
+    told.begin(replace(begun, trials=len(ended)))
     recorder = TrackingRecorder(tracker, lambda key: trials[key], begun, told)
-    tracker.open_sweep(tracked(record, files))
-    tracker.compare_by(found)
     try:
-        recorder.finish([key for key, trial in trials.items() if trial.state.has_ended], steps)
+        tracker.open_sweep(tracked(record, files))
+        tracker.compare_by(found)
+        recorder.finish(ended, steps)
     except BaseException:
         recorder.abandon()
         raise
@@ -119,11 +142,20 @@ class _Status:
             self._written = time.monotonic()
             self._write("recording")
 
+    def begin(self, recording: Recording) -> None:
+        """Note where it is recorded before MLflow shows a run as running, so that after a kill whoever asks ends it."""
+        self(recording)
+        self._write("recording")
+
     def end(self, recording: Recording) -> None:
         """Note how the recording ended: an interrupted sweep stays interrupted."""
-        before, self._last = self._before, recording
+        before = self._before
         if before is None:
             return
+        if not recording.trials and not recording.is_complete:  # MLflow did not open the sweep
+            known = before.recording if before.recording and before.recording.store == self._last.store else self._last
+            recording = replace(known, is_closed=False, failure=recording.failure)
+        self._last = recording
         state = before.state
         if self._last.missing():
             state = "recording"

@@ -11,8 +11,10 @@ from dpsweep.orchestration.pipeline.request import Outcome
 from dpsweep.orchestration.pipeline.stage import open_tracker
 from dpsweep.orchestration.records.layout import SweepFiles, absolute
 from dpsweep.orchestration.records.release_modes import release_mode
+from dpsweep.orchestration.records.status_snapshot import read_snapshot
 from dpsweep.orchestration.report.writing import write_reports
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri, stored_tracking_uri
+from dpsweep.orchestration.tracking.given_stores import given_experiment
 from dpsweep.orchestration.tracking.protocol import tracked
 
 
@@ -27,7 +29,8 @@ def show_accounts(folder: str, tracking_uri: str | None = None) -> None:
     page, found = write_reports(files, record)
     if not release_mode(record.disclosure).is_sensitive:
         return
-    tracker, data = open_tracker(tracking_uri or embedded_tracking_uri(files.local_folder), files), record.data()
+    uri, data = tracking_uri or embedded_tracking_uri(files.local_folder), record.data()
+    tracker = open_tracker(uri, files, given_experiment(uri, read_snapshot(files.status), files))
     tracker.open_sweep(tracked(record, files))
     for trial in data.trials:
         tracker.log_trial(trial)

@@ -34,7 +34,7 @@ from dpsweep.orchestration.records.status_snapshot import SweepSnapshot
 from dpsweep.orchestration.sweeps.growth import grown, past_of
 from dpsweep.orchestration.sweeps.planned import Plan, accept
 from dpsweep.orchestration.sweeps.schema import SweepSpec
-from dpsweep.orchestration.tracking.addresses import LOCAL_SERVER, is_server
+from dpsweep.orchestration.tracking.addresses import LOCAL_SERVER, experiment_name, is_server
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
 from dpsweep.orchestration.tracking.given_stores import note_given
 from dpsweep.orchestration.tracking.mlflow import MlflowTracker
@@ -219,26 +219,33 @@ def _continuation_warning(status: SweepStatus, files: SweepFiles, no_longer_aske
     )
 
 
-def recording_in(uri: str, tracker: Tracker, files: SweepFiles, sweep_id: str) -> Recording | None:
-    """Return the recording of a sweep at its start; None without MLflow."""
+def recording_in(
+    uri: str, tracker: Tracker, files: SweepFiles, sweep_id: str, experiment: str | None = None
+) -> Recording | None:
+    """Return the recording of a sweep at its start; None without MLflow. experiment: by default `experiment_name`."""
     if uri == NO_TRACKING:
         return None
     known = masked(uri, uri)
-    note_given(known, sweep_id, files)
     server = known.rstrip("/") if is_server(uri) else LOCAL_SERVER
     page = f"{server}/{tracker.address(sweep_id)}"
     elsewhere = "" if uri == embedded_tracking_uri(files.local_folder) else f" --tracking-uri {shlex.quote(known)}"
-    return Recording(store=known, page=page, command=f"dpsweep record {shlex.quote(files.root)}{elsewhere}")
+    command = f"dpsweep record {shlex.quote(files.root)}{elsewhere}"
+    begun = Recording(store=known, page=page, experiment=experiment or experiment_name(), command=command)
+    note_given(begun, sweep_id, files)
+    return begun
 
 
-def open_tracker(uri: str, files: SweepFiles) -> Tracker:
+def open_tracker(uri: str, files: SweepFiles, experiment: str | None = None) -> Tracker:
     """Return the tracker of an MLflow store, or one that records nothing for `NO_TRACKING`.
 
-    Raises: InvalidInput if the store cannot be opened; UnsafeFile for a link in the place of the embedded one.
+    experiment: by default `experiment_name`. Raises: InvalidInput if the store cannot be opened; UnsafeFile for a link
+    in the place of the embedded one.
     """
     if uri == embedded_tracking_uri(files.local_folder):
         require_safe_tracking(files)
     try:
-        return NoTracker() if uri == NO_TRACKING else MlflowTracker(uri, artifact_root=files.artifacts)
+        if uri == NO_TRACKING:
+            return NoTracker()
+        return MlflowTracker(uri, experiment=experiment, artifact_root=files.artifacts)
     except TrackingUnavailable as error:
         raise InvalidInput(f"{error}; nothing was started") from error

@@ -12,9 +12,9 @@ class Recording:
 
     recorded, trials: trials recorded as they ended, of those to record; both 0 until all trials have ended. per_second:
     recent pace. store: tracking URI with its secrets masked. page: address of the comparison of trials, on the server,
-    or on the one that `mlflow ui` starts for a database. is_complete: whether all trials and their comparison are
-    recorded. is_closed: whether no run of the sweep is RUNNING. failure: why the driver ended before all was recorded;
-    None while it goes on. command: records the rest.
+    or on the one that `mlflow ui` starts for a database. experiment: its name in MLflow. is_complete: whether all
+    trials and their comparison are recorded. is_closed: whether no run of the sweep is RUNNING. failure: why the driver
+    ended before all was recorded; None while it goes on. command: records the rest.
     """
 
     recorded: int = 0
@@ -22,6 +22,7 @@ class Recording:
     per_second: float = 0.0
     store: str = ""
     page: str = ""
+    experiment: str = ""
     is_complete: bool = False
     is_closed: bool = False
     failure: str | None = None

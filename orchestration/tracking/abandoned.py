@@ -27,14 +27,14 @@ def end_abandoned(files: SweepFiles, snapshot: SweepSnapshot) -> str:
     if uri.startswith("sqlite:") and not Path(uri.removeprefix("sqlite:///")).exists():
         return ""  # on another machine; it is closed by whoever asks there
     own = next((each for each in (files, SweepFiles(files.tuning)) if uri == f"sqlite:///{each.database}"), None)
-    if own is None and uri != given and (MASK in uri or not is_given(uri, snapshot.sweep_id, files)):
+    if own is None and uri != given and (MASK in uri or not is_given(snapshot.recording, snapshot.sweep_id, files)):
         return f"MLflow at {store} may show the sweep as running; set MLFLOW_TRACKING_URI to its address, and ask again"
     try:
         if own is not None:
             require_safe_tracking(own)
         from dpsweep.orchestration.tracking.mlflow import end_running
 
-        end_running(uri, snapshot.sweep_id)
+        end_running(uri, snapshot.sweep_id, snapshot.recording.experiment)
     except DpsweepError as error:
         return f"MLflow may show the sweep as running: {error}"
     return ""

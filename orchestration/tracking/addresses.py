@@ -17,6 +17,8 @@ from dpsweep.accounting.errors import DpsweepError
 from dpsweep.orchestration.comparison.plain_text import masked
 from dpsweep.orchestration.tracking.protocol import EXPERIMENT, TrackingUnavailable
 
+VARIABLE: Final = "MLFLOW_EXPERIMENT_NAME"
+"""Variable that names the experiment of all sweeps."""
 LOCAL_SERVER: Final = "http://127.0.0.1:5000"
 """Address of `mlflow ui`, which shows a database."""
 _DEFAULT_PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306, "mssql": 1433}
@@ -49,7 +51,7 @@ def experiment_name() -> str:
     """Return the name of the experiment of all sweeps: ``MLFLOW_EXPERIMENT_NAME``, as for MLflow itself, or
     `EXPERIMENT`.
     """
-    return os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
+    return os.environ.get(VARIABLE) or EXPERIMENT
 
 
 def is_server(tracking_uri: str) -> bool:

@@ -2,24 +2,48 @@
 
 ``status.json`` tells where a sweep was recorded. In a folder from somebody else that may be any address, to which
 MLflow's client would send this user's login, or any database that this user can change. A store is therefore taken from
-there only if the same user has recorded the same sweep in it before, from the same folder.
+there only if the same user has recorded the same sweep in it before, from the same folder. So is the experiment.
 """
 
 from __future__ import annotations
 
+import os
+
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.comparison.plain_text import masked
 from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.recording import Recording
 from dpsweep.orchestration.records.remembered import is_noted, note
+from dpsweep.orchestration.records.status_snapshot import SweepSnapshot
+from dpsweep.orchestration.tracking.addresses import VARIABLE, experiment_name
 
 
-def note_given(store: str, sweep_id: str, files: SweepFiles) -> None:
-    """Note that this user records the sweep in a store, named without its password."""
-    note(_fact(store, sweep_id, files))
+def note_given(recording: Recording, sweep_id: str, files: SweepFiles) -> None:
+    """Note that this user records the sweep in a store, named without its password, and in an experiment there."""
+    note(_fact(recording, sweep_id, files))
 
 
-def is_given(store: str, sweep_id: str, files: SweepFiles) -> bool:
-    """Return whether this user has recorded the sweep, or its candidates, in this store before."""
-    return any(is_noted(_fact(store, sweep_id, each)) for each in (files, SweepFiles(files.tuning)))
+def is_given(recording: Recording, sweep_id: str, files: SweepFiles) -> bool:
+    """Return whether this user has recorded the sweep, or its candidates, in this store and experiment before."""
+    return any(is_noted(_fact(recording, sweep_id, each)) for each in (files, SweepFiles(files.tuning)))
 
 
-def _fact(store: str, sweep_id: str, files: SweepFiles) -> str:
-    return repr(("store", store, sweep_id, files.root))
+def given_experiment(uri: str, snapshot: SweepSnapshot | None, files: SweepFiles) -> str:
+    """Return the name of a sweep's experiment in a store: by the environment, else the one that it was recorded in.
+
+    Raises: InvalidInput if only ``status.json`` names it.
+    """
+    recording, usual = snapshot.recording if snapshot else None, experiment_name()
+    if snapshot is None or recording is None or os.environ.get(VARIABLE) or recording.store != masked(uri, uri):
+        return usual
+    is_own = uri == f"sqlite:///{files.database}"
+    if recording.experiment in ("", usual) or is_own or is_given(recording, snapshot.sweep_id, files):
+        return recording.experiment or usual
+    raise InvalidInput(
+        f"{files.status} says that the sweep was recorded in MLflow's experiment {recording.experiment!r}, where you "
+        f"have not recorded it from this folder; set {VARIABLE} to that name, or to another, such as {usual}"
+    )
+
+
+def _fact(recording: Recording, sweep_id: str, files: SweepFiles) -> str:
+    return repr(("store", recording.store, recording.experiment, sweep_id, files.root))

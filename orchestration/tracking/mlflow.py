@@ -27,6 +27,7 @@ from dpsweep.orchestration.tracking.embedded import client_of  # first, as it ke
 # isort: split
 from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, Run
+from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS, MLFLOW_RUN_NAME
 
 from dpsweep.orchestration.comparison.findings import Findings
@@ -129,6 +130,9 @@ class MlflowTracker:
             for run_id in filter(None, (self._runs.pop(("trial", key), None) for key in anew)):
                 self._written.delete(run_id)
             self._parent = self._runs.get(("sweep", "")) or self._create("sweep", "", sweep.name)
+            for run_id in self._runs.values():
+                if run_id != self._parent:  # writes only where somebody has deleted the run of the sweep
+                    self._written.write(run_id, tags={_PARENT: self._parent})
             self._written.reopen(self._parent)
             self._written.write(self._parent, tags={_OUTCOME: "running", MLFLOW_RUN_NAME: sweep.name})
             self._written.attach(
@@ -261,10 +265,12 @@ class MlflowTracker:
         if kind != "sweep":
             own[SETTING if kind == "average" else TRIAL] = key
         if (kind, key) in self._unsure:
-            for run in self._runs_of(" AND ".join(f"tags.`{tag}` = '{_quoted(text)}'" for tag, text in own.items())):
-                self._written.know(run)
-                self._runs[kind, key] = str(run.info.run_id)
-                return self._runs[kind, key]
+            chosen = " AND ".join(f"tags.`{tag}` = {quoted}" for tag, text in own.items() if (quoted := _quoted(text)))
+            for run in self._runs_of(chosen):
+                if _identity(run) == (kind, key):
+                    self._written.know(run)
+                    self._runs[kind, key] = str(run.info.run_id)
+                    return self._runs[kind, key]
         self._unsure.add((kind, key))
         parent = {} if kind == "sweep" else {_PARENT: self._parent}
         self._runs[kind, key] = self._written.create(name, {**tags, **own, **parent}, started)
@@ -331,12 +337,14 @@ class MlflowTracker:
             raise
 
 
-def end_running(tracking_uri: str, sweep_id: str) -> None:
-    """End all runs of a sweep that are RUNNING as killed. Raises: TrackingUnavailable."""
+def end_running(tracking_uri: str, sweep_id: str, experiment_of_sweep: str = "") -> None:
+    """End all runs of a sweep that are RUNNING as killed; by default in `experiment_name`. Raises:
+    TrackingUnavailable.
+    """
     with reported("cannot close the sweep in", tracking_uri):
         probe(tracking_uri)
         client = client_of(tracking_uri)
-        experiment = client.get_experiment_by_name(experiment_name())
+        experiment = client.get_experiment_by_name(experiment_of_sweep or experiment_name())
         chosen = f"tags.`{SWEEP}` = '{sweep_id}' AND attributes.status = 'RUNNING'"
         for run in client.search_runs([experiment.experiment_id], chosen) if experiment else ():
             client.set_tag(run.info.run_id, _OUTCOME, "interrupted")
@@ -346,7 +354,12 @@ def end_running(tracking_uri: str, sweep_id: str) -> None:
 def _experiment_id(client: MlflowClient, name: str, artifact_location: str | None) -> str:
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
-        return str(client.create_experiment(name, artifact_location, {_EXPERIMENT_KIND: _MODEL_TRAINING}))
+        try:
+            return str(client.create_experiment(name, artifact_location, {_EXPERIMENT_KIND: _MODEL_TRAINING}))
+        except MlflowException:  # another sweep has just made it
+            experiment = client.get_experiment_by_name(name)
+            if experiment is None:
+                raise
     if experiment.lifecycle_stage == "deleted":
         client.restore_experiment(experiment.experiment_id)
     return str(experiment.experiment_id)
@@ -359,8 +372,8 @@ def _identity(run: Run) -> tuple[str, str]:
 
 
 def _quoted(text: str) -> str:
-    """Return the text within the quotes of a filter of MLflow."""
-    return text.replace("'", "\\'")
+    """Return the text in quotes for a filter of MLflow, which knows no escapes; "" for one with both kinds."""
+    return next((f"{quote}{text}{quote}" for quote in "'\"" if quote not in text), "")
 
 
 def _params(trial: PublishedTrial) -> dict[str, str]:

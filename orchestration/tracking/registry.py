@@ -20,8 +20,10 @@ from dpsweep.orchestration.comparison.values import delta, epsilon
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.published import PublishedTrial
 from dpsweep.orchestration.records.safety import require_safe_tracking
-from dpsweep.orchestration.tracking.addresses import experiment_name, probe, reported
+from dpsweep.orchestration.records.status_snapshot import read_snapshot
+from dpsweep.orchestration.tracking.addresses import probe, reported
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri, timed
+from dpsweep.orchestration.tracking.given_stores import given_experiment
 from dpsweep.orchestration.tracking.models import SETTING, SWEEP, TRIAL, ModelLog
 from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
 
@@ -58,13 +60,16 @@ def register_best(
         raise InvalidInput("a model is registered in MLflow; give the --tracking-uri of one in place of 'none'")
     if uri == embedded_tracking_uri(files.local_folder):
         require_safe_tracking(files)
+    name_there = given_experiment(uri, read_snapshot(files.status), files)
     with reported("cannot register a model in", uri):
         probe(uri)
         client = timed(MlflowClient(tracking_uri=uri, registry_uri=uri), uri)
-        model = _logged(client, sweep_id, found.trial.key)
+        experiment = client.get_experiment_by_name(name_there)
+        ids = [experiment.experiment_id] if experiment is not None else []
+        model = _logged(client, ids, sweep_id, found.trial.key)
         if model is None:
-            _keep(client, sweep_id, files, found.trial)
-            model = _logged(client, sweep_id, found.trial.key)
+            _keep(client, ids, sweep_id, files, found.trial)
+            model = _logged(client, ids, sweep_id, found.trial.key)
         if model is None:
             raise InvalidInput(
                 f"MLflow at {masked(uri, uri)} keeps no weights of the model of {found.trial.key}; give the "
@@ -82,23 +87,21 @@ def register_best(
     return Registered(name, version, alias)
 
 
-def _logged(client: MlflowClient, sweep_id: str, key: str) -> LoggedModel | None:
-    """Return the logged model of a trial, if MLflow has its weights."""
-    experiment = client.get_experiment_by_name(experiment_name())
-    if experiment is None:
-        return None
-    chosen = f"tags.`{SWEEP}` = '{sweep_id}'"
-    found = client.search_logged_models([experiment.experiment_id], f"{chosen} AND tags.`{TRIAL}` = '{key}'")
+def _logged(client: MlflowClient, experiments: list[str], sweep_id: str, key: str) -> LoggedModel | None:
+    """Return the logged model of a trial, if MLflow has its weights. experiments: id of the sweep's, if any."""
+    chosen = f"tags.`{SWEEP}` = '{sweep_id}' AND tags.`{TRIAL}` = '{key}'"
+    found = client.search_logged_models(experiments, chosen) if experiments else ()
     return next((model for model in found if client.list_logged_model_artifacts(model.model_id)), None)
 
 
-def _keep(client: MlflowClient, sweep_id: str, files: SweepFiles, trial: PublishedTrial) -> None:
+def _keep(
+    client: MlflowClient, experiments: list[str], sweep_id: str, files: SweepFiles, trial: PublishedTrial
+) -> None:
     """Make the logged model of a trial that is not among the best, if the trial has a run."""
-    experiment = client.get_experiment_by_name(experiment_name())
-    if experiment is not None:
-        chosen = f"tags.`{SWEEP}` = '{sweep_id}' AND tags.`{TRIAL}` = '{trial.key}'"
-        for run in client.search_runs([experiment.experiment_id], chosen):
-            models = ModelLog(client, experiment.experiment_id, sweep_id, files, 1)
+    chosen = f"tags.`{SWEEP}` = '{sweep_id}' AND tags.`{TRIAL}` = '{trial.key}'"
+    for experiment in experiments:
+        for run in client.search_runs([experiment], chosen):
+            models = ModelLog(client, experiment, sweep_id, files, 1)
             models.keep(run.info.run_id, trial, final_metrics(trial))
 
 

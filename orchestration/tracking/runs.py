@@ -6,6 +6,7 @@ after a write, the run is read again before it is next written. Several threads 
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -61,6 +62,7 @@ class MlflowRuns:
     def __init__(self, client: MlflowClient, experiment: str, tracking_uri: str) -> None:
         self._client, self._experiment, self._uri = client, experiment, tracking_uri
         self._held: dict[str, Held] = {}
+        self._attached: dict[tuple[str, str], str] = {}
         self.answered = 0
         """Number of writes that MLflow has confirmed."""
 
@@ -154,7 +156,17 @@ class MlflowRuns:
         return held.points
 
     def attach(self, run_id: str, texts: Mapping[str, str]) -> None:
-        """Store text files with the run, by name, which may lead through folders; each takes one request."""
+        """Store text files with the run, by name, which may lead through folders; each takes one request.
+
+        Those that this process has stored already are not sent again: an attempt that fails behind them shows no
+        progress.
+        """
+        digests = {(run_id, name): hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
+        texts = {
+            name: text for name, text in texts.items() if self._attached.get((run_id, name)) != digests[run_id, name]
+        }
+        if not texts:
+            return
         with tempfile.TemporaryDirectory() as folder:
             for name, text in texts.items():
                 Path(folder, name).parent.mkdir(parents=True, exist_ok=True)
@@ -163,6 +175,7 @@ class MlflowRuns:
             repository = get_artifact_repository(self.held(run_id).artifacts, self._uri)  # cached: saves a request each
             with self._writing(run_id):
                 timed(repository, self._uri).log_artifacts(folder)  # type: ignore[no-untyped-call]  # MLflow's has no types
+        self._attached |= digests
 
     def name_data(self, run_id: str, data: Sequence[DatasetInput]) -> None:
         """Link the run to its data, unless it is linked already."""

@@ -85,20 +85,20 @@ class Services:
 
     def pause(self, name: str) -> None:
         """Let a server neither answer nor end."""
-        self._to_all_of(name, signal.SIGSTOP)
+        assert self._to_all_of(name, signal.SIGSTOP), f"{name} does not run"
 
     def resume(self, name: str) -> None:
-        """Let a paused server go on."""
+        """Let a paused server go on, unless it was killed meanwhile."""
         self._to_all_of(name, signal.SIGCONT)
 
     def kill(self, name: str) -> None:
         """Kill a server with its processes."""
-        self._to_all_of(name, signal.SIGKILL)
+        assert self._to_all_of(name, signal.SIGKILL), f"{name} does not run"
         self.running[name].wait()
 
-    def _to_all_of(self, name: str, number: signal.Signals) -> None:
+    def _to_all_of(self, name: str, number: signal.Signals) -> int:
         words = {"MLflow": ("mlflow",), "PostgreSQL": ("postgres",), "S3": ("moto.server",)}[name]
-        assert self.host.signal(number, *words), f"{name} does not run"
+        return self.host.signal(number, *words)
 
     def _listens(self, port: int, address: str = "") -> None:
         probe = f"import socket; socket.create_connection(({address or self.host.address!r}, {port}), 2)"
@@ -157,6 +157,7 @@ def cluster(network: Network, **environment: str) -> Cluster:
         "RAY_AUTH_TOKEN": TOKEN,
         "RAY_prestart_worker_first_driver": "0",
         "RAY_raylet_start_wait_time_s": "120",  # a busy machine
+        "RAY_worker_niceness": "0",  # else other work holds trials up, and the sweep is no longer where it was seen
     }
     head = network.add("head", **ray, **environment)
     made = Cluster(network, head)

@@ -114,6 +114,21 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
+        "orchestration/tracking/runs.py",
+        ("tests/orchestration/tracking/test_recorder.py",),
+        B("self._attached |= digests", "pass", "a store that always refuses one step is tried for ever"),
+    ),
+    *bugs_in(
+        "orchestration/pipeline/recording.py",
+        ("tests/orchestration/commands/test_record.py",),
+        B("told.begin(replace(begun, trials=len(ended)))", "pass", "runs of a killed recording stay RUNNING"),
+    ),
+    *bugs_in(
+        "orchestration/tracking/given_stores.py",
+        ("tests/orchestration/tracking/test_given_stores.py",),
+        B("recording.experiment, sweep_id", "sweep_id", "a folder from somebody else chooses the experiment"),
+    ),
+    *bugs_in(
         "orchestration/comparison/winners.py",
         ("tests/orchestration/test_tuning.py",),
         B("best = max(finite", "best = min(finite", "the worst candidate wins"),

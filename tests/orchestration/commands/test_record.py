@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import sqlite3
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -33,10 +35,12 @@ from dpsweep.orchestration.tracking import recorder
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
 from dpsweep.orchestration.tracking.mlflow import MlflowTracker
 from dpsweep.orchestration.tracking.protocol import TrackedSweep, TrackingUnavailable
+from dpsweep.orchestration.tracking.runs import MlflowRuns
 from tests.orchestration.processes import PATIENCE, start, wait_until
 from tests.orchestration.sample_grids import small
 from tests.orchestration.sample_results import stored_sample
 from tests.orchestration.tracking.recordings import content, runs_of
+from tests.warm import FORKS
 
 from mlflow import MlflowClient  # isort: skip
 
@@ -161,6 +165,107 @@ def test_a_kill_in_the_middle_loses_and_doubles_nothing(tmp_path: Path) -> None:
         assert "16 of 16 trials are recorded" in done.stdout
     recorded = [by_trial(client_of(each)) for each in folders.values()]
     assert recorded[0] == recorded[1]
+
+
+def test_a_kill_while_the_sweep_is_opened_is_ended_by_whoever_asks(
+    files: SweepFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a sweep that ran without MLflow, too: the status names the store before MLflow shows anything as running."""
+    left_by_a_driver(files)
+    before = read_snapshot(files.status)
+    assert before is not None
+    write_snapshot(files.status, replace(before, state="finished", recording=None), private=False)
+    attach = MlflowRuns.attach
+
+    def killed(self: MlflowRuns, run_id: str, texts: dict[str, str]) -> None:
+        attach(self, run_id, texts)
+        left = read_snapshot(files.status)
+        assert left is not None
+        write_snapshot(tmp_status, left, private=False)
+        raise TrackingUnavailable("no answer")
+
+    tmp_status = f"{files.root}/of-the-killed.json"
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowRuns, "attach", killed)
+        patch.setattr(MlflowTracker, "interrupt", lambda self: None)  # a kill tells MLflow nothing
+        assert "no answer" in str(dpsweep("record", files.root).exception)
+    assert [run.info.status for run in runs_of(client_of(files))] == ["RUNNING"]
+    then = read_snapshot(tmp_status)
+    assert then is not None
+    write_snapshot(files.status, replace(then, heartbeat=time.time() - 2.0 * STALE_AFTER), private=False)
+    assert "stale" in dpsweep("status", files.root).stdout
+    (run,) = runs_of(client_of(files))
+    assert run.info.status == "KILLED"
+    assert dpsweep("record", files.root).exit_code == 0
+    assert "small: finished, 3 of 3 trials done" in dpsweep("status", files.root).stdout
+
+
+def test_a_sweep_is_closed_where_it_was_recorded_before(files: SweepFiles, tmp_path: Path) -> None:
+    tracker = MlflowTracker(embedded_tracking_uri(files.local_folder), artifact_root=files.artifacts)
+    left_by_a_driver(files)
+    snapshot = read_snapshot(files.status)
+    assert snapshot is not None
+    tracker.open_sweep(TrackedSweep(snapshot.sweep_id, "small", "", files.root))
+    assert dpsweep("record", files.root, "--tracking-uri", f"sqlite:///{tmp_path}/other.db").exit_code == 0
+    assert [run.info.status for run in runs_of(client_of(files))] == ["KILLED"]
+
+
+_WRITES = (
+    "create_experiment",
+    "create_run",
+    "update_run",
+    "set_terminated",
+    "log_batch",
+    "log_inputs",
+    "create_logged_model",
+    "log_outputs",
+    "log_model_artifacts",
+    "finalize_logged_model",
+    "set_experiment_tag",
+)
+"""Calls of MLflow's client that `dpsweep record` writes with."""
+
+
+def killed_after(root: str, requests: int) -> None:
+    """Record a sweep, and end like a process that is killed once MLflow has taken so many requests."""
+    taken = [0]
+
+    def counted(call: Callable[..., object]) -> Callable[..., object]:
+        def taking(*values: object, **named: object) -> object:
+            answer = call(*values, **named)
+            taken[0] += 1
+            if taken[0] == requests:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return answer
+
+        return taking
+
+    for name in _WRITES:
+        setattr(MlflowClient, name, counted(getattr(MlflowClient, name)))
+    assert dpsweep("record", root).exit_code == 0
+
+
+@pytest.mark.long
+def test_a_kill_after_any_request_is_made_good(tmp_path: Path) -> None:
+    whole = stored_sample(tmp_path / "whole", seeds=[0, 1])
+    assert dpsweep("record", whole.root).exit_code == 0
+    expected, requests, exit_code = by_trial(client_of(whole)), 0, 1
+    while exit_code:
+        requests += 1
+        files = stored_sample(tmp_path / f"after-{requests}", seeds=[0, 1])
+        left_by_a_driver(files)
+        recording = FORKS.Process(target=killed_after, args=(files.root, requests))
+        recording.start()
+        recording.join()
+        exit_code = recording.exitcode or 0
+        snapshot = read_snapshot(files.status)
+        assert snapshot is not None
+        write_snapshot(files.status, replace(snapshot, heartbeat=time.time() - 2.0 * STALE_AFTER), private=False)
+        assert dpsweep("status", files.root).exit_code == 0
+        assert "RUNNING" not in {run.info.status for run in runs_of(client_of(files))}, requests
+        assert dpsweep("record", files.root).exit_code == 0
+        assert by_trial(client_of(files)) == expected, requests
+    assert requests > 15
 
 
 def by_trial(client: MlflowClient) -> list[str]:

@@ -83,12 +83,14 @@ def test_a_dry_run_lists_what_would_be_sent(
 def test_the_id_follows_the_sweep(
     sweep_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def job_id() -> str:
-        code, said, warned = submit(monkeypatch, capsys, sweep_file, "--output", "s3://bucket/a")
+    def job_id(output: str = "s3://bucket/a") -> str:
+        code, said, warned = submit(monkeypatch, capsys, sweep_file, "--output", output)
         assert code == 0, warned
         return said.splitlines()[-1].split(":")[0]
 
     first = job_id()
+    assert job_id("s3://bucket/a/") == first
+    assert job_id("s3://other/a") != first, "another team runs the same file"
     sweep_file.write_text(f"# a comment\n{sweep_file.read_text()}")
     assert job_id() == first
     sweep_file.write_text(sweep_file.read_text().replace("epochs: 2", "epochs: 3"))

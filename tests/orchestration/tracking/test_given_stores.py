@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,14 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.records import remembered
 from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.manifest import read_manifest
 from dpsweep.orchestration.records.recording import Recording
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.records.status_snapshot import STALE_AFTER, SweepSnapshot, TrialSnapshot, write_snapshot
 from dpsweep.orchestration.tracking.given_stores import is_given, note_given
 from tests.orchestration.sample_results import stored_sample
+
+from mlflow import MlflowClient  # isort: skip
 
 
 @pytest.fixture
@@ -36,11 +40,15 @@ def listening() -> Iterator[socket.socket]:
         yield server
 
 
-def left(files: SweepFiles, store: str) -> None:
+def recording_of(store: str, experiment: str = "dpsweep") -> Recording:
+    return Recording(1, 3, 0.5, store, f"{store}/#/", experiment, command="dpsweep record")
+
+
+def left(files: SweepFiles, store: str, experiment: str = "dpsweep", sweep_id: str = "a") -> None:
     """The status of a driver that is gone, and that recorded in ``store``."""
     snapshot = SweepSnapshot(
         name="small",
-        sweep_id="a",
+        sweep_id=sweep_id,
         state="running",
         heartbeat=time.time() - 2.0 * STALE_AFTER,
         elapsed=1.0,
@@ -49,7 +57,7 @@ def left(files: SweepFiles, store: str) -> None:
         pid=1,
         job=None,
         trials=(TrialSnapshot("a", TrialState.FINISHED, 20, 20),),
-        recording=Recording(1, 3, 0.5, store, f"{store}/#/", command="dpsweep record"),
+        recording=recording_of(store, experiment),
     )
     write_snapshot(files.status, snapshot, private=False)
 
@@ -91,18 +99,41 @@ def test_the_own_database_is_not_opened_through_a_link(files: SweepFiles, tmp_pa
 
 
 def test_a_store_is_given_for_one_sweep_in_one_folder(files: SweepFiles) -> None:
-    note_given("http://host", "a", files)
-    assert is_given("http://host", "a", files)
-    assert not is_given("http://host", "b", files)
-    assert not is_given("http://other", "a", files)
-    assert not is_given("http://host", "a", SweepFiles(f"{files.root}-copy"))
+    here = Recording(store="http://host", experiment="of ann")
+    note_given(here, "a", files)
+    assert is_given(here, "a", files)
+    assert not is_given(here, "b", files)
+    assert not is_given(replace(here, store="http://other"), "a", files)
+    assert not is_given(replace(here, experiment="of ben"), "a", files)
+    assert not is_given(here, "a", SweepFiles(f"{files.root}-copy"))
+
+
+def test_an_experiment_that_only_a_record_names_is_not_written_to(
+    files: SweepFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = f"sqlite:///{tmp_path}/mine.db"
+    manifest = read_manifest(files)
+    assert manifest is not None
+    left(files, store, "of somebody", manifest.sweep_id)
+    refused = dpsweep("record", files.root, "--tracking-uri", store).exception
+    assert isinstance(refused, InvalidInput)
+    assert "in MLflow's experiment 'of somebody', where you have not recorded it" in str(refused)
+    assert not (tmp_path / "mine.db").exists()
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "of ann")
+    assert dpsweep("record", files.root, "--tracking-uri", store).exit_code == 0
+    monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME")
+    assert dpsweep("record", files.root, "--tracking-uri", store).exit_code == 0
+    names = {each.name for each in MlflowClient(store).search_experiments()}
+    assert names - {"Default"} == {"of ann"}, (
+        "the second command, from another shell, goes on where the first one recorded"
+    )
 
 
 def test_a_given_store_is_asked_again(files: SweepFiles, listening: socket.socket) -> None:
     store = f"http://127.0.0.1:{listening.getsockname()[1]}"
     listening.close()
     left(files, store)
-    note_given(store, "a", files)
+    note_given(recording_of(store), "a", files)
     assert f"cannot close the sweep in MLflow at {store}" in dpsweep("status", files.root).stderr
     refused = dpsweep("record", files.root).exception
     assert isinstance(refused, InvalidInput)

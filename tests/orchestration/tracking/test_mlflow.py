@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,6 +25,8 @@ from dpsweep.orchestration.records.release_modes import Disclosure
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.tracking.embedded import client_of as tracking_client
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
+from dpsweep.orchestration.tracking.protocol import TrackingUnavailable
+from dpsweep.orchestration.tracking.runs import MlflowRuns
 from dpsweep.workers.clipping import CLIPPING
 from tests.orchestration.sample_sweeps import EPOCHS, sample_sweep, sample_trial
 from tests.orchestration.tracking.recordings import (
@@ -275,6 +278,49 @@ def test_a_killed_driver_leaves_nothing_double_and_nothing_running(folder: Path)
     assert {run.info.status for run in runs} == {"FINISHED"}
     for run in (run for run in runs if run.data.tags["dpsweep.kind"] == "trial"):
         assert len(client.get_metric_history(run.info.run_id, "noise_multiplier")) == EPOCHS
+
+
+def test_trials_whose_sweep_was_deleted_hang_below_the_new_one(folder: Path) -> None:
+    trials = some_trials()
+    record(opened(folder), trials)
+    before = one(runs_of(client_of(folder)), kind="sweep").info.run_id
+    client_of(folder).delete_run(before)
+    record(opened(folder), trials)
+    runs = runs_of(client_of(folder))
+    sweep = one(runs, kind="sweep").info.run_id
+    assert sweep != before
+    assert {run.data.tags.get("mlflow.parentRunId", sweep) for run in runs} == {sweep}
+
+
+@pytest.mark.parametrize("text", ["plain", "it's", 'say "a"', 'it\'s "a"', "a' OR 'b"])
+def test_a_run_whose_answer_was_lost_is_found_by_any_name(
+    folder: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial, create, made = tracked(sample_trial(disclosure="none")), MlflowRuns.create, list[str]()
+
+    def answers_late(self: MlflowRuns, name: str, tags: Mapping[str, str], started: float | None = None) -> str:
+        made.append(create(self, name, tags, started))
+        if len(made) == 1:
+            raise TrackingUnavailable("no answer")
+        return made[-1]
+
+    tracker, named = opened(folder), replace(trial, key=text)
+    monkeypatch.setattr(MlflowRuns, "create", answers_late)
+    with pytest.raises(TrackingUnavailable):
+        tracker.log_trial(named)
+    assert tracker.log_trial(named) == made[0]
+    assert len(made) == 1
+
+
+def test_an_experiment_that_another_sweep_has_just_made_is_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened(folder)
+    ask, answers = MlflowClient.get_experiment_by_name, [None]
+    monkeypatch.setattr(
+        MlflowClient, "get_experiment_by_name", lambda *asked: answers.pop() if answers else ask(*asked)
+    )
+    opened(folder).close()
+    assert not answers
+    assert {each.name for each in client_of(folder).search_experiments()} <= {"Default", "dpsweep"}
 
 
 def test_a_fresh_store_is_made_quietly(tmp_path: Path) -> None:

@@ -19,9 +19,10 @@ from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
 from dpsweep.orchestration.tracking.mlflow import MlflowTracker
 from dpsweep.orchestration.tracking.protocol import TrackingUnavailable
 from dpsweep.orchestration.tracking.recorder import TrackingRecorder
+from dpsweep.orchestration.tracking.runs import MlflowRuns
 from tests.orchestration.processes import wait_until
 from tests.orchestration.sample_sweeps import EPOCHS, sample_trial
-from tests.orchestration.tracking.recordings import SWEEP, client_of, content, one, opened, runs_of, tracked
+from tests.orchestration.tracking.recordings import NOTHING, SWEEP, client_of, content, one, opened, runs_of, tracked
 
 
 class GrowingTrial:
@@ -208,6 +209,20 @@ def test_recording_goes_on_as_long_as_the_tracker_answers_now_and_then(
     again.finish(trials, [lambda tracker: tracker.close()])
     assert again.recording.is_complete
     assert Counter(run.info.status for run in runs_of(client_of(folder))) == {"FINISHED": 9}, "with the average"
+
+
+def test_what_is_always_refused_ends_though_steps_before_it_succeed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(self: MlflowRuns, run_id: str, data: object) -> None:
+        self._held.pop(run_id, None)
+        raise TrackingUnavailable("the name of the data is too long")
+
+    monkeypatch.setattr(MlflowRuns, "name_data", refuses)
+    trial = tracked(sample_trial(disclosure="none"))
+    following = TrackingRecorder(opened(folder), lambda key: trial)
+    following.finish([trial.key], [lambda tracker: tracker.log_report("page", NOTHING, {})])
+    assert "too long" in str(following.failure)
 
 
 def test_a_silent_tracker_does_not_hold_up_the_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
