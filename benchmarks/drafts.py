@@ -1,9 +1,9 @@
 """Trains what `dpsweep init` drafts for ten tables, beside models without privacy and a tuned script of Opacus.
 
-    python -m benchmarks.drafts [--table NAME] [--rows 20000] [--seeds 1] [--epsilon 3] [--json]
+    python -m benchmarks.drafts [--table NAME] [--rows 20000] [--repeats 5] [--epsilon 3] [--json]
 
-Every draft is taken as it is, but for its seeds and its target. All models meet the same training and test rows, and
-all scores are of the test rows: accuracy, and R² of regressions.
+Every draft is taken as it is, but for its seeds and its target; it stores no norms. All models meet the same training
+and test rows, and all scores are of the test rows: accuracy, and R² of regressions.
 
     constant   the most frequent class; R² is 0 then
     linear     scikit-learn's LogisticRegression or Ridge on standardised features, no privacy
@@ -13,7 +13,8 @@ all scores are of the test rows: accuracy, and R² of regressions.
     opacus     PrivacyEngine at this epsilon on features standardised without noise, the best of nine learning rates and
                bounds by its score on the test rows: a lead that a draft does not have
 
-A table is cut to ``--rows``, by default all 200,000. Without Opacus its column says so.
+Scores are means over splits of the rows, each with a training seed of its own: two splits, or up to five where few rows
+are tested. A table is cut to ``--rows``, by default all 200,000. Without Opacus its column says so.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import torch
+import yaml
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.pipeline import make_pipeline
@@ -47,15 +50,18 @@ from dpsweep.workers.trial import run_trial
 GOAL: Final = 0.98
 _RATES, _BOUNDS = (0.1, 0.5, 2.0), (0.3, 1.0, 3.0)
 _EPOCHS: Final = 30
+_FEWEST_SPLITS, _TESTED = 2, 500
+"""Splits of a table, and rows to test on in all splits together."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """Scores of one table. opacus: None if it is not installed."""
+    """Scores of one table, means over the splits. opacus: None if it is not installed."""
 
     table: str
     rows: int
     features: int
+    splits: int
     constant: float
     linear: float
     boosting: float
@@ -68,39 +74,37 @@ class Row:
         return self.baseline / self.linear
 
 
-def measured(name: str, most_rows: int, seeds: int, epsilon: float) -> Row:
-    """Return the scores of the table ``name``; those of drafts and Opacus are means over the seeds."""
+def measured(name: str, most_rows: int, repeats: int, epsilon: float) -> Row:
+    """Return the scores of the table ``name`` over as many splits as its test rows ask for, at most ``repeats``."""
     with tempfile.TemporaryDirectory() as folder:
         path = TABLES[name](most_rows).write(Path(folder))
-        drafted = parse_sweep(draft_sweep(path, ["y"], None))
-        privacy = replace_in(drafted.privacy, target_epsilon=(epsilon,))
-        plan = plan_sweep(
-            replace_in(drafted, seeds=tuple(range(seeds)), privacy=privacy, clipping=drafted.clipping[:2])
-        )
-        if plan.refusals:
-            raise SystemExit(f"{name}: {plan.refusals}")
-        scores: dict[bool, list[float]] = {False: [], True: []}
-        for place, trial in enumerate(plan.trials):
-            result = run_trial(trial.spec, f"{folder}/{place}")
-            scores[trial.spec.is_private].append(result.evaluation.main)
-        dataset = load_dataset(plan.trials[0].spec.data)
-        linear, boosting = _without_privacy(dataset)
-        return Row(
-            name,
-            len(dataset.train) + len(dataset.test),
-            dataset.feature_shape[0],
-            _constant(dataset),
-            linear,
-            boosting,
-            float(np.mean(scores[False])),
-            float(np.mean(scores[True])),
-            _of_opacus(dataset, epsilon, plan.trials[0].spec.delta, seeds) if installed("opacus") else None,
-        )
-
-
-def replace_in(section: Any, **values: Any) -> Any:
-    """Return a section of a sweep with other values."""
-    return section.model_copy(update=values)
+        drafted = yaml.safe_load(draft_sweep(path, ["y"], None))
+        drafted |= {"clipping": drafted["clipping"][:2], "norms": "off"}
+        drafted["privacy"]["target_epsilon"] = epsilon
+        scores: list[dict[str, float]] = []
+        of_opacus: list[list[float]] = []
+        while True:
+            split = len(scores)
+            plan = plan_sweep(
+                parse_sweep(
+                    yaml.safe_dump({**drafted, "seeds": split, "data": {**drafted["data"], "split_seed": split}})
+                )
+            )
+            if plan.refusals:
+                raise SystemExit(f"{name}: {plan.refusals}")
+            dataset = load_dataset(plan.trials[0].spec.data)
+            scores.append({"constant": _constant(dataset), **_without_privacy(dataset)})
+            for trial in plan.trials:
+                result = run_trial(trial.spec, f"{folder}/{split}-{trial.spec.is_private}")
+                scores[-1]["private" if trial.spec.is_private else "baseline"] = result.evaluation.main
+            if installed("opacus"):
+                of_opacus.append(list(_of_opacus(dataset, epsilon, plan.trials[0].spec.delta, split)))
+            if split + 1 >= min(repeats, max(_FEWEST_SPLITS, math.ceil(_TESTED / len(dataset.test)))):
+                break
+        means = {name: float(np.mean([each[name] for each in scores])) for name in scores[0]}
+        rows, features = len(dataset.train) + len(dataset.test), dataset.feature_shape[0]
+        best = float(np.mean(of_opacus, axis=0).max()) if of_opacus else None
+        return Row(name, rows, features, len(scores), opacus=best, **means)
 
 
 def _constant(dataset: Dataset) -> float:
@@ -113,30 +117,41 @@ def _table(split: Split) -> tuple[Any, Any]:
     return split.features.double().numpy(), split.labels.reshape(len(split)).numpy()
 
 
-def _without_privacy(dataset: Dataset) -> tuple[float, float]:
+def _without_privacy(dataset: Dataset) -> dict[str, float]:
     models = (
         (Ridge(1.0), HistGradientBoostingRegressor(random_state=0))
         if dataset.task == "regression"
         else (LogisticRegression(max_iter=300), HistGradientBoostingClassifier(random_state=0))
     )
-    linear, boosting = (make_pipeline(StandardScaler(), model) for model in models)
     train, test = _table(dataset.train), _table(dataset.test)
-    return float(linear.fit(*train).score(*test)), float(boosting.fit(*train).score(*test))
+    found = [make_pipeline(StandardScaler(), model).fit(*train).score(*test) for model in models]
+    return dict(zip(("linear", "boosting"), map(float, found), strict=True))
 
 
-def _of_opacus(dataset: Dataset, epsilon: float, delta: float, seeds: int) -> float:
-    """Return the best mean score over the seeds, of all learning rates and bounds."""
+def _of_opacus(dataset: Dataset, epsilon: float, delta: float, seed: int) -> Iterator[float]:
+    """Yield the score of each learning rate and bound."""
+    from opacus.accountants.utils import get_noise_multiplier
+
     scaler = StandardScaler().fit(_table(dataset.train)[0])
     features = [torch.tensor(scaler.transform(_table(each)[0])).float() for each in (dataset.train, dataset.test)]
-    scores = (
-        np.mean([_opacus_score(dataset, features, epsilon, delta, rate, bound, seed) for seed in range(seeds)])
-        for rate, bound in itertools.product(_RATES, _BOUNDS)
+    batch = max(16, len(dataset.train) // 10)
+    rate = 1.0 / math.ceil(len(dataset.train) / batch)
+    noise = get_noise_multiplier(
+        target_epsilon=epsilon, target_delta=delta, sample_rate=rate, epochs=_EPOCHS, accountant="prv"
     )
-    return float(max(scores))
+    for learning_rate, bound in itertools.product(_RATES, _BOUNDS):
+        yield _opacus_score(dataset, features, batch, noise, learning_rate, bound, seed)
+
+
+class _Rows(torch.utils.data.TensorDataset):
+    """Rows that are read a batch at a time: one by one, 160,000 of them would take minutes."""
+
+    def __getitems__(self, places: Sequence[int]) -> list[tuple[Tensor, ...]]:
+        return [self[torch.as_tensor(places)]]
 
 
 def _opacus_score(
-    dataset: Dataset, features: Sequence[Tensor], epsilon: float, delta: float, rate: float, bound: float, seed: int
+    dataset: Dataset, features: Sequence[Tensor], batch: int, noise: float, rate: float, bound: float, seed: int
 ) -> float:
     from opacus import PrivacyEngine
 
@@ -146,12 +161,10 @@ def _opacus_score(
     model = nn.Linear(features[0].shape[1], 1 if is_regression else dataset.num_classes)
     nn.init.zeros_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
-    rows = torch.utils.data.TensorDataset(features[0], labels)
-    loader = torch.utils.data.DataLoader(rows, batch_size=max(16, len(labels) // 10))
-    private, dp_optimizer, batches = PrivacyEngine().make_private_with_epsilon(
-        module=model, optimizer=optimizer, data_loader=loader, target_epsilon=epsilon, target_delta=delta,
-        epochs=_EPOCHS, max_grad_norm=bound,
-    )  # fmt: skip
+    loader = torch.utils.data.DataLoader(_Rows(features[0], labels), batch, collate_fn=itemgetter(0))
+    private, dp_optimizer, batches = PrivacyEngine().make_private(
+        module=model, optimizer=optimizer, data_loader=loader, noise_multiplier=noise, max_grad_norm=bound
+    )
     loss_of = nn.MSELoss() if is_regression else nn.CrossEntropyLoss()
     for _ in range(_EPOCHS):
         for x, y in batches:
@@ -170,12 +183,12 @@ COLUMNS: Final = ("constant", "linear", "boosting", "baseline", "share", "privat
 
 
 def lines(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the table as it is printed, and whether the goals are reached."""
-    yield f"{'table':14}{'rows':>8}{'features':>9}" + "".join(f"{name:>10}" for name in COLUMNS)
+    """Yield the table as it is printed, and how many tables reach each goal."""
+    yield f"{'table':14}{'rows':>8}{'features':>9}{'splits':>7}" + "".join(f"{name:>10}" for name in COLUMNS)
     for row in rows:
         values: Mapping[str, float | None] = {**asdict(row), "share": row.share}
         shown = (f"{'absent' if (value := values[name]) is None else f'{value:.4f}':>10}" for name in COLUMNS)
-        yield f"{row.table:14}{row.rows:8,}{row.features:9,}" + "".join(shown)
+        yield f"{row.table:14}{row.rows:8,}{row.features:9,}{row.splits:7}" + "".join(shown)
     reached = sum(row.share >= GOAL for row in rows)
     yield f"baseline at {GOAL} of linear or more: {reached} of {len(rows)} tables"
     beside = [row for row in rows if row.opacus is not None]
@@ -189,15 +202,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--table", action="append", choices=tuple(TABLES))
     parser.add_argument("--rows", type=int, default=200_000)
-    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--epsilon", type=float, default=3.0)
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args(arguments)
-    if asked.seeds < 1 or asked.rows < 1_000 or not 0.0 < asked.epsilon < math.inf:
-        parser.error("--seeds must be at least 1, --rows at least 1000, --epsilon above 0")
+    if asked.repeats < 1 or asked.rows < 1_000 or not 0.0 < asked.epsilon < math.inf:
+        parser.error("--repeats must be at least 1, --rows at least 1000, --epsilon above 0")
     found = []
     for name in asked.table or TABLES:
-        found.append(measured(name, asked.rows, asked.seeds, asked.epsilon))
+        found.append(measured(name, asked.rows, asked.repeats, asked.epsilon))
         if not asked.json:
             print(list(lines(found[-1:]))[1], flush=True)
     print(json.dumps([asdict(row) for row in found], indent=1) if asked.json else "\n".join(lines(found)))

@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.sweeps.schema import parse_sweep
-from dpsweep.workers.data import ColumnProfile, TableProfile, TableTask, load_source, profile_table
+from dpsweep.workers.data import FEW_ROWS, ColumnProfile, TableProfile, TableTask, load_source, profile_table
 from dpsweep.workers.robust_ranges import ROUNDS
 
 MOST_VALUES = 50
@@ -32,6 +32,10 @@ _MOST_NOISE_OF_MEANS: Final = 0.1
 _SQUARED_IN_RANGE: Final = 0.3
 """Mean square of a number in [0, 1], as ranges scale it; that of private ranges is 1."""
 _LARGEST_BATCH: Final = 16_384
+_FULL_RATE: Final = 100
+"""Rows of a batch from which on the learning rate is that of a model without noise."""
+_BOUND: Final = 0.2
+"""Clipping bound over the norm of a row."""
 _FLAGS: Final = frozenset(("0", "1", "false", "true"))
 _TASKS: Final[Mapping[TableTask, str]] = {
     "regression": "the label is an amount; if its numbers are codes of classes, set classes in its place",
@@ -118,12 +122,13 @@ def draft_sweep(
     has_private_ranges = scale.preprocessing == "robust_ranges"
     if not used and text is None:
         named = " and ".join(map(repr, filter(None, (*labels, group, user))))
+        reasons = "; ".join(f"{name!r}, {why}" for name, why in left_out)
         raise InvalidInput(
             f"no column of {path} besides {named} can be a feature of a model; for a column of texts, add --text "
-            "COLUMN --tokenizer FILE"
+            f"COLUMN --tokenizer FILE. Left out: {reasons or 'nothing'}"
         )
     above = (
-        *_header(subject, has_private_ranges),
+        *_header(subject, has_private_ranges, table.has_values_as_names),
         *_data_section(subject),
         *(_features(subject, used, has_private_ranges) if text is None else _text_section(text)),
         "  test_fraction: 0.2    # held out for evaluation",
@@ -153,8 +158,10 @@ class _Scale:
     each. squared_norm: that of a row, expected, with a constant 1 for the bias.
 
     With features divided by their norm, a learning rate of 4 with momentum 0.9 is stable for cross-entropy, whose
-    Hessian has a norm of at most 1/2, and gradients have a norm of about 1/2. Squares are steeper by 4, and their
-    gradients smaller where targets are in [0, 1]. `python -m benchmarks.drafts` tries these values on ten tables.
+    Hessian has a norm of at most 1/2; squares are steeper by 4. A batch of fewer than 100 rows takes a smaller rate, as
+    the noise of a step is divided by the batch. Gradients have a norm of about 1/2 at first and of 1/10 later. The
+    bound lies between: noise grows with it, and below it nothing is cut. `python -m benchmarks.drafts` tries these
+    values on ten tables.
     """
 
     preprocessing: Literal["robust_ranges", "standardised"] | None
@@ -165,14 +172,19 @@ class _Scale:
     bound: float
 
 
+def _batch(rows: int) -> int:
+    """Return the batch size for a table of so many rows, of which a fifth is held out."""
+    return max(16, min(_LARGEST_BATCH, round(0.08 * rows)))
+
+
 def _scale(used: Sequence[ColumnProfile], rows: int, subject: _Subject) -> _Scale:
     if subject.text is not None:
         return _Scale(None, 0.0, 0, 4.0, 0.2, 1.0)
     numbers = sum(max(column.places, 1) for column in used if column.span is not None)
     name, noise = _private_scaling(0.8 * rows, numbers)
     squared = 1.0 + numbers * (_SQUARED_IN_RANGE if name is None else 1.0) + sum(each.span is None for each in used)
-    rate, bound = (1.0, 0.25) if subject.task == "regression" else (4.0, 0.5)
-    return _Scale(name, noise, numbers, squared, _digits(rate / squared), _digits(bound * math.sqrt(squared)))
+    rate = (1.0 if subject.task == "regression" else 4.0) * min(1.0, _batch(rows) / _FULL_RATE)
+    return _Scale(name, noise, numbers, squared, _digits(rate / squared), _digits(_BOUND * math.sqrt(squared)))
 
 
 def _private_scaling(rows: float, numbers: int) -> tuple[Literal["robust_ranges", "standardised"] | None, float]:
@@ -245,9 +257,12 @@ def _named(column: ColumnProfile, role: str) -> tuple[str, ...]:
     """Return the values of the label or group column. Raises: InvalidInput for one value, or too many."""
     if column.values is None or len(column.values) < 2:
         amount = f"more than {MOST_VALUES}" if column.distinct > MOST_VALUES else "fewer than two"
+        lacking = f", and {column.missing:.0%} of the rows lack one" if column.missing else ""
+        marked = f": {' and '.join(map(_text, column.markers))} counts as missing" if column.markers else ""
+        cure = "; write such a value otherwise in the table, or" if marked else ";"
         raise InvalidInput(
-            f"the {role} column {column.name!r} has {amount} distinct values; name a column with 2 to {MOST_VALUES}, "
-            "for instance one that sorts the rows into a few classes"
+            f"the {role} column {column.name!r} has {amount} distinct values{lacking}{marked}{cure} name a column with "
+            f"2 to {MOST_VALUES}, for instance one that sorts the rows into a few classes"
         )
     return column.values
 
@@ -266,6 +281,10 @@ def _unusable(column: ColumnProfile, table: TableProfile) -> str | None:
         return f"which lacks {column.missing:.0%} of its values: rows without a value are left out of training"
     if column.is_order:
         return "whose whole numbers only count the rows, as those of an identifier do"
+    if column.ways:
+        return f"which writes numbers in several ways, such as {' and '.join(map(_text, column.ways[:3]))}; use one"
+    if column.has_lists:
+        return "whose texts are lists of numbers; as lists of a .parquet file they can be features"
     if column.span is None and column.values is None:
         return f"which has more than {MOST_VALUES} different texts or dates; declare its categories to use it"
     if column.span is not None and not math.isfinite(_outward(*column.span)[1] - _outward(*column.span)[0]):
@@ -298,9 +317,13 @@ def _name(path: Path) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", path.stem).strip("-._") or "sweep"
 
 
-def _header(subject: _Subject, has_private_ranges: bool) -> Iterator[str]:
+def _header(subject: _Subject, has_private_ranges: bool, has_values_as_names: bool) -> Iterator[str]:
     yield f"# Drafted by `{subject.command}`".replace("\n", " ")
     yield "#"
+    if has_values_as_names:
+        yield "# IS THE LINE OF NAMES MISSING? The first line of the table, which is read as names, looks like a row of"
+        yield "# values. If it is one, write a line of names above it, and draft again."
+        yield "#"
     read_off = "Categories, classes and groups" if has_private_ranges else "Ranges, categories, classes and groups"
     yield f"# CONFIRM BEFORE YOU RUN IT. {read_off} were read off the rows, but a sweep"
     yield "# treats them as public: no epsilon covers them. Replace them by what is known without these data."
@@ -323,19 +346,21 @@ def _data_section(subject: _Subject) -> Iterator[str]:
     yield f"  name: {form if subject.text is None else 'text'}"
     yield f"  path: {_text(str(subject.path.resolve()))}"
     if subject.encoding is not None:
-        yield f"  encoding: {subject.encoding}    # CONFIRM: it is not UTF-8; are accents right below?"
+        yield f"  encoding: {subject.encoding}    # CONFIRM: not UTF-8; is all spelt right? Others: cp1251, gb18030"
     yield f"  label: {_text(labels[0]) if len(labels) == 1 else _listed(tuple(labels))}"
     if subject.task == "classification":
         (label,) = subject.labels
         lacking = _lacking(label)
         yield f"  classes: {_listed(label.values or ())}    # CONFIRM: the values of the label that can occur{lacking}"
         yield from _alike(label)
+        yield from _too_few(label)
     else:
         yield f"  task: {subject.task}    # CONFIRM: {_TASKS[subject.task]}"
     if subject.group is not None and subject.groups is not None:
         yield f"  group: {_text(subject.group)}    # whose quality and privacy are compared; it is not a feature here"
         yield f"  groups: {_listed(subject.groups.values or ())}    # CONFIRM{_lacking(subject.groups)}"
         yield from _alike(subject.groups)
+        yield from _too_few(subject.groups)
     if subject.user is not None:
         yield f"  user: {_text(subject.user)}    # whose row it is; a user's rows stay together in all splits"
         yield "  # epsilons are those of one row; for users of up to k rows add accounting: {group_sizes: [1, k]}"
@@ -387,6 +412,9 @@ def _remarks(columns: Sequence[ColumnProfile]) -> Iterator[str]:
             yield f"  # {_text(column.name)}:{_lacking(column)[1:]}"
         if column.places:
             yield f"  # {_text(column.name)} is a list of {column.places} numbers, a feature each"
+        if column.apart is not None:
+            far = f"{_number(column.apart)} in many rows, far from all other numbers"
+            yield f"  # {_text(column.name)} has {far}; if it stands for a missing value, leave these fields empty"
         if column.whole and 2 < column.distinct <= _FEW:
             codes = "whole numbers; if they are codes, list them under categories"
             yield f"  # {_text(column.name)} has {column.distinct} different {codes}"
@@ -418,6 +446,13 @@ def _alike(column: ColumnProfile) -> Iterator[str]:
         if len(values) > 1:
             named = " and ".join(map(_text, values))
             yield f"  # {named} differ only by case or blanks: the same class? If so, {_cure(column, by_letters)}"
+
+
+def _too_few(column: ColumnProfile) -> Iterator[str]:
+    """Yield a comment on classes or groups that too few rows have for a model to learn them, or for a test."""
+    if column.rare:
+        named = ", ".join(map(_text, column.rare))
+        yield f"  # fewer than {FEW_ROWS} rows each: {named}; too few to learn or to test, so join them with others"
 
 
 def _cure(column: ColumnProfile, by_letters: Mapping[str, Sequence[str]]) -> str:
@@ -461,8 +496,6 @@ def _preparation(scale: _Scale) -> Iterator[str]:
 
 
 def _training_section(rows: int, subject: _Subject, scale: _Scale) -> Iterator[str]:
-    train = max(1, round(0.8 * rows))
-    batch = max(16, min(_LARGEST_BATCH, round(0.1 * train)))
     delta = 10.0 ** -math.ceil(math.log10(10.0 * rows))
     if subject.task != "classification":
         yield f"loss: {_LOSSES[subject.task]}"
@@ -471,12 +504,13 @@ def _training_section(rows: int, subject: _Subject, scale: _Scale) -> Iterator[s
     yield f"# Gradients grow with the norm of a row, about {norm} here: the bound grows with it, the rate falls."
     yield f"optimizer: {{name: sgd, learning_rate: {_number(rate)}, momentum: 0.9}}"
     yield "learning_rate_schedule: cosine    # to 0, so that the noise of the last steps averages out"
-    yield f"sampling: {{method: poisson, batch_size: {batch}}}    # a tenth of the rows: noise costs large batches less"
+    why = "a tenth of the rows: noise costs large batches less"
+    yield f"sampling: {{method: poisson, batch_size: {_batch(rows)}}}    # {why}"
     yield "epochs: 30    # 300 steps; too few, and the baseline learns little, too many, and each step has more noise"
     yield ""
     yield "clipping:"
     yield "  - none    # the non-private baseline"
-    yield f"  - {{name: flat, bound: {_number(bound)}}}    # DP-SGD; about the norm of a row's gradient"
+    yield f"  - {{name: flat, bound: {_number(bound)}}}    # DP-SGD; gradients are longer at first, shorter later"
     yield f"  - {{name: dpsgd_f, bound: {_number(bound)}, count_memory: 0.9}}    # larger for groups clipped more"
     yield "# What matters most is the bound and the learning rate. To let each setting choose its own:"
     bounds, rates = (", ".join(_number(_digits(each * by)) for by in (0.3, 1.0, 3.0)) for each in (bound, rate))

@@ -19,7 +19,7 @@ from dpsweep.workers.data.idx import fashion_mnist, mnist
 from dpsweep.workers.data.images import IMAGENET_SCALING, image_folder
 from dpsweep.workers.data.labels import TableTask
 from dpsweep.workers.data.masks import image_masks
-from dpsweep.workers.data.profile import ColumnProfile, TableProfile, profile_table
+from dpsweep.workers.data.profile import FEW_ROWS, ColumnProfile, TableProfile, profile_table
 from dpsweep.workers.data.table import table
 from dpsweep.workers.data.texts import text
 from dpsweep.workers.data.utkface import utkface
@@ -97,6 +97,7 @@ def describe(dataset: Dataset) -> DatasetDescription:
 
 
 __all__ = [
+    "FEW_ROWS",
     "IMAGENET_SCALING",
     "SOURCES",
     "ColumnProfile",

@@ -7,7 +7,7 @@ proposes a declaration for a draft.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -115,6 +115,35 @@ def written_numbers(counts: Mapping[str, int]) -> Written | None:
         differ = any(number_of(text, other) != number_of(text, convention) for text in read)
         return Written(convention, unread, others and differ)
     return None
+
+
+def written_in_several_ways(texts: Sequence[str]) -> tuple[str, ...]:
+    """Return a text for each of several ways in which a column writes its numbers, by unit and decimal sign.
+
+    Nothing for one way, and where hardly any text is a number.
+    """
+    ways: dict[tuple[str | None, bool, bool], str] = {}
+    known = [text for text in texts if text.strip().casefold() not in _MARKERS]
+    read = [text for text in known if any(number_of(text, each) is not None for each, _ in _ORDERS)]
+    if len(read) < (1.0 - _MOST_UNREAD) * len(known) or any(map(_is_code, read)):
+        return ()
+    for text in read:
+        point, comma = (number_of(text, each) is not None for each, _ in _ORDERS)
+        ways.setdefault((_unit(text), point, comma), text)
+    several = len({unit for unit, _, _ in ways}) > 1 or {(True, False), (False, True)} <= {way[1:] for way in ways}
+    return tuple(ways.values()) if several else ()
+
+
+def is_list(text: str) -> bool:
+    """Return whether the text spells a list of numbers, as tables of embeddings are often exported.
+
+    >>> [is_list(text) for text in ("[0.1, -2e-3]", "[1 2]", "[a]", "1, 2")]
+    [True, True, False, False]
+    """
+    return (
+        re.match(r"^\s*\[\s*[-+]?[\d.]+(?:[eE][-+]?\d+)?(?:[\s,;]+[-+]?[\d.]+(?:[eE][-+]?\d+)?)*\s*\]\s*$", text)
+        is not None
+    )
 
 
 def _unit(text: str) -> str | None:

@@ -106,7 +106,8 @@ def reading(path: Path, shown: str | Path | None = None) -> Iterator[None]:
 
 _NO_TEXT: Final = "it is not UTF-8 text, or not of the `encoding` that is declared (such as cp1252)"
 _REASONS: Mapping[str, str] = {
-    r"Expected (\d+) columns, got (\d+)": r"a row has \2 fields where the first has \1 (is a quote not closed?)",
+    r"Expected (\d+) columns, got (\d+)": r"a row has \2 fields where the first has \1 (is a quote not closed, or does "
+    r"a remark stand above the names?)",
     r"Empty CSV file": "it is empty",
     r"invalid UTF8 data": _NO_TEXT,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -15,7 +15,15 @@ import pyarrow.compute as compute
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.registry import nearest
-from dpsweep.workers.data.conventions import MISSING_SPELLINGS, Written, parsed, written_numbers
+from dpsweep.workers.data.conventions import (
+    MISSING_SPELLINGS,
+    Written,
+    is_list,
+    number_of,
+    parsed,
+    written_in_several_ways,
+    written_numbers,
+)
 from dpsweep.workers.data.files import reading
 from dpsweep.workers.data.table import distinct
 from dpsweep.workers.data.table_files import places_of, proposed_encoding, read_table, repeated_names
@@ -32,7 +40,9 @@ class ColumnProfile:
     they do. markers: texts besides the empty one that count as missing. unreadable: the type of values that cannot be
     read. places: number of places of an embedding, whose numbers are described together; 0 for one value a row.
     all_different: whether no two rows have the same value. is_order: whether whole numbers only count the rows, as
-    identifiers do. same_as: an earlier column of equal values.
+    identifiers do. same_as: an earlier column of equal values. rare: of the listed values, those of fewer than
+    `FEW_ROWS` rows. apart: a number that many rows share, far from all others. ways: texts that write numbers in
+    several ways. has_lists: whether texts spell lists of numbers.
     """
 
     name: str
@@ -48,17 +58,23 @@ class ColumnProfile:
     is_order: bool = False
     all_different: bool = False
     same_as: str = ""
+    rare: tuple[str, ...] = ()
+    apart: float | None = None
+    ways: tuple[str, ...] = ()
+    has_lists: bool = False
 
 
 @dataclass(frozen=True)
 class TableProfile:
     """The columns of a file, and its number of rows. encoding: to be declared, if the file is not UTF-8. repeated:
-    names of several columns of the file."""
+    names of several columns of the file. has_values_as_names: whether the names look like a row of values, as those of
+    a file without names do."""
 
     rows: int
     columns: tuple[ColumnProfile, ...]
     encoding: str | None = None
     repeated: frozenset[str] = frozenset()
+    has_values_as_names: bool = False
 
     def column(self, name: str, role: str) -> ColumnProfile:
         """Return the column called ``name``. Raises: InvalidInput with the nearest name if there is none."""
@@ -96,10 +112,53 @@ def profile_table(path: str, texts: tuple[str, ...], most_values: int) -> TableP
     ]
     lists = (_embedding(name, rows.select(places)) for name, places in embeddings.items())
     found = (*_without_repetition(columns, rows), *lists)
-    return TableProfile(rows.num_rows, found, encoding, repeated_names(rows))
+    are_values = file.suffix.lower() in _TEXT_FILES and _are_values(found)
+    return TableProfile(rows.num_rows, found, encoding, repeated_names(rows), are_values)
 
 
 _TEXT_FILES: Final = (".csv", ".tsv")
+_LOOKED_AT: Final = 1000
+"""Texts by which a column is said to write numbers in several ways, or lists."""
+
+
+FEW_ROWS: Final = 10
+_APART: Final = 0.01
+"""Least share of the rows whose number is taken for a mark, where it lies far from all others."""
+
+
+def _are_values(columns: Sequence[ColumnProfile]) -> bool:
+    """Return whether every name could stand below it in its column, and a number at least does."""
+    listed = [each for each in columns if each.span is not None or each.values is not None]
+    of_numbers = [each.span is not None and number_of(each.name, "point") is not None for each in listed]
+    return any(of_numbers) and all(
+        is_number or each.name in (each.values or ()) for is_number, each in zip(of_numbers, listed, strict=True)
+    )
+
+
+def _rare(known: pa.ChunkedArray, found: tuple[str, ...] | None) -> tuple[str, ...]:
+    """Return the listed values that few rows have."""
+    if found is None:
+        return ()
+    counts = {str(each["values"]): int(each["counts"]) for each in known.value_counts().to_pylist()}
+    return tuple(value for value in found if counts[value] < FEW_ROWS)
+
+
+def _apart(present: npt.NDArray[np.float64]) -> float | None:
+    """Return the smallest or largest number if many rows share it, and it lies further from the others than these do
+    from each other, as -999 does that stands for a missing value.
+    """
+    different, counts = np.unique(present, return_counts=True)
+    if len(different) < _FEWEST_BESIDE + 1:
+        return None
+    low, high = different[1] - different[0], different[-1] - different[-2]
+    for place, gap, span in ((0, low, different[-1] - different[1]), (-1, high, different[-2] - different[0])):
+        if gap > span and counts[place] >= max(2, _APART * len(present)):
+            return float(different[place])
+    return None
+
+
+_FEWEST_BESIDE: Final = 10
+"""Least number of different numbers beside one that lies apart from them."""
 
 
 def _without_repetition(columns: list[ColumnProfile], rows: pa.Table) -> list[ColumnProfile]:
@@ -167,11 +226,15 @@ def _column(
     present = np.zeros(0) if is_text or not is_numeric(values) else numbers(values.drop_null(), name)
     present = present[np.isfinite(present)]
     if present.size == 0:
-        return ColumnProfile(name, None, False, found, count, missing)
+        texts = [] if found is not None else compute.unique(known).slice(0, _LOOKED_AT).to_pylist()
+        ways, lists = written_in_several_ways(texts), bool(texts) and all(map(is_list, texts))
+        rare = _rare(known, found)
+        return ColumnProfile(name, None, False, found, count, missing, rare=rare, ways=ways, has_lists=lists)
     whole, span = bool((present == present.round()).all()), (float(present.min()), float(present.max()))
     different = count == len(values)
     is_order = whole and different and _counts_rows(present)
-    return ColumnProfile(name, span, whole, found, count, missing, written, is_order=is_order, all_different=different)
+    column = ColumnProfile(name, span, whole, found, count, missing, written, rare=_rare(known, found))
+    return replace(column, is_order=is_order, all_different=different, apart=_apart(present))
 
 
 def _counts_rows(present: npt.NDArray[np.float64]) -> bool:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import charset_normalizer
 import pyarrow as pa
 import pyarrow.compute as compute
 import pyarrow.csv as csv
@@ -106,7 +107,8 @@ def refuse_encoding(path: Path, encoding: str | None) -> None:
 def proposed_encoding(path: Path) -> str | None:
     """Return an encoding for a draft to declare; None for UTF-8, and for a file that says which one it has.
 
-    Bytes that are not UTF-8 are taken for cp1252, the most common other one, unless they are not of cp1252 either.
+    Bytes that are not UTF-8 are taken for cp1252, the most common other one. Where they are not of cp1252 either, the
+    likeliest encoding by charset-normalizer is proposed.
     """
     content = path.read_bytes()
     if content.startswith(tuple(_BYTE_ORDER_MARKS)):
@@ -120,7 +122,8 @@ def proposed_encoding(path: Path) -> str | None:
         except UnicodeDecodeError:
             continue
         return None if encoding == "utf-8" else encoding
-    return "latin-1"
+    likeliest = charset_normalizer.from_bytes(start).best()
+    return likeliest.encoding if likeliest else "latin-1"
 
 
 def _fields(lines: Sequence[str], separator: str) -> list[str]:

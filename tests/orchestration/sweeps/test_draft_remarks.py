@@ -1,0 +1,94 @@
+"""What a draft says of tables that people cannot use as they are: missing names, mixed units, marks, rare classes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.orchestration.sweeps.draft import draft_sweep
+from dpsweep.orchestration.sweeps.plan import plan_sweep
+from dpsweep.orchestration.sweeps.schema import parse_sweep
+
+ROWS = range(120)
+
+
+def table(folder: Path, header: str, *columns: list[str]) -> Path:
+    """A CSV file of these columns; without a line of names for an empty header."""
+    path = folder / "table.csv"
+    path.write_text("".join(f"{line}\n" for line in (header, *map(",".join, zip(*columns, strict=True))) if line))
+    return path
+
+
+LABELS = [str(row % 2) for row in ROWS]
+SEXES = ["fm"[row // 2 % 2] for row in ROWS]
+SCORES = [f"{row % 60 + 0.25}" for row in ROWS]
+MISSING = "IS THE LINE OF NAMES MISSING?"
+
+
+def test_a_table_without_names_is_asked_about_and_years_are_names(tmp_path: Path) -> None:
+    without = draft_sweep(table(tmp_path, "", SCORES, SEXES, LABELS), ["0"], "f")
+    assert MISSING in without
+    years = table(tmp_path, "2019,2020,sex,y", SCORES, SCORES[::-1], SEXES, LABELS)
+    assert MISSING not in draft_sweep(years, ["y"], "sex")
+    assert MISSING not in draft_sweep(years, ["y"], None)
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ([f"{row}.5 {'kg' if row % 5 else 'g'}" for row in ROWS], 'in several ways, such as "0.5 g" and "1.5 kg"; use'),
+        ([f'"{row},25"' if row % 2 else f"{row}.25" for row in ROWS], 'several ways, such as "0.25" and "1,25"'),
+        ([f'"[{row}.5, -1e-3, {row}]"' for row in ROWS], "are lists of numbers; as lists of a .parquet file they can"),
+        ([f"word{row}" for row in ROWS], "which has more than 50 different texts or dates"),
+    ],
+    ids=["units", "signs", "lists", "words"],
+)
+def test_a_column_that_is_left_out_is_left_out_by_cause(tmp_path: Path, written: list[str], said: str) -> None:
+    alone = table(tmp_path, "odd,sex,y", written, SEXES, LABELS)
+    with pytest.raises(InvalidInput, match=r"can be a feature of a model.*Left out: 'odd', ") as refused:
+        draft_sweep(alone, ["y"], "sex")
+    beside = draft_sweep(table(tmp_path, "odd,score,sex,y", written, SCORES, SEXES, LABELS), ["y"], "sex")
+    (line,) = [line for line in beside.splitlines() if line.startswith('  # left out: "odd"')]
+    assert said in line
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(("mark", "is_mark"), [("-999", True), ("99999", True), ("-1", False)])
+def test_a_number_that_stands_for_a_missing_value_is_asked_about(tmp_path: Path, mark: str, is_mark: bool) -> None:
+    scores = [mark if row % 10 == 0 else score for row, score in enumerate(SCORES)]
+    text = draft_sweep(table(tmp_path, "score,y", scores, LABELS), ["y"], None)
+    remark = f'# "score" has {mark} in many rows, far from all other numbers; if it stands for a missing value, leave'
+    assert (remark in text) is is_mark
+
+
+def test_classes_and_groups_of_few_rows_are_named(tmp_path: Path) -> None:
+    towns = ["rare" if row < 5 else "town" if row % 2 else "city" for row in ROWS]
+    labels = ["once" if row == 7 else each for row, each in enumerate(LABELS)]
+    text = draft_sweep(table(tmp_path, "score,town,y", SCORES, towns, labels), ["y"], "town")
+    assert '# fewer than 10 rows each: "once"; too few to learn or to test' in text
+    assert '# fewer than 10 rows each: "rare"; too few' in text
+
+
+def test_a_label_whose_value_counts_as_missing_is_refused_by_cause(tmp_path: Path) -> None:
+    labels = ["NA" if row % 3 == 0 else "known" for row in ROWS]
+    with pytest.raises(
+        InvalidInput, match=r'fewer than two distinct values, and 33% .*: "NA" counts as missing; write'
+    ):
+        draft_sweep(table(tmp_path, "score,y", SCORES, labels), ["y"], None)
+
+
+def test_remarks_above_the_names_are_named(tmp_path: Path) -> None:
+    path = table(tmp_path, "# made on Monday\nscore,y", SCORES, LABELS)
+    with pytest.raises(DataCorruption, match="does a remark stand above the names"):
+        draft_sweep(path, ["y"], None)
+
+
+def test_an_encoding_beyond_cp1252_is_proposed(tmp_path: Path) -> None:
+    town = "大阪"
+    path = table(tmp_path, "score,town,y", SCORES, [town if row % 3 else "x" for row in ROWS], LABELS)
+    path.write_bytes(path.read_text().encode("shift_jis"))
+    sweep = parse_sweep(draft_sweep(path, ["y"], "town"))
+    assert sweep.data[0].params["groups"] == ["x", town]
+    assert plan_sweep(sweep).refusals == ()
