@@ -322,6 +322,8 @@ class MlflowTracker:
         }
         known = self._runs.get(("average", setting.name))
         run_id = known or self._create("average", setting.name, name, tags=tags)
+        ordering = self._compared.get(setting.trials[0].key, {})  # the mean stands with its trials
+        values |= {metric: value for metric, value in ordering.items() if metric.startswith("setting/")}
         values |= rounded(values, self._short)
         self._written.write(run_id, _shared([_params(member) for member in members]), tags, values)
         self._written.end(run_id, "FINISHED")

@@ -72,14 +72,18 @@ def columns(found: Findings) -> tuple[str, ...]:
 
 
 def short_names(found: Findings) -> dict[str, str]:
-    """Return the names of the numbers in `columns`, of one section, by those of the metrics that compare settings."""
+    """Return the names of the numbers in `columns`, of one section, by those of the metrics that compare settings.
+
+    MLflow's table shows the first four letters of each.
+    """
     main, worst = found.main.name, found.worst_group
-    of_trials = (f"final/{main}", f"fairness/{main}_gap", f"fairness/{main}_change")
     names = {
         "privacy/epsilon": "epsilon",
         str(worst.tracked): worst.name,
-        _corrected(found): f"{worst.name}_corrected",
-        **{name: name.partition("/")[2] for name in of_trials},
+        _corrected(found): f"corrected_{worst.name}",
+        f"final/{main}": main,
+        f"fairness/{main}_gap": f"gap_of_{main}",
+        f"fairness/{main}_change": f"change_of_{main}",
     }
     return {name: f"{COMPARED}{short}" for name, short in names.items()}
 

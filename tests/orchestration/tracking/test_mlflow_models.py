@@ -152,8 +152,8 @@ def test_the_sweeps_own_run_has_the_headline_and_its_address_opens_the_compariso
     shown = view["selectedColumns"]
     assert shown == [
         *("attributes.`Created`", "tags.`private`", "params.`clipping`", "metrics.`compared/epsilon`"),
-        *(f"metrics.`compared/{each}`" for each in ("worst_group_accuracy", "worst_group_accuracy_corrected")),
-        *("metrics.`compared/accuracy`", "metrics.`compared/accuracy_gap`"),
+        *(f"metrics.`compared/{each}`" for each in ("worst_group_accuracy", "corrected_worst_group_accuracy")),
+        *("metrics.`compared/accuracy`", "metrics.`compared/gap_of_accuracy`"),
     ], "what varies, and no schedule, of which there is one"
     alone = json.loads(shared_view("x", replace(found, settings=found.private[:1])))["selectedColumns"]
     assert set(shown) - set(alone) == {"tags.`private`", "params.`clipping`"}
@@ -198,6 +198,11 @@ def test_the_columns_of_the_comparison_are_short_and_rounded_and_name_every_run_
     shown = client.search_runs([experiment.experiment_id], view["searchFilter"])
     assert len(shown) == len(found.settings) * 3, "two trials and their mean for each setting"
     names = {name.split("`")[1] for name in view["selectedColumns"] if name.startswith("metrics.")}
+    assert len({name.partition("/")[2][:4] for name in names}) == len(names), "MLflow shows no more of a heading"
+    order, kinds = view["orderByKey"].split("`")[1], {"trial": set[float | None](), "average": set[float | None]()}
+    for run in shown:
+        kinds[run.data.tags["dpsweep.kind"]].add(run.data.metrics.get(order))
+    assert kinds["average"] == kinds["trial"], "a mean stands with its trials"
     for run in shown:
         values = {name: run.data.metrics[name] for name in names & run.data.metrics.keys()}
         assert {"compared/accuracy", "compared/worst_group_accuracy"} <= values.keys()
