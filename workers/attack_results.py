@@ -61,16 +61,34 @@ class GroupAudit:
 
 
 @dataclass(frozen=True)
+class AuditTest:
+    """Lower bound by one test. name: ``steinke``, ``f_dp`` or ``gdp`` (see `dpsweep.accounting.attacks`).
+
+    guesses, correct: among the canaries that count for the test, and the right ones of these. lower_bound: on epsilon.
+    """
+
+    name: str
+    canaries: int
+    guesses: int
+    correct: int
+    lower_bound: float
+
+
+@dataclass(frozen=True)
 class AuditResult:
     """Lower bounds on epsilon at ``delta`` that hold together with probability ``confidence``. Private data.
 
-    everyone: bound from all canaries. groups: bounds from the canaries of each group with enough to prove anything.
+    everyone: the best bound from all canaries. groups: bounds from the canaries of each group with enough to prove
+    anything. tests: the bound of each test that was made on all canaries. kind, transcript: as of the `AuditSpec`.
     """
 
     delta: float
     confidence: float
     everyone: GroupAudit
     groups: tuple[GroupAudit, ...]
+    tests: tuple[AuditTest, ...] = ()
+    kind: str = "rows"
+    transcript: str = "last_model"
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,33 @@
 """A one-run audit of a trial: guesses which canaries it trained on, and the lower bound on epsilon that they prove.
 
-Canaries are random training examples. Before training, and independently of everything else, a secret fair coin for
-each canary decides whether it may join batches. The number of canaries and the privacy claim do not depend on the
-coins: batches are drawn from all rows, and the canaries that are left out are then removed. Training thus runs on
-the neighbouring data set of the claim: without these rows (add/remove), or with null rows in their place (zero-out).
-Preprocessing, released bounds and recorded norms use all rows.
+Canaries are random training examples; or made-up gradients, for which see `dpsweep.workers.gradient_canaries`. Before
+training, and independently of everything else, a secret fair coin for each canary decides whether it may join batches.
+The number of canaries and the privacy claim do not depend on the coins: batches are drawn from all rows, and the
+canaries that are left out are then removed. Training thus runs on the neighbouring data set of the claim: without these
+rows (add/remove), or with null rows in their place (zero-out). Preprocessing, released bounds and recorded norms use
+all rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 from torch import nn
 
-from dpsweep.accounting.attacks import Guesses, best_audited_epsilon, provable
+from dpsweep.accounting.attacks import (
+    Guesses,
+    audited_epsilon,
+    best_audited_epsilon,
+    f_dp_epsilon,
+    gdp_epsilon,
+    provable,
+)
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.attack_results import AuditResult, GroupAudit
+from dpsweep.workers.attack_results import AuditResult, AuditTest, GroupAudit
 from dpsweep.workers.data import Dataset
 from dpsweep.workers.losses import Loss
 from dpsweep.workers.noise import derive_seed
@@ -95,16 +104,78 @@ def audit_scores(
     error = 1.0 - confidence
     members = [np.flatnonzero(groups == group) for group in range(len(group_names))]
     share = 1.0 - 0.5 * error / max(1, len(group_names))
+    everyone = _audit_group("all", scores, included, delta, 1.0 - 0.5 * error)
     return AuditResult(
         delta,
         confidence,
-        _audit_group("all", scores, included, delta, 1.0 - 0.5 * error),
+        everyone,
         tuple(
             _audit_group(name, scores[rows], included[rows], delta, share)
             for name, rows in zip(group_names, members, strict=True)
             if len(group_names) > 1 and provable(len(rows), share)
         ),
+        (AuditTest("steinke", len(scores), everyone.guesses, everyone.correct, everyone.epsilon),),
     )
+
+
+Test = Callable[[Guesses, float, float], float]
+TESTS: Final[Mapping[str, Mapping[str, tuple[Test, float]]]] = {
+    "iterates": {"gdp": (gdp_epsilon, 0.8), "f_dp": (f_dp_epsilon, 0.1), "steinke": (audited_epsilon, 0.1)},
+    "last_model": {"f_dp": (f_dp_epsilon, 0.8), "steinke": (audited_epsilon, 0.2)},
+}
+"""Tests of gradient canaries by transcript, with the share of the error that each may use (Bonferroni).
+
+From the iterates, the evidence about each canary is independent of the others: noise is isotropic and the directions
+are orthogonal. Nothing says so of the last model, which follows from all steps by no linear map.
+"""
+_CHOOSES: Final = 0.1
+"""Share of the canaries that choose a threshold and how many to guess, and do not count."""
+
+
+def audit_gradient_scores(
+    scores: npt.NDArray[np.floating[Any]], included: npt.NDArray[np.bool_], spec: AuditSpec, delta: float, seed: int
+) -> AuditResult:
+    """Audit by the scores [m] of gradient canaries, and whether each was included [m].
+
+    A canary is guessed to be in if its score is above a threshold, the middle between the mean scores of those in and
+    out. That, and how many are guessed, is chosen by a random tenth of the canaries, on which no bound rests. The test
+    ``gdp`` guesses all others.
+
+    Guarantee: under the assumptions of each test, the probability that any bound of the result exceeds epsilon is at
+    most 1 - confidence.
+    """
+    scores = np.nan_to_num(np.asarray(scores, np.float64))
+    order = np.random.default_rng(derive_seed(seed, "canaries that choose")).permutation(len(scores))
+    chooses, counts = np.split(order, [math.ceil(_CHOOSES * len(order))])
+    margins = scores - _middle(scores, included, chooses)
+    right = (margins >= 0.0) == included
+
+    def guesses(canaries: npt.NDArray[np.int64], made: int) -> Guesses:
+        sure = canaries[np.argsort(-np.abs(margins[canaries]), kind="stable")[:made]]
+        return Guesses(len(canaries), made, int(right[sure].sum()))
+
+    found = []
+    for name, (test, share) in TESTS[spec.transcript].items():
+        confidence = 1.0 - share * (1.0 - spec.confidence)
+        tried = [guesses(chooses, int(part * len(chooses))) for part in (GUESSED if name != "gdp" else (1.0,))]
+        part = max(tried, key=lambda each: test(_as_many(each, len(counts)), delta, confidence))
+        made = guesses(counts, len(counts) * part.made // max(1, part.canaries))
+        found.append(AuditTest(name, made.canaries, made.made, made.correct, test(made, delta, confidence)))
+    best = max(found, key=lambda each: each.lower_bound)
+    everyone = GroupAudit("all", len(scores), best.guesses, best.correct, best.lower_bound)
+    return AuditResult(delta, spec.confidence, everyone, (), tuple(found), spec.kind, spec.transcript)
+
+
+def _as_many(guesses: Guesses, canaries: int) -> Guesses:
+    """Return guesses about at least so many canaries, right as often."""
+    times = -(-canaries // guesses.canaries)
+    return Guesses(times * guesses.canaries, times * guesses.made, times * guesses.correct)
+
+
+def _middle(scores: npt.NDArray[np.float64], included: npt.NDArray[np.bool_], chooses: npt.NDArray[np.int64]) -> float:
+    """Return the middle between the mean scores of those in and out among ``chooses``; the median if all are alike."""
+    joined, out = scores[chooses[included[chooses]]], scores[chooses[~included[chooses]]]
+    return float(np.mean([joined.mean(), out.mean()]) if len(joined) and len(out) else np.median(scores))
 
 
 def _audit_group(

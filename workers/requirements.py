@@ -9,6 +9,7 @@ from dpsweep.accounting.planning import TrialMechanism
 from dpsweep.workers.audit import check_audit
 from dpsweep.workers.clipping import ClippingMethod
 from dpsweep.workers.devices import known_device
+from dpsweep.workers.gradient_canaries import check_gradient_audit
 from dpsweep.workers.spec import Refreshes, TrialSpec
 
 
@@ -31,10 +32,14 @@ def check_spec(spec: TrialSpec, mechanism: TrialMechanism, method: ClippingMetho
 
     Raises: InvalidInput for an unknown device, noise without clipping, a clipping method that needs norms which the
     trial does not refresh, a filter without epsilon, a validation-driven schedule without public data, and an audit
-    that its sampling does not allow.
+    that its sampling or its clipping does not allow.
     """
     if spec.audit is not None:
-        check_audit(spec.audit, spec.sampling, mechanism.dataset_size)
+        if spec.audit.kind == "gradient":
+            of_examples = method.refreshes or method.example_budget is not None
+            check_gradient_audit(spec, layerwise=method.layerwise, of_examples=of_examples)
+        else:
+            check_audit(spec.audit, spec.sampling, mechanism.dataset_size)
     if spec.execution.device != "auto":
         known_device(spec.execution.device)
     highest = max(segment.noise_multiplier for segment in mechanism.trace(spec.epochs).segments)

@@ -255,15 +255,24 @@ class AttackSpec:
 class AuditSpec:
     """A one-run audit (see `dpsweep.workers.audit`); about half of the canaries are left out of training.
 
-    canaries: number of random training examples; a fair coin for each decides whether it is left out. confidence:
-    probability with which all lower bounds of the audit hold together.
+    canaries: their number; a fair coin for each decides whether it is left out. confidence: probability with which all
+    lower bounds of the audit hold together. kind: ``rows`` are random training examples, ``gradient`` are made-up
+    contributions beside them (`dpsweep.workers.gradient_canaries`), which change the model. transcript: what guesses
+    are made from, the released model or, with gradient canaries, the noisy sums of all steps.
     """
 
     canaries: Annotated[int, Field(ge=1)]
     confidence: Annotated[float, Field(ge=0.5, lt=1.0)] = 0.95
+    kind: Literal["rows", "gradient"] = "rows"
+    transcript: Literal["iterates", "last_model"] = "last_model"
 
     def __post_init__(self) -> None:
         check_bounds(self, "audit")
+        if self.kind == "rows" and self.transcript == "iterates":
+            raise InvalidInput(
+                "audit.transcript is iterates, but audit.kind is rows, which are scored by the released model only; "
+                "set kind: gradient, or transcript: last_model"
+            )
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from dpsweep.workers.counters import Counters
 from dpsweep.workers.data import Dataset, Split
 from dpsweep.workers.devices import choose_device, sent
 from dpsweep.workers.evaluation import Evaluation
+from dpsweep.workers.gradient_canaries import GradientCanaries
 from dpsweep.workers.gradients import RandomState, WeightedSum, modes_of
 from dpsweep.workers.group_history import new_courses, new_departures, note_departures, note_epoch
 from dpsweep.workers.history import EpochRecord
@@ -78,6 +79,7 @@ class Trainer:
         self._average = make_average(spec.averaging, self._parameters) if spec.averaging else None
         rows = make_row_draws(spec.noise_source, spec.seed)
         self.canaries = self._make_canaries()
+        self.gradient_canaries = self._make_gradient_canaries()
         self._sampler = make_sampler(spec.sampling, len(dataset.train), rows, self.canaries)
         seed_torch(spec.noise_source, spec.seed, "model")
 
@@ -101,6 +103,7 @@ class Trainer:
             "optimizer": self._optimizer,
             **({"average": self._average} if self._average else {}),
             **({"canaries": self.canaries} if self.canaries else {}),
+            **({"gradient canaries": self.gradient_canaries} if self.gradient_canaries else {}),
             "sampler": self._sampler,
             "noise": self._noise,
             "augmentation": CpuGenerator(self.local.augmentation_rng),
@@ -111,10 +114,16 @@ class Trainer:
 
     def _make_canaries(self) -> Canaries | None:
         spec = self._spec
-        if spec.audit is None:
+        if spec.audit is None or spec.audit.kind != "rows":
             return None
         coins = make_row_draws(spec.noise_source, spec.seed, "coins of canaries")
         return Canaries(spec.audit, len(self._dataset.train), spec.seed, coins)
+
+    def _make_gradient_canaries(self) -> GradientCanaries | None:
+        spec = self._spec
+        if spec.audit is None or spec.audit.kind != "gradient":
+            return None
+        return GradientCanaries(spec, spec.audit, self._parameters, len(self._dataset.train))
 
     def _make_recorders(self, stores: NormStores) -> tuple[NormRecorder, NormRecorder | None]:
         norms, population = self._spec.norms, len(self._data)
@@ -319,7 +328,11 @@ class Trainer:
         """Add noise of std sigma S (1 + NORM_ERROR), which covers the rounding error of clipped norms, and update."""
         std = sigma * self._rule.sensitivity * (1.0 + NORM_ERROR) if sigma > 0.0 else 0.0
         batch_size = self._facts.batch_size
-        noisy = self._noise.added_to_each(gradients, std)
+        canaries = self.gradient_canaries
+        summed = canaries.with_canaries(gradients, self._rule, self._facts.num_groups) if canaries else gradients
+        noisy = self._noise.added_to_each(summed, std)
+        if canaries:
+            canaries.see(gradients, noisy, std)
         torch._foreach_div_(list(noisy.values()), batch_size)
         self._optimizer.step(noisy, self._learning_rate(self.step_count), std / batch_size)
         if self._average is not None:

@@ -11,6 +11,7 @@ from dpsweep.accounting.attacks.curves import (
     privacy_curve,
     rate_name,
 )
+from dpsweep.accounting.attacks.gaussian_tests import f_dp_epsilon, gdp_epsilon
 
 __all__ = [
     "FALSE_POSITIVE_RATES",
@@ -22,6 +23,8 @@ __all__ = [
     "audited_epsilon",
     "best_audited_epsilon",
     "curve_of_examples",
+    "f_dp_epsilon",
+    "gdp_epsilon",
     "p_value",
     "privacy_curve",
     "provable",

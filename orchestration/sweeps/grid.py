@@ -283,7 +283,7 @@ def _trial(sweep: SweepSpec, choice: Choice) -> TrialSpec:
         noise=NoiseSpec(0.0),
         attacks=sweep.attacks or AttackSpec(),
         min_group_size=sweep.min_group_size or MIN_GROUP_SIZE,
-        audit=sweep.audit,
+        audit=sweep.audit if sweep.audit is not None and sweep.audit.kind == "rows" else None,
         noise_source=sweep.noise_source,
         execution=sweep.execution,
         adjacency=sweep.privacy.adjacency,
@@ -317,6 +317,7 @@ def _private(
         _trial(sweep, choice),
         clipping=clipping,
         noise=NoiseSpec(choice["sigma"] if target is None else 1.0, schedule),
+        audit=sweep.audit,
         budget=sweep.privacy.budget,
         selection=sweep.tune.selection if sweep.tune else None,
     )
