@@ -89,7 +89,7 @@ over its seeds. The tag `dpsweep.kind` says which one a run is: `sweep`, `trial`
 | `privacy/epsilon_group_of_K` | worst-case ε of K records together |
 | `privacy/advantage_group_of_K`, `privacy/tpr_at_fpr_1pct_group_of_K` | bounds on attacks on K records together |
 | `privacy/epsilon_i_quantile_P` | the P quantile of the εᵢ |
-| `privacy/audited_epsilon`, `privacy/audit_confidence` | lower bound on ε by an audit, and its confidence |
+| `audit/lower_bound`, `audit/confidence`, `audit/lower_bound_NAME` | bounds of an audit on ε, and confidence |
 | `privacy/account/NAME/...` | what `dpsweep account` computed under `release: raw` |
 | `privacy/composed_release_epsilon` | of averages and sweeps: the composed ε of the releases besides the steps |
 | `privacy/composed_epsilon_group_of_K` | of averages and sweeps: the composed ε of K records together |

@@ -172,7 +172,9 @@ def _as_many(guesses: Guesses, canaries: int) -> Guesses:
     return Guesses(times * guesses.canaries, times * guesses.made, times * guesses.correct)
 
 
-def _middle(scores: npt.NDArray[np.float64], included: npt.NDArray[np.bool_], chooses: npt.NDArray[np.int64]) -> float:
+def _middle(
+    scores: npt.NDArray[np.floating[Any]], included: npt.NDArray[np.bool_], chooses: npt.NDArray[np.int64]
+) -> float:
     """Return the middle between the mean scores of those in and out among ``chooses``; the median if all are alike."""
     joined, out = scores[chooses[included[chooses]]], scores[chooses[~included[chooses]]]
     return float(np.mean([joined.mean(), out.mean()]) if len(joined) and len(out) else np.median(scores))

@@ -265,7 +265,7 @@ FAMILIES = (
     Family(audit_bounds, of_model=True),
     Family(accounted_again),
 )
-SECTIONS = ("final/", "fairness/", "privacy/", "system/")
+SECTIONS = ("final/", "fairness/", "privacy/", "audit/", "system/")
 """Sections of metrics in MLflow, in the order of logging; MLflow's comparison page opens with the first metric."""
 
 

@@ -123,7 +123,9 @@ def _audit(result: TrialResult) -> PublishedAudit | None:
         return None
     groups = {group.name: group.epsilon for group in found.groups}
     everyone = found.everyone
-    return PublishedAudit(found.confidence, everyone.epsilon, everyone.guesses, everyone.correct, groups)
+    tests = {test.name: test.lower_bound for test in found.tests}
+    counts = everyone.epsilon, everyone.guesses, everyone.correct
+    return PublishedAudit(found.confidence, *counts, groups, tests, found.kind, found.transcript)
 
 
 def _courses(result: TrialResult) -> dict[str, PublishedCourse]:

@@ -202,9 +202,12 @@ def epsilon_quantiles(trial: PublishedTrial) -> Mapping[str, float | None]:
 
 
 def audit_bounds(trial: PublishedTrial) -> Mapping[str, float | None]:
-    """Return the lower bound on epsilon from the audit and its confidence, by their names in MLflow."""
+    """Return the lower bounds on epsilon from the audit and their confidence, by their names in MLflow."""
     audit = trial.audit
-    return {"privacy/audited_epsilon": audit.epsilon, "privacy/audit_confidence": audit.confidence} if audit else {}
+    if audit is None:
+        return {}
+    tests = {f"audit/lower_bound_{name}": bound for name, bound in audit.tests.items()}
+    return {"audit/lower_bound": audit.epsilon, "audit/confidence": audit.confidence, **tests}
 
 
 def fairness(name: str) -> Value:

@@ -286,7 +286,9 @@ class PublishedAudit:
     """Lower bounds on epsilon from a one-run audit: exact, so any page or run that shows it is sensitive.
 
     epsilon: bound from ``correct`` right guesses among ``guesses``, over all canaries. groups: bounds from the canaries
-    of each group, by name. All bounds hold together with probability ``confidence``; 0 means that nothing was proved.
+    of each group, by name. tests: bounds of each test that was made on all canaries, by name. kind, transcript: as of
+    `dpsweep.workers.spec.AuditSpec`. All bounds hold together with probability ``confidence``; 0 means that nothing was
+    proved.
     """
 
     confidence: float
@@ -294,6 +296,9 @@ class PublishedAudit:
     guesses: int
     correct: int
     groups: Mapping[str, float] = field(default_factory=dict)
+    tests: Mapping[str, float] = field(default_factory=dict)
+    kind: str = "rows"
+    transcript: str = "last_model"
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from html import escape
+from typing import Final
 
 from dpsweep.orchestration.comparison.entries import Metric
 from dpsweep.orchestration.comparison.formats import CHANGE, CORRELATION, MISSING, PERCENT, POINTS, number
@@ -116,10 +117,12 @@ def audits_section(trials: Sequence[PublishedTrial]) -> str:
     """Return the section on audits; "" if no trial was audited or the results are withheld."""
     return _section(
         "What an audit proves",
-        "<p>A fair coin for each canary, a random training example, decided whether it was trained on. Guesses from "
-        "the fall of its loss prove that ε is at least so much (Steinke, Nasr and Jagielski 2023): over all canaries, "
-        "and over those of each group that has enough. All bounds of a trial hold together with its confidence; 0 "
-        "proves nothing, and a bound above the claim contradicts it.</p>",
+        "<p>A fair coin for each canary, a random training example or a made-up gradient, decided whether it was "
+        "trained on. Guesses from the fall of its loss, or from its direction in the model or in every noisy sum, "
+        "prove that ε is at least so much: over all canaries, and over examples of each group that has enough. "
+        "Steinke's test assumes nothing; f-DP and Gaussian DP (gdp) assume that the run is a Gaussian mechanism. All "
+        "bounds of a trial hold together with its confidence; 0 proves nothing, and a bound above the claim "
+        "contradicts it.</p>",
         audits_table(trials),
     )
 
@@ -211,6 +214,10 @@ def _area(found: PublishedMembership | None) -> str:
     return f"{found.auc:.3f}<br><small>{interval}, of {found.examples}; loss alone {found.loss_auc:.3f}</small>"
 
 
+_CANARIES: Final = {"rows": "Examples", "gradient": "Gradients"}
+_TRANSCRIPTS: Final = {"last_model": "seen in the last model", "iterates": "seen in every noisy sum"}
+
+
 def audits_table(trials: Sequence[PublishedTrial]) -> str:
     """Return the claim and the audited lower bounds of each trial, over all canaries and by group; "" without an
     audit.
@@ -223,8 +230,11 @@ def audits_table(trials: Sequence[PublishedTrial]) -> str:
         bounds = [_audited(audit.epsilon, claimed), *(_audited(audit.groups.get(name), claimed) for name in names)]
         guessed = f"{audit.correct} of {audit.guesses}"
         facts = [number(claimed), f"{100 * audit.confidence:g}%", guessed]
-        rows.append([(escape(trial.key), ""), *((text, "n") for text in (*facts, *bounds))])
-    heads = [("Trial", ""), *((text, "n") for text in ("Claimed ε", "Confidence", "Right guesses", "ε at least"))]
+        tests = [f"{name} {number(bound)}" for name, bound in audit.tests.items()]
+        whom = f"{_CANARIES[audit.kind]}, {_TRANSCRIPTS[audit.transcript]}<br><small>{', '.join(tests)}</small>"
+        rows.append([(escape(trial.key), ""), (whom, ""), *((text, "n") for text in (*facts, *bounds))])
+    numbers = ("Claimed ε", "Confidence", "Right guesses", "ε at least")
+    heads = [("Trial", ""), ("Canaries", ""), *((text, "n") for text in numbers)]
     return table([*heads, *((name, "n") for name in names)], rows) if rows else ""
 
 

@@ -73,7 +73,7 @@ def test_audits_stay_private(tmp_path: Path, release: str) -> None:
     trial = record.trial(record.points[0])
     assert trial.audit is None
     assert "audited_epsilon" not in group_table([trial])
-    assert "privacy/audited_epsilon" not in final_metrics(trial)
+    assert "audit/lower_bound" not in final_metrics(trial)
 
 
 def test_audits_are_disclosed_by_raw_alone(tmp_path: Path) -> None:
@@ -82,8 +82,9 @@ def test_audits_are_disclosed_by_raw_alone(tmp_path: Path) -> None:
     record = render_again(files.root).record
     trial = record.trial(record.points[0])
     assert trial.tags["sensitive"] == "true"
-    assert final_metrics(trial)["privacy/audited_epsilon"] == CANARY
-    assert final_metrics(trial)["privacy/audit_confidence"] == 0.95
+    assert final_metrics(trial)["audit/lower_bound"] == CANARY
+    assert final_metrics(trial)["audit/confidence"] == 0.95
+    assert "audit/lower_bound_steinke" in final_metrics(trial)
     shown = group_table([trial])["audited_epsilon"]
     assert set(shown) <= {GROUP_CANARY, None}
     assert GROUP_CANARY in shown

@@ -16,7 +16,7 @@ from dpsweep.accounting.records.layout import TrialFiles
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.workers.attack_results import AuditResult
-from dpsweep.workers.audit import TESTS, audit_gradient_scores
+from dpsweep.workers.audit import audit_gradient_scores
 from dpsweep.workers.clipping import Examples, PublicFacts, make_clipping
 from dpsweep.workers.data.base import Dataset, make_split
 from dpsweep.workers.gradient_canaries import Directions, GradientCanaries, longest
@@ -218,8 +218,7 @@ def test_a_known_mechanism_is_never_above_its_claim(sigma: float, steps: int, ru
 def test_scores_that_know_nothing_prove_nothing_and_those_that_know_all_prove_much() -> None:
     generator = np.random.default_rng(0)
     included = generator.random(CANARIES) < 0.5
-    for transcript in TESTS:
-        spec = replace(AUDIT, transcript=transcript)
+    for spec in (AUDIT, replace(AUDIT, transcript="last_model")):
         nothing = audit_gradient_scores(generator.normal(size=CANARIES), included, spec, 1e-5, 0)
         everything = audit_gradient_scores(np.where(included, 9.0, -9.0), included, spec, 1e-5, 0)
         assert nothing.everyone.epsilon < 0.5
