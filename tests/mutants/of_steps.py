@@ -40,7 +40,7 @@ STEPS: Final[tuple[Mutant, ...]] = (
             "noise of a bound above 1 is that of 1",
             True,
         ),
-        B("self._noise.added_to_each(gradients, std)", "gradients", "the model gets no noise", True),
+        B("self._noise.added_to_each(summed, std)", "summed", "the model gets no noise", True),
         B(
             "batch_size = self._facts.batch_size",
             "batch_size = max(self.counters.empty_batches, 1)",
