@@ -133,20 +133,25 @@ _CHOOSES: Final = 0.1
 
 
 def audit_gradient_scores(
-    scores: npt.NDArray[np.floating[Any]], included: npt.NDArray[np.bool_], spec: AuditSpec, delta: float, seed: int
+    ways: Sequence[npt.NDArray[np.floating[Any]]],
+    included: npt.NDArray[np.bool_],
+    spec: AuditSpec,
+    delta: float,
+    seed: int,
 ) -> AuditResult:
-    """Audit by the scores [m] of gradient canaries, and whether each was included [m].
+    """Audit by one of several ``ways`` to score gradient canaries, each [m], and whether each was included [m].
 
     A canary is guessed to be in if its score is above a threshold, the middle between the mean scores of those in and
-    out. That, and how many are guessed, is chosen by a random tenth of the canaries, on which no bound rests. The test
-    ``gdp`` guesses all others.
+    out. That, the way, and how many are guessed, is chosen by a random tenth of the canaries, on which no bound rests.
+    The test ``gdp`` guesses all others.
 
     Guarantee: under the assumptions of each test, the probability that any bound of the result exceeds epsilon is at
     most 1 - confidence.
     """
-    scores = np.nan_to_num(np.asarray(scores, np.float64))
-    order = np.random.default_rng(derive_seed(seed, "canaries that choose")).permutation(len(scores))
+    order = np.random.default_rng(derive_seed(seed, "canaries that choose")).permutation(len(included))
     chooses, counts = np.split(order, [math.ceil(_CHOOSES * len(order))])
+    known = [np.nan_to_num(np.asarray(way, np.float64)) for way in ways]
+    scores = max(known, key=lambda way: _apart(way[chooses], included[chooses]))
     margins = scores - _middle(scores, included, chooses)
     right = (margins >= 0.0) == included
 
@@ -170,6 +175,15 @@ def _as_many(guesses: Guesses, canaries: int) -> Guesses:
     """Return guesses about at least so many canaries, right as often."""
     times = -(-canaries // guesses.canaries)
     return Guesses(times * guesses.canaries, times * guesses.made, times * guesses.correct)
+
+
+def _apart(scores: npt.NDArray[np.float64], included: npt.NDArray[np.bool_]) -> float:
+    """Return the distance between the mean scores of those in and out, over their standard deviation; 0 if alike."""
+    joined, out = scores[included], scores[~included]
+    if min(len(joined), len(out)) < 2:
+        return 0.0
+    spread = float(np.sqrt(joined.var() + out.var()))
+    return float(joined.mean() - out.mean()) / spread if spread > 0.0 else 0.0
 
 
 def _middle(

@@ -33,6 +33,9 @@ Array = NDArray[np.float64]
 _STRETCHES: Final = (1.0 - 1e-6, 1.0, 1e3)
 """Norms of a canary before clipping, over each bound of the rule, among which the one that adds most is taken."""
 
+_LARGEST: Final = (0, 2, 4, 8)
+"""Numbers of singular parts of each matrix that a score leaves out."""
+
 
 class Directions:
     """Orthonormal directions in the space of all parameters: rows of a cosine transform, with a random sign for each
@@ -114,17 +117,21 @@ class GradientCanaries:
             out = math.log1p(-self._rate) if self._rate < 1.0 else -math.inf
             self.evidence += np.logaddexp(out, math.log(self._rate) + ratios)
 
-    def scores(self, start: nn.Module, released: nn.Module) -> Array:
-        """Return the score of each canary [m], higher if it is likely to have taken part.
+    def scores(self, start: nn.Module, released: nn.Module) -> tuple[Array, ...]:
+        """Return ways to score the canaries, each [m]: higher if a canary is likely to have taken part.
 
-        ``iterates``: `evidence`. ``last_model``: how far the parameters
-        moved against its direction, from the first model to the released one.
+        ``iterates``: `evidence`. ``last_model``: how far the parameters moved against its direction, from the first
+        model to the released one; all of that, or without the largest singular parts of each matrix, in which what is
+        learnt from the data gathers.
         """
         if self._spec.transcript == "iterates":
-            return self.evidence
+            return (self.evidence,)
         after = dict(released.named_parameters())
         moved = {name: each - after[name].to(each) for name, each in start.named_parameters() if each.requires_grad}
-        return self.directions.along(moved)
+        return tuple(
+            self.directions.along({name: _without_largest(each, parts) for name, each in moved.items()})
+            for parts in _LARGEST
+        )
 
     def state(self) -> dict[str, Any]:
         return {
@@ -137,6 +144,16 @@ class GradientCanaries:
         self.included = np.array(state["included"], np.bool_)
         self._sampler.restore(state["sampler"])
         self.evidence = state["evidence"].numpy().copy()
+
+
+def _without_largest(moved: Tensor, parts: int) -> Tensor:
+    """``moved`` without its largest singular parts, if it is a matrix of more than twice as many."""
+    matrix = moved.detach().flatten(1) if moved.ndim > 1 else moved.detach()[None]
+    if parts == 0 or min(matrix.shape) <= 2 * parts:
+        return moved
+    left, sizes, right = torch.linalg.svd(matrix.float(), full_matrices=False)
+    rest: Tensor = matrix - (left[:, :parts] * sizes[:parts]) @ right[:parts]
+    return rest.view(moved.shape)
 
 
 def longest(rule: ClipRule, groups: int) -> float:

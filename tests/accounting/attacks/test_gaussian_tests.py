@@ -83,7 +83,7 @@ def response_of_one_mind(canaries: int, mean: float, generator: np.random.Genera
 @pytest.mark.parametrize("mean", [0.3, 1.5])
 def test_f_dp_holds_where_canaries_depend_on_each_other_and_independence_does_not(mean: float) -> None:
     """The test that assumes independence is caught by a mechanism without it, which the other allows for."""
-    generator, runs = np.random.default_rng(3), 200
+    generator, runs = np.random.default_rng(3), 60
     true = gaussian_epsilon(mean, DELTA)[0]
     found = [Guesses(500, 500, response_of_one_mind(500, mean, generator)) for _ in range(runs)]
     alarms = sum(f_dp_epsilon(each, DELTA, 0.9) > true for each in found)
