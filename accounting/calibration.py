@@ -30,6 +30,7 @@ from dpsweep.accounting.mechanism import Segment, Trace, require_filterable
 from dpsweep.accounting.registry import lookup
 from dpsweep.accounting.renyi import ORDERS
 from dpsweep.accounting.rounds import enforced_epsilon
+from dpsweep.accounting.samplings import PoissonSampling, RandomAllocationSampling
 from dpsweep.accounting.schedules import (
     LARGEST_EPOCHS,
     SCHEDULES,
@@ -255,7 +256,7 @@ def _guess(trace_of: Callable[[float], Trace], budget: Budget) -> tuple[float, f
 
     def solved(budget: Budget, guess: float, stride: float) -> float | None:
         def excess(sigma: float) -> float:
-            return _excess(budget.cost(_in_few_segments(trace_of(sigma))), budget.limit)
+            return _excess(budget.cost(_in_few_segments(_sampled(trace_of(sigma)))), budget.limit)
 
         return _smallest(excess, guess, stride, SEARCHED_NOISE_MULTIPLIERS, waste=1e-3)
 
@@ -269,6 +270,17 @@ def _guess(trace_of: Callable[[float], Trace], budget: Budget) -> tuple[float, f
     if _in_few_segments(run) is run:
         return 0.95 * found, 0.02
     return solved(budget, 0.95 * found, 0.02) or found, 0.002
+
+
+def _sampled(trace: Trace) -> Trace:
+    """Return a run of nearly the same cost: random allocation as Poisson batches, which Renyi DP covers."""
+    segments = tuple(
+        replace(segment, sampling=PoissonSampling(1.0 / segment.sampling.block))
+        if isinstance(segment.sampling, RandomAllocationSampling)
+        else segment
+        for segment in trace.segments
+    )
+    return replace(trace, segments=segments)
 
 
 def _in_few_segments(trace: Trace) -> Trace:

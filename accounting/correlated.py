@@ -12,11 +12,12 @@ Any other pair of batches and correlated noise is refused.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import assert_never
 
 from dpsweep.accounting.errors import UnsupportedMechanism
 from dpsweep.accounting.mechanism import Segment, Trace, join_segments, require_supported
-from dpsweep.accounting.noise import INDEPENDENT, CorrelatedNoise, IndependentNoise, bands_of
-from dpsweep.accounting.samplings import CyclicPoissonSampling, Draws, FixedOrderSampling, PoissonSampling
+from dpsweep.accounting.noise import INDEPENDENT, CorrelatedNoise, IndependentNoise, NoiseStrategy, bands_of
+from dpsweep.accounting.samplings import CyclicPoissonSampling, Draws, FixedOrderSampling, PoissonSampling, Sampling
 from dpsweep.accounting.toeplitz import column_norm, repeated_norm
 
 _ROUND_DOWN = 1.0 - 4e-9
@@ -49,11 +50,27 @@ def as_independent(trace: Trace, group_size: int = 1) -> Trace:
 def require_step_by_step(trace: Trace) -> None:
     """Raise `UnsupportedMechanism` unless what one example contributes to a step costs the same whenever it does."""
     require_supported(trace)
-    if trace.strategy != INDEPENDENT or takes_turns(trace):
+    if not all(costs_by_step(segment.sampling, trace.strategy) for segment in trace.segments):
         raise UnsupportedMechanism(
-            "no epsilon of given examples is proven here for cyclic Poisson batches or correlated noise; ask for that "
-            "of the worst case"
+            "no epsilon of given examples is proven here for random allocation, cyclic Poisson batches or correlated "
+            "noise; ask for that of the worst case"
         )
+
+
+def costs_by_step(sampling: Sampling, strategy: NoiseStrategy) -> bool:
+    """Return whether epsilons of given examples are proven: each step costs what the example contributes to it."""
+    match strategy:
+        case IndependentNoise():
+            pass
+        case _:
+            return False
+    match sampling.draws:
+        case Draws.INDEPENDENT | Draws.SUBSET | Draws.EPOCH:
+            return True
+        case Draws.IN_TURN | Draws.ALLOCATED:
+            return False
+        case unknown:
+            assert_never(unknown)
 
 
 def turns_attain_pairs(trace: Trace) -> bool:

@@ -28,7 +28,7 @@ from dpsweep.accounting.reasons import union, weakened
 from dpsweep.accounting.reductions import is_attained
 from dpsweep.accounting.renyi import ORDERS, epsilon_improved
 from dpsweep.accounting.rounds import gaussian_rounds, require_group_size
-from dpsweep.accounting.samplings import Adjacency, Sampling
+from dpsweep.accounting.samplings import Adjacency, Draws, Sampling
 from dpsweep.accounting.selection import selected_rdp
 
 _ROUND_UP = 1.0 + 1e-9  # far above the rounding error of a sum
@@ -115,21 +115,27 @@ def epsilon_of_examples_together(
 
 
 def _by_renyi(counts: Mapping[Trace, int], delta: float, group_size: int, lower: float) -> PairBounds:
-    """Renyi DP of all runs; infinite where it covers no groups."""
+    """Renyi DP of all runs; infinite where it covers no groups, or random allocation."""
+    if _has_allocated(counts):
+        return PairBounds(math.inf, lower, "rdp")
     if group_size > 1 and any(part.is_sampled for trace in counts for part in gaussian_rounds(trace)):
         return PairBounds(math.inf, lower, "rdp")
     rdp = sum((count * total_rdp(trace, group_size) for trace, count in counts.items()), np.zeros_like(ORDERS))
     return PairBounds(float(epsilon_improved(rdp, delta)), lower, "rdp")
 
 
+def _has_allocated(traces: Iterable[Trace]) -> bool:
+    return any(segment.sampling.draws is Draws.ALLOCATED for trace in traces for segment in trace.segments)
+
+
 def _with_selections(counts: Mapping[Trace, int], delta: float, group_size: int) -> PrivacyEstimate:
     """Return the lower of Renyi DP and of the sum of epsilons, each at an equal share of delta; all under one
     adjacency.
 
-    Of groups of several examples, only the sum: Renyi DP covers them in no sampled batches.
+    Of groups of several examples, and with random allocation, only the sum: Renyi DP does not cover them.
     """
     alone = math.inf
-    if group_size == 1:
+    if group_size == 1 and not _has_allocated(counts):
         rdp = sum((count * selected_rdp(trace) for trace, count in counts.items()), np.zeros_like(ORDERS))
         alone = float(epsilon_improved(rdp, delta))
     best = PrivacyEstimate(alone, delta, next(iter(counts)).adjacency, "selection-rdp")

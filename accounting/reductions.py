@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from dpsweep.accounting.correlated import as_independent, turns_attain_pairs
@@ -14,16 +15,25 @@ from dpsweep.accounting.mechanism import (
     require_supported,
 )
 from dpsweep.accounting.samplings import (
+    SMALLEST_RATE,
     DisplacingSampling,
     FixedBatchSampling,
     PoissonSampling,
+    RandomAllocationSampling,
     Sampling,
     TruncatedPoissonSampling,
 )
 
+ALLOCATED_SHIFTS = (1e-4, 1.0 / 0.3)
+"""The range of shifts, in noise standard deviations, in which random allocation is bounded from below, too."""
 _RAREST = 1e-3
 """Largest share of delta that `rarest_apart` spends."""
 _ROUND_DOWN = 1.0 - 1e-12
+_CHANCE_UP = 1.0 + 1e-9
+"""Inflation of tail probabilities, far above the error of their evaluation."""
+_CHANCE_DOWN = 1.0 - 1e-9
+_LEAST = 1e-290
+"""Least probability of a batch that is cut: below it, doubles lose precision."""
 
 
 def as_accounted(trace: Trace, group_size: int = 1) -> Trace:
@@ -100,7 +110,34 @@ def rarest_apart(trace: Trace, delta: float, group_size: int = 1) -> tuple[Trace
 
 def cases_of(sampling: Sampling, group_size: int) -> tuple[tuple[float, Sampling], ...]:
     """Return the ways in which a round may draw its batch, with the probabilities of a public draw among them."""
-    return sampling.cases(group_size) if isinstance(sampling, TruncatedPoissonSampling) else ((1.0, sampling),)
+    return _of_truncated(sampling, group_size) if isinstance(sampling, TruncatedPoissonSampling) else ((1.0, sampling),)
+
+
+def _of_truncated(sampling: TruncatedPoissonSampling, group_size: int) -> tuple[tuple[float, Sampling], ...]:
+    """Return the batches of a step, for any ``group_size`` examples.
+
+    Guarantee: a step is dominated by the pair that reveals the draw and then has the batches drawn (Theorem 4). The
+    draw is whether the others left no room, C = 1[|R| > B - k]; batches in which they did displace. n may be the size
+    of the data set with the group or without it. For one example, that fewer joining examples are kept in a batch that
+    is cut counts, too.
+    """
+    from scipy import stats  # late: importing it takes half a second
+
+    size, most, rate = sampling.dataset_size, sampling.max_batch_size, sampling.sample_rate
+    uncut, cut = sampling.uncut, DisplacingSampling(sampling.uncut)
+    if group_size > 1:
+        full = min(1.0, max(float(stats.binom.sf(most - group_size, size, rate)) * _CHANCE_UP, _LEAST))
+        return _possible((1.0 - full, uncut), (full, cut))
+    crowded = float(stats.binom.sf(most - 1, size - 1, rate)) * _CHANCE_DOWN
+    filled = rate * float(stats.binom.pmf(most - 1, size - 1, rate)) * _CHANCE_UP  # by one more, if n = |D'|
+    filled = min(1.0 - crowded, max(filled + (_CHANCE_UP**2 - 1.0) * crowded, _LEAST))
+    kept = most / size * float(stats.binom.sf(most, size, rate)) / max(crowded, _LEAST) * _CHANCE_UP
+    thinned = DisplacingSampling(PoissonSampling(min(max(kept, SMALLEST_RATE), rate)))
+    return _possible((1.0 - crowded - filled, uncut), (crowded, thinned), (filled, cut))
+
+
+def _possible(*cases: tuple[float, Sampling]) -> tuple[tuple[float, Sampling], ...]:
+    return tuple(case for case in cases if case[0] > 0.0)
 
 
 def is_attained(trace: Trace) -> bool:
@@ -112,4 +149,17 @@ def is_attained(trace: Trace) -> bool:
     """
     samplings = (segment.sampling for segment in as_accounted(trace).segments)
     fixed = not (trace.noise_follows_results or trace.ended_by_results or trace.filter)
-    return fixed and turns_attain_pairs(trace) and all(sampling.draws_its_pair for sampling in samplings)
+    attains = turns_attain_pairs(trace) and _blocks_attain_pairs(trace)
+    return fixed and attains and all(sampling.draws_its_pair for sampling in samplings)
+
+
+def _blocks_attain_pairs(trace: Trace) -> bool:
+    """Return whether every block of random allocation is complete, of one noise level, and within the shifts told."""
+    lowest, highest = ALLOCATED_SHIFTS
+    return all(
+        segment.start_step % segment.sampling.block == 0
+        and segment.steps % segment.sampling.block == 0
+        and lowest <= segment.amplitude() <= (highest if segment.sampling.block > 1 else math.inf)
+        for segment in trace.segments
+        if isinstance(segment.sampling, RandomAllocationSampling)
+    )

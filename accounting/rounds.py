@@ -11,6 +11,7 @@ q N(1, sigma^2), in both directions: the sampled Gaussian mechanism with rate q 
 - Shuffled epochs under ``zero_out``: the example is in exactly one batch of the epoch. For every order of the data the
   epoch is one Gaussian, at worst that of its lowest noise: one round with q = 1 per epoch (paper C, Theorem 2).
 - Under ``replace_one``, where nothing is sampled: sigma is halved (docs/group-proof.md, Theorem 5).
+- Random allocation: no sampled Gaussian mechanism; `dpsweep.accounting.pld.allocation` has its rounds.
 - Truncated Poisson sampling: by a public draw, a step is that of Poisson sampling, or sigma is halved, because the
   others left no room (docs/group-proof.md, Theorem 4).
 
@@ -38,7 +39,7 @@ from dpsweep.accounting.mechanism import (
     Trace,
 )
 from dpsweep.accounting.reductions import as_accounted, cases_of
-from dpsweep.accounting.samplings import Sampling, draws_by_epoch
+from dpsweep.accounting.samplings import RandomAllocationSampling, Sampling, draws_by_epoch
 
 LARGEST_GROUP = 10**6
 """Largest accepted group size: the law of the number of members in a batch has one entry per member."""
@@ -79,6 +80,12 @@ def gaussian_rounds(trace: Trace, group_size: int = 1) -> tuple[Round, ...]:
     Raises: UnsupportedMechanism for groups in sampled rounds, and for a private selection.
     """
     group_size, trace = require_group_size(group_size), as_accounted(trace, group_size)
+    for segment in trace.segments:
+        if isinstance(segment.sampling, RandomAllocationSampling):
+            raise UnsupportedMechanism(
+                f"{segment.sampling.words} are accounted for by privacy loss distributions alone; use the accountant "
+                "'pld'"
+            )
     counts: Counter[tuple[tuple[tuple[float, Sampling], ...], float]] = Counter()
     for sampling, segments in groupby(trace.segments, key=lambda segment: segment.sampling):
         cases = cases_of(sampling, group_size)

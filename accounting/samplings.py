@@ -37,25 +37,19 @@ class Draws(Enum):
     INDEPENDENT: each example joins each batch independently, with the same probability. SUBSET: batches are independent
     of each other, and given the number of a group's members in a batch, all subsets of that size are equally likely.
     EPOCH: each example is in exactly one batch of every epoch, so an epoch is one round for it. IN_TURN: each example
-    may join only every so many batches, and joins those independently.
+    may join only every so many batches, and joins those independently. ALLOCATED: each example joins one batch of every
+    block, chosen uniformly and independently of other examples, so that a block is one round.
     """
 
     INDEPENDENT = 1
     SUBSET = 2
     EPOCH = 3
     IN_TURN = 4
+    ALLOCATED = 5
 
-
-RANDOM_ALLOCATION: Final = "random_allocation"
-"""The name of batches that `dpsweep.accounting.pld.epsilon_of_allocation` accounts for and that no trial draws."""
 
 SMALLEST_RATE = 1e-12
 """Smallest accepted sample rate q: below it, rounding 1 - q to a double loses too many digits of q."""
-_ROUND_UP = 1.0 + 1e-9
-"""Inflation of tail probabilities, far above the error of their evaluation."""
-_ROUND_DOWN = 1.0 - 1e-9
-_LEAST = 1e-290
-"""Least probability of a batch that is cut: below it, doubles lose precision."""
 
 
 class Sampling(Protocol):
@@ -283,11 +277,59 @@ class ShuffledSampling:
 
 @final
 @dataclass(frozen=True)
+class RandomAllocationSampling:
+    """Each example joins one step of every block of an epoch, chosen uniformly and independently of other examples.
+
+    An epoch of ``steps_per_epoch`` steps consists of ``per_epoch`` blocks of equal length; each draws its own choices.
+    Accounted for one example, by privacy loss distributions (docs/accounting-proofs.md, "Random allocation").
+    """
+
+    stored_name: ClassVar[str] = "random_allocation"
+    words: ClassVar[str] = "randomly allocated batches"
+    adjacencies: ClassVar[tuple[Adjacency, ...]] = ("add_remove", "zero_out")
+    draws: ClassVar[Draws] = Draws.ALLOCATED
+    draws_its_pair: ClassVar[bool] = True
+    displaced: ClassVar[int] = 0
+    sample_rate: ClassVar[float] = 1.0
+
+    steps_per_epoch: int
+    per_epoch: int = 1
+
+    def __post_init__(self) -> None:
+        keep_whole(self, "steps_per_epoch", "steps_per_epoch", at_least=1)
+        keep_whole(self, "per_epoch", "per_epoch", at_least=1, at_most=self.steps_per_epoch)
+        if self.steps_per_epoch % self.per_epoch:
+            raise InvalidInput(
+                f"per_epoch is {self.per_epoch}, but must divide the {self.steps_per_epoch} steps of an epoch, into "
+                "equal blocks"
+            )
+
+    @classmethod
+    def of_sizes(cls, dataset_size: int, batch_size: int, per_epoch: int = 1) -> Self:
+        """Return epochs of ``dataset_size`` / ``batch_size`` steps, rounded up."""
+        return cls(FixedBatchSampling(dataset_size, batch_size).steps_per_epoch, per_epoch)
+
+    @property
+    def block(self) -> int:
+        """Number of steps of a block, one of which an example joins."""
+        return self.steps_per_epoch // self.per_epoch
+
+    def members_drawn(self, group_size: int) -> tuple[Array, Array]:
+        """Raise `UnsupportedMechanism`: members may join different steps of a block."""
+        raise UnsupportedMechanism(f"no law of the members of a group is known in {self.words}")
+
+    def require_fits(self, dataset_size: int) -> None:
+        """Accepts every size: a batch may be empty."""
+
+
+@final
+@dataclass(frozen=True)
 class TruncatedPoissonSampling:
     """Poisson batches of ``dataset_size`` examples, cut to a uniformly random subset of at most ``max_batch_size``.
 
     In a batch that is cut, an example that joins may displace another. Whether the other examples left no room has the
-    same law with the example and without, so that a step is one of the `cases`, by a public draw. A maximum of
+    same law with the example and without, so that a step is one of several cases, by a public draw
+    (`dpsweep.accounting.reductions.cases_of`). A maximum of
     ``dataset_size`` or more cuts nothing, whoever joins. Not accounted for under zero-out, for the same reason as
     `FixedBatchSampling`, nor under replace-one. Proof: docs/group-proof.md, Theorem 4.
     """
@@ -341,33 +383,6 @@ class TruncatedPoissonSampling:
                 f"truncated Poisson batches are drawn from {self.dataset_size} examples, but the data set of the trace "
                 f"has {dataset_size}; give both the same dataset_size"
             )
-
-    def cases(self, group_size: int) -> tuple[tuple[float, Sampling], ...]:
-        """Return the batches of a step, for any ``group_size`` examples: samplings and the probabilities of a public
-        draw.
-
-        Guarantee: a step is dominated by the pair that reveals the draw and then has the batches drawn (Theorem 4).
-        The draw is whether the others left no room, C = 1[|R| > B - k]; batches in which they did displace. n may be
-        the size of the data set with the group or without it. For one example, that fewer joining examples are kept
-        in a batch that is cut counts, too.
-        """
-        from scipy import stats  # late: importing it takes half a second
-
-        size, most, rate = self.dataset_size, self.max_batch_size, self.sample_rate
-        cut = DisplacingSampling(self.uncut)
-        if group_size > 1:
-            full = min(1.0, max(float(stats.binom.sf(most - group_size, size, rate)) * _ROUND_UP, _LEAST))
-            return _possible((1.0 - full, self.uncut), (full, cut))
-        crowded = float(stats.binom.sf(most - 1, size - 1, rate)) * _ROUND_DOWN
-        filled = rate * float(stats.binom.pmf(most - 1, size - 1, rate)) * _ROUND_UP  # by one more, if n = |D'|
-        filled = min(1.0 - crowded, max(filled + (_ROUND_UP**2 - 1.0) * crowded, _LEAST))
-        kept = most / size * float(stats.binom.sf(most, size, rate)) / max(crowded, _LEAST) * _ROUND_UP
-        thinned = DisplacingSampling(PoissonSampling(min(max(kept, SMALLEST_RATE), rate)))
-        return _possible((1.0 - crowded - filled, self.uncut), (crowded, thinned), (filled, cut))
-
-
-def _possible(*cases: tuple[float, Sampling]) -> tuple[tuple[float, Sampling], ...]:
-    return tuple(case for case in cases if case[0] > 0.0)
 
 
 @final
@@ -502,13 +517,14 @@ SAMPLINGS: Mapping[str, type[SizedSampling]] = {
     "poisson": PoissonSampling,
     "fixed": FixedBatchSampling,
     "shuffle": ShuffledSampling,
+    "random_allocation": RandomAllocationSampling,
 }
 """Samplings by their name in sweep files and on the command line."""
 
 MAXIMA: Mapping[str, type[TruncatedPoissonSampling]] = {"poisson": TruncatedPoissonSampling}
 """The sampling used for a method if a largest batch size is given."""
 
-
+RANDOM_ALLOCATION: Final = RandomAllocationSampling.stored_name
 CYCLIC_POISSON: Final = CyclicPoissonSampling.stored_name
 FIXED_ORDER: Final = FixedOrderSampling.stored_name
 
@@ -524,20 +540,27 @@ def stored_kinds() -> tuple[type[Sampling], ...]:
     return (*SAMPLINGS.values(), *MAXIMA.values(), *PLANNED_ONLY.values())
 
 
-def sampling_of_sizes(method: str, dataset_size: int, batch_size: int, max_batch_size: int | None = None) -> Sampling:
-    """Return the sampling called ``method`` with batches of ``batch_size``, none larger than ``max_batch_size`` if
-    given.
+def sampling_of_sizes(
+    method: str, dataset_size: int, batch_size: int, max_batch_size: int | None = None, per_epoch: int | None = None
+) -> Sampling:
+    """Return the sampling called ``method`` with batches of ``batch_size``, none larger than ``max_batch_size``.
 
-    Raises: InvalidInput for an unknown method, one whose batches have no maximum, and sizes that do not fit.
+    Raises: InvalidInput for an unknown method, one without a maximum or ``per_epoch``, and sizes that do not fit.
     """
     kind = lookup(SAMPLINGS, method, "sampling")
+    if max_batch_size is not None and method not in MAXIMA:
+        raise InvalidInput(
+            f"max_batch_size is {max_batch_size}, but {kind.words} are not cut: leave it out, or choose the method "
+            "poisson"
+        )
+    if per_epoch is not None:
+        if kind is not RandomAllocationSampling:
+            raise InvalidInput(
+                f"per_epoch is {per_epoch}, but belongs to {RANDOM_ALLOCATION}, not to {method}: leave it out"
+            )
+        return RandomAllocationSampling.of_sizes(dataset_size, batch_size, per_epoch)
     if max_batch_size is None:
         return kind.of_sizes(dataset_size, batch_size)
-    if method not in MAXIMA:
-        raise InvalidInput(
-            f"max_batch_size is {max_batch_size}, but {kind.words} cannot be larger than batch_size: leave it out, or "
-            "choose the method poisson"
-        )
     return MAXIMA[method].of_sizes(dataset_size, batch_size, max_batch_size)
 
 
@@ -555,10 +578,10 @@ def require_known(sampling: Sampling) -> None:
 
 
 def draws_by_epoch(sampling: Sampling) -> bool:
-    """Return whether an epoch is one round of ``sampling``. Raises: UnsupportedMechanism as `require_known`."""
+    """Return whether rounds are epochs, or blocks of epochs. Raises: UnsupportedMechanism as `require_known`."""
     require_known(sampling)
     match sampling.draws:
-        case Draws.EPOCH:
+        case Draws.EPOCH | Draws.ALLOCATED:
             return True
         case Draws.INDEPENDENT | Draws.SUBSET | Draws.IN_TURN:
             return False

@@ -34,7 +34,7 @@ from dpsweep.workers.noise_sources import make_noise_source
 from dpsweep.workers.parts import parts_of
 from dpsweep.workers.predictions import predict
 from dpsweep.workers.recording import StoredNorms
-from dpsweep.workers.spec import AttackSpec, NormSpec, TrialSpec
+from dpsweep.workers.spec import AttackSpec, NormSpec, SamplingSpec, TrialSpec
 from dpsweep.workers.training import Trainer
 from dpsweep.workers.trial_mechanism import mechanism_of
 
@@ -139,6 +139,13 @@ def halves(examples: int, models: int, seed: int) -> Iterator[Rows]:
         yield np.sort(order[examples // 2 :])
 
 
+def _fitting(sampling: SamplingSpec, size: int) -> SamplingSpec:
+    """Return the sampling with batches of at most all of ``size`` examples."""
+    if sampling.batch_size == "full":
+        return sampling
+    return replace(sampling, batch_size=min(sampling.batch_size, max(size // (sampling.per_epoch or 1), 1)))
+
+
 def _reference_models(
     dataset: Dataset, pool: Split, spec: TrialSpec, files: TrialFiles, code: UserCode
 ) -> Iterator[nn.Module]:
@@ -148,8 +155,8 @@ def _reference_models(
         reference = replace(
             spec,
             seed=derive_seed(spec.seed, f"reference model {number}"),
-            sampling=replace(spec.sampling, batch_size=min(spec.sampling.expected_size(len(rows)), len(rows))),
-            norms=NormSpec(refreshes_per_epoch=1e-9),
+            sampling=_fitting(spec.sampling, len(rows)),
+            norms=spec.norms if spec.norms.are_off else NormSpec(refreshes_per_epoch=1e-9),
             attacks=AttackSpec(),
             audit=None,
             noise_source="seeded",

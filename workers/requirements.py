@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from dpsweep.accounting.correlated import costs_by_step
 from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.noise import INDEPENDENT
 from dpsweep.accounting.planning import TrialMechanism
 from dpsweep.workers.audit import check_audit
 from dpsweep.workers.clipping import ClippingMethod
@@ -16,11 +18,14 @@ from dpsweep.workers.spec import Refreshes, TrialSpec
 def with_chosen_norms(spec: TrialSpec, mechanism: TrialMechanism, method: ClippingMethod) -> TrialSpec:
     """Return the trial with a choice in place of ``auto`` norms; any other is kept.
 
-    Once per epoch for a clipping method that uses the norms of all examples at a refresh, and where an example
-    displaces others from batches: with ``when_sampled`` it would also change when their norms are measured.
+    Off where no epsilon of single examples is proven (`costs_by_step`). Once per epoch for a clipping method that uses
+    the norms of all examples at a refresh, and where an example displaces others from batches: with ``when_sampled`` it
+    would also change when their norms are measured.
     """
     if spec.norms.refreshes_per_epoch != "auto":
         return spec
+    if not costs_by_step(mechanism.sampling, INDEPENDENT):
+        return replace(spec, norms=replace(spec.norms, refreshes_per_epoch="off"))
     often: Refreshes = 1.0 if method.refreshes or mechanism.sampling.displaced else "when_sampled"
     return replace(spec, norms=replace(spec.norms, refreshes_per_epoch=often))
 
@@ -48,6 +53,8 @@ def check_spec(spec: TrialSpec, mechanism: TrialMechanism, method: ClippingMetho
             f"the noise multiplier reaches {highest:g}, but without clipping the sensitivity is infinite; "
             "choose a clipping method, or constant noise of multiplier 0"
         )
+    if not costs_by_step(mechanism.sampling, INDEPENDENT):
+        _require_no_single_epsilons(spec, mechanism, method)
     if (spec.norms.when_sampled or spec.norms.are_off) and method.refreshes:
         raise InvalidInput(
             f"norms.refreshes_per_epoch is {spec.norms.refreshes_per_epoch}, but clipping method "
@@ -60,3 +67,18 @@ def check_spec(spec: TrialSpec, mechanism: TrialMechanism, method: ClippingMetho
         )
     if spec.noise.schedule.name == "validation" and not public_size:
         raise InvalidInput("a validation-driven schedule needs public data; set data.public_fraction above 0")
+
+
+def _require_no_single_epsilons(spec: TrialSpec, mechanism: TrialMechanism, method: ClippingMethod) -> None:
+    """Raise `InvalidInput` for norms, or a clipping method, that serve epsilons of single examples."""
+    words = mechanism.sampling.words
+    if method.refreshes or method.keeps_to_contributions:
+        raise InvalidInput(
+            f"clipping method {spec.clipping.name!r} limits what single examples pay, but with {words} no epsilon of "
+            "single examples is proven; choose another clipping method, or sampling poisson"
+        )
+    if not spec.norms.are_off:
+        raise InvalidInput(
+            f"norms.refreshes_per_epoch is {spec.norms.refreshes_per_epoch}, but with {words} no epsilon of single "
+            "examples is proven; give auto or off, or sampling poisson"
+        )

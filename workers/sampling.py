@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from dpsweep.accounting.errors import InvalidInput, require_finite
 from dpsweep.accounting.registry import lookup
-from dpsweep.accounting.samplings import Sampling, sampling_of_sizes
+from dpsweep.accounting.samplings import RANDOM_ALLOCATION, RandomAllocationSampling, Sampling, sampling_of_sizes
 from dpsweep.workers.chacha import ChaChaBits
 from dpsweep.workers.noise import derive_seed
 from dpsweep.workers.noise_sources import noise_source_kind
@@ -53,6 +53,10 @@ class RowDraws(Protocol):
         """Return a uniformly random permutation of the rows."""
         ...
 
+    def places(self, n: int, count: int) -> Rows:
+        """Return a uniformly random number below ``count`` for each of ``n`` rows, independently; int64 [n]."""
+        ...
+
     def state(self) -> dict[str, Any]: ...
 
     def restore(self, state: Mapping[str, Any]) -> None: ...
@@ -77,6 +81,9 @@ class SeededRows:
 
     def order(self, n: int) -> Rows:
         return self._rng.permutation(n)
+
+    def places(self, n: int, count: int) -> Rows:
+        return self._rng.integers(count, size=n)
 
     def state(self) -> dict[str, Any]:
         return {"generator": self._rng.bit_generator.state}
@@ -145,6 +152,15 @@ class KeyedRows:
         words = self._stream.words(n)
         rows = np.argsort(words)
         return rows if (np.diff(words[rows]) > 0).all() else self.order(n)
+
+    def places(self, n: int, count: int) -> Rows:
+        """Return 64-bit words modulo ``count``; words from the largest multiple of it on are drawn again."""
+        words, limit = self._stream.words(n), (1 << 64) - (1 << 64) % count
+        if limit < 1 << 64 and (words >= np.uint64(limit)).any():
+            words = words.copy()
+            while (again := np.flatnonzero(words >= np.uint64(limit))).size:
+                words[again] = self._stream.words(len(again))
+        return (words % np.uint64(count)).astype(np.int64)
 
     def state(self) -> dict[str, Any]:
         return self._stream.state()
@@ -248,6 +264,43 @@ class ShuffledSampler(_RowSampler):
         self._remaining = np.array(state["remaining"], np.int64)
 
 
+class AllocatedSampler:
+    """Each row joins one of ``steps`` steps, chosen uniformly and independently; after these, all choose anew.
+
+    The state holds that of the random choices before the block, which `restore` repeats, and the steps left of it.
+    """
+
+    def __init__(self, dataset_size: int, steps: int, draws: RowDraws) -> None:
+        self._dataset_size, self._steps, self._draws = dataset_size, steps, draws
+        self._before, self._ahead = draws.state(), deque[Rows]()
+
+    def next_batch(self) -> Rows:
+        if not self._ahead:
+            self._draw()
+        return self._ahead.popleft()
+
+    def _draw(self) -> None:
+        self._before = self._draws.state()
+        places = self._draws.places(self._dataset_size, self._steps)
+        rows = np.argsort(places, kind="stable")
+        sizes = np.bincount(places, minlength=self._steps)
+        self._ahead = deque(np.split(rows, np.cumsum(sizes)[:-1]))
+
+    def state(self) -> dict[str, Any]:
+        return {"draws": self._draws.state(), "before": self._before, "ahead": len(self._ahead)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._draws.restore(state["before"])
+        self._ahead = deque[Rows]()
+        if state["ahead"]:
+            self._draw()
+        else:
+            self._before = state["before"]
+        while len(self._ahead) > state["ahead"]:
+            self._ahead.popleft()
+        self._draws.restore(state["draws"])
+
+
 class LeavesOut(Protocol):
     """Names rows to exclude from all batches."""
 
@@ -260,8 +313,8 @@ class LeavesOut(Protocol):
 class PartialSampler:
     """Batches of another sampler without the excluded rows, as drawn from the neighbouring data set without them.
 
-    Poisson batches are then drawn from the other rows at the same sample rate (add/remove adjacency). In a shuffled
-    epoch the excluded rows keep their places as null records (zero-out adjacency).
+    Poisson and randomly allocated batches are then drawn from the other rows alone (add/remove adjacency). In a
+    shuffled epoch the excluded rows keep their places as null records (zero-out adjacency).
     """
 
     def __init__(self, whole: Sampler, leaves_out: LeavesOut) -> None:
@@ -302,14 +355,21 @@ class CutSampler:
         self._uncut.restore(state)
 
 
-SAMPLERS: Final[Mapping[str, Callable[[int, int, RowDraws], Sampler]]] = {
-    "poisson": PoissonSampler,
-    "fixed": FixedBatchSampler,
-    "shuffle": ShuffledSampler,
+def _allocated(spec: SamplingSpec, dataset_size: int, draws: RowDraws) -> Sampler:
+    sampling = planned_sampling(spec, dataset_size)
+    assert isinstance(sampling, RandomAllocationSampling), "the method of the spec names it"
+    return AllocatedSampler(dataset_size, sampling.block, draws)
+
+
+SAMPLERS: Final[Mapping[str, Callable[[SamplingSpec, int, RowDraws], Sampler]]] = {
+    "poisson": lambda spec, size, draws: PoissonSampler(size, spec.expected_size(size), draws),
+    "fixed": lambda spec, size, draws: FixedBatchSampler(size, spec.expected_size(size), draws),
+    "shuffle": lambda spec, size, draws: ShuffledSampler(size, spec.expected_size(size), draws),
+    RANDOM_ALLOCATION: _allocated,
 }
 
 
-AUDITABLE: Final = ("poisson", "shuffle")
+AUDITABLE: Final = ("poisson", "shuffle", RANDOM_ALLOCATION)
 """Samplings that can leave canaries out of batches as a neighbouring data set would.
 
 ``fixed`` cannot: its batches, without the canaries, would be smaller than those of the neighbouring data set.
@@ -325,7 +385,7 @@ def make_sampler(
     leaves_out: rows to exclude from every batch before it is cut to ``max_batch_size``; `AUDITABLE` samplings only.
     """
     planned_sampling(spec, dataset_size)
-    sampler = lookup(SAMPLERS, spec.method, "sampling")(dataset_size, spec.expected_size(dataset_size), draws)
+    sampler = lookup(SAMPLERS, spec.method, "sampling")(spec, dataset_size, draws)
     sampler = sampler if leaves_out is None else PartialSampler(sampler, leaves_out)
     return sampler if spec.max_batch_size is None else CutSampler(sampler, spec.max_batch_size, draws)
 
@@ -339,10 +399,10 @@ def planned_sampling(spec: SamplingSpec, dataset_size: int) -> Sampling:
     PoissonSampling(sample_rate=0.01)
     """
     require_finite("training set size", dataset_size, at_least=1)
-    batch_size = spec.expected_size(dataset_size)
+    batch_size = dataset_size if spec.batch_size == "full" else spec.batch_size
     if not 1 <= batch_size <= dataset_size:
         raise InvalidInput(
             f"batch_size is {batch_size}, but must be between 1 and the {dataset_size} training examples; "
             "choose a smaller batch_size"
         )
-    return sampling_of_sizes(spec.method, dataset_size, batch_size, spec.max_batch_size)
+    return sampling_of_sizes(spec.method, dataset_size, batch_size, spec.max_batch_size, spec.per_epoch)

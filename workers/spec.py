@@ -37,7 +37,7 @@ def name_in(registry: Collection[str]) -> GetPydanticSchema:
 
 def drawn_by_trials(name: object) -> object:
     """``name``. Raises: InvalidInput for a sampling that accountants know and that no trial draws."""
-    if isinstance(name, str) and name in (*PLANNED_ONLY, RANDOM_ALLOCATION):
+    if isinstance(name, str) and name in PLANNED_ONLY:
         raise InvalidInput(
             f"no trial draws {name} batches yet: dpsweep epsilon says what they would cost; choose {one_of(SAMPLINGS)}"
         )
@@ -122,18 +122,27 @@ class SamplingSpec:
     full: all training examples, so that an epoch is one step.
 
     max_batch_size: a larger Poisson batch is cut to a uniformly random subset of this size.
+
+    per_epoch: with random_allocation, the number of the n / batch_size steps of an epoch that each example joins; a
+    batch then has per_epoch times batch_size examples on average. None is 1.
     """
 
     method: Annotated[str, name_in(SAMPLINGS), BeforeValidator(drawn_by_trials)]
     batch_size: Annotated[int, Field(ge=1)] | Literal["full"]
     max_batch_size: Annotated[int, Field(ge=1)] | None = None
+    per_epoch: Annotated[int | None, Field(ge=1, exclude_if=_is_none)] = None
 
     def __post_init__(self) -> None:
         check_bounds(self, "sampling")
+        if self.per_epoch is not None and self.method != RANDOM_ALLOCATION:
+            raise InvalidInput(
+                f"sampling.per_epoch is {self.per_epoch}, but belongs to method {RANDOM_ALLOCATION}, not to "
+                f"{self.method}: leave it out"
+            )
 
     def expected_size(self, dataset_size: int) -> int:
         """Return the expected batch size on ``dataset_size`` training examples."""
-        return dataset_size if self.batch_size == "full" else self.batch_size
+        return dataset_size if self.batch_size == "full" else self.batch_size * (self.per_epoch or 1)
 
 
 @dataclass(frozen=True)

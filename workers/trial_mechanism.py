@@ -90,8 +90,10 @@ def moment_order(spec: TrialSpec, mechanism: TrialMechanism) -> float:
 
     It is the order that gives the epsilon of the planned run by Renyi DP: a mean of a higher order would over-estimate
     the epsilons of single examples more than needed, and one of a lower order under-estimate them. The cost of a
-    private selection does not matter: it needs no epsilons of single examples.
+    private selection does not matter: it needs no epsilons of single examples, as a run without norms.
     """
+    if spec.norms.are_off:
+        return LEAST_ORDER
     planned = replace(mechanism, selection=None).trace(spec.epochs)
     return max(optimal_order(planned, spec.delta), LEAST_ORDER) if planned.is_private else LEAST_ORDER
 

@@ -205,7 +205,7 @@ class RecordedContributions:
                 case Draws.INDEPENDENT | Draws.SUBSET:
                     law = StepLaw(sampling.sample_rate, chance)
                     sampled[law] = sampled.get(law, ()) + stretches
-                case Draws.IN_TURN:
+                case Draws.IN_TURN | Draws.ALLOCATED:
                     raise UnsupportedMechanism(f"no epsilon of single examples is known for {sampling.words}")
                 case unknown:
                     assert_never(unknown)

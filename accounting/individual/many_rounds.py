@@ -61,6 +61,8 @@ def _as_steps(rounds: GroupRounds) -> Steps | None:
     A round that is one of several cases becomes a step of the likeliest case and, with its probability, one of each
     other case (`dpsweep.accounting.individual.contributions._one_by_one`).
     """
+    if rounds.allocated:
+        return None
     counts: dict[StepLaw, list[Stretch]] = defaultdict(list)
     for law, count in rounds.laws:
         if law.dropped or not all(map(_is_sampled_gaussian, (mixture for _, mixture in law.cases))):

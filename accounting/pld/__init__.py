@@ -4,7 +4,6 @@ Building blocks for other accountants: `group_law` and `examples_law` return a `
 1 / noise multiplier; `discretise` returns the certified law of its loss on a lattice (`dpsweep.accounting.pld.loss`).
 """
 
-from dpsweep.accounting.pld.allocation import epsilon_of_allocation
 from dpsweep.accounting.pld.composition import (
     MIN_DELTA,
     TOLERANCE,
@@ -40,7 +39,6 @@ __all__ = [
     "SensitivityMixture",
     "delta_pld",
     "discretise",
-    "epsilon_of_allocation",
     "epsilon_of_examples",
     "epsilon_of_rounds",
     "epsilon_pld",

@@ -1,8 +1,9 @@
 """Random allocation: every example joins one of the t steps of an epoch, chosen uniformly and independently of others.
 
-An epoch is dominated by the pair P = (1/t) sum_i N(e_i / sigma, I) and Q = N(0, I) in t dimensions (Chua et al., "Balls
-and bins", 2025; Feldman and Shenfeld, arXiv 2502.08202), under adding or removing one example. Its likelihood ratio is
-M = mean of t independent Y_i = exp(x_i / sigma - 1 / (2 sigma^2)), x_i ~ N(0, 1) under Q, so that
+An epoch, or a block of one, is a round. It is dominated by the pair P = (1/t) sum_i N(e_i / sigma, I) and Q = N(0, I)
+in t dimensions (Chua et al., "Balls and bins", 2025; Feldman and Shenfeld, arXiv 2502.08202), under adding or removing
+one example. Its likelihood ratio is M = mean of t independent Y_i = exp(x_i / sigma - 1 / (2 sigma^2)),
+x_i ~ N(0, 1) under Q, so that
 
     delta of removing = E_Q[(M - e^eps)+],    delta of adding = E_Q[(1 - e^eps M)+].
 
@@ -27,24 +28,16 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from dpsweep.accounting.errors import InvalidInput, require_finite, require_whole
-from dpsweep.accounting.pld.composition import MIN_DELTA, TOLERANCE, CertifiedEpsilon, require_pld_delta
-from dpsweep.accounting.pld.fourier import LatticePlan, compose_equal
-from dpsweep.accounting.pld.lattice import make_plan, spacing_for
-from dpsweep.accounting.pld.loss import DIRECTIONS, Bound, Cells, Direction, LatticeLoss, merge, spread
-from dpsweep.accounting.pld.saddlepoint import Cumulants, saddle_at_delta, saddle_at_epsilon
-from dpsweep.accounting.pld.sensitivity import Array
+from dpsweep.accounting.pld.loss import Bound, Cells, Direction, LatticeLoss, merge, spread
+from dpsweep.accounting.pld.sensitivity import AllocatedRound, Array
 
-MOST_STEPS: Final = 1_000_000
-"""Most steps of an epoch."""
 Places = npt.NDArray[np.int64]
 _POINTS: Final = 1280
 """Points of a grid. The width of the bounds falls with its square, the time of a sum grows with it."""
 _ROUNDING: Final = 1e-8
 """Relative error of masses, far above that of sums of a million positive terms."""
-_LOST: Final = 1e-6
-"""Share of delta that all epochs together may lose to the ends of grids."""
-_ATTEMPTS: Final = 3
+_DECADES: Final = 4
+"""What grids may lose is rounded down to a power of 10 with a multiple of this as exponent, so that laws are reused."""
 
 
 @dataclass(frozen=True)
@@ -59,60 +52,7 @@ class _Law:
     lost: float
 
 
-def epsilon_of_allocation(
-    noise_multiplier: float,
-    steps_per_epoch: int,
-    epochs: int,
-    delta: float,
-    per_epoch: int = 1,
-    tolerance: float = TOLERANCE,
-) -> CertifiedEpsilon:
-    """Return the epsilon of random allocation at ``delta``, certified from both sides.
-
-    noise_multiplier: noise std over the L2 sensitivity of the clipped sum. per_epoch: each example joins one step of
-    each of ``per_epoch`` equal blocks of the epoch; it divides steps_per_epoch. tolerance: target for the relative gap.
-
-    Guarantee: (upper, delta)-DP under adding or removing one example, for adaptively chosen steps of equal noise in
-    complete epochs, allocated anew and independently in every epoch and for every example.
-
-    Raises: InvalidInput for numbers out of range.
-    """
-    sigma = require_finite("noise_multiplier", noise_multiplier, at_least=0.3, at_most=1e4)
-    steps = require_whole("steps_per_epoch", steps_per_epoch, at_least=1, at_most=MOST_STEPS)
-    rounds = require_whole("epochs", epochs, at_least=1, at_most=10**6)
-    blocks = require_whole("per_epoch", per_epoch, at_least=1, at_most=steps)
-    if steps % blocks:
-        raise InvalidInput(f"per_epoch is {blocks}, but must divide the {steps} steps of an epoch, into equal blocks")
-    delta = require_pld_delta(delta)
-    tolerance = require_finite("tolerance", tolerance, above=0.0)
-    return _certified(sigma, steps // blocks, rounds * blocks, delta, tolerance)
-
-
-def _certified(sigma: float, steps: int, rounds: int, delta: float, tolerance: float) -> CertifiedEpsilon:
-    tail = max(delta * _LOST / rounds, MIN_DELTA)
-    upper, lower = _mean_law(1.0 / sigma, steps, tail, "upper"), _mean_law(1.0 / sigma, steps, tail, "lower")
-    pair = {direction: _cumulants(lower, rounds, direction) for direction in DIRECTIONS}
-    above, below = 0.0, 0.0
-    for direction in DIRECTIONS:
-        other = pair["add" if direction == "remove" else "remove"]
-        saddle = saddle_at_delta(pair[direction], math.log(delta))
-        spacing = spacing_for(rounds, saddle, tolerance)
-        highest, lowest = math.inf, 0.0
-        for _ in range(_ATTEMPTS):
-            plan = make_plan(pair[direction], other, saddle, spacing, tail, rounds)
-            above_it, below_it = _on_lattice(upper, plan, "upper"), _on_lattice(lower, plan, "lower")
-            composed = compose_equal(above_it, below_it, rounds, plan)
-            found, under = composed.upper.epsilon_at(delta), composed.lower.epsilon_at(delta)
-            highest, lowest = min(highest, found.epsilon), max(lowest, under.epsilon)
-            if highest <= lowest * (1 + 2 * tolerance) or not math.isfinite(found.epsilon):
-                break
-            spacing = plan.spacing / 2.0
-            saddle = saddle_at_epsilon(pair[direction], max(found.nearest, 0.0))
-        above, below = max(above, highest), max(below, lowest)
-    return CertifiedEpsilon(above, below, delta)
-
-
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=64)
 def _mean_law(shift: float, steps: int, tail: float, bound: Bound) -> _Law:
     """Return the law of the mean of ``steps`` ratios of Gaussians at distance ``shift``, by doubling."""
     power, terms = _one(shift, tail / steps, bound), 1  # of a power of two terms
@@ -212,35 +152,40 @@ def _placed(masses: Array, means: Array, grid: Array, bound: Bound) -> _Law:
     return _Law(nodes, placed, max(0.0, float(means[-1] - masses[-1] * grid[-1])))
 
 
-def _cumulants(law: _Law, rounds: int, direction: Direction) -> Cumulants:
-    """Return the law for the choice of tilt and window, on which no guarantee rests."""
+def quadrature(allocated: AllocatedRound, tail: float) -> tuple[Array, Array]:
+    """Return losses log P/Q and logs of their masses under Q, for choices on which no guarantee rests."""
+    law = _mean_law(allocated.shift, allocated.steps, _rounded(tail), "lower")
     kept = (law.values > 0.0) & (law.masses > 0.0)
-    losses, weights = np.log(law.values[kept]), np.log(law.masses[kept])
-    return Cumulants(direction, weights[None], losses[None], np.array([float(rounds)]), 0.0, np.zeros(0), 1)
+    return np.log(law.values[kept]), np.log(law.masses[kept])
 
 
-def _on_lattice(law: _Law, plan: LatticePlan, bound: Bound) -> LatticeLoss:
-    """Return the law of the loss of an epoch on the lattice of ``plan``, as `dpsweep.accounting.pld.loss.discretise`
-    gives it.
-    """
-    sign = 1.0 if plan.direction == "remove" else -1.0
+def _rounded(tail: float) -> float:
+    return float(10.0 ** max(_DECADES * math.floor(math.log10(tail) / _DECADES), -300))
+
+
+def allocated_loss(
+    allocated: AllocatedRound, spacing: float, direction: Direction, tail: float, bound: Bound
+) -> LatticeLoss:
+    """Return the law of the loss of a round on a lattice, as `dpsweep.accounting.pld.loss.discretise` gives it."""
+    law = _mean_law(allocated.shift, allocated.steps, _rounded(tail), bound)
+    sign = 1.0 if direction == "remove" else -1.0
     kept = (law.values > 0.0) & (law.masses > 0.0)
     losses, q = sign * np.log(law.values[kept]), law.masses[kept]
     p = q * law.values[kept]
-    first, second = (p, q) if plan.direction == "remove" else (q, p)
-    places = np.floor(losses / plan.spacing).astype(np.int64)
+    first, second = (p, q) if direction == "remove" else (q, p)
+    places = np.floor(losses / spacing).astype(np.int64)
     start = int(places.min())
     size = int(places.max()) - start + 1
     numerator = _sums(places - start, first, size)
-    edges = (start + np.arange(size)) * plan.spacing
+    edges = (start + np.arange(size)) * spacing
     denominator = np.exp(edges) * _sums(places - start, second, size)
-    beyond = law.lost if plan.direction == "remove" else float(law.masses[law.values == 0.0].sum())
+    beyond = law.lost if direction == "remove" else float(law.masses[law.values == 0.0].sum())
     cells = Cells(
         start=start,
         numerator=numerator,
-        denominator=np.clip(denominator, numerator * math.exp(-plan.spacing), numerator),
+        denominator=np.clip(denominator, numerator * math.exp(-spacing), numerator),
         above=beyond if bound == "upper" else 0.0,
         below=0.0,
         rounding=np.asarray(_ROUNDING * numerator, dtype=np.float64),
     )
-    return spread(cells, plan.spacing) if bound == "upper" else merge(cells, plan.spacing)
+    return spread(cells, spacing) if bound == "upper" else merge(cells, spacing)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -47,9 +47,11 @@ class Ceiling:
 def total_variation(rounds: GroupRounds) -> float:
     """Return an upper bound on delta at epsilon 0: the sum of the rounds' total variation distances.
 
-    For a round it is at most the mean over its sensitivities a of TV(N(a, 1), N(0, 1)) = 2 Phi(a/2) - 1.
+    For a round it is at most the mean over its sensitivities a of TV(N(a, 1), N(0, 1)) = 2 Phi(a/2) - 1, and so for a
+    block of random allocation, a mixture over the step that is drawn.
     """
     parts = [special.erf(rounds.gaussian / math.sqrt(8)), *np.tanh(np.asarray(rounds.pure) / 2)]
+    parts.extend(count * float(special.erf(block.shift / math.sqrt(8))) for block, count in rounds.allocated)
     for law, count in rounds.laws:
         parts.append(count * law.missing)
         for probability, mixture in law.cases:
@@ -62,7 +64,8 @@ def gaussian_ceiling(rounds: GroupRounds, delta: float) -> Ceiling:
     """Return the epsilon of one Gaussian that dominates all rounds.
 
     A round is post-processing of the Gaussian with its largest sensitivity: draw case and sensitivity, shrink
-    the output by the ratio, and add the noise that this removed. Pure releases add to epsilon.
+    the output by the ratio, and add the noise that this removed. So is a block of random allocation: draw the step, and
+    add noise for the others. Pure releases add to epsilon.
     """
     return Ceiling(_least(rounds, delta, _of_one_gaussian), "gdp")
 
@@ -119,7 +122,7 @@ def _cut(rounds: GroupRounds, delta: float) -> Iterator[tuple[GroupRounds, float
         kept = tuple((law.truncated(share * delta / total), count) for law, count in rounds.laws)
         missing = math.fsum(count * law.missing for law, count in kept) * _ROUND_UP
         if missing < delta:
-            yield GroupRounds(kept, rounds.gaussian, rounds.pure), delta - missing, -math.log1p(-missing)
+            yield replace(rounds, laws=kept), delta - missing, -math.log1p(-missing)
         if all(law.atoms <= 2 and len(law.cases) == 1 for law, _ in rounds.laws):
             return
 
@@ -132,7 +135,8 @@ def _of_one_gaussian(rounds: GroupRounds, delta: float) -> float:
 
 
 def _dominating_mean(rounds: GroupRounds) -> float:
-    shifts = (law.largest * math.sqrt(count) for law, count in rounds.laws)
+    shifts = [law.largest * math.sqrt(count) for law, count in rounds.laws]
+    shifts += [block.shift * math.sqrt(count) for block, count in rounds.allocated]
     return math.hypot(rounds.gaussian, *shifts) * (1 + 1e-12)
 
 
@@ -141,11 +145,16 @@ def _of_renyi(rounds: GroupRounds, delta: float) -> float:
 
 
 def _total_renyi(rounds: GroupRounds) -> Array:
-    """RDP at `ORDERS`, valid in both directions, of the rounds given that no missing sensitivity occurs."""
+    """RDP at `ORDERS`, valid in both directions, of the rounds given that no missing sensitivity occurs.
+
+    A block of random allocation costs at most what it would if the step drawn were known: one Gaussian.
+    """
     total = gaussian_rdp(1 / rounds.gaussian) if rounds.gaussian else np.zeros_like(ORDERS)
     for law, count in rounds.laws:
         shares = [p * (1.0 - mixture.missing) / (1.0 - law.missing) for p, mixture in law.cases]
         total = total + count * mixed_rdp(shares, [_renyi_of(mixture) for _, mixture in law.cases])
+    for block, count in rounds.allocated:
+        total = total + count * gaussian_rdp(1 / block.shift)
     for epsilon in rounds.pure:
         total = total + pure_rdp(epsilon)
     return np.asarray(total)

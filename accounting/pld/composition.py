@@ -137,7 +137,7 @@ def epsilon_of_rounds(rounds: GroupRounds, delta: float, tolerance: float = TOLE
     tolerance = require_finite("tolerance", tolerance, above=0.0)
     if not rounds.is_private:
         return PairBounds(math.inf, math.inf)
-    if not rounds.laws and not rounds.pure:
+    if rounds.is_one_gaussian:
         upper, lower = gaussian_epsilon(rounds.gaussian, delta)
         return PairBounds(upper, lower)
     if total_variation(rounds) <= delta:
@@ -223,7 +223,7 @@ def delta_of_rounds(rounds: GroupRounds, epsilon: float, tolerance: float = TOLE
     tolerance = require_finite("tolerance", tolerance, above=0.0)
     if not rounds.is_private:
         return PairBounds(1.0, 1.0)
-    if not rounds.laws and not rounds.pure:
+    if rounds.is_one_gaussian:
         return PairBounds(*gaussian_delta(rounds.gaussian, epsilon))
     if (deltas := exact_deltas(rounds)) is not None and epsilon <= HIGHEST_EXACT:
         upper, lower = deltas(epsilon)

@@ -41,6 +41,8 @@ Deltas = Callable[[float], tuple[float, float]]
 
 def exact_deltas(rounds: GroupRounds) -> Deltas | None:
     """Return the certified delta(epsilon) of one sampled round alone or of pure releases alone; None for other runs."""
+    if rounds.allocated:
+        return None
     match rounds.laws:
         case ((law, 1),) if not rounds.pure and not rounds.gaussian and not law.missing:
             return lambda epsilon: _of_one_round(law, epsilon)
@@ -55,7 +57,12 @@ def corners(rounds: GroupRounds) -> Array | None:
 
     Between them delta is linear in e^epsilon. None for other runs, and where there are too many.
     """
-    if rounds.laws or rounds.gaussian or math.prod(n + 1 for n in Counter(rounds.pure).values()) > _MOST_CORNERS:
+    if (
+        rounds.laws
+        or rounds.allocated
+        or rounds.gaussian
+        or math.prod(n + 1 for n in Counter(rounds.pure).values()) > _MOST_CORNERS
+    ):
         return None
     losses, _ = _pure_losses(rounds.pure)
     largest = sum(map(Fraction, rounds.pure), Fraction(0))

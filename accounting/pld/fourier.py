@@ -34,9 +34,11 @@ import numpy as np
 import numpy.typing as npt
 from scipy import fft
 
+from dpsweep.accounting.pld.allocation import allocated_loss
 from dpsweep.accounting.pld.curve import Composed, Curve
 from dpsweep.accounting.pld.group_rounds import GroupRounds
 from dpsweep.accounting.pld.loss import (
+    BOUNDS,
     MAX_ATOMS,
     Bound,
     Direction,
@@ -46,7 +48,7 @@ from dpsweep.accounting.pld.loss import (
     tabulate_round,
 )
 from dpsweep.accounting.pld.saddlepoint import log_peak
-from dpsweep.accounting.pld.sensitivity import Array, RoundLaw, SensitivityMixture
+from dpsweep.accounting.pld.sensitivity import AllocatedRound, Array, RoundLaw, SensitivityMixture
 
 Spectrum = npt.NDArray[np.complex128]
 
@@ -152,7 +154,13 @@ Product = TypeVar("Product", bound=_Composable)
 
 def compose(rounds: GroupRounds, plan: LatticePlan) -> Composed:
     """Compose all rounds from above and below; the result is certified for any plan."""
-    total = _product(rounds, plan, lambda law: _factors_of(law, plan), lambda eps: _randomised_response(eps, plan))
+    total = _product(
+        rounds,
+        plan,
+        lambda law: _factors_of(law, plan),
+        lambda epsilon: _randomised_response(epsilon, plan),
+        lambda block: _factors_of_allocated(block, plan),
+    )
     return Composed(
         upper=_curve(total.upper, plan, "upper"),
         lower=_curve(total.lower, plan, "lower"),
@@ -160,16 +168,6 @@ def compose(rounds: GroupRounds, plan: LatticePlan) -> Composed:
         log_opposite=total.log_opposite,
         opposite_infinity=total.opposite_infinity,
     )
-
-
-def compose_equal(upper: LatticeLoss, lower: LatticeLoss, count: int, plan: LatticePlan) -> Composed:
-    """Compose ``count`` equal rounds, given by laws on the lattice of ``plan``; certified as `compose` is.
-
-    Nothing is said of the other direction.
-    """
-    with np.errstate(all="ignore"):
-        above, below = (factor.power(count) for factor in _factors((upper, lower), plan))
-        return Composed(_curve(above, plan, "upper"), _curve(below, plan, "lower"), None, math.inf, 0.0)
 
 
 def compose_upper(rounds: GroupRounds, plan: LatticePlan) -> Curve:
@@ -180,7 +178,10 @@ def compose_upper(rounds: GroupRounds, plan: LatticePlan) -> Curve:
         table = tabulate_round(kept, plan.spacing, plan.direction, plan.tail, plan.floor)
         return _factors((table.law(plan.direction, "upper"),), plan)[0]
 
-    total = _product(rounds, plan, of_round, lambda eps: _randomised_response(eps, plan).upper)
+    def of_allocated(block: AllocatedRound) -> _Factor:
+        return _factors((allocated_loss(block, plan.spacing, plan.direction, plan.tail, "upper"),), plan)[0]
+
+    total = _product(rounds, plan, of_round, lambda eps: _randomised_response(eps, plan).upper, of_allocated)
     return _curve(total, plan, "upper")
 
 
@@ -189,6 +190,7 @@ def _product(
     plan: LatticePlan,
     of_round: Callable[[RoundLaw], Product],
     of_pure: Callable[[float], Product],
+    of_allocated: Callable[[AllocatedRound], Product],
 ) -> Product:
     """Return the product of all rounds' factors, on all cores, or on fewer if long lattices would take too much
     memory.
@@ -204,14 +206,15 @@ def _product(
             powers: list[Product] = [_times(few).power(count) for count, few in once]
             return _times(powers)
 
+    others = chain(map(of_pure, rounds.pure), (of_allocated(block).power(count) for block, count in rounds.allocated))
     mixtures = (mixture for law, _ in laws for _, mixture in law.cases)
     longest = max(mixtures, key=lambda one: one.sensitivities[-1], default=None)
     points = table_length(longest, plan.spacing, plan.direction, plan.tail, plan.floor) if longest else 0
     threads = min(_CHUNKS, os.cpu_count() or 1, _POINTS_AT_ONCE // max(points, plan.points))
     if len(laws) * max(points, plan.points) <= _POINTS_ALONE:
-        return _times(chain(map(product, chunks), map(of_pure, rounds.pure)))
+        return _times(chain(map(product, chunks), others))
     with ThreadPoolExecutor(max(threads, 1)) as pool:
-        return _times(chain(pool.map(product, chunks), map(of_pure, rounds.pure)))
+        return _times(chain(pool.map(product, chunks), others))
 
 
 def _times(products: Iterable[Product]) -> Product:
@@ -234,6 +237,16 @@ def _factors_of(law: RoundLaw, plan: LatticePlan) -> _Factors:
     return _Factors(
         upper, lower, _log_mgf(opposite.probabilities, opposite.losses, plan.opposite), opposite.infinity_mass
     )
+
+
+def _factors_of_allocated(block: AllocatedRound, plan: LatticePlan) -> _Factors:
+    laws = [allocated_loss(block, plan.spacing, plan.direction, plan.tail, bound) for bound in BOUNDS]
+    upper, lower = _factors(laws, plan)
+    if plan.opposite is None:
+        return _Factors(upper, lower, math.inf)
+    opposite = allocated_loss(block, plan.spacing, _OPPOSITE[plan.direction], plan.tail, "upper")
+    log_opposite = _log_mgf(opposite.probabilities, opposite.losses, plan.opposite)
+    return _Factors(upper, lower, log_opposite, opposite.infinity_mass)
 
 
 def _randomised_response(epsilon: float, plan: LatticePlan) -> _Factors:

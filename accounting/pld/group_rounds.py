@@ -15,14 +15,16 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism
 from dpsweep.accounting.mechanism import GaussianRelease, PureRelease, Segment, Trace
-from dpsweep.accounting.pld.sensitivity import RoundLaw, SensitivityMixture, examples_law, group_law
+from dpsweep.accounting.pld.sensitivity import AllocatedRound, RoundLaw, SensitivityMixture, examples_law, group_law
 from dpsweep.accounting.recorded_contributions import checked_snapshots
-from dpsweep.accounting.reductions import as_accounted, cases_of
+from dpsweep.accounting.reductions import ALLOCATED_SHIFTS, as_accounted, cases_of
 from dpsweep.accounting.rounds import require_group_size
-from dpsweep.accounting.samplings import Sampling, draws_by_epoch
+from dpsweep.accounting.samplings import RandomAllocationSampling, Sampling, draws_by_epoch
 
+MOST_ALLOCATED = 1_000_000
+"""Most steps of a block that are told apart; the mean of fewer ratios is above that of more in convex order."""
 _GRID_POINTS = 512  # amplitudes of given examples are rounded up to multiples of the largest one / _GRID_POINTS
 
 
@@ -31,31 +33,43 @@ class GroupRounds:
     """Dominating pairs of the rounds of a trace for one group; their product dominates the whole run.
 
     laws: subsampled rounds and how often each occurs. gaussian: mean shift, in noise standard deviations, of all plain
-    Gaussian mechanisms together. pure: the epsilons of pure-DP releases. is_private: false without noise.
+    Gaussian mechanisms together. pure: the epsilons of pure-DP releases. is_private: false without noise. allocated:
+    blocks of random allocation and how often each occurs.
     """
 
     laws: tuple[tuple[RoundLaw, int], ...] = ()
     gaussian: float = 0.0
     pure: tuple[float, ...] = ()
     is_private: bool = True
+    allocated: tuple[tuple[AllocatedRound, int], ...] = ()
+
+    @property
+    def is_one_gaussian(self) -> bool:
+        """Return whether the run is one plain Gaussian mechanism, or nothing at all."""
+        return not self.laws and not self.pure and not self.allocated
 
     @property
     def count(self) -> int:
         """Number of rounds that a lattice has to discretise."""
-        return sum(count for _, count in self.laws) + len(self.pure) + (self.gaussian > 0.0)
+        sampled = sum(count for _, count in (*self.laws, *self.allocated))
+        return sampled + len(self.pure) + (self.gaussian > 0.0)
 
     @staticmethod
     def together(parts: Iterable[tuple[GroupRounds, int]]) -> GroupRounds:
         """Return the rounds of several runs, each with how often it was run; equal laws are counted together."""
         counts: Counter[RoundLaw] = Counter()
+        allocated: Counter[AllocatedRound] = Counter()
         square, pure, is_private = 0.0, list[float](), True
         for rounds, times in parts:
             for law, count in rounds.laws:
                 counts[law] += times * count
+            for block, count in rounds.allocated:
+                allocated[block] += times * count
             square += times * rounds.gaussian**2
             pure += times * rounds.pure
             is_private = is_private and rounds.is_private
-        return GroupRounds(tuple(counts.items()), math.sqrt(square), tuple(pure), is_private)
+        blocks = tuple(allocated.items())
+        return GroupRounds(tuple(counts.items()), math.sqrt(square), tuple(pure), is_private, blocks)
 
 
 class _Case(NamedTuple):
@@ -76,12 +90,21 @@ class _Piece:
 
     @property
     def by_epoch(self) -> bool:
-        """Return whether an epoch of these steps is one round."""
+        """Return whether an epoch of these steps, or a block of one, is one round."""
         return draws_by_epoch(self.cases[0].sampling)
+
+    @property
+    def allocation(self) -> RandomAllocationSampling | None:
+        """The sampling, if it is random allocation."""
+        sampling = self.cases[0].sampling
+        return sampling if isinstance(sampling, RandomAllocationSampling) else None
 
 
 def rounds_of_group(trace: Trace, group_size: int = 1) -> GroupRounds:
-    """Return the rounds that dominate a trace for any group of ``group_size`` examples."""
+    """Return the rounds that dominate a trace for any group of ``group_size`` examples.
+
+    Raises: UnsupportedMechanism for groups of several in cyclic Poisson batches or random allocation.
+    """
     group_size, trace = require_group_size(group_size), as_accounted(trace, group_size)
     if not trace.is_private:
         return GroupRounds(is_private=False)
@@ -130,7 +153,11 @@ def _rounds(
     for piece in pieces:
         if not piece.by_epoch and any(any(case.amplitudes) for case in piece.cases):
             counts[piece.cases] += piece.stop - piece.start
-    laws, squares = [], [_shuffled_square([piece for piece in pieces if piece.by_epoch], group_size)]
+    shuffled = [piece for piece in pieces if piece.by_epoch and piece.allocation is None]
+    laws, squares = [], [_shuffled_square(shuffled, group_size)]
+    blocks = _blocks(pieces, group_size)
+    squares.extend(count * block.shift**2 for block, count in blocks.items() if _is_alone(block))
+    allocated = tuple((block, count) for block, count in blocks.items() if not _is_alone(block))
     for cases, count in counts.items():
         found = RoundLaw(tuple((case.probability, law(case)) for case in cases))
         if found.is_gaussian:
@@ -140,7 +167,49 @@ def _rounds(
     gaussians = [r.noise_multiplier for r in trace.releases if isinstance(r, GaussianRelease)]
     squares.extend((group_size / multiplier) ** 2 for multiplier in gaussians)
     pure = tuple(group_size * r.epsilon for r in trace.releases if isinstance(r, PureRelease) and r.epsilon > 0.0)
-    return GroupRounds(tuple(laws), float(np.sqrt(sum(squares))), pure)
+    return GroupRounds(tuple(laws), float(np.sqrt(sum(squares))), pure, allocated=allocated)
+
+
+def _blocks(pieces: Iterable[_Piece], group_size: int) -> Counter[AllocatedRound]:
+    """Return all blocks of random allocation, with the largest shift of their steps, and how often each occurs.
+
+    An unfinished block counts as a whole one, of which it is a part, and smaller shifts as the largest, of which they
+    are post-processing (docs/accounting-proofs.md, "Random allocation").
+    """
+    counts: Counter[AllocatedRound] = Counter()
+    largest: dict[tuple[int, int], float] = {}
+    lengths: dict[int, RandomAllocationSampling] = {}
+    run_start, run_stop, before = 0, -1, None
+    for piece in pieces:
+        sampling = piece.allocation
+        if sampling is None:
+            continue
+        if group_size > 1:
+            raise UnsupportedMechanism(
+                f"no bound for groups of {group_size} in {sampling.words} is proven here; ask about one example, or "
+                "use poisson sampling"
+            )
+        if piece.start != run_stop or sampling != before:
+            run_start, before = piece.start, sampling
+        run_stop, (shift,) = piece.stop, piece.cases[0].amplitudes
+        first, last = (piece.start - run_start) // sampling.block, (piece.stop - 1 - run_start) // sampling.block
+        if last - first > 1:
+            counts[_block(shift, sampling)] += last - first - 1
+        for block in {first, last}:
+            largest[run_start, block] = max(shift, largest.get((run_start, block), 0.0))
+        lengths[run_start] = sampling
+    counts.update(_block(shift, lengths[start]) for (start, _), shift in largest.items())
+    return counts
+
+
+def _block(shift: float, sampling: RandomAllocationSampling) -> AllocatedRound:
+    """Return the block, with a shift that is at least the least one that is told from 0."""
+    return AllocatedRound(max(shift, ALLOCATED_SHIFTS[0]), min(sampling.block, MOST_ALLOCATED))
+
+
+def _is_alone(block: AllocatedRound) -> bool:
+    """Return whether a block is accounted for as one Gaussian: it has one step, or a shift beyond the largest told."""
+    return block.steps == 1 or block.shift > ALLOCATED_SHIFTS[1]
 
 
 def _given_members(case: _Case) -> SensitivityMixture:

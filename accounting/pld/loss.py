@@ -38,6 +38,7 @@ from dpsweep.accounting.pld.sensitivity import Array, RoundLaw, SensitivityMixtu
 Direction = Literal["remove", "add"]
 Bound = Literal["upper", "lower"]
 DIRECTIONS: tuple[Direction, Direction] = ("remove", "add")
+BOUNDS: tuple[Bound, Bound] = ("upper", "lower")
 
 MAX_POINTS = 1 << 21  # most points of a table or a transform: 16 MiB per column
 MAX_ATOMS = 2048  # most sensitivities in a table; with more, neighbours are merged

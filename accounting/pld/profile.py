@@ -58,7 +58,7 @@ def profile_of_rounds(rounds: GroupRounds, deltas: Sequence[float] = ()) -> Cert
     least = min([_RESOLVED, *deltas])
     if not rounds.is_private:
         return CertifiedProfile(np.zeros(1), np.ones(1), np.ones((2, 1)))
-    if not rounds.laws and not rounds.pure:
+    if rounds.is_one_gaussian:
         epsilons = _grid(gaussian_epsilon(rounds.gaussian, least)[0])
         return _at(epsilons, partial(gaussian_delta, rounds.gaussian))
     if (bends := corners(rounds)) is not None and (exactly := exact_deltas(rounds)) is not None:

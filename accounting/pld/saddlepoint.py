@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import scipy
 
+from dpsweep.accounting.pld.allocation import quadrature
 from dpsweep.accounting.pld.group_rounds import GroupRounds
 from dpsweep.accounting.pld.loss import MAX_ATOMS, Direction, loss_at, output_range, share_of
 from dpsweep.accounting.pld.sensitivity import Array, RoundLaw
@@ -92,8 +93,23 @@ def cumulants(rounds: GroupRounds, direction: Direction, tail: float) -> Cumulan
             spacing = (high - low) / (_POINTS - 1) / np.sqrt(2 * np.pi)
             log_weights[row, place] = -(outputs**2) / 2 + np.log(probability * spacing)
     weights_of_all, losses_of_all = (table.reshape(len(laws), most * _POINTS) for table in (log_weights, losses))
+    if rounds.allocated:
+        blocks = [quadrature(block, tail) for block, _ in rounds.allocated]
+        longest = max(weights_of_all.shape[1], *(len(found) for found, _ in blocks))
+        losses_of_all = np.vstack(
+            [_padded(losses_of_all, longest, 0.0), *(_padded(b[0][None], longest, 0.0) for b in blocks)]
+        )
+        weights_of_all = np.vstack(
+            [_padded(weights_of_all, longest, -np.inf), *(_padded(b[1][None], longest, -np.inf) for b in blocks)]
+        )
+        counts = np.append(counts, [float(count) for _, count in rounds.allocated])
     pure = np.asarray(rounds.pure)
     return Cumulants(direction, weights_of_all, losses_of_all, counts, rounds.gaussian, pure, atoms)
+
+
+def _padded(table: Array, length: int, value: float) -> Array:
+    """Return the table [rows, points] with ``value`` in further columns, up to ``length``."""
+    return np.pad(table, ((0, 0), (0, length - table.shape[1])), constant_values=value)
 
 
 def _representatives(laws: Sequence[tuple[RoundLaw, int]]) -> tuple[list[RoundLaw], Array]:

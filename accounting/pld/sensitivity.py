@@ -121,6 +121,16 @@ class SensitivityMixture:
 
 
 @dataclass(frozen=True)
+class AllocatedRound:
+    """A block of ``steps`` steps of random allocation; in the one that an example joins it moves the sum by ``shift``
+    noise standard deviations (`dpsweep.accounting.pld.allocation`).
+    """
+
+    shift: float
+    steps: int
+
+
+@dataclass(frozen=True)
 class RoundLaw:
     """The sensitivity of one round: by a public draw that does not depend on the data, one of several mixtures.
 
@@ -227,7 +237,7 @@ def examples_law(sampling: Sampling, contributions: Sequence[float], spacing: fl
     match sampling.draws:
         case Draws.INDEPENDENT:
             return _independent(members, sampling.sample_rate, spacing)
-        case Draws.IN_TURN:
+        case Draws.IN_TURN | Draws.ALLOCATED:
             raise UnsupportedMechanism(f"no law of the members of a group is known in {sampling.words}")
         case Draws.SUBSET | Draws.EPOCH:
             return _subset(members, *sampling.members_drawn(len(members)), spacing)

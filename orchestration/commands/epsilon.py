@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dpsweep.accounting.samplings import RANDOM_ALLOCATION
 from dpsweep.orchestration.commands import panels
-from dpsweep.orchestration.commands.allocation import print_allocation
 from dpsweep.orchestration.commands.epsilon_answers import answer
 from dpsweep.orchestration.commands.epsilon_output import print_answers_as_json, print_tables, write_plots
 from dpsweep.orchestration.commands.epsilon_request import EpsilonRequest, RunSource
@@ -64,9 +62,6 @@ def epsilon(
     )
     source = RunSource(trial, trace, flags)
     request.check(source)
-    if flags.sampling == RANDOM_ALLOCATION and trial is None and trace is None:
-        print_allocation(flags, request, as_json)
-        return
     run = source.run()
     warn_of_delta(delta, run.dataset_size)
     found = answer(run, request)

@@ -21,7 +21,7 @@ from dpsweep.orchestration.commands.run_shape import RunShape, delta_warning
 if TYPE_CHECKING:
     SamplingName = str
 else:  # the choices that typer shows and accepts
-    SamplingName = Literal[(*SAMPLINGS, *PLANNED_ONLY, RANDOM_ALLOCATION)]
+    SamplingName = Literal[(*SAMPLINGS, *PLANNED_ONLY)]
 
 AccountantName = Annotated[str, typer.Option(help=f"{one_of(ACCOUNTANTS)}.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -103,8 +103,6 @@ class RunFlags:
 
     def shape(self) -> RunShape:
         """Sampling, side queries and releases. Raises: InvalidInput for a malformed --release."""
-        if self.per_epoch is not None:
-            raise InvalidInput(f"--per-epoch belongs to --sampling {RANDOM_ALLOCATION}")
         return RunShape(
             self.sampling,
             self.sample_rate,
@@ -116,6 +114,7 @@ class RunFlags:
             self.adjacency,
             self.noise_strategy,
             self.cycle_length,
+            self.per_epoch,
         )
 
     def required_noise(self) -> float:

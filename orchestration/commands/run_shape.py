@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism, require_finite, require_whole
+from dpsweep.accounting.errors import InvalidInput, require_finite, require_whole
 from dpsweep.accounting.mechanism import Release, SideQuery, Trace
 from dpsweep.accounting.noise import INDEPENDENT, BandedNoise, NoiseStrategy, make_strategy, prefix_sum_errors
 from dpsweep.accounting.registry import one_of
@@ -50,13 +50,12 @@ class RunShape:
     adjacency: Adjacency | None = None
     noise_strategy: str | None = None
     cycle_length: int | None = None
+    per_epoch: int | None = None
 
     def mechanism(self) -> Sampling:
         """Return the sampling that the flags describe. Raises: InvalidInput for a missing or contradictory flag."""
-        if self.sampling == RANDOM_ALLOCATION:
-            raise UnsupportedMechanism(
-                "random allocation has no calibration yet, and no trial draws it: dpsweep epsilon says what it costs"
-            )
+        if self.per_epoch is not None and self.sampling != RANDOM_ALLOCATION:
+            raise InvalidInput(f"--per-epoch belongs to --sampling {RANDOM_ALLOCATION}")
         if self.cycle_length is not None and self.sampling != CYCLIC_POISSON:
             raise InvalidInput(f"--cycle-length belongs to --sampling {CYCLIC_POISSON}")
         if self.sampling in _PLANNED_ONLY:
@@ -117,7 +116,8 @@ class RunShape:
         if self.dataset_size is None or self.batch_size is None or self.sample_rate is not None:
             what = f"--sampling {self.sampling}" if self.max_batch_size is None else "--max-batch-size"
             raise InvalidInput(f"{what} needs --dataset-size and --batch-size, and no --sample-rate")
-        return sampling_of_sizes(self.sampling, self.dataset_size, self.batch_size, self.max_batch_size)
+        sizes = self.dataset_size, self.batch_size
+        return sampling_of_sizes(self.sampling, *sizes, self.max_batch_size, self.per_epoch)
 
 
 def _poisson(shape: RunShape) -> Sampling:

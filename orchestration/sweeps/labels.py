@@ -87,7 +87,8 @@ def varying_texts(values: Sequence[Component | None]) -> list[str]:
 def _sampling_texts(values: Sequence[SamplingSpec]) -> list[str]:
     def text(sampling: SamplingSpec) -> str:
         most = "" if sampling.max_batch_size is None else f"max{sampling.max_batch_size}"
-        return f"{sampling.method}{sampling.batch_size}{most}"
+        often = "" if sampling.per_epoch is None else f"x{sampling.per_epoch}"
+        return f"{sampling.method}{sampling.batch_size}{most}{often}"
 
     return [text(sampling) for sampling in values]
 

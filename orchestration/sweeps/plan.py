@@ -269,6 +269,11 @@ def _require_own_entries(trial: TrialSpec, mechanism: TrialMechanism, statistics
 
     Their noise covers that one example changes its own epsilon only (`dpsweep.accounting.release`).
     """
+    if statistics and trial.norms.are_off:
+        raise InvalidInput(
+            f"release: {RELEASED} releases statistics of the epsilons of single examples, which are not computed with "
+            f"{mechanism.sampling.words} (norms.refreshes_per_epoch: off); take release: none, or sampling poisson"
+        )
     if statistics and trial.norms.when_sampled and mechanism.sampling.displaced:
         raise InvalidInput(
             f"release: {RELEASED} covers what one example changes in its own epsilon, but with "

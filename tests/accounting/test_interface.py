@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from dpsweep import accounting
 from dpsweep.accounting import ACCOUNTANTS, INDIVIDUAL_ACCOUNTANTS, SAMPLINGS
-from dpsweep.accounting.samplings import PLANNED_ONLY, RANDOM_ALLOCATION
+from dpsweep.accounting.samplings import PLANNED_ONLY
 from dpsweep.orchestration.commands.epsilon import IndividualMethod, epsilon
 from dpsweep.orchestration.commands.run_flags import SamplingName
 from dpsweep.orchestration.sweeps.schema import AccountingSettings
@@ -34,7 +34,7 @@ EXPORTED = {
     "dpsweep.accounting.individual": """FILTERED INDIVIDUAL_ACCOUNTANTS IndividualEpsilons algorithm_2
         epsilon_of_many_rounds individual_claim individual_epsilons individual_reasons""",
     "dpsweep.accounting.pld": """CertifiedDelta CertifiedEpsilon CertifiedProfile GroupRounds LatticeLoss MIN_DELTA
-        TOLERANCE PairBounds SensitivityMixture delta_pld discretise epsilon_of_allocation epsilon_of_examples
+        TOLERANCE PairBounds SensitivityMixture delta_pld discretise epsilon_of_examples
         epsilon_of_rounds epsilon_pld examples_law group_epsilons group_law grows_at_least_linearly linear_growth
         profile_of_rounds require_pld_delta rounds_of_examples rounds_of_group vadhan_epsilon""",
     "dpsweep.accounting.records": """Epsilons KEY_VARIABLE KeyCheck MANIFEST NormShards NormShardWriter NormSnapshot
@@ -71,7 +71,7 @@ def test_the_examples_of_the_docstrings_run() -> None:
 
 
 def test_the_command_line_offers_what_is_registered() -> None:
-    assert get_args(SamplingName) == (*SAMPLINGS, *PLANNED_ONLY, RANDOM_ALLOCATION), "and those of calculators alone"
+    assert get_args(SamplingName) == (*SAMPLINGS, *PLANNED_ONLY), "and those of calculators alone"
     assert get_args(IndividualMethod) == (*INDIVIDUAL_ACCOUNTANTS, "rdp-algorithm-2")
     shown = inspect.signature(epsilon, eval_str=True).parameters["accountant"].annotation.__metadata__[0].help
     assert shown.rstrip(".").replace(" or ", ", ").split(", ") == list(ACCOUNTANTS)

@@ -47,7 +47,7 @@ from dpsweep.accounting import (
 from dpsweep.accounting.calibration import noise_multiplier_within_budget
 from dpsweep.accounting.events import dp_accounting_pld
 from dpsweep.accounting.pld import delta_pld, group_epsilons, vadhan_epsilon
-from dpsweep.accounting.reductions import rarest_apart
+from dpsweep.accounting.reductions import cases_of, rarest_apart
 
 DELTA = 1e-6
 MNIST = (60_000, 0.01, 2000)
@@ -173,7 +173,7 @@ def test_the_draw_that_a_step_reveals_is_that_of_simulated_batches(size: int, ra
     others = rng.binomial(size - 1, rate, trials)
     full = others >= most
     kept = full & (rng.random(trials) < rate) & (rng.random(trials) < most / (others + 1.0))
-    plain, (crowded, thinned), (filled, cut) = TruncatedPoissonSampling(size, rate, most).cases(1)
+    plain, (crowded, thinned), (filled, cut) = cases_of(TruncatedPoissonSampling(size, rate, most), 1)
     assert plain[1] == PoissonSampling(rate)
     assert crowded == pytest.approx(full.mean(), abs=5 * math.sqrt(full.mean() / trials))
     share = kept.sum() / full.sum()
@@ -222,7 +222,7 @@ def test_longer_runs_too(case: tuple[int, float, int, float, int], prototype: fl
 def test_a_step_is_the_mixture_of_its_cases(case: tuple[int, float, int, float, int]) -> None:
     """dp-accounting composes the same mixture of sampled Gaussians."""
     size, rate, most, sigma, steps = case
-    cases = TruncatedPoissonSampling(size, rate, most).cases(1)
+    cases = cases_of(TruncatedPoissonSampling(size, rate, most), 1)
     parts = [
         from_gaussian_mechanism(
             sigma / (1 + sampling.displaced), sampling_prob=sampling.sample_rate, value_discretization_interval=1e-3
@@ -392,8 +392,8 @@ def test_runs_together_cost_at_most_the_sum(most: int, rate: float, sigma: float
 def test_a_group_costs_more_than_one_and_pays_for_its_own_room() -> None:
     """C = 1[|R| > B - k]: the more members, the more often the others leave no room for all of them."""
     sampling = TruncatedPoissonSampling.of_sizes(10_000, 100, 150)
-    assert sampling.cases(20)[1][0] == pytest.approx(stats.binom.sf(130, 10_000, 0.01), rel=1e-8)
-    assert [chance for chance, _ in sampling.cases(151)] == [1.0]
+    assert cases_of(sampling, 20)[1][0] == pytest.approx(stats.binom.sf(130, 10_000, 0.01), rel=1e-8)
+    assert [chance for chance, _ in cases_of(sampling, 151)] == [1.0]
     pair = account(truncated(10_000, 0.01, 200), DELTA, "pld", 2).epsilon
     assert pair == pytest.approx(account(run(PoissonSampling(0.01)), DELTA, "pld", 2).epsilon, rel=2e-3)
     assert account(truncated(10_000, 0.01, 150), DELTA, "pld", 2).epsilon > pair

@@ -80,7 +80,7 @@ SELECTIONS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "accounting/samplings.py",
+        "accounting/reductions.py",
         ("tests/accounting/test_truncated.py",),
         B(
             "stats.binom.sf(most - 1, size - 1, rate)",
@@ -88,13 +88,17 @@ SELECTIONS: Final[tuple[Mutant, ...]] = (
             "cuts too rare",
             True,
         ),
+        B("stats.binom.sf(most - group_size, size", "stats.binom.sf(most, size", "a group needs no room", True),
+    ),
+    *bugs_in(
+        "accounting/samplings.py",
+        ("tests/accounting/test_truncated.py",),
         B(
             "return self.steps_per_epoch == 1",
             "return True",
             "the worst order of shuffled batches is taken for the run",
             tests=("tests/accounting/test_lower_bounds.py",),
         ),
-        B("stats.binom.sf(most - group_size, size", "stats.binom.sf(most, size", "a group needs no room", True),
         B("max(filled + (_ROUND_UP**2", "max(0.0 * filled + (_ROUND_UP**2", "one data set more is never cut", True),
     ),
     *bugs_in(

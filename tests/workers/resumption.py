@@ -77,5 +77,5 @@ def assert_same_trial(spec: TrialSpec, undisturbed: Path, resumed: Path) -> None
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert stored_bytes(undisturbed) == stored_bytes(resumed)
     if spec.is_private:
-        epsilons = [account(read_trace(files.trace), spec.delta, "rdp").epsilon for files in (left, right)]
+        epsilons = [account(read_trace(files.trace), spec.delta).epsilon for files in (left, right)]
         assert epsilons[0] == epsilons[1] < float("inf")

@@ -20,6 +20,7 @@ from dpsweep.accounting.keystream import KEY_BYTES, KeyedStream
 from dpsweep.accounting.samplings import (
     FixedBatchSampling,
     PoissonSampling,
+    RandomAllocationSampling,
     Sampling,
     ShuffledSampling,
     TruncatedPoissonSampling,
@@ -50,6 +51,7 @@ STATED: dict[str, Sampling] = {
     "poisson": PoissonSampling(BATCH / SIZE),
     "fixed": FixedBatchSampling(SIZE, BATCH),
     "shuffle": ShuffledSampling(5),
+    "random_allocation": RandomAllocationSampling(5),
 }
 
 
@@ -120,8 +122,9 @@ def test_a_restored_sampler_repeats_its_batches(method: str, draws: str) -> None
 def test_every_row_is_drawn_at_the_stated_rate(method: str, draws: str) -> None:
     drawn, steps = sampler(method, draws, key=1), 2000
     counts = np.bincount(np.concatenate([drawn.next_batch() for _ in range(steps)]), minlength=SIZE)
-    rate = 1 / 5 if method == "shuffle" else BATCH / SIZE
-    if method == "shuffle":
+    once = ("shuffle", "random_allocation")
+    rate = 1 / 5 if method in once else BATCH / SIZE
+    if method in once:
         assert (counts == steps * rate).all()
     else:
         assert min(binomtest(int(count), steps, rate).pvalue for count in counts) > 1e-5
@@ -211,6 +214,69 @@ def test_a_shuffled_epoch_visits_everyone_once_in_disjoint_batches(draws: str) -
         assert [len(rows) for rows in batches] == [12, 12, 12, 12, 2]
         np.testing.assert_array_equal(np.sort(np.concatenate(batches)), np.arange(SIZE))
     assert not np.array_equal(epochs[0][0], epochs[1][0])
+
+
+@every_draws
+@pytest.mark.parametrize("per_epoch", [1, 2])
+def test_everybody_is_in_one_batch_of_every_block(per_epoch: int, draws: str) -> None:
+    spec = SamplingSpec("random_allocation", 9, per_epoch=per_epoch)
+    assert planned_sampling(spec, SIZE) == RandomAllocationSampling(6, per_epoch)
+    assert spec.expected_size(SIZE) == 9 * per_epoch
+    drawn = make_sampler(spec, SIZE, DRAWS[draws](0))
+    for _ in range(20):
+        block = np.concatenate([drawn.next_batch() for _ in range(6 // per_epoch)])
+        np.testing.assert_array_equal(np.sort(block), np.arange(SIZE))
+
+
+@every_draws
+def test_steps_of_a_block_are_uniform_and_independent(draws: str) -> None:
+    """Over blocks, and over pairs of rows and of blocks; a shuffled epoch would give batches of one size."""
+    drawn, blocks, steps = make_sampler(SamplingSpec("random_allocation", 17), SIZE, DRAWS[draws](1)), 3000, 3
+    joined = np.zeros((blocks, SIZE), np.int64)
+    for block in range(blocks):
+        for step in range(steps):
+            joined[block, drawn.next_batch()] = step
+    assert min(chisquare(np.bincount(row, minlength=steps)).pvalue for row in joined.T) > 1e-5
+
+    def table(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+        return np.bincount(steps * one + other, minlength=steps**2).reshape(steps, steps)
+
+    pairs = [chi2_contingency(table(joined[:, row], joined[:, row + 1])).pvalue for row in range(SIZE - 1)]
+    assert min(pairs) > 1e-5
+    assert chi2_contingency(table(joined[:-1].ravel(), joined[1:].ravel())).pvalue > 1e-4
+    sizes = (joined == 0).sum(axis=1)
+    assert sizes.var() == pytest.approx(binom(SIZE, 1 / 3).var(), rel=0.15)
+
+
+@every_draws
+def test_allocated_batches_are_repeated_from_any_of_them(draws: str) -> None:
+    spec = SamplingSpec("random_allocation", 9)
+    drawn = make_sampler(spec, SIZE, DRAWS[draws](0))
+    states, batches = [], []
+    for _ in range(20):
+        states.append(copy.deepcopy(drawn.state()))
+        batches.append(drawn.next_batch())
+    other = make_sampler(spec, SIZE, DRAWS[draws](99))
+    for step in (0, 1, 5, 6, 7, 12):
+        other.restore(states[step])
+        for rows in batches[step:]:
+            np.testing.assert_array_equal(other.next_batch(), rows)
+
+
+def test_keyed_places_are_uniform_for_any_number_of_them() -> None:
+    """2^64 is 1 modulo 3: the last word is drawn again."""
+    rows = KeyedRows(Known(words(2**64 - 1, 5, 3), words(2**64 - 1), words(4)))
+    np.testing.assert_array_equal(rows.places(3, 3), [1, 2, 0])
+    np.testing.assert_array_equal(KeyedRows(Known(words(2**64 - 1, 6))).places(2, 4), [3, 2])
+
+
+def test_what_belongs_to_random_allocation_alone_is_refused_elsewhere() -> None:
+    with pytest.raises(InvalidInput, match=r"sampling.per_epoch is 2, but belongs to method random_allocation"):
+        SamplingSpec("poisson", BATCH, per_epoch=2)
+    with pytest.raises(InvalidInput, match="per_epoch is 2, but must divide the 5 steps"):
+        planned_sampling(SamplingSpec("random_allocation", BATCH, per_epoch=2), SIZE)
+    with pytest.raises(InvalidInput, match="max_batch_size is 20, but randomly allocated batches are not cut"):
+        planned_sampling(SamplingSpec("random_allocation", BATCH, max_batch_size=20), SIZE)
 
 
 @every_sampler

@@ -4,19 +4,36 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import integrate, special
 
 from dpsweep.accounting.accountants import account
-from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.calibration import calibrate_filter
+from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism
 from dpsweep.accounting.gaussian import gaussian_epsilon
-from dpsweep.accounting.mechanism import Segment, Trace
-from dpsweep.accounting.pld import epsilon_of_allocation
-from dpsweep.accounting.samplings import PoissonSampling
+from dpsweep.accounting.individual import individual_epsilons
+from dpsweep.accounting.joint_cost import account_together
+from dpsweep.accounting.mechanism import GaussianRelease, Segment, SideQuery, Trace
+from dpsweep.accounting.pld import CertifiedEpsilon, delta_pld, epsilon_of_examples, epsilon_pld
+from dpsweep.accounting.random_trials import RandomTrials
+from dpsweep.accounting.samplings import PoissonSampling, RandomAllocationSampling
+from dpsweep.accounting.selection import account_selection
 
 LONG = pytest.mark.long
+
+
+def allocated(sigma: float, steps: int, epochs: int, per_epoch: int = 1) -> Trace:
+    return Trace(10_000, (Segment(0, steps * epochs, RandomAllocationSampling(steps, per_epoch), sigma),))
+
+
+def epsilon_of_allocation(
+    noise_multiplier: float, steps_per_epoch: int, epochs: int, delta: float, per_epoch: int = 1
+) -> CertifiedEpsilon:
+    return epsilon_pld(allocated(noise_multiplier, steps_per_epoch, epochs, per_epoch), delta)
 
 
 @pytest.mark.parametrize(("sigma", "epochs", "delta"), [(1.0, 1, 1e-6), (0.7, 3, 1e-9), (20.0, 500, 1e-5)])
@@ -67,7 +84,12 @@ def test_two_steps_agree_with_quadrature(sigma: float, delta: float) -> None:
 
 @pytest.mark.parametrize(
     ("sigma", "steps", "epochs"),
-    [(1.0, 10, 3), pytest.param(0.8, 7, 1, marks=LONG), pytest.param(2.0, 40, 20, marks=LONG)],
+    [
+        (1.0, 4, 2),
+        pytest.param(1.0, 10, 3, marks=LONG),
+        pytest.param(0.8, 7, 1, marks=LONG),
+        pytest.param(2.0, 40, 20, marks=LONG),
+    ],
 )
 def test_simulated_losses_lie_between_the_bounds(sigma: float, steps: int, epochs: int) -> None:
     """By importance: under P one of the steps has the example; losses of both directions, 50,000 runs."""
@@ -89,6 +111,7 @@ def test_simulated_losses_lie_between_the_bounds(sigma: float, steps: int, epoch
         assert sign * (means[worse] - delta) <= 4.5 * errors[worse]
 
 
+@LONG
 def test_a_hundred_steps_cost_less_than_poisson_batches() -> None:
     """The interval of another package, PLD_accounting, is [.8547, .8652] here."""
     found = epsilon_of_allocation(1.0, 100, 1, 1e-6)
@@ -99,6 +122,7 @@ def test_a_hundred_steps_cost_less_than_poisson_batches() -> None:
     assert found.upper < poisson.epsilon
 
 
+@LONG
 def test_more_steps_and_more_noise_cost_less_and_epochs_add_up() -> None:
     costs = [epsilon_of_allocation(1.0, steps, 5, 1e-5) for steps in (1, 2, 10)]
     assert all(more.upper < (few.lower or 0.0) for few, more in itertools.pairwise(costs))
@@ -108,18 +132,82 @@ def test_more_steps_and_more_noise_cost_less_and_epochs_add_up() -> None:
     assert epsilon_of_allocation(1.0, 10, 5, 1e-5, per_epoch=5) == epsilon_of_allocation(1.0, 2, 25, 1e-5)
 
 
+def test_shifts_beyond_those_told_are_bounded_from_above_alone() -> None:
+    strong = epsilon_of_allocation(0.2, 10, 2, 1e-5)
+    assert strong.lower is None
+    assert strong.upper == pytest.approx(gaussian_epsilon(math.sqrt(2) / 0.2, 1e-5)[0])
+    weak = epsilon_of_allocation(1e6, 10, 2, 1e-9)
+    assert weak.lower is None
+    assert 0.0 <= weak.upper <= epsilon_of_allocation(1e4, 10, 2, 1e-9).upper
+
+
+def test_an_unfinished_block_costs_at_most_a_whole_one() -> None:
+    whole, cut = epsilon_pld(allocated(1.0, 4, 2), 1e-4), epsilon_pld(allocated(1.0, 4, 2).until(5), 1e-4)
+    assert (cut.upper, cut.lower) == (whole.upper, None)
+    assert epsilon_pld(allocated(1.0, 4, 2).until(4), 1e-4) == epsilon_pld(allocated(1.0, 4, 1), 1e-4)
+
+
+def test_noise_that_changes_within_a_block_counts_as_the_lowest() -> None:
+    sampling = RandomAllocationSampling(4)
+    mixed = Trace(100, (Segment(0, 6, sampling, 2.0), Segment(6, 2, sampling, 1.0)))
+    apart = Trace(100, (Segment(0, 4, sampling, 2.0), Segment(4, 4, sampling, 1.0)))
+    found, exact = epsilon_pld(mixed, 1e-4), epsilon_pld(apart, 1e-4)
+    assert (found.upper, found.lower) == (exact.upper, None)
+    assert exact.lower is not None
+    assert exact.lower <= exact.upper < exact.lower * 1.002
+
+
+@LONG
+def test_side_queries_and_releases_count() -> None:
+    """Queries on one batch are one Gaussian, and a release on all the data is composed with the epochs."""
+    base = allocated(1.0, 5, 2)
+    (segment,) = base.segments
+    side = Trace(100, (Segment(0, 10, segment.sampling, 2.0, (SideQuery("count", 2.0),)),))
+    alone = allocated(math.sqrt(2.0), 5, 2)
+    assert epsilon_pld(side, 1e-5).upper == pytest.approx(epsilon_pld(alone, 1e-5).upper, rel=1e-6)
+    released = Trace(100, base.segments, (GaussianRelease("count", 3.0),))
+    with_it, without = epsilon_pld(released, 1e-5), epsilon_pld(base, 1e-5)
+    assert without.upper < (with_it.lower or 0.0) <= with_it.upper
+    assert with_it.upper <= without.upper + gaussian_epsilon(1 / 3.0, 1e-5)[0]
+
+
+@LONG
+def test_runs_together_and_delta_agree_with_one_run() -> None:
+    run = allocated(1.5, 6, 3)
+    found = epsilon_pld(run, 1e-5)
+    delta = delta_pld(run, found.upper)
+    assert delta.lower is not None
+    assert delta.lower <= 1e-5 * 1.001
+    assert delta.upper == pytest.approx(1e-5, rel=0.02)
+    both = account_together([run, run], 1e-5)
+    assert both.epsilon == pytest.approx(epsilon_pld(allocated(1.5, 6, 6), 1e-5).upper, rel=1e-3)
+    beside = account_together([run, Trace(100, (Segment(0, 10, PoissonSampling(0.1), 2.0),))], 1e-5)
+    assert found.upper < beside.epsilon < 2 * found.upper
+    chosen = replace(run, selection=RandomTrials(5))
+    assert account(chosen, 1e-5).epsilon == account_selection(run, RandomTrials(5), 1e-5, "pld").epsilon > found.upper
+    assert account_together([run, chosen], 1e-5).accountant == "selection-sum"
+
+
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("ask", "said"),
     [
-        ({"noise_multiplier": 0.0}, "noise_multiplier is 0"),
-        ({"noise_multiplier": math.nan}, "noise_multiplier is nan"),
-        ({"steps_per_epoch": 0}, "steps_per_epoch is 0"),
-        ({"epochs": 1.5}, "epochs is 1.5"),
-        ({"delta": 1.0}, "delta is 1"),
-        ({"per_epoch": 3}, "per_epoch is 3, but must divide the 10 steps"),
+        (lambda run: account(run, 1e-5, "pld", 2), "no bound for groups of 2 in randomly allocated batches is proven"),
+        (lambda run: account(run, 1e-5, "rdp"), "by privacy loss distributions alone; use the accountant 'pld'"),
+        (lambda run: account(run, 1e-5, "dp-accounting-pld"), "by privacy loss distributions alone"),
+        (lambda run: individual_epsilons([0], [[1.0]], run, 1e-5), "no epsilon of given examples is proven here"),
+        (lambda run: epsilon_of_examples(run, [0], [[1.0]], 1e-5), "no epsilon of given examples is proven here"),
+        (lambda run: calibrate_filter(run, 1.0, 1e-5), "a filter limits the contributions"),
+        (lambda run: account_selection(run, RandomTrials(5), 1e-5, "rdp"), "by privacy loss distributions alone"),
+        (lambda run: replace(run, adjacency="replace_one"), "no accounting under 'replace_one'"),
     ],
 )
-def test_impossible_numbers_are_refused(changes: dict[str, float], said: str) -> None:
-    usual = {"noise_multiplier": 1.0, "steps_per_epoch": 10, "epochs": 2, "delta": 1e-5}
-    with pytest.raises(InvalidInput, match=said):
-        epsilon_of_allocation(**{**usual, **changes})  # type: ignore[arg-type]
+def test_what_is_not_proven_is_refused_by_name(ask: Callable[[Trace], object], said: str) -> None:
+    with pytest.raises(UnsupportedMechanism, match=said):
+        ask(allocated(1.0, 5, 2))
+
+
+def test_impossible_epochs_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="per_epoch is 3, but must divide the 10 steps"):
+        RandomAllocationSampling(10, 3)
+    with pytest.raises(InvalidInput, match="per_epoch is 11, but must be at most 10"):
+        RandomAllocationSampling(10, 11)
