@@ -7,7 +7,7 @@ import math
 import os
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -302,27 +302,33 @@ def compare(*sweeps: Sweep | str | Path) -> Comparison:
 
 
 SweepLike = str | Path | Mapping[str, Any]
-"""A sweep: the path of its file, its YAML text (more than one line), or its content as a mapping."""
+"""A sweep: the path of its file, its YAML text (more than one line), or its content as a mapping, which may hold
+functions and classes, numbers of numpy and ranges."""
+Allowed = Sequence[str | Path | Callable[..., Any]]
+"""Modules and files of the user's own, functions and classes."""
 
 
-def open_sweep(folder: str | Path, *, allow_code: Sequence[str] = ()) -> Sweep:
+def open_sweep(folder: str | Path, *, allow_code: Allowed = ()) -> Sweep:
     """Open the sweep in a folder or at a URI that ``dpsweep run`` wrote; models are loaded only on request.
 
     allow_code: the user's own modules and files that `Trial.model` and `Trial.predict` may import, such as
-    ``["my_models.py"]``; by default none. Every epsilon of a trial is compared with the cost of its trace; measures of
-    test data and epsilons of single examples are as stored. Raises: InvalidInput if there is no sweep or a module is
-    not found, DataCorruption for damaged files, and for claims that their traces do not bear out.
+    ``["my_models.py"]``, or the classes and functions themselves; by default none. Every epsilon of a trial is compared
+    with the cost of its trace; measures of test data and epsilons of single examples are as stored. Raises:
+    InvalidInput if there is no sweep or a module is not found, DataCorruption for damaged files, and for claims that
+    their traces do not bear out.
     """
     from dpsweep.orchestration.comparison.claims import checked_record
     from dpsweep.orchestration.records.layout import SweepFiles, absolute
+    from dpsweep.orchestration.sweeps.objects import allowed_objects
     from dpsweep.orchestration.sweeps.user_code import allowed_again
 
     files = SweepFiles(absolute(str(folder)))
     record = checked_record(files)
-    return Sweep(record, files, allowed_again(record.sweep, allow_code))
+    names, given = allowed_objects(allow_code, Path.cwd())
+    return Sweep(record, files, allowed_again(record.sweep, names, given))
 
 
-def plan(sweep: SweepLike, *, allow_code: Sequence[str] = ()) -> Plan:
+def plan(sweep: SweepLike, *, allow_code: Allowed = ()) -> Plan:
     """Plan a sweep without training: noise, steps and worst-case epsilon of each trial, and reasons for refusals.
 
     A sweep file is code, as for ``dpsweep plan``: the user's own models in its folder (for text or a mapping, the
@@ -342,7 +348,7 @@ def run(
     address: str = EMBEDDED,
     resume: bool = False,
     tracking_uri: str | None = None,
-    allow_code: Sequence[str] = (),
+    allow_code: Allowed = (),
     retry: Sequence[str] = (),
     sources: Sequence[str | Path] = (),
     max_hours: float | None = None,
@@ -374,17 +380,18 @@ def run(
     return Sweep(outcome.record, outcome.files, code)
 
 
-def _read(sweep: SweepLike, allow_code: Sequence[str]) -> tuple[SweepSpec, str, UserCode]:
+def _read(sweep: SweepLike, allow_code: Allowed) -> tuple[SweepSpec, str, UserCode]:
+    from dpsweep.orchestration.sweeps.objects import Objects, allowed_objects
     from dpsweep.orchestration.sweeps.schema import parse_sweep
     from dpsweep.orchestration.sweeps.text import read_text
     from dpsweep.orchestration.sweeps.user_code import permitted
 
     folder, origin = Path.cwd(), "sweep"
+    allowed, given = allowed_objects(allow_code, folder)
     if isinstance(sweep, Mapping):
-        try:
-            text = yaml.safe_dump(dict(sweep), sort_keys=False)
-        except yaml.YAMLError as error:
-            raise InvalidInput(f"a sweep is written as YAML: {error}; use numbers, text, lists and maps") from error
+        objects = Objects(folder)
+        text = yaml.safe_dump(objects.plain(sweep), sort_keys=False)
+        given = (*objects.modules, *given)
     elif isinstance(sweep, str) and "\n" in sweep:
         text = sweep
     elif isinstance(sweep, str | Path):
@@ -395,4 +402,4 @@ def _read(sweep: SweepLike, allow_code: Sequence[str]) -> tuple[SweepSpec, str, 
             f"a sweep was given as {type(sweep).__name__}; give the path of its file, its text, or a mapping"
         )
     spec = parse_sweep(text, origin)
-    return spec, text, permitted(spec, folder, allow_code)
+    return spec, text, permitted(spec, folder, allowed, given)

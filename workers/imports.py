@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 from pydantic import ValidationError, validate_call
 
 from dpsweep.accounting.errors import DpsweepError, InvalidInput, public_text
-from dpsweep.workers.own_modules import SourceFile, load_module
+from dpsweep.workers.own_modules import BYTECODE, SourceFile, load_module
 from dpsweep.workers.own_sources import file_module_name, module_file, sources_of
 
 P = ParamSpec("P")
@@ -131,7 +132,8 @@ def import_function(name: str, what: str, code: UserCode) -> Callable[..., Any]:
     if not callable(found):
         raise InvalidInput(f"{what} {name!r}: {location!r} has no function {function!r}; name one that it defines")
     home = str(getattr(found, "__module__", None))
-    if home != module.__name__ and not home.startswith(f"{module.__name__}."):
+    is_own = home == module.__name__ or home.startswith(f"{module.__name__}.")
+    if not is_own and not any(map(_is_compiled, allowed.files)):
         raise InvalidInput(
             f"{what} {name!r}: {function!r} comes from {home!r}; name a function that {location!r} defines itself"
         )
@@ -162,6 +164,7 @@ def blamed_on(name: str, what: str) -> Iterator[None]:
 def _load(module: UserModule, code: UserCode, subject: str) -> ModuleType:
     """Import a module of ``code``. subject: what it is imported for, for errors."""
     location, files = module.location, module.sources()
+    _require_readable(files, subject)
     if location.endswith(".py"):
         if not files:
             raise InvalidInput(
@@ -180,6 +183,22 @@ def _load(module: UserModule, code: UserCode, subject: str) -> ModuleType:
             "rename yours"
         )
     return loaded
+
+
+def _is_compiled(file: SourceFile) -> bool:
+    return file.content.startswith(BYTECODE.encode())
+
+
+def _require_readable(files: tuple[SourceFile, ...], subject: str) -> None:
+    """Raises: InvalidInput for bytecode of another version of Python."""
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    for file in filter(_is_compiled, files):
+        there = file.content[len(BYTECODE) :].split(b"\n", 1)[0].decode()
+        if there != here:
+            raise InvalidInput(
+                f"{subject}: {file.place} is compiled code of Python {there}, as no source of it was known; load it "
+                f"with Python {there} (here it is {here}), or give a function of a file or a notebook"
+            )
 
 
 def _lies_in(loaded: ModuleType, module: UserModule, files: tuple[SourceFile, ...]) -> bool:

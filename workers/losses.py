@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from dpsweep.accounting.errors import InvalidInput, require_finite
@@ -173,6 +174,18 @@ def build_loss(
             "labels [b] that returns a loss for each row [b]"
         )
     return loss
+
+
+def of_each_row(loss: nn.Module) -> Loss:
+    """Return a loss module of torch as the loss of each row, [b]: the mean where a row has several targets."""
+    single = copy.copy(loss)
+    vars(single)["reduction"] = "none"
+
+    def of_each(outputs: Tensor, labels: Tensor) -> Tensor:
+        losses: Tensor = single(outputs, labels)
+        return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
+
+    return of_each
 
 
 def _of_columns(known: Loss, columns: int) -> Loss:

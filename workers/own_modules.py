@@ -27,6 +27,9 @@ from pydantic import Base64Bytes
 
 from dpsweep.accounting.errors import InvalidInput
 
+BYTECODE: Final = "# Compiled code, as no source of it was known. Python "
+"""Beginning of a file with bytecode, before the version of Python that reads it."""
+
 
 @dataclass(frozen=True)
 class SourceFile:

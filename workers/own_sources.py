@@ -22,6 +22,8 @@ from dpsweep.workers.own_modules import SourceFile, python_finds
 _INSTALLED = re.compile(r"(site|dist)-packages|python3\.\d+")
 """Names of folders with installed packages; a sweep file's folder may contain a Python environment."""
 _ALL: Final = "*"
+GIVEN: Final = "given"
+"""Folder in the names of the modules of functions and classes that Python code gave: ``given/Net.py``."""
 
 
 def sources_of(location: str, source: str | None) -> tuple[SourceFile, ...]:
@@ -38,6 +40,15 @@ def sources_of(location: str, source: str | None) -> tuple[SourceFile, ...]:
     if source is not None:
         return _Search(Path(source), PurePath(), _is_own).of_module(location)
     return _of_python(location)
+
+
+def sources_of_text(location: str, text: str, folder: Path) -> tuple[SourceFile, ...]:
+    """Return the sources of a module that is no file: its text, and the user's files that it imports from ``folder``.
+
+    location: its name in a sweep, ``given/Net.py``.
+    """
+    importlib.invalidate_caches()
+    return _Search(folder, folder_of(location), _is_own).of_text(location, text)
 
 
 def file_module_name(file: Path) -> str:
@@ -114,6 +125,12 @@ class _Search:
             self._add(name, file, PurePath(file.name))
         return self._reached(name)
 
+    def of_text(self, location: str, text: str) -> tuple[SourceFile, ...]:
+        """Return the sources of a module with this text, which is loaded under a name of its own."""
+        name = file_module_name(Path(location))
+        self._take(SourceFile(name, location, location, text.encode()))
+        return self._reached(name)
+
     def of_module(self, name: str) -> tuple[SourceFile, ...]:
         """Return the sources of a module; none if it is not there, or not followed."""
         self.find(name)
@@ -188,8 +205,10 @@ class _Search:
         self._add(name, file, place / "__init__.py" if is_package else place.with_suffix(".py"))
 
     def _add(self, name: str, file: Path, place: PurePath) -> None:
-        source = SourceFile(name, (self._place / place).as_posix(), str(file), file.read_bytes())
-        self._files[name] = source
+        self._take(SourceFile(name, (self._place / place).as_posix(), str(file), file.read_bytes()))
+
+    def _take(self, source: SourceFile) -> None:
+        self._files[source.name] = source
         self._unread.append(source)
 
 

@@ -31,7 +31,7 @@ from dpsweep.workers.checkpoint import fingerprint
 from dpsweep.workers.clipping import CLIPPING, ClippingMethod, PublicFacts, make_clipping, own_clipping, rehearse
 from dpsweep.workers.data import Dataset, Scaling, Split, Tokens
 from dpsweep.workers.gradients import modes_of, set_modes
-from dpsweep.workers.losses import Loss, build_loss
+from dpsweep.workers.losses import Loss, build_loss, of_each_row
 from dpsweep.workers.noise_sources import make_noise_source
 from dpsweep.workers.optimizers import Optimizer, Parameters, make_optimizer
 from dpsweep.workers.parts import Parts
@@ -421,14 +421,7 @@ def _loss(given: Loss | nn.Module | Named) -> Loss:
         return build_loss(_component(given, "loss"))
     if not isinstance(given, nn.Module) or not hasattr(given, "reduction"):
         return given
-    single = copy.copy(given)
-    vars(single)["reduction"] = "none"
-
-    def of_each(outputs: Tensor, labels: Tensor) -> Tensor:
-        losses: Tensor = single(outputs, labels)
-        return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
-
-    return of_each
+    return of_each_row(given)
 
 
 def _component(given: Named, what: str) -> Component:

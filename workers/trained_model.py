@@ -22,6 +22,7 @@ from dpsweep.workers.data import Dataset, Preparation, Scaling, Split, Tokens, l
 from dpsweep.workers.imports import NO_CODE, UserCode, is_import_path
 from dpsweep.workers.models import build_for_shape, offered
 from dpsweep.workers.own_record import require_same_code
+from dpsweep.workers.own_sources import GIVEN
 from dpsweep.workers.predictions import batch_size, first_columns, in_batches, slices
 from dpsweep.workers.preprocessing import State, make_preprocessing
 from dpsweep.workers.spec import TrialSpec
@@ -167,6 +168,12 @@ def load_trained(files: TrialFiles, spec: TrialSpec, code: UserCode = NO_CODE) -
 
 def _build(files: TrialFiles, spec: TrialSpec, inputs: Mapping[str, Any], code: UserCode) -> nn.Module:
     require_same_code(files, spec, code, f"allow the files there in place of yours: {files.code}/...")
+    location = spec.model.name.rpartition(":")[0]
+    if location.startswith(f"{GIVEN}/") and code.named(location) is None:
+        raise InvalidInput(
+            f"model {spec.model.name!r} is an object that the sweep was given in Python, and runs only if you trust "
+            f"it: open the sweep with allow_code=['{files.code}/{location}'], its source, or with the object itself"
+        )
     weights = _read(files.model)
     shape, offers = tuple(inputs["feature_shape"]), inputs["offered"]
     model = build_for_shape(spec.model, shape, inputs["num_classes"], spec.seed, code, offers)

@@ -9,6 +9,7 @@ __all__ = [
     "fields",
     "grid",
     "growth",
+    "objects",
     "plan",
     "planned",
     "reasons",

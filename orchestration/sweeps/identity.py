@@ -22,6 +22,7 @@ from pathlib import PurePath
 from typing import Any, Final
 
 from dpsweep.accounting.release import ReleaseSpec
+from dpsweep.workers.own_sources import GIVEN
 from dpsweep.workers.spec import ExecutionSpec, NormSpec, TrialSpec, at_speed_of
 
 LONGEST_KEY: Final = 120
@@ -80,12 +81,14 @@ def trial_key(words: Sequence[str], canonical: str) -> str:
 
 
 def short_name(name: str) -> str:
-    """Return a name without the folder and suffix of the user's own file.
+    """Return a name without the folder and suffix of the user's own file; of an object, its name alone.
 
-    >>> short_name("models/file.py:function"), short_name("flat")
-    ('file:function', 'flat')
+    >>> short_name("models/file.py:function"), short_name("given/Net.py:Net"), short_name("flat")
+    ('file:function', 'Net', 'flat')
     """
     location, _, function = name.rpartition(":")
+    if location == f"{GIVEN}/{function}.py":
+        return function
     return f"{PurePath(location).stem}:{function}" if location.endswith(".py") else name
 
 

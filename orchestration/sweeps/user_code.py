@@ -27,43 +27,50 @@ _PACKAGE = "dpsweep_user_code"
 inside it."""
 
 
-def permitted(sweep: SweepSpec, folder: Path, allowed: Sequence[str] = ()) -> UserCode:
+def permitted(
+    sweep: SweepSpec, folder: Path, allowed: Sequence[str] = (), given: Sequence[UserModule] = ()
+) -> UserCode:
     """Return the user's own code that ``sweep`` names, as it is now, located and read without importing any of it.
 
     folder: the folder of the sweep file; code inside it may run. allowed: names of further modules, with their
-    submodules, and of files that may run.
+    submodules, and of files that may run. given: modules whose functions and classes the caller has given itself.
 
     Raises: InvalidInput with one line for each name that may not run, cannot be found, or is also the name of a module
     that Python finds elsewhere.
     """
     importlib.invalidate_caches()  # a file that a refusal named may have been added since
     folder = folder.resolve()
-    allowances = {module.location: module for module in map(_allowance, allowed)}
+    allowances = {module.location: module for module in map(allowance, allowed)}
+    objects = {module.location: module for module in given}
     found: list[UserModule] = []
     refused: list[str] = []
     for what, name in sweep.own_components:
         try:
             location, _ = split_import_path(name, what)
+            if location in objects:
+                continue
             locate = _own_file if location.endswith(".py") else _own_module
             found.append(locate(location, f"{what} {name!r}", folder, allowances))
         except InvalidInput as error:
             refused.append(str(error))
     if refused:
         raise InvalidInput("\n".join(refused))
-    return UserCode(tuple(module.as_it_is() for module in dict.fromkeys(found)))
+    return UserCode((*given, *(module.as_it_is() for module in dict.fromkeys(found))))
 
 
-def allowed_again(sweep: SweepSpec, allowed: Sequence[str]) -> UserCode:
-    """Return the part of a stored sweep's user code that ``allowed`` names, as it is now; nothing is imported.
+def allowed_again(sweep: SweepSpec, allowed: Sequence[str], given: Sequence[UserModule] = ()) -> UserCode:
+    """Return the part of a stored sweep's user code that ``allowed`` names or ``given`` holds, as it is now; nothing
+    is imported.
 
     The folder of the sweep file is not stored, so an allowed file matches every name that its path ends with. A sweep
     that names a file outside of its folder is matched by the name of the file alone.
     """
-    allowances = [_allowance(name) for name in allowed]
+    allowances = [allowance(name) for name in allowed]
     locations = [split_import_path(name, what)[0] for what, name in sweep.own_components]
-    found = (_meant(location, allowance) for location in locations for allowance in allowances)
+    found = (_meant(location, each) for location in locations for each in allowances)
     distinct = dict.fromkeys(module for module in found if module is not None)
-    return UserCode(tuple(module.as_it_is() for module in distinct))
+    objects = (module for module in given if module.location in locations)
+    return UserCode((*objects, *(module.as_it_is() for module in distinct)))
 
 
 def _meant(location: str, allowance: UserModule) -> UserModule | None:
@@ -83,7 +90,7 @@ def _meant(location: str, allowance: UserModule) -> UserModule | None:
     return None
 
 
-def _allowance(name: str) -> UserModule:
+def allowance(name: str) -> UserModule:
     """Return the file or module that ``--allow-code`` names; a module must be installed or in the working directory.
 
     Raises: InvalidInput if there is none of that name.
@@ -127,10 +134,15 @@ def _own_module(location: str, subject: str, folder: Path, allowances: Mapping[s
     """
     parts = location.split(".")
     for length in range(len(parts), 0, -1):
-        allowance = allowances.get(".".join(parts[:length]))
-        if allowance is not None:
-            return replace(allowance, location=location)
+        allowed = allowances.get(".".join(parts[:length]))
+        if allowed is not None:
+            return replace(allowed, location=location)
     file = module_file(folder, location)
+    if location == "__main__":
+        raise InvalidInput(
+            f"{subject}: '__main__' is another module in every process; in Python give the function or class itself, "
+            "as in model=Net, or put it into a file"
+        )
     if file is None:
         raise InvalidInput(
             f"{subject}: {location!r} is no module in the sweep file's folder {folder}, and no other is run unasked; "

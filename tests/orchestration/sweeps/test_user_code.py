@@ -137,7 +137,7 @@ def test_nothing_outside_the_folder_is_imported(tmp_path: Path, command: Command
         "..outside:f": "is no import path",
         "absent:f": "is no module in the sweep file's folder",
         "absent.py:f": "there is no file",
-        "__main__:f": "is no module",
+        "__main__:f": "give the function or class itself",
     }
     file = write(folder, model=list(cases))
     done = command("plan", file)
