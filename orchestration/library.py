@@ -8,7 +8,7 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from dpsweep.orchestration.sweeps.planned import Plan
     from dpsweep.orchestration.sweeps.schema import SweepSpec
     from dpsweep.orchestration.tracking.registry import Registered
-    from dpsweep.workers.imports import UserCode
+    from dpsweep.workers.imports import GivenData, UserCode
     from dpsweep.workers.spec import TrialSpec
 
 
@@ -369,13 +369,16 @@ def run(
     tracking_uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
     folder, others = None if output is None else str(output), tuple(map(str, sources))
     from dpsweep.orchestration.execution.early_start import ray_ahead
+    from dpsweep.orchestration.execution.given_data import shared_data
+    from dpsweep.orchestration.records.layout import output_files
 
-    with ray_ahead(spec, folder, address, code):
+    files = output_files(folder, spec.name)
+    with shared_data(code, files, address) as there, ray_ahead(spec, folder, address, there):
         from dpsweep.orchestration.pipeline import NoDisplay, RunRequest, run_sweep
         from dpsweep.orchestration.records.limits import Limits
 
         limits = Limits(max_hours, max_trials, stop_after_failures, max_gpu_hours)
-        request = RunRequest(spec, text, folder, address, tracking_uri, code, limits, tuple(retry), others)
+        request = RunRequest(spec, text, folder, address, tracking_uri, there, limits, tuple(retry), others)
         outcome = run_sweep(request, NoDisplay())
     return Sweep(outcome.record, outcome.files, code)
 
@@ -388,10 +391,11 @@ def _read(sweep: SweepLike, allow_code: Allowed) -> tuple[SweepSpec, str, UserCo
 
     folder, origin = Path.cwd(), "sweep"
     allowed, given = allowed_objects(allow_code, folder)
+    data: tuple[GivenData, ...] = ()
     if isinstance(sweep, Mapping):
         objects = Objects(folder)
         text = yaml.safe_dump(objects.plain(sweep), sort_keys=False)
-        given = (*objects.modules, *given)
+        given, data = (*objects.modules, *given), tuple(objects.data)
     elif isinstance(sweep, str) and "\n" in sweep:
         text = sweep
     elif isinstance(sweep, str | Path):
@@ -402,4 +406,4 @@ def _read(sweep: SweepLike, allow_code: Allowed) -> tuple[SweepSpec, str, UserCo
             f"a sweep was given as {type(sweep).__name__}; give the path of its file, its text, or a mapping"
         )
     spec = parse_sweep(text, origin)
-    return spec, text, permitted(spec, folder, allowed, given)
+    return spec, text, replace(permitted(spec, folder, allowed, given), data=data)

@@ -61,7 +61,29 @@ def test_programs_run(program: str, absent: tuple[str, ...], printed: str, tmp_p
     assert re.search(printed, finished.stdout), finished.stdout
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("file", sorted(FOLDER.glob("*.ipynb")), ids=lambda file: file.stem)
+def test_notebooks_run_in_a_kernel(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their outputs are those of a user: the plan as a table, the same predictions, and an edit that is refused."""
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    monkeypatch.setenv("PYTHONPATH", str(FOLDER.parent))
+    notebook = nbformat.read(file, as_version=4)
+    client = nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}})
+    client.execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    shown = [output["data"] for output in outputs if output["output_type"] == "execute_result"]
+    planned, ran, same = shown
+    assert "Plan of 2 trials, 0 refused" in planned["text/html"]
+    assert "2 finished" in ran["text/plain"]
+    assert "epsilon" in ran["text/html"]
+    assert same["text/plain"] == "True"
+    printed = "".join(output["text"] for output in outputs if output.get("name") == "stdout")
+    assert printed.strip() == "given/Net.py has changed"
+    for code in tmp_path.glob("runs/*/trials/*/code/given/Net.py"):
+        assert code.read_text().startswith("import torch.nn as nn\n\nclass Net(nn.Module):")
+
+
 def test_the_index_names_every_example() -> None:
     index = (FOLDER / "README.md").read_text()
-    files = {file.name for file in FOLDER.iterdir() if file.suffix in (".py", ".yaml")}
+    files = {file.name for file in FOLDER.iterdir() if file.suffix in (".py", ".yaml", ".ipynb")}
     assert {name for name in files if f"({name})" not in index} == set()

@@ -53,10 +53,23 @@ class UserModule:
 
 
 @dataclass(frozen=True)
+class GivenData:
+    """Data that Python code gave; private data. called: their name in the sweep.
+
+    content: as `dpsweep.workers.data.as_bytes`; empty where they lie at ``path``, for workers of Ray.
+    """
+
+    called: str
+    content: bytes = field(default=b"", repr=False)
+    path: str | None = None
+
+
+@dataclass(frozen=True)
 class UserCode:
-    """All modules of the user's own that may be imported."""
+    """All modules of the user's own that may be imported, and the data that Python code gave."""
 
     modules: tuple[UserModule, ...] = ()
+    data: tuple[GivenData, ...] = ()
 
     def named(self, location: str) -> UserModule | None:
         """Return the module that a sweep calls ``location``, if it may be imported."""

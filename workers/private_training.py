@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.utils import data as torch_data
 
 from dpsweep.accounting.accountants import account
 from dpsweep.accounting.errors import InvalidInput
@@ -29,7 +28,7 @@ from dpsweep.accounting.samplings import Adjacency
 from dpsweep.accounting.schedules import split_schedule
 from dpsweep.workers.checkpoint import fingerprint
 from dpsweep.workers.clipping import CLIPPING, ClippingMethod, PublicFacts, make_clipping, own_clipping, rehearse
-from dpsweep.workers.data import Dataset, Scaling, Split, Tokens
+from dpsweep.workers.data import Dataset, Scaling, Split, Tokens, as_tensor, columns_of
 from dpsweep.workers.gradients import modes_of, set_modes
 from dpsweep.workers.losses import Loss, build_loss, of_each_row
 from dpsweep.workers.noise_sources import make_noise_source
@@ -488,28 +487,6 @@ def _dataset(data: object, groups: npt.ArrayLike | None, group_names: Sequence[s
 
 
 def _columns(data: object) -> tuple[Tensor, Tensor]:
-    match data:
-        case torch_data.TensorDataset(tensors=(features, labels)):
-            pass
-        case (features, labels):
-            pass
-        case torch_data.Dataset() if hasattr(data, "__len__"):
-            rows = [data[at] for at in range(len(data))]
-            features = torch.stack([torch.as_tensor(np.asarray(example)) for example, _ in rows])
-            labels = np.stack([np.asarray(label) for _, label in rows])
-        case _:
-            raise InvalidInput(
-                f"data is {type(data).__name__}; give a pair of features and labels, or a data set of torch that has a "
-                "length and whose items are such pairs"
-            )
-    x, y = _tensor(features, "features"), _tensor(labels, "labels")
+    features, labels, *_ = columns_of(data)
+    x, y = as_tensor(features, "features"), as_tensor(labels, "labels")
     return x.float() if x.is_floating_point() else x, y.float() if y.is_floating_point() else y.long()
-
-
-def _tensor(values: Any, what: str) -> Tensor:
-    if isinstance(values, Tensor):
-        return values.detach().cpu()
-    array = np.asarray(values)
-    if array.dtype.kind not in "biuf" or array.ndim == 0:
-        raise InvalidInput(f"{what} are of type {array.dtype} with {array.ndim} axes; give numbers, one row an example")
-    return torch.from_numpy(np.ascontiguousarray(array))

@@ -9,6 +9,7 @@ __all__ = [
     "disk_space",
     "early_start",
     "environment",
+    "given_data",
     "job_package",
     "notices",
     "object_stores",

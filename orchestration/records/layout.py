@@ -138,6 +138,10 @@ class SweepFiles:
         """sha256 of `private_report` (JSON, private)."""
         return self._below("private", "digests.json")
 
+    def given(self, name: str) -> str:
+        """A copy of data that Python code gave, while a sweep runs (private)."""
+        return self._below("private", "given", f"{name}.npz")
+
     @property
     def error(self) -> str:
         """Withheld texts and tracebacks of the errors for which the plan was refused (private)."""

@@ -18,10 +18,11 @@ from typing import Any, Final
 import numpy as np
 
 from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.registry import build
 from dpsweep.orchestration.sweeps.object_sources import source_of
 from dpsweep.orchestration.sweeps.text import shortly
 from dpsweep.orchestration.sweeps.user_code import allowance
-from dpsweep.workers.imports import UserModule
+from dpsweep.workers.imports import GivenData, UserModule
 from dpsweep.workers.own_sources import GIVEN, sources_of_text
 
 _ROLES: Final = {"data": "data source", "model": "model", "loss": "loss", "clipping": "clipping method"}
@@ -48,6 +49,7 @@ class Objects:
     folder: Path
     _modules: dict[str, UserModule] = field(default_factory=dict)
     _known: list[tuple[object, str]] = field(default_factory=list)
+    data: list[GivenData] = field(default_factory=list)
 
     @property
     def modules(self) -> tuple[UserModule, ...]:
@@ -65,11 +67,30 @@ class Objects:
         }
 
     def _components(self, value: object, role: str) -> Any:
-        if isinstance(value, list | tuple):
+        if isinstance(value, list) or (isinstance(value, tuple) and (role != _ROLES["data"] or _given(value) is None)):
             return [self._component(each, role) for each in value]
         return self._component(value, role)
 
+    def _data(self, params: Mapping[str, Any], cuts: Mapping[str, Any]) -> dict[str, Any]:
+        """Keep data in memory, and return how the sweep names them."""
+        from dpsweep.workers.data import Source, as_bytes, source_of_arrays, source_of_frame
+
+        called = str(cuts.get("called", "data"))
+        if called in {each.called for each in self.data}:
+            raise InvalidInput(f"two data sets are called {called!r}; give each another name by the key `called`")
+        match params:
+            case {"source": Source() as source}:
+                pass
+            case {"frame": frame, **declared}:
+                source = build({"frame": source_of_frame}, "frame", {"frame": frame, **declared}, "data")
+            case _:
+                source = build({"arrays": source_of_arrays}, "arrays", params, "data")
+        self.data.append(GivenData(called, as_bytes(source)))
+        return {"name": GIVEN, "called": called, **{key: _plain(each, f"data.{key}") for key, each in cuts.items()}}
+
     def _component(self, value: object, role: str) -> Any:
+        if role == _ROLES["data"] and (given := _given(value)) is not None:
+            return self._data(*given)
         match value:
             case None | str():
                 return value
@@ -128,6 +149,36 @@ class Objects:
         taken = {PurePath(location).stem for location in self._modules if location.endswith(".py")}
         numbered = (f"{called}_{count}" if count > 1 else called for count in range(1, len(taken) + 2))
         return next(name for name in numbered if name not in taken)
+
+
+_CUTS: Final = ("called", "keep", "test_fraction", "public_fraction", "split_seed")
+
+
+def _given(value: object) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """Return data in memory as arguments of a source and as keys of the sweep; None for data that are named.
+
+    They are arrays in a tuple, a data set of torch, a `Source`, or a mapping with ``features`` or ``frame``.
+    """
+    torch_data, base = sys.modules.get("torch.utils.data"), sys.modules.get("dpsweep.workers.data.base")
+    if base is not None and isinstance(value, base.Source):
+        return {"source": value}, {}
+    if isinstance(value, Mapping):
+        if not {"features", "frame", "dataset"} & value.keys() or "name" in value:
+            return None
+        params = {str(key): each for key, each in value.items() if key not in _CUTS}
+        cuts = {str(key): each for key, each in value.items() if key in _CUTS}
+        if "dataset" in params:
+            params |= _of_columns(params.pop("dataset"))
+        return params, cuts
+    is_dataset = torch_data is not None and isinstance(value, torch_data.Dataset)
+    is_arrays = isinstance(value, tuple) and len(value) in (2, 3) and all(hasattr(each, "shape") for each in value)
+    return (_of_columns(value), {}) if is_dataset or is_arrays else None
+
+
+def _of_columns(data: object) -> dict[str, Any]:
+    from dpsweep.workers.data import columns_of
+
+    return dict(zip(("features", "labels", "groups"), columns_of(data), strict=False))
 
 
 def _called(value: object, role: str) -> str:

@@ -196,7 +196,7 @@ def packed(code: UserCode) -> Iterator[tuple[list[str], UserCode]]:
             module if module.folder is None else _shipped(module, root, str(folders.index(module.folder)))
             for module in code.modules
         )
-        yield ([str(root)] if folders else []), UserCode(there)
+        yield ([str(root)] if folders else []), replace(code, modules=there)
 
 
 def _shipped(module: UserModule, root: Path, place: str) -> UserModule:
@@ -256,11 +256,12 @@ def unpacked(code: UserCode) -> UserCode:
     def placed(file: SourceFile) -> SourceFile:
         return replace(file, path=place(file.path)) if file.name else file
 
-    return UserCode(
-        tuple(
+    return replace(
+        code,
+        modules=tuple(
             module
             if module.source is None
             else replace(module, source=place(module.source), files=tuple(map(placed, module.files)))
             for module in code.modules
-        )
+        ),
     )

@@ -157,7 +157,7 @@ def test_a_sweep_is_a_file_a_text_or_a_mapping(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     assert dpsweep.plan(content) == planned
     assert dpsweep.plan(file.read_text()) == planned
-    with pytest.raises(dpsweep.InvalidInput, match="model is <object objec.*give a name, a function or a class"):
+    with pytest.raises(dpsweep.InvalidInput, match=r"model is <object objec.*give a name, a function or a class"):
         dpsweep.plan({**content, "model": object()})
     with pytest.raises(dpsweep.InvalidInput, match="given as list; give the path of its file, its text, or a mapping"):
         dpsweep.plan([file])  # type: ignore[arg-type]

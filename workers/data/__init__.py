@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.records import read_private
 from dpsweep.accounting.registry import build
 from dpsweep.workers.data.adult import adult
 from dpsweep.workers.data.base import Dataset, Preparation, Scaling, Source, Split, Tokens, as_targets, make_split
@@ -15,6 +16,14 @@ from dpsweep.workers.data.cifar import cifar10
 from dpsweep.workers.data.cuts import cut
 from dpsweep.workers.data.digits import digits
 from dpsweep.workers.data.dutch import dutch
+from dpsweep.workers.data.given import (
+    as_bytes,
+    as_tensor,
+    columns_of,
+    source_of_arrays,
+    source_of_bytes,
+    source_of_frame,
+)
 from dpsweep.workers.data.idx import fashion_mnist, mnist
 from dpsweep.workers.data.images import IMAGENET_SCALING, image_folder
 from dpsweep.workers.data.labels import TableTask
@@ -25,6 +34,7 @@ from dpsweep.workers.data.texts import text
 from dpsweep.workers.data.utkface import utkface
 from dpsweep.workers.dataset_description import DatasetDescription
 from dpsweep.workers.imports import NO_CODE, UserCode, blamed_on, import_function, is_import_path, with_checked_types
+from dpsweep.workers.own_sources import GIVEN
 from dpsweep.workers.spec import DataSpec
 
 _SOURCES: Mapping[str, Callable[..., Source]] = {
@@ -55,12 +65,26 @@ def load_source(spec: DataSpec, code: UserCode = NO_CODE) -> Source:
 
     Raises: see `load_dataset`.
     """
+    if spec.name == GIVEN:
+        return _given(spec, code)
     if not is_import_path(spec.name):
         return build(SOURCES, spec.name, spec.params, "data source")
     source = build({spec.name: import_function(spec.name, "data source", code)}, spec.name, spec.params, "data source")
     if not isinstance(source, Source):
         raise InvalidInput(f"data source {spec.name!r} returned {type(source).__name__}, but must return a Source")
     return source
+
+
+def _given(spec: DataSpec, code: UserCode) -> Source:
+    """Return the data that Python code gave, from memory or from the private copy that workers read."""
+    called = spec.params.get("called")
+    found = next((each for each in code.data if each.called == called), None)
+    if found is None:
+        raise InvalidInput(
+            f"the data {called!r} were given in Python and are not kept; give them again: "
+            "dpsweep.run({..., 'data': ...})"
+        )
+    return source_of_bytes(found.content if found.path is None else read_private(found.path))
 
 
 def load_dataset(spec: DataSpec, code: UserCode = NO_CODE) -> Dataset:
@@ -109,10 +133,15 @@ __all__ = [
     "TableProfile",
     "TableTask",
     "Tokens",
+    "as_bytes",
     "as_targets",
+    "as_tensor",
+    "columns_of",
     "describe",
     "load_dataset",
     "load_source",
     "make_split",
     "profile_table",
+    "source_of_arrays",
+    "source_of_frame",
 ]

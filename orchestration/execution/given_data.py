@@ -1,0 +1,37 @@
+"""The private copy of data that Python code gave, from which workers of Ray read them while a sweep runs."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+
+from dpsweep.accounting.records import delete, is_local, make_folders, write_private
+from dpsweep.orchestration.execution.environment import IN_PROCESS
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.safety import require_safe
+from dpsweep.workers.imports import GivenData, UserCode
+
+
+@contextlib.contextmanager
+def shared_data(code: UserCode, files: SweepFiles, address: str) -> Iterator[UserCode]:
+    """Store the data that ``code`` holds in the sweep's private folder for the ``with`` block; yield code that names
+    the copies.
+
+    A run in this process needs no copy, and neither does a later run, which is given the data again.
+    """
+    if not code.data or address == IN_PROCESS:
+        yield code
+        return
+    require_safe(files)
+    if is_local(files.root):
+        make_folders(str(files.local_folder), 0o777)  # a private folder makes those above it private too
+    copies = [GivenData(each.called, path=files.given(uuid.uuid4().hex)) for each in code.data]
+    try:
+        for each, copied in zip(code.data, copies, strict=True):
+            write_private(str(copied.path), each.content)
+        yield replace(code, data=tuple(copies))
+    finally:
+        for copied in copies:
+            delete(str(copied.path))

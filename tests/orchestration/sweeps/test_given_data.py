@@ -1,0 +1,85 @@
+"""A sweep of arrays in memory: in this process from memory, on Ray from a private copy that is gone afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import dpsweep
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(200, 3)).astype(np.float32)
+Y = (X[:, 0] > 0).astype(np.int64)
+GROUPS = RANDOM.integers(0, 2, 200)
+WHOLE: dict[str, Any] = {
+    "features": X,
+    "labels": Y,
+    "groups": GROUPS,
+    "users": np.arange(200) // 2,
+    "classes": [0, 1],
+    "group_names": ["a", "b"],
+    "test_fraction": 0.25,
+}
+BASE: dict[str, Any] = {
+    "name": "given",
+    "model": "logistic",
+    "sampling": {"method": "poisson", "batch_size": 50},
+    "epochs": 1,
+    "clipping": "flat",
+    "privacy": {"noise_multiplier": 2.0, "delta": 1e-4, "accountant": "rdp"},
+    "norms": "off",
+}
+
+
+@pytest.mark.parametrize(
+    ("data", "test_size"),
+    [
+        (WHOLE, 50),
+        ((X, Y, GROUPS), 40),
+        (TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)), 40),
+        ({"dataset": TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)), "test_fraction": 0.1}, 20),
+        ({"frame": pd.DataFrame(X, columns=list("abc")).assign(y=Y), "label": "y", "ranges": {"a": [-3, 3]}}, 40),
+    ],
+)
+def test_data_in_memory_are_planned(data: object, test_size: int) -> None:
+    plan = dpsweep.plan({**BASE, "data": data})
+    assert plan.refusals == ()
+    (trial,) = plan.trials
+    assert (trial.dataset.train_size, trial.dataset.test_size) == (200 - test_size, test_size)
+
+
+def test_in_this_process_nothing_is_copied_and_other_data_are_refused(tmp_path: Path) -> None:
+    run: dict[str, Any] = {"output": tmp_path, "address": "in-process", "tracking_uri": "none"}
+    (trial,) = dpsweep.run({**BASE, "data": WHOLE}, **run).trials.values()
+    result = trial.result
+    assert result is not None
+    assert result.group_names == ("a", "b")
+    assert not (tmp_path / "private" / "given").exists()
+    (again,) = dpsweep.open(tmp_path).trials.values()
+    assert (again.predict(X) == trial.predict(X)).all(), "without the data"
+    more = {**BASE, "seeds": [0, 1]}
+    with pytest.raises(dpsweep.InvalidInput, match="data"):
+        dpsweep.run({**more, "data": {**WHOLE, "features": X + 1}}, **run)
+    with pytest.raises(dpsweep.InvalidInput, match="were given in Python and are not kept; give them again"):
+        dpsweep.run({**more, "data": {"name": "given", "called": "data", "test_fraction": 0.25}}, **run)
+
+
+def test_two_data_sets_need_two_names() -> None:
+    with pytest.raises(dpsweep.InvalidInput, match="two data sets are called 'data'; give each another name"):
+        dpsweep.plan({**BASE, "data": [(X, Y), (X, 1 - Y)]})
+
+
+@pytest.mark.long
+def test_workers_of_ray_read_a_private_copy(tmp_path: Path) -> None:
+    inside = dpsweep.run({**BASE, "data": WHOLE}, output=tmp_path / "a", address="in-process", tracking_uri="none")
+    on_ray = dpsweep.run({**BASE, "data": WHOLE}, output=tmp_path / "b", tracking_uri="none")
+    (one,), (other,) = inside.trials.values(), on_ray.trials.values()
+    assert on_ray.failed == ()
+    assert (one.predict(X) == other.predict(X)).all()
+    assert list((tmp_path / "b" / "private" / "given").iterdir()) == []

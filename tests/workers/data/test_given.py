@@ -1,0 +1,105 @@
+"""Data in memory as a source: classes, groups and users by their values, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.workers.data import Source, as_bytes, columns_of, source_of_arrays, source_of_frame
+from dpsweep.workers.data.given import source_of_bytes
+
+X = np.arange(12.0).reshape(6, 2)
+Y = np.array(["no", "yes", "no", "yes", "no", "yes"])
+
+
+def same(one: Source, other: Source) -> bool:
+    return all(
+        getattr(one, field.name) == getattr(other, field.name)
+        for field in fields(Source)
+        if field.name not in ("train", "test")
+    ) and all(
+        (a is None) == (b is None) and (a is None or all(torch.equal(getattr(a, k), getattr(b, k)) for k in columns))
+        for a, b in ((one.train, other.train), (one.test, other.test))
+        for columns in (("features", "labels", "groups", "example_ids"),)
+    )
+
+
+def test_values_become_places_and_what_is_read_off_the_rows_is_said() -> None:
+    found = source_of_arrays(X, Y, groups=["b", "a", "b", "a", "b", "a"], users=[7, 7, 8, 8, 9, 9])
+    assert (found.class_names, found.group_names) == (("no", "yes"), ("a", "b"))
+    assert found.reasons == ("classes_from_rows", "groups_from_rows")
+    assert found.train.labels.tolist() == [0, 1] * 3
+    assert found.train.groups.tolist() == [1, 0] * 3
+    assert found.train.user_ids is not None
+    assert found.train.user_ids.tolist() == [0, 0, 1, 1, 2, 2]
+    assert found.train.features.dtype == torch.float32
+
+
+def test_declared_names_make_no_estimate() -> None:
+    found = source_of_arrays(
+        X, Y, groups=[0, 1] * 3, classes=["yes", "no"], group_names=["a", "b"], test=(X, Y, [0] * 6)
+    )
+    assert found.reasons == ()
+    assert found.train.labels.tolist() == [1, 0] * 3
+    assert found.test is not None
+    assert found.test.example_ids.tolist() == [6, 7, 8, 9, 10, 11]
+
+
+def test_numbers_are_targets_of_another_task() -> None:
+    found = source_of_arrays(X, np.arange(6.0), task="regression")
+    assert (found.train.labels.shape, found.class_names, found.group_names) == ((6, 1), ("target 0",), ("all",))
+
+
+def test_a_frame_is_read_as_the_file_of_it_would_be() -> None:
+    frame = pd.DataFrame({"age": [20, 30, 40, 50], "sex": list("fmfm"), "bought": [0, 1, 0, 1]})
+    found = source_of_frame(
+        frame, label="bought", group="sex", classes=[0, 1], groups=["f", "m"], ranges={"age": [0, 100]}
+    )
+    assert (found.class_names, found.group_names) == (("0", "1"), ("f", "m"))
+    assert found.train.features[:, 0].tolist() == pytest.approx([0.2, 0.3, 0.4, 0.5])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        source_of_arrays(X, Y, users=range(6)),
+        source_of_arrays(X.astype(np.int64), Y, test=(X.astype(np.int64), Y)),
+    ],
+)
+def test_bytes_give_the_same_source(source: Source) -> None:
+    assert same(source_of_bytes(as_bytes(source)), source)
+    assert as_bytes(source_of_bytes(as_bytes(source))) == as_bytes(source)
+    with pytest.raises(DataCorruption, match="is damaged; run the sweep again"):
+        source_of_bytes(as_bytes(source)[:200])
+
+
+def test_data_sets_of_torch_are_read_once() -> None:
+    pair = columns_of(TensorDataset(torch.from_numpy(X), torch.tensor([0, 1] * 3)))
+    assert torch.equal(pair[0], torch.from_numpy(X))
+
+    class Rows(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, at: int) -> tuple[torch.Tensor, int, int]:
+            return torch.full((2,), float(at)), at % 2, 1
+
+    features, labels, groups = columns_of(Rows())
+    assert (features.shape, labels.tolist(), groups.tolist()) == ((3, 2), [0, 1, 0], [1, 1, 1])
+
+
+def test_what_does_not_fit_is_one_line() -> None:
+    with pytest.raises(InvalidInput, match="6 examples and 5 labels"):
+        source_of_arrays(X, Y[:5])
+    with pytest.raises(InvalidInput, match="some labels are not among the given classes"):
+        source_of_arrays(X, Y, classes=["no"])
+    with pytest.raises(InvalidInput, match="and the test examples none"):
+        source_of_arrays(X, Y, groups=[0] * 6, test=(X, Y))
+    with pytest.raises(InvalidInput, match="features are of type <U3"):
+        source_of_arrays(Y, Y)

@@ -1,0 +1,213 @@
+"""Data that Python code has in memory: arrays, frames and data sets of torch, as a source, and as bytes.
+
+The bytes are those of arrays in an ``npz`` file, read without running code.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import tempfile
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils import data as torch_data
+
+from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.accounting.reasons import Reason
+from dpsweep.workers.data.base import Scaling, Source, Split, Tokens, make_split
+from dpsweep.workers.data.table import table
+
+_COLUMNS: Final = ("features", "labels", "groups", "example_ids", "user_ids")
+_PREPARATIONS: Final[Mapping[str, type[Scaling] | type[Tokens]]] = {"scaling": Scaling, "tokens": Tokens}
+
+
+def columns_of(data: object) -> tuple[Any, ...]:
+    """Return features, labels and, where they are given, groups: of a tuple, or of a data set of torch, read once.
+
+    Raises: InvalidInput for anything else.
+    """
+    match data:
+        case torch_data.TensorDataset(tensors=(_, _) | (_, _, _) as tensors):
+            return tensors
+        case (_, _) | (_, _, _):
+            return tuple(data)
+        case torch_data.Dataset() if hasattr(data, "__len__"):
+            rows = [data[at] for at in range(len(data))]
+            features = torch.stack([torch.as_tensor(np.asarray(example)) for example, *_ in rows])
+            others = zip(*(rest for _, *rest in rows), strict=True)
+            return features, *(np.stack([np.asarray(each) for each in column]) for column in others)
+    raise InvalidInput(
+        f"data is {type(data).__name__}; give a pair of features and labels, or a data set of torch that has a length "
+        "and whose items are such pairs"
+    )
+
+
+def as_tensor(values: Any, what: str) -> Tensor:
+    """Return numbers as a tensor on the CPU. Raises: InvalidInput for other values."""
+    if isinstance(values, Tensor):
+        return values.detach().cpu()
+    array = np.asarray(values)
+    if array.dtype.kind not in "biuf" or array.ndim == 0:
+        raise InvalidInput(f"{what} are of type {array.dtype} with {array.ndim} axes; give numbers, one row an example")
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def source_of_arrays(
+    features: npt.ArrayLike | Tensor,
+    labels: npt.ArrayLike | Tensor,
+    groups: npt.ArrayLike | None = None,
+    users: npt.ArrayLike | None = None,
+    test: object = None,
+    classes: Sequence[Any] | None = None,
+    group_names: Sequence[str] | None = None,
+    task: str = "classification",
+) -> Source:
+    """Return the source of examples in memory.
+
+    features: numbers [n, ...], as the model takes them; whole numbers are tokens, bytes are pixels as they are. labels:
+    [n], values of ``classes`` in classification; for another task as it takes them. groups: indices into
+    ``group_names``, or any values, whose names are then read off the rows, as are classes that are not given. users:
+    the owner of each example, any values. test: further features, labels and groups.
+
+    Raises: InvalidInput for columns of different lengths, and values that are not among the given ones.
+    """
+    parts = [(features, labels, groups)]
+    if test is not None:
+        further = columns_of(test)
+        if len(further) < 3 and groups is not None:
+            raise InvalidInput("the training examples have groups, and the test examples none; give test as 3 columns")
+        parts.append((further[0], further[1], further[2] if len(further) > 2 and groups is not None else None))
+    reasons: list[Reason] = []
+    columns = [as_tensor(part[1], "labels").numpy() if task != "classification" else _values(part[1]) for part in parts]
+    if task == "classification":
+        if classes is None:
+            classes, reasons = np.unique(np.concatenate(columns)).tolist(), ["classes_from_rows"]
+        columns = [_places(column, list(classes), "labels", "classes") for column in columns]
+        names = tuple(map(str, classes))
+    else:
+        columns = [column[:, None] if column.ndim == 1 and column.dtype.kind == "f" else column for column in columns]
+        width = columns[0].shape[1] if columns[0].ndim > 1 else 1
+        names = tuple(f"target {place}" for place in range(width)) if classes is None else tuple(map(str, classes))
+    in_groups: list[npt.NDArray[Any] | None] = [None if part[2] is None else _values(part[2]) for part in parts]
+    grouped = [each for each in in_groups if each is not None]
+    called = names if task == "classification" else ("all",)
+    if grouped:
+        if group_names is None:
+            found = np.unique(np.concatenate(grouped)).tolist()
+            called, reasons = tuple(map(str, found)), [*reasons, "groups_from_rows"]
+            in_groups = [_places(each, found, "groups", "names") for each in grouped]
+        else:
+            called = tuple(group_names)
+    owners = None if users is None else np.unique(_values(users), return_inverse=True)[1].astype(np.int64)
+    splits, first = [], 0
+    for (examples, _, _), column, group in zip(parts, columns, in_groups, strict=True):
+        rows = as_tensor(examples, "features")
+        stored = rows.float() if rows.dtype in (torch.float64, torch.float16, torch.bfloat16) else rows
+        if len({len(each) for each in (stored, column, group, None if first else owners) if each is not None}) > 1:
+            raise InvalidInput(
+                f"there are {len(stored)} examples and {len(column)} labels; give features, labels, groups and users "
+                "one row for each example"
+            )
+        splits.append(make_split(stored, column, group, first_id=first, user_ids=None if first else owners))
+        first += len(stored)
+    tokens = splits[0].features.dtype in (torch.int32, torch.int64)
+    return Source(
+        "given",
+        splits[0],
+        splits[1] if len(splits) > 1 else None,
+        called,
+        names,
+        Tokens() if tokens else Scaling(),
+        task=task,
+        reasons=tuple(reasons),
+    )
+
+
+def source_of_frame(frame: Any, **params: Any) -> Source:
+    """Return the rows of a data frame as the source ``parquet`` reads them, by the same declarations of columns."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "given.parquet")
+        frame.to_parquet(path, index=False)
+        return table(str(path), **params)
+
+
+def _values(column: Any) -> npt.NDArray[Any]:
+    return column.detach().cpu().numpy() if isinstance(column, Tensor) else np.asarray(column)
+
+
+def _places(column: npt.NDArray[Any], values: Sequence[Any], what: str, named: str) -> npt.NDArray[np.int64]:
+    """Return the places of values in a list. Raises: InvalidInput for others."""
+    places = {value: place for place, value in enumerate(values)}
+    found = [places.get(each, -1) for each in column.tolist()]
+    if -1 in found:
+        raise InvalidInput(f"some {what} are not among the given {named}; give all of them")
+    return np.array(found, dtype=np.int64)
+
+
+def as_bytes(source: Source) -> bytes:
+    """Return the source as bytes, for `source_of_bytes`. Raises: InvalidInput for a preparation of the user's own."""
+    kind = next((name for name, known in _PREPARATIONS.items() if type(source.preparation) is known), None)
+    if kind is None:
+        raise InvalidInput(
+            f"the preparation of {source.name!r} is of type {type(source.preparation).__name__}, which cannot be "
+            "stored; prepare the features first, or give a function that returns the source"
+        )
+    about = {
+        "name": source.name,
+        "group_names": source.group_names,
+        "class_names": source.class_names,
+        "preparation": {"kind": kind, **asdict(source.preparation)},  # type: ignore[call-overload]
+        "notes": source.notes,
+        "task": source.task,
+        "reasons": source.reasons,
+    }
+    arrays = {"about": np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)}
+    for part, split in (("train", source.train), ("test", source.test)):
+        for name in _COLUMNS if split is not None else ():
+            column = getattr(split, name)
+            arrays |= {} if column is None else {f"{part}.{name}": column.numpy()}
+    out = io.BytesIO()
+    np.savez(out, **arrays)  # type: ignore[arg-type]  # arrays by their names
+    return out.getvalue()
+
+
+def source_of_bytes(content: bytes) -> Source:
+    """Return the source of `as_bytes`. Raises: DataCorruption for other bytes."""
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as found:
+            arrays = {name: found[name] for name in found.files}
+        about = json.loads(arrays["about"].tobytes())
+    except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise DataCorruption("the stored copy of the given data is damaged; run the sweep again") from error
+
+    def split(part: str) -> Split | None:
+        columns = {name: arrays.get(f"{part}.{name}") for name in _COLUMNS}
+        if columns["features"] is None:
+            return None
+        return Split(*(None if each is None else torch.from_numpy(each) for each in columns.values()))  # type: ignore[arg-type]
+
+    kind = _PREPARATIONS[about["preparation"].pop("kind")]
+    prepared: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in about["preparation"].items()
+    }
+    train = split("train")
+    assert train is not None
+    return Source(
+        about["name"],
+        train,
+        split("test"),
+        tuple(about["group_names"]),
+        tuple(about["class_names"]),
+        kind(**prepared),
+        tuple(about["notes"]),
+        about["task"],
+        tuple(about["reasons"]),
+    )
