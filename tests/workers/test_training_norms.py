@@ -262,3 +262,15 @@ def test_a_group_without_a_finite_gradient_has_no_mean() -> None:
     note_epoch(courses, measured, ClipRule(2.0, lambda each: clip_factor(each.norms, 2.0)))
     assert [course.norms for course in courses] == [[1.0], [None], [3.0]]
     assert [course.biases for course in courses] == [[0.0], [None], [pytest.approx(1.0)]]
+
+
+def test_random_allocation_takes_no_norms_of_all_examples(tmp_path: Path) -> None:
+    """No epsilon of single examples is proven there: auto is off, and what asks for them is refused by name."""
+    allocated = small_trial(sampling=SamplingSpec("random_allocation", 52), clipping=clipping_by("flat"), epochs=1)
+    train(replace(allocated, norms=NormSpec("auto")), tmp_path)
+    assert not Path(TrialFiles(str(tmp_path)).norms).exists()
+    words = "with randomly allocated batches no epsilon of single examples is proven"
+    with pytest.raises(InvalidInput, match=f"refreshes_per_epoch is 1.0, but {words}"):
+        train(replace(allocated, norms=NormSpec(1.0)), tmp_path / "norms")
+    with pytest.raises(InvalidInput, match=f"'individual' limits what single examples pay, but {words}"):
+        train(replace(allocated, norms=NormSpec("auto"), clipping=clipping_by("individual")), tmp_path / "individual")
