@@ -56,6 +56,7 @@ from dpsweep.accounting.samplings import (
 )
 from dpsweep.accounting.schedules import SCHEDULES, NoiseSchedule, make_schedule, parse_schedule, planned_trace
 from dpsweep.accounting.selection import account_choice, account_selection
+from dpsweep.accounting.units import Unit
 
 __all__ = [
     "ACCOUNTANTS",
@@ -96,6 +97,7 @@ __all__ = [
     "Trace",
     "TruePositiveRateBudget",
     "TruncatedPoissonSampling",
+    "Unit",
     "Unreachable",
     "UnsupportedMechanism",
     "account",

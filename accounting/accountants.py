@@ -18,7 +18,7 @@ from scipy.special import log_expit, logsumexp, ndtri_exp
 
 from dpsweep.accounting import pld
 from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism, require_finite, require_numbers
-from dpsweep.accounting.estimates import Kind, PrivacyEstimate, unit_of_group
+from dpsweep.accounting.estimates import Kind, PrivacyEstimate, of_group, unit_of_group
 from dpsweep.accounting.gaussian import gaussian_delta, gaussian_epsilon
 from dpsweep.accounting.individual import epsilon_of_many_rounds
 from dpsweep.accounting.mechanism import GaussianRelease, Trace
@@ -43,6 +43,7 @@ from dpsweep.accounting.rounds import (
     pure_epsilons,
     require_group_size,
 )
+from dpsweep.accounting.units import EXAMPLE, by_rows
 
 _ROUND_UP = 1.0 + 1e-9
 """Inflation of closed forms, far above their floating-point error."""
@@ -363,7 +364,7 @@ ACCOUNTANTS: Mapping[str, Callable[[Trace, float, int], PrivacyEstimate]] = {
 
 
 def account(trace: Trace, delta: float, accountant: str = "auto", group_size: int = 1) -> PrivacyEstimate:
-    """(epsilon, delta) of ``trace`` under its own adjacency, for groups of ``group_size`` examples.
+    """(epsilon, delta) of ``trace`` under its own adjacency, for groups of ``group_size`` examples or users.
 
     The result's ``kind`` says whether this is a guarantee. A trace without noise has epsilon infinity and the kind
     ``none``; if the noise followed earlier results, kind is at best ``estimate``. The epsilon that a filter enforced
@@ -374,6 +375,9 @@ def account(trace: Trace, delta: float, accountant: str = "auto", group_size: in
     a delta outside (0, 1).
     """
     delta, group_size = require_finite("delta", delta, above=0.0, below=1.0), require_group_size(group_size)
+    if trace.unit != EXAMPLE:
+        rows, size = by_rows(trace, group_size)
+        return of_group(account(rows, delta, accountant, size), group_size, trace.unit)
     if trace.selection is not None:
         from dpsweep.accounting.selection import account_selected  # late: it rests on this module
 

@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 from dpsweep.accounting.reasons import Claim, Kind, Reason
 from dpsweep.accounting.samplings import Adjacency
+from dpsweep.accounting.units import EXAMPLE, Unit
 
 __all__ = ["Claim", "Kind", "PrivacyEstimate", "weakest", "without_guarantee"]
 
@@ -31,7 +32,7 @@ class PrivacyEstimate:
     (paper A): it is neither a filter nor an odometer, and not the (epsilon, delta)-DP of a run that could have ended
     otherwise; ``estimate`` is weaker, for each of its ``reasons`` (`dpsweep.accounting.reasons`);
     ``lower_bound`` is certainly not above the true value; ``none`` means no protection: epsilon is infinite and
-    ``is_private`` false. unit names whose privacy it is ("example", "group of 4", "example 17", ...).
+    ``is_private`` false. unit names whose privacy it is ("example", "user", "group of 4", "example 17", ...).
     """
 
     epsilon: float
@@ -57,9 +58,9 @@ class PrivacyEstimate:
         return {**finite, "private": self.is_private}
 
 
-def of_group(estimate: PrivacyEstimate, group_size: int) -> PrivacyEstimate:
-    """Return the estimate as a claim about ``group_size`` examples together."""
-    return replace(estimate, unit=unit_of_group(group_size), group_size=group_size)
+def of_group(estimate: PrivacyEstimate, group_size: int, unit: Unit = EXAMPLE) -> PrivacyEstimate:
+    """Return the estimate as a claim about ``group_size`` examples, or other units, together."""
+    return replace(estimate, unit=unit.of(group_size), group_size=group_size)
 
 
 def unit_of_group(group_size: int) -> str:
@@ -68,4 +69,4 @@ def unit_of_group(group_size: int) -> str:
     >>> unit_of_group(1), unit_of_group(2)
     ('example', 'group of 2')
     """
-    return "example" if group_size == 1 else f"group of {group_size}"
+    return EXAMPLE.of(group_size)

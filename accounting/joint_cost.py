@@ -30,6 +30,7 @@ from dpsweep.accounting.renyi import ORDERS, epsilon_improved
 from dpsweep.accounting.rounds import gaussian_rounds, require_group_size
 from dpsweep.accounting.samplings import Adjacency, Draws, Sampling
 from dpsweep.accounting.selection import selected_rdp
+from dpsweep.accounting.units import Unit, by_rows
 
 _ROUND_UP = 1.0 + 1e-9  # far above the rounding error of a sum
 _TIGHT = 1.001
@@ -37,7 +38,7 @@ _TIGHT = 1.001
 
 
 def account_together(traces: Iterable[Trace], delta: float, group_size: int = 1) -> PrivacyEstimate:
-    """(epsilon, delta) of several runs whose results are all seen, for ``group_size`` examples that may be in each.
+    """(epsilon, delta) of several runs whose results are all seen, for ``group_size`` examples or users.
 
     Guarantee: adaptive composition of the mechanisms of all traces, the tighter of PLD and Renyi DP, under the
     adjacency that they share: that of the traces, or ``zero_out`` where it holds for every sampling. It holds for runs
@@ -55,23 +56,29 @@ def account_together(traces: Iterable[Trace], delta: float, group_size: int = 1)
         raise InvalidInput("no runs to account for together; give the trace of at least one")
     if counts.total() == 1:
         return account(next(iter(counts)), delta, group_size=group_size)
-    adjacency = _shared_adjacency(counts)
+    adjacency, unit = _shared_adjacency(counts), _shared_unit(counts)
     reasons = union(trace.reasons for trace in counts)
     moved = {replace(trace, adjacency=adjacency): count for trace, count in counts.items()}
     if not all(trace.is_private for trace in moved):
-        return of_group(PrivacyEstimate(math.inf, delta, adjacency, "rdp", "none", lower_epsilon=math.inf), group_size)
+        return of_group(
+            PrivacyEstimate(math.inf, delta, adjacency, "rdp", "none", lower_epsilon=math.inf), group_size, unit
+        )
     if any(trace.selection is not None for trace in moved):
         return weakened(of_group(_with_selections(moved, delta, group_size), group_size), reasons)
-    rounds = GroupRounds.together((rounds_of_group(trace, group_size), count) for trace, count in moved.items())
+    sized = Counter[tuple[Trace, int]]()
+    for trace, count in moved.items():
+        sized[by_rows(trace, group_size)] += count
+    rounds = GroupRounds.together((rounds_of_group(*run), count) for run, count in sized.items())
     found = epsilon_of_many_rounds(rounds, delta) if delta >= MIN_DELTA else PairBounds(math.inf, 0.0, "rdp")
     if found.upper > _TIGHT * found.lower:
-        found = min(found, _by_renyi(moved, delta, group_size, found.lower), key=lambda bounds: bounds.upper)
-    if group_size > 1 and math.isinf(found.upper):
-        raise UnsupportedMechanism(f"no accountant covers groups of {group_size} at a delta below {MIN_DELTA:g}")
-    is_known = all(is_attained(trace) and not takes_turns(trace) for trace in moved)  # other examples come first
+        found = min(found, _by_renyi(sized, delta, found.lower), key=lambda bounds: bounds.upper)
+    largest = max(size for _, size in sized)
+    if largest > 1 and math.isinf(found.upper):
+        raise UnsupportedMechanism(f"no accountant covers groups of {largest} at a delta below {MIN_DELTA:g}")
+    is_known = all(is_attained(trace) and not takes_turns(trace) for trace, _ in sized)  # other examples come first
     lower = found.lower if delta >= MIN_DELTA and is_known else None
     best = PrivacyEstimate(found.upper, delta, adjacency, found.method, lower_epsilon=lower)
-    return weakened(of_group(best, group_size), reasons)
+    return weakened(of_group(best, group_size, unit), reasons)
 
 
 def epsilon_of_examples_together(
@@ -114,13 +121,13 @@ def epsilon_of_examples_together(
     return weakened(of_group(estimate, size), union(trace.individual_reasons for trace, _, _ in moved))
 
 
-def _by_renyi(counts: Mapping[Trace, int], delta: float, group_size: int, lower: float) -> PairBounds:
-    """Renyi DP of all runs; infinite where it covers no groups, or random allocation."""
-    if _has_allocated(counts):
+def _by_renyi(counts: Mapping[tuple[Trace, int], int], delta: float, lower: float) -> PairBounds:
+    """Renyi DP of all runs, each with its size of group; infinite where it covers no groups, or random allocation."""
+    if _has_allocated(trace for trace, _ in counts):
         return PairBounds(math.inf, lower, "rdp")
-    if group_size > 1 and any(part.is_sampled for trace in counts for part in gaussian_rounds(trace)):
+    if any(size > 1 and part.is_sampled for trace, size in counts for part in gaussian_rounds(trace)):
         return PairBounds(math.inf, lower, "rdp")
-    rdp = sum((count * total_rdp(trace, group_size) for trace, count in counts.items()), np.zeros_like(ORDERS))
+    rdp = sum((count * total_rdp(*run) for run, count in counts.items()), np.zeros_like(ORDERS))
     return PairBounds(float(epsilon_improved(rdp, delta)), lower, "rdp")
 
 
@@ -145,6 +152,17 @@ def _with_selections(counts: Mapping[Trace, int], delta: float, group_size: int)
     added = sum(count * account(trace, share, group_size=group_size).epsilon for trace, count in selected.items())
     added = (added + (account_together(plain, share, group_size).epsilon if plain else 0.0)) * _ROUND_UP
     return replace(best, epsilon=added, accountant="selection-sum") if added < best.epsilon else best
+
+
+def _shared_unit(traces: Iterable[Trace]) -> Unit:
+    """Return the unit of a claim about all runs, which may differ in how many rows they keep of a user."""
+    names = sorted({trace.unit.name for trace in traces})
+    if len(names) > 1:
+        raise UnsupportedMechanism(
+            f"these runs protect different units, {' and '.join(names)}, so no epsilon covers them together; compare "
+            "runs of one unit"
+        )
+    return Unit(names[0])
 
 
 def _shared_adjacency(traces: Iterable[Trace]) -> Adjacency:

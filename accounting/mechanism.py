@@ -34,11 +34,13 @@ from dpsweep.accounting.samplings import (
     Adjacency,
     DisplacingSampling,
     Draws,
+    PoissonSampling,
     Sampling,
     require_adjacency,
     require_known,
     stored_kinds,
 )
+from dpsweep.accounting.units import EXAMPLE, Unit
 
 NOISE_MULTIPLIERS = (1e-6, 1e9)
 """Accepted range of noise multipliers: below it the bound is vacuous, above it the cost of a step underflows."""
@@ -201,11 +203,12 @@ class Trace:
     selection: how the run, the only one released, was chosen among several (private selection, docs/accounting.md).
     All other fields then describe each of these runs, and epsilons are those after the selection.
     strategy: how the noise of the steps is correlated.
+    unit: whose privacy its epsilons are. For users, all sizes and rates are those of the population that is sampled.
 
     Raises: InvalidInput for an impossible run: segments with gaps, batches from a data set of another size, epochs of
     more batches than there are examples. UnsupportedMechanism for a sampling not accounted for under ``adjacency``, and
     for a filter on anything but noisy Poisson batches without side queries, and a selection among filtered runs or runs
-    whose noise followed results.
+    whose noise followed results, and for users in anything but Poisson batches with independent noise.
     """
 
     dataset_size: int
@@ -218,6 +221,7 @@ class Trace:
     filter: IndividualFilter | None = None
     selection: Selection | None = None
     strategy: NoiseStrategy = INDEPENDENT
+    unit: Unit = EXAMPLE
 
     def __post_init__(self) -> None:
         keep_whole(self, "dataset_size", "dataset_size of a trace", at_least=1)
@@ -240,11 +244,30 @@ class Trace:
                 "for it under 'add_remove'"
             )
 
+        if self.unit != EXAMPLE:
+            self._require_users_are_covered()
         if self.selection is not None and (self.filter is not None or self.noise_follows_results):
             what = "whose noise follows results" if self.filter is None else "under a filter"
             raise UnsupportedMechanism(
                 f"no bound for a private selection among runs {what} is proven here; use another schedule or clipping "
                 "method, or release every run"
+            )
+
+    def _require_users_are_covered(self) -> None:
+        """Raise unless users are accounted for in this run: Poisson batches, independent noise, one run, no filter."""
+        others = sorted({s.sampling.words for s in self.segments if not isinstance(s.sampling, PoissonSampling)})
+        found = {
+            **dict.fromkeys(others, True),
+            f"adjacency {self.adjacency!r}": self.adjacency != "add_remove",
+            "a filter": self.filter is not None,
+            "a private selection": self.selection is not None,
+            "correlated noise": self.strategy != INDEPENDENT,
+        }
+        refused = [what for what, is_so in found.items() if is_so]
+        if refused:
+            raise UnsupportedMechanism(
+                f"no epsilon per user is proven here with {', '.join(refused)}; use poisson sampling under add_remove "
+                "with independent noise, or ask for the privacy of examples"
             )
 
     def _require_contiguous(self) -> None:
@@ -309,6 +332,18 @@ def require_one_run(trace: Trace) -> None:
         raise UnsupportedMechanism(
             f"this is {trace.selection.words}, whose selection costs privacy too: only the epsilon of the worst case "
             "is known; no curve, and no epsilon of given examples"
+        )
+
+
+def require_rows(trace: Trace) -> None:
+    """Raise `UnsupportedMechanism` for a run whose epsilons are those of users.
+
+    What accounts for rows would otherwise give a smaller epsilon than that of a user.
+    """
+    if trace.unit != EXAMPLE:
+        raise UnsupportedMechanism(
+            "this run protects users, and the question is about single examples: no answer is proven here per "
+            f"{trace.unit.name}; ask for the worst case, its attacks, or several runs together"
         )
 
 

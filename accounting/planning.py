@@ -26,6 +26,7 @@ from dpsweep.accounting.mechanism import Release, Selection, SideQuery, Trace
 from dpsweep.accounting.samplings import Adjacency, Sampling
 from dpsweep.accounting.schedules import NoiseSchedule, planned_trace, with_initial
 from dpsweep.accounting.selection import before_choice
+from dpsweep.accounting.units import EXAMPLE, Unit
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class TrialMechanism:
     """The filter that the clipping method enforces; it is determined by the trial and the other fields."""
     adjacency: Adjacency | None = None
     selection: Selection | None = None
+    unit: Unit = EXAMPLE
 
     @property
     def steps_per_epoch(self) -> int:
@@ -65,7 +67,8 @@ class TrialMechanism:
             self.adjacency,
         )
         contributions = "estimate" if planned.noise_follows_results else self.contributions
-        return replace(planned, contributions=contributions, filter=self.filter, selection=self.selection)
+        limited = replace(planned, contributions=contributions, filter=self.filter)
+        return replace(limited, selection=self.selection, unit=self.unit)
 
     def prices(self, noise_multiplier: float) -> StepPrices | None:
         """Return the cost of a step with that noise for an example; None without a filter."""

@@ -12,6 +12,7 @@ from dpsweep.accounting.mechanism import (
     Release,
     Trace,
     require_one_run,
+    require_rows,
     require_supported,
 )
 from dpsweep.accounting.samplings import (
@@ -46,10 +47,11 @@ def as_accounted(trace: Trace, group_size: int = 1) -> Trace:
     correlated noise are replaced by independent rounds that dominate them for any ``group_size`` examples
     (`dpsweep.accounting.correlated`).
 
-    Raises: UnsupportedMechanism for the trace of a selection and for a sampling or noise strategy of which no theorem
-    is known: every accountant of single runs passes here.
+    Raises: UnsupportedMechanism for the trace of a selection, for that of users (`dpsweep.accounting.units.by_rows`),
+    and for a sampling or noise strategy of which no theorem is known: every accountant of single runs passes here.
     """
     require_one_run(trace)
+    require_rows(trace)
     require_supported(trace)
     trace = as_independent(trace, group_size)
     samplings = {segment.sampling: _in_one_form(segment.sampling) for segment in trace.segments}

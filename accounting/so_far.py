@@ -15,6 +15,7 @@ from typing import Final
 from dpsweep.accounting.accountants import ACCOUNTANTS, Accountant, Bounds, account, bounds_pld
 from dpsweep.accounting.mechanism import Trace
 from dpsweep.accounting.rounds import enforced_epsilon
+from dpsweep.accounting.units import by_rows
 
 _TOLERANCE: Final = 4e-3
 """Target for the relative gap of certified bounds: the upper one is within about 0.1 % of the exact epsilon."""
@@ -58,7 +59,8 @@ def _cost(trace: Trace, delta: float, name: str) -> float:
         return math.inf
     if name not in ("pld", "auto", "gdp") or trace.selection is not None:
         return account(trace, delta, name).epsilon
-    found = Accountant("pld", _coarse_bounds).estimate(trace, delta, 1)[0].epsilon
+    rows, size = by_rows(trace, 1)
+    found = Accountant("pld", _coarse_bounds).estimate(rows, delta, size)[0].epsilon
     return found if trace.filter is None else min(found, enforced_epsilon(trace.filter, trace, delta))
 
 

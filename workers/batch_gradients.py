@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from dpsweep.workers.augmentation import augmented, make_augmentation
-from dpsweep.workers.clipping import ClippingState, ClipRule, Examples, PublicFacts
-from dpsweep.workers.data import Dataset, Split, as_targets
-from dpsweep.workers.devices import choose_device, room_for_data
+from dpsweep.workers.clipping import ClippingState, ClipRule, PublicFacts
+from dpsweep.workers.data import Dataset, Split
+from dpsweep.workers.devices import choose_device
 from dpsweep.workers.gradients import (
     BatchNorms,
     GradientEngine,
@@ -32,6 +32,8 @@ from dpsweep.workers.parts import Parts
 from dpsweep.workers.predictions import Predictions, predict
 from dpsweep.workers.rows_at_once import rows_at_once
 from dpsweep.workers.spec import TrialSpec
+from dpsweep.workers.training_data import training_data
+from dpsweep.workers.users import per_user
 
 Weigh = Callable[[BatchNorms], Tensor]
 """Norms of a whole batch -> weights [b], or [b, L] for per-layer clipping."""
@@ -46,42 +48,6 @@ class Decision:
 
     rule: ClipRule
     state: ClippingState
-
-
-class TrainingData:
-    """The training split, kept on the device if it fits. ``rows`` are positions in the split, int64 [b].
-
-    room: largest number of bytes of features and labels to keep on the device; larger data stay in the memory of the
-    host, and each batch is copied to the device.
-    """
-
-    def __init__(self, dataset: Dataset, device: torch.device, room: float) -> None:
-        split = dataset.train
-        place = device if split.features.nbytes + split.labels.nbytes <= room else torch.device("cpu")
-        self._preparation = dataset.preparation
-        self._features, self._labels = split.features.to(place), split.labels.to(place)
-        self._groups, self._ids = split.groups.to(device), split.example_ids
-        self.device = device
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    def inputs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Prepared features [b, ...] and labels [b, ...], copies of those stored.
-
-        index_select copies whole rows, indexing single values.
-        """
-        at = rows.to(self._features.device)
-        features, labels = self._features.index_select(0, at), self._labels.index_select(0, at)
-        return self._preparation(features.to(self.device)), as_targets(labels.to(self.device))
-
-    def examples(self, rows: Tensor, norms: BatchNorms) -> Examples:
-        """Return what a clipping method may know about the examples ``rows``."""
-        return Examples(norms.norms, self._groups.index_select(0, rows), rows, norms.layer_norms)
-
-    def ids(self, rows: Tensor) -> Tensor:
-        """Example ids [b], on the CPU."""
-        return self._ids[rows.cpu()]
 
 
 class BatchGradients(Protocol):
@@ -137,15 +103,19 @@ class LocalGradients:
         autocast = torch.bfloat16 if execution.autocast else None
         require_autocast(self.model, autocast)
         self.loss, method = parts.loss(), parts.clipping
-        self.data = TrainingData(dataset, device, room_for_data(device))
+        self.data = training_data(dataset, spec.users, device)
         self.augmentation_rng = torch.Generator()
         start_generator(self.augmentation_rng, spec.noise_source, spec.seed, "augmentation")
         self._augmentation = make_augmentation(spec.augmentation) if spec.augmentation else None
 
+        loss, rows_of_one = self.loss, 1
+        if spec.users is not None and spec.users.sampling == "uls":
+            loss, rows_of_one = per_user(loss, dataset.train.labels), spec.users.max_records
+
         def engine(multiplicity: int) -> GradientEngine:
             return GradientEngine(
                 self.model,
-                self.loss,
+                loss,
                 micro_batch_size=execution.micro_batch_size,
                 last_micro_batch=execution.last_micro_batch,
                 multiplicity=multiplicity,
@@ -154,17 +124,17 @@ class LocalGradients:
                 autocast=autocast,
             )
 
-        self.engine = engine(self._augmentation.multiplicity if self._augmentation else 1)
+        self.engine = engine(self._augmentation.multiplicity if self._augmentation else rows_of_one)
         self._plain = self.engine if self._augmentation is None else engine(1)
         self._method = method
-        size = len(dataset.train)
+        size = len(self.data)
         self.facts = PublicFacts(dataset.group_names, self.engine.layer_names, size, spec.sampling.expected_size(size))
 
     @cached_property
     def _rows_at_once(self) -> int:
         """Number of examples in one pass of `norms`."""
         example, _ = self.data.inputs(torch.zeros(1, dtype=torch.int64, device=self.data.device))
-        return rows_at_once(self.model, example)
+        return max(1, rows_at_once(self.model, example[:1]) // len(example))
 
     def decision(self, state: ClippingState) -> Decision:
         """Return the decision of a clipping method without a query in this state."""

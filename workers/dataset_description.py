@@ -6,12 +6,16 @@ from dataclasses import dataclass
 
 from dpsweep.accounting.reasons import Reason
 
+RowsPerUser = tuple[tuple[int, int], ...]
+"""How many users have how many rows: (rows, users), ascending by rows."""
+
 
 @dataclass(frozen=True)
 class DatasetDescription:
     """Sizes, names, notes and reasons of a data set, for planning.
 
-    group_sizes, test_group_sizes: training and test examples by group. notes, reasons: as in `Source`.
+    group_sizes, test_group_sizes: training and test examples by group. notes, reasons: as in `Source`. rows_per_user:
+    of the training examples; empty if the data name no users.
     """
 
     name: str
@@ -26,3 +30,4 @@ class DatasetDescription:
     notes: tuple[str, ...]
     task: str = "classification"
     reasons: tuple[Reason, ...] = ()
+    rows_per_user: RowsPerUser = ()

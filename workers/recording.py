@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from dpsweep.accounting.records import NormShardWriter, NormSnapshot, TrialFiles
-from dpsweep.workers.batch_gradients import BatchGradients, TrainingData
+from dpsweep.workers.batch_gradients import BatchGradients
 from dpsweep.workers.clipping import ClipRule, Examples
 from dpsweep.workers.contributions import EndedInterval, Measurement, SnapshotInterval
 from dpsweep.workers.gradients import BatchNorms
+from dpsweep.workers.training_data import TrainingData
 
 
 class NormStore(Protocol):

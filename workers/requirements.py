@@ -13,18 +13,19 @@ from dpsweep.workers.clipping import ClippingMethod
 from dpsweep.workers.devices import known_device
 from dpsweep.workers.gradient_canaries import check_gradient_audit
 from dpsweep.workers.spec import Refreshes, TrialSpec
+from dpsweep.workers.users import require_per_user
 
 
 def with_chosen_norms(spec: TrialSpec, mechanism: TrialMechanism, method: ClippingMethod) -> TrialSpec:
     """Return the trial with a choice in place of ``auto`` norms; any other is kept.
 
-    Off where no epsilon of single examples is proven (`costs_by_step`). Once per epoch for a clipping method that uses
+    Off where no epsilon of single examples is proven (`costs_by_step`), and in a trial that protects users. Once per epoch for a clipping method that uses
     the norms of all examples at a refresh, and where an example displaces others from batches: with ``when_sampled`` it
     would also change when their norms are measured.
     """
     if spec.norms.refreshes_per_epoch != "auto":
         return spec
-    if not costs_by_step(mechanism.sampling, INDEPENDENT):
+    if spec.users is not None or not costs_by_step(mechanism.sampling, INDEPENDENT):
         return replace(spec, norms=replace(spec.norms, refreshes_per_epoch="off"))
     often: Refreshes = 1.0 if method.refreshes or mechanism.sampling.displaced else "when_sampled"
     return replace(spec, norms=replace(spec.norms, refreshes_per_epoch=often))
@@ -36,9 +37,10 @@ def check_spec(spec: TrialSpec, mechanism: TrialMechanism, method: ClippingMetho
     public_size: number of public examples in the data set.
 
     Raises: InvalidInput for an unknown device, noise without clipping, a clipping method that needs norms which the
-    trial does not refresh, a filter without epsilon, a validation-driven schedule without public data, and an audit
-    that its sampling or its clipping does not allow.
+    trial does not refresh, a filter without epsilon, a validation-driven schedule without public data, an audit that
+    its sampling or its clipping does not allow, and whatever is not proven per user.
     """
+    require_per_user(spec, [release.name for release in mechanism.releases])
     if spec.audit is not None:
         if spec.audit.kind == "gradient":
             of_examples = method.refreshes or method.example_budget is not None

@@ -24,6 +24,7 @@ from dpsweep.accounting.mechanism import Selection
 from dpsweep.accounting.registry import one_of
 from dpsweep.accounting.samplings import PLANNED_ONLY, RANDOM_ALLOCATION, SAMPLINGS, Adjacency
 from dpsweep.accounting.schedules import LARGEST_EPOCHS
+from dpsweep.accounting.units import LARGEST_UNIT
 from dpsweep.workers.field_bounds import check_bounds, place_of
 from dpsweep.workers.noise_sources import noise_source_kind
 
@@ -226,6 +227,22 @@ class NormSpec:
         return steps if often is None else min(steps, math.ceil(often * epochs))
 
 
+UserSampling = Literal["els", "uls"]
+"""``els``: rows are sampled and clipped. ``uls``: users are sampled, and each user's mean gradient is clipped."""
+MaxRecords = Annotated[int, Field(ge=1, le=LARGEST_UNIT)]
+
+
+@dataclass(frozen=True)
+class UserSpec:
+    """How a trial protects users (`dpsweep.workers.users`). max_records: most rows that it keeps of each user."""
+
+    sampling: UserSampling
+    max_records: MaxRecords
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "privacy")
+
+
 MinGroupSize = Annotated[int, Field(ge=1)]
 
 
@@ -362,6 +379,8 @@ class TrialSpec:
     """Whether simple models are trained beside it, if it is not private (`dpsweep.workers.references`)."""
     selection: Annotated[Selection | None, Field(exclude_if=_is_none)] = None
     """How the trial was selected among several candidates, if it was; only the selected one is released."""
+    users: Annotated[UserSpec | None, Field(exclude_if=_is_none)] = None
+    """How users are protected, if the epsilons are those of users and not of single examples."""
 
     def __post_init__(self) -> None:
         check_bounds(self)

@@ -80,7 +80,7 @@ class Trainer:
         rows = make_row_draws(spec.noise_source, spec.seed)
         self.canaries = self._make_canaries()
         self.gradient_canaries = self._make_gradient_canaries()
-        self._sampler = make_sampler(spec.sampling, len(dataset.train), rows, self.canaries)
+        self._sampler = make_sampler(spec.sampling, len(self._data), rows, self.canaries)
         seed_torch(spec.noise_source, spec.seed, "model")
 
         draws = not self._method.keeps_to_contributions and local.engine.draws(*self._data.inputs(torch.arange(1)))

@@ -59,6 +59,7 @@ from dpsweep.workers.tasks import task_called
 from dpsweep.workers.trained_model import describe_inputs
 from dpsweep.workers.training import Trainer
 from dpsweep.workers.trial_mechanism import mechanism_of
+from dpsweep.workers.users import population_of, with_rows_of_users
 
 __all__ = ["Begun", "Progress", "TrainingResult", "begin", "follow_trial", "run_trial"]
 
@@ -114,9 +115,11 @@ def follow_trial(
         return
     spec = as_begun(files, spec.checked(), code)
     with reproducible(spec.execution, spec.seed), explained(spec.execution):
-        owner = fingerprint(spec.to_json(), mechanism_of(spec, len(dataset.train), releases, code), dataset.digest())
+        mechanism = mechanism_of(spec, population_of(spec, dataset), releases, code)
+        owner = fingerprint(spec.to_json(), mechanism, dataset.digest())
         stored = load_checkpoint(files.checkpoint, owner)
         assert stored is not None, "rank 0 has stored it before the ranks meet"
+        dataset, _ = with_rows_of_users(spec, dataset, stored.get("users"))
         dataset = _preprocessed(spec, dataset, stored["preprocessing"])
         local = LocalGradients(spec, dataset, parts_of(spec, dataset, code))
         ModelValues(local.model).restore(stored["trainer"]["model"])
@@ -191,12 +194,13 @@ def begin(spec: TrialSpec, files: TrialFiles, code: UserCode, releases: tuple[Re
     Call it within `reproducible`. ranks: how many processes will share the gradients. Raises: as `run_trial`.
     """
     dataset = source = load_dataset(spec.data, code)
-    mechanism = mechanism_of(spec, len(dataset.train), releases, code)
+    mechanism = mechanism_of(spec, population_of(spec, dataset), releases, code)
     digest = dataset.digest()
     owner = fingerprint(spec.to_json(), mechanism, digest)
     stored = load_checkpoint(files.checkpoint, owner)
     device = choose_device(spec.execution.device)
     noise = make_noise_source(spec.noise_source, spec.seed, device)
+    dataset, drawn = with_rows_of_users(spec, dataset, stored.get("users") if stored else None)
     fitted = stored["preprocessing"] if stored else {}
     if spec.preprocessing is not None and stored is None:
         fitted = make_preprocessing(spec.preprocessing).fit(dataset, noise)
@@ -210,7 +214,8 @@ def begin(spec: TrialSpec, files: TrialFiles, code: UserCode, releases: tuple[Re
         for recorder in trainer.recorders:
             recorder.wait()
         others = trainer.gradients.random_states() or random_states
-        state = {"preprocessing": fitted, "trainer": trainer.state(), **({"ranks": others} if others else {})}
+        more = {**({"ranks": others} if others else {}), **({"users": drawn} if drawn else {})}
+        state = {"preprocessing": fitted, "trainer": trainer.state(), **more}
         save_checkpoint(files.checkpoint, owner, state)
 
     if stored is None:
@@ -275,9 +280,9 @@ def _train(
 
 
 def _write_users(spec: TrialSpec, files: TrialFiles, dataset: Dataset) -> None:
-    """Store the user of each training example, if the data name users."""
+    """Store the user of each training example, if the data name users and norms of examples are taken."""
     train = dataset.train
-    if train.user_ids is not None:
+    if train.user_ids is not None and spec.users is None:
         write_users(files.users, train.example_ids.numpy(), train.user_ids.numpy(), spec.norms.rows_per_part)
 
 
@@ -367,7 +372,9 @@ def _of_norms(spec: TrialSpec) -> tuple[str, ...]:
         return ()
     return (
         "norms.refreshes_per_epoch is off: the epsilons of single examples were not computed, and the worst case holds "
-        "for each of them",
+        "for each of them"
+        if spec.users is None
+        else "every epsilon is that of a user with all their rows; none is computed for single examples or given users",
     )
 
 

@@ -18,6 +18,7 @@ from dpsweep.workers.imports import NO_CODE, UserCode
 from dpsweep.workers.preprocessing import planned_releases
 from dpsweep.workers.sampling import planned_sampling
 from dpsweep.workers.spec import BudgetSpec, Component, TrialSpec
+from dpsweep.workers.users import unit_of
 
 LEAST_ORDER: Final = 4.0
 """Least `moment_order`: mean contributions are made for tails, which low orders neglect."""
@@ -26,7 +27,8 @@ LEAST_ORDER: Final = 4.0
 def mechanism_of(
     spec: TrialSpec, dataset_size: int, releases: tuple[Release, ...] = (), code: UserCode = NO_CODE
 ) -> TrialMechanism:
-    """Return the mechanism of ``spec`` on ``dataset_size`` training examples.
+    """Return the mechanism of ``spec`` on a population of ``dataset_size`` training examples, or users if they are
+    sampled.
 
     releases: made from the same data in addition to training. code: the user's modules that may be imported, for their
     own clipping method.
@@ -57,6 +59,7 @@ def mechanism_with(
         contributions="output_specific" if exact or method.keeps_to_contributions else "estimate",
         adjacency=spec.adjacency,
         selection=spec.selection,
+        unit=unit_of(spec.users),
     )
     if budget is None or budget.epsilon is None:
         return unfiltered

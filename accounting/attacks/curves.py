@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from dpsweep.accounting.attacks.trade_off import AttackBounds
 from dpsweep.accounting.errors import UnsupportedMechanism, require_finite, require_numbers
-from dpsweep.accounting.estimates import Claim, unit_of_group
+from dpsweep.accounting.estimates import Claim
 from dpsweep.accounting.mechanism import Trace
 from dpsweep.accounting.pld import (
     MIN_DELTA,
@@ -38,6 +38,7 @@ from dpsweep.accounting.pld import (
 from dpsweep.accounting.reasons import Reason
 from dpsweep.accounting.reductions import is_attained
 from dpsweep.accounting.samplings import Adjacency
+from dpsweep.accounting.units import by_rows
 
 Array = npt.NDArray[np.float64]
 
@@ -142,7 +143,7 @@ class PrivacyCurve:
 
 
 def privacy_curve(trace: Trace, group_size: int = 1, deltas: Sequence[float] = ()) -> PrivacyCurve:
-    """Return the certified curve of ``trace`` for any ``group_size`` records, by composition of privacy loss
+    """Return the certified curve of ``trace`` for any ``group_size`` records, or users, by composition of privacy loss
     distributions.
 
     deltas: values in [1e-250, 1) near which delta(epsilon) shall be tight relative to itself. Without them the bounds
@@ -151,10 +152,10 @@ def privacy_curve(trace: Trace, group_size: int = 1, deltas: Sequence[float] = (
 
     Raises: UnsupportedMechanism for a private selection.
     """
-    profile = _profile(rounds_of_group(trace, group_size), trace, deltas)
-    return PrivacyCurve(
-        profile, trace.adjacency, unit_of_group(group_size), group_size, trace.kind, "any", trace.reasons
-    )
+    rows, size = by_rows(trace, group_size)
+    profile = _profile(rounds_of_group(rows, size), rows, deltas)
+    unit = trace.unit.of(group_size)
+    return PrivacyCurve(profile, trace.adjacency, unit, group_size, trace.kind, "any", trace.reasons)
 
 
 def curve_of_examples(

@@ -27,6 +27,7 @@ from dpsweep.accounting.records.files import read_bytes, write_bytes_atomically
 from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.accounting.registry import with_fields
 from dpsweep.accounting.samplings import stored_kinds
+from dpsweep.accounting.units import EXAMPLE, Unit
 
 _RELEASES: Mapping[str, Callable[..., GaussianRelease | PureRelease]] = {
     "gaussian": GaussianRelease,
@@ -75,6 +76,7 @@ def write_trace(path: str, trace: Trace) -> None:
         **({"filter": _plain_filter(trace.filter)} if trace.filter else {}),
         **({"selection": asdict(trace.selection)} if trace.selection else {}),
         **({"strategy": plain_strategy(trace.strategy)} if trace.strategy != INDEPENDENT else {}),
+        **({"unit": asdict(trace.unit)} if trace.unit != EXAMPLE else {}),
         "releases": [{"release": _RELEASE_NAMES[type(release)], **asdict(release)} for release in trace.releases],
     }
     table = pa.Table.from_pylist([_segment_row(segment) for segment in trace.segments], schema=_schema())
@@ -110,7 +112,7 @@ def read_trace(path: str) -> Trace:
 
 def _trace(rows: list[dict[str, Any]], run: dict[str, Any]) -> Trace:
     limit, selection = run.pop("filter", None), run.pop("selection", None)
-    strategy = run.pop("strategy", None)
+    strategy, unit = run.pop("strategy", None), run.pop("unit", None)
     releases = [dict(release) for release in run.pop("releases")]
     contributions = run.pop(_CLAIM)
     return Trace(
@@ -120,6 +122,7 @@ def _trace(rows: list[dict[str, Any]], run: dict[str, Any]) -> Trace:
         filter=None if limit is None else FILTERS[limit.pop("kind")](**limit),
         selection=None if selection is None else with_fields(get_args(Selection), selection),
         strategy=INDEPENDENT if strategy is None else strategy_of(strategy),
+        unit=EXAMPLE if unit is None else Unit(**unit),
         **run,
     )
 

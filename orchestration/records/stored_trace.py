@@ -15,6 +15,7 @@ from dpsweep.accounting.mechanism import GaussianRelease, PureRelease, Segment, 
 from dpsweep.accounting.noise import INDEPENDENT, plain_strategy, strategy_of
 from dpsweep.accounting.registry import with_fields
 from dpsweep.accounting.samplings import stored_kinds
+from dpsweep.accounting.units import EXAMPLE, Unit
 
 
 def _trace(plain: Trace | Mapping[str, Any]) -> Trace:
@@ -43,6 +44,7 @@ def _trace(plain: Trace | Mapping[str, Any]) -> Trace:
             "filter": None if limit is None else with_fields(FILTERS.values(), limit),
             "selection": None if selection is None else with_fields(get_args(Selection), selection),
             "strategy": INDEPENDENT if strategy is None else strategy_of(strategy),
+            "unit": Unit(**plain["unit"]) if "unit" in plain else EXAMPLE,
         }
         return Trace(**{**kept, "segments": tuple(segments), "releases": tuple(releases)})
     except (LookupError, TypeError, RuntimeError, DpsweepError) as error:
@@ -50,9 +52,13 @@ def _trace(plain: Trace | Mapping[str, Any]) -> Trace:
 
 
 def _plain(trace: Trace) -> dict[str, Any]:
-    """Return the fields of the trace; those of a noise strategy with its name, and only if noise is correlated."""
+    """Return the fields of the trace; those of a noise strategy with its name, and only if noise is correlated, and a
+    unit only if it is not the example.
+    """
     fields = asdict(trace)
     del fields["strategy"]
+    if trace.unit == EXAMPLE:
+        del fields["unit"]
     return fields if trace.strategy == INDEPENDENT else {**fields, "strategy": plain_strategy(trace.strategy)}
 
 

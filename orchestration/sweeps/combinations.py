@@ -75,13 +75,17 @@ def shared_axes(sweep: SweepSpec) -> Axes:
 
 
 def private_axes(sweep: SweepSpec) -> Axes:
-    """Return the axes that only private trials have: clipping, schedule, and target ``epsilon`` or noise ``sigma``."""
+    """Return the axes that only private trials have: clipping, schedule, target ``epsilon`` or noise ``sigma``, and
+    how users are protected.
+    """
     privacy = sweep.privacy
     return {
         "clipping": [(place, each) for place, each in _placed(sweep.clipping) if each.name != BASELINE],
         "schedule": _placed(sweep.noise),
         **({"epsilon": _placed(privacy.target_epsilon)} if privacy.target_epsilon else {}),
         **({"sigma": _placed(privacy.noise_multiplier)} if privacy.noise_multiplier else {}),
+        **({"user_sampling": _placed(privacy.user_sampling)} if privacy.user_sampling else {}),
+        **({"max_records_per_user": _placed(privacy.max_records_per_user)} if privacy.max_records_per_user else {}),
     }
 
 

@@ -32,7 +32,7 @@ from dpsweep.orchestration.sweeps.labels import Choice, labels_by_axis, labels_o
 from dpsweep.orchestration.sweeps.schema import OWN_NOISE, SweepSpec
 from dpsweep.orchestration.sweeps.tune import Adapted, TuneSettings, adapt, on_its_part, setting_of
 from dpsweep.workers.evaluation import MIN_GROUP_SIZE
-from dpsweep.workers.spec import AttackSpec, Component, NoiseSpec, TrialSpec
+from dpsweep.workers.spec import AttackSpec, Component, NoiseSpec, TrialSpec, UserSpec
 
 MAX_TRIALS = 10_000
 """Maximum number of trials of a sweep; Ray Tune, MLflow and the report handle thousands."""
@@ -320,16 +320,23 @@ def _private(
         audit=sweep.audit,
         budget=sweep.privacy.budget,
         selection=sweep.tune.selection if sweep.tune else None,
+        users=_users(choice),
     )
     trial, setting = _adapted(sweep, trial, target, candidate)
     canonical = content(trial, target, sweep.privacy.accountant, release)
     level = f"sigma{choice['sigma']:g}" if target is None else f"epsilon{target:g}"
-    words = (short_name(clipping.name), short_name(schedule.name), level, f"seed{trial.seed}")
+    users = () if trial.users is None else (f"{trial.users.sampling}{trial.users.max_records}",)
+    words = (short_name(clipping.name), short_name(schedule.name), level, *users, f"seed{trial.seed}")
     key = trial_key(words, canonical)
     compared = baseline.point.key if baseline else None
     named = replace(trial, key=key)
     point = GridPoint(named, {}, target, compared, canonical, setting=setting, candidate=candidate)
     return Draft(_tried(choice, candidate), point)
+
+
+def _users(choice: Choice) -> UserSpec | None:
+    sampling = choice.get("user_sampling")
+    return None if sampling is None else UserSpec(sampling, choice["max_records_per_user"])
 
 
 def _labelled(sweep: SweepSpec, found: tuple[Draft, ...]) -> tuple[GridPoint, ...]:

@@ -118,5 +118,7 @@ _TEXTS: Mapping[str, Texts] = {
     "candidate": _numbered("candidate"),
     "epsilon": _numbered("epsilon"),
     "sigma": _numbered("sigma"),
+    "user_sampling": list,
+    "max_records_per_user": _numbered("rows"),
 }
 """Functions that make the texts of an axis; axes that are missing here hold components."""

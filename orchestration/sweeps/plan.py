@@ -39,9 +39,11 @@ from dpsweep.workers.dataset_description import DatasetDescription
 from dpsweep.workers.feasibility import StepSpec, check_feasible, excerpt
 from dpsweep.workers.imports import NO_CODE, UserCode, is_import_path
 from dpsweep.workers.optimizers import make_average, make_learning_rate_schedule, make_optimizer
+from dpsweep.workers.preprocessing import planned_releases
 from dpsweep.workers.requirements import check_spec, with_chosen_norms
 from dpsweep.workers.spec import DataSpec, NormSpec, TrialSpec
 from dpsweep.workers.trial_mechanism import affordable_epochs, mechanism_of, with_noise
+from dpsweep.workers.users import population, require_per_user
 
 _BYTES_PER_ROW = 8 + 4 + 4 + 4 + 4
 """example_id int64; group int32; norm, contribution and loss float32."""
@@ -148,7 +150,10 @@ class _Planner:
         if self.code is not None or not own_parts(trial):
             self._check_combination(trial)
         _check_components(trial, dataset, self.code or NO_CODE)
-        mechanism = mechanism_of(trial, dataset.train_size, after_training, self.code or NO_CODE)
+        before = (*planned_releases(trial.preprocessing), *after_training)
+        require_per_user(trial, [release.name for release in before])
+        size = population(trial.users, dataset.train_size, dataset.rows_per_user)
+        mechanism = mechanism_of(trial, size, after_training, self.code or NO_CODE)
         return _Checked(point, after_training, dataset, digest, mechanism)
 
     def calibrate(self, trials: Sequence[_Checked], solver: Solver) -> None:
@@ -170,7 +175,8 @@ class _Planner:
         if point.target_epsilon is not None and asked is not None:
             sigma = _once(self.multipliers, asked[0], asked[1].solve)
             trial = with_noise(trial, method.example_budget, sigma, point.target_epsilon)
-            mechanism = mechanism_of(trial, dataset.train_size, checked.releases, self.code or NO_CODE)
+            size = population(trial.users, dataset.train_size, dataset.rows_per_user)
+            mechanism = mechanism_of(trial, size, checked.releases, self.code or NO_CODE)
         trial = with_chosen_norms(trial, mechanism, method)
         check_spec(trial, mechanism, method, dataset.public_size)
         _require_own_entries(trial, mechanism, checked.releases)

@@ -12,6 +12,7 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.individual import INDIVIDUAL_ACCOUNTANTS
 from dpsweep.accounting.registry import nearest
 from dpsweep.accounting.samplings import Adjacency
+from dpsweep.accounting.units import UnitName
 from dpsweep.orchestration.records.release_modes import RELEASED, Disclosure
 from dpsweep.orchestration.sweeps.axes import has_lists, spread
 from dpsweep.orchestration.sweeps.compare import CompareSettings
@@ -43,6 +44,7 @@ from dpsweep.workers.spec import (
     Delta,
     Epochs,
     ExecutionSpec,
+    MaxRecords,
     MinGroupSize,
     NoiseMultiplier,
     NoiseSourceName,
@@ -50,6 +52,7 @@ from dpsweep.workers.spec import (
     SamplingSpec,
     Seed,
     TrialSpec,
+    UserSampling,
     name_in,
 )
 
@@ -73,12 +76,34 @@ class PrivacySettings(SweepSection):
     """Adjacency of the claims; by default the one under which the sampling method is accounted for."""
     accountant: str = "auto"
     """Accountant for calibration and for the worst-case epsilon in reports."""
+    unit: UnitName = "example"
+    """Whose privacy every epsilon is: that of one row, or of a ``user`` with all their rows (users.md)."""
+    user_sampling: Axis[UserSampling] | None = None
+    """With unit ``user``: ``els`` samples and clips rows, ``uls`` samples users and clips the mean gradient of each."""
+    max_records_per_user: Axis[MaxRecords] | None = None
+    """With unit ``user``: how many rows each user keeps at most, chosen at random once per trial."""
 
     @model_validator(mode="after")
     def _one_level(self) -> Self:
         if self.target_epsilon is not None and self.noise_multiplier is not None:
             raise InvalidInput(_ONE_LEVEL)
         return self
+
+    @model_validator(mode="after")
+    def _users_are_described(self) -> Self:
+        given = {"user_sampling": self.user_sampling, "max_records_per_user": self.max_records_per_user}
+        for key, value in given.items():
+            if self.unit == "user" and value is None:
+                raise InvalidInput(f"unit is user, but {key} is missing; give {_OF_USERS[key]}")
+            if self.unit == "example" and value is not None:
+                raise InvalidInput(f"{key} is given, but unit is example; set unit: user, or leave it out")
+        return self
+
+
+_OF_USERS: Final = {
+    "user_sampling": "els (rows are sampled), uls (users are sampled), or a list of both",
+    "max_records_per_user": "how many rows each user keeps at most, or a list of numbers",
+}
 
 
 class AccountingSettings(SweepSection):
@@ -137,8 +162,9 @@ _WITH_LISTS: Final = (
 """Axes whose values may hold lists of values."""
 
 
-ZIPPED: Final = (*_WITH_LISTS, "epochs", "seeds", "target_epsilon", "noise_multiplier")
-"""Axes that ``zip`` may name."""
+_OF_PRIVACY: Final = ("target_epsilon", "noise_multiplier", "user_sampling", "max_records_per_user")
+ZIPPED: Final = (*_WITH_LISTS, "epochs", "seeds", *_OF_PRIVACY)
+"""Axes that ``zip`` may name, and those of them in the section privacy."""
 
 
 def _spread_all(key: str, value: object) -> object:
@@ -289,10 +315,8 @@ class SweepSpec(SweepSection):
         return self.zip or ()
 
     def values_of(self, key: str) -> tuple[Any, ...]:
-        """Return the values of an axis of `ZIPPED`; empty if the file does not give target_epsilon or
-        noise_multiplier.
-        """
-        found = getattr(self.privacy if key in ("target_epsilon", "noise_multiplier") else self, key)
+        """Return the values of an axis of `ZIPPED`; empty for one of privacy that the file does not give."""
+        found = getattr(self.privacy if key in _OF_PRIVACY else self, key)
         return found or ()
 
     @model_validator(mode="after")
@@ -340,6 +364,24 @@ class SweepSpec(SweepSection):
                 f"release: {RELEASED} shows statistics of the epsilons of single examples, but "
                 "norms.refreshes_per_epoch is off; use release: none, or refresh norms"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _is_defined_per_user(self) -> Self:
+        if self.privacy.unit == "example":
+            return self
+        refused = {
+            f"release: {self.release.name} (statistics of the epsilons of single examples; none)": (
+                self.release.name != "none"
+            ),
+            "accounting.group_sizes (a user is a group already; 1)": self.accounting.group_sizes != (1,),
+            "tune": self.tune is not None,
+            "attacks": self.attacks is not None,
+            "audit": self.audit is not None,
+        }
+        found = [what for what, is_so in refused.items() if is_so]
+        if found:
+            raise InvalidInput(f"privacy.unit is user, which does not cover {'; '.join(found)}; leave it out")
         return self
 
     @model_validator(mode="after")

@@ -32,7 +32,7 @@ from dpsweep.workers.data.profile import FEW_ROWS, ColumnProfile, TableProfile, 
 from dpsweep.workers.data.table import table
 from dpsweep.workers.data.texts import text
 from dpsweep.workers.data.utkface import utkface
-from dpsweep.workers.dataset_description import DatasetDescription
+from dpsweep.workers.dataset_description import DatasetDescription, RowsPerUser
 from dpsweep.workers.imports import NO_CODE, UserCode, blamed_on, import_function, is_import_path, with_checked_types
 from dpsweep.workers.own_sources import GIVEN
 from dpsweep.workers.spec import DataSpec
@@ -117,7 +117,17 @@ def describe(dataset: Dataset) -> DatasetDescription:
         notes=dataset.notes,
         task=dataset.task,
         reasons=dataset.reasons,
+        rows_per_user=rows_per_user(dataset.train),
     )
+
+
+def rows_per_user(split: Split) -> RowsPerUser:
+    """Return how many users have how many rows of ``split``; empty if the data name no users."""
+    if split.user_ids is None:
+        return ()
+    _, counts = np.unique(split.user_ids.numpy(), return_counts=True)
+    rows, users = np.unique(counts, return_counts=True)
+    return tuple(zip(rows.tolist(), users.tolist(), strict=True))
 
 
 __all__ = [
@@ -142,6 +152,7 @@ __all__ = [
     "load_source",
     "make_split",
     "profile_table",
+    "rows_per_user",
     "source_of_arrays",
     "source_of_frame",
 ]

@@ -14,10 +14,10 @@ import torch
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records import KEY_VARIABLE, TrialFiles
-from dpsweep.workers.batch_gradients import TrainingData
 from dpsweep.workers.data import cifar, load_dataset, mapped, texts
 from dpsweep.workers.node_folder import NODE_FOLDER
 from dpsweep.workers.spec import Component, DataSpec
+from dpsweep.workers.training_data import TrainingData
 from dpsweep.workers.trial import run_trial
 from tests.warm import FORKS
 from tests.workers.data_folders import make_cifar_jpegs, make_image_folder, make_texts, make_tokenizer
