@@ -368,13 +368,13 @@ def _finish(
 
 def _of_norms(spec: TrialSpec) -> tuple[str, ...]:
     """Return a note for readers of results without epsilons of single examples."""
+    if spec.users is not None and spec.is_private:
+        return ("every epsilon is that of a user with all their rows; none is computed for single examples",)
     if not (spec.norms.are_off and spec.is_private):
         return ()
     return (
         "norms.refreshes_per_epoch is off: the epsilons of single examples were not computed, and the worst case holds "
-        "for each of them"
-        if spec.users is None
-        else "every epsilon is that of a user with all their rows; none is computed for single examples or given users",
+        "for each of them",
     )
 
 
