@@ -88,7 +88,9 @@ class Trial:
 
     def __repr__(self) -> str:
         result = self.result
-        cost = "" if result is None else f", ε {result.worst_case.epsilon:.4g} ({result.worst_case.kind})"
+        worst = None if result is None else result.worst_case
+        whose = "" if worst is None or worst.unit == "example" else f" per {worst.unit}"
+        cost = "" if worst is None else f", ε{whose} {worst.epsilon:.4g} ({worst.kind})"
         return f"<Trial {self.key}: {self.state.word}{cost}>"
 
     @property

@@ -24,7 +24,7 @@ from dpsweep.accounting.mechanism import Selection
 from dpsweep.accounting.registry import one_of
 from dpsweep.accounting.samplings import PLANNED_ONLY, RANDOM_ALLOCATION, SAMPLINGS, Adjacency
 from dpsweep.accounting.schedules import LARGEST_EPOCHS
-from dpsweep.accounting.units import LARGEST_UNIT
+from dpsweep.accounting.units import EXAMPLE, LARGEST_UNIT, Unit
 from dpsweep.workers.field_bounds import check_bounds, place_of
 from dpsweep.workers.noise_sources import noise_source_kind
 
@@ -385,6 +385,13 @@ class TrialSpec:
     def __post_init__(self) -> None:
         check_bounds(self)
         known_noise_source(self.noise_source)
+
+    @property
+    def unit(self) -> Unit:
+        """Return whose privacy the epsilons are: with ``els``, a user is a group of rows."""
+        if self.users is None:
+            return EXAMPLE
+        return Unit("user", self.users.max_records if self.users.sampling == "els" else 1)
 
     @property
     def is_private(self) -> bool:

@@ -18,7 +18,6 @@ from dpsweep.workers.imports import NO_CODE, UserCode
 from dpsweep.workers.preprocessing import planned_releases
 from dpsweep.workers.sampling import planned_sampling
 from dpsweep.workers.spec import BudgetSpec, Component, TrialSpec
-from dpsweep.workers.users import unit_of
 
 LEAST_ORDER: Final = 4.0
 """Least `moment_order`: mean contributions are made for tails, which low orders neglect."""
@@ -59,7 +58,7 @@ def mechanism_with(
         contributions="output_specific" if exact or method.keeps_to_contributions else "estimate",
         adjacency=spec.adjacency,
         selection=spec.selection,
-        unit=unit_of(spec.users),
+        unit=spec.unit,
     )
     if budget is None or budget.epsilon is None:
         return unfiltered

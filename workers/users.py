@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.units import EXAMPLE, Unit
 from dpsweep.workers.data import Dataset, Split, rows_per_user
 from dpsweep.workers.dataset_description import RowsPerUser
 from dpsweep.workers.losses import Loss
@@ -34,13 +33,6 @@ from dpsweep.workers.spec import AttackSpec, TrialSpec, UserSpec
 
 PER_USER: Final = ("none", "flat", "per_layer", "automatic", "quantile")
 """Clipping methods that are proven per user: each weight, and each answer on a batch, follows from one norm alone."""
-
-
-def unit_of(users: UserSpec | None) -> Unit:
-    """Return whose privacy the epsilons of a trial are."""
-    if users is None:
-        return EXAMPLE
-    return Unit("user", users.max_records if users.sampling == "els" else 1)
 
 
 def rows_kept(histogram: RowsPerUser, most: int) -> int:

@@ -23,7 +23,7 @@ def best_lines(found: Best, model: str, show_all: bool = False) -> Iterator[str]
     show_all: show every such setting, not only the nearest.
     """
     from dpsweep.orchestration.comparison.entries import by_selection
-    from dpsweep.orchestration.comparison.formats import number
+    from dpsweep.orchestration.comparison.formats import number, per_unit
     from dpsweep.orchestration.comparison.metrics import metric
     from dpsweep.orchestration.comparison.spoken import between, says_nothing
     from dpsweep.orchestration.comparison.values import epsilon
@@ -39,7 +39,7 @@ def best_lines(found: Best, model: str, show_all: bool = False) -> Iterator[str]
         yield found.unknown_cost
     if interval is not None and interval.corrected is not None:
         within = f", {by_selection(metric(found.by), shown.one(interval.corrected))}{within}"
-    claim = f"epsilon {number(cost.high if cost else None)} ({found.kind})"
+    claim = f"epsilon{per_unit(found.unit)} {number(cost.high if cost else None)} ({found.kind})"
     yield f"{found.name}: {found.by} {shown.one(found.value)}{within}, {claim}"
     if interval is None:
         yield "no interval is known: what its models predict of single test examples is not stored"

@@ -23,7 +23,7 @@ from dpsweep.accounting.registry import lookup, one_of
 from dpsweep.orchestration.commands import panels
 from dpsweep.orchestration.commands.cluster import jobs_at
 from dpsweep.orchestration.commands.console import Fitting, show, stdout
-from dpsweep.orchestration.comparison.formats import clock, measured, number, percent, seconds
+from dpsweep.orchestration.comparison.formats import clock, measured, number, per_unit, percent, seconds
 from dpsweep.orchestration.comparison.plain_text import for_terminal
 from dpsweep.orchestration.records.layout import SweepFiles, absolute
 from dpsweep.orchestration.records.recording import Recording
@@ -362,4 +362,5 @@ def _trials(snapshot: SweepSnapshot, trials: Sequence[TrialSnapshot]) -> Table:
 def _epsilon(trial: TrialSnapshot) -> str:
     if trial.private is False:
         return "none (not private)"
-    return f"{number(trial.epsilon)}{' estimate' * (trial.epsilon is not None and bool(trial.reasons))}"
+    whose = per_unit(trial.unit) if trial.epsilon is not None else ""
+    return f"{number(trial.epsilon)}{whose}{' estimate' * (trial.epsilon is not None and bool(trial.reasons))}"

@@ -17,7 +17,7 @@ from rich.text import Text
 from dpsweep.accounting.reasons import in_words, union
 from dpsweep.orchestration.commands.console import show, stdout
 from dpsweep.orchestration.comparison.entries import Metric, MetricTable
-from dpsweep.orchestration.comparison.formats import clock, listed, number
+from dpsweep.orchestration.comparison.formats import clock, listed, number, per_unit
 from dpsweep.orchestration.comparison.hidden_groups import hidden_groups_note
 from dpsweep.orchestration.comparison.ledger import composed
 from dpsweep.orchestration.comparison.metrics import columns
@@ -93,7 +93,8 @@ def plan_lines(plan: Plan) -> list[str]:
     """
     costs = [trial.worst_case for trial in plan.trials if trial.worst_case.is_private]
     claims = dict.fromkeys(
-        f"ε at δ = {cost.delta:g}, adjacency {cost.adjacency}: {_KINDS.get(cost.kind, cost.kind)}" for cost in costs
+        f"ε{per_unit(cost.unit)} at δ = {cost.delta:g}, adjacency {cost.adjacency}: {_KINDS.get(cost.kind, cost.kind)}"
+        for cost in costs
     )
     reasons = in_words(union(cost.reasons for cost in costs))
     return [*claims, *reasons, *dict.fromkeys(_data_line(trial.dataset) for trial in plan.trials)]

@@ -157,6 +157,7 @@ def compare(records: Mapping[str, SweepRecord]) -> Comparison:
             *data,
             *_differences(records, "δ", _delta),
             *_differences(records, "adjacency", _adjacency),
+            *_differences(records, "unit", _unit),
             *_stopped(records),
         ),
         between=between,
@@ -275,6 +276,10 @@ def _delta(record: SweepRecord) -> str:
 def _adjacency(record: SweepRecord) -> str:
     found = {trial.privacy.adjacency for trial in record.data().trials if trial.privacy and trial.privacy.is_private}
     return ", ".join(sorted(found)) or "none"
+
+
+def _unit(record: SweepRecord) -> str:
+    return record.sweep.privacy.unit
 
 
 def shown_metrics(found: Comparison) -> tuple[Metric, ...]:

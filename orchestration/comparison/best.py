@@ -12,6 +12,7 @@ from dpsweep.accounting.estimates import Claim
 from dpsweep.accounting.reasons import Reason, in_words, union
 from dpsweep.accounting.registry import nearest
 from dpsweep.orchestration.comparison.findings import Difference, Findings, warnings
+from dpsweep.orchestration.comparison.formats import per_unit
 from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
 from dpsweep.orchestration.comparison.metrics import METRICS, metric
 from dpsweep.orchestration.comparison.settings import Setting, first_seed
@@ -45,13 +46,18 @@ class Best:
 
     def __repr__(self) -> str:
         cost = self.setting.over_seeds(epsilon)
-        spent = f", ε {cost.high:.4g} ({self.kind})" if cost else ""
+        spent = f", ε{per_unit(self.unit)} {cost.high:.4g} ({self.kind})" if cost else ""
         return f"<Best {self.name}: {self.by} {self.value:.4g}{spent}, trial {self.trial.key}>"
 
     @property
     def kind(self) -> Claim:
         """Return whether the epsilon of each of its trials is a guarantee."""
         return "estimate" if self.reasons else "guarantee"
+
+    @property
+    def unit(self) -> str:
+        """Whose privacy its epsilon is: "example" or "user"."""
+        return self.trial.privacy.unit if self.trial.privacy else "example"
 
     @property
     def name(self) -> str:
@@ -73,6 +79,7 @@ class Best:
             "interval": self.interval and asdict(self.interval),
             "epsilon": cost.high if cost else None,
             "kind": self.kind,
+            "unit": self.unit,
             "reasons": list(self.reasons),
             "trial": self.trial.key,
             "trials": [trial.key for trial in self.setting.trials],

@@ -178,6 +178,9 @@ def _unfounded(claims: _Claims) -> Iterator[str]:
     The sweep file may have changed since and ask for others.
     """
     result, trace, delta = claims.result, claims.trace, claims.delta
+    if trace.unit != result.spec.unit:
+        found, asked = trace.unit, result.spec.unit
+        yield f"its trace protects {found.name} of {found.rows} rows, but its spec {asked.name} of {asked.rows}"
     yield from _smaller("epsilon", result.worst_case, trace, delta)
     for other in result.others:
         yield from _smaller(f"epsilon by {other.accountant}", other, trace, delta)
@@ -244,6 +247,8 @@ def _named(accountant: str) -> str:
 def _smaller(what: str, claim: PrivacyEstimate, trace: Trace, delta: float) -> Iterator[str]:
     accountant = _named(claim.accountant) if claim.group_size == 1 else "pld"
     found = _cost(trace, delta, accountant, claim.group_size)
+    if ("user" in claim.unit) != (trace.unit.name == "user"):
+        yield f"it claims {what} per {claim.unit}, but its trace costs that per {found.unit}"
     if claim.delta != delta or claim.adjacency != found.adjacency:
         yield (
             f"it claims {what} at delta {claim.delta:g} and adjacency {claim.adjacency}, but the trial's delta is "
@@ -289,10 +294,15 @@ def _ledger(claims: _Claims) -> Iterator[str]:
     if not claims.attempts or not claims.trace.is_private:
         return
     delta = claims.result.spec.delta
-    recorded = max(_cost(attempt.trace, delta, "rdp", 1).epsilon for attempt in claims.attempts)
-    spent = _cost(claims.trace, delta, "rdp", 1).epsilon
+    recorded = max(_roughly(attempt.trace, delta) for attempt in claims.attempts)
+    spent = _roughly(claims.trace, delta)
     if not recorded >= spent * (1.0 - _ROUNDING):
         yield f"the record of its attempts claims epsilon {recorded:.6g}, but its trace costs {spent:.6g}"
+
+
+def _roughly(trace: Trace, delta: float) -> float:
+    """Return the epsilon of a run by the quickest accountant that covers it."""
+    return _cost(trace, delta, "rdp" if trace.unit.rows == 1 else "pld", 1).epsilon
 
 
 @functools.lru_cache(maxsize=8192)

@@ -31,7 +31,7 @@ from dpsweep.orchestration.comparison.values import epsilon
 from dpsweep.orchestration.records.published import NON_PRIVATE, PublishedSweep
 
 Verdict = Literal["better", "worse", "not distinguishable", "unknown (one seed)", "unknown"]
-COMPARED: Final = ("epsilon", "sigma", "data", "model", "sampling", "epochs")
+COMPARED: Final = ("epsilon", "sigma", "data", "model", "sampling", "epochs", "user_sampling", "max_records_per_user")
 """Labels that distinguish compared settings, besides the method; settings that differ only in other labels count as
 one method with several tuned values."""
 

@@ -33,6 +33,15 @@ class Format:
         return self.one(found.mean) if found.count == 1 else self.several(found)
 
 
+def per_unit(unit: str) -> str:
+    """Return whose epsilon it is, where it is not that of a single example.
+
+    >>> per_unit("example"), per_unit("user")
+    ('', ' per user')
+    """
+    return "" if unit == "example" else f" per {unit}"
+
+
 def number(value: float | None, digits: int = 3) -> str:
     """Return a number with ``digits`` significant digits; ∞ for infinity, `MISSING` for None and NaN.
 

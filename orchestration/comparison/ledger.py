@@ -46,10 +46,10 @@ class Composition:
     """The cost of publishing everything that some private trials have released.
 
     trials: number of private trials. attempts: number of their earlier starts, which count too. candidates: number of
-    runs of an unaccounted tuning that chose what was trained, which count too. estimate: composed epsilon for a record
-    that may be in the data of every run, with the reasons why it is no guarantee; None if no epsilon covers all runs.
-    release_epsilon: the part of it for the released statistics alone. refusal: why no epsilon covers all runs. groups:
-    the cost for any k records together, for each k > 1 of which the trials claim an epsilon, ascending.
+    runs of an unaccounted tuning that chose what was trained, which count too. estimate: composed epsilon for a record,
+    or a user, that may be in the data of every run, with the reasons why it is no guarantee; None if no epsilon covers
+    all runs. release_epsilon: the part of it for the released statistics alone. refusal: why no epsilon covers all
+    runs. groups: the cost for any k records together, for each k > 1 of which the trials claim an epsilon, ascending.
     """
 
     trials: int
@@ -72,7 +72,7 @@ class Composition:
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         found = {} if self.estimate is None else self.estimate.as_dict()
-        kept = {name: found.get(name) for name in ("epsilon", "delta", "adjacency", "accountant", "kind")}
+        kept = {name: found.get(name) for name in ("epsilon", "delta", "adjacency", "accountant", "kind", "unit")}
         claimed = {"reasons": list(self.reasons), "refusal": self.refusal}
         counts = {"trials": self.trials, "attempts": self.attempts, "candidates": self.candidates}
         groups = [group.as_dict() for group in self.groups]
@@ -114,6 +114,7 @@ def _composed(trials: Iterable[PublishedTrial], group_sizes: tuple[int, ...]) ->
             privacy.adjacency,
             privacy.accountant,
             privacy.kind,
+            privacy.unit,
             reasons=privacy.reasons,
         )
         of_run = _of_seeds(attempts) if alone.kind == "guarantee" else _of_attempts(attempts)

@@ -365,6 +365,12 @@ class Coordinator:
 def initial_status(plan: Plan) -> list[TrialStatus]:
     """Return the status of every planned trial before the run: pending."""
     return [
-        TrialStatus(planned.key, planned.trace.steps, shard_bytes=planned.shard_bytes, planned_reasons=planned.reasons)
+        TrialStatus(
+            planned.key,
+            planned.trace.steps,
+            shard_bytes=planned.shard_bytes,
+            planned_reasons=planned.reasons,
+            planned_unit=planned.worst_case.unit,
+        )
         for planned in plan.trials
     ]

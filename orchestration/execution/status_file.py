@@ -186,6 +186,7 @@ def trial_snapshot(trial: TrialStatus) -> TrialSnapshot:
         scores=trial.scores,
         reasons=trial.reasons,
         device=trial.device,
+        unit=trial.unit,
     )
 
 

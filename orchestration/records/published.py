@@ -39,7 +39,7 @@ class PublishedPrivacy:
 
     group_epsilons: epsilon of any group of k records, at the same delta, by group size k. risks: upper bounds on
     attacks on any k records, by group size k including 1; empty without noise.
-    reasons: why epsilon is an estimate (`dpsweep.accounting.reasons`).
+    reasons: why epsilon is an estimate (`dpsweep.accounting.reasons`). unit: whose privacy it is, "example" or "user".
     """
 
     epsilon: float
@@ -47,6 +47,7 @@ class PublishedPrivacy:
     accountant: str
     kind: Kind = "guarantee"
     adjacency: Adjacency = "add_remove"
+    unit: str = "example"
     group_epsilons: Mapping[int, float] = field(default_factory=dict)
     risks: Mapping[int, AttackRisk] = field(default_factory=dict)
     reasons: tuple[Reason, ...] = ()

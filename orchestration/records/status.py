@@ -29,7 +29,7 @@ class TrialStatus:
     epoch, by RDP. history: the epochs completed in this run. result: set for a finished or stopped trial. started,
     trained, ended: when the trial started, ended training and ended in this run, in seconds since 1970 UTC.
     shard_bytes: planned size of the norms of the whole trial, before compression. planned_reasons: why every epsilon of
-    the trial is an estimate, whatever its course will be.
+    the trial is an estimate, whatever its course will be. planned_unit: whose privacy these epsilons are.
     """
 
     key: str
@@ -45,11 +45,17 @@ class TrialStatus:
     ended: float | None = None
     shard_bytes: int = 0
     planned_reasons: tuple[Reason, ...] = ()
+    planned_unit: str = "example"
 
     @property
     def reasons(self) -> tuple[Reason, ...]:
         """Return why `epsilon` is an estimate: by the result, or by the plan before there is one."""
         return union((self.result.worst_case.reasons if self.result else (), self.planned_reasons))
+
+    @property
+    def unit(self) -> str:
+        """Whose privacy `epsilon` is: "example" or "user"."""
+        return self.result.worst_case.unit if self.result else self.planned_unit
 
     @property
     def step(self) -> int:

@@ -35,7 +35,9 @@ STALE_AFTER = 12 * PERIOD
 class TrialSnapshot:
     """One trial. accuracy: on test data, for classification. scores: the main score, for other tasks. epsilon: upper
     bound on the cost so far, or cost of the whole trial once it is over; None before the first epoch and for a trial
-    that is not private. error: the part of the error text that may be shown. reasons: why epsilon is an estimate."""
+    that is not private. unit: whose privacy it is. error: the part of the error text that may be shown. reasons: why
+    epsilon is an estimate.
+    """
 
     key: str
     state: TrialState
@@ -49,6 +51,7 @@ class TrialSnapshot:
     scores: Mapping[str, float] = field(default_factory=dict)
     reasons: tuple[Reason, ...] = ()
     device: DeviceUse | None = None
+    unit: str = "example"
 
 
 @dataclass(frozen=True)

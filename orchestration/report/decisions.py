@@ -174,7 +174,8 @@ def _cheapest(settings: Sequence[Setting]) -> str:
     """
     costs = {setting.name: cost.mean for setting in settings if (cost := setting.over_seeds(epsilon))}
     rounded = {name: float(f"{cost:.2g}") for name, cost in costs.items()}
-    adjacencies = {trial.privacy.adjacency for setting in settings for trial in setting.trials if trial.privacy}
+    found = [trial.privacy for setting in settings for trial in setting.trials if trial.privacy]
+    adjacencies = {(each.adjacency, each.unit) for each in found}
     if len(set(rounded.values())) < 2 or len(adjacencies) > 1:  # epsilons of several adjacencies do not compare
         return ""
     least = [name for name, cost in rounded.items() if cost == min(rounded.values())]

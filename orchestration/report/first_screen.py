@@ -11,7 +11,7 @@ from typing import Final
 
 from dpsweep.orchestration.comparison.entries import Metric, by_selection
 from dpsweep.orchestration.comparison.findings import Findings
-from dpsweep.orchestration.comparison.formats import SHARES, Format, difference, first_few, listed, number
+from dpsweep.orchestration.comparison.formats import SHARES, Format, difference, first_few, listed, number, per_unit
 from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
 from dpsweep.orchestration.comparison.ledger import composed
 from dpsweep.orchestration.comparison.metrics import metric
@@ -201,7 +201,8 @@ def _how_private(data: PublishedSweep, found: Findings, setting: Setting) -> Til
     if privacy:
         claim = "a guarantee" if privacy.kind == "guarantee" else "an estimate, no guarantee"
         words.append(
-            f"Worst case of one model at δ = {privacy.delta:g}, {privacy.adjacency}, by {privacy.accountant}: {claim}."
+            f"Worst case{per_unit(privacy.unit)} of one model at δ = {privacy.delta:g}, {privacy.adjacency}, "
+            f"by {privacy.accountant}: {claim}."
         )
     if whole and whole.epsilon is not None and whole.trials > 1:
         words.append(

@@ -11,7 +11,7 @@ from dpsweep.accounting.accountants import account
 from dpsweep.accounting.mechanism import Trace
 from dpsweep.accounting.release import ReleaseSpec
 from dpsweep.orchestration.comparison.findings import Findings, warnings
-from dpsweep.orchestration.comparison.formats import correlation, listed, number
+from dpsweep.orchestration.comparison.formats import correlation, listed, number, per_unit
 from dpsweep.orchestration.comparison.ledger import ComposedGroup, composed
 from dpsweep.orchestration.comparison.metrics import of_task
 from dpsweep.orchestration.comparison.rate_metrics import group_metric, spoken
@@ -149,7 +149,8 @@ def together(trials: Sequence[PublishedTrial]) -> list[str]:
         return [f"{whole} have no composed ε: {found.refusal}."]
     estimate = found.estimate
     claim = "a guarantee" if estimate.kind == "guarantee" else f"an estimate ({', '.join(estimate.reasons)})"
-    words = f"at δ = {estimate.delta:g}, adjacency {estimate.adjacency}, composed by {estimate.accountant}: {claim}"
+    how = f"at δ = {estimate.delta:g}, adjacency {estimate.adjacency}, composed by {estimate.accountant}"
+    words = f"{per_unit(estimate.unit).removeprefix(' ')} {how}: {claim}".removeprefix(" ")
     released = f" Their released statistics alone cost ε = {number(found.release_epsilon)}."
     return [
         f"{whole} cost ε = {number(estimate.epsilon)} {words}."

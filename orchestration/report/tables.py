@@ -17,6 +17,7 @@ from dpsweep.orchestration.comparison.formats import (
     Format,
     at_most_share,
     number,
+    per_unit,
 )
 from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
 from dpsweep.orchestration.comparison.metrics import columns, metric
@@ -264,4 +265,5 @@ def _trial_row(trial: PublishedTrial, shown: Sequence[Metric]) -> list[Cell]:
 def _claim(privacy: PublishedPrivacy) -> str:
     kind = privacy.kind.replace("_", " ")
     why = f": {', '.join(privacy.reasons)}" if privacy.reasons else ""
-    return f"{escape(privacy.accountant)}<br><small class='claim'>{kind}, {escape(privacy.adjacency)}{why}</small>"
+    claim = f"{kind}{per_unit(privacy.unit)}, {escape(privacy.adjacency)}{why}"
+    return f"{escape(privacy.accountant)}<br><small class='claim'>{claim}</small>"

@@ -50,7 +50,7 @@ _WIDE_SECTION: Final = {
 """Section with two wide charts per row, because parallel coordinates are unreadable in MLflow's narrow cards."""
 _CHOSEN: Final = ("spec.clipping.", "spec.optimizer.", "spec.sampling.", "spec.epochs")
 _AXES: Final = 6
-_CLAIMS: Final[tuple[str, ...]] = ("epsilon_kind", "epsilon_reasons")
+_CLAIMS: Final[tuple[str, ...]] = ("epsilon_kind", "epsilon_reasons", "unit")
 MAX_CHARTED: Final = 1000
 """Maximum number of runs in a chart."""
 MOST_MODELS: Final = 5
@@ -343,7 +343,8 @@ def _numbers_of(model: LoggedModel) -> LoggedNumbers:
 
 def _claims(trial: PublishedTrial) -> dict[str, str]:
     """Tags that say what the epsilon of the trial claims, and why it is no guarantee."""
-    return dict(zip(_CLAIMS, (trial.privacy.kind if trial.privacy else "none", ", ".join(trial.reasons)), strict=True))
+    kind, unit = (trial.privacy.kind, trial.privacy.unit) if trial.privacy else ("none", "example")
+    return dict(zip(_CLAIMS, (kind, ", ".join(trial.reasons), unit), strict=True))
 
 
 def best_settings(found: Findings) -> list[Setting]:

@@ -126,7 +126,7 @@ def _version(client: MlflowClient, model: LoggedModel, name: str, facts: Mapping
 def _facts(found: Best) -> dict[str, str]:
     """Tags of the version: the selecting metric with its value and interval, epsilon, delta and what they claim."""
     cost, least = epsilon(found.trial), delta(found.trial)
-    claim = {"epsilon_kind": found.kind, "epsilon_reasons": ", ".join(found.reasons)}
+    claim = {"epsilon_kind": found.kind, "epsilon_reasons": ", ".join(found.reasons), "unit": found.unit}
     facts = {"by": found.by, found.by: number(found.value, 4), "epsilon": number(cost), "delta": f"{least:g}", **claim}
     if found.interval is None:
         return facts

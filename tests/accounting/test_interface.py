@@ -25,7 +25,7 @@ EXPORTED = {
         IndividualEpsilons InverseRootNoise LambdaNoise
         InvalidInput NoiseSchedule PoissonSampling PrivacyCurve PrivacyEstimate PureRelease RandomTrials
         Release RhoBudget Sampling Segment ShuffledSampling SideQuery StorageError Trace TruePositiveRateBudget
-        TruncatedPoissonSampling Unreachable
+        TruncatedPoissonSampling Unit Unreachable
         UnsupportedMechanism account account_choice account_selection account_together attack_risk
         calibrate_decay calibrate_noise_multiplier
         count_within_budget curve_of_examples epsilon_of_examples epsilon_of_examples_together group_epsilons
