@@ -108,7 +108,7 @@ steps so far), `clipping_bound` or `clipping_bound/GROUP`, `noise_multiplier`, `
 | `baseline` | key of the non-private trial that this one is compared with |
 | `private` | false if ε is infinite |
 | `tuning` | how the tuning of the sweep is paid for, if it has one |
-| `accountant`, `adjacency`, `epsilon_kind` | how `privacy/epsilon` was computed, and what it claims |
+| `accountant`, `adjacency`, `unit`, `epsilon_kind` | how `privacy/epsilon` was computed, whose it is, what it claims |
 | `epsilon_i_kind` | what the εᵢ claim |
 | `epsilon_reasons`, `epsilon_i_reasons` | [why](accounting.md#which-epsilon-to-quote) these are estimates |
 | `disclosure`, `sensitive` | the release mode; `sensitive=true` with `release: raw` |

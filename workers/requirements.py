@@ -19,9 +19,9 @@ from dpsweep.workers.users import require_per_user
 def with_chosen_norms(spec: TrialSpec, mechanism: TrialMechanism, method: ClippingMethod) -> TrialSpec:
     """Return the trial with a choice in place of ``auto`` norms; any other is kept.
 
-    Off where no epsilon of single examples is proven (`costs_by_step`), and in a trial that protects users. Once per epoch for a clipping method that uses
-    the norms of all examples at a refresh, and where an example displaces others from batches: with ``when_sampled`` it
-    would also change when their norms are measured.
+    Off where no epsilon of single examples is proven (`costs_by_step`), and in a trial that protects users. Once per
+    epoch for a clipping method that uses the norms of all examples at a refresh, and where an example displaces others
+    from batches: with ``when_sampled`` it would also change when their norms are measured.
     """
     if spec.norms.refreshes_per_epoch != "auto":
         return spec
