@@ -29,7 +29,7 @@ def as_independent(trace: Trace, group_size: int = 1) -> Trace:
 
     It has other steps than the run, so that nothing recorded by step belongs to it (`require_step_by_step`).
 
-    Raises: UnsupportedMechanism for correlated noise of which no theorem is known here, and for groups of several
+    Raises: UnsupportedMechanism for correlated noise without a known theorem here, and for groups of several
     examples whose turns may differ.
     """
     if not takes_turns(trace) and trace.strategy == INDEPENDENT:

@@ -48,7 +48,7 @@ def account_together(traces: Iterable[Trace], delta: float, group_size: int = 1)
     says. Several have no certified lower bound where one of them has none (`CertifiedEpsilon`).
 
     Raises: InvalidInput without traces or for a delta outside (0, 1), UnsupportedMechanism for runs that no adjacency
-    covers together, such as fixed batches beside shuffled epochs, and for groups of which no bound is known.
+    covers together, such as fixed batches beside shuffled epochs, and for groups without a known bound.
     """
     counts, group_size = Counter(traces), require_group_size(group_size)
     delta = require_finite("delta", delta, above=0.0, below=1.0)

@@ -348,7 +348,7 @@ def require_rows(trace: Trace) -> None:
 
 
 def require_supported(trace: Trace) -> None:
-    """Raise `UnsupportedMechanism` for a sampling or a noise strategy of which no theorem is known here."""
+    """Raise `UnsupportedMechanism` for a sampling or a noise strategy without a known theorem here."""
     for segment in trace.segments:
         require_known(segment.sampling)
     require_known_noise(trace.strategy)

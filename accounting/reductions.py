@@ -48,7 +48,7 @@ def as_accounted(trace: Trace, group_size: int = 1) -> Trace:
     (`dpsweep.accounting.correlated`).
 
     Raises: UnsupportedMechanism for the trace of a selection, for that of users (`dpsweep.accounting.units.by_rows`),
-    and for a sampling or noise strategy of which no theorem is known: every accountant of single runs passes here.
+    and for a sampling or noise strategy without a known theorem: every accountant of single runs passes here.
     """
     require_one_run(trace)
     require_rows(trace)

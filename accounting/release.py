@@ -1,4 +1,4 @@
-"""What may leave the private folder: owner reports and differentially private statistics of the epsilons.
+"""The outputs that may leave the private folder: owner reports and differentially private statistics of epsilons.
 
 Why plain composition suffices (paper A, Section 3.4): epsilon_i is computed from example i and the released iterates
 alone. Given the iterates, whose cost is that of training, removing one example or replacing it by a null record changes
@@ -37,7 +37,7 @@ _MOST = 10**6
 
 @dataclass(frozen=True)
 class ReleaseSpec:
-    """Which statistics are released, with how much noise: each multiplier is noise std over L2 sensitivity.
+    """The statistics that are released, and their noise: each multiplier is noise std over L2 sensitivity.
 
     The histogram has ``bins`` equal bins over [0, epsilon_bound]. Each quantile is found in ``quantile_steps`` noisy
     steps (Andrew et al. 2021); ``quantile_noise_multiplier`` is that of one step.

@@ -565,7 +565,7 @@ def sampling_of_sizes(
 
 
 def require_known(sampling: Sampling) -> None:
-    """Raise `UnsupportedMechanism` for a sampling that is not registered, or that draws in a way of its own.
+    """Raise `UnsupportedMechanism` for a sampling that is not registered, or that draws in its own way.
 
     No theorem is known for such batches, so that no accountant may take them for the usual ones.
     """

@@ -1,4 +1,4 @@
-"""How often intervals cover the truth and verdicts are wrong, in simulated sweeps whose truth is known.
+"""Measures coverage of intervals and errors of verdicts in simulated sweeps whose truth is known.
 
     python -m benchmarks.coverage                  every case
     python -m benchmarks.coverage --case gap-10    one case

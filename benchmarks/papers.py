@@ -4,7 +4,7 @@
 
 Prints a markdown table, or with --json one object per item, in under two minutes, and exits with 1 when an item is off.
 The papers are named in docs/architecture.md. Where a paper prints no number, the item is a statement of the paper, and
-`printed` is its bound. What needs training is in sweeps/papers/.
+`printed` is its bound. Experiments that train are in sweeps/papers/.
 """
 
 # ruff: noqa: E402

@@ -4,7 +4,7 @@
 
 Prints a markdown table, or with --json one object per row. Trials are synthetic: norms of 1e6 examples at 50 snapshots
 and of 1e7 at 12 (--quick: 1e5 at 10 and 1e6 at 4), 0.6 and 1.4 GB on disk, written first into a temporary folder. Each
-row is measured in a process of its own, on a Ray cluster of this machine whose nodes have one CPU each.
+row is measured in its own process, on a Ray cluster of this machine whose nodes have one CPU each.
 
 - ours_cpu_s: CPU seconds of the parts and the driver, with tables and exact quantiles, without the start of processes.
 - read_hash_cpu_s: CPU seconds of reading and hashing the same norm files, in the same run and on the same nodes, all of

@@ -1,4 +1,4 @@
-"""What became of each table and figure of the papers: a verdict by rule, from the intervals of stored results."""
+"""Judges each table and figure of the papers by a rule, from the intervals of stored results."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _NODES, _NODE_WEIGHTS = np.polynomial.hermite_e.hermegauss(80)
 
 @dataclass(frozen=True)
 class Population:
-    """What a simulated sweep draws from.
+    """The population that a simulated sweep draws from.
 
     A model is right about an example with a probability whose logit is the mean of its setting and group, plus normal
     effects of the example (common to all models), of its user, of the seed (common to all settings), and of the run.

@@ -2,9 +2,9 @@
 
     python benchmarks/start_up.py [--trials 200] [--s3-trials 10] [--in-process] [--json]
 
-Runs `dpsweep run` on a sweep of --trials private trials of 11 steps each, in ten settings with a calibration of their
-own, on a Ray cluster that it starts (--in-process: without Ray). With --s3-trials, runs as many trials again whose
-results go to an S3 server on this machine (moto, of `pip install 'dpsweep[test]'`), and counts the requests.
+Runs `dpsweep run` on a sweep of --trials private trials of 11 steps each, in ten settings with their own calibration,
+on a Ray cluster that it starts (--in-process: without Ray). With --s3-trials, runs as many trials again whose results
+go to an S3 server on this machine (moto, of `pip install 'dpsweep[test]'`), and counts the requests.
 
 - first_s: seconds from the start of the command to the first file of a trial.
 - plan_s: seconds until the plan is stored, with imports and the start of Ray.

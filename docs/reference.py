@@ -40,7 +40,7 @@ def _entries(module: ModuleType) -> Iterator[str]:
 
 
 def _exports(module: ModuleType) -> Iterator[tuple[str, object]]:
-    """What the module names in ``__all__``, or else its own public functions and classes, as they stand in it."""
+    """Yield the names in ``__all__``, or else the module's own public functions and classes, in their order."""
     for name in getattr(module, "__all__", None) or vars(module):
         found = getattr(module, name)
         own = hasattr(module, "__all__") or getattr(found, "__module__", None) == module.__name__

@@ -76,7 +76,7 @@ def _table(experiment: Experiment, sweep: StoredSweep) -> Iterator[str]:
 
 
 def _counted(stored: Mapping[str, StoredSweep]) -> Iterator[str]:
-    """How many tables and figures, and how many printed numbers, have which verdict."""
+    """Count tables and figures, and printed numbers, by verdict."""
     results = [each for paper in RESULTS.values() for each in paper]
     outcomes = Counter(judged(each.of(), stored.get(each.sweep)).outcome for each in results)
     said = Counter(found for name, sweep in stored.items() for found in judged(EXPERIMENTS[name].items, sweep).said)

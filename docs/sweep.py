@@ -112,7 +112,7 @@ def _table(title: str, about: str, found: Mapping[str, Any], sections: Mapping[s
 
 
 def descriptions(cls: type[Any]) -> dict[str, str]:
-    """What is said of each field: the docstring under it, or ``field: ...`` in the docstring of its class."""
+    """Return the text of each field: the docstring under it, or ``field: ...`` in the docstring of its class."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     assert isinstance(tree, ast.ClassDef)
     names = [

@@ -220,7 +220,7 @@ class Sweep:
         """Return one row per trial, with the columns that settings are compared by.
 
         all_columns: those of ``dpsweep export --all-columns`` instead, which are those of results.json, flat. A nested
-        value is a column of its own, such as ``labels.clipping``, or by group size ``groups.4.epsilon``;
+        value is its own column, such as ``labels.clipping``, or by group size ``groups.4.epsilon``;
         ``parameters.`` precedes those that vary. Numbers that the release mode withholds are missing values, and so is
         an infinite epsilon; the column ``private`` is then False.
         """
@@ -361,8 +361,8 @@ def run(
     """Train, account and compare every trial of a sweep, as ``dpsweep run`` with the same options, without output.
 
     A folder that holds the sweep, or an earlier version of it, is continued: trials with results keep them. The user's
-    own code is read anew by every call; results of it as it was before an edit are not continued. resume: has no
-    effect. retry: ``failed``, ``all`` or keys of trials to train anew. sources: folders of other sweeps, as
+    own code is read again by every call; results of it as it was before an edit are not continued. resume: has no
+    effect. retry: ``failed``, ``all`` or keys of trials to train again. sources: folders of other sweeps, as
     ``--from``. Failed trials are in `Sweep.failed`. Raises: InvalidInput, before any trial starts, for a sweep that
     cannot run and for a process that is already connected to Ray.
     """

@@ -171,7 +171,7 @@ class SnapshotInterval:
 
     Between two measurements of an example under one rule, the generator is taken to change linearly from step to step:
     norms mostly fall, so the first of both would over-estimate, and the second under-estimate. Therefore the interval
-    ``before`` is stored only when this one ends. What a norm changes at steps of still earlier ones is counted there.
+    ``before`` is stored only when this one ends. Changes by a norm at steps of still earlier ones are counted there.
 
     measured: norms as known at step ``start``. latest: norms as known now, except for ``renewals``, which are applied
     together when the rule changes and at the end. moments [n] float64: sum over the first ``counted`` [n] of ``steps``

@@ -1,4 +1,4 @@
-"""What a plan says of a data set. Loads no torch."""
+"""The description of a data set in a plan. Loads no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradient canaries: made-up contributions along directions of their own, which batches take in as those of examples.
+"""Gradient canaries: made-up contributions along their own directions, which batches take in as those of examples.
 
 The canaries are no examples. Each has a direction, and all directions are orthogonal. A secret fair coin for each
 decides whether it takes part; one that does joins batches by the sampling of the trial, drawn on its own, and then adds

@@ -2,7 +2,7 @@
 
 Python itself reads a module once for each process, and compiled files by the time and size of their source. An edited
 file would thus run as it was in one process and as it is in the next. Modules with a `SourceFile` are executed from its
-bytes instead, and loaded anew where a process has executed other bytes under their name.
+bytes instead, and loaded again where a process has executed other bytes under their name.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ _lock: Final = threading.RLock()
 def load_module(name: str, files: Iterable[SourceFile], folders: Iterable[str], subject: str) -> ModuleType:
     """Import the module ``name``, and what it imports of ``files``, from their bytes.
 
-    A module that was loaded from other bytes is loaded anew, with all of the user's modules, which may hold parts of
+    A module that was loaded from other bytes is loaded again, with all of the user's modules, which may hold parts of
     it; objects made before keep what they were made from. folders: where Python may find what ``files`` lack, after
     all else on its path. subject: what is imported, for errors.
 
@@ -166,7 +166,7 @@ def _forget(names: Iterable[str]) -> None:
 
 
 def _keep_packages(forgotten: Mapping[str, ModuleType]) -> None:
-    """Put back the forgotten packages that modules still lie in, which somebody else imported, unless loaded anew.
+    """Put back the forgotten packages that modules still lie in, which somebody else imported, unless loaded again.
 
     Python takes a module for one of its package, and an import of it by name fails where the package is missing.
     """

@@ -30,8 +30,8 @@ def sources_of(location: str, source: str | None) -> tuple[SourceFile, ...]:
     """Return the sources of a module or file, as they are now; its own one is the first. Empty if there is no such
     file.
 
-    location, source: as of a `dpsweep.workers.imports.UserModule`. Of an installed package, which nobody edits but who
-    installs it again, one list with the sha256 of each of its files.
+    location, source: as of a `dpsweep.workers.imports.UserModule`. An installed package is one list with the sha256 of
+    each of its files, as it changes only when it is installed again.
     """
     importlib.invalidate_caches()
     if location.endswith(".py"):
@@ -119,14 +119,14 @@ class _Search:
         self._taken: set[Path] = set()
 
     def of_file(self, file: Path) -> tuple[SourceFile, ...]:
-        """Return the sources of a file that is loaded under a name of its own; none if it is not there."""
+        """Return the sources of a file that is loaded under its own name; none if it is not there."""
         name = file_module_name(file)
         if file.is_file():
             self._add(name, file, PurePath(file.name))
         return self._reached(name)
 
     def of_text(self, location: str, text: str) -> tuple[SourceFile, ...]:
-        """Return the sources of a module with this text, which is loaded under a name of its own."""
+        """Return the sources of a module with this text, which is loaded under its own name."""
         name = file_module_name(Path(location))
         self._take(SourceFile(name, location, location, text.encode()))
         return self._reached(name)

@@ -1,4 +1,4 @@
-"""Which trainable parameters the losses of some examples reach; noise alone would move the others."""
+"""The trainable parameters that the losses of some examples reach; noise alone would move the others."""
 
 from __future__ import annotations
 

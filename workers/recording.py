@@ -152,7 +152,7 @@ class NormRecorder:
             self._interval.keep_rule(rule)
 
     def measure(self, first: int | None = None) -> Measurement:
-        """Norms and losses of all rows, or of the ``first`` ones, computed anew."""
+        """Norms and losses of all rows, or of the ``first`` ones, computed again."""
         return self._measurement(self.gradients.norms(self._rows[:first]))
 
     def _measurement(self, norms: BatchNorms) -> Measurement:
@@ -189,7 +189,7 @@ def is_due(step: int, times_per_epoch: float, steps_per_epoch: int) -> bool:
     """Return whether an event that occurs ``times_per_epoch`` times per epoch is due at ``step``: at 0, then evenly
     spaced.
 
-    What occurs 0 times is never due.
+    An act that occurs 0 times is never due.
 
     >>> [step for step in range(20) if is_due(step, times_per_epoch=2, steps_per_epoch=10)]
     [0, 5, 10, 15]

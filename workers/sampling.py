@@ -265,7 +265,7 @@ class ShuffledSampler(_RowSampler):
 
 
 class AllocatedSampler:
-    """Each row joins one of ``steps`` steps, chosen uniformly and independently; after these, all choose anew.
+    """Each row joins one of ``steps`` steps, chosen uniformly and independently; after these, all choose again.
 
     The state holds that of the random choices before the block, which `restore` repeats, and the steps left of it.
     """

@@ -182,7 +182,7 @@ Refreshes = float | _Often
 
 @dataclass(frozen=True)
 class NormSpec:
-    """How often the gradient norms of all examples are computed.
+    """The rate at which the gradient norms of all examples are computed.
 
     refreshes_per_epoch: times per epoch (gamma of paper A); every_step: at every step; when_sampled: all norms once, at
     step 0, then each example's norm whenever it is in a batch, where it is computed anyway, and once an epoch those

@@ -238,7 +238,7 @@ class Trainer:
         self._look_again(before)
 
     def refresh(self) -> None:
-        """Store the last snapshot of all norms, and compute them anew; with ``when_sampled``, only old ones."""
+        """Store the last snapshot of all norms, and compute them again; with ``when_sampled``, only old ones."""
         step, rate = self.step_count, generator_rate(self._order, self.noise_multiplier)
         if self._spec.norms.when_sampled and step > 0:
             self._everyone.renew_as_old_as(oldest_norm(step, self._planned.steps_per_epoch))

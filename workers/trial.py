@@ -87,7 +87,7 @@ def run_trial(
             or torch has no deterministic algorithm for the model.
         RankLost: another process of the group has ended.
         LackOfMemory: the memory of the device does not suffice at ``execution.micro_batch_size``.
-        DataCorruption: a stored file is damaged; training does not start anew by itself.
+        DataCorruption: a stored file is damaged; training does not start again by itself.
     """
     files = TrialFiles(root)
     spec = as_begun(files, spec.checked(), code)

@@ -73,7 +73,7 @@ def with_noise(
 
     budget: if the clipping method has a budget per example (a privacy filter), the noise multiplier is multiplied by
     its noise_factor, and the target epsilon becomes the budget of every example. Raises: InvalidInput if the method
-    already has an epsilon of its own.
+    already has its own epsilon.
     """
     if budget is None:
         return replace(trial, noise=replace(trial.noise, initial_noise_multiplier=noise_multiplier))

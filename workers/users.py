@@ -65,7 +65,7 @@ def population_of(spec: TrialSpec, dataset: Dataset) -> int:
 def with_rows_of_users(spec: TrialSpec, dataset: Dataset, state: Any = None) -> tuple[Dataset, Any]:
     """Return the data set with at most ``max_records`` random rows of each user, and the state that draws them again.
 
-    state: what an earlier call returned, of a checkpoint; None draws anew. As it is, and None, without users.
+    state: what an earlier call returned, of a checkpoint; None draws again. As it is, and None, without users.
     """
     ids = dataset.train.user_ids
     if spec.users is None or ids is None:
@@ -92,7 +92,7 @@ def slots_of(split: Split, most: int) -> tuple[npt.NDArray[np.int64], npt.NDArra
     """Return the rows of each user, int64 [users, most], and their weights, float64 of the same shape.
 
     Users are ascending by id. The mean of ``most`` losses with these weights is the mean over the user's r rows: each
-    has the weight most / r. A user with fewer rows fills up with copies of their own first row at weight 0, so that
+    has the weight most / r. A user with fewer rows fills up with their own copies first row at weight 0, so that
     nothing of others enters. No user may have more than ``most`` rows.
     """
     assert split.user_ids is not None, "users are sampled only where the data name them"

@@ -1,4 +1,4 @@
-"""What epsilon means for attacks: bounds on membership inference, and audits that prove lower bounds on epsilon."""
+"""Bounds on membership inference that epsilon implies, and audits that prove lower bounds on epsilon."""
 
 from dpsweep.accounting.attacks.auditing import Guesses, audited_epsilon, best_audited_epsilon, p_value, provable
 from dpsweep.accounting.attacks.curves import (

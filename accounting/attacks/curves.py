@@ -1,4 +1,4 @@
-"""What a run's epsilon means for attacks: the curve delta(epsilon), the trade-off function, and numbers read off them.
+"""The curve delta(epsilon) of a run, its trade-off function, and what attacks reach at most by them.
 
 An attacker who sees every step of a run and knows all of the data but one record (or k of them) tests which of two
 neighbouring data sets was used. The trade-off function f gives the least false negative rate of any such test by its

@@ -93,8 +93,8 @@ def individual_epsilons(
     """Return the epsilon of every example at ``delta``, under the adjacency of ``trace``.
 
     contributions [examples, snapshots] lie in [0, 1]: clipped gradient norm over sensitivity. The snapshot taken at
-    steps[j] holds until steps[j + 1]. Each row's result depends on that row alone. What the numbers claim: see the
-    module's description and `IndividualEpsilons`.
+    steps[j] holds until steps[j + 1]. Each row's result depends on that row alone. The module and `IndividualEpsilons`
+    say how strong the claim is.
 
     Raises: InvalidInput for an unknown method, a delta outside (0, 1), snapshots that do not start at step 0 or lie
     beyond the run, NaN or contributions outside [0, 1].

@@ -31,9 +31,9 @@ def helper(function: Function) -> Function:
 def kernel(*arguments: types.Type) -> Callable[[Function], Function]:
     """Decorator: compile a function once per machine for arguments of these types. It runs without the GIL.
 
-    The code is kept as `ByContent` says. Where there is no folder for it, each process compiles anew. Each function has
-    one signature: with several, two processes that compile at the same time could store one signature's code under the
-    other's name.
+    The code is kept as `ByContent` says. Where there is no folder for it, each process compiles again. Each function
+    has one signature: with several, two processes that compile at the same time could store one signature's code under
+    the other's name.
     """
 
     def compiled(function: Function) -> Function:

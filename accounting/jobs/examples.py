@@ -33,7 +33,7 @@ from dpsweep.accounting.records import (
 
 
 class Numbered(Protocol):
-    """What a job does at once: a range of examples, or a share of the users, by its number."""
+    """The unit of work of a job: a range of examples, or a share of the users, by its number."""
 
     @property
     def part(self) -> int: ...
@@ -63,7 +63,8 @@ class Scatter(Protocol):
 
 @dataclass(frozen=True)
 class AccountingJob:
-    """What to account: a trial's root (absolute path or URI), delta, and the method (``rdp`` or ``pld``).
+    """The trial and method to account by: a trial's root (absolute path or URI), delta, and the method (``rdp`` or
+    ``pld``).
 
     counting: what the summary counts. folder: where the epsilons are stored. group_by: a file of groups
     (`dpsweep.accounting.records.read_groups`) that the summary counts in place of the trial's own; "" for these.

@@ -244,7 +244,7 @@ def _settle(part: _Part, outcome: Numbered | Exception) -> None:
 
 
 class _Room:
-    """How many parts the cluster can run at once, counted anew as nodes come and go.
+    """The number of parts that the cluster can run at once, counted again as nodes come and go.
 
     Parts keep off the nodes with GPUs as long as others can run them.
     """

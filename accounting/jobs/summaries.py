@@ -150,7 +150,7 @@ class Members:
 
 @dataclass(frozen=True, eq=False)
 class BitHistogram:
-    """How many values lie in each bin that is not empty: counts [bins], keys [bins] ascending.
+    """The number of values in each bin that is not empty: counts [bins], keys [bins] ascending.
 
     The key of a value is its bit pattern without the last ``shift`` bits; for values >= 0 patterns have the same order.
     """

@@ -74,7 +74,7 @@ class ShareOfNorms:
     parts: tuple[OwnedPart, ...]
 
     def read(self) -> tuple[Ids, Rows]:
-        """As `ShareOfRows.read`. Raises: DataCorruption for what is missing, cut or altered."""
+        """As `ShareOfRows.read`. Raises: DataCorruption for files that are missing, cut or altered."""
         kept = []
         for each in self.parts:
             owners = each.users()
@@ -172,9 +172,9 @@ class AccountShares:
 def account_users(job: AccountingJob, scatter: Scatter) -> EpsilonSummary:
     """Account every user of a trial, store the epsilons privately, and return their summary.
 
-    What an earlier run has stored is not computed again. Where the rows of the norms were sorted by user, they are
-    deleted in the end. The calling process holds a few numbers for each share and each sorted file, never one for each
-    example.
+    Shares that an earlier run has stored are not computed again. Where the rows of the norms were sorted by user, they
+    are deleted in the end. The calling process holds a few numbers for each share and each sorted file, never one for
+    each example.
 
     Raises: InvalidInput for a run that a filter ended, where no user was bounded, and where no users are stored;
     DataCorruption as `account_all`.

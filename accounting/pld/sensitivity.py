@@ -190,7 +190,7 @@ class RoundLaw:
 
 
 def _cells(values: Array, limit: int) -> npt.NDArray[np.intp]:
-    """Start indices of cells of equal width among ascending ``values``; the first value is a cell of its own.
+    """Start indices of cells of equal width among ascending ``values``; the first value is its own cell.
 
     The width is the smallest, to a part in 2^40, that gives at most limit + 1 occupied cells.
     """

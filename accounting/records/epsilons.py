@@ -116,7 +116,7 @@ def commit_epsilons(directory: str, records: Sequence[PartRecord]) -> None:
 
 
 def forget_notes(directory: str) -> None:
-    """Delete the notes beside committed parts; accounting the trial again then computes all parts anew."""
+    """Delete the notes beside committed parts; accounting the trial again then computes all parts again."""
     for name in list_files(directory):
         if name.endswith(_NOTE):
             delete(f"{directory}/{name}")

@@ -2,9 +2,9 @@
 
 An object is an Arrow IPC file with a batch of rows for each part, compressed by zstd. It is stored as pieces, one for
 each part, one after the other: its batch, with what precedes all batches for the first part, and with what follows them
-for the last. Every piece has a sha256 of its own and, where there is a key, is encrypted on its own, under a name of
-its own. Every byte belongs to one part, so that damage is found by whoever reads it, and named. Without a key the
-pieces together are an Arrow file that other tools read.
+for the last. Every piece has its own sha256 and, where there is a key, is encrypted on its own, under its own name.
+Every byte belongs to one part, so that damage is found by whoever reads it, and named. Without a key the pieces
+together are an Arrow file that other tools read.
 
 Lengths and hashes depend on the rows without noise: they are private, and messages omit them.
 """

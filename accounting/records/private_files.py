@@ -37,7 +37,7 @@ def write_private(uri: str, content: bytes | memoryview) -> bytes | memoryview:
 
 
 def append_private(uri: str, content: bytes) -> None:
-    """Append to a private file durably; an encrypted file is written anew.
+    """Append to a private file durably; an encrypted file is written again.
 
     If it is not encrypted, a crash may leave only a prefix of ``content``; the caller's format must detect that.
     """

@@ -77,11 +77,12 @@ def check_contributions(contributions: Floats, where: str) -> None:
 
 
 class NormShardWriter:
-    """Writes the snapshots of a run into ``directory``, in a thread of its own; there is one writer per directory.
+    """Writes the snapshots of a run into ``directory``, in its own thread; there is one writer per directory.
 
-    A snapshot is stored as parts of ``rows_per_part`` examples, each with its own sha256. What was written is certain
-    after `wait`, and complete after `complete`. Every method raises what went wrong in the thread: `StorageError`, with
-    the snapshot not committed, or `DataCorruption` for the replay of a committed snapshot with other rows.
+    A snapshot is stored as parts of ``rows_per_part`` examples, each with its own sha256. Data that were written are
+    certain after `wait`, and complete after `complete`. Every method raises what went wrong in the thread:
+    `StorageError`, with the snapshot not committed, or `DataCorruption` for the replay of a committed snapshot with
+    other rows.
     """
 
     def __init__(self, directory: str, rows_per_part: int = 65_536) -> None:
@@ -149,7 +150,7 @@ class PartNorms:
 
 @dataclass(frozen=True)
 class PartContributions:
-    """What accounting needs of one range of examples.
+    """The norms of one range of examples, as accounting needs them.
 
     example_ids, groups and losses (at the last snapshot) have shape [rows], contributions [rows, snapshots].
     """
@@ -240,7 +241,7 @@ class NormShards:
         return self._stored.files(part)
 
     def verify(self) -> None:
-        """Read every byte that is stored. Raises: `DataCorruption` for what is missing, cut, altered or mismatched."""
+        """Read every byte that is stored. Raises: `DataCorruption` for missing, altered and mismatched files."""
         for part in self.parts:
             self.read(part)
 
@@ -265,7 +266,7 @@ def delete_norms(directory: str) -> Iterator[str]:
     """Delete a folder of norms; yields the name of each file that was deleted.
 
     The file that commits the norms is deleted first, so that an interrupted deletion leaves only uncommitted files.
-    What a process left that was killed while it wrote goes with the folder.
+    Partial files go with the folder.
     """
     for name in sorted(list_files(directory), key=lambda name: name != COMPLETE):
         delete(f"{directory}/{name}")

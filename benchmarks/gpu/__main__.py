@@ -7,7 +7,7 @@
 The machine with the GPU needs CPython 3.12, torch 2.11 and no network; `--wheels` names the folder that `--pack`
 filled, for the packages that it lacks. They are unpacked for this run, nothing is installed. gpu.json is written below
 $OUT, or in the working directory: device, versions, every figure, and every failure with its traceback. Phases run one
-after the other in processes of their own. One that hangs, crashes or takes too long is ended and noted, and the next
+after the other in their own processes. One that hangs, crashes or takes too long is ended and noted, and the next
 one begins. The exit status is 0 if no phase failed, 1 if one did, and 2 if nothing could be run.
 """
 

@@ -1,4 +1,4 @@
-"""What must be the same on the device as on a CPU, or in a resumed trial as in an undisturbed one."""
+"""Compares a device with a CPU, and a resumed trial with an undisturbed one."""
 
 from __future__ import annotations
 

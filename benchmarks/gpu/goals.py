@@ -1,4 +1,4 @@
-"""What is to be reached on a GPU, as ratios of measured figures."""
+"""The goals on a GPU, as ratios of measured figures."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Size:
-    """How much each phase does.
+    """The amount of work of each phase.
 
     workloads: name of the mapping in `benchmarks.workloads`. turns: seconds in which methods take turns, per workload.
     tests, further_tests: arguments of pytest. compared: bundled workloads whose norms are compared with the CPU's, on

@@ -1,4 +1,4 @@
-"""What the processes of all phases share: imports that take seconds. Nothing here touches the device."""
+"""Imports that take seconds, shared by the processes of all phases. Nothing here touches the device."""
 
 from __future__ import annotations
 

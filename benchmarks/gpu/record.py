@@ -1,4 +1,4 @@
-"""What a phase has found, one JSON object a line, written at once: what was measured is kept however the phase ends."""
+"""The findings of a phase, one JSON object a line, written at once, so that they are kept however it ends."""
 
 from __future__ import annotations
 

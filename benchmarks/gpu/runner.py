@@ -1,4 +1,4 @@
-"""Runs the phases, each in a process of its own, and ends those that hang."""
+"""Runs the phases, each in its own process, and ends those that hang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trials that share the device, each in a process of its own, beside one that has it alone."""
+"""Trials that share the device, each in its own process, beside one that has it alone."""
 
 from __future__ import annotations
 

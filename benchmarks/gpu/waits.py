@@ -1,4 +1,4 @@
-"""How often a step makes the host wait for the device, where, and which operations take its time."""
+"""Counts how often, and where, a step makes the host wait for the device, and which operations take its time."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def epsilon(
         Path | None, typer.Option(help="Write delta over epsilon and the trade-off function to this HTML.")
     ] = None,
 ) -> None:
-    """What a run, planned or stored, costs in privacy: for one example, for groups, for given examples."""
+    """Print the privacy cost of a run, planned or stored: for one example, for groups, for given examples."""
     trials = random_trials(selection_trials, selection_shape)
     request = EpsilonRequest(
         delta, accountant, group_size, compare, individual, examples, risk, prior, trials, plot, curve

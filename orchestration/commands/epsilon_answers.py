@@ -1,4 +1,4 @@
-"""What `dpsweep epsilon` finds out about a run, before any of it is printed or drawn."""
+"""The answers of `dpsweep epsilon` about a run, before any of them is printed or drawn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `dpsweep epsilon` is asked, and the run that it is asked about."""
+"""The question to `dpsweep epsilon`, and the run that it is about."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class RunSource:
 
 @dataclass(frozen=True)
 class EpsilonRequest:
-    """What to find out about a run: the options of `dpsweep epsilon` of the same names.
+    """The question about a run: the options of `dpsweep epsilon` of the same names.
 
     trials: number of runs of which only the best is released; None if the run itself is.
     """

@@ -29,7 +29,7 @@ def owner(
     html: Annotated[Path | None, typer.Option(help="Write the report to this HTML file, readable by you only.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
-    """What one training example paid in privacy, in plain words, for its owner: nothing of any other example."""
+    """Tell the owner of one training example what it paid in privacy, and nothing of any other example."""
     from dpsweep.orchestration.report.owner import owner_page, owner_sentences
 
     files = TrialFiles(absolute(trial))

@@ -22,8 +22,8 @@ _LINE_INTERVAL = 5.0
 def record(folder: Folder, tracking_uri: TrackingUri = None, as_json: AsJson = False) -> None:
     """Record a stored sweep in MLflow: what its driver could not record, or all of one that ran without MLflow.
 
-    Also of a driver that was killed. What MLflow has already is kept, and nothing is recorded twice. By default in the
-    store that the driver recorded in. Exit code 3 if MLflow stays silent before everything is recorded.
+    Also of a driver that was killed. Runs that MLflow has already are kept, and nothing is recorded twice. By default
+    in the store that the driver recorded in. Exit code 3 if MLflow stays silent before everything is recorded.
     """
     from dpsweep.orchestration.pipeline import record_again
 

@@ -1,4 +1,4 @@
-"""What `dpsweep epsilon` and `dpsweep calibrate` share: the flags that describe a run, and other options."""
+"""The flags that `dpsweep epsilon` and `dpsweep calibrate` share: those that describe a run, and others."""
 
 from __future__ import annotations
 

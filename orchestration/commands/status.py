@@ -81,7 +81,7 @@ def status(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON; with --watch one object per line.")] = False,
 ) -> None:
-    """How far a sweep has come, and whether its driver is still alive; works from any machine that sees the folder."""
+    """Show how far a sweep has come, and whether its driver is alive, from any machine that sees the folder."""
     shown = _Shown(state, trials)
     files, asked = _found(sweep, address)
     if asked is not None and address is not None and watch:

@@ -107,7 +107,7 @@ def delete(
 ) -> None:
     """Delete a sweep that nobody runs: its trials, models, reports and local MLflow store; asks first.
 
-    What it has released stays counted: attempts/ is kept, and a sweep that is run in this folder again adds to it.
+    Its releases stay counted: attempts/ is kept, and a sweep that is run in this folder again adds to it.
     Other files in the folder, runs on an MLflow server and copies elsewhere are left alone.
     """
     from dpsweep.orchestration.comparison.stored import stored_record
@@ -186,8 +186,8 @@ def account(
 ) -> None:
     """Account finished trials again from their stored norms and traces; the results are private, beside the first.
 
-    The private report shows them, and under `release: raw` the report and MLflow too. What was computed already is not
-    computed again, whether a run was finished or interrupted.
+    The private report shows them, and under `release: raw` the report and MLflow too. Nothing is computed twice,
+    whether a run was finished or interrupted.
     """
     from dpsweep.accounting.individual import INDIVIDUAL_ACCOUNTANTS
 

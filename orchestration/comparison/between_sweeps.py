@@ -1,4 +1,4 @@
-"""What distinguishes whole sweeps from each other: parameters that all settings of a sweep share. Pure."""
+"""The differences between whole sweeps: parameters that all settings of a sweep share. Pure."""
 
 from __future__ import annotations
 

@@ -77,8 +77,8 @@ def unfounded(files: SweepFiles, record: SweepRecord) -> Iterator[str]:
     """Yield one line for each stored claim that its trace does not bear out: smaller than its cost, stronger than its
     kind, for another delta or adjacency, or without a reason why it is no guarantee.
 
-    What was checked before is remembered by the digest of all that was compared, and equal traces, such as those of
-    several seeds, are accounted once. Raises: DataCorruption for a missing or damaged trace.
+    A check is remembered by the digest of all that was compared. Equal traces, as of several seeds, are accounted
+    once. Raises: DataCorruption for a missing or damaged trace.
     """
     release = release_spec(record.sweep.release.name, record.sweep.release.params)
     for point in record.points:

@@ -213,8 +213,8 @@ class Evidence:
     ) -> SpreadOfSeeds | None:
         """Return the spread between seeds of the private settings, each together with the baseline in these runs.
 
-        One of the two settings is the baseline, whose numbers are ``against``. How far it spreads, and what it has in
-        common with private runs of a seed, is in all of them. Two settings say too little beside a pair's own spread.
+        One of the two settings is the baseline, whose numbers are ``against``. All of them hold its spread, and what
+        it has in common with private runs of a seed. Two settings say too little beside a pair's own spread.
         """
         baseline = one if one.is_baseline else other
         asked = (baseline.name, one.is_baseline, *common, *names)

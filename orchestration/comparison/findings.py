@@ -168,7 +168,7 @@ class Findings:
     def value(self, setting: Setting, name: str) -> float:
         """Return the mean of a metric by which settings are ordered; NaN if unknown.
 
-        Of an extreme over groups, such as the worst-served group, the value that is corrected for its choice.
+        The value of an extreme over groups, such as the worst-served group, corrected for its choice.
         """
         mean = _mean(setting, name)
         if metric(name).extreme is None or np.isnan(mean):

@@ -1,4 +1,4 @@
-"""What to say of groups of test examples that are too small for their measures to be shown."""
+"""Notes on groups of test examples that are too small for their measures to be shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which varied parameters the main score depends on, over the trials of a sweep or the candidates of its tuning."""
+"""The varied parameters that the main score depends on, over trials of a sweep or candidates of its tuning."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ SEEDS: Final = (2, 3, 5, 10)
 
 @dataclass(frozen=True)
 class Assumed:
-    """What a plan assumes of shares: how far models of the same seed and test examples are apart.
+    """Assumptions of a plan about shares: how far models of the same seed and test examples are apart.
 
     of_seeds: standard deviation over seeds of the paired difference of two settings; on handwritten digits, ten seeds,
     it was 0.2 to 0.6 points. unlike: share of test examples on which two settings differ. right: accuracy of groups.

@@ -1,4 +1,4 @@
-"""What is claimed of stored and published trials: every number that claims privacy, with the reasons of its trial."""
+"""The claims of stored and published trials: every number that claims privacy, with the reasons of its trial."""
 
 from __future__ import annotations
 

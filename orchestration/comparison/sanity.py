@@ -1,4 +1,4 @@
-"""Whether settings have learnt anything, which stands before every comparison of them. Pure."""
+"""Judges whether settings have learnt anything, before any comparison of them. Pure."""
 
 from __future__ import annotations
 

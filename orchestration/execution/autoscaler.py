@@ -1,4 +1,4 @@
-"""What the autoscaler of a Ray cluster may start. Ray has no public functions for it."""
+"""The nodes that the autoscaler of a Ray cluster may start. Ray has no public functions for it."""
 
 from __future__ import annotations
 

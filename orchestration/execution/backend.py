@@ -27,7 +27,7 @@ from dpsweep.workers.less_memory import LackOfMemory, in_smaller_pieces
 
 @dataclass(frozen=True)
 class TrialContext:
-    """What all trials of a sweep share: files, release mode and the user's code.
+    """The settings that all trials of a sweep share: files, release mode and the user's code.
 
     disclosure: the release mode, which limits what error texts show. key_check: identifies the key that encrypts
     private files, by default the key of this process; None without encryption. probe: proves that storage is shared;
@@ -123,7 +123,7 @@ class Backend(Protocol):
 
 
 def lighter(planned: PlannedTrial, observer: TrainingObserver) -> PlannedTrial | None:
-    """Return the trial in smaller micro-batches, after it lacked memory on its own; None if it cannot start anew.
+    """Return the trial in smaller micro-batches, after it lacked memory on its own; None if it cannot start again.
 
     It starts from nothing: smaller micro-batches round gradient sums differently, and noise is never reused on other
     sums.

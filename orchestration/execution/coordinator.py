@@ -1,7 +1,7 @@
 """Follows the trials of a sweep: accounts each one when its training ends, records it in MLflow, writes the reports.
 
 Handlers of training events run in Tune's thread and return at once. A thread per accounted trial waits for its parts
-and summarises them; the recorder writes to MLflow in a thread of its own.
+and summarises them; the recorder writes to MLflow in its own thread.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ _DATA: Final = frozenset(
 
 @dataclass(frozen=True)
 class Asked:
-    """Limits of the run of a job, trials that it trains anew, its turn, its name in MLflow, and where the user's own
+    """Limits of the run of a job, trials that it trains again, its turn, its name in MLflow, and where the user's own
     modules lie; see `pipeline.RunRequest`."""
 
     limits: Limits = NO_LIMITS

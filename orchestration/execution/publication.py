@@ -1,4 +1,4 @@
-"""What of a sweep MLflow gets besides its trials: report, data, groups, the comparison, and how it ended."""
+"""The parts of a sweep that MLflow gets besides its trials: report, data, groups, comparison, and how it ended."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ from dpsweep.workers.imports import NO_CODE
 
 @dataclass(frozen=True)
 class ReaccountingRequest:
-    """Which finished trials to account again, and how.
+    """The finished trials to account again, and the method.
 
     trial: key of one trial; by default, all private ones. delta, individual: by default, those of the sweep.
     group_sizes: sizes k of groups of any k records. group_by: a file of groups

@@ -64,7 +64,7 @@ def forget_keys(folder: str) -> tuple[str, ...]:
     """Delete the checkpoints, and with them the noise keys, of all trials of a sweep, its tuning and its selection.
 
     Also what processes left that were killed while writing one, and parts of uploads that were cut off. Returns: the
-    keys of these trials. A resumed sweep starts them anew with other noise; what they have shown stays
+    keys of these trials. A resumed sweep starts them again with other noise; what they have shown stays
     counted. Deleting is not erasing: backups, snapshots and the disk itself may keep the content of a file.
 
     Raises: InvalidInput for a folder without a sweep, and while another process runs it, and as `abort_uploads`;

@@ -20,7 +20,7 @@ from dpsweep.workers.own_record import changed_code, has_changed, own_locations
 class OtherCode:
     """A trial that began with other code. files: the files of it that have changed since.
 
-    has_shown: whether it has a result, or has shown something, so that training it anew would cost privacy again.
+    has_shown: whether it has a result, or has shown something, so that training it again would cost privacy again.
     """
 
     point: GridPoint
@@ -57,7 +57,7 @@ ANEW: Final = "train them anew with --retry all, which costs privacy again, "
 def refuse(found: Iterable[OtherCode], files: SweepFiles, anew: str = "") -> None:
     """Raises: InvalidInput, naming the files that have changed, if one of these trials has shown something.
 
-    anew: how to train them anew, for the message; left out where that does not help.
+    anew: how to train them again, for the message; left out where that does not help.
     """
     shown = [each for each in found if each.has_shown]
     if not shown:

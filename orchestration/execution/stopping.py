@@ -1,6 +1,6 @@
 """Account the single examples of a trial that a scheduler stopped.
 
-Its cost and evaluation are stored first, so that no later run trains it further. What follows can be repeated: a
+Its cost and evaluation are stored first, so that no later run trains it further. The next acts can be repeated: a
 process with the trial's resources stores the norms of its last steps and its trace, and parts are accounted as of any
 trial. The checkpoint, with the noise key in it, is deleted as soon as the trace is stored: no step is left to train.
 """

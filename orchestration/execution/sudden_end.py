@@ -24,7 +24,7 @@ if sys.stdin.buffer.read() != {_LEFT!r}:
 def told_if_killed(text: str) -> Iterator[None]:
     """Print ``text`` on stderr if this process ends during the ``with`` block without leaving it.
 
-    A small process waits for that, in a session of its own, so that Ctrl-C and a closed terminal leave it alone.
+    A small process waits for that, in its own session, so that Ctrl-C and a closed terminal leave it alone.
     """
     command = [sys.executable, "-I", "-S", "-c", _WATCH, text]
     watch = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)

@@ -112,7 +112,7 @@ def train(
     Tune retries a trial whose worker died during training, but not one whose worker died before training started.
     This function retries those in a further round, in which the scheduler does not compare them with earlier trials.
     Trials that Ray killed for lack of memory are retried in the same way, at most half as many at once as before. A
-    trial that lacked memory with no trial beside it, or on its device, starts anew in smaller micro-batches if it has
+    trial that lacked memory with no trial beside it, or on its device, starts again in smaller micro-batches if it has
     shown nothing. turns: the sweeps that share the cluster; None if no other does.
     """
     for_all = sweep.resources[-1]

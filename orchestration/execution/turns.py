@@ -36,7 +36,7 @@ Amounts = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Entry:
-    """What one driver has posted.
+    """The notice of one driver.
 
     waiting: reservations of its trials that wait for resources which some node has; empty while its own limits keep
     them. wants: whether any of its trials is yet to begin. running: its trials that train. renewed: seconds since 1970

@@ -3,7 +3,7 @@
 sweep file -> plan -> trials under Ray Tune -> accounting as each trial ends -> results -> MLflow -> report
 
 `stage` runs one sweep file through this flow. A sweep with ``tune`` has two stages: `tuning` or `private_selection`
-trains its candidates, as a sweep of their own, and then the best of each setting. `until` adds seeds and runs it again.
+trains its candidates, as their own sweep, and then the best of each setting. `until` adds seeds and runs it again.
 """
 
 from dpsweep.orchestration.pipeline.recording import record_again

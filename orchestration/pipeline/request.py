@@ -1,4 +1,4 @@
-"""What a run is given and what it returns, and how its progress is shown."""
+"""The request for a run, its outcome, and the way its progress is shown."""
 
 from __future__ import annotations
 

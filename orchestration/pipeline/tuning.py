@@ -1,4 +1,4 @@
-"""Tuning: the candidates of every setting are trained first, as a sweep of their own in the folder ``tuning``."""
+"""Tuning: the candidates of every setting are trained first, as their own sweep in the folder ``tuning``."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 At look k, the intervals of all verdicts together have the level 1 - a_k with a_k = 0.05 * 6 / (pi^2 k^2). The a_k add
 up to 0.05 over all looks there could be, so that the probability of any wrong verdict at any look stays below 0.05,
 however the number of looks was decided (alpha spending; a union bound). Every seed is trained and accounted as any
-other, and the composed epsilon counts all of them. Whether to go on depends on results on test data alone.
+other, and the composed epsilon counts all of them. The decision to go on depends on results on test data alone.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ class AttemptLog:
             return any(each.number == current and each.statistics for each in self._attempts[key])
 
     def note_statistics(self, now: Attempt) -> None:
-        """Record, as an attempt of its own, that statistics released before are about to be released again."""
+        """Record, as its own attempt, that statistics released before are about to be released again."""
         with self._lock:
             now = replace(now, number=len(self._attempts[now.key]) + 1)
             _write(self._files, now)

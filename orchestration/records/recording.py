@@ -1,4 +1,4 @@
-"""How far the recording of a sweep in MLflow has come."""
+"""The progress of recording a sweep in MLflow."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 @dataclass(frozen=True)
 class Recording:
-    """How many trials of a sweep are recorded in MLflow.
+    """The number of trials of a sweep that are recorded in MLflow.
 
     recorded, trials: trials recorded as they ended, of those to record; both 0 until all trials have ended. per_second:
     recent pace. store: tracking URI with its secrets masked. page: address of the comparison of trials, on the server,
@@ -35,11 +35,11 @@ class Recording:
 
     @property
     def count(self) -> str:
-        """Such as ``39 of 300``."""
+        """Return text such as ``39 of 300``."""
         return f"{self.recorded} of {self.trials}"
 
     def line(self) -> str:
-        """Such as ``recording in MLflow, 39 of 300, 4 a second``."""
+        """Return text such as ``recording in MLflow, 39 of 300, 4 a second``."""
         pace = f"{self.per_second:.0f} a second" if self.per_second >= 1.0 else f"{60.0 * self.per_second:.0f} a minute"
         return f"recording in MLflow, {self.count}, {pace}"
 

@@ -1,6 +1,6 @@
 """The page of `dpsweep dashboard`: all sweeps below some folders, their progress, growing curves, and a comparison.
 
-`Board` looks at a sweep's results again only after a trial of it has ended, in a thread of its own: to read and check
+`Board` looks at a sweep's results again only after a trial of it has ended, in its own thread: to read and check
 those of 300 trials takes several seconds.
 """
 
@@ -40,7 +40,7 @@ _AXES: Final = ("epsilon", "worst_group_accuracy", "accuracy_gap", "median_epsil
 
 @dataclass
 class _Known:
-    """What was read of a sweep's results when ``ended`` of its trials were over. shown: as `Board.state` gives it.
+    """The results of a sweep, as read when ``ended`` of its trials were over. shown: as `Board.state` gives it.
 
     growing: main score by epoch of the trials that run, as far as this process has seen it.
     """

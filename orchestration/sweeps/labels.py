@@ -22,7 +22,7 @@ _ABSENT = object()
 
 
 def shown_choice(choice: Choice) -> Choice:
-    """Return the choice with the split seed of the data as an axis of its own, beside the training seed."""
+    """Return the choice with the split seed of the data as its own axis, beside the training seed."""
     data = choice["data"]
     return {**choice, "data": replace(data, split_seed=0), "split_seed": data.split_seed}
 

@@ -1,4 +1,4 @@
-"""What is wrong in a sweep file, one line per mistake. Pure."""
+"""The mistakes in a sweep file, one line each. Pure."""
 
 from __future__ import annotations
 

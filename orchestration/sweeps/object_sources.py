@@ -344,7 +344,7 @@ def _first_line(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> 
 
 
 def _as_definition(node: ast.AST, text: str, namespace: Mapping[str, Any], code: types.CodeType) -> _Definition:
-    """A definition inside another one is written anew, because taking away its indent could change its texts."""
+    """A definition inside another one is written again, because taking away its indent could change its texts."""
     postpones = bool(code.co_flags & __future__.annotations.compiler_flag)
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         lines = text.splitlines()[_first_line(node) - 1 : node.end_lineno]

@@ -1,6 +1,6 @@
 """A sweep as Python has it: functions, classes, numbers of numpy and ranges in place of names and lists.
 
-Each function or class becomes a module of its own (`object_sources`), which the sweep then names like a file, so that
+Each function or class becomes its own module (`object_sources`), which the sweep then names like a file, so that
 it is recorded, compared and shipped as files are. One that an importable module defines is named by that module.
 """
 

@@ -1,7 +1,7 @@
 """Decides why the epsilons of a sweep's trials are estimates and no guarantees.
 
-Whatever makes a trial not private is decided here: what its specification and its data say
-(`dpsweep.workers.reasons`), and how its sweep tunes and schedules. What the course of a run adds is in its trace
+Everything that makes a trial not private is decided here: what its specification and its data say
+(`dpsweep.workers.reasons`), and how its sweep tunes and schedules. Reasons from the course of a run are in its trace
 (`dpsweep.accounting.mechanism.Trace.reasons`).
 """
 

@@ -1,6 +1,6 @@
 """Private selection: each trial is chosen from its own candidates, and its epsilon covers the choice. Pure.
 
-The candidates of all trials form a sweep of their own in the private folder. Their number, their scores and all
+The candidates of all trials form their own sweep in the private folder. Their number, their scores and all
 candidates except the chosen one of each trial are never shown (docs/accounting.md, Private selection).
 """
 

@@ -2,7 +2,7 @@
 
 A setting is one combination of all compared values except the training seed. Every setting, including the non-private
 baseline, tries the same candidates with separate tuning seeds, and keeps the one with the best score on data other than
-the reported test data. The tuning trials are a sweep of their own in the folder ``tuning/``.
+the reported test data. The tuning trials are their own sweep in the folder ``tuning/``.
 """
 
 from __future__ import annotations

@@ -219,7 +219,7 @@ def _shipped(module: UserModule, root: Path, place: str) -> UserModule:
 def _not_shipped(package: Path) -> Callable[[str, list[str]], list[str]]:
     """Return what `shutil.copytree` leaves out of a package: caches, pipes, and links to folders or out of the package.
 
-    Whoever made the package could else send the files of whoever submits it, or never come to an end.
+    Else its author could send files of the user who submits it, or keep the search from ending.
     """
 
     def stays(path: Path) -> bool:

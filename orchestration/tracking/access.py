@@ -1,8 +1,8 @@
 """How a submitted sweep's driver records in MLflow: address and login of the client that submits, sealed for the job.
 
 Ray keeps and shows the environment and the description of a job, and workers inherit it. The login therefore travels
-sealed with the cluster's token in the package of the job, and only the driver opens it, in its own process. Whoever has
-the token can open it too: he may run code on the cluster as the same user, and could read the driver's memory as well.
+sealed with the cluster's token in the package of the job, and only the driver opens it, in its own process. A person
+who has the token can open it too: the token lets them run code on the cluster as the same user.
 """
 
 from __future__ import annotations

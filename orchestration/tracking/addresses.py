@@ -61,7 +61,7 @@ def is_server(tracking_uri: str) -> bool:
 
 @contextlib.contextmanager
 def reported(doing: str, uri: str) -> Iterator[None]:
-    """Turn errors of stores and artifact repositories, which raise types of their own, into `TrackingUnavailable`."""
+    """Turn errors of stores and artifact repositories, which raise their own types, into `TrackingUnavailable`."""
     try:
         yield
     except DpsweepError:

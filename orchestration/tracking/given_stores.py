@@ -1,4 +1,4 @@
-"""Which MLflow stores this user has named for which sweep.
+"""The MLflow stores that this user has named, by sweep.
 
 ``status.json`` tells where a sweep was recorded. In a folder from somebody else that may be any address, to which
 MLflow's client would send this user's login, or any database that this user can change. A store is therefore taken from

@@ -5,8 +5,8 @@ the driver writes. It also initialises an embedded store, because several proces
 the same time mostly fail. Runs are identified by their tags, so a resumed sweep continues its runs and duplicates none.
 
 A finished trial takes three requests: its run with its tags, all its numbers, and its end; one that was recorded before
-the last one ended takes a fourth, with the number by which its setting is compared. What belongs to the whole
-sweep (data, groups, report) is recorded once, in the parent run.
+the last one ended takes a fourth, with the number by which its setting is compared. Data, groups and report belong to
+the whole sweep and are recorded once, in the parent run.
 """
 
 from __future__ import annotations

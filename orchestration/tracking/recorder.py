@@ -30,9 +30,9 @@ class TrackingRecorder:
     """Updates the runs of changed trials every few seconds. Between `start` and `finish` only its threads write.
 
     Each update is the whole current state of a trial, with all its epochs, not a single event. A slow tracker therefore
-    gets fewer and larger updates, and a failed update is repeated until it succeeds. What waits is a set of keys, so it
-    never outgrows the sweep. A trial is first recorded when it has run for one interval, so a shorter trial takes half
-    as many requests.
+    gets fewer and larger updates, and a failed update is repeated until it succeeds. The trials that wait are a set of
+    keys, which never outgrows the sweep. A trial is first recorded when it has run for one interval, so a shorter
+    trial takes half as many requests.
 
     current: returns the trial with a given key as it is now; called from the recorder's threads. begun: where it is
     recorded. told: called with the progress when it has changed, once all trials have ended.

@@ -293,7 +293,7 @@ _MOST_NAMED: Final = 20
 
 
 def _by_value(incomplete: Sequence[pa.Table], name: str, values: Sequence[str]) -> str:
-    """Return how many rows of each declared value are left out. How many are kept is not said: those are protected."""
+    """Return how many rows of each declared value are left out. The others are protected: not counted."""
     found = Counter(place for rows in incomplete for place in positions(rows[name], values).tolist())
     counts = [f"{value} {found[place]:,}" for place, value in enumerate(values)]
     return f"rows left out by {name}: {', '.join([*counts, *([f'not known {found[-1]:,}'] if found[-1] else [])])}"

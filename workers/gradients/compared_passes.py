@@ -233,9 +233,9 @@ def _leaves(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, list[tuple[str, Tens
 class _FromIntegers(TorchFunctionMode):
     """Within this context a tensor that is computed from whole numbers of the batch can be differentiated by.
 
-    Such as the output of a frozen embedding, or ``x.float()``. leaves: where zeros are noted that were added to them.
-    Followed is everything that torch computes from the batch. A table that is not, such as that of positions, may have
-    as many entries as the batch has rows, and is the same in all of them.
+    Examples are the output of a frozen embedding, and ``x.float()``. leaves: where zeros are noted that were added to
+    them. Followed is everything that torch computes from the batch. A table that is not, such as that of positions,
+    may have as many entries as the batch has rows, and is the same in all of them.
     """
 
     def __init__(self, rows: int, leaves: list[tuple[str, Tensor]]) -> None:
@@ -293,7 +293,7 @@ def _tensors(values: object) -> Iterator[Tensor]:
 
 
 def _use(name: str, leaf: Tensor, examples: int) -> Use:
-    """Return the tensor [rows, ...] as a layer whose only parameter has a value of its own in each row."""
+    """Return the tensor [rows, ...] as a layer whose only parameter has its own value in each row."""
     layer = Layer(name, nn.Identity(), {name: name}, "rule")
 
     def differentiate(grad: Tensor) -> dict[str, ExampleGradients]:
@@ -312,7 +312,7 @@ def _is_touched(others: ExampleGradients, weights: Tensor) -> bool:
 class LaterBatches:
     """The batches after the first one, which is verified: the 1st, 4th, 16th, ... of them are compared again.
 
-    Batches differ in what a model may do with their rows. A trial that is resumed begins anew. seen: their number so
+    Batches differ in what a model may do with their rows. A trial that is resumed begins again. seen: their number so
     far. next: the first one that is to be compared.
     """
 

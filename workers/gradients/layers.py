@@ -80,7 +80,7 @@ Position = tuple[str, int]
 
 @dataclass
 class Axes:
-    """What the first axes of the arguments of a layer hold, as found in its first passes, which are verified.
+    """The content of the first axes of a layer's arguments, as found in its first passes, which are verified.
 
     without_batch: arguments that once had another length than the batch. stacks: whether stacked arguments are looked
     for, such as the windows or tokens of all rows on one axis: those whose length grew with the number of rows between

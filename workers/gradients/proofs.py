@@ -1,4 +1,4 @@
-"""Which models have been shown to treat the rows of whole batches independently, in this process or run.
+"""The models that were shown to treat the rows of whole batches independently, in this process or run.
 
 At the size of a whole batch that depends on model and shapes alone, and takes as long as several epochs of a very short
 training. It is therefore shown once for all trials that a worker process trains, and in an embedded run once for all
