@@ -37,8 +37,8 @@ def best_lines(found: Best, model: str, show_all: bool = False) -> Iterator[str]
         within = f" (95% interval {between(interval, shown)})"
     if found.unknown_cost:
         yield found.unknown_cost
-    if interval is not None and interval.corrected is not None:
-        within = f", {by_selection(metric(found.by), shown.one(interval.corrected))}{within}"
+    words = by_selection(metric(found.by), found.value, None if interval is None else interval.corrected)
+    within = f", {words}{within}" if words else within
     claim = f"epsilon{per_unit(found.unit)} {number(cost.high if cost else None)} ({found.kind})"
     yield f"{found.name}: {found.by} {shown.one(found.value)}{within}, {claim}"
     if interval is None:

@@ -85,7 +85,12 @@ class Family:
     of_model: bool = False
 
 
-def by_selection(of: Metric, corrected: str) -> str:
-    """Words on an extreme over groups: the direction of the bias of choosing it, and its ``corrected`` value."""
+def by_selection(of: Metric, value: float | None, corrected: float | None) -> str:
+    """Return words on an extreme over groups: the direction of the bias of choosing it, and its ``corrected`` value.
+
+    value: the extreme as measured. "" where nothing is corrected, or too little to show.
+    """
+    if corrected is None or of.format.one(corrected) == of.format.one(value):
+        return ""
     is_low = of.extreme is not None and of.extreme.kind in ("lowest", "ratio")
-    return f"{'low' if is_low else 'high'} by selection, corrected {corrected}"
+    return f"{'low' if is_low else 'high'} by selection, corrected {of.format.one(corrected)}"

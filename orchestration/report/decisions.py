@@ -66,7 +66,8 @@ def _with_interval(found: Findings, setting: Setting, name: str, chosen: bool = 
     if interval is None:
         return text
     over = " over test examples alone" if interval.is_of_one_seed else ""
-    without = "" if interval.corrected is None else f"{by_selection(of, shown(interval.corrected))}; "
+    words = by_selection(of, mean.mean if mean else None, interval.corrected)
+    without = f"{words}; " if words else ""
     if says_nothing(interval, of.format):
         return f"{text} ({without}{between(interval, of.format)} anything else)"
     return f"{text} ({without}95% interval{over} {between(interval, of.format)})"
@@ -223,9 +224,13 @@ def _looks(found: Findings) -> list[str]:
     if not found.looks:
         return []
     return [
-        f"Seeds were added until settings are told apart, and verdicts were read {found.looks} times: all of them hold "
+        f"Seeds were added until settings are told apart, and verdicts were read {_times(found.looks)}: all hold "
         f"together with {100 * found.level:.2f}%, so that any at any time is wrong in at most 5 of 100 sweeps."
     ]
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _caveats(found: Findings, best: Setting) -> list[str]:

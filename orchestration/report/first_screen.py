@@ -137,16 +137,16 @@ def _served_worst(found: Findings, best: Setting) -> str:
     by = spoken_worst(worst)
     word = "" if by == spoken(group_metric(found.main.name)) else f" {by}"
     who = " or ".join(map(_called, sorted(groups)))
-    return f"worst served: {who} with{word} {worst.format.one(mean.mean)}{_corrected(worst, interval)}{within}"
+    return f"worst served: {who} with{word} {worst.format.one(mean.mean)}{_corrected(worst, best, interval)}{within}"
 
 
-def _corrected(extreme: Metric, interval: ConfidenceInterval | None) -> str:
+def _corrected(extreme: Metric, setting: Setting, interval: ConfidenceInterval | None) -> str:
     """Return the value without the bias of choosing an extreme of several groups, in brackets; "" where there is
     none.
     """
-    if interval is None or interval.corrected is None:
-        return ""
-    return f" ({by_selection(extreme, extreme.format.one(interval.corrected))})"
+    mean = setting.over_seeds(extreme.value)
+    words = by_selection(extreme, mean.mean if mean else None, None if interval is None else interval.corrected)
+    return f" ({words})" if words else ""
 
 
 def _called(group: str) -> str:
@@ -271,7 +271,7 @@ def _worst_words(found: Findings, setting: Setting) -> str:
     worst = found.worst_group
     interval = found.interval(setting, worst.name)
     within = _bracketed(between, interval, worst.format)
-    text = f"{spoken_worst(worst).capitalize()} of the worst-served group{_corrected(worst, interval)}{within}"
+    text = f"{spoken_worst(worst).capitalize()} of the worst-served group{_corrected(worst, setting, interval)}{within}"
     if found.baselines and not found.unknown_cost:
         change, against = _against_baseline(found, setting, worst.name)
         if change is not None:
@@ -293,7 +293,7 @@ def _gap_words(found: Findings, setting: Setting) -> Iterator[str]:
         if mean is None or between_groups is None:
             continue
         interval = found.interval(setting, name)
-        within = f"{_corrected(of, interval)}{_bracketed(between, interval, of.format)}"
+        within = f"{_corrected(of, setting, interval)}{_bracketed(between, interval, of.format)}"
         (low_group, low), (high_group, high) = between_groups
         yield (
             f"{rate.replace('_', ' ').capitalize()}: gap {of.format.one(mean.mean)} points{within}, "

@@ -72,9 +72,9 @@ def _interval(found: Findings, setting: Setting, metric: Metric) -> str:
     """Return the 95% interval to show below a number; "" if none is known."""
     is_known = metric.measure is not None and setting.over_seeds(metric.value) is not None
     interval = found.evidence.interval(setting, metric.name) if is_known else None
-    corrected = None if interval is None else interval.corrected
-    word = "" if corrected is None else f"<br><small>{by_selection(metric, metric.format.one(corrected))}</small>"
-    return word + _range(interval, metric.format)
+    mean = setting.over_seeds(metric.value)
+    words = by_selection(metric, mean.mean if mean else None, None if interval is None else interval.corrected)
+    return (f"<br><small>{words}</small>" if words else "") + _range(interval, metric.format)
 
 
 def _range(interval: ConfidenceInterval | None, shown: Format) -> str:

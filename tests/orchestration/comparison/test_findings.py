@@ -14,9 +14,11 @@ from sklearn import metrics as sklearn_metrics
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.commands.choice_text import best_lines
 from dpsweep.orchestration.comparison.best import best, parse_conditions
+from dpsweep.orchestration.comparison.entries import by_selection
 from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE, Evidence, gather
 from dpsweep.orchestration.comparison.findings import Findings, as_dict, findings, warnings
 from dpsweep.orchestration.comparison.metrics import METRICS, final_metrics, known, of_task
+from dpsweep.orchestration.comparison.metrics import metric as metric_called
 from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS, RATE_METRICS, WORST_GROUP_METRICS
 from dpsweep.orchestration.comparison.sanity import has_diverged
 from dpsweep.orchestration.comparison.settings import finished_settings, group_value
@@ -445,7 +447,11 @@ def test_one_seed_decides_nothing() -> None:
 def test_the_worst_of_many_groups_is_said_to_be_low_by_selection(sample: Findings) -> None:
     trials, _ = sweep_of(SHARES)
     said = " ".join(headline(published(trials), sample))
-    assert re.search(r"group few gets [\d.]+% \(low by selection, corrected [\d.]+%; 95% interval", said)
+    assert re.search(r"group few gets [\d.]+% \((low by selection, corrected [\d.]+%; )?95% interval", said)
+    lowest, largest = metric_called("worst_group_accuracy"), metric_called("accuracy_gap")
+    assert by_selection(lowest, 0.5, 0.52) == "low by selection, corrected 52.0%"
+    assert by_selection(largest, 0.12, 0.1) == "high by selection, corrected 10.0"
+    assert by_selection(lowest, 0.5, 0.50001) == "", "nothing that a reader could see"
     flat = setting(sample, "flat")
     worst, gap = (sample.interval(flat, name) for name in ("worst_group_accuracy", "accuracy_gap"))
     assert worst is not None
