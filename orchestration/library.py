@@ -348,7 +348,6 @@ def run(
     *,
     output: str | Path | None = None,
     address: str = EMBEDDED,
-    resume: bool = False,
     tracking_uri: str | None = None,
     allow_code: Allowed = (),
     retry: Sequence[str] = (),
@@ -361,10 +360,10 @@ def run(
     """Train, account and compare every trial of a sweep, as ``dpsweep run`` with the same options, without output.
 
     A folder that holds the sweep, or an earlier version of it, is continued: trials with results keep them. The user's
-    own code is read again by every call; results of it as it was before an edit are not continued. resume: has no
-    effect. retry: ``failed``, ``all`` or keys of trials to train again. sources: folders of other sweeps, as
-    ``--from``. Failed trials are in `Sweep.failed`. Raises: InvalidInput, before any trial starts, for a sweep that
-    cannot run and for a process that is already connected to Ray.
+    own code is read again by every call; results of it as it was before an edit are not continued. retry: ``failed``,
+    ``all`` or keys of trials to train again. sources: folders of other sweeps, as ``--from``. Failed trials are in
+    `Sweep.failed`. Raises: InvalidInput, before any trial starts, for a sweep that cannot run and for a process that is
+    already connected to Ray.
     """
     spec, text, code = _read(sweep, allow_code)
     prepare_environment(address)
