@@ -399,7 +399,7 @@ def test_a_group_costs_more_than_one_and_pays_for_its_own_room() -> None:
     assert account(truncated(10_000, 0.01, 150), DELTA, "pld", 2).epsilon > pair
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("most", [100, 110, 130, 200])
 @pytest.mark.parametrize("contribution", [1.0, 0.3, 0.0])
 def test_single_examples_are_above_their_own_mixture_and_close_where_cuts_are_rare(

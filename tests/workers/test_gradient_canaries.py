@@ -216,6 +216,7 @@ def test_a_known_mechanism_is_never_above_its_claim(sigma: float, steps: int, ru
     assert alarms <= 0.05 * runs
 
 
+@pytest.mark.long
 def test_scores_that_know_nothing_prove_nothing_and_those_that_know_all_prove_much() -> None:
     generator = np.random.default_rng(0)
     included = generator.random(CANARIES) < 0.5

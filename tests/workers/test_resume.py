@@ -161,7 +161,7 @@ KINDS_OF_STATE: Mapping[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize("changes", KINDS_OF_STATE.values(), ids=KINDS_OF_STATE)
 def test_every_kind_of_state_resumes_bit_for_bit(
     changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -84,7 +84,7 @@ def test_every_kind_of_data(data: Callable[[Path], DataSpec], tmp_path: Path) ->
     train(small_trial(data=data(tmp_path / "data"), norms=norms, execution=execution, epochs=1), tmp_path / "trial")
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("name", MODELS_ON)
 def test_every_model_on_its_data(name: str, tmp_path: Path) -> None:
     model, data = MODELS_ON[name]

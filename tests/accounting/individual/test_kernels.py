@@ -100,6 +100,7 @@ def _stored(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("squaring.*") if path.suffix in (".nbi", ".nbc")]
 
 
+@pytest.mark.long
 def test_processes_that_compile_at_once_store_the_same_code(tmp_path: Path) -> None:
     package, home = tmp_path / "package", tmp_path / "home"
     package.mkdir()

@@ -281,6 +281,7 @@ def refusal(tmp_path: Path, folder: Path) -> str:
     return line
 
 
+@pytest.mark.long
 def test_workers_share_a_folder_that_ends_with_the_run(tmp_path: Path) -> None:
     script = """
 import sys

@@ -186,7 +186,7 @@ def test_models_as_shipped_take_the_fast_path(name: str, micro_batch_size: int |
     assert set(engine.forms.values()) <= FAST
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("trunk", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["lora", "dora", "ia3", "prompt", "prefix"])
 @pytest.mark.parametrize("make", [bert, llama], ids=["bert", "llama"])

@@ -70,7 +70,7 @@ def counted(run: Callable[[], object]) -> Counter[str]:
     return waits.counts
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n == "wrn16_4" else n for n in STEPS])
 def test_a_step_waits_for_the_device_once(name: str) -> None:
     torch.manual_seed(0)
