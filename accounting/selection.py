@@ -19,7 +19,7 @@ from dpsweep.accounting.attacks import privacy_curve
 from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism, require_finite
 from dpsweep.accounting.estimates import Kind, PrivacyEstimate, unit_of_group
 from dpsweep.accounting.exponential_choice import ExponentialChoice
-from dpsweep.accounting.mechanism import Selection, Trace
+from dpsweep.accounting.mechanism import Selection, Trace, require_rows
 from dpsweep.accounting.pld import MIN_DELTA
 from dpsweep.accounting.random_trials import RandomTrials
 from dpsweep.accounting.reasons import weakened
@@ -58,9 +58,10 @@ def account_choice(
     changes the counts of errors alone, by at most 1 each. Every candidate must lead to ``trace``, or to one that costs
     no more.
 
-    Raises: UnsupportedMechanism for groups of several examples, which may lie in several parts, and where the
-    accountant does not cover the trace.
+    Raises: UnsupportedMechanism for groups of several examples and for users, whose rows may lie in several parts, and
+    where the accountant does not cover the trace.
     """
+    require_rows(trace)
     if require_group_size(group_size) > 1:
         raise UnsupportedMechanism(
             f"the {group_size} examples of a group may lie in several parts of the data that candidates were trained "
@@ -103,12 +104,13 @@ def account_selection(
     ``auto``, the lower of both, without pld where that would need a delta below 1e-250. At a mean of one the result is
     the cost of one run.
 
-    Raises: UnsupportedMechanism where the accountant does not cover the trace, InvalidInput for another accountant and
-    for the trace of a selection.
+    Raises: UnsupportedMechanism where the accountant does not cover the trace and for runs that protect users,
+    InvalidInput for another accountant and for the trace of a selection.
     """
     delta, group_size = require_finite("delta", delta, above=0.0, below=1.0), require_group_size(group_size)
     if trace.selection is not None:
         raise InvalidInput("the trace is that of a selection already; account for it by dpsweep.accounting.account")
+    require_rows(trace)
     if accountant not in ("auto", *_METHODS):
         raise InvalidInput(f"accountant {accountant!r} covers no selection among trials; choose auto, pld or rdp")
     if trials.gamma == 1.0 or not trace.is_private:

@@ -62,6 +62,11 @@ def read_owner_report(files: TrialFiles, example_id: int) -> tuple[OwnerReport, 
         raise InvalidInput(f"{files.root} holds no finished trial; give the folder of one, below trials/ of its sweep")
     if not result.worst_case.is_private or not read_trace(files.trace).is_private:
         raise InvalidInput(f"{files.root} was trained without noise: nothing bounds what it reveals of any example")
+    if result.worst_case.unit != "example":
+        raise InvalidInput(
+            f"{files.root} protects users: each paid at most {result.worst_case.epsilon:.6g} with all their rows "
+            "together; no epsilon of single rows is known"
+        )
     if result.spec.norms.are_off:
         raise InvalidInput(
             f"{files.root} was trained with norms.refreshes_per_epoch: off, so no epsilon of single examples is known; "

@@ -31,8 +31,21 @@ def norms_are_off(trials: Sequence[PublishedTrial]) -> bool:
     return norms == {"off"}
 
 
+OF_USERS: Final = (
+    "Every ε is that of a user who joins or leaves with all their rows. A change of some rows of a user who stays is "
+    "not covered by it."
+)
+
+
+def protects_users(trials: Sequence[PublishedTrial]) -> bool:
+    """Return whether epsilons are those of users with all their rows."""
+    return any(trial.privacy is not None and trial.privacy.unit != "example" for trial in trials)
+
+
 def why_examples_are_missing(data: PublishedSweep) -> str:
     """Return the reason why the report shows no individual epsilons."""
+    if protects_users(data.trials):
+        return f"Not computed. {OF_USERS}"
     if norms_are_off(data.trials):
         return (
             "Not computed. The sweep says “norms: off”, so the norms that the epsilons of single training examples "

@@ -32,7 +32,7 @@ from dpsweep.orchestration.comparison.values import (
 from dpsweep.orchestration.records.published import PublishedSweep, PublishedTrial, task_of
 from dpsweep.orchestration.records.release_modes import release_mode
 from dpsweep.orchestration.records.states import TrialState
-from dpsweep.orchestration.report.catalogue import norms_are_off
+from dpsweep.orchestration.report.catalogue import OF_USERS, norms_are_off, protects_users
 from dpsweep.orchestration.report.decisions import decisions
 from dpsweep.orchestration.report.first_screen import decision
 from dpsweep.workers.tasks import task_called
@@ -50,9 +50,9 @@ TERMS = (
     ),
     (
         "Neighbouring data sets",
-        "add_remove: one data set is the other plus one record. zero_out: one record is replaced by an empty "
-        "one; used for reshuffled epochs. replace_one: one record is replaced by any other. Epsilons under different "
-        "adjacencies must not be compared.",
+        "add_remove: one data set is the other plus one record, or plus one user with all their rows. zero_out: one "
+        "record is replaced by an empty one; used for reshuffled epochs. replace_one: one record is replaced by any "
+        "other. Epsilons under different adjacencies must not be compared.",
     ),
     (
         "Mean and spread",
@@ -89,8 +89,8 @@ TERMS = (
         "Composed ε",
         "What several trials cost together, at the same δ: all seeds of a setting, which its averages show, or all "
         "private trials of the sweep, which this page shows. Their mechanisms are composed, with every earlier start "
-        "of a trial, as if each record were in the data of all. Baselines are not in it: nothing protects the records "
-        "from what is shown of a baseline.",
+        "of a trial, as if each record, or user, were in the data of all. Baselines are not in it: nothing protects "
+        "the records from what is shown of a baseline.",
     ),
     (
         "One model or many",
@@ -193,6 +193,8 @@ def _withheld(data: PublishedSweep) -> str:
     """Return why individual epsilons are not shown; under ``release: none``, also what ``private`` would show and
     cost.
     """
+    if protects_users(data.trials):
+        return f"What single training examples paid was not computed. {OF_USERS}"
     if norms_are_off(data.trials):
         return (
             "What single training examples paid was not computed (norms: off); the worst case holds for each of them."

@@ -16,7 +16,10 @@ from dp_accounting.dp_event import MixtureOfGaussiansDpEvent, SelfComposedDpEven
 from dp_accounting.pld import PLDAccountant
 
 from dpsweep.accounting import (
+    ExponentialChoice,
     account,
+    account_choice,
+    account_selection,
     calibrate_noise_multiplier,
     epsilon_of_examples,
     group_epsilons,
@@ -125,6 +128,10 @@ def test_what_accounts_for_rows_refuses_users() -> None:
         epsilon_of_examples(trace, [0], [[1.0]], DELTA)
     with pytest.raises(UnsupportedMechanism, match="protects users"):
         individual_epsilons([0], [[1.0]], trace, DELTA)
+    with pytest.raises(UnsupportedMechanism, match="protects users"):
+        account_selection(trace, RandomTrials(5.0), DELTA)
+    with pytest.raises(UnsupportedMechanism, match="protects users"):
+        account_choice(trace, ExponentialChoice(candidates=4, epsilon=1.0), DELTA)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from torch.utils import data as torch_data
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.accounting.reasons import Reason
+from dpsweep.accounting.records import parsed_json
 from dpsweep.workers.data.base import Scaling, Source, Split, Tokens, make_split
 from dpsweep.workers.data.table import table
 
@@ -184,7 +185,7 @@ def source_of_bytes(content: bytes) -> Source:
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as found:
             arrays = {name: found[name] for name in found.files}
-        about = json.loads(arrays["about"].tobytes())
+        about = parsed_json(arrays["about"].tobytes())
     except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise DataCorruption("the stored copy of the given data is damaged; run the sweep again") from error
 

@@ -104,8 +104,8 @@ import threading, time
 from dpsweep.orchestration.commands.ending import ended_by_signals
 threading.Thread(target=time.sleep, args=(1800,)).start()  # an interpreter would wait for it
 with ended_by_signals():
-    print("ready", flush=True)
     try:
+        print("ready", flush=True)
         time.sleep(1800)
     except KeyboardInterrupt:
         print("interrupted")
