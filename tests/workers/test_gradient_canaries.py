@@ -170,7 +170,7 @@ class WeakNoise(SeededNoise):
         return super().normal(shape, std) / 2.0
 
 
-@pytest.mark.parametrize(("method", "seed"), [("poisson", 0), ("shuffle", 1)])
+@pytest.mark.parametrize(("method", "seed"), [("poisson", 0), pytest.param("shuffle", 1, marks=pytest.mark.long)])
 def test_the_iterates_prove_most_of_the_claim_and_that_noise_is_missing(method: str, seed: int, tmp_path: Path) -> None:
     spec = trial(method=method, seed=seed)
     right, wrong = (

@@ -164,6 +164,7 @@ def test_a_users_gradient_is_the_clipped_mean_over_their_rows(kind: str) -> None
         torch.testing.assert_close(found[name], total, rtol=2e-4, atol=2e-6)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("kind", NETS)
 @pytest.mark.parametrize("change", ["huge", "equal", "infinite", "labels"])
 def test_no_change_of_all_rows_of_a_user_moves_the_sum_by_more_than_the_bound(kind: str, change: str) -> None:

@@ -65,6 +65,7 @@ print(json.dumps({name: values for name, *values in said}), flush=True)
 """
 
 
+@pytest.mark.long
 def test_the_board_of_a_cluster(tmp_path: Path) -> None:
     with script(BOARD, errors=tmp_path / "stderr", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="a1" * 32) as process:
         assert process.stdout is not None

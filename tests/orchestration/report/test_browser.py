@@ -53,6 +53,7 @@ def answers(html: str, folder: Path, width: int) -> dict[str, str]:
     return data
 
 
+@pytest.mark.long
 def test_a_browser_unpacks_the_data_of_a_large_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = rendered("raw")
     monkeypatch.setattr(page, "_LARGE", 1000)
