@@ -18,7 +18,7 @@ from scipy.special import log_expit, logsumexp, ndtri_exp
 
 from dpsweep.accounting import pld
 from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism, require_finite, require_numbers
-from dpsweep.accounting.estimates import Kind, PrivacyEstimate, of_group, unit_of_group
+from dpsweep.accounting.estimates import Kind, PrivacyEstimate, of_group
 from dpsweep.accounting.gaussian import gaussian_delta, gaussian_epsilon
 from dpsweep.accounting.individual import epsilon_of_many_rounds
 from dpsweep.accounting.mechanism import GaussianRelease, Trace
@@ -290,7 +290,7 @@ class Accountant:
 
         The claim has that bound only where some run that the trace describes is these pairs (`is_attained`).
         """
-        unit = unit_of_group(group_size)
+        unit = EXAMPLE.of(group_size)
         best = self._best(trace, delta, group_size) if trace.is_private else Bounds(math.inf, math.inf)
         name, kind = best.method or self.name, _kind(best.upper)
         lower = best.lower if is_attained(trace) or not trace.is_private else None

@@ -61,12 +61,3 @@ class PrivacyEstimate:
 def of_group(estimate: PrivacyEstimate, group_size: int, unit: Unit = EXAMPLE) -> PrivacyEstimate:
     """Return the estimate as a claim about ``group_size`` examples, or other units, together."""
     return replace(estimate, unit=unit.of(group_size), group_size=group_size)
-
-
-def unit_of_group(group_size: int) -> str:
-    """Return the unit of a claim about ``group_size`` examples together.
-
-    >>> unit_of_group(1), unit_of_group(2)
-    ('example', 'group of 2')
-    """
-    return EXAMPLE.of(group_size)

@@ -123,9 +123,8 @@ def epsilon_of_examples_together(
 
 def _by_renyi(counts: Mapping[tuple[Trace, int], int], delta: float, lower: float) -> PairBounds:
     """Renyi DP of all runs, each with its size of group; infinite where it covers no groups, or random allocation."""
-    if _has_allocated(trace for trace, _ in counts):
-        return PairBounds(math.inf, lower, "rdp")
-    if any(size > 1 and part.is_sampled for trace, size in counts for part in gaussian_rounds(trace)):
+    has_groups = any(size > 1 and part.is_sampled for trace, size in counts for part in gaussian_rounds(trace))
+    if has_groups or _has_allocated(trace for trace, _ in counts):
         return PairBounds(math.inf, lower, "rdp")
     rdp = sum((count * total_rdp(*run) for run, count in counts.items()), np.zeros_like(ORDERS))
     return PairBounds(float(epsilon_improved(rdp, delta)), lower, "rdp")

@@ -17,7 +17,7 @@ import numpy as np
 from dpsweep.accounting.accountants import account, total_rdp
 from dpsweep.accounting.attacks import privacy_curve
 from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism, require_finite
-from dpsweep.accounting.estimates import Kind, PrivacyEstimate, unit_of_group
+from dpsweep.accounting.estimates import Kind, PrivacyEstimate
 from dpsweep.accounting.exponential_choice import ExponentialChoice
 from dpsweep.accounting.mechanism import Selection, Trace, require_rows
 from dpsweep.accounting.pld import MIN_DELTA
@@ -115,7 +115,7 @@ def account_selection(
         raise InvalidInput(f"accountant {accountant!r} covers no selection among trials; choose auto, pld or rdp")
     if trials.gamma == 1.0 or not trace.is_private:
         return account(trace, delta, accountant, group_size)
-    unit = unit_of_group(group_size)
+    unit = trace.unit.of(group_size)
     found: dict[str, float] = {}
     refusals: list[str] = []
     resolved = [name for name in _METHODS if name != "pld" or delta / trials.largest_mean >= MIN_DELTA]

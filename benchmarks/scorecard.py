@@ -17,7 +17,7 @@ Verdict = Literal["inside", "outside", "no interval", "not measured"]
 """Of one printed number."""
 
 Outcome = Literal["reproduced", "in shape", "not", "cannot be told", "cannot be tried", "not judged"]
-"""Of a table or figure, by `outcome`."""
+"""Of a table or figure, by `Judged.outcome`."""
 
 RULE: Final = (
     "**Verdicts follow a rule.** *Reproduced*: every printed number that we have an interval for lies inside it. "
@@ -57,9 +57,6 @@ class Missing:
 
 _SMALL_NET: Final = "the network is small (ResNet20 for 100 epochs needs a GPU); one seed"
 _TWO_LAYERS: Final = "our noise is scaled to both layers together; the paper most likely adds 4σ to each"
-_LONG_TRAINING: Final = (
-    "the longer training costs more than the schedule gains, with noise scaled to both layers; one seed"
-)
 
 RESULTS: Final[Mapping[str, tuple[Result, ...]]] = {
     "Paper A: individual accounting": (
@@ -162,7 +159,8 @@ RESULTS: Final[Mapping[str, tuple[Result, ...]]] = {
             "Figure 8, validation factors",
             "c-figure8",
             "factor 0.7: test accuracy",
-            f".3 to .7 are equal, .9 is worse; {_LONG_TRAINING}",
+            ".3 to .7 are equal, .9 is worse; the longer training costs more than the schedule gains, with noise "
+            "scaled to both layers; one seed",
         ),
         Result(
             "Figure 9, learning rates",

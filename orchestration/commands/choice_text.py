@@ -37,7 +37,7 @@ def best_lines(found: Best, model: str, show_all: bool = False) -> Iterator[str]
         within = f" (95% interval {between(interval, shown)})"
     if found.unknown_cost:
         yield found.unknown_cost
-    words = by_selection(metric(found.by), found.value, None if interval is None else interval.corrected)
+    words = by_selection(metric(found.by), found.value, interval)
     within = f", {words}{within}" if words else within
     claim = f"epsilon{per_unit(found.unit)} {number(cost.high if cost else None)} ({found.kind})"
     yield f"{found.name}: {found.by} {shown.one(found.value)}{within}, {claim}"

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from dpsweep.orchestration.comparison.extremes import Extreme
 from dpsweep.orchestration.comparison.formats import Format
 from dpsweep.orchestration.comparison.tested import Measure
 from dpsweep.orchestration.comparison.values import Value
 from dpsweep.orchestration.records.published import PublishedGroup, PublishedTrial
+
+if TYPE_CHECKING:
+    from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
 
 Better = Literal["higher", "lower", ""]
 
@@ -85,12 +88,16 @@ class Family:
     of_model: bool = False
 
 
-def by_selection(of: Metric, value: float | None, corrected: float | None) -> str:
-    """Return words on an extreme over groups: the direction of the bias of choosing it, and its ``corrected`` value.
+def by_selection(of: Metric, value: float | None, interval: ConfidenceInterval | None) -> str:
+    """Return words on an extreme over groups: the direction of the bias of choosing it, and its corrected value.
 
-    value: the extreme as measured. "" where nothing is corrected, or too little to show.
+    value: the extreme as measured. interval: of the extreme, with the corrected value. "" where nothing is corrected,
+    or too little to show.
     """
-    if corrected is None or of.format.one(corrected) == of.format.one(value):
+    if interval is None or interval.corrected is None:
+        return ""
+    corrected = of.format.one(interval.corrected)
+    if corrected == of.format.one(value):
         return ""
     is_low = of.extreme is not None and of.extreme.kind in ("lowest", "ratio")
-    return f"{'low' if is_low else 'high'} by selection, corrected {of.format.one(corrected)}"
+    return f"{'low' if is_low else 'high'} by selection, corrected {corrected}"

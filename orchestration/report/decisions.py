@@ -66,7 +66,7 @@ def _with_interval(found: Findings, setting: Setting, name: str, chosen: bool = 
     if interval is None:
         return text
     over = " over test examples alone" if interval.is_of_one_seed else ""
-    words = by_selection(of, mean.mean if mean else None, interval.corrected)
+    words = by_selection(of, mean.mean if mean else None, interval)
     without = f"{words}; " if words else ""
     if says_nothing(interval, of.format):
         return f"{text} ({without}{between(interval, of.format)} anything else)"

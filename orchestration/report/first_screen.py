@@ -145,7 +145,7 @@ def _corrected(extreme: Metric, setting: Setting, interval: ConfidenceInterval |
     none.
     """
     mean = setting.over_seeds(extreme.value)
-    words = by_selection(extreme, mean.mean if mean else None, None if interval is None else interval.corrected)
+    words = by_selection(extreme, mean.mean if mean else None, interval)
     return f" ({words})" if words else ""
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from dpsweep.orchestration.records.published import PublishedTrial
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.records.status_snapshot import SweepSnapshot, TrialSnapshot, write_snapshot
 from dpsweep.orchestration.report.dashboard import Board
+from tests.orchestration.processes import COMMAND
 from tests.orchestration.report.test_browser import CHROMIUM, FLAGS
 from tests.orchestration.sample_outcomes import outcomes, trial
 from tests.orchestration.sample_results import stored_sample
@@ -189,13 +189,7 @@ def test_a_browser_draws_it_and_escapes_names(served: str, tmp_path: Path) -> No
 
 
 def test_the_command_prints_its_address_and_ends_in_order(folder: Path) -> None:
-    command = [
-        sys.executable,
-        "-c",
-        "from dpsweep.orchestration.commands.main import main; main()",
-        "dashboard",
-        str(folder),
-    ]
+    command = [*COMMAND, "dashboard", str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert re.fullmatch(r"dashboard: http://127\.0\.0\.1:\d+/\?token=[\w-]{32}\n", process.stdout.readline())
