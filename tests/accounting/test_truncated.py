@@ -201,6 +201,7 @@ PROTOTYPES = [
 ]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(("case", "prototype"), PROTOTYPES[2:])
 def test_at_or_below_dp_accounting_and_a_mixture_of_all_joining(
     case: tuple[int, float, int, float, int], prototype: float

@@ -101,8 +101,7 @@ def _run_here(folder: str, tests: tuple[str, ...], output: str, seconds: str) ->
     os.dup2(file, 2)
     os.chdir(folder)
     os.environ["PYTHONPATH"] = folder
-    for name in ("PYTEST_ADDOPTS", "SLIPCOVER_ENABLED"):  # those of the run that this one may be part of
-        os.environ.pop(name, None)
+    os.environ.pop("PYTEST_ADDOPTS", None)  # those of the run that this one may be part of
     sys.dont_write_bytecode = False  # modules that are not changed are compiled once
     sys.path[:] = [folder, *(path for path in sys.path if path not in ("", str(ROOT)))]
     for name in [name for name in sys.modules if name.split(".")[0] in _OWN]:

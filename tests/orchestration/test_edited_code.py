@@ -94,7 +94,7 @@ def test_an_edit_in_one_process_is_trained_and_an_earlier_model_stays_what_it_wa
     assert agrees(after)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -124,6 +124,7 @@ def test_edits_of_comments_and_layout_lose_nothing(folder: Path) -> None:
     assert one(dpsweep.open(folder / "out", allow_code=[str(folder / "edited_net.py")])).model() is not None
 
 
+@pytest.mark.long
 def test_retried_trials_are_trained_with_the_code_as_it_is_and_stay_counted(folder: Path) -> None:
     cost = one(run(folder)).key
     edit(folder)

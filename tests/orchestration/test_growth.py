@@ -244,6 +244,7 @@ def test_finished_trials_of_another_sweep_are_taken_with_what_they_have_cost(beg
     assert max(together) > 1.2 * theirs[private]["epsilon"]
 
 
+@pytest.mark.long
 def test_what_is_taken_is_checked_first(files: SweepFiles, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="its release or encryption is not that"):
         run(tmp_path / "raw", sources=(files.root,), release="raw")

@@ -37,6 +37,7 @@ def mode(path: str | Path) -> int:
     return stat.S_IMODE(Path(path).stat().st_mode)
 
 
+@pytest.mark.thinned(2)
 def test_public_files_follow_the_umask(umask: int, tmp_path: Path) -> None:
     files = run(tmp_path, "none")
     trial = trial_in(files.root, "flat-seed0")

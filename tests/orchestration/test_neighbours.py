@@ -95,7 +95,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.thinned(9)
+@pytest.mark.thinned(18)
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
 def test_what_does_not_vary_with_the_noise_does_not_vary_with_a_row(tmp_path: Path, changes: dict[str, Any]) -> None:
     """The rows of the neighbours: another income, and one whose gradient is not finite."""

@@ -269,6 +269,7 @@ def test_report_notices_damage_to_every_file_of_a_trial(sweep: FinishedSweep, tm
     render_again(files.root)
 
 
+@pytest.mark.long
 def test_report_notices_every_missing_file_of_a_trial(sweep: FinishedSweep, tmp_path: Path) -> None:
     """Except those that are left out on purpose: all norms, or all that is private; attacks and outcomes."""
     files = copied(sweep, tmp_path)

@@ -129,7 +129,7 @@ def as_another(work: Callable[[], int]) -> int:
         os.setgroups(groups)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @ROOT
 @pytest.mark.parametrize(
     ("umask", "release"),

@@ -80,7 +80,7 @@ def rows_of(output: Path) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_results_have_the_numbers_of_the_task_and_no_others(ran: tuple[str, Path]) -> None:
     task, output = ran
     names = [score.name for score in TASKS[task].scores]

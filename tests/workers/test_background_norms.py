@@ -58,6 +58,7 @@ def test_the_norms_of_a_slow_storage_are_those_of_a_fast_one(tmp_path: Path, mon
     assert_same_trial(spec, tmp_path / "fast", tmp_path / "slow")
 
 
+@pytest.mark.long
 def test_storage_that_refuses_in_the_background_ends_the_trial_and_the_next_attempt_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,6 +82,7 @@ def test_training_after_an_evaluation_goes_on_in_the_modes_of_the_author(model: 
     assert trainer.trace().contributions == "output_specific"
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("noise_source", ["seeded", "os_entropy"])
 def test_a_part_kept_in_evaluation_resumes_bit_for_bit(
     noise_source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -132,7 +133,7 @@ class Changing(nn.Module):
         return out
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("what", ["modes", "draws"])
 @pytest.mark.parametrize(("after", "claim"), [(12, "estimate"), (10_000, "output_specific")])
 def test_a_model_that_changes_itself_later_has_estimates(

@@ -101,7 +101,7 @@ def assert_noise_followed(schedule: Component, result: TrainingResult) -> None:
     assert schedule.name == "constant" or len(set(used)) > 1
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(("clipping", "schedule", "sampling"), COMBINATIONS)
 def test_every_combination_resumes_bit_for_bit(
     clipping: str, schedule: str, sampling: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -117,7 +117,7 @@ def test_every_combination_resumes_bit_for_bit(
     assert_same_trial(spec, tmp_path / "undisturbed", tmp_path / "resumed")
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("sampling", [name for name in SAMPLERS if name != "random_allocation"])
 def test_epsilons_of_all_examples_are_those_of_an_undisturbed_run(
     sampling: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -161,7 +161,7 @@ KINDS_OF_STATE: Mapping[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.thinned(8)
+@pytest.mark.thinned(16)
 @pytest.mark.parametrize("changes", KINDS_OF_STATE.values(), ids=KINDS_OF_STATE)
 def test_every_kind_of_state_resumes_bit_for_bit(
     changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -173,6 +173,7 @@ def test_every_kind_of_state_resumes_bit_for_bit(
     assert_same_trial(spec, tmp_path / "undisturbed", tmp_path / "resumed")
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("noise_source", sorted(set(NOISE_SOURCES) - {"seeded"}))
 def test_replayed_steps_repeat_secret_noise(noise_source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two runs differ, but a resumed run rewrites the very shards it had written: unequal bytes would be an error."""

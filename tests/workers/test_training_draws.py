@@ -52,7 +52,7 @@ def first_sum(spec: TrialSpec, folder: Path) -> Tensor:
     return torch.cat([gradient.flatten() for gradient in gradients.values()])
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("spec", [small_trial(model=DROPOUT_NET), AUGMENTED], ids=["dropout", "augmentation"])
 @pytest.mark.parametrize("noise_source", ["os_entropy", "os_entropy_secure"])
 def test_what_training_draws_is_not_known_from_the_seed(spec: TrialSpec, noise_source: str, tmp_path: Path) -> None:

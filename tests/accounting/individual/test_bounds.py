@@ -89,7 +89,7 @@ def classic(order: Array, delta: float) -> Array:
     return np.asarray(np.log(1.0 / delta) / (order - 1.0))
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("method", "conversion"), [("rdp", improved), ("rdp-classic", classic)])
 @pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-10])
 def test_the_best_order_is_that_of_all_orders_by_quadrature(
@@ -124,6 +124,7 @@ def test_a_larger_delta_costs_no_more(
         assert (large.upper <= small.upper).all()
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("method", ["rdp", "rdp-classic", "pld"])
 @given(row=rows_of_levels, growth=st.floats(0.0, 0.3), sample_rate=st.floats(0.002, 0.1), sigma=st.floats(0.7, 4.0))
 @settings(max_examples=8, deadline=None)

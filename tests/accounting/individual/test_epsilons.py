@@ -356,6 +356,7 @@ def _one_step_add(sample_rate: float, sigma: float, epsilon: np.ndarray) -> np.n
     return np.asarray(norm.cdf(x / sigma) - np.where(np.isfinite(x), np.exp(epsilon) * present, 0.0))
 
 
+@pytest.mark.long
 def test_pld_agrees_with_dp_accounting_on_a_random_sample() -> None:
     """Typical and tiny epsilons: within 0.1 % of one-by-one composition, and certified below it, which is above too."""
     rng = np.random.default_rng(7)

@@ -40,6 +40,7 @@ print(json.dumps([found.upper.tolist(), found.lower.tolist(), work.points, work.
 """
 
 
+@pytest.mark.long
 def test_large_data_of_few_steps_are_tight_without_a_lattice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twelve snapshots of 240 steps; examples of a data set of ten million take no composition each."""
     monkeypatch.setattr(pld, "_alone", None)
@@ -72,7 +73,7 @@ def test_after_two_epochs_examples_are_accounted_alone_where_there_are_few(
         assert not refined or found.upper[row] <= 1.01 * exact.epsilon
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(
     ("segments", "delta"),
     [

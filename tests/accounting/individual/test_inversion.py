@@ -51,6 +51,7 @@ def test_without_errors_they_meet_at_the_exact_epsilon() -> None:
     assert lower == pytest.approx(exact, rel=1e-3)
 
 
+@pytest.mark.long
 def test_few_evaluations_find_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Much of the time of accounting by pld is spent in these."""
     evaluated: list[float] = []

@@ -111,6 +111,7 @@ def test_processes_that_compile_at_once_store_the_same_code(tmp_path: Path) -> N
     assert _stored(package) == [], "pip would leave them behind"
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("place", ["a file", "writable by all"])
 def test_code_is_stored_nowhere_where_the_cache_folder_is_unusable(place: str, tmp_path: Path) -> None:
     home = tmp_path / "home"

@@ -51,7 +51,7 @@ def test_a_bound_holds_and_is_found_where_delta_is_far_lower(
     assert answers == {False, True}
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(
     "trace",
     [

@@ -101,6 +101,7 @@ class Stages:
             yield job.account(part)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("key", ["", "ab" * 32], ids=["plain", "encrypted"])
 def test_every_user_has_the_epsilon_of_all_own_records(
     tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch
@@ -143,6 +144,7 @@ def test_a_filter_guarantees_nothing_about_all_records_of_a_user() -> None:
     ]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("root", ["local", "mock://users/trial"])
 def test_the_bits_do_not_depend_on_how_rows_are_sorted(
     tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch
@@ -264,6 +266,7 @@ def test_sorted_rows_are_private(job: AccountingJob, key: str, monkeypatch: pyte
     assert not folder.exists()
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("key", ["", "ab" * 32], ids=["plain", "encrypted"])
 def test_damage_to_sorted_rows_is_named_and_does_not_last(
     tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch
@@ -297,6 +300,7 @@ def test_damage_to_sorted_rows_is_named_and_does_not_last(
     assert list_files(rows_of(job)) == ()
 
 
+@pytest.mark.long
 def test_other_users_are_another_question(job: AccountingJob, tmp_path: Path) -> None:
     """What an interrupted run stored for other users of the same examples is not taken up."""
     with pytest.raises(Interrupted):

@@ -43,8 +43,7 @@ def exact_delta(rate: float, sigma: float, steps: int, epsilon: float, lost: flo
     return float(total * a / 64.0 / np.pi)
 
 
-@pytest.mark.thinned(3)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize(
     ("rate", "sigma", "steps", "delta", "gap"),
     [
@@ -81,6 +80,7 @@ def test_the_probability_of_not_being_drawn_keeps_its_digits(rate: float) -> Non
     assert law.log_zero_probability == pytest.approx(float(exact), rel=1e-14, abs=0.0)
 
 
+@pytest.mark.long
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("rate", "sigma", "steps", "delta"), [(1e-5, 0.8, 50_000, 1e-10), (1e-6, 1.0, 1_000_000, 1e-9)]

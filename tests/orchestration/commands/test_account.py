@@ -101,6 +101,7 @@ def code_is_read_again() -> Iterator[None]:
     remembered._code.cache_clear()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("code_is_read_again")
 def test_worst_cases_are_not_computed_again(files: SweepFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor where nobody but the user can write; anew if that is damaged, or another size, delta or code is asked for."""

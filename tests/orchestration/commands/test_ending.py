@@ -55,6 +55,7 @@ def test_a_hangup_that_comes_twice_ends_the_run_in_order(files: SweepFiles, tmp_
     assert statuses(files) == {"KILLED"}
 
 
+@pytest.mark.long
 def test_a_terminal_that_closes_ends_the_run_in_order(files: SweepFiles) -> None:
     ours, theirs = pty.openpty()
     setsid_with_terminal = ["setsid", "--ctty", "env", "--default-signal=HUP", *COMMAND, *arguments(files)]

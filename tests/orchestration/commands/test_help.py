@@ -54,6 +54,7 @@ def path(tmp_path: Path) -> str:
     return f"{tmp_path}:{os.environ['PATH']}"
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("typed", "offered"), [("st", {"status", "stop"}), ("export --", {"--to", "--all-columns", "--help"})]
 )

@@ -229,6 +229,7 @@ def test_a_constant_predictor_is_flagged() -> None:
     assert "which reaches 59.3%" in said
 
 
+@pytest.mark.long
 def test_settings_that_were_not_tuned_alike_are_a_warning() -> None:
     trials, found = sweep_of({"none": (0.95, 0.92), "dpsgd_f": (0.88, 0.80)})
     for bound in (0.5, 2.0):

@@ -42,6 +42,7 @@ def quality(folder: Path, **norms: object) -> EstimateQuality:
     return found
 
 
+@pytest.mark.long
 def test_norms_of_every_step_leave_nothing_to_estimate(tmp_path: Path) -> None:
     found = quality(tmp_path, refreshes_per_epoch="every_step")
     assert found.examples == 40

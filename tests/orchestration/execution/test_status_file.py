@@ -117,6 +117,7 @@ def test_a_file_that_cannot_be_written_does_not_stop_the_sweep(tmp_path: Path) -
     assert (shown[0].state, shown[-1].state) == ("running", "stopped"), "both trials are left for another run"
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(("release", "is_shown"), [("none", False), ("raw", True)])
 def test_of_an_error_it_shows_what_the_release_mode_shows(tmp_path: Path, release: str, is_shown: bool) -> None:
     (tmp_path / "my_models.py").write_text(MODELS)

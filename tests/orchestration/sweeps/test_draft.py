@@ -231,7 +231,7 @@ LABELS: list[object] = [row % 2 for row in range(120)]
 SEXES: list[object] = ["fm"[row // 2 % 2] for row in range(120)]
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize(
     ("written", "convention", "span"),
     [
@@ -351,6 +351,7 @@ def test_tabs_and_semicolons_separate_too(tmp_path: Path, name: str, sign: str) 
     assert plan_sweep(sweep).refusals == ()
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("encoding", "declared"), [("cp1252", "cp1252"), ("utf-8-sig", None), ("utf-16", None), ("utf-16-le", "utf-16-le")]
 )

@@ -113,7 +113,7 @@ def zeroed(layer: nn.Linear) -> nn.Linear:
     return layer
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize("name", MODELS)
 def test_later_comparisons_change_nothing(name: str) -> None:
     """With K = 2 rows an example in micro-batches; the random numbers and the parameters are those of a plain run."""

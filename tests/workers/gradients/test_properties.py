@@ -84,14 +84,14 @@ def assert_agrees(model: nn.Module, shape: tuple[int, ...], multiplicity: int, m
 EXECUTIONS = st.tuples(st.sampled_from([1, 2]), st.sampled_from([None, 1]))
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(convolutional_models(), EXECUTIONS)
 def test_random_convolutional_models(model: nn.Module, execution: tuple[int, int | None]) -> None:
     assert_agrees(model, (3, 12, 11), *execution)
 
 
 @pytest.mark.long
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(sequence_models(), EXECUTIONS)
 def test_random_sequence_models(model: nn.Module, execution: tuple[int, int | None]) -> None:
     assert_agrees(model, (6, 4), *execution)

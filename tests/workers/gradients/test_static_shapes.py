@@ -60,7 +60,7 @@ def require_equal(found: WeightedSum, wanted: WeightedSum) -> None:
         torch.testing.assert_close(found.gradients[parameter], gradient, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.thinned(9)
+@pytest.mark.thinned(18)
 @pytest.mark.parametrize("multiplicity", [1, 2])
 @pytest.mark.parametrize("name", SOME)
 def test_padded_micro_batches_have_one_shape_and_the_same_results(name: str, multiplicity: int) -> None:

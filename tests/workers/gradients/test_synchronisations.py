@@ -135,6 +135,7 @@ class Gains:
     second: float
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("size", [None, 2])
 def test_gains_that_become_too_small_to_divide_by_change_bits_at_no_other_step(size: int | None) -> None:
     torch.manual_seed(0)
@@ -166,7 +167,7 @@ class Operators(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(
     ("name", "most"), [("logistic", 27), ("resnet20_gn", 534), ("wrn16_4", 1212), ("transformer", 271)]
 )

@@ -257,7 +257,7 @@ TRIALS: dict[str, Callable[[Path], TrialSpec]] = {
 }
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", TRIALS)
 def test_a_trial_of_every_task(name: str, tmp_path: Path) -> None:
     """What is stored of each test example gives the evaluation again, and is what the stored model predicts."""
