@@ -38,6 +38,14 @@ _EMBEDDING_HINT: Final = "; whole numbers need a model that embeds them, such as
 
 
 @dataclass(frozen=True)
+class TriedModel:
+    """A model that can train: the number of its trainable parameters, and sentences about it."""
+
+    parameters: int
+    facts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class StepSpec:
     """The fields of a trial that decide whether a step is possible.
 
@@ -59,10 +67,10 @@ def excerpt(dataset: Dataset) -> Dataset:
     return replace(dataset, train=train, test=test, public=None)
 
 
-def check_feasible(combination: StepSpec, dataset: Dataset, code: UserCode) -> tuple[str, ...]:
+def check_feasible(combination: StepSpec, dataset: Dataset, code: UserCode) -> TriedModel:
     """Compute per-example gradients of ``dataset`` (an `excerpt`) on the CPU, as a training step does.
 
-    Returns sentences about the model: which parameters train, if not all do, and which layers run once per example.
+    The sentences of the result say which parameters train, if not all do, and which layers run once per example.
 
     Raises: InvalidInput naming the component that does not fit the others, or trainable parameters that do not affect
     the loss, which noise alone would change.
@@ -86,7 +94,8 @@ def check_feasible(combination: StepSpec, dataset: Dataset, code: UserCode) -> t
             engine.norms(x, y)
             reached = _reached(combination, model, loss, dataset)
             facts = (*_trained_share(model), *_per_example(engine), *reached)
-        return tuple(f"model {combination.model.name!r} {fact}" for fact in facts)
+        trained = sum(each.numel() for each in model.parameters() if each.requires_grad)
+        return TriedModel(trained, tuple(f"model {combination.model.name!r} {fact}" for fact in facts))
 
 
 def _reached(combination: StepSpec, model: nn.Module, loss: Loss, dataset: Dataset) -> tuple[str, ...]:

@@ -234,10 +234,15 @@ MaxRecords = Annotated[int, Field(ge=1, le=LARGEST_UNIT)]
 
 @dataclass(frozen=True)
 class UserSpec:
-    """How a trial protects users (`dpsweep.workers.users`). max_records: most rows that it keeps of each user."""
+    """How a trial protects users (`dpsweep.workers.users`). max_records: most rows that it keeps of each user.
+
+    counted_with: noise multiplier with which the rows per user were released before the trial was planned; None if
+    they are public, or nobody asked.
+    """
 
     sampling: UserSampling
     max_records: MaxRecords
+    counted_with: Annotated[float | None, Field(ge=1.0, exclude_if=_is_none)] = None
 
     def __post_init__(self) -> None:
         check_bounds(self, "privacy")

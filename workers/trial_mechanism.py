@@ -16,6 +16,7 @@ from dpsweep.accounting.schedules import make_schedule
 from dpsweep.workers import clipping
 from dpsweep.workers.imports import NO_CODE, UserCode
 from dpsweep.workers.preprocessing import planned_releases
+from dpsweep.workers.rows_per_user import release_of
 from dpsweep.workers.sampling import planned_sampling
 from dpsweep.workers.spec import BudgetSpec, Component, TrialSpec
 
@@ -54,7 +55,7 @@ def mechanism_with(
         sampling=planned_sampling(spec.sampling, dataset_size),
         dataset_size=dataset_size,
         side_queries=clipping.side_queries(method),
-        releases=(*planned_releases(spec.preprocessing), *clipping.releases(method), *releases),
+        releases=(*planned_releases(spec.preprocessing), *_of_users(spec), *clipping.releases(method), *releases),
         contributions="output_specific" if exact or method.keeps_to_contributions else "estimate",
         adjacency=spec.adjacency,
         selection=spec.selection,
@@ -64,6 +65,13 @@ def mechanism_with(
         return unfiltered
     limit = calibrate_filter(unfiltered.trace(spec.epochs), budget.epsilon, spec.delta)
     return replace(unfiltered, filter=limit)
+
+
+def _of_users(spec: TrialSpec) -> tuple[Release, ...]:
+    """Return the release of the rows per user that the trial was planned by, if there was one."""
+    if spec.users is None or spec.users.counted_with is None or not spec.is_private:
+        return ()
+    return (release_of(spec.users.counted_with, spec.unit),)
 
 
 def with_noise(

@@ -28,6 +28,7 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.data import Dataset, Split, rows_per_user
 from dpsweep.workers.dataset_description import RowsPerUser
 from dpsweep.workers.losses import Loss
+from dpsweep.workers.rows_per_user import RELEASE
 from dpsweep.workers.sampling import RowDraws, Rows, make_row_draws
 from dpsweep.workers.spec import AttackSpec, TrialSpec, UserSpec
 
@@ -132,7 +133,7 @@ def require_per_user(spec: TrialSpec, releases: Iterable[str]) -> None:
     if users is None:
         return
     sampled = "rows" if users.sampling == "els" else "users"
-    released = ", ".join(releases)
+    released = ", ".join(name for name in releases if name != RELEASE)
     refused = {
         f"sampling.method {spec.sampling.method} ({sampled} are drawn by poisson)": spec.sampling.method != "poisson",
         "sampling.max_batch_size": spec.sampling.max_batch_size is not None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,7 @@ from dpsweep.orchestration.execution.environment import IN_PROCESS, prepare_envi
 
 if TYPE_CHECKING:
     from dpsweep.orchestration.execution.prediction import Prediction
+    from dpsweep.orchestration.sweeps.people import Comparison
     from dpsweep.orchestration.sweeps.planned import Plan
     from dpsweep.orchestration.sweeps.schema import SweepSpec
     from dpsweep.workers.imports import UserCode
@@ -39,6 +41,10 @@ def plan(
     ] = None,
     price_per_hour: Annotated[
         float | None, typer.Option(help="With --probe: price of an hour of all these resources together.")
+    ] = None,
+    release_rows_per_user: Annotated[
+        float | None,
+        typer.Option(help="Noise multiplier: release once, with noise, how many users have how many rows (users.md)."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -67,6 +73,9 @@ def plan(
     planned, predicted = plan_sweep(spec, code), None
     if probe and code is not None and planned.trials:
         predicted = _predicted(spec, planned, code, cpus, gpus, price_per_hour)
+    if release_rows_per_user is not None:
+        _show_release(spec, planned, release_rows_per_user)
+        raise typer.Exit
     _show(spec, planned, predicted, as_json)
     if where := record_refusals(planned.refusals, SweepFiles(absolute(default_output(spec.name)))):
         print(where, file=sys.stderr)
@@ -90,16 +99,43 @@ def _predicted(
     return predict(planned, probe_sweep(spec, planned, code), spec.resources, capacity)
 
 
+def _show_release(spec: SweepSpec, planned: Plan, noise_multiplier: float) -> None:
+    from dpsweep.orchestration.commands.people import release_lines
+
+    for line in release_lines(spec, planned, noise_multiplier):
+        print(line)
+
+
+def _show_users(spec: SweepSpec, compared: Sequence[Comparison]) -> None:
+    """Print which way of protecting users is recommended, for a sweep that protects users."""
+    from dpsweep.orchestration.commands.console import show, stdout
+    from dpsweep.orchestration.commands.people import UNDECLARED, noise_line, source_of, ways_lines, ways_table
+
+    for each in compared:
+        heading, *lines = ways_lines(each, source_of(spec))
+        stdout().print(heading, soft_wrap=True)
+        show(ways_table(each))
+        for line in lines:
+            stdout().print(line, soft_wrap=True)
+    for line in dict.fromkeys(map(noise_line, compared)):
+        stdout().print(line, soft_wrap=True)
+    if spec.privacy.unit == "user" and spec.privacy.rows_per_user is None:
+        stdout().print(UNDECLARED, soft_wrap=True)
+
+
 def _show(spec: SweepSpec, planned: Plan, predicted: Prediction | None, as_json: bool) -> None:
     from dpsweep.orchestration.commands.console import show, stdout
     from dpsweep.orchestration.commands.tables import plan_lines, plan_rows, plan_table, prediction_lines
     from dpsweep.orchestration.comparison import power
+    from dpsweep.orchestration.sweeps.people import comparisons
 
+    compared = list(comparisons(spec, planned.trials))
     design, seeds = power.design(spec, planned.trials), len(set(spec.seeds))
     if as_json:
         shown = [asdict(power.detectable(design, count)) for count in power.SEEDS] if design else []
         more = {} if predicted is None else {"prediction": predicted.as_dict()}
-        print_json(plan_rows(planned, spec) | {"detectable": shown} | more)
+        users = {"users": [asdict(each) for each in compared]} if compared else {}
+        print_json(plan_rows(planned, spec) | {"detectable": shown} | users | more)
     else:
         show(plan_table(planned, spec))
         spent = None if predicted is None else predicted.cpu_hours
@@ -107,6 +143,7 @@ def _show(spec: SweepSpec, planned: Plan, predicted: Prediction | None, as_json:
         lines = power.lines(design, seeds, hours) if design else []
         for line in [*plan_lines(planned), *([] if predicted is None else prediction_lines(predicted)), *lines]:
             stdout().print(line, soft_wrap=True)
+        _show_users(spec, compared)
     limits = power.warnings(design, seeds, spec.compare.detect)
     for warning in (*planned.warnings, *limits):
         print(for_terminal(f"warning: {warning}"), file=sys.stderr)

@@ -69,7 +69,7 @@ def plan_table(plan: Plan, sweep: SweepSpec) -> Table:
     several = max(ranks, default=1) > 1
     heading, differences = _differences([(planned.key, planned.point.labels) for planned in plan.trials])
     numbers = ("noise multiplier", "steps", "epsilon", "accountant", "norm shards")
-    shown = _table("trial", *heading, *numbers, *(["ranks"] if several else []))
+    shown = empty_table("trial", *heading, *numbers, *(["ranks"] if several else []))
     for planned, difference, of_trial in zip(plan.trials, differences, ranks, strict=True):
         worst = planned.worst_case
         shown.add_row(
@@ -200,7 +200,7 @@ def _outcome_table(outcome: Outcome) -> Table:
     metrics = columns(MetricTable.TERMINAL, worst.name, outcome.record.data().task)
     trials = outcome.record.data().trials
     heading, differences = _differences([(trial.key, trial.labels) for trial in trials])
-    shown = _table("trial", *heading, *(metric.heading.lower() for metric in metrics))
+    shown = empty_table("trial", *heading, *(metric.heading.lower() for metric in metrics))
     for trial, difference in zip(trials, differences, strict=True):
         style = None if trial.state is TrialState.FINISHED else trial.state.style
         remarks = (
@@ -239,7 +239,7 @@ def _cell(metric: Metric, trial: PublishedTrial) -> Text:
     return Text(text if whose is None else f"{for_terminal(whose)}: {text}")
 
 
-def _table(*columns: str) -> Table:
+def empty_table(*columns: str) -> Table:
     """Return a table whose first column and differences wrap in a narrow terminal; no value is truncated."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     first, *others = columns

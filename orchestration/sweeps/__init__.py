@@ -10,6 +10,7 @@ __all__ = [
     "grid",
     "growth",
     "objects",
+    "people",
     "plan",
     "planned",
     "reasons",

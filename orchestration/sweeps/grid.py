@@ -29,7 +29,7 @@ from dpsweep.orchestration.sweeps.combinations import (
 )
 from dpsweep.orchestration.sweeps.identity import content, short_name, trial_key
 from dpsweep.orchestration.sweeps.labels import Choice, labels_by_axis, labels_of, shown_choice
-from dpsweep.orchestration.sweeps.schema import OWN_NOISE, SweepSpec
+from dpsweep.orchestration.sweeps.schema import OWN_NOISE, RowsPerUserSettings, SweepSpec
 from dpsweep.orchestration.sweeps.tune import Adapted, TuneSettings, adapt, on_its_part, setting_of
 from dpsweep.workers.evaluation import MIN_GROUP_SIZE
 from dpsweep.workers.spec import AttackSpec, Component, NoiseSpec, TrialSpec, UserSpec
@@ -320,7 +320,7 @@ def _private(
         audit=sweep.audit,
         budget=sweep.privacy.budget,
         selection=sweep.tune.selection if sweep.tune else None,
-        users=_users(choice),
+        users=_users(choice, sweep.privacy.rows_per_user),
     )
     trial, setting = _adapted(sweep, trial, target, candidate)
     canonical = content(trial, target, sweep.privacy.accountant, release)
@@ -334,9 +334,9 @@ def _private(
     return Draft(_tried(choice, candidate), point)
 
 
-def _users(choice: Choice) -> UserSpec | None:
-    sampling = choice.get("user_sampling")
-    return None if sampling is None else UserSpec(sampling, choice["max_records_per_user"])
+def _users(choice: Choice, declared: RowsPerUserSettings | None) -> UserSpec | None:
+    sampling, counted_with = choice.get("user_sampling"), declared.noise_multiplier if declared else None
+    return None if sampling is None else UserSpec(sampling, choice["max_records_per_user"], counted_with)
 
 
 def _labelled(sweep: SweepSpec, found: tuple[Draft, ...]) -> tuple[GridPoint, ...]:

@@ -36,7 +36,7 @@ from dpsweep.workers import clipping
 from dpsweep.workers.checkpoint import fingerprint
 from dpsweep.workers.data import Dataset, describe, load_dataset
 from dpsweep.workers.dataset_description import DatasetDescription
-from dpsweep.workers.feasibility import StepSpec, check_feasible, excerpt
+from dpsweep.workers.feasibility import StepSpec, TriedModel, check_feasible, excerpt
 from dpsweep.workers.imports import NO_CODE, UserCode, is_import_path
 from dpsweep.workers.optimizers import make_average, make_learning_rate_schedule, make_optimizer
 from dpsweep.workers.preprocessing import planned_releases
@@ -103,6 +103,7 @@ class _Checked:
     dataset: DatasetDescription
     digest: str
     mechanism: TrialMechanism
+    parameters: int | None
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ class _Planner:
     """Calibrated noise multipliers of an earlier plan, by the keys of `multipliers`."""
     datasets: dict[DataSpec, tuple[DatasetDescription, Dataset, str]] = field(default_factory=dict)
     """Description of each data set, a few of its rows, and its digest."""
-    tried: dict[tuple[DataSpec, StepSpec], DpsweepError | tuple[str, ...]] = field(default_factory=dict)
+    tried: dict[tuple[DataSpec, StepSpec], DpsweepError | TriedModel] = field(default_factory=dict)
     """By data and combination: the error if it cannot train, otherwise notes about its model."""
     multipliers: dict[str, float] = field(default_factory=dict)
     """Calibrated noise multipliers, by digest of mechanism, epochs, target epsilon, delta and accountant."""
@@ -147,14 +148,14 @@ class _Planner:
         with _named("data"):
             dataset, _, digest = self._loaded(trial.data)
         require_one_task(self.sweep, [each for each, *_ in self.datasets.values()], dataset)
-        if self.code is not None or not own_parts(trial):
-            self._check_combination(trial)
+        is_tried = self.code is not None or not own_parts(trial)
+        parameters = self._check_combination(trial) if is_tried else None
         _check_components(trial, dataset, self.code or NO_CODE)
         before = (*planned_releases(trial.preprocessing), *after_training)
         require_per_user(trial, [release.name for release in before])
         size = population(trial.users, dataset.train_size, dataset.rows_per_user)
         mechanism = mechanism_of(trial, size, after_training, self.code or NO_CODE)
-        return _Checked(point, after_training, dataset, digest, mechanism)
+        return _Checked(point, after_training, dataset, digest, mechanism, parameters)
 
     def calibrate(self, trials: Sequence[_Checked], solver: Solver) -> None:
         """Find the noise multiplier of every distinct target of these trials; reuses those of an earlier plan."""
@@ -197,6 +198,7 @@ class _Planner:
             dataset=dataset,
             data_digest=checked.digest,
             reasons=reasons,
+            parameters=checked.parameters,
         )
 
     def _loaded(self, data: DataSpec) -> tuple[DatasetDescription, Dataset, str]:
@@ -206,8 +208,8 @@ class _Planner:
 
         return _once(self.datasets, data, load)
 
-    def _check_combination(self, trial: TrialSpec) -> None:
-        """Try data, preprocessing, model, loss and augmentation together."""
+    def _check_combination(self, trial: TrialSpec) -> int:
+        """Try data, preprocessing, model, loss and augmentation together. Return the number of trainable parameters."""
         combination = StepSpec(
             trial.model,
             trial.loss,
@@ -217,7 +219,7 @@ class _Planner:
             self.sweep.without_gradient,
         )
 
-        def attempt() -> DpsweepError | tuple[str, ...]:
+        def attempt() -> DpsweepError | TriedModel:
             _, rows, _ = self._loaded(trial.data)
             try:
                 return check_feasible(combination, rows, self.code or NO_CODE)
@@ -227,10 +229,12 @@ class _Planner:
         outcome = _once(self.tried, (trial.data, combination), attempt)
         if isinstance(outcome, DpsweepError):
             raise outcome.with_traceback(None)
+        return outcome.parameters
 
     def notes(self) -> tuple[str, ...]:
         """Notes about the models that can train."""
-        return tuple(dict.fromkeys(note for known in self.tried.values() if isinstance(known, tuple) for note in known))
+        found = (known.facts for known in self.tried.values() if isinstance(known, TriedModel))
+        return tuple(dict.fromkeys(note for facts in found for note in facts))
 
     def _asked(self, checked: _Checked) -> tuple[str, Calibration] | None:
         """Return the calibration that a trial needs, with a digest of its inputs; None for a trial without a target."""

@@ -46,6 +46,8 @@ class PlannedTrial:
     dataset: DatasetDescription
     data_digest: str = field(repr=False)
     reasons: tuple[Reason, ...] = ()
+    parameters: int | None = None
+    """Number of trainable parameters of the model; None if it is the user's own and was not run."""
 
     @property
     def key(self) -> str:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self, get_type_hints
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.individual import INDIVIDUAL_ACCOUNTANTS
@@ -61,6 +61,29 @@ OWN_NOISE: Final = "noise_multiplier"
 _ONE_LEVEL = "give exactly one of target_epsilon (calibrated) and noise_multiplier (as given)"
 
 
+Users = Annotated[int, Field(ge=1)]
+
+
+def _whole_key(value: object) -> object:
+    """Read a key of a map as a whole number: JSON, in which a sweep file is checked, has keys of text alone."""
+    return int(value) if isinstance(value, str) and value.isdecimal() else value
+
+
+class RowsPerUserSettings(SweepSection):
+    """How many users have how many rows, by which ``dpsweep plan`` recommends a way to protect them (users.md)."""
+
+    users: Annotated[dict[Annotated[MaxRecords, BeforeValidator(_whole_key)], Users], Field(min_length=1)]
+    """Number of users by their number of rows. It changes no trial."""
+    noise_multiplier: Annotated[float, Field(ge=1.0)] | None = None
+    """Noise that these numbers were released with, which every private trial pays for; leave it out only if they are
+    public."""
+
+    @property
+    def histogram(self) -> tuple[tuple[int, int], ...]:
+        """The numbers as (rows, users), ascending by rows."""
+        return tuple(sorted(self.users.items()))
+
+
 class PrivacySettings(SweepSection):
     """Privacy of every private trial: calibrated to a target epsilon, or with given noise multipliers."""
 
@@ -82,6 +105,8 @@ class PrivacySettings(SweepSection):
     """With unit ``user``: ``els`` samples and clips rows, ``uls`` samples users and clips the mean gradient of each."""
     max_records_per_user: Axis[MaxRecords] | None = None
     """With unit ``user``: how many rows each user keeps at most, chosen at random once per trial."""
+    rows_per_user: RowsPerUserSettings | None = None
+    """With unit ``user``: how many users have how many rows, if that is public or was released."""
 
     @model_validator(mode="after")
     def _one_level(self) -> Self:
@@ -91,6 +116,8 @@ class PrivacySettings(SweepSection):
 
     @model_validator(mode="after")
     def _users_are_described(self) -> Self:
+        if self.unit == "example" and self.rows_per_user is not None:
+            raise InvalidInput("rows_per_user is given, but unit is example; set unit: user, or leave it out")
         given = {"user_sampling": self.user_sampling, "max_records_per_user": self.max_records_per_user}
         for key, value in given.items():
             if self.unit == "user" and value is None:

@@ -1,0 +1,109 @@
+"""The comparison of ways to protect users, as ``dpsweep plan`` prints it, and the release of the rows per user."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, assert_never
+
+from rich.table import Table
+
+from dpsweep.accounting.accountants import account
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.mechanism import Trace
+from dpsweep.accounting.release import SecretDraws
+from dpsweep.accounting.units import Unit
+from dpsweep.orchestration.commands.tables import empty_table
+from dpsweep.orchestration.comparison.formats import number, percent
+from dpsweep.orchestration.comparison.plain_text import for_terminal
+from dpsweep.orchestration.sweeps.people import Comparison
+from dpsweep.workers.rows_per_user import release_of, released
+
+if TYPE_CHECKING:
+    from dpsweep.orchestration.sweeps.planned import Plan
+    from dpsweep.orchestration.sweeps.schema import SweepSpec
+
+
+def ways_table(found: Comparison) -> Table:
+    """Return the ways of a comparison: noise multiplier, share of rows used, and noise per coordinate."""
+    shown = empty_table("way", "rows per user", "rows used", "a step", "noise multiplier", "noise", "if unrelated")
+    for way in found.ways:
+        drawn = f"{number(way.members)} {'rows' if way.sampling == 'els' else 'users'}"
+        noise = number(way.noise), number(way.unrelated)
+        shown.add_row(way.sampling, str(way.most), percent(way.used), drawn, f"{way.noise_multiplier:.4f}", *noise)
+    return shown
+
+
+def ways_lines(found: Comparison, source: str) -> Iterator[str]:
+    """Yield the heading of `ways_table`, then the recommendation. source: of the rows per user, in words."""
+    yield for_terminal(
+        f"users of {found.data}: els or uls at ε {found.target_epsilon:g} per user, δ = {found.delta:g}, with "
+        f"{found.rows:,} gradients a step and {found.steps:,} steps for all; {found.users:,} users, {source}"
+    )
+    yield f"recommended: {_recommended(found)}"
+
+
+def noise_line(found: Comparison) -> str:
+    """Return the meaning of the last two columns of `ways_table`."""
+    size = "" if found.parameters is None else f"; its norm is √{found.parameters:,} times as large"
+    return (
+        f"noise: of one coordinate of the mean gradient, in clipping bounds of a row{size}. If the rows of a user are "
+        "unrelated, the bound of uls may be so much smaller that it is the last column. Both ways are compared at the "
+        "median number of rows (arXiv 2407.07737)"
+    )
+
+
+def _recommended(found: Comparison) -> str:
+    els, uls = found.els, found.uls
+    if els is None or uls is None:
+        return "none, as no noise meets the target; raise it, or take fewer steps"
+    by_rows = f"user_sampling: els, max_records_per_user: {els.most}"
+    by_users = f"user_sampling: uls, max_records_per_user: {uls.most}, batch_size: {max(1, round(uls.members))}"
+    match found.verdict:
+        case "els":
+            return f"{by_rows}; it has less noise than uls even if the rows of a user are unrelated"
+        case "uls":
+            return f"{by_users}; it has no more noise than els even if the rows of a user are alike"
+        case "unknown" | "unreachable":
+            return (
+                f"both, as axes: {by_rows}, or {by_users}; els has less noise if the rows of a user are alike, uls "
+                "if they are unrelated, which only training shows"
+            )
+        case _:
+            assert_never(found.verdict)
+
+
+def source_of(sweep: SweepSpec) -> str:
+    """Return where the rows per user come from, in words."""
+    declared = sweep.privacy.rows_per_user
+    noise = None if declared is None else declared.noise_multiplier
+    return "declared public" if noise is None else f"released with noise multiplier {noise:g}, which every ε includes"
+
+
+UNDECLARED = (
+    "els or uls, and how many rows per user: not recommended, as that depends on how many rows users have, which is "
+    "private. Declare privacy.rows_per_user if it is public, or release it once: --release-rows-per-user 20"
+)
+
+
+def release_lines(sweep: SweepSpec, plan: Plan, noise_multiplier: float) -> Iterator[str]:
+    """Draw noise and yield the section of the sweep file that holds the released numbers, and their cost.
+
+    Raises: InvalidInput unless the trials protect the users of one data set.
+    """
+    found = {trial.dataset.rows_per_user for trial in plan.trials if trial.spec.users is not None}
+    if len(found) != 1:
+        raise InvalidInput(
+            f"--release-rows-per-user takes a sweep of users of one data set, and this one has {len(found)}; set "
+            "privacy.unit: user, and plan one data set"
+        )
+    (histogram,) = found
+    noisy = released(histogram, noise_multiplier, SecretDraws())
+    alone = Trace(1, (), (release_of(noise_multiplier, Unit("user")),), unit=Unit("user"))
+    cost = account(alone, sweep.privacy.delta)
+    yield (
+        f"released once: alone it costs ε {number(cost.epsilon)} per user at δ = {cost.delta:g}, and another release "
+        "costs as much again. Put it under privacy: in the sweep file, and every ε includes it:"
+    )
+    yield "  rows_per_user:"
+    yield f"    noise_multiplier: {noise_multiplier:g}"
+    yield f"    users: {{{', '.join(f'{rows}: {users}' for rows, users in noisy)}}}"

@@ -1,0 +1,156 @@
+"""Whether to sample rows or users, and how many rows of each user to keep: a recommendation before any training.
+
+It compares the noise in the mean gradient of a step at equal compute, that is, at as many gradients of rows a step and
+as many steps, where clipping changes nothing (Charles et al. 2024, arXiv 2407.07737, Section 3). The mean gradient of a
+user with r rows is as long as that of one row if these are alike, and sqrt(r) times shorter if they are unrelated; the
+clipping bound of ``uls`` may shrink with it. Which of the two holds only training shows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+from dpsweep.accounting.calibration import calibrate_noise_multiplier
+from dpsweep.accounting.errors import DpsweepError
+from dpsweep.accounting.mechanism import Segment, Trace
+from dpsweep.accounting.samplings import PoissonSampling
+from dpsweep.orchestration.sweeps.planned import PlannedTrial
+from dpsweep.orchestration.sweeps.schema import SweepSpec
+from dpsweep.workers.rows_per_user import RELEASE, median_rows, release_of
+from dpsweep.workers.spec import UserSampling, UserSpec
+from dpsweep.workers.users import population, rows_kept
+
+Verdict = Literal["els", "uls", "unknown", "unreachable"]
+"""The way with less noise; ``unknown`` where that depends on how alike the rows of a user are, ``unreachable`` where no
+noise meets the target."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way of protecting users, with its calibrated noise.
+
+    most: rows that each user keeps at most. members: expected rows (``els``) or users (``uls``) of a step. used: share
+    of all rows that is kept. noise: standard deviation of the noise of one coordinate of the mean gradient, in clipping
+    bounds of a row. unrelated: the same, with the bound of a user's mean where the rows of a user are unrelated.
+    """
+
+    sampling: UserSampling
+    most: int
+    noise_multiplier: float
+    members: float
+    used: float
+    noise: float
+    unrelated: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The ways that trials with this target may take on one data set, and which has less noise.
+
+    rows, steps: gradients of rows of a step, and steps, equal for all. parameters: of the model, or None. verdict: on
+    both ways at the median number of rows per user. els, uls: the best of each; see `_best`.
+    """
+
+    data: str
+    target_epsilon: float
+    delta: float
+    rows: int
+    steps: int
+    users: int
+    parameters: int | None
+    ways: tuple[Way, ...]
+    verdict: Verdict
+    els: Way | None
+    uls: Way | None
+
+
+def comparisons(sweep: SweepSpec, trials: Sequence[PlannedTrial]) -> Iterator[Comparison]:
+    """Yield one comparison for each data set and target of the private trials, by the declared rows per user.
+
+    None without such a declaration. The first trial of each gives delta, accountant, steps, compute and side queries.
+    """
+    declared, seen = sweep.privacy.rows_per_user, set[tuple[str, float]]()
+    for trial in trials if declared else ():
+        target, of_data = trial.point.target_epsilon, trial.dataset.name
+        if target is not None and trial.spec.users is not None and (of_data, target) not in seen:
+            seen.add((of_data, target))
+            yield _compared(sweep, trial, trial.spec.users, target)
+
+
+def _compared(sweep: SweepSpec, trial: PlannedTrial, asked: UserSpec, target: float) -> Comparison:
+    assert sweep.privacy.rows_per_user is not None, "asked of sweeps that declare them"
+    histogram = sweep.privacy.rows_per_user.histogram
+    members = trial.spec.sampling.expected_size(trial.trace.dataset_size)
+    rows = members * (asked.max_records if asked.sampling == "uls" else 1)
+    largest, median = histogram[-1][0], median_rows(histogram)
+    caps = {median, largest, *(2**power for power in range(largest.bit_length()) if 2**power <= largest)}
+    total = rows_kept(histogram, largest)
+    ways: list[Way] = []
+    for most in sorted(caps):
+        for sampling in _SAMPLINGS:
+            users = replace(asked, sampling=sampling, max_records=most)
+            size = population(users, total, histogram)
+            mean_rows = rows_kept(histogram, most) / sum(count for _, count in histogram)
+            drawn = min(float(size), rows / most if sampling == "uls" else float(rows))
+            sigma = _noise_multiplier(sweep, trial, users, size, drawn / size, target)
+            if sigma is not None:
+                noise = sigma / drawn
+                shorter = math.sqrt(mean_rows) if sampling == "uls" else 1.0
+                used = rows_kept(histogram, most) / total
+                ways.append(Way(sampling, most, sigma, drawn, used, noise, noise / shorter))
+    return Comparison(
+        trial.dataset.name,
+        target,
+        trial.spec.delta,
+        rows,
+        trial.trace.steps,
+        sum(count for _, count in histogram),
+        trial.parameters,
+        tuple(ways),
+        *_best(ways, median),
+    )
+
+
+_SAMPLINGS: Final[tuple[UserSampling, ...]] = ("els", "uls")
+
+
+def _noise_multiplier(
+    sweep: SweepSpec, trial: PlannedTrial, users: UserSpec, size: int, rate: float, target: float
+) -> float | None:
+    """Return the noise multiplier of the trial's run with other users, by Poisson batches; None if none is enough."""
+    unit = replace(trial.spec, users=users).unit
+    released = [each for each in trial.trace.releases if each.name != RELEASE]
+    if users.counted_with is not None:
+        released.append(release_of(users.counted_with, unit))
+    queries = trial.trace.segments[0].side_queries
+
+    def trace(noise_multiplier: float) -> Trace:
+        steps = Segment(0, trial.trace.steps, PoissonSampling(rate), noise_multiplier, queries)
+        return Trace(size, (steps,), tuple(released), unit=unit)
+
+    try:
+        return calibrate_noise_multiplier(trace, target, trial.spec.delta, sweep.privacy.accountant)
+    except DpsweepError:
+        return None
+
+
+def _best(ways: Sequence[Way], median: int) -> tuple[Verdict, Way | None, Way | None]:
+    """Return the verdict at the median number of rows per user, and the best of each way.
+
+    ``els`` keeps the median number of rows: more would add noise for the rows of few. ``uls`` keeps at least as many,
+    those with the least noise if the rows of a user are unrelated; where it is preferred for certain, as many as leave
+    it with less noise than ``els`` even if they are alike.
+    """
+    by_rows = next((way for way in ways if way.sampling == "els" and way.most == median), None)
+    by_users = [way for way in ways if way.sampling == "uls" and way.most >= median]
+    at_median = next((way for way in by_users if way.most == median), None)
+    if by_rows is None or at_median is None:
+        return "unreachable", None, None
+    certain = [way for way in by_users if way.noise <= by_rows.noise]
+    best = min(certain or by_users, key=lambda way: way.unrelated)
+    if at_median.noise <= by_rows.noise:
+        return "uls", by_rows, best
+    return ("els" if by_rows.noise <= at_median.unrelated else "unknown"), by_rows, best

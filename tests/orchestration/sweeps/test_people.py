@@ -1,0 +1,107 @@
+"""A plan recommends a way to protect users, by rows per user that are declared or were released with noise."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from dpsweep.accounting import account
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.commands.main import app
+from dpsweep.orchestration.sweeps.people import Way, _best, comparisons
+from dpsweep.orchestration.sweeps.plan import plan_sweep
+from dpsweep.orchestration.sweeps.planned import Plan
+from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
+from dpsweep.workers.spec import UserSampling
+from tests.orchestration.sample_people import sweep_of_people, write_people
+
+COUNTS = {1: 30, 2: 40}
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_people(tmp_path_factory.mktemp("people") / "people.csv")
+
+
+def planned(table: Path, **privacy: object) -> tuple[SweepSpec, Plan]:
+    sweep = parse_sweep(sweep_of_people(table, **{"noise_multiplier": None, "target_epsilon": 4, **privacy}))
+    return sweep, plan_sweep(sweep)
+
+
+def test_ways_are_compared_at_equal_compute_by_calibrated_runs(table: Path) -> None:
+    sweep, plan = planned(table, rows_per_user={"users": COUNTS})
+    (found,) = comparisons(sweep, plan.trials)
+    assert (found.users, found.rows, found.steps, found.parameters) == (70, 8, plan.trials[0].trace.steps, 6)
+    assert [(way.sampling, way.most) for way in found.ways] == [
+        *(("els", 1), ("uls", 1), ("els", 2), ("uls", 2)),
+    ]
+    by_way = {(way.sampling, way.most): way for way in found.ways}
+    assert by_way["els", 1].used == pytest.approx(70 / 110)
+    assert [by_way["uls", most].members for most in (1, 2)] == [8.0, 4.0]
+    assert by_way["els", 1].noise_multiplier == by_way["uls", 1].noise_multiplier
+    for (_, most), way in by_way.items():
+        assert way.noise == pytest.approx(way.noise_multiplier / way.members)
+        shorter = (30 + 40 * most) / 70 if way.sampling == "uls" else 1.0
+        assert way.unrelated == pytest.approx(way.noise / shorter**0.5)
+    assert found.els == by_way["els", 2], "els keeps the median number of rows"
+
+
+def way(sampling: UserSampling, most: int, noise: float, unrelated: float) -> Way:
+    return Way(sampling, most, 1.0, 1.0, 1.0, noise, unrelated)
+
+
+def test_the_verdict_holds_however_alike_the_rows_of_a_user_are() -> None:
+    ways = [way("els", 1, 1.0, 1.0), way("uls", 1, 1.0, 1.0), way("els", 4, 2.0, 2.0)]
+    assert _best([*ways, way("uls", 4, 5.0, 2.5)], 4)[0] == "els"
+    assert _best([*ways, way("uls", 4, 3.0, 1.5)], 4)[0] == "unknown"
+    surely = [*ways, way("uls", 4, 1.5, 0.8), way("uls", 8, 1.9, 0.7), way("uls", 16, 2.1, 0.6)]
+    verdict, els, uls = _best(surely, 4)
+    assert (verdict, els and els.most, uls and uls.most) == ("uls", 4, 8), "16 rows have more noise if they are alike"
+    assert _best(ways, 4) == ("unreachable", None, None)
+
+
+def test_a_released_distribution_is_paid_for_by_every_private_trial(table: Path) -> None:
+    both = {"user_sampling": ["els", "uls"], "noise_multiplier": 8, "target_epsilon": None}
+    _, free = planned(table, **both)
+    _, paid = planned(table, rows_per_user={"users": COUNTS, "noise_multiplier": 2}, **both)
+    for one, other in zip(free.trials, paid.trials, strict=True):
+        assert one.key != other.key
+        assert other.worst_case.epsilon > 1.5 * one.worst_case.epsilon
+    els, uls = (trial.trace for trial in paid.trials)
+    alone = [replace(trace, segments=()) for trace in (els, uls)]
+    assert account(alone[0], 1e-4).epsilon == pytest.approx(account(alone[1], 1e-4).epsilon, rel=1e-6)
+
+
+def test_plan_says_where_the_numbers_come_from_and_releases_them_on_request(table: Path, tmp_path: Path) -> None:
+    def output(text: str, *options: str) -> str:
+        (tmp_path / "sweep.yaml").write_text(text)
+        return CliRunner().invoke(app, ["plan", str(tmp_path / "sweep.yaml"), *options]).output
+
+    undeclared = output(sweep_of_people(table))
+    assert "which is private. Declare privacy.rows_per_user" in undeclared
+    shown = output(sweep_of_people(table), "--release-rows-per-user", "1")
+    assert re.search(r"alone it costs ε \d\.\d+ per user at δ = 0\.0001", shown)
+    section = yaml.safe_load(shown[shown.index("  rows_per_user:") :])
+    declared = sweep_of_people(table, noise_multiplier=None, target_epsilon=6, **section)
+    found = output(declared)
+    assert "released with noise multiplier 1, which every ε includes" in found
+    assert re.search(r"recommended: .*max_records_per_user: \d", found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"unit": "example", "user_sampling": None, "max_records_per_user": None}, "unit is example"),
+        ({"rows_per_user": {"users": {}}}, "rows_per_user.users"),
+        ({"rows_per_user": {"users": {0: 4}}}, "rows_per_user.users"),
+        ({"rows_per_user": {"users": COUNTS, "noise_multiplier": 0.5}}, "noise_multiplier"),
+    ],
+)
+def test_what_is_no_distribution_is_refused(table: Path, changes: dict[str, object], words: str) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        parse_sweep(sweep_of_people(table, **{"rows_per_user": {"users": COUNTS}, **changes}))
