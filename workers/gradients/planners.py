@@ -36,7 +36,7 @@ RATES: Mapping[str, Rates] = {
     "cpu": Rates(gemm=170e9, grouped=130e9, elementwise=4.5e9, unfold=1.5e9),
     "cuda": Rates(gemm=50e12, grouped=2e12, elementwise=300e9, unfold=150e9),
 }
-"""Rates by kind of device. cpu: measured on two cores with AVX-512 (docs/performance.md). cuda: from data sheets."""
+"""Rates by kind of device. cpu: measured on two cores with AVX-512. cuda: from data sheets."""
 
 
 def rates(device: torch.device) -> Rates:
