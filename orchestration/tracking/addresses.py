@@ -7,7 +7,6 @@ import os
 import socket
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -16,6 +15,7 @@ import sqlalchemy
 from dpsweep.accounting.errors import DpsweepError
 from dpsweep.orchestration.comparison.plain_text import masked
 from dpsweep.orchestration.tracking.protocol import EXPERIMENT, TrackingUnavailable
+from dpsweep.orchestration.tracking.sqlite_files import file_of, require_own_journal
 
 VARIABLE: Final = "MLFLOW_EXPERIMENT_NAME"
 """Variable that names the experiment of all sweeps."""
@@ -27,7 +27,8 @@ _DEFAULT_PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306, "
 def probe(tracking_uri: str) -> None:
     """Connect to an MLflow server or database once, to fail within seconds where MLflow would retry for minutes.
 
-    Raises: TrackingUnavailable for a database whose driver is not installed; the errors of sockets and SQLAlchemy if it
+    Raises: TrackingUnavailable for a database whose driver is not installed, and for an SQLite file with a journal that
+    somebody else has made; the errors of sockets and SQLAlchemy if it
     cannot be reached.
     """
     parts = urlsplit(tracking_uri)
@@ -36,8 +37,9 @@ def probe(tracking_uri: str) -> None:
     if parts.hostname and scheme in _DEFAULT_PORTS and not proxied:
         socket.create_connection((parts.hostname, parts.port or _DEFAULT_PORTS[scheme]), timeout=10).close()
     if not is_server(tracking_uri):
-        if scheme == "sqlite":
-            Path(tracking_uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+        if (file := file_of(tracking_uri)) is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            require_own_journal(file)
         try:
             sqlalchemy.create_engine(tracking_uri, poolclass=sqlalchemy.pool.NullPool).connect().close()
         except ModuleNotFoundError as error:

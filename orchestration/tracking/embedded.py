@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import tempfile
 from pathlib import Path
 from typing import Final, TypeVar, cast
 
@@ -30,6 +31,7 @@ from dpsweep.orchestration.records.layout import DATABASE
 from dpsweep.orchestration.tracking.addresses import is_server
 from dpsweep.orchestration.tracking.deadlines import Timed
 from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
+from dpsweep.orchestration.tracking.sqlite_files import Parts, file_of, require_schema, runs_by_itself
 from dpsweep.workers.user_cache import CACHE
 
 Client = TypeVar("Client")
@@ -61,18 +63,42 @@ def client_of(tracking_uri: str) -> MlflowClient:
     The cache in ``~/.cache/dpsweep`` has one empty store per version of MLflow, made from the first store that this
     version creates, without any data of a sweep. If it cannot be written, MLflow creates every store itself.
 
-    Calls of a server raise TimeoutError where its answer is not complete in time (`Timed`).
+    Calls of a server raise TimeoutError where its answer is not complete in time (`Timed`). Raises: TrackingUnavailable
+    for an SQLite file that runs something else than MLflow's.
     """
-    file = Path(tracking_uri.removeprefix(_SCHEME))
-    if not tracking_uri.startswith(_SCHEME) or (file.exists() and file.stat().st_size):
+    file = file_of(tracking_uri)
+    if file is None:
         return timed(MlflowClient(tracking_uri=tracking_uri), tracking_uri)
-    empty = CACHE.expanduser().resolve() / f"mlflow-{mlflow.__version__}.db"
+    if not (file.exists() and file.stat().st_size):
+        return _client_of_new(tracking_uri, file)
+    require_schema(file, _parts_of_mlflow())
+    return MlflowClient(tracking_uri=tracking_uri)
+
+
+def _client_of_new(tracking_uri: str, file: Path) -> MlflowClient:
+    empty = _empty()
     if _is_copied(empty, file):
         return MlflowClient(tracking_uri=tracking_uri)
     client = MlflowClient(tracking_uri=tracking_uri)
     with contextlib.suppress(StorageError, UnsafeFile, sqlite3.Error):
         write_bytes_atomically(str(empty), _emptied(file))
     return client
+
+
+def _empty() -> Path:
+    """Return the place of the cached empty store, which only this user can change."""
+    return CACHE.expanduser().resolve() / f"mlflow-{mlflow.__version__}.db"
+
+
+def _parts_of_mlflow() -> Parts:
+    """Return what runs by itself in a store that this version of MLflow makes."""
+    with contextlib.suppress(sqlite3.Error):
+        if _empty().is_file():
+            return runs_by_itself(_empty())
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / DATABASE
+        _client_of_new(embedded_tracking_uri(folder), file)
+        return runs_by_itself(file)
 
 
 def timed(client: Client, tracking_uri: str) -> Client:

@@ -22,7 +22,7 @@ from dpsweep.orchestration.records.published import PublishedTrial
 from dpsweep.orchestration.records.safety import require_safe_tracking
 from dpsweep.orchestration.records.status_snapshot import read_snapshot
 from dpsweep.orchestration.tracking.addresses import probe, reported
-from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri, timed
+from dpsweep.orchestration.tracking.embedded import client_of, embedded_tracking_uri, timed
 from dpsweep.orchestration.tracking.given_stores import given_experiment
 from dpsweep.orchestration.tracking.models import SETTING, SWEEP, TRIAL, ModelLog
 from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
@@ -63,6 +63,7 @@ def register_best(
     name_there = given_experiment(uri, read_snapshot(files.status), files)
     with reported("cannot register a model in", uri):
         probe(uri)
+        client_of(uri)  # refuses a database that somebody else has changed
         client = timed(MlflowClient(tracking_uri=uri, registry_uri=uri), uri)
         experiment = client.get_experiment_by_name(name_there)
         ids = [experiment.experiment_id] if experiment is not None else []

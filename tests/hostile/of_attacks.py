@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tests.hostile.of_databases import plant_journal
 from tests.hostile.of_folders import COMMANDS, FORGED, KINDS, SWEEP, World, private_key, write_json
 from tests.orchestration.processes import PATIENCE, environment, start, wait_until
 from tests.orchestration.sample_grids import small
@@ -191,6 +193,18 @@ def _at(kind: str, name: str) -> Callable[[World], None]:
     return lambda world: KINDS[kind](world.planted / name, world)
 
 
+def _journal_that_names_a_file(world: World) -> None:
+    plant_journal(world.planted / "mlflow.db", world.outside / "file.json")
+
+
+def _endless_view(world: World) -> None:
+    """Who asks for experiments is answered without end."""
+    endless = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT x AS name FROM n"
+    with contextlib.closing(sqlite3.connect(world.planted / "mlflow.db")) as database:
+        database.execute("ALTER TABLE experiments RENAME TO others")
+        database.execute(f"CREATE VIEW experiments AS {endless}")
+
+
 def _at_the_result(kind: str) -> Callable[[World], None]:
     return lambda world: KINDS[kind](world.planted / "trials" / private_key(world.planted) / "result.json", world)
 
@@ -284,6 +298,8 @@ def _is_late(world: World, said: Said) -> str:
 _DELETING: Final = ("delete", "prune", "forget")
 _SHOWING: Final = ("verify", "report", "best", "export", "compare", "account", "owner-report", "run --from", "open")
 _READING: Final = ("status", "list", "export", "compare", "verify", "report", "best", "record", "open")
+_OPENING: Final = ("record", "run", "status", "account", "best IN --register best")
+"""Commands that may open MLflow's database."""
 _RUN_LONG: Final = "run long.yaml --output runs/new --address in-process --tracking-uri none"
 ATTACKS: Final[tuple[Attack, ...]] = (
     *(Attack(f"{name} linked to another sweep", _linked(name), _DELETING) for name in ("tuning", "trials")),
@@ -309,6 +325,8 @@ ATTACKS: Final[tuple[Attack, ...]] = (
     Attack("SIGTERM while it trains", lambda world: None, (_RUN_LONG,), _is_late, told_to_end=True),
     *(Attack(f"{name} of 3 GB", _of_3_gb(name), _READING) for name in ("results.json", "status.json", "sweep.json")),
     Attack("two links to . at the top", _at("loops", "sweep.json"), (*_DELETING, "verify", "report")),
+    Attack("a journal of mlflow.db that names a file", _journal_that_names_a_file, _OPENING),
+    Attack("mlflow.db with an endless view", _endless_view, _OPENING),
     Attack("killed in its first checkpoint", _cut_off, ("forget",), _keeps_a_key),
     Attack("a table without header", _no_header, ("plan", "run"), _quotes),
 )
