@@ -154,6 +154,8 @@ def read_outcomes(uri: str) -> AnyOutcomes | None:
     stored = read_private(uri)
     try:
         table = read_table(stored)
+        if not all(pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in table.schema.types):
+            raise ValueError("a column of other values than numbers")
         facts = table.schema.metadata or {}
         names = tuple(parsed_json(facts[b"groups"]))
         users = table[_USER].to_numpy().astype(np.int64) if _USER in table.column_names else None

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
+from dpsweep.accounting.records.sizes import half_of_memory
+
 _START = 8
 """Bytes before the messages of an Arrow file; the messages form an Arrow stream."""
 LARGEST_RATIO = 1_000
@@ -29,12 +31,20 @@ class Oversized(ValueError):
 def read_table(data: bytes, columns: Sequence[str] | None = None) -> pa.Table:
     """Return the table of an Arrow IPC file, read as the stream of messages that it contains.
 
-    columns: those to decode; all by default.
+    columns: those to decode; all by default. Rows of a type that takes no bytes, such as null, may be more than fit
+    into memory: who makes other values of them looks at the types first.
 
-    Raises: Oversized before anything is expanded, pyarrow's errors for bytes that are no such file.
+    Raises: Oversized before anything is expanded, pyarrow's errors for bytes that are no such file, or whose lengths
+    and offsets lead out of their buffers.
     """
+    table = _read(data, columns)
+    table.validate(full=True)
+    return table
+
+
+def _read(data: bytes, columns: Sequence[str] | None) -> pa.Table:
     stream = pa.py_buffer(data)[_START:]
-    allowed, expanded = max(LARGEST_RATIO * len(data), ALWAYS_ALLOWED), 0
+    allowed, expanded = min(max(LARGEST_RATIO * len(data), ALWAYS_ALLOWED), half_of_memory()), 0
     for message in _messages(stream):
         expanded += sum(_expanded_lengths(message))
         if expanded > allowed:

@@ -8,8 +8,13 @@ from collections.abc import Mapping
 from typing import Final
 
 _MIB: Final = 2**20
-_BY_NAME: Final[Mapping[str, int]] = {"results.json": 256 * _MIB, "comparison.json": 256 * _MIB}
-"""Largest size in bytes of files that grow with the number of trials: a trial adds some kilobytes."""
+_BY_NAME: Final[Mapping[str, int]] = {
+    "results.json": 256 * _MIB,
+    "comparison.json": 256 * _MIB,
+    "trace.arrow": 64 * _MIB,
+}
+"""Largest size in bytes of files that grow with the number of trials, some kilobytes each, and of a trace, which has
+about 100 bytes for each noise level."""
 _BY_ENDING: Final[Mapping[str, int]] = {
     ".json": 64 * _MIB,
     ".jsonl": 1024 * _MIB,
@@ -31,9 +36,10 @@ def largest(uri: str) -> int:
     64
     """
     name = uri.rpartition("/")[2]
-    return _BY_NAME.get(name) or _BY_ENDING.get(os.path.splitext(name)[1]) or _half_of_memory()
+    return _BY_NAME.get(name) or _BY_ENDING.get(os.path.splitext(name)[1]) or half_of_memory()
 
 
 @functools.cache
-def _half_of_memory() -> int:
+def half_of_memory() -> int:
+    """Return half of this machine's memory in bytes."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

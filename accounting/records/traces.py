@@ -95,7 +95,8 @@ def read_trace(path: str) -> Trace:
     data = read_bytes(path)
     try:
         table = read_table(data)
-        table.validate(full=True)  # altered lengths and offsets must not make decoding read outside the buffers
+        if not table.schema.equals(_schema()):
+            raise ValueError("other columns")
         rows, run = table.to_pylist(), parsed_json(table.schema.metadata[b"run"])
         intact = table.schema.metadata[b"sha256"].decode() == _checksum(rows, run)
     except (pa.ArrowException, ValueError, KeyError, TypeError, OSError):

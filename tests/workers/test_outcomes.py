@@ -17,6 +17,7 @@ from dpsweep.workers.outcomes import Outcomes, read_outcomes, write_outcomes
 from dpsweep.workers.rates import confusion_counts
 from dpsweep.workers.trained_model import load_trained
 from dpsweep.workers.trial import run_trial
+from tests.accounting.records.test_arrow_tables import of_no_bytes
 from tests.workers.trial_specs import small_trial
 
 
@@ -94,3 +95,10 @@ def test_older_trials_have_none_and_damage_is_told(trained: TrialFiles, tmp_path
     Path(copy).write_bytes(read_bytes(copy)[: len(read_bytes(copy)) // 2])
     with pytest.raises(DataCorruption, match="damaged"):
         read_outcomes(copy)
+
+
+def test_predictions_that_take_no_bytes_fill_no_memory(tmp_path: Path) -> None:
+    columns = ("example_id", "label", "group", "predicted", "log_loss", "confidence")
+    (tmp_path / "forged.ipc").write_bytes(of_no_bytes(columns, {"groups": "[]", "classes": "2"}))
+    with pytest.raises(DataCorruption, match="damaged"):
+        read_outcomes(str(tmp_path / "forged.ipc"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import struct
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from dpsweep.accounting.errors import DataCorruption
+from dpsweep.accounting.records import arrow_tables
 from dpsweep.accounting.records.arrow_tables import Oversized, read_table, stored_column
 from dpsweep.accounting.records.parts import PartStore, RepeatedIds
 from dpsweep.accounting.records.traces import read_trace
@@ -23,6 +26,13 @@ def encoded(table: pa.Table) -> bytes:
     with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
         writer.write_table(table)
     return bytes(sink.getvalue().to_pybytes())
+
+
+def of_no_bytes(names: Sequence[str], facts: Mapping[str, str]) -> bytes:
+    """A kilobyte that claims columns of 2^36 rows, of which Python would make as many values."""
+    few, many = (struct.pack("<q", rows) for rows in (1_234_567, 2**36))
+    table = pa.table({name: pa.nulls(1_234_567) for name in names}).replace_schema_metadata(facts)
+    return encoded(table).replace(few, many)
 
 
 BOMB = encoded(pa.table({"a": np.zeros(36_000_000, np.int64)}))
@@ -89,6 +99,19 @@ def test_repeated_ids_are_decoded_once_and_other_ones_again() -> None:
         assert table.equals(pa.table({"example_id": own, "norm": np.ones(70_000, np.float32)}, SCHEMA))
     first, second, *_ = (table.column("example_id").chunk(0).buffers()[1].address for table in tables)
     assert first == second
+
+
+def test_half_of_the_memory_is_the_most_that_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = pa.table({"a": np.random.default_rng(0).integers(0, 9, 1000)})
+    monkeypatch.setattr(arrow_tables, "half_of_memory", lambda: 7_000)
+    with pytest.raises(Oversized, match="would expand to more than 7000"):
+        read_table(encoded(table))
+
+
+def test_a_trace_of_rows_that_take_no_bytes_fills_no_memory(tmp_path: Path) -> None:
+    (tmp_path / "trace.arrow").write_bytes(of_no_bytes(["steps"], {"run": "{}", "sha256": "0"}))
+    with pytest.raises(DataCorruption, match=r"trace\.arrow is damaged"):
+        read_trace(str(tmp_path / "trace.arrow"))
 
 
 def test_a_part_says_so_in_one_line(tmp_path: Path) -> None:
