@@ -1,6 +1,7 @@
 """Clients of servers whose calls end: the timeouts of HTTP libraries bound the pause between two bytes, not an answer.
 
-A server that sends a byte now and then, in a header or a body, would keep whoever waits for it as long as it likes.
+A server that sends a byte now and then, in a header or a body, would keep whoever waits for it as long as it likes. One
+that sends without end would fill the memory.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from typing import Any, Final, TypeVar
 Result = TypeVar("Result")
 MOST_LEFT: Final = 8
 """Most calls of one client that are left unanswered before it is asked nothing more."""
+LARGEST: Final = 2**28
+"""Most bytes of an answer that is read as a whole, unpacked: a page of 1000 runs has up to 100 MB."""
+_PIECE: Final = 2**16
 
 
 class Unanswered(TimeoutError):
@@ -49,10 +53,12 @@ def within(seconds: float, call: Callable[[], Result], advice: str) -> Result:
 class Timed:
     """A client of a server, every call of which ends.
 
-    limit: seconds for a call of a method, by the method's name. advice: as `within`.
+    limit: seconds for a call of a method, by the method's name. advice: as `within`. An answer of more than `LARGEST`
+    bytes is an error of the call.
     """
 
     def __init__(self, client: object, limit: Callable[[str], float], advice: str) -> None:
+        _bound_answers()
         self._client, self._limit, self._advice = client, limit, advice
         self._left: list[Future[Any]] = []
         self._lock = threading.Lock()
@@ -75,3 +81,28 @@ class Timed:
             with self._lock:
                 self._left.append(error.answer)
             raise
+
+
+@functools.cache
+def _bound_answers() -> None:
+    """Let `requests` read no answer of more than `LARGEST` bytes at once, in this process.
+
+    MLflow and Ray make their own sessions, and offer no option. What is read piece by piece, as a file, is not bounded.
+    """
+    from requests import RequestException, Response
+
+    def content(response: Any) -> Any:
+        if response._content is False and not response._content_consumed and response.raw is not None:
+            pieces, size = [], 0
+            for piece in response.iter_content(_PIECE):
+                pieces.append(piece)
+                size += len(piece)
+                if size > LARGEST:
+                    response.close()
+                    raise RequestException(f"{response.url} answers with more than {LARGEST / 2**20:.0f} MiB")
+            response._content, response._content_consumed = b"".join(pieces), True
+        return original(response)
+
+    answers: Any = Response  # whose property is replaced
+    original = answers.content.fget
+    answers.content = property(content)

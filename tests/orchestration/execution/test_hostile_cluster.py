@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from dpsweep.accounting.errors import DpsweepError, InvalidInput
 from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.execution import submission
+from dpsweep.orchestration.tracking import deadlines
 from tests.orchestration.odd_server import answering
 
 VERSION = {"version": "4", "ray_version": ray.__version__, "ray_commit": "x", "session_name": "\x1b]0;t\x07"}
@@ -40,6 +41,16 @@ def test_an_answer_that_comes_byte_by_byte_is_given_up(slow: str, monkeypatch: p
         error = CliRunner().invoke(app, ["list", "--address", server.address]).exception
     assert isinstance(error, InvalidInput)
     assert "no complete answer within 0." in str(error)
+
+
+def test_an_answer_that_fills_the_memory_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "a" * 64)
+    monkeypatch.setattr(deadlines, "LARGEST", 100_000)
+    with answering(lambda method, path: VERSION if path.endswith("/version") else [" " * 200_000]) as server:
+        error = CliRunner().invoke(app, ["list", "--address", server.address]).exception
+    assert isinstance(error, InvalidInput)
+    assert "answers with more than 0 MiB" in str(error)
 
 
 def test_an_older_cluster_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

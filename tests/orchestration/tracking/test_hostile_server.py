@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dpsweep.orchestration.tracking import embedded, mlflow
+from dpsweep.orchestration.tracking import deadlines, embedded, mlflow
 from dpsweep.orchestration.tracking.deadlines import MOST_LEFT, Timed
 from dpsweep.orchestration.tracking.locations import require_location
 from dpsweep.orchestration.tracking.mlflow import MlflowTracker
@@ -115,6 +116,18 @@ def test_an_answer_that_comes_byte_by_byte_is_given_up(
     server = served(lambda method, path: begun)
     assert "no complete answer within 0.2 s" in refusal(server.address)
     assert len(server.asked) <= 1
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_an_answer_that_fills_the_memory_is_given_up(
+    served: Callable[[Answer], Server], monkeypatch: pytest.MonkeyPatch, is_packed: bool
+) -> None:
+    monkeypatch.setattr(deadlines, "LARGEST", 100_000)
+    body = b"[" + b" " * 200_000
+    packed = gzip.compress(body) if is_packed else body
+    encoding = "Content-Encoding: gzip\r\n" if is_packed else ""
+    head = f"HTTP/1.1 200 OK\r\n{encoding}Content-Length: {len(packed)}\r\n\r\n"
+    assert "answers with more than 0 MiB" in refusal(served(lambda method, path: head.encode() + packed).address)
 
 
 def test_after_several_unanswered_calls_no_more_are_made() -> None:
