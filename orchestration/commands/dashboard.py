@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 PERIOD: Final = 5.0
 """Seconds after which the page asks again."""
+_LAST_ANSWERS_WITHIN: Final = 1
+"""Seconds that answers may take when the command ends: a reader who reads slowly would hold it up."""
 _COOKIE: Final = "dpsweep-dashboard"
 _PAGE_POLICY: Final = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; "
@@ -65,7 +67,10 @@ def dashboard(
         board = Board(roots)
         threading.Thread(target=_renewed, args=(board,), name="dpsweep-dashboard", daemon=True).start()
         app = application(board, token)
-        uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False)).run(sockets=[server])
+        settings = uvicorn.Config(
+            app, log_level="warning", access_log=False, timeout_graceful_shutdown=_LAST_ANSWERS_WITHIN
+        )
+        uvicorn.Server(settings).run(sockets=[server])
 
 
 def _renewed(board: Board) -> None:

@@ -18,19 +18,12 @@ from typing import Final, NoReturn
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
 """Signals that end a command like Ctrl-C: those of `kill` and of a terminal that closes."""
 WITHIN: Final = 4.0
-"""Seconds in which a command ends after one of these signals, by itself or by force."""
-_LONGER_WITHIN: Final = 30.0
-"""Seconds for a command that ends workers, marks runs of MLflow as interrupted and removes Ray's folder."""
+"""Seconds in which a command ends after one of these signals, by itself or by force.
+
+By force is as by SIGKILL: workers end with their driver, and the next run removes Ray's folder and ends MLflow's runs.
+"""
 INTERRUPTED: Final = 130
 """Exit code of a command that was interrupted."""
-_within = [WITHIN]
-
-
-def takes_longer() -> None:
-    """Note that this command has workers or MLflow's runs to end, which takes longer. It is over in seconds all the
-    same.
-    """
-    _within[0] = _LONGER_WITHIN
 
 
 @contextlib.contextmanager
@@ -42,7 +35,7 @@ def ended_by_signals() -> Iterator[None]:
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    ended, _within[0] = threading.Event(), WITHIN
+    ended = threading.Event()
     handled = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     handlers = {number: signal.signal(number, _interrupt) for number in handled}
     before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -83,7 +76,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 def _end_late(reader: int, ended: threading.Event) -> None:
     """End this process by force if a signal has not ended it in time."""
     while numbers := os.read(reader, 64):  # nothing once the other end is closed
-        if not set(_SIGNALS).isdisjoint(numbers) and not ended.wait(_within[0]):
+        if not set(_SIGNALS).isdisjoint(numbers) and not ended.wait(WITHIN):
             os.write(2, b"ended by force, as it did not end by itself; every file is whole, old or new\n")
             os._exit(INTERRUPTED)
     os.close(reader)

@@ -10,7 +10,6 @@ import typer
 
 from dpsweep.orchestration.commands import panels
 from dpsweep.orchestration.commands.arguments import AsJson, Folder, TrackingUri
-from dpsweep.orchestration.commands.ending import takes_longer
 from dpsweep.orchestration.commands.running import NOT_RECORDED, print_json
 from dpsweep.orchestration.comparison.plain_text import for_terminal
 from dpsweep.orchestration.records.recording import NOTHING_RECORDED, Recording
@@ -30,7 +29,6 @@ def record(folder: Folder, tracking_uri: TrackingUri = None, as_json: AsJson = F
     def warn(sentence: str) -> None:
         print(for_terminal(f"warning: {sentence}"), file=sys.stderr)
 
-    takes_longer()
     shown = _Printer()
     try:
         found = record_again(folder, tracking_uri, shown, warn)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import typer
 from rich.console import Console
 
-from dpsweep.orchestration.commands.ending import INTERRUPTED, takes_longer
+from dpsweep.orchestration.commands.ending import INTERRUPTED
 from dpsweep.orchestration.comparison.plain_text import for_terminal
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ NOT_RECORDED: Final = 3
 
 def run_to_the_end(request: RunRequest, as_json: bool) -> NoReturn:
     """Run the sweep and exit: with 0, with 1 if a trial failed, 3 if MLflow lacks records, 130 when interrupted."""
-    takes_longer()
     from dpsweep.orchestration.commands.progress import ConsoleDisplay
     from dpsweep.orchestration.pipeline import run_sweep
 

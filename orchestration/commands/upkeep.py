@@ -15,7 +15,6 @@ from dpsweep.accounting.records import exists, list_files
 from dpsweep.accounting.registry import lookup
 from dpsweep.orchestration.commands import panels
 from dpsweep.orchestration.commands.arguments import AsJson, Folder
-from dpsweep.orchestration.commands.ending import takes_longer
 from dpsweep.orchestration.commands.number_lists import whole_numbers
 from dpsweep.orchestration.comparison.formats import number, seconds
 from dpsweep.orchestration.comparison.plain_text import for_terminal
@@ -197,7 +196,6 @@ def account(
         require_finite("delta", delta, above=0.0, below=1.0)
     sizes = tuple(whole_numbers("--group-sizes", group_sizes, 1)) if group_sizes else ()
     own = whole_numbers("--examples", examples, 0) if examples else ()
-    takes_longer()
     prepare_environment(address)
     from dpsweep.orchestration.execution.reaccounting import ReaccountingRequest, account_again
     from dpsweep.orchestration.pipeline import show_accounts

@@ -124,9 +124,8 @@ class Coordinator:
         if kind is not None:
             self._interrupted.set()
             self._give_up()  # parts may wait for resources that trials hold, and nothing else would end the wait
+            self._recorder.abandon()  # first, as a part that is accounted in this process may take long
         self._accountant.shutdown(wait=True, cancel_futures=kind is not None)
-        if kind is not None:
-            self._recorder.abandon()
 
     def _is_left_to_account(self, key: str) -> bool:
         """Return whether an earlier run trained the trial to its end, or to a stop, without accounting it."""

@@ -12,6 +12,7 @@ from typing import Final
 
 from dpsweep.orchestration.records.published import PublishedTrial
 from dpsweep.orchestration.records.recording import NOTHING_RECORDED, Recording
+from dpsweep.orchestration.tracking.deadlines import within
 from dpsweep.orchestration.tracking.parallel import each
 from dpsweep.orchestration.tracking.protocol import Tracker, TrackingUnavailable
 
@@ -21,7 +22,7 @@ PAUSES: Final = (1.0, 15.0)
 """Seconds between two attempts after the sweep has ended: the first pause, doubled up to the second."""
 SILENCE = 180.0
 """Seconds without a single confirmed write after which recording is given up; any write starts them anew."""
-LAST_MOMENTS = 4.0
+LAST_MOMENTS = 2.0
 """Seconds that a driver takes, when it is told to stop, to record what it can and to close the sweep's runs."""
 _PACE_SECONDS = 20.0
 
@@ -80,7 +81,7 @@ class TrackingRecorder:
         self._tell()  # that it goes on, also where the tracker takes nothing
         left = list(publish)
         pause, answered, heard = PAUSES[0], self._tracker.answered, time.monotonic()
-        while not self._attempt(left):
+        while not within(threading.TIMEOUT_MAX, lambda: self._attempt(left), ""):  # a signal ends the wait for SQLite
             if self._tracker.answered != answered:
                 pause, answered, heard = PAUSES[0], self._tracker.answered, time.monotonic()
             elif time.monotonic() - heard >= SILENCE:

@@ -7,16 +7,17 @@
     python -m tests.hostile --folders --full --jobs 8
     python -m tests.hostile --folders --commands run,delete --cells 500
     python -m tests.hostile --attacks
+    python -m tests.hostile --endings
 
 TMPDIR=/dev/shm saves the disk.
 
 With --folders, links, pipes, devices and more are planted in a sweep's folder, and commands run on it: every command
 with every kind at one place of each role, which includes every kind at every place and every command with every place;
 with --full, every command with every kind at every place. With --attacks, whole attacks are made, each with the command
-that it is aimed at.
+that it is aimed at. With --endings, each command that can take long is told to end where it works or waits.
 
 The exit status is 1 when an input was answered with a traceback, with nothing within a minute of CPU time, or with too
-small an epsilon, or when a command changed a file outside the folder.
+small an epsilon, when a command changed a file outside the folder, or ended late.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from pathlib import Path
 
 from tests.hostile.attempts import Asked, Counts, tried
 from tests.hostile.of_attacks import outcomes
+from tests.hostile.of_endings import endings
 from tests.hostile.of_folders import COMMANDS, KINDS
 from tests.hostile.table import TARGETS
 from tests.hostile.target import Tally, fed
@@ -42,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _folders(options)
     if options.attacks:
         return _attacks()
+    if options.endings is not None:
+        return _endings(options.endings)
     chosen = [target for target in TARGETS if options.only in target.name]
     share = -(-options.inputs // len(chosen))
     print(f"{'target':15} {'inputs':>8} {'accepted':>9} {'refused':>8} {'findings':>9} {'seconds':>8}")
@@ -91,6 +95,22 @@ def _attacks() -> int:
     return 1 if wrong else 0
 
 
+def _endings(only: str) -> int:
+    """Print a line for each command that was told to end."""
+    wrong = 0
+    with tempfile.TemporaryDirectory(prefix="e-") as folder:
+        for each in endings(Path(folder), only):
+            verdict = "ended" if each.is_right else "WRONG"
+            left = f"; left: {each.left}" if each.left else ""
+            print(
+                f"{verdict} {each.took:5.1f} s  {each.code}  {each.ending.where:25} {each.ending.command[:60]:60}{left}"
+            )
+            print(f"      {each.line[:160]}", flush=True)
+            wrong += not each.is_right
+    print(f"{wrong} wrong")
+    return 1 if wrong else 0
+
+
 WRONG = ("destroyed", "hung", "traceback", "repeated")
 """Verdicts that must not be. repeated: a forged epsilon was shown."""
 
@@ -100,6 +120,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--inputs", type=int, default=100_000, help="of all targets together")
     parser.add_argument("--only", default="", choices=["", *(target.name for target in TARGETS)])
     parser.add_argument("--attacks", action="store_true", help="make whole attacks, each with the command it aims at")
+    parser.add_argument(
+        "--endings", nargs="?", const="", metavar="TEXT", help="end commands by SIGTERM; TEXT: those that contain it"
+    )
     parser.add_argument("--folders", action="store_true", help="plant links, pipes and more in the folder of a sweep")
     parser.add_argument("--commands", default=",".join(COMMANDS), help="of --folders: some of the commands")
     parser.add_argument("--kinds", default=",".join(KINDS), help="of --folders: some of what is planted")
