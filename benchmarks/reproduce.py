@@ -56,7 +56,7 @@ BY_GROUP = ("accuracy", "accuracy_change", "loss", "true_positive_rate", "gradie
 """Columns of each group that are stored."""
 
 
-def collect(stored: dpsweep.Sweep, name: str, cpu_seconds: float, sources: Sequence[str] = ()) -> StoredSweep:
+def collect(stored: dpsweep.StoredSweep, name: str, cpu_seconds: float, sources: Sequence[str] = ()) -> StoredSweep:
     """Return the numbers of the finished trials, by setting. Intervals are those of the sweep's last report.
 
     Raises: InvalidInput where no trial has finished.

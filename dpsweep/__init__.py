@@ -37,8 +37,9 @@ if TYPE_CHECKING:
         Unreachable,
         UnsupportedMechanism,
     )
-    from dpsweep.orchestration.library import Sweep, Trial, compare, plan, run
+    from dpsweep.orchestration.library import StoredSweep, Trial, compare, plan, run
     from dpsweep.orchestration.library import open_sweep as open
+    from dpsweep.parts import Sweep
     from dpsweep.workers.classifier import DPClassifier
     from dpsweep.workers.private_training import PrivateTraining
 
@@ -49,6 +50,7 @@ __all__ = [
     "InvalidInput",
     "PrivateTraining",
     "StorageError",
+    "StoredSweep",
     "Sweep",
     "Trial",
     "Unreachable",
@@ -63,7 +65,8 @@ _LIBRARY, _LOOP = "dpsweep.orchestration.library", "dpsweep.workers.private_trai
 _PLACES = {
     "DPClassifier": ("dpsweep.workers.classifier", "DPClassifier"),
     "PrivateTraining": (_LOOP, "PrivateTraining"),
-    "Sweep": (_LIBRARY, "Sweep"),
+    "StoredSweep": (_LIBRARY, "StoredSweep"),
+    "Sweep": ("dpsweep.parts", "Sweep"),
     "Trial": (_LIBRARY, "Trial"),
     "compare": (_LIBRARY, "compare"),
     "open": (_LIBRARY, "open_sweep"),

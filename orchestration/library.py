@@ -23,6 +23,7 @@ from dpsweep.orchestration.execution.environment import EMBEDDED, prepare_enviro
 if TYPE_CHECKING:
     import pandas as pd
     from plotly.graph_objects import Figure
+    from rich.console import Console
     from torch import nn
 
     from dpsweep.accounting.mechanism import Trace
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Trial:
-    """One trial of a stored sweep, from `Sweep.trials`."""
+    """One trial of a stored sweep, from `StoredSweep.trials`."""
 
     _record: SweepRecord
     _point: GridPoint
@@ -176,7 +177,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class StoredSweep:
     """A sweep as stored on disk when it was opened, from `open_sweep` or `run`."""
 
     _record: SweepRecord
@@ -192,6 +193,12 @@ class Sweep:
     def folder(self) -> str:
         """Absolute path or URI of the sweep's folder."""
         return self._files.root
+
+    def refresh(self) -> StoredSweep:
+        """Return the sweep as it is on disk now, such as while it runs. Raises: as `open_sweep`."""
+        from dpsweep.orchestration.comparison.claims import checked_record
+
+        return replace(self, _record=checked_record(self._files))
 
     @property
     def trials(self) -> Mapping[str, Trial]:
@@ -211,7 +218,7 @@ class Sweep:
     def __repr__(self) -> str:
         states = Counter(trial.state.word for trial in self.trials.values())
         counted = ", ".join(f"{count} {word}" for word, count in states.items())
-        return f"<Sweep {self.name!r} in {self.folder}: {counted or 'no trials'}>"
+        return f"<StoredSweep {self.name!r} in {self.folder}: {counted or 'no trials'}>"
 
     def _repr_html_(self) -> str:
         return f"<p>{html.escape(repr(self))}</p>{self.results().to_html(index=False, escape=True)}"
@@ -254,8 +261,9 @@ class Sweep:
     ) -> Registered:
         """Register the model of `best` in MLflow under a name, and give it an alias, as ``dpsweep best --register``.
 
-        ``mlflow.pyfunc.load_model`` loads the ``address`` of the result anywhere; a model of the user's own carries the
-        code that it was trained with, which runs then. tracking_uri: where the sweep was recorded; by default
+        ``mlflow.pyfunc.load_model`` loads the ``location`` of the result as it is, and its ``address`` where MLflow's
+        tracking URI is that of the sweep; a model of the user's own carries the code that it was trained with, which
+        runs then. tracking_uri: where the sweep was recorded; by default
         ``MLFLOW_TRACKING_URI``, else the store in its folder. Raises: InvalidInput for a name that MLflow refuses, and
         if MLflow has no weights of that model; TrackingUnavailable.
         """
@@ -291,7 +299,7 @@ class Sweep:
         return render_again(self._files.root).files.report
 
 
-def compare(*sweeps: Sweep | str | Path) -> Comparison:
+def compare(*sweeps: StoredSweep | str | Path) -> Comparison:
     """Put the settings of several sweeps, or of their folders, beside each other, as ``dpsweep compare``.
 
     ``table()`` of the result is a data frame; ``differences`` say what does not compare. Raises: InvalidInput for fewer
@@ -299,18 +307,18 @@ def compare(*sweeps: Sweep | str | Path) -> Comparison:
     """
     from dpsweep.orchestration.comparison.across_sweeps import compare as compared
 
-    opened = [each if isinstance(each, Sweep) else open_sweep(each) for each in sweeps]
+    opened = [each if isinstance(each, StoredSweep) else open_sweep(each) for each in sweeps]
     return compared({each.folder: each._record for each in opened})
 
 
 SweepLike = str | Path | Mapping[str, Any]
-"""A sweep: the path of its file, its YAML text (more than one line), or its content as a mapping, which may hold
-functions and classes, numbers of numpy and ranges."""
+"""A sweep: the path of its file, its YAML text (more than one line), or its content as a mapping, such as a
+`dpsweep.Sweep`, which may hold functions and classes, numbers of numpy and ranges."""
 Allowed = Sequence[str | Path | Callable[..., Any]]
 """Modules and files of the user's own, functions and classes."""
 
 
-def open_sweep(folder: str | Path, *, allow_code: Allowed = ()) -> Sweep:
+def open_sweep(folder: str | Path, *, allow_code: Allowed = ()) -> StoredSweep:
     """Open the sweep in a folder or at a URI that ``dpsweep run`` wrote; models are loaded only on request.
 
     allow_code: the user's own modules and files that `Trial.model` and `Trial.predict` may import, such as
@@ -327,7 +335,7 @@ def open_sweep(folder: str | Path, *, allow_code: Allowed = ()) -> Sweep:
     files = SweepFiles(absolute(str(folder)))
     record = checked_record(files)
     names, given = allowed_objects(allow_code, Path.cwd())
-    return Sweep(record, files, allowed_again(record.sweep, names, given))
+    return StoredSweep(record, files, allowed_again(record.sweep, names, given))
 
 
 def plan(sweep: SweepLike, *, allow_code: Allowed = ()) -> Plan:
@@ -356,14 +364,16 @@ def run(
     max_trials: int | None = None,
     stop_after_failures: int | None = None,
     max_gpu_hours: float | None = None,
-) -> Sweep:
-    """Train, account and compare every trial of a sweep, as ``dpsweep run`` with the same options, without output.
+    console: Console | None = None,
+) -> StoredSweep:
+    """Train, account and compare every trial of a sweep, as ``dpsweep run`` with the same options.
 
     A folder that holds the sweep, or an earlier version of it, is continued: trials with results keep them. The user's
     own code is read again by every call; results of it as it was before an edit are not continued. retry: ``failed``,
-    ``all`` or keys of trials to train again. sources: folders of other sweeps, as ``--from``. Failed trials are in
-    `Sweep.failed`. Raises: InvalidInput, before any trial starts, for a sweep that cannot run and for a process that is
-    already connected to Ray.
+    ``all`` or keys of trials to train again. sources: folders of other sweeps, as ``--from``. console: of rich; shows
+    progress, and in a notebook a line for each trial that ends; by default nothing is shown. Failed trials are in
+    `StoredSweep.failed`. Raises: InvalidInput, before any trial starts, for a sweep that cannot run and for a process
+    that is already connected to Ray.
     """
     spec, text, code = _read(sweep, allow_code)
     prepare_environment(address)
@@ -375,13 +385,13 @@ def run(
 
     files = output_files(folder, spec.name)
     with shared_data(code, files, address) as there, ray_ahead(spec, folder, address, there):
-        from dpsweep.orchestration.pipeline import NoDisplay, RunRequest, run_sweep
+        from dpsweep.orchestration.pipeline import ConsoleDisplay, NoDisplay, RunRequest, run_sweep
         from dpsweep.orchestration.records.limits import Limits
 
         limits = Limits(max_hours, max_trials, stop_after_failures, max_gpu_hours)
         request = RunRequest(spec, text, folder, address, tracking_uri, there, limits, tuple(retry), others)
-        outcome = run_sweep(request, NoDisplay())
-    return Sweep(outcome.record, outcome.files, code)
+        outcome = run_sweep(request, NoDisplay() if console is None else ConsoleDisplay(console))
+    return StoredSweep(outcome.record, outcome.files, code)
 
 
 def _read(sweep: SweepLike, allow_code: Allowed) -> tuple[SweepSpec, str, UserCode]:

@@ -58,6 +58,7 @@ def test_exported_names() -> None:
         "InvalidInput",
         "PrivateTraining",
         "StorageError",
+        "StoredSweep",
         "Sweep",
         "Trial",
         "Unreachable",

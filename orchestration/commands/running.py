@@ -22,8 +22,7 @@ NOT_RECORDED: Final = 3
 
 def run_to_the_end(request: RunRequest, as_json: bool) -> NoReturn:
     """Run the sweep and exit: with 0, with 1 if a trial failed, 3 if MLflow lacks records, 130 when interrupted."""
-    from dpsweep.orchestration.commands.progress import ConsoleDisplay
-    from dpsweep.orchestration.pipeline import run_sweep
+    from dpsweep.orchestration.pipeline import ConsoleDisplay, run_sweep
 
     display = ConsoleDisplay(Console(stderr=True))
     try:

@@ -22,7 +22,8 @@ from dpsweep.accounting.records import exists
 from dpsweep.accounting.registry import lookup, one_of
 from dpsweep.orchestration.commands import panels
 from dpsweep.orchestration.commands.cluster import jobs_at
-from dpsweep.orchestration.commands.console import Fitting, show, stdout
+from dpsweep.orchestration.commands.console import show, stdout
+from dpsweep.orchestration.comparison.fitting import Fitting
 from dpsweep.orchestration.comparison.formats import clock, measured, number, per_unit, percent, seconds
 from dpsweep.orchestration.comparison.plain_text import for_terminal
 from dpsweep.orchestration.records.layout import SweepFiles, absolute

@@ -11,6 +11,7 @@ __all__ = [
     "entries",
     "evidence",
     "findings",
+    "fitting",
     "formats",
     "group_sizes",
     "hidden_groups",

@@ -6,9 +6,19 @@ sweep file -> plan -> trials under Ray Tune -> accounting as each trial ends -> 
 trains its candidates, as their own sweep, and then the best of each setting. `until` adds seeds and runs it again.
 """
 
+from dpsweep.orchestration.pipeline.progress import ConsoleDisplay
 from dpsweep.orchestration.pipeline.recording import record_again
 from dpsweep.orchestration.pipeline.reports import render_again, show_accounts
 from dpsweep.orchestration.pipeline.request import NoDisplay, Outcome, RunRequest
 from dpsweep.orchestration.pipeline.run import run_sweep
 
-__all__ = ["NoDisplay", "Outcome", "RunRequest", "record_again", "render_again", "run_sweep", "show_accounts"]
+__all__ = [
+    "ConsoleDisplay",
+    "NoDisplay",
+    "Outcome",
+    "RunRequest",
+    "record_again",
+    "render_again",
+    "run_sweep",
+    "show_accounts",
+]

@@ -16,6 +16,7 @@ from pathlib import Path, PurePath
 from typing import Any, Final
 
 import numpy as np
+import yaml
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.registry import build
@@ -280,6 +281,22 @@ def _plain(value: object, key: str) -> Any:
         f"{key} is {shortly(value)}, of type {type(value).__name__}; give numbers, text, lists and maps"
         + ("; functions and classes are taken as data, model, loss and clipping" if callable(value) else "")
     )
+
+
+def as_text(sweep: Mapping[str, Any]) -> str:
+    """Return a sweep without functions, classes and data in memory as the YAML text of a sweep file.
+
+    Raises: InvalidInput, naming the key, for what a file cannot hold.
+    """
+    objects = Objects(Path.cwd())
+    plain = objects.plain(sweep)
+    held = [f"data {each.called!r}" for each in objects.data] + [each.location for each in objects.modules]
+    if held:
+        raise InvalidInput(
+            f"a sweep file cannot hold what this sweep has from Python: {', '.join(held)}; put it into a module and "
+            "name it `module.py:name`, store the data in a file, or give the sweep itself to dpsweep.run"
+        )
+    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
 
 
 def allowed_objects(allowed: Sequence[object], folder: Path) -> tuple[tuple[str, ...], tuple[UserModule, ...]]:

@@ -10,6 +10,7 @@ from typing import Final
 from mlflow import MlflowClient
 from mlflow.entities import LoggedModel
 from mlflow.exceptions import MlflowException
+from mlflow.store.artifact.mlflow_artifacts_repo import MlflowArtifactsRepository
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.comparison.best import Best
@@ -39,10 +40,12 @@ class Registered:
     name: str
     version: str
     alias: str
+    location: str
+    """Where the model lies: ``mlflow.pyfunc.load_model`` loads it whatever the process's tracking URI is."""
 
     @property
     def address(self) -> str:
-        """``models:/NAME@ALIAS``, which ``mlflow.pyfunc.load_model`` accepts."""
+        """``models:/NAME@ALIAS``, which ``mlflow.pyfunc.load_model`` looks up at the process's tracking URI."""
         return f"models:/{self.name}@{self.alias}"
 
 
@@ -85,7 +88,15 @@ def register_best(
             raise InvalidInput(
                 f"MLflow refuses the name {name!r} or the alias {alias!r}: {error.message}; choose another"
             ) from error
-    return Registered(name, version, alias)
+    return Registered(name, version, alias, _location(model, uri))
+
+
+def _location(model: LoggedModel, uri: str) -> str:
+    """Return the URI of the model's files; one that a server passes on is that server's address of them."""
+    location = str(model.artifact_location)
+    if not location.startswith("mlflow-artifacts:"):
+        return location
+    return str(MlflowArtifactsRepository.resolve_uri(location, uri))  # type: ignore[no-untyped-call]
 
 
 def _logged(client: MlflowClient, experiments: list[str], sweep_id: str, key: str) -> LoggedModel | None:

@@ -57,7 +57,7 @@ def width(model: nn.Module) -> int:
     return len(model.state_dict()["1.bias"])
 
 
-def run(folder: Path, output: str = "out", **options: Any) -> dpsweep.Sweep:
+def run(folder: Path, output: str = "out", **options: Any) -> dpsweep.StoredSweep:
     """Run the sweep of a folder in this process, as the cell of a notebook does."""
     sweep = {**SWEEP, **options.pop("changes", {})}
     (folder / "sweep.json").write_text(json.dumps(sweep))
@@ -65,7 +65,7 @@ def run(folder: Path, output: str = "out", **options: Any) -> dpsweep.Sweep:
     return dpsweep.run(folder / "sweep.json", output=folder / output, **given)
 
 
-def one(sweep: dpsweep.Sweep) -> dpsweep.Trial:
+def one(sweep: dpsweep.StoredSweep) -> dpsweep.Trial:
     (trial,) = sweep.trials.values()
     assert trial.state == "finished", trial.error
     return trial

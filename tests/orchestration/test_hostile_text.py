@@ -19,12 +19,12 @@ from dpsweep.accounting.records import UnsafeFile
 from dpsweep.accounting.records.files import write_in_private_folder
 from dpsweep.orchestration.commands import cluster, listing
 from dpsweep.orchestration.commands.main import app, report
-from dpsweep.orchestration.commands.progress import ConsoleDisplay
 from dpsweep.orchestration.commands.tables import outcome_object, print_outcome
 from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.execution.removal import forget_keys
 from dpsweep.orchestration.execution.submission import SubmittedSweep
 from dpsweep.orchestration.pipeline import Outcome, RunRequest, render_again, run_sweep
+from dpsweep.orchestration.pipeline.progress import ConsoleDisplay
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.published import PublishedTrial
 from dpsweep.orchestration.records.states import TrialState

@@ -91,11 +91,12 @@ def test_the_winner_gets_a_name_and_an_alias_once(folder: Path, monkeypatch: pyt
     assert version.tags["dpsweep.trial_key"] == winner.trial.key == "dpsgd_f-0"
     assert (version.tags["by"], version.tags["epsilon"]) == ("worst_group_accuracy", "3.00")
     assert " to " in version.tags["interval"]
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    mlflow.set_registry_uri(uri)
     spec = small_trial(epochs=1)
     rows = load_dataset(spec.data).test.features.numpy()
     expected = load_trained(files.trial("dpsgd_f-0"), spec).logits(rows)
+    assert (mlflow.pyfunc.load_model(made.location).predict(rows) == expected).all(), "no tracking URI is set"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    mlflow.set_registry_uri(uri)
     assert (mlflow.pyfunc.load_model(made.address).predict(rows) == expected).all()
     with pytest.raises(InvalidInput, match="MLflow refuses the name 'people' or the alias 'latest'"):
         register_best(winner, SWEEP.sweep_id, files, "people", "latest", uri)

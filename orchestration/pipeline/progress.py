@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dpsweep.orchestration.commands.console import Fitting
+from dpsweep.orchestration.comparison.fitting import Fitting
 from dpsweep.orchestration.comparison.formats import clock, measured, number, seconds
 from dpsweep.orchestration.comparison.plain_text import for_terminal
 from dpsweep.orchestration.records.states import TrialState
