@@ -91,9 +91,9 @@ def calibrate(
 
 @dataclass(frozen=True)
 class Solution:
-    """The value found, and the run with that value. cost: of this run, in the unit of the budget; kind: its claim.
+    """The value found, and the run with that value. `cost`: of this run, in the unit of the budget; `kind`: its claim.
 
-    lower: a proven lower bound on an epsilon; None where there is none, and for other units.
+    `lower`: a proven lower bound on an epsilon; None where there is none, and for other units.
     """
 
     solved_for: str

@@ -22,9 +22,9 @@ from dpsweep.orchestration.records.layout import absolute
 class AccountedRun:
     """A run, planned or stored.
 
-    fields: what the JSON output says of it. dataset_size: None if unknown. files: None unless a trial is named.
-    reasons: why every epsilon of the named trial is an estimate; empty where no trial is named, and only the mechanism
-    is accounted for.
+    `fields`: what the JSON output says of it. `dataset_size`: None if unknown. `files`: None unless a trial is named.
+    `reasons`: why every epsilon of the named trial is an estimate; empty where no trial is named, and only the
+    mechanism is accounted for.
     """
 
     trace: Trace

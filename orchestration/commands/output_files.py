@@ -12,7 +12,7 @@ from dpsweep.accounting.records import UnsafeFile, others_can_write, replace_fil
 def write_file(option: str, path: Path, content: bytes, private: bool) -> None:
     """Write a new file in place of an existing one, under a temporary name first; the mode of its folder stays.
 
-    private: only its owner can read it (mode 0600); else its mode is 0644 less the umask, as of other public files. A
+    `private`: only its owner can read it (mode 0600); else its mode is 0644 less the umask, as of other public files. A
     private file goes only into a folder in which nobody else can replace it. Links on the way to the folder are the
     user's own.
     Raises: InvalidInput naming ``option``.

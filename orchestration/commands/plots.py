@@ -31,7 +31,7 @@ def write_epsilon_plot(
 ) -> None:
     """Plot epsilon at up to 20 points of the run and, if the accountant covers groups, over the group size.
 
-    compared: comparisons by group size, drawn as further lines; infinite values are left out.
+    `compared`: comparisons by group size, drawn as further lines; infinite values are left out.
     Raises: InvalidInput if ``path`` cannot be written.
     """
     by_epoch = epsilon_over_epochs(trace, steps_per_epoch, delta, accountant)

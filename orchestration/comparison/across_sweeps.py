@@ -76,9 +76,9 @@ class Compared:
 class MatchedSetting:
     """Finished trials of all sweeps with the same parameters.
 
-    parameters: the parameters that vary between the private settings, or between the baselines. name: all of them in
-    words. short_name: without those in which only whole sweeps differ (`BetweenSweeps`). lines: the setting as each
-    sweep ran it.
+    `parameters`: the parameters that vary between the private settings, or between the baselines. `name`: all of them
+    in words. `short_name`: without those in which only whole sweeps differ (`BetweenSweeps`). `lines`: the setting as
+    each sweep ran it.
     """
 
     name: str
@@ -91,10 +91,10 @@ class MatchedSetting:
 class Comparison:
     """The output of `dpsweep compare`.
 
-    sweeps: names by folder. differences: what the numbers do not promise, reasons why they do not compare, and trials
-    that are left out. between: parameters in which whole sweeps differ. trials: all trials of all sweeps, whose
-    composed cost is the cost of publishing everything; empty if the sweeps have different data. is_sensitive: whether a
-    sweep shows exact statistics of its training examples.
+    `sweeps`: names by folder. `differences`: what the numbers do not promise, reasons why they do not compare, and
+    trials that are left out. `between`: parameters in which whole sweeps differ. `trials`: all trials of all sweeps,
+    whose composed cost is the cost of publishing everything; empty if the sweeps have different data. `is_sensitive`:
+    whether a sweep shows exact statistics of its training examples.
     """
 
     sweeps: Mapping[str, str]

@@ -27,11 +27,11 @@ WORST_GROUP: Final = "worst_group"
 class Best:
     """The private setting with the best mean of a metric.
 
-    by: name of the metric. value: the mean over runs; for an extreme over groups, settings are ordered by
-    ``interval.corrected``. interval: allows for the choice; None if it is unknown. alike: differences to other settings
-    that are not distinguishable from it. unordered: differences to those of which nothing is known, with one common
-    seed or none. unknown_cost: as in `Findings`. warnings: the others of the report's headline. reasons: why its
-    epsilon is an estimate, by its trials and by the choice itself.
+    `by`: name of the metric. `value`: the mean over runs; for an extreme over groups, settings are ordered by
+    ``interval.corrected``. `interval`: allows for the choice; None if it is unknown. `alike`: differences to other
+    settings that are not distinguishable from it. `unordered`: differences to those of which nothing is known, with one
+    common seed or none. `unknown_cost`: as in `Findings`. `warnings`: the others of the report's headline. `reasons`:
+    why its epsilon is an estimate, by its trials and by the choice itself.
     """
 
     setting: Setting
@@ -95,9 +95,9 @@ def best(
 ) -> Best:
     """Return the best private setting of a sweep by the mean of a metric over its runs.
 
-    by: a metric of results.json that is better when higher or lower, or ``worst_group``; by default accuracy, or the
-    main score of another task. max_epsilon: maximum epsilon of any run of the setting, at the delta of the sweep.
-    at_least: by metric, the mean that the setting must reach; it is a maximum for metrics where lower is better.
+    `by`: a metric of results.json that is better when higher or lower, or ``worst_group``; by default accuracy, or the
+    main score of another task. `max_epsilon`: maximum epsilon of any run of the setting, at the delta of the sweep.
+    `at_least`: by metric, the mean that the setting must reach; it is a maximum for metrics where lower is better.
     Choosing by results on private data costs privacy beyond the epsilon of the chosen model, which is then an estimate;
     choosing by test data does not.
 

@@ -17,8 +17,8 @@ _BySweep = Mapping[str, Sequence[Mapping[str, Label]]]
 class BetweenSweeps:
     """A parameter in which sweeps differ, although no setting of one sweep differs from another one of it.
 
-    values: by the folder of each sweep; several where the baselines have another value than the private settings, none
-    where no setting has the parameter.
+    `values`: by the folder of each sweep; several where the baselines have another value than the private settings,
+    none where no setting has the parameter.
     """
 
     name: str

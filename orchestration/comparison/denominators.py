@@ -36,8 +36,8 @@ _OF_PREDICTIONS: Final[Mapping[str, Callable[[Outcomes], Mask]]] = {
 def units_behind(found: AnyOutcomes, name: str, members: Mask, is_share: bool) -> float:
     """Return the number of units behind a metric of the examples ``members`` [n]; 0 for numbers that are not rates.
 
-    is_share: whether the metric has values in [0, 1] or, as a change, in [-1, 1]. The mean of the recalls of K classes
-    with n_k examples each varies as a share of K^2 / sum(1 / n_k) examples does.
+    `is_share`: whether the metric has values in [0, 1] or, as a change, in [-1, 1]. The mean of the recalls of K
+    classes with n_k examples each varies as a share of K^2 / sum(1 / n_k) examples does.
     """
     if not isinstance(found, Outcomes):
         return _count(found, members) if is_share else 0.0

@@ -36,15 +36,15 @@ class MetricTable(Enum):
 class Metric:
     """One number of a trial, and how it is shown.
 
-    name: its name in results.json. tracked: its name in MLflow, with the section (``final/``, ``fairness/``,
-    ``privacy/``); None if a parameter of the run has the same value. heading: heading of its column. meaning: its
-    explanation in the report, "" if the heading suffices. of_model: whether it describes the final model; if so, it is
-    not recorded as a final value for a stopped trial. exact: whether it is computed from training examples without
-    noise; if so, it is known only where exact statistics are shown. whose: returns the group that the number belongs
-    to, or None. better: whether higher or lower values are better; "" if neither is. measure: computes the number from
-    (resampled) outcomes of test examples, for its interval; None if it does not depend on them. task: the task whose
-    trials have it (`dpsweep.workers.tasks`); None for all tasks. extreme: of which group metrics it is an extreme over
-    groups, or None.
+    `name`: its name in results.json. `tracked`: its name in MLflow, with the section (``final/``, ``fairness/``,
+    ``privacy/``); None if a parameter of the run has the same value. `heading`: heading of its column. `meaning`: its
+    explanation in the report, "" if the heading suffices. `of_model`: whether it describes the final model; if so, it
+    is not recorded as a final value for a stopped trial. `exact`: whether it is computed from training examples without
+    noise; if so, it is known only where exact statistics are shown. `whose`: returns the group that the number belongs
+    to, or None. `better`: whether higher or lower values are better; "" if neither is. `measure`: computes the number
+    from (resampled) outcomes of test examples, for its interval; None if it does not depend on them. `task`: the task
+    whose trials have it (`dpsweep.workers.tasks`); None for all tasks. `extreme`: of which group metrics it is an
+    extreme over groups, or None.
     """
 
     name: str
@@ -67,8 +67,8 @@ class Metric:
 class GroupMetric:
     """One number of a group of test examples, and how it is shown.
 
-    name: its name in results.json. measure: computes the number of every group from (resampled) outcomes, for its
-    interval; None if it does not depend on them. better, task: as in `Metric`.
+    `name`: its name in results.json. `measure`: computes the number of every group from (resampled) outcomes, for its
+    interval; None if it does not depend on them. `better`, `task`: as in `Metric`.
     """
 
     name: str
@@ -91,8 +91,8 @@ class Family:
 def by_selection(of: Metric, value: float | None, interval: ConfidenceInterval | None) -> str:
     """Return words on an extreme over groups: the direction of the bias of choosing it, and its corrected value.
 
-    value: the extreme as measured. interval: of the extreme, with the corrected value. "" where nothing is corrected,
-    or too little to show.
+    `value`: the extreme as measured. `interval`: of the extreme, with the corrected value. "" where nothing is
+    corrected, or too little to show.
     """
     if interval is None or interval.corrected is None:
         return ""

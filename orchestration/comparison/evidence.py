@@ -70,9 +70,9 @@ class _TestedTrial:
 class _Numbers:
     """Metrics of one trial on its test set and on B resamples of it.
 
-    values: [1 + B] by name; the first entry is on the original test examples. units: number of independent units behind
-    each rate, 0 for other numbers. test_set: identifies the test examples. overlap: number of test examples divided by
-    number of training examples.
+    `values`: [1 + B] by name; the first entry is on the original test examples. `units`: number of independent units
+    behind each rate, 0 for other numbers. `test_set`: identifies the test examples. `overlap`: number of test examples
+    divided by number of training examples.
     """
 
     values: Mapping[Name, Array]
@@ -165,7 +165,7 @@ class Evidence:
     ) -> ConfidenceInterval | None:
         """Return a metric of ``one`` minus the metric of ``other``, paired by seed and split, with an interval.
 
-        comparisons: number of differences that are looked at; all their intervals hold simultaneously with ``level``
+        `comparisons`: number of differences that are looked at; all their intervals hold simultaneously with ``level``
         (Bonferroni). Settings without common seeds are compared unpaired, on their common test examples; None if they
         have different test examples.
         """
@@ -259,7 +259,7 @@ class Evidence:
     ) -> tuple[tuple[Name, ...], RunValues] | None:
         """Return the numbers of groups that an extreme is of, with their names; None if it has none in every trial.
 
-        groups: groups to take, by default all that have a number in every trial.
+        `groups`: groups to take, by default all that have a number in every trial.
         """
         if extreme is None or any(trial.key not in self._numbers for trial in trials):
             return None
@@ -344,7 +344,7 @@ def gather(
 ) -> Evidence:
     """Resample the test examples of all finished trials, or their users if the data name them.
 
-    outcomes: by the key of the trial. resamples: their number; by default as many as intervals need.
+    `outcomes`: by the key of the trial. `resamples`: their number; by default as many as intervals need.
     """
     trials = tuple(trials)
     finished = {trial.key: _TestedTrial(trial, outcomes[trial.key]) for trial in trials if trial.key in outcomes}
@@ -412,8 +412,8 @@ def _weights(
 ) -> Iterator[npt.NDArray[np.int32]]:
     """Yield the number of times that each example is drawn, in parts [b, n] of at most ``at_once`` resamples.
 
-    owners: [n], index of the unit that is drawn with all its examples: the example itself, or its user. The very first
-    row is the original test set, which has each example once. Seeded by ``test_set``: the same in every process.
+    `owners`: [n], index of the unit that is drawn with all its examples: the example itself, or its user. The very
+    first row is the original test set, which has each example once. Seeded by ``test_set``: the same in every process.
     """
     draw = np.random.default_rng(int.from_bytes(hashlib.sha256(test_set.encode()).digest()[:8], "big"))
     size = int(owners.max()) + 1

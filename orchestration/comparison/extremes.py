@@ -28,7 +28,7 @@ _NOISE_SEED: Final = 20
 class Extreme:
     """An extreme over groups of the numbers called ``of``, names of group metrics; of several, the worse extreme.
 
-    kind: the lowest or highest value, the gap between these, or the ratio of the lowest to the highest.
+    `kind`: the lowest or highest value, the gap between these, or the ratio of the lowest to the highest.
     """
 
     kind: Kind
@@ -87,8 +87,8 @@ def extreme_difference_bounds(
 ) -> tuple[float, float]:
     """Return the bounds on the extreme of one setting minus that of another, each wrong with probability ``tail``.
 
-    pair: moments of both settings; alone: of each. With g* the worst group of the first, min_g a_g - min_h b_h is at
-    least a_g* - b_h for every h, so at least min_g max_h L_gh if for the fixed g* all L_gh hold at once.
+    `pair`: moments of both settings; `alone`: of each. With g* the worst group of the first, min_g a_g - min_h b_h is
+    at least a_g* - b_h for every h, so at least min_g max_h L_gh if for the fixed g* all L_gh hold at once.
     """
     count = len(pair.value) // 2
     if extreme.kind in ("lowest", "highest"):

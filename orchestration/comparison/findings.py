@@ -70,8 +70,9 @@ _ACCURACY: Final = metric("accuracy")
 class Findings:
     """The finished settings of a sweep, compared.
 
-    worst_group: the worst-group metric that compares them. main: accuracy, or the main score of another task; higher is
-    better. looks: number of times that verdicts were read to decide whether to add seeds; 0 if that was not asked.
+    `worst_group`: the worst-group metric that compares them. `main`: accuracy, or the main score of another task;
+    higher is better. `looks`: number of times that verdicts were read to decide whether to add seeds; 0 if that was not
+    asked.
     """
 
     settings: tuple[Setting, ...]

@@ -21,8 +21,8 @@ COMPARISON = (
 class GroupComparison:
     """Reference values for the epsilon of a group of k examples.
 
-    vadhan: Vadhan's upper bound. linear: k times the epsilon of one example. linear_is_bound: whether ``linear`` is a
-    proven lower bound; otherwise it is only a reference, and a group may cost less.
+    `vadhan`: Vadhan's upper bound. `linear`: k times the epsilon of one example. `linear_is_bound`: whether ``linear``
+    is a proven lower bound; otherwise it is only a reference, and a group may cost less.
     """
 
     vadhan: float

@@ -60,7 +60,7 @@ def exact_statistics(
 def loss_correlation(moments: Moments) -> float | None:
     """Pearson's r of epsilon_i and the natural log of the loss of example i (paper A, Figure 5): private data.
 
-    moments: joint moments of the two, without examples whose loss is zero or not finite. None with fewer than 10
+    `moments`: joint moments of the two, without examples whose loss is zero or not finite. None with fewer than 10
     examples left, or if either side is constant.
     """
     return moments.correlation if moments.count >= _LEAST_CORRELATED else None

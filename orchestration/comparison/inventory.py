@@ -26,10 +26,10 @@ _NO_TIME: Final = datetime.datetime.max.replace(tzinfo=datetime.UTC).timestamp()
 class SweepSummary:
     """Summary of a sweep below a folder.
 
-    state: the state in its status.json, ``stale`` if a running sweep is stale, ``unknown`` without that file. trials:
-    number of trials by the word for their state, from status.json or else from their results. changed: time of the last
-    change, in seconds since 1970 UTC. problem: why the folder cannot be read; if set, only ``folder`` is known besides.
-    snapshot: of its status.json.
+    `state`: the state in its status.json, ``stale`` if a running sweep is stale, ``unknown`` without that file.
+    `trials`: number of trials by the word for their state, from status.json or else from their results. `changed`: time
+    of the last change, in seconds since 1970 UTC. `problem`: why the folder cannot be read; if set, only ``folder`` is
+    known besides. `snapshot`: of its status.json.
     """
 
     folder: str
@@ -50,8 +50,8 @@ def sweeps_below(folder: str, depth: int = 0) -> Iterator[SweepSummary]:
     """Yield the sweep in ``folder``, or else the sweeps in the folders below it, in order, without hidden folders and
     links.
 
-    folder: an absolute path or URI. A folder that cannot be read or is nested too deeply, whose name is no text, or
-    that holds a damaged sweep, gives a summary with a `problem`. depth: of the folder below the first one.
+    `folder`: an absolute path or URI. A folder that cannot be read or is nested too deeply, whose name is no text, or
+    that holds a damaged sweep, gives a summary with a `problem`. `depth`: of the folder below the first one.
     """
     files = SweepFiles(folder)
     if odd := _oddity(folder, depth):

@@ -282,7 +282,7 @@ def main_metric(task: str) -> Metric:
 def columns(place: MetricTable, worst_group: str, task: str = "classification") -> tuple[Metric, ...]:
     """Return the metrics of a task with a column in ``place``, in the order of `METRICS`.
 
-    worst_group: the worst-group metric that compares settings; it is in every table.
+    `worst_group`: the worst-group metric that compares settings; it is in every table.
 
     >>> [metric.name for metric in columns(MetricTable.TERMINAL, "worst_group_accuracy")][:2]
     ['epsilon', 'median_example_epsilon']

@@ -31,8 +31,9 @@ SEEDS: Final = (2, 3, 5, 10)
 class Assumed:
     """Assumptions of a plan about shares: how far models of the same seed and test examples are apart.
 
-    of_seeds: standard deviation over seeds of the paired difference of two settings; on handwritten digits, ten seeds,
-    it was 0.2 to 0.6 points. unlike: share of test examples on which two settings differ. right: accuracy of groups.
+    `of_seeds`: standard deviation over seeds of the paired difference of two settings; on handwritten digits, ten
+    seeds, it was 0.2 to 0.6 points. `unlike`: share of test examples on which two settings differ. `right`: accuracy of
+    groups.
     """
 
     of_seeds: float = 0.01
@@ -66,8 +67,8 @@ class Detectable:
 def design(sweep: SweepSpec, trials: Sequence[PlannedTrial]) -> Design | None:
     """Return the design of a sweep; None if it compares no two settings of classes, or tunes them on other data.
 
-    Groups are those that are large enough to be shown (`shown_groups`). trials: as planned, which of a sweep that tunes
-    first are those of the tuning; what is compared is then trained after it.
+    Groups are those that are large enough to be shown (`shown_groups`). `trials`: as planned, which of a sweep that
+    tunes first are those of the tuning; what is compared is then trained after it.
     """
     private = [trial for trial in trials if trial.spec.is_private and trial.dataset.task == "classification"]
     settings = {
@@ -149,7 +150,7 @@ def lines(of: Design, planned: int, hours: Callable[[int], float] | None = None)
 def warnings(of: Design | None, planned: int, asked: float | None) -> list[str]:
     """Return a warning if the design cannot show a difference of accuracy as small as ``asked``, a share.
 
-    of: None if nothing is known of the design, so that what is asked cannot be judged.
+    `of`: None if nothing is known of the design, so that what is asked cannot be judged.
     """
     if of is None:
         return [] if asked is None else [_UNKNOWN]

@@ -80,9 +80,9 @@ def exact(files: SweepFiles) -> View:
 class SweepRecord:
     """A sweep with its manifest, its grid of trials (``points``) and the state of each.
 
-    statuses: by trial key; a trial without one has not started. attempts: releases of each trial, by its key. accounts:
-    results of `dpsweep account`, by trial key; shown only where exact statistics are. candidates: releases of the
-    candidates of an unaccounted tuning, by setting.
+    `statuses`: by trial key; a trial without one has not started. `attempts`: releases of each trial, by its key.
+    `accounts`: results of `dpsweep account`, by trial key; shown only where exact statistics are. `candidates`:
+    releases of the candidates of an unaccounted tuning, by setting.
     """
 
     manifest: Manifest

@@ -30,7 +30,7 @@ def selected_runs(record: SweepRecord, files: SweepFiles) -> dict[str, Winner]:
 def _chosen_runs(record: SweepRecord, choice: ExponentialChoice, wrong: Mapping[str, int]) -> dict[str, Winner]:
     """Choose a run of each setting by the exponential mechanism.
 
-    wrong: number of wrong predictions on the part of the data that no candidate was trained on, by key of the run;
+    `wrong`: number of wrong predictions on the part of the data that no candidate was trained on, by key of the run;
     failed runs are missing. Guarantee: that of `ExponentialChoice`. Raises: InvalidInput for a setting whose runs all
     failed, and for a record that is not of selections.
     """

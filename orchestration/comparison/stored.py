@@ -59,8 +59,8 @@ def stored_record(files: SweepFiles) -> SweepRecord:
 
 @dataclass(frozen=True)
 class StoredTrials:
-    """Trials as stored on disk. statuses: of trials that are over. attempts: of private trials. accounts: results of
-    `dpsweep account`; none if they are encrypted and this process has no key, or if they are another user's."""
+    """Trials as stored on disk. `statuses`: of trials that are over. `attempts`: of private trials. `accounts`: results
+    of `dpsweep account`; none if they are encrypted and this process has no key, or if they are another user's."""
 
     points: tuple[GridPoint, ...]
     statuses: Mapping[str, TrialStatus]

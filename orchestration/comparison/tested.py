@@ -38,7 +38,7 @@ Score = Callable[[Seen], Array | None]
 class Tested:
     """Totals of one trial: over all its test examples [...], and over each group that is shown [..., G].
 
-    parity: whether parity gaps are defined, that is, there are two classes that are not the groups. baseline: the
+    `parity`: whether parity gaps are defined, that is, there are two classes that are not the groups. `baseline`: the
     non-private trial that it is compared with, on the same examples.
     """
 

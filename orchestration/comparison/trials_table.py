@@ -31,9 +31,9 @@ def trial_table(record: SweepRecord, settings: Mapping[str, Any] | None = None) 
     Columns: ``key``, the labels (``labels.clipping``, ..., always ``labels.seed``), the parameters that vary
     (``parameters.sampling.batch_size``, ...), ``status``, ``error``, every metric, and the other values of results.json
     except confusion matrices: rates by group (``by_group.Female.accuracy``), costs by group size
-    (``groups.4.epsilon``). Several notes are one text. settings: as in `record.rows`; ends of intervals are columns too
-    (``setting.intervals.accuracy.low``, ``setting.groups.Female.accuracy.low``). For an infinite epsilon the value is
-    None and ``private`` is False.
+    (``groups.4.epsilon``). Several notes are one text. `settings`: as in `record.rows`; ends of intervals are columns
+    too (``setting.intervals.accuracy.low``, ``setting.groups.Female.accuracy.low``). For an infinite epsilon the value
+    is None and ``private`` is False.
     """
     parameters = varying([asked(point) for point in record.points])
     task = record.data().task

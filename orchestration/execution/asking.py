@@ -33,9 +33,9 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class Question(Generic[Answer]):
-    """A question that each node answers. about: completes "waiting for nodes to tell ..." in messages.
+    """A question that each node answers. `about`: completes "waiting for nodes to tell ..." in messages.
 
-    needs_gpu: whether the process must see a GPU of its node, of which it reserves as little as Ray can count.
+    `needs_gpu`: whether the process must see a GPU of its node, of which it reserves as little as Ray can count.
     """
 
     about: str

@@ -29,8 +29,8 @@ from dpsweep.workers.less_memory import LackOfMemory, in_smaller_pieces
 class TrialContext:
     """The settings that all trials of a sweep share: files, release mode and the user's code.
 
-    disclosure: the release mode, which limits what error texts show. key_check: identifies the key that encrypts
-    private files, by default the key of this process; None without encryption. probe: proves that storage is shared;
+    `disclosure`: the release mode, which limits what error texts show. `key_check`: identifies the key that encrypts
+    private files, by default the key of this process; None without encryption. `probe`: proves that storage is shared;
     None where all processes run on one machine.
     """
 

@@ -70,10 +70,11 @@ _LOG_LEVEL = "RAY_BACKEND_LOG_LEVEL"
 def connected(address: str, log: Path, code: UserCode = NO_CODE) -> Iterator[UserCode]:
     """Connect to Ray for the duration of a ``with`` block; an embedded cluster and its files are removed afterwards.
 
-    log: file for Ray's log. code: the user's own modules; a running cluster gets a copy of them, and the block receives
-    ``code`` with their locations on the workers. Within `kept_open`, blocks with the same address and code share one
-    connection. Raises: InvalidInput if no cluster answers at ``address``, if the cluster requires another token, and if
-    other code has already connected this process to Ray, because leaving the block would end that connection.
+    `log`: file for Ray's log. `code`: the user's own modules; a running cluster gets a copy of them, and the block
+    receives ``code`` with their locations on the workers. Within `kept_open`, blocks with the same address and code
+    share one connection. Raises: InvalidInput if no cluster answers at ``address``, if the cluster requires another
+    token, and if other code has already connected this process to Ray, because leaving the block would end that
+    connection.
     """
     with kept(functools.partial(connection, address, code)) as shipped, logged_to(log):
         yield shipped

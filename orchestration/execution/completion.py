@@ -58,7 +58,7 @@ def complete_trial(
     """Account a trained trial and write its ``result.json`` as the last step, which marks the trial as complete.
 
     Safe to repeat after an interruption at any point: accounting is idempotent, and statistics already released with
-    noise are reused, because releasing them again would cost privacy again. scatter: accounts the parts of the trial.
+    noise are reused, because releasing them again would cost privacy again. `scatter`: accounts the parts of the trial.
     Raises: DataCorruption for damaged or missing files, StorageError if results cannot be written.
     """
     trace = read_trace(files.trace)

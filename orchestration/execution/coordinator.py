@@ -58,10 +58,10 @@ class Coordinator:
     """A `TrainingObserver` that accounts and records every trained trial. Use it as a context manager.
 
     If the block ends with an exception, the sweep's MLflow runs are closed as killed; nothing on disk is lost, and the
-    sweep can be resumed. scatter: accounts the parts of a trial. close: stores the last norms of a stopped one.
-    trials_at_once: number of trials accounted at the same time. anew: keys of trials that are trained from nothing
-    although they have run before. warn: called with one sentence that the user should read.
-    give_up: ends the wait for parts; see `Backend.give_up`.
+    sweep can be resumed. `scatter`: accounts the parts of a trial. `close`: stores the last norms of a stopped one.
+    `trials_at_once`: number of trials accounted at the same time. `anew`: keys of trials that are trained from nothing
+    although they have run before. `warn`: called with one sentence that the user should read. `give_up`: ends the wait
+    for parts; see `Backend.give_up`.
     """
 
     def __init__(

@@ -19,7 +19,8 @@ from dpsweep.orchestration.sweeps.schema import SweepSpec
 class Costs:
     """Worst-case costs of a run: by the sweep's accountant, by the ``others``, and for each group size of the sweep.
 
-    risks: bounds on every attack, for one record and for each group size; none for a run without noise or a selection.
+    `risks`: bounds on every attack, for one record and for each group size; none for a run without noise or a
+    selection.
     """
 
     worst_case: PrivacyEstimate

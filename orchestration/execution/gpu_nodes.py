@@ -16,7 +16,8 @@ def off_gpu_nodes(needs: Mapping[str, float], nodes: Sequence[Mapping[str, Any]]
     """Return the label selector that keeps work off the nodes with GPUs; empty if it reserves one, or fits nowhere
     else.
 
-    needs: amounts that the work reserves, labels included. nodes: as of `ray.nodes`; by default those that are alive.
+    `needs`: amounts that the work reserves, labels included. `nodes`: as of `ray.nodes`; by default those that are
+    alive.
     """
     there = alive_nodes() if nodes is None else nodes
     with_gpus = [node for node in there if node["Resources"].get("GPU", 0.0) > 0.0]

@@ -58,9 +58,9 @@ ONLY_TO_RUN: Final = Asked()
 class JobDescription:
     """The sweep that a job runs.
 
-    text: of the sweep file. origin: name of the sweep file, for messages. output: absolute path or URI, as the nodes
-    see it. code: the user's modules at the locations that `sweeps.user_code.packed` ships them to. key_check:
-    identifies the key that private files must be encrypted with; the key itself is not sent. tracking: where and as
+    `text`: of the sweep file. `origin`: name of the sweep file, for messages. `output`: absolute path or URI, as the
+    nodes see it. `code`: the user's modules at the locations that `sweeps.user_code.packed` ships them to. `key_check`:
+    identifies the key that private files must be encrypted with; the key itself is not sent. `tracking`: where and as
     whom the driver records in MLflow, as `tracking.access.sealed` returns it.
     """
 
@@ -77,9 +77,9 @@ class JobDescription:
 class Package:
     """Folders for Ray to ship.
 
-    own: names and sizes in bytes of the user's files. left_out: files of the user's packages that are not shipped.
-    dpsweep: size of dpsweep itself in bytes. code: sha256 of each of the user's modules that runs, by its place in the
-    record of a trial.
+    `own`: names and sizes in bytes of the user's files. `left_out`: files of the user's packages that are not shipped.
+    `dpsweep`: size of dpsweep itself in bytes. `code`: sha256 of each of the user's modules that runs, by its place in
+    the record of a trial.
     """
 
     folders: tuple[str, ...]

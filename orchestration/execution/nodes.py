@@ -15,9 +15,9 @@ from dpsweep.orchestration.sweeps.resources import LABEL
 def cluster_now(waiting: Sequence[Mapping[str, float]], training: int) -> ClusterSnapshot | None:
     """Return a snapshot of the cluster that this process is connected to; None while it does not answer.
 
-    waiting: resources that each trial reserves that has not started. training: trials that train, each in a placement
-    group; of the others, as many are starting as there are further groups. The snapshot shows one of these trials,
-    preferably one that no node can run.
+    `waiting`: resources that each trial reserves that has not started. `training`: trials that train, each in a
+    placement group; of the others, as many are starting as there are further groups. The snapshot shows one of these
+    trials, preferably one that no node can run.
     """
     try:
         alive = alive_nodes()

@@ -37,9 +37,9 @@ _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 class Notices:
     """Sends each event once to every one of ``targets``.
 
-    targets: addresses (``http://``, ``https://``) and command lines, in which ``${NAME}`` stands for an environment
-    variable of the driver, so that secrets need not be in the sweep file. output: folder or URI of the sweep. told:
-    events that an earlier driver of the same job has sent. warn: called with a sentence for each target that failed.
+    `targets`: addresses (``http://``, ``https://``) and command lines, in which ``${NAME}`` stands for an environment
+    variable of the driver, so that secrets need not be in the sweep file. `output`: folder or URI of the sweep. `told`:
+    events that an earlier driver of the same job has sent. `warn`: called with a sentence for each target that failed.
     """
 
     def __init__(self, targets: Sequence[str], output: str, told: Sequence[str], warn: Callable[[str], None]) -> None:

@@ -64,11 +64,11 @@ class Capacity:
 class Prediction:
     """Time, memory and price of a sweep.
 
-    seconds: total time on CPUs without other work, the sum of starting, running and ending. beside_others: total time
-    if other work, with priority over Ray's workers, continues as during the probe. cpu_hours: CPU time used. gpu_hours:
-    GPU time reserved by trials. memory, gpu_memory: bytes of the largest trial. price: of the whole capacity for the
-    total time; None if no price is known. kinds: number of kinds of trials that were probed. steps: number of probed
-    steps.
+    `seconds`: total time on CPUs without other work, the sum of starting, running and ending. `beside_others`: total
+    time if other work, with priority over Ray's workers, continues as during the probe. `cpu_hours`: CPU time used.
+    `gpu_hours`: GPU time reserved by trials. `memory`, `gpu_memory`: bytes of the largest trial. `price`: of the whole
+    capacity for the total time; None if no price is known. `kinds`: number of kinds of trials that were probed.
+    `steps`: number of probed steps.
     """
 
     seconds: float
@@ -182,7 +182,7 @@ def side_by_side(
     """Return the seconds until the last trial ends, and the most trials at once, if each starts in order as soon as it
     fits.
 
-    trials: seconds and reserved resources of each. most: limit of trials at once, or None.
+    `trials`: seconds and reserved resources of each. `most`: limit of trials at once, or None.
 
     >>> one = ResourceSettings()
     >>> side_by_side([(3.0, one), (1.0, one), (1.0, one), (1.0, one)], Capacity(2.0), None)

@@ -42,8 +42,8 @@ _MOST_WORKERS: Final = 8
 class AccountingProbe:
     """CPU seconds of accounting a trial.
 
-    tables: once per process and trace. example: for each example. groups: worst cases of groups and bounds on attacks,
-    once for all trials with the same trace.
+    `tables`: once per process and trace. `example`: for each example. `groups`: worst cases of groups and bounds on
+    attacks, once for all trials with the same trace.
     """
 
     tables: float
@@ -57,11 +57,11 @@ class AccountingProbe:
 
 @dataclass(frozen=True)
 class SweepProbe:
-    """Measurements of a probe. trials: by `kind`. accounting: by `run_kind`.
+    """Measurements of a probe. `trials`: by `kind`. `accounting`: by `run_kind`.
 
-    command: CPU seconds up to the end of planning, imports included. worker: CPU seconds until a Ray worker can start
-    work. tracker: CPU seconds until MLflow's store is open. share: fraction of a CPU that this process got while it
-    worked. worker_share: the same for a process with the priority of Ray's workers.
+    `command`: CPU seconds up to the end of planning, imports included. `worker`: CPU seconds until a Ray worker can
+    start work. `tracker`: CPU seconds until MLflow's store is open. `share`: fraction of a CPU that this process got
+    while it worked. `worker_share`: the same for a process with the priority of Ray's workers.
     """
 
     trials: Mapping[Hashable, TrialProbe]

@@ -18,7 +18,7 @@ def publication(
     """Return the steps that publish a sweep whose trials are recorded; each can be repeated, and the last one closes
     its runs.
 
-    page: the report under the sweep's release mode; "" if there is none yet.
+    `page`: the report under the sweep's release mode; "" if there is none yet.
     """
     figures, sentences = figures_for_mlflow(data, found.useless), headline(data, found)
     return (

@@ -55,9 +55,9 @@ from dpsweep.workers.imports import NO_CODE
 class ReaccountingRequest:
     """The finished trials to account again, and the method.
 
-    trial: key of one trial; by default, all private ones. delta, individual: by default, those of the sweep.
-    group_sizes: sizes k of groups of any k records. group_by: a file of groups
-    (`dpsweep.accounting.records.read_groups`), or "". users: whether to account each user as well.
+    `trial`: key of one trial; by default, all private ones. `delta`, `individual`: by default, those of the sweep.
+    `group_sizes`: sizes k of groups of any k records. `group_by`: a file of groups
+    (`dpsweep.accounting.records.read_groups`), or "". `users`: whether to account each user as well.
     """
 
     trial: str | None = None
@@ -72,7 +72,7 @@ class ReaccountingRequest:
 class OfUsers:
     """Exact statistics of the epsilons of users, each for all records of the user together: private data.
 
-    users: number of users. most_records: most records of one user. largest: the largest epsilon of a user.
+    `users`: number of users. `most_records`: most records of one user. `largest`: the largest epsilon of a user.
     """
 
     users: int

@@ -40,8 +40,8 @@ def take_finished(
     """Copy the finished trials in ``folder`` that ``sweep`` asks for and has not begun; return their keys.
 
     Their releases count as releases of this sweep. Trials of old versions that stored no fingerprint of the data, or
-    have other keys, are not copied. code: the user's own, as further trials run it. Raises, before anything is copied:
-    InvalidInput for a sweep with another release mode or encryption, and for trials of other data or code;
+    have other keys, are not copied. `code`: the user's own, as further trials run it. Raises, before anything is
+    copied: InvalidInput for a sweep with another release mode or encryption, and for trials of other data or code;
     DataCorruption for damaged files and for claims below what their traces cost.
     """
     other = SweepFiles(absolute(folder))

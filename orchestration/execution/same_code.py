@@ -18,9 +18,9 @@ from dpsweep.workers.own_record import changed_code, has_changed, own_locations
 
 @dataclass(frozen=True)
 class OtherCode:
-    """A trial that began with other code. files: the files of it that have changed since.
+    """A trial that began with other code. `files`: the files of it that have changed since.
 
-    has_shown: whether it has a result, or has shown something, so that training it again would cost privacy again.
+    `has_shown`: whether it has a result, or has shown something, so that training it again would cost privacy again.
     """
 
     point: GridPoint
@@ -77,8 +77,8 @@ def refuse(found: Iterable[OtherCode], files: SweepFiles, anew: str = "") -> Non
 class OwnFiles:
     """The user's own files as they are now, beside the code that trials keep.
 
-    compared: the files. changed: keys of the trials that began with other code, by the file. unseen: paths in which no
-    file was found.
+    `compared`: the files. `changed`: keys of the trials that began with other code, by the file. `unseen`: paths in
+    which no file was found.
     """
 
     compared: tuple[str, ...]
@@ -99,7 +99,8 @@ def own_files(
 ) -> OwnFiles:
     """Compare the user's own files with the code that trials keep; nothing of either is executed.
 
-    given: modules in place of those that the sweep was last run with. keys: of the trials to compare; by default all.
+    `given`: modules in place of those that the sweep was last run with. `keys`: of the trials to compare; by default
+    all.
     """
     were = (UserModule(str(location), str(place) or None) for location, place in record.manifest.code.items())
     points = [point for point in record.points if not keys or point.key in keys]

@@ -70,9 +70,9 @@ _CODE: Final = "dpsweep.code"
 class SubmittedSweep:
     """A submitted sweep.
 
-    id: Ray's submission id. sweep_id: the same without the number of the attempt. output: the sweep's folder or URI, as
-    the cluster sees it. state: Ray's name for it. submitted: seconds since 1970 UTC. owner, priority: as its `Turn`.
-    code: JSON of `Package.code`.
+    `id`: Ray's submission id. `sweep_id`: the same without the number of the attempt. `output`: the sweep's folder or
+    URI, as the cluster sees it. `state`: Ray's name for it. `submitted`: seconds since 1970 UTC. `owner`, `priority`:
+    as its `Turn`. `code`: JSON of `Package.code`.
     """
 
     id: str
@@ -161,7 +161,7 @@ class SubmittedSweeps:
     ) -> SubmittedSweep:
         """Start a job that runs the packaged sweep, or return the job that already runs it.
 
-        environment: variables of driver and workers. warn: called with a sentence where the head does not tell its
+        `environment`: variables of driver and workers. `warn`: called with a sentence where the head does not tell its
         memory. Raises: InvalidInput if the sweep already runs with the user's code as it was before an edit, if another
         one writes to this output, and if the head is full.
         """

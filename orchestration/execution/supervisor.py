@@ -32,8 +32,8 @@ _TOLD_WITHIN: Final = 120.0
 class Supervisor:
     """Runs ``command`` until it exits; restarts it up to ``restarts`` times if a signal kills it.
 
-    pause: seconds before the first restart, doubled with each further one; long enough for the workers and the claim of
-    the killed driver to disappear.
+    `pause`: seconds before the first restart, doubled with each further one; long enough for the workers and the claim
+    of the killed driver to disappear.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], restarts: int, pause: float) -> None:

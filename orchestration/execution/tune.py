@@ -109,11 +109,11 @@ def train(
 ) -> None:
     """Train every trial, sending events to ``observer`` as they happen; return when all have ended or it must stop.
 
-    Tune retries a trial whose worker died during training, but not one whose worker died before training started.
-    This function retries those in a further round, in which the scheduler does not compare them with earlier trials.
-    Trials that Ray killed for lack of memory are retried in the same way, at most half as many at once as before. A
-    trial that lacked memory with no trial beside it, or on its device, starts again in smaller micro-batches if it has
-    shown nothing. turns: the sweeps that share the cluster; None if no other does.
+    Tune retries a trial whose worker died during training, but not one whose worker died before training started. This
+    function retries those in a further round, in which the scheduler does not compare them with earlier trials. Trials
+    that Ray killed for lack of memory are retried in the same way, at most half as many at once as before. A trial that
+    lacked memory with no trial beside it, or on its device, starts again in smaller micro-batches if it has shown
+    nothing. `turns`: the sweeps that share the cluster; None if no other does.
     """
     for_all = sweep.resources[-1]
     retries, at_once = for_all.max_failures, for_all.max_concurrent
@@ -344,8 +344,8 @@ _SCHEDULERS: Mapping[str, Callable[[SchedulerSettings, Mapping[str, str | None]]
 class _ObserverCallback(tune.Callback):
     """Translates Tune's events of one round for a `TrainingObserver`.
 
-    alone: whether trials run one at a time. lost_before_start, out_of_memory: keys of trials to retry. lighter: trials
-    to retry in smaller micro-batches. most_at_once: the most trials that ran at the same time.
+    `alone`: whether trials run one at a time. lost_before_start, out_of_memory: keys of trials to retry. lighter:
+    trials to retry in smaller micro-batches. most_at_once: the most trials that ran at the same time.
     """
 
     def __init__(

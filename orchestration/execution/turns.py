@@ -38,9 +38,9 @@ Amounts = Mapping[str, float]
 class Entry:
     """The notice of one driver.
 
-    waiting: reservations of its trials that wait for resources which some node has; empty while its own limits keep
-    them. wants: whether any of its trials is yet to begin. running: its trials that train. renewed: seconds since 1970
-    UTC, by the clock of its driver.
+    `waiting`: reservations of its trials that wait for resources which some node has; empty while its own limits keep
+    them. `wants`: whether any of its trials is yet to begin. `running`: its trials that train. `renewed`: seconds since
+    1970 UTC, by the clock of its driver.
     """
 
     sweep: str
@@ -140,8 +140,8 @@ class Turns:
 def waits_before(other: Entry, own: Entry, needs: Amounts, free: Amounts, keeps_off_gpus: bool) -> bool:
     """Return whether ``other`` waits for something that a trial of ``own`` would take, and comes first.
 
-    free: of the whole cluster. A sweep that waits for something else, such as a GPU where the trial takes none, holds
-    nobody up. keeps_off_gpus: whether the trial runs on nodes without GPUs only.
+    `free`: of the whole cluster. A sweep that waits for something else, such as a GPU where the trial takes none, holds
+    nobody up. `keeps_off_gpus`: whether the trial runs on nodes without GPUs only.
 
     >>> cpu, gpu, full = {"CPU": 1.0}, {"CPU": 1.0, "GPU": 1.0}, {"CPU": 0.0, "GPU": 1.0}
     >>> high, low = Entry("high", Turn("ann", 5), (cpu,)), Entry("low", Turn("bob", 0), (cpu,))

@@ -41,9 +41,9 @@ def record_again(
 ) -> Recording:
     """Record a stored sweep, and its tuning, in MLflow; what is there already is kept, and nothing is recorded twice.
 
-    tracking_uri: by default the store that the sweep's driver recorded in, else the SQLite store in the sweep's folder.
-    show: called with the progress. warn: called if another store, in which the sweep was recorded before, may still
-    show it as running. Returns the outcome of the stage that is not recorded as a whole, else of the last.
+    `tracking_uri`: by default the store that the sweep's driver recorded in, else the SQLite store in the sweep's
+    folder. `show`: called with the progress. `warn`: called if another store, in which the sweep was recorded before,
+    may still show it as running. Returns the outcome of the stage that is not recorded as a whole, else of the last.
 
     Raises: InvalidInput if the folder holds no sweep, a driver runs in it, or MLflow cannot be opened; DataCorruption
     for damaged files.

@@ -23,10 +23,10 @@ from dpsweep.orchestration.records.stored_trace import StoredTrace
 class Attempt:
     """One start of a trial from scratch, or one more release of its statistics.
 
-    number: number of the attempt within its trial, from 1. trace: with ``delta``, bounds the cost of everything that
-    the attempt has shown. seed: seed of its noise; None if the noise is secret. ended: whether it ran to its planned
-    end, so that its length reveals nothing. statistics: trace of the release of statistics alone, if it was made.
-    reasons: why the cost is an estimate, whatever the course of the attempt was
+    `number`: number of the attempt within its trial, from 1. `trace`: with ``delta``, bounds the cost of everything
+    that the attempt has shown. `seed`: seed of its noise; None if the noise is secret. `ended`: whether it ran to its
+    planned end, so that its length reveals nothing. `statistics`: trace of the release of statistics alone, if it was
+    made. `reasons`: why the cost is an estimate, whatever the course of the attempt was
     (`dpsweep.orchestration.sweeps.reasons`).
     """
 

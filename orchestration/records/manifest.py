@@ -27,13 +27,13 @@ _PACKAGES = ("dpsweep", "ray", "torch", "torchvision", "dp-accounting", "pyarrow
 class Manifest:
     """The submitted sweep, and where it ran.
 
-    sweep_id: unique to the sweep, unchanged by a resume. text: the sweep file as submitted. sweep: the whole
-    specification as plain values, every default written out. created: ISO 8601, UTC. versions: of Python and packages.
-    git: commit of dpsweep's code; empty outside a checkout. hardware: of the driver's machine. earlier: earlier
-    versions of the sweep file that asked for trials which the present one leaves out. calibrations: noise multipliers
-    found by plans of the sweep, by a digest of the calibration's inputs. key_check: check value of the key that
-    encrypts private files; None if they are not encrypted. title: name of the sweep in MLflow, where it is not that of
-    the sweep file. code: where the user's own modules were when the sweep was last run,
+    `sweep_id`: unique to the sweep, unchanged by a resume. `text`: the sweep file as submitted. `sweep`: the whole
+    specification as plain values, every default written out. `created`: ISO 8601, UTC. `versions`: of Python and
+    packages. `git`: commit of dpsweep's code; empty outside a checkout. `hardware`: of the driver's machine. `earlier`:
+    earlier versions of the sweep file that asked for trials which the present one leaves out. `calibrations`: noise
+    multipliers found by plans of the sweep, by a digest of the calibration's inputs. `key_check`: check value of the
+    key that encrypts private files; None if they are not encrypted. `title`: name of the sweep in MLflow, where it is
+    not that of the sweep file. `code`: where the user's own modules were when the sweep was last run,
     `dpsweep.workers.imports.UserCode.places`.
     """
 
@@ -64,7 +64,7 @@ def open_manifest(files: SweepFiles, sweep: Mapping[str, Any], text: str) -> Man
     """Return the stored manifest, even if it is of another sweep, or a new one if the folder holds none; writes
     nothing.
 
-    sweep: the specification as plain values, every default written out. text: its sweep file.
+    `sweep`: the specification as plain values, every default written out. `text`: its sweep file.
 
     Raises: InvalidInput if the private files of the stored sweep have another encryption key than this process, or only
     one of the two has a key; DataCorruption if the stored manifest is damaged.

@@ -37,9 +37,9 @@ NON_PRIVATE = "non-private"
 class PublishedPrivacy:
     """The worst-case (epsilon, delta) of one trial, with its accountant, kind and adjacency.
 
-    group_epsilons: epsilon of any group of k records, at the same delta, by group size k. risks: upper bounds on
-    attacks on any k records, by group size k including 1; empty without noise.
-    reasons: why epsilon is an estimate (`dpsweep.accounting.reasons`). unit: whose privacy it is, "example" or "user".
+    `group_epsilons`: epsilon of any group of k records, at the same delta, by group size k. `risks`: upper bounds on
+    attacks on any k records, by group size k including 1; empty without noise. `reasons`: why epsilon is an estimate
+    (`dpsweep.accounting.reasons`). `unit`: whose privacy it is, "example" or "user".
     """
 
     epsilon: float
@@ -62,10 +62,10 @@ class PublishedPrivacy:
 class PublishedCourse:
     """Course of training for the training examples of one group: exact, so any page or run that shows it is sensitive.
 
-    Means over ``examples``, one for each of the last epochs; None if no gradient was finite. losses, norms: loss, and
-    gradient norm before clipping. biases, noises: the two error terms of the group's mean gradient (paper D, Section
-    4.2): the norm of the difference that clipping makes, and the root mean square norm of the noise, divided by the
-    expected number of the group's examples in a batch.
+    Means over ``examples``, one for each of the last epochs; None if no gradient was finite. `losses`, `norms`: loss,
+    and gradient norm before clipping. `biases`, `noises`: the two error terms of the group's mean gradient (paper D,
+    Section 4.2): the norm of the difference that clipping makes, and the root mean square norm of the noise, divided by
+    the expected number of the group's examples in a batch.
     """
 
     examples: int
@@ -79,10 +79,10 @@ class PublishedCourse:
 class PublishedGroup:
     """Loss on one group of the test data, with its accuracy or, for a task besides classification, scores by name.
 
-    accuracy_change: accuracy minus the accuracy of the non-private baseline with the same data, model and seed, in
-    [-1, 1] (negative: accuracy lost to privacy); None without a baseline.
-    training: course of the group's training examples; None if exact statistics are not shown. on_training: as in
-    `PublishedQuality`, for the group's training examples.
+    `accuracy_change`: accuracy minus the accuracy of the non-private baseline with the same data, model and seed, in
+    [-1, 1] (negative: accuracy lost to privacy); None without a baseline. `training`: course of the group's training
+    examples; None if exact statistics are not shown. `on_training`: as in `PublishedQuality`, for the group's training
+    examples.
     """
 
     name: str
@@ -103,13 +103,14 @@ class PublishedGroup:
 
 @dataclass(frozen=True)
 class PublishedQuality:
-    """Evaluation on test data. task: a name in `dpsweep.workers.tasks.TASKS`.
+    """Evaluation on test data. `task`: a name in `dpsweep.workers.tasks.TASKS`.
 
-    accuracy, accuracy_change, fairness, counts: for classification only. fairness: gaps between groups by name
-    (`dpsweep.workers.rates.gaps`). counts: over all groups. scores, parts: for other tasks, scores by name, and scores
-    of single labels or targets. The change of a score is named after the score with ``_change``. on_training: ``main``
-    on the training examples; None if it was not asked for, or exact statistics are not shown. hidden: names of groups
-    that are not in ``groups``, because they are too small in the test data or would give away one that is.
+    `accuracy`, `accuracy_change`, `fairness`, `counts`: for classification only. `fairness`: gaps between groups by
+    name (`dpsweep.workers.rates.gaps`). `counts`: over all groups. `scores`, `parts`: for other tasks, scores by name,
+    and scores of single labels or targets. The change of a score is named after the score with ``_change``.
+    `on_training`: ``main`` on the training examples; None if it was not asked for, or exact statistics are not shown.
+    `hidden`: names of groups that are not in ``groups``, because they are too small in the test data or would give away
+    one that is.
     """
 
     accuracy: float | None
@@ -166,8 +167,8 @@ class Density:
 class EstimateQuality:
     """Estimated epsilon_i compared with exact ones, of ``examples`` random examples with norms taken at every step.
 
-    correlation: Pearson's r; None if either side is constant. mean_error, largest_error: absolute differences of
-    epsilons. density: exact epsilon_i (x) against estimated epsilon_i (y).
+    `correlation`: Pearson's r; None if either side is constant. `mean_error`, `largest_error`: absolute differences of
+    epsilons. `density`: exact epsilon_i (x) against estimated epsilon_i (y).
     """
 
     examples: int
@@ -181,14 +182,13 @@ class EstimateQuality:
 class IndividualStatistics:
     """Statistics over the epsilon_i of all training examples.
 
-    disclosure: ``private`` if every number here was released with DP (its cost is part of the trial's epsilon), ``raw``
-    if they are exact, so that any page or run that shows them is sensitive. kind: kind of claim of each epsilon_i.
-    method: accounting method of the epsilon_i, ``filter`` if a filter enforced them. release_epsilon (``private``
-    only): epsilon of the release alone. estimates (``raw`` only): present if the sweep sets ``norms.exact_examples``.
-    loss_correlation (``raw`` only): Pearson's r of epsilon_i and the log of the example's loss when norms were last
-    taken; None if undefined. loss_density (``raw`` only): the log of that loss (x) against epsilon_i (y), over the
-    examples whose loss is positive and finite. reasons: why each epsilon_i is an
-    estimate.
+    `disclosure`: ``private`` if every number here was released with DP (its cost is part of the trial's epsilon),
+    ``raw`` if they are exact, so that any page or run that shows them is sensitive. `kind`: kind of claim of each
+    epsilon_i. `method`: accounting method of the epsilon_i, ``filter`` if a filter enforced them. release_epsilon
+    (``private`` only): epsilon of the release alone. estimates (``raw`` only): present if the sweep sets
+    ``norms.exact_examples``. loss_correlation (``raw`` only): Pearson's r of epsilon_i and the log of the example's
+    loss when norms were last taken; None if undefined. loss_density (``raw`` only): the log of that loss (x) against
+    epsilon_i (y), over the examples whose loss is positive and finite. `reasons`: why each epsilon_i is an estimate.
     """
 
     disclosure: Disclosure
@@ -210,9 +210,9 @@ class IndividualStatistics:
 class PublishedAccount:
     """Result of `dpsweep account` for a trial: exact, so any page or run that shows it is sensitive.
 
-    name: name of its folder. epsilon, accountant, kind: the worst case at ``delta``. group_epsilons: epsilon of any k
-    records, by k. method, individual_kind, mean, median: for the epsilon_i. group_means: mean epsilon_i by group.
-    reasons: why epsilon is an estimate.
+    `name`: name of its folder. `epsilon`, `accountant`, `kind`: the worst case at ``delta``. `group_epsilons`: epsilon
+    of any k records, by k. `method`, `individual_kind`, `mean`, `median`: for the epsilon_i. `group_means`: mean
+    epsilon_i by group. `reasons`: why epsilon is an estimate.
     """
 
     name: str
@@ -231,9 +231,9 @@ class PublishedAccount:
 
 @dataclass(frozen=True)
 class PublishedTuning:
-    """Tuning of a trial's setting before the trial was trained. by: the score that selected the best candidate.
+    """Tuning of a trial's setting before the trial was trained. `by`: the score that selected the best candidate.
 
-    chosen: chosen values by parameter. tried: values and score of each candidate; the score is None if it failed.
+    `chosen`: chosen values by parameter. `tried`: values and score of each candidate; the score is None if it failed.
     """
 
     by: str
@@ -245,7 +245,8 @@ class PublishedTuning:
 class PublishedAttack:
     """Loss-threshold membership inference on one group: exact, so any page or run that shows it is sensitive.
 
-    examples: attacked examples, half of them members. success_rate: share of correct guesses; random guesses have 0.5.
+    `examples`: attacked examples, half of them members. `success_rate`: share of correct guesses; random guesses have
+    0.5.
     """
 
     name: str
@@ -258,8 +259,8 @@ class PublishedAttack:
 class PublishedMembership:
     """Membership inference by likelihood ratios on one group: exact, so any page or run that shows it is sensitive.
 
-    auc, lower, upper: area under the ROC curve with its 95% interval; random guesses have 0.5. loss_auc: area under
-    the curve of the loss alone.
+    `auc`, `lower`, `upper`: area under the ROC curve with its 95% interval; random guesses have 0.5. `loss_auc`: area
+    under the curve of the loss alone.
     """
 
     name: str
@@ -274,7 +275,7 @@ class PublishedMembership:
 class PublishedDepartures:
     """Training examples of one group that left training: exact, so any page or run that shows it is sensitive.
 
-    left: number of the group's ``examples`` that had spent their whole filter budget, after each epoch.
+    `left`: number of the group's ``examples`` that had spent their whole filter budget, after each epoch.
     """
 
     name: str
@@ -286,10 +287,10 @@ class PublishedDepartures:
 class PublishedAudit:
     """Lower bounds on epsilon from a one-run audit: exact, so any page or run that shows it is sensitive.
 
-    epsilon: bound from ``correct`` right guesses among ``guesses``, over all canaries. groups: bounds from the canaries
-    of each group, by name. tests: bounds of each test that was made on all canaries, by name. kind, transcript: as of
-    `dpsweep.workers.spec.AuditSpec`. All bounds hold together with probability ``confidence``; 0 means that nothing was
-    proved.
+    `epsilon`: bound from ``correct`` right guesses among ``guesses``, over all canaries. `groups`: bounds from the
+    canaries of each group, by name. `tests`: bounds of each test that was made on all canaries, by name. `kind`,
+    `transcript`: as of `dpsweep.workers.spec.AuditSpec`. All bounds hold together with probability ``confidence``; 0
+    means that nothing was proved.
     """
 
     confidence: float
@@ -306,8 +307,8 @@ class PublishedAudit:
 class PublishedEpoch:
     """One epoch of training, counted from 0; ``step`` is the number of steps taken when it ended.
 
-    clipping_bounds: by group name, or under ``"all"`` if all groups share one bound; public values only (a bound
-    derived from noisy counts is public, the thresholds of individual clipping are not). metrics: by name, such as
+    `clipping_bounds`: by group name, or under ``"all"`` if all groups share one bound; public values only (a bound
+    derived from noisy counts is public, the thresholds of individual clipping are not). `metrics`: by name, such as
     ``{"test_accuracy": 0.9, "epsilon": 1.2}``.
     """
 
@@ -336,14 +337,14 @@ class PublishedTrial:
     Values that are unknown, because the trial failed or has not run, are None or empty. For a stopped trial, privacy
     and quality are those at the time it was stopped.
 
-    labels: the values that distinguish the trials of a sweep; always ``clipping``, ``schedule`` and ``seed``. Finished
-    trials whose labels differ only in `RUNS` form one setting and are averaged. error: why the trial failed.
-    params: flat, numbers as numbers (``epochs: 30``, ``noise.initial_noise_multiplier: 1.3``); entries may be added
-    while the trial runs, but none may change. attempts: releases of every start of the trial; for their cost, see
-    `comparison.ledger`. accounts: results of `dpsweep account`. started, ended: start and end of training, in seconds
-    since 1970 UTC. is_asked: False if only an earlier version of the sweep file asked for it. tuning: None without
-    tuning, and if its candidates are private. candidates: releases of the candidates of an unaccounted tuning, which
-    trained on the same records. references: scores of simple models that were trained beside a baseline
+    `labels`: the values that distinguish the trials of a sweep; always ``clipping``, ``schedule`` and ``seed``.
+    Finished trials whose labels differ only in `RUNS` form one setting and are averaged. `error`: why the trial failed.
+    `params`: flat, numbers as numbers (``epochs: 30``, ``noise.initial_noise_multiplier: 1.3``); entries may be added
+    while the trial runs, but none may change. `attempts`: releases of every start of the trial; for their cost, see
+    `comparison.ledger`. `accounts`: results of `dpsweep account`. `started`, `ended`: start and end of training, in
+    seconds since 1970 UTC. `is_asked`: False if only an earlier version of the sweep file asked for it. `tuning`: None
+    without tuning, and if its candidates are private. `candidates`: releases of the candidates of an unaccounted
+    tuning, which trained on the same records. `references`: scores of simple models that were trained beside a baseline
     (`dpsweep.workers.references`).
     """
 
@@ -398,8 +399,8 @@ class PublishedTrial:
 class PublishedSweep:
     """A sweep as shown in the report and in MLflow.
 
-    provenance: flat entries of the manifest (versions, git state, hardware). worst_group: the group metric whose worst
-    value over groups compares settings. looks: ``compare.looks`` of the sweep file.
+    `provenance`: flat entries of the manifest (versions, git state, hardware). `worst_group`: the group metric whose
+    worst value over groups compares settings. `looks`: ``compare.looks`` of the sweep file.
     """
 
     name: str

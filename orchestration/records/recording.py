@@ -10,11 +10,12 @@ from typing import Final
 class Recording:
     """The number of trials of a sweep that are recorded in MLflow.
 
-    recorded, trials: trials recorded as they ended, of those to record; both 0 until all trials have ended. per_second:
-    recent pace. store: tracking URI with its secrets masked. page: address of the comparison of trials, on the server,
-    or on the one that `mlflow ui` starts for a database. experiment: its name in MLflow. is_complete: whether all
-    trials and their comparison are recorded. is_closed: whether no run of the sweep is RUNNING. failure: why the driver
-    ended before all was recorded; None while it goes on. command: records the rest.
+    `recorded`, `trials`: trials recorded as they ended, of those to record; both 0 until all trials have ended.
+    `per_second`: recent pace. `store`: tracking URI with its secrets masked. `page`: address of the comparison of
+    trials, on the server, or on the one that `mlflow ui` starts for a database. `experiment`: its name in MLflow.
+    `is_complete`: whether all trials and their comparison are recorded. `is_closed`: whether no run of the sweep is
+    RUNNING. `failure`: why the driver ended before all was recorded; None while it goes on. `command`: records the
+    rest.
     """
 
     recorded: int = 0

@@ -25,7 +25,7 @@ from dpsweep.orchestration.records.layout import SweepFiles
 def write_public_reports(files: SweepFiles, contents: Mapping[str, bytes], sensitive: bool) -> None:
     """Write files of the report, given by path, and note the sha256 of each beside those noted before.
 
-    sensitive: whether the files show exact statistics; then they and their digests are readable by their owner only.
+    `sensitive`: whether the files show exact statistics; then they and their digests are readable by their owner only.
     Raises: StorageError.
     """
     for uri, content in contents.items():

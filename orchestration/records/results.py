@@ -41,11 +41,11 @@ StoredStatistics = Annotated[IndividualStatistics, AfterValidator(_as_proven)]
 class TrialResult:
     """Everything about a finished trial that may be shown. A trial is complete once its result is on disk.
 
-    worst_case: epsilon by the sweep's accountant, which also calibrated the trial. others: epsilon by further
-    accountants. groups: epsilon for each group size of the sweep. risks: bounds on attacks, for one record and each
-    group size. epsilons: an upper bound on epsilon after each epoch. individuals: statistics under the sweep's release
-    mode; exact ones are in ``private/``. attacks: empty unless the mode shows exact results; results of all attacked
-    trials are in ``private/``.
+    `worst_case`: epsilon by the sweep's accountant, which also calibrated the trial. `others`: epsilon by further
+    accountants. `groups`: epsilon for each group size of the sweep. `risks`: bounds on attacks, for one record and each
+    group size. `epsilons`: an upper bound on epsilon after each epoch. `individuals`: statistics under the sweep's
+    release mode; exact ones are in ``private/``. `attacks`: empty unless the mode shows exact results; results of all
+    attacked trials are in ``private/``.
     """
 
     key: str
@@ -91,10 +91,10 @@ class TrialResult:
 class StoppedTrial:
     """Cost and evaluation of a trial at the time the scheduler stopped it. A resume does not continue it.
 
-    trace: the steps until the stop, plus every release that the finished trial would have made. worst_case, others,
-    groups, risks: the cost of that trace, an estimate (`Trace.ended_by_results`) unless a filter enforced it. epoch:
-    number of completed epochs. history: the epochs completed in the run of the sweep that stopped the trial.
-    reasons: as of a `TrialResult`; individuals, digests too, once its examples are accounted.
+    `trace`: the steps until the stop, plus every release that the finished trial would have made. `worst_case`,
+    `others`, `groups`, `risks`: the cost of that trace, an estimate (`Trace.ended_by_results`) unless a filter enforced
+    it. `epoch`: number of completed epochs. `history`: the epochs completed in the run of the sweep that stopped the
+    trial. `reasons`: as of a `TrialResult`; individuals, digests too, once its examples are accounted.
     """
 
     key: str

@@ -25,11 +25,11 @@ from dpsweep.workers.tasks import task_called
 class TrialStatus:
     """State and progress of one trial.
 
-    progress: at the last epoch completed in this run of the sweep. epsilon_so_far: upper bound on epsilon at that
-    epoch, by RDP. history: the epochs completed in this run. result: set for a finished or stopped trial. started,
-    trained, ended: when the trial started, ended training and ended in this run, in seconds since 1970 UTC.
-    shard_bytes: planned size of the norms of the whole trial, before compression. planned_reasons: why every epsilon of
-    the trial is an estimate, whatever its course will be. planned_unit: whose privacy these epsilons are.
+    `progress`: at the last epoch completed in this run of the sweep. `epsilon_so_far`: upper bound on epsilon at that
+    epoch, by RDP. `history`: the epochs completed in this run. `result`: set for a finished or stopped trial.
+    `started`, `trained`, `ended`: when the trial started, ended training and ended in this run, in seconds since 1970
+    UTC. `shard_bytes`: planned size of the norms of the whole trial, before compression. `planned_reasons`: why every
+    epsilon of the trial is an estimate, whatever its course will be. `planned_unit`: whose privacy these epsilons are.
     """
 
     key: str
@@ -103,8 +103,8 @@ def status_of(result: StoredResult) -> TrialStatus:
 class SweepStatus:
     """The trials of a sweep. Thread-safe.
 
-    on_end: called with each trial that ends, in the thread that called `change`. gpus: GPUs that each trial holds while
-    it trains, by key. before: amounts that earlier drivers of the same job have spent of its limits.
+    `on_end`: called with each trial that ends, in the thread that called `change`. `gpus`: GPUs that each trial holds
+    while it trains, by key. `before`: amounts that earlier drivers of the same job have spent of its limits.
     """
 
     def __init__(

@@ -33,10 +33,10 @@ STALE_AFTER = 12 * PERIOD
 
 @dataclass(frozen=True)
 class TrialSnapshot:
-    """One trial. accuracy: on test data, for classification. scores: the main score, for other tasks. epsilon: upper
-    bound on the cost so far, or cost of the whole trial once it is over; None before the first epoch and for a trial
-    that is not private. unit: whose privacy it is. error: the part of the error text that may be shown. reasons: why
-    epsilon is an estimate.
+    """One trial. `accuracy`: on test data, for classification. `scores`: the main score, for other tasks. `epsilon`:
+    upper bound on the cost so far, or cost of the whole trial once it is over; None before the first epoch and for a
+    trial that is not private. `unit`: whose privacy it is. `error`: the part of the error text that may be shown.
+    `reasons`: why epsilon is an estimate.
     """
 
     key: str
@@ -66,9 +66,9 @@ class NodeSnapshot:
 class ClusterSnapshot:
     """The nodes that a sweep runs on, and the resources that its trials wait for.
 
-    trial: resources that one trial reserves. free: unused resources over all nodes. waiting: number of trials that have
-    not started, without those ``starting``, whose resources are reserved. missing: resources of ``trial`` that no
-    single node has, so that it waits until such a node joins.
+    `trial`: resources that one trial reserves. `free`: unused resources over all nodes. `waiting`: number of trials
+    that have not started, without those ``starting``, whose resources are reserved. `missing`: resources of ``trial``
+    that no single node has, so that it waits until such a node joins.
     """
 
     nodes: tuple[NodeSnapshot, ...]
@@ -91,13 +91,13 @@ class ClusterSnapshot:
 class SweepSnapshot:
     """A sweep at ``heartbeat``, in seconds since 1970 UTC by the driver's clock.
 
-    state: ``running``, ``recording`` (all trials have ended, and not all are recorded in MLflow), ``finished``,
+    `state`: ``running``, ``recording`` (all trials have ended, and not all are recorded in MLflow), ``finished``,
     ``failed`` (over, with trials that failed), ``stopped`` (by a limit that ``reason`` names) or ``interrupted``.
-    recording: in MLflow; None without MLflow. seconds_left: None if it cannot be estimated. job: submission id of the
-    Ray job that the driver runs in, if it does. limits: of this run, as command-line options. spent: amounts that count
-    towards the limits. steps: trained by all trials. steps_per_second: recent speed of all trials together. parts:
-    accounted by this driver. shard_bytes: planned size of the norms so far, before compression; the sizes of the
-    written files are private. told: events that `notify` has sent.
+    `recording`: in MLflow; None without MLflow. `seconds_left`: None if it cannot be estimated. `job`: submission id of
+    the Ray job that the driver runs in, if it does. `limits`: of this run, as command-line options. `spent`: amounts
+    that count towards the limits. `steps`: trained by all trials. `steps_per_second`: recent speed of all trials
+    together. `parts`: accounted by this driver. `shard_bytes`: planned size of the norms so far, before compression;
+    the sizes of the written files are private. `told`: events that `notify` has sent.
     """
 
     name: str
@@ -153,7 +153,7 @@ _SNAPSHOT = TypeAdapter(SweepSnapshot)
 def write_snapshot(uri: str, snapshot: SweepSnapshot, private: bool) -> None:
     """Replace the snapshot at ``uri`` atomically: a reader finds the old or the new one.
 
-    private: make the file readable by its owner only, because error texts in it may quote the data.
+    `private`: make the file readable by its owner only, because error texts in it may quote the data.
     Raises: StorageError.
     """
     write_sealed(uri, json.dumps(asdict(snapshot), allow_nan=False).encode(), private)

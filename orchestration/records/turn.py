@@ -22,9 +22,9 @@ def this_user() -> str:
 class Turn:
     """The place of a sweep among those of a running cluster.
 
-    priority: trials of a sweep with a higher one begin first. most: trials of all the owner's sweeps that may train at
-    once, as far as this sweep begins any; None for as many as fit. submitted: seconds since 1970 UTC. The
-    owner is empty where none was named.
+    `priority`: trials of a sweep with a higher one begin first. `most`: trials of all the owner's sweeps that may train
+    at once, as far as this sweep begins any; None for as many as fit. `submitted`: seconds since 1970 UTC. The owner is
+    empty where none was named.
     """
 
     owner: str = ""

@@ -71,9 +71,9 @@ def _no_message(data: PublishedSweep) -> str:
 class Figure:
     """One figure of the report, or several of one kind.
 
-    title: ``{main}`` stands for accuracy, or the main score of the task, and ``{points}`` for its unit. draw: returns
-    the figures by the suffix that completes their name and title ("" for a single one); None and figures without data
-    are left out. missing: returns the text that the page shows in place of a figure without data, or "".
+    `title`: ``{main}`` stands for accuracy, or the main score of the task, and ``{points}`` for its unit. `draw`:
+    returns the figures by the suffix that completes their name and title ("" for a single one); None and figures
+    without data are left out. `missing`: returns the text that the page shows in place of a figure without data, or "".
     """
 
     name: str

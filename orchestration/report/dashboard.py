@@ -40,9 +40,9 @@ _AXES: Final = ("epsilon", "worst_group_accuracy", "accuracy_gap", "median_epsil
 
 @dataclass
 class _Known:
-    """The results of a sweep, as read when ``ended`` of its trials were over. shown: as `Board.state` gives it.
+    """The results of a sweep, as read when ``ended`` of its trials were over. `shown`: as `Board.state` gives it.
 
-    growing: main score by epoch of the trials that run, as far as this process has seen it.
+    `growing`: main score by epoch of the trials that run, as far as this process has seen it.
     """
 
     ended: int = -1

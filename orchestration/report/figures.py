@@ -39,8 +39,8 @@ class Axis:
 class Scene:
     """The data of every figure: finished settings, their style, and the groups in increasing order of accuracy.
 
-    worst_group: the metric of the worst group that settings are compared by. task: task of the sweep; for tasks other
-    than classification, the main score replaces accuracy. useless: names of settings that wear no ring.
+    `worst_group`: the metric of the worst group that settings are compared by. `task`: task of the sweep; for tasks
+    other than classification, the main score replaces accuracy. `useless`: names of settings that wear no ring.
     """
 
     settings: Sequence[Setting]
@@ -97,8 +97,8 @@ def by_group(
 ) -> Plot:
     """Return one row per group, one marker per setting: the mean over seeds, with whiskers over their range.
 
-    error: standard error of a value; whiskers are at least as long as that of the mean over seeds. limits: range of the
-    axis. Groups and settings have the same positions in every figure, so that figures can be compared side by side.
+    `error`: standard error of a value; whiskers are at least as long as that of the mean over seeds. `limits`: range of
+    the axis. Groups and settings have the same positions in every figure, so that figures can be compared side by side.
     """
     settings, style, names = scene.settings, scene.style, scene.groups
     figure = blank(height=60 + len(names) * max(26, 7 * len(settings)))

@@ -64,9 +64,9 @@ def table(
     looks: Sequence[str] = (),
     marks: Sequence[Mapping[str, str]] = (),
 ) -> str:
-    """Return a table. heads: text and CSS class of each column. looks: CSS class of each row.
+    """Return a table. `heads`: text and CSS class of each column. `looks`: CSS class of each row.
 
-    marks: data attributes of each row, by which buttons of the page show and hide it.
+    `marks`: data attributes of each row, by which buttons of the page show and hide it.
     """
     head = "".join(f'<th scope="col" class="{look}"{_defined(text)}>{escape(text)}</th>' for text, look in heads)
     body = []

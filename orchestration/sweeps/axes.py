@@ -24,7 +24,7 @@ MOST_COMBINATIONS: Final = 10_000
 def spread(given: Mapping[str, Any], types: Mapping[str, Any], place: str) -> list[dict[str, Any]]:
     """Return one mapping per combination of the lists in ``given``; the last list changes fastest.
 
-    types: types of the values, by key; a list under a key without a type is one value. place: position in the sweep
+    `types`: types of the values, by key; a list under a key without a type is one value. `place`: position in the sweep
     file, for errors. Raises: InvalidInput for an empty list, and for more than `MOST_COMBINATIONS`.
     """
     options = [_options(value, types.get(key), f"{place}.{key}") for key, value in given.items()]

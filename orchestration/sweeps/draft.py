@@ -104,10 +104,10 @@ def draft_sweep(
     """Return the YAML text of a sweep over the table ``path``: its columns with proposed ranges and categories, a
     model, a baseline, two clipping methods, and a privacy target.
 
-    labels: one column of classes or numbers, or several columns of numbers or of 0 and 1; they decide the task. group:
-    the column whose values are compared; by default the classes of the label. user: the column that names the owner of
-    each row. text: a text column that the model reads in place of features. Comments in the draft mark what was read
-    off the data.
+    `labels`: one column of classes or numbers, or several columns of numbers or of 0 and 1; they decide the task.
+    `group`: the column whose values are compared; by default the classes of the label. `user`: the column that names
+    the owner of each row. `text`: a text column that the model reads in place of features. Comments in the draft mark
+    what was read off the data.
     Raises: InvalidInput for an unknown column, a label named twice, labels that fit no task, a group with one value or
     more than `MOST_VALUES`, and a table with fewer than 50 rows or without a usable feature; DataCorruption for a file
     that cannot be read.
@@ -154,8 +154,8 @@ def draft_sweep(
 class _Scale:
     """How numbers are scaled, and how large a row is then, on which bound and learning rate depend.
 
-    preprocessing: its name, if enough rows show through its noise. numbers: columns of numbers, an embedding's counted
-    each. squared_norm: that of a row, expected, with a constant 1 for the bias.
+    `preprocessing`: its name, if enough rows show through its noise. `numbers`: columns of numbers, an embedding's
+    counted each. `squared_norm`: that of a row, expected, with a constant 1 for the bias.
 
     With features divided by their norm, a learning rate of 4 with momentum 0.9 is stable for cross-entropy, whose
     Hessian has a norm of at most 1/2; squares are steeper by 4. A batch of fewer than 100 rows takes a smaller rate, as

@@ -32,9 +32,10 @@ noise meets the target."""
 class Way:
     """One way of protecting users, with its calibrated noise.
 
-    most: rows that each user keeps at most. members: expected rows (``els``) or users (``uls``) of a step. used: share
-    of all rows that is kept. noise: standard deviation of the noise of one coordinate of the mean gradient, in clipping
-    bounds of a row. unrelated: the same, with the bound of a user's mean where the rows of a user are unrelated.
+    `most`: rows that each user keeps at most. `members`: expected rows (``els``) or users (``uls``) of a step. `used`:
+    share of all rows that is kept. `noise`: standard deviation of the noise of one coordinate of the mean gradient, in
+    clipping bounds of a row. `unrelated`: the same, with the bound of a user's mean where the rows of a user are
+    unrelated.
     """
 
     sampling: UserSampling
@@ -50,8 +51,8 @@ class Way:
 class Comparison:
     """The ways that trials with this target may take on one data set, and which has less noise.
 
-    rows, steps: gradients of rows of a step, and steps, equal for all. parameters: of the model, or None. verdict: on
-    both ways at the median number of rows per user. els, uls: the best of each; see `_best`.
+    `rows`, `steps`: gradients of rows of a step, and steps, equal for all. `parameters`: of the model, or None.
+    `verdict`: on both ways at the median number of rows per user. `els`, `uls`: the best of each; see `_best`.
     """
 
     data: str

@@ -60,9 +60,9 @@ def plan_sweep(
 
     For a sweep with ``tune``, plans the trials of the tuning.
 
-    code: the user's own modules that may be imported. If None, no user code runs: the user's models are not tried
+    `code`: the user's own modules that may be imported. If None, no user code runs: the user's models are not tried
     (with a warning), and trials with the user's data sources or clipping methods are refused, because their cost cannot
-    be computed. past: history of the stored sweep that is continued. solver: runs many calibrations, for example in
+    be computed. `past`: history of the stored sweep that is continued. `solver`: runs many calibrations, for example in
     several processes. Raises: InvalidInput for a grid that `grid` refuses.
     """
     if sweep.tune is not None and sweep.adapted is None:

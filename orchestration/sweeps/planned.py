@@ -30,11 +30,11 @@ _MOST_NAMED = 5
 class PlannedTrial:
     """A trial that can run. The spec of ``point`` has its calibrated noise multiplier.
 
-    trace: steps and releases of the longest run that the trainer may make; the trainer may stop earlier. worst_case:
-    epsilon of the trace by the sweep's accountant. others: its epsilon by the other accountants. releases: releases
-    after training, which the trace includes. shard_bytes: size of the norm shards before compression. reasons: why
-    every epsilon of the trial is an estimate (`dpsweep.orchestration.sweeps.reasons`). data_digest: digest of the data
-    as they are now; private, because it is a noiseless hash.
+    `trace`: steps and releases of the longest run that the trainer may make; the trainer may stop earlier.
+    `worst_case`: epsilon of the trace by the sweep's accountant. `others`: its epsilon by the other accountants.
+    `releases`: releases after training, which the trace includes. `shard_bytes`: size of the norm shards before
+    compression. `reasons`: why every epsilon of the trial is an estimate (`dpsweep.orchestration.sweeps.reasons`).
+    `data_digest`: digest of the data as they are now; private, because it is a noiseless hash.
     """
 
     point: GridPoint
@@ -76,8 +76,8 @@ class Refusal:
 class Plan:
     """The trials of a sweep that can run, the refused ones, and warnings, one sentence each.
 
-    calibrations: the noise multiplier that meets each distinct target, by a digest of its inputs, so that a later plan
-    of the sweep does not search again.
+    `calibrations`: the noise multiplier that meets each distinct target, by a digest of its inputs, so that a later
+    plan of the sweep does not search again.
     """
 
     trials: tuple[PlannedTrial, ...]

@@ -18,7 +18,7 @@ from dpsweep.workers.spec import TrialSpec
 def reasons_of(sweep: SweepSpec, spec: TrialSpec, of_data: Iterable[Reason]) -> tuple[Reason, ...]:
     """Return why every epsilon of the trial ``spec`` of ``sweep`` is an estimate; none for a trial without noise.
 
-    of_data: what was read off the rows, from the description of the data or from the trial's result.
+    `of_data`: what was read off the rows, from the description of the data or from the trial's result.
     """
     of_sweep: dict[Reason, bool] = {
         "unaccounted_tuning": sweep.tune is not None and sweep.tune.privacy == "unaccounted",

@@ -32,8 +32,8 @@ def permitted(
 ) -> UserCode:
     """Return the user's own code that ``sweep`` names, as it is now, located and read without importing any of it.
 
-    folder: the folder of the sweep file; code inside it may run. allowed: names of further modules, with their
-    submodules, and of files that may run. given: modules whose functions and classes the caller has given itself.
+    `folder`: the folder of the sweep file; code inside it may run. `allowed`: names of further modules, with their
+    submodules, and of files that may run. `given`: modules whose functions and classes the caller has given itself.
 
     Raises: InvalidInput with one line for each name that may not run, cannot be found, or is also the name of a module
     that Python finds elsewhere.

@@ -96,7 +96,7 @@ _STATUSES: Mapping[TrialState, str] = {
 class MlflowTracker:
     """A `Tracker` on any MLflow tracking URI: ``sqlite:///``, ``postgresql://``, ``http://``.
 
-    artifact_root: absolute path or URI for artifacts if ``tracking_uri`` is a database (a server chooses its own);
+    `artifact_root`: absolute path or URI for artifacts if ``tracking_uri`` is a database (a server chooses its own);
     used only when the experiment is created. Raises: TrackingUnavailable within seconds if MLflow cannot be reached.
     """
 

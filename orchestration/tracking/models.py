@@ -190,7 +190,7 @@ def _charts(parameters: Sequence[str], worst_group: Measured, main: str) -> list
 class LoggedNumbers:
     """A logged model, the data set it is linked to, and the numbers and claims that MLflow already stores for it.
 
-    location: of its files. is_complete: whether it has its weights, if they are kept at all.
+    `location`: of its files. `is_complete`: whether it has its weights, if they are kept at all.
     """
 
     model_id: str
@@ -203,7 +203,7 @@ class LoggedNumbers:
     def metric(self, name: str, value: float, run: str, ended: float | None) -> Metric:
         """Return an MLflow metric, recorded for both the model and its ``run``.
 
-        ended: the time of the same number in the run, in seconds since 1970, so that MLflow sees one point, not two.
+        `ended`: the time of the same number in the run, in seconds since 1970, so that MLflow sees one point, not two.
         """
         moment = int(1000 * (time.time() if ended is None or name in self.numbers else ended))
         return Metric(name, value, moment, 0, model_id=self.model_id, run_id=run, **self.dataset)

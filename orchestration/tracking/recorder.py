@@ -35,8 +35,8 @@ class TrackingRecorder:
     keys, which never outgrows the sweep. A trial is first recorded when it has run for one interval, so a shorter
     trial takes half as many requests.
 
-    current: returns the trial with a given key as it is now; called from the recorder's threads. begun: where it is
-    recorded. told: called with the progress when it has changed, once all trials have ended.
+    `current`: returns the trial with a given key as it is now; called from the recorder's threads. `begun`: where it is
+    recorded. `told`: called with the progress when it has changed, once all trials have ended.
     """
 
     def __init__(

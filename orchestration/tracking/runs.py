@@ -43,8 +43,8 @@ class Point:
 class Held:
     """Cached content of a run.
 
-    metrics: the last value of each metric. data: digests of the data that the run is linked to. artifacts: URI of its
-    files. points: name and step of all recorded points of series; None until they are requested.
+    `metrics`: the last value of each metric. `data`: digests of the data that the run is linked to. `artifacts`: URI of
+    its files. `points`: name and step of all recorded points of series; None until they are requested.
     """
 
     status: str
@@ -114,8 +114,8 @@ class MlflowRuns:
     ) -> None:
         """Write everything that the run does not hold yet in one request.
 
-        params: those that the run holds already stay unchanged, because MLflow parameters are immutable. values:
-        scalars, written at step 0. moment: time of values that are new, in seconds since 1970 UTC; by default now, as
+        `params`: those that the run holds already stay unchanged, because MLflow parameters are immutable. `values`:
+        scalars, written at step 0. `moment`: time of values that are new, in seconds since 1970 UTC; by default now, as
         for those that have changed.
         """
         held, now = self.held(run_id), int(1000 * time.time())
