@@ -42,6 +42,15 @@ def test_sweeps_train(file: Path, tmp_path: Path) -> None:
             r"epsilon \d\.\d+ at delta 1e-05, a guarantee by \w+\n.*\n.*noise 1\.\d",
         ),
         ("one_trial.py", ("ray", "mlflow"), r"accuracy 0\.[6-9].*\n455 examples: median epsilon 1\.\d+, estimate\n"),
+        ("accelerate_loop.py", ("ray", "mlflow"), r"epsilon 3\.00 after 30 steps\n178 parameters"),
+        pytest.param(
+            *(
+                "optuna_study.py",
+                ("ray",),
+                r"best of 3: accuracy 0\.[5-9].*\n.*epsilon 1\.[5-9]\d together \(guarantee",
+            ),
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_programs_run(program: str, absent: tuple[str, ...], printed: str, tmp_path: Path) -> None:
