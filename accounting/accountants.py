@@ -388,3 +388,16 @@ def account(trace: Trace, delta: float, accountant: str = "auto", group_size: in
         return found
     enforced = PrivacyEstimate(enforced_epsilon(trace.filter, trace, delta), delta, trace.adjacency, "filter")
     return enforced if found.kind != "guarantee" or enforced.epsilon < found.epsilon else found
+
+
+def account_again(trace: Trace, delta: float, claimed: str, group_size: int = 1) -> PrivacyEstimate:
+    """Return the cost that a claim is compared with, by the accountant that it names, ``claimed``.
+
+    By ``auto`` where that is no accountant, such as ``filter``, or does not cover the trace: a bound of ``pld`` may
+    bear the name of a method that covers its rounds alone. Raises: as `account`.
+    """
+    name = claimed if claimed in ACCOUNTANTS else "auto"
+    try:
+        return account(trace, delta, name, group_size)
+    except UnsupportedMechanism:
+        return account(trace, delta, "auto", group_size)

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Final
 
-from dpsweep.accounting.accountants import ACCOUNTANTS, Accountant, Bounds, account, bounds_pld
+from dpsweep.accounting.accountants import ACCOUNTANTS, Accountant, Bounds, account_again, bounds_pld
 from dpsweep.accounting.mechanism import Trace
 from dpsweep.accounting.rounds import enforced_epsilon
 from dpsweep.accounting.units import by_rows
@@ -37,7 +37,7 @@ def cost_so_far(trace: Trace, ends: Sequence[int], step: int, delta: float, acco
     ends: last steps of the epochs, increasing. accountant: the name in the run's `PrivacyEstimate`; any name that is
     not one of `ACCOUNTANTS`, such as ``filter``, stands for ``rdp``, because the bound of the filter is compared in any
     case. ``gdp`` stands for ``pld``, which is exact for Gaussians too, and whose bound for sampled batches may bear
-    that name. Raises: UnsupportedMechanism as the accountant does.
+    that name; so does ``rdp`` where it does not cover the run. Raises: UnsupportedMechanism if nothing covers it.
     """
     name = accountant if accountant in ACCOUNTANTS else "rdp"
     return _cost(trace.until(_asked_at(trace, tuple(ends), step, name)), delta, name)
@@ -58,7 +58,7 @@ def _cost(trace: Trace, delta: float, name: str) -> float:
     if not trace.is_private:
         return math.inf
     if name not in ("pld", "auto", "gdp") or trace.selection is not None:
-        return account(trace, delta, name).epsilon
+        return account_again(trace, delta, name).epsilon
     rows, size = by_rows(trace, 1)
     found = Accountant("pld", _coarse_bounds).estimate(rows, delta, size)[0].epsilon
     return found if trace.filter is None else min(found, enforced_epsilon(trace.filter, trace, delta))

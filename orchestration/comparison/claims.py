@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from dpsweep.accounting.accountants import ACCOUNTANTS, account
+from dpsweep.accounting.accountants import account, account_again
 from dpsweep.accounting.attacks import FALSE_POSITIVE_RATES, AttackRisk, attack_risk, privacy_curve, rate_name
 from dpsweep.accounting.errors import START_ANEW, DataCorruption
 from dpsweep.accounting.estimates import Kind, PrivacyEstimate
@@ -225,7 +225,7 @@ def _stronger(claims: _Claims) -> Iterator[str]:
 
 def _of_account(again: PublishedAccount, trace: Trace) -> Iterator[str]:
     """Yield one line for each epsilon of `dpsweep account` that is below the cost of the trace."""
-    sizes = {1: (again.epsilon, _named(again.accountant)), **{k: (e, "pld") for k, e in again.group_epsilons.items()}}
+    sizes = {1: (again.epsilon, again.accountant), **{k: (e, "pld") for k, e in again.group_epsilons.items()}}
     for size, (claimed, accountant) in sizes.items():
         found = _cost(trace, again.delta, accountant, size).epsilon
         if not claimed >= found * (1.0 - _ROUNDING):
@@ -235,17 +235,8 @@ def _of_account(again: PublishedAccount, trace: Trace) -> Iterator[str]:
             )
 
 
-def _named(accountant: str) -> str:
-    """Return the accountant that recomputes a claim: its own or, for names of other bounds, such as ``filter``, the
-    tightest.
-
-    Under a filter any accountant gives the same result; for a selection, none is below the tightest.
-    """
-    return accountant if accountant in ACCOUNTANTS else "auto"
-
-
 def _smaller(what: str, claim: PrivacyEstimate, trace: Trace, delta: float) -> Iterator[str]:
-    accountant = _named(claim.accountant) if claim.group_size == 1 else "pld"
+    accountant = claim.accountant if claim.group_size == 1 else "pld"
     found = _cost(trace, delta, accountant, claim.group_size)
     if ("user" in claim.unit) != (trace.unit.name == "user"):
         yield f"it claims {what} per {claim.unit}, but its trace costs that per {found.unit}"
@@ -258,7 +249,7 @@ def _smaller(what: str, claim: PrivacyEstimate, trace: Trace, delta: float) -> I
         yield f"it claims {what} {claim.epsilon:.6g}, but its trace costs {found.epsilon:.6g}"
     is_bounded = trace.noise_follows_results and not trace.ended_by_results  # by the plan, which the trace is not
     if claim.is_private and claim.kind == "guarantee" and found.kind == "estimate" and not is_bounded:
-        yield f"it claims that {what} is a guarantee, but by {accountant} it is an estimate"
+        yield f"it claims that {what} is a guarantee, but by {found.accountant} it is an estimate"
 
 
 def _smaller_risk(claim: AttackRisk, trace: Trace, sizes: Collection[int]) -> Iterator[str]:
@@ -301,13 +292,13 @@ def _ledger(claims: _Claims) -> Iterator[str]:
 
 
 def _roughly(trace: Trace, delta: float) -> float:
-    """Return the epsilon of a run by the quickest accountant that covers it."""
-    return _cost(trace, delta, "rdp" if trace.unit.rows == 1 else "pld", 1).epsilon
+    """Return the epsilon of a run by Renyi DP, the quickest, or where that does not cover it by the tightest."""
+    return _cost(trace, delta, "rdp", 1).epsilon
 
 
 @functools.lru_cache(maxsize=8192)
-def _cost(trace: Trace, delta: float, accountant: str, size: int) -> PrivacyEstimate:
-    return account(trace, delta, accountant, size)
+def _cost(trace: Trace, delta: float, claimed: str, size: int) -> PrivacyEstimate:
+    return account_again(trace, delta, claimed, size)
 
 
 @functools.lru_cache(maxsize=8192)

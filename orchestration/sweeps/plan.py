@@ -18,6 +18,7 @@ from torch import nn
 from dpsweep.accounting.errors import DpsweepError, InvalidInput, Unreachable, private_text, public_text, without_locals
 from dpsweep.accounting.estimates import PrivacyEstimate
 from dpsweep.accounting.mechanism import Release, Trace
+from dpsweep.accounting.pld import rounds_of_group
 from dpsweep.accounting.planning import PROCESSES, Calibration, Solver, TrialMechanism, solve_all
 from dpsweep.accounting.reasons import weakened
 from dpsweep.orchestration.records.failures import shown
@@ -186,6 +187,7 @@ class _Planner:
             raise Unreachable("the budget does not pay for one epoch; raise it, or the noise multiplier")
         trace = mechanism.trace(epochs)
         spent = _once(self.costs, (trace, trial.delta), lambda: worst_cases(trace, trial.delta, self.sweep))
+        _require_groups(trace, self.sweep.accounting.group_sizes)
         reasons = reasons_of(self.sweep, trial, dataset.reasons)
         claimed = [weakened(each, reasons) for each in spent]
         return PlannedTrial(
@@ -243,6 +245,13 @@ class _Planner:
             return None
         run = (trial.epochs, target, trial.delta, self.sweep.privacy.accountant)
         return fingerprint(mechanism, mechanism.filter, *run), Calibration(mechanism, *run)
+
+
+def _require_groups(trace: Trace, sizes: Sequence[int]) -> None:
+    """Raises: UnsupportedMechanism for groups of a size that no bound covers, which would be found after training."""
+    for size in sizes:
+        if size > 1 and trace.is_private:
+            rounds_of_group(replace(trace, selection=None), size)
 
 
 def _once(table: dict[K, V], key: K, compute: Callable[[], V]) -> V:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
-from dpsweep.accounting.accountants import account
+from dpsweep.accounting.accountants import account, account_again
 from dpsweep.accounting.mechanism import Segment, Trace
 from dpsweep.accounting.pld import epsilon_pld
-from dpsweep.accounting.samplings import PoissonSampling
+from dpsweep.accounting.random_trials import RandomTrials
+from dpsweep.accounting.samplings import PoissonSampling, RandomAllocationSampling
 from dpsweep.accounting.so_far import cost_so_far
+from dpsweep.accounting.units import Unit
 
 DELTA = 1e-5
 
@@ -75,3 +78,25 @@ def test_noise_that_decays_to_nothing_costs_infinity_from_there_on() -> None:
 def test_what_is_not_sampled_costs_what_the_gaussian_does() -> None:
     trace = Trace(1000, segments=(Segment(0, 8, PoissonSampling(1.0), 5.0),))
     assert cost_so_far(trace, (4, 8), 4, DELTA, "gdp") == pytest.approx(account(trace.until(4), DELTA, "gdp").epsilon)
+
+
+ALLOCATED = Trace(1000, segments=(Segment(0, 4, RandomAllocationSampling(2), 2.0),))
+SAMPLED = Trace(1000, segments=(Segment(0, 4, PoissonSampling(0.5), 2.0),))
+
+
+@pytest.mark.parametrize(
+    ("trace", "named"),
+    [
+        (ALLOCATED, "rdp"),
+        pytest.param(replace(ALLOCATED, selection=RandomTrials(2.0)), "selection-pld", marks=pytest.mark.long),
+        (replace(SAMPLED, unit=Unit("user", 3)), "rdp"),
+        (SAMPLED, "gdp"),
+    ],
+)
+def test_a_method_that_covers_the_rounds_alone_is_not_asked_about_the_run(trace: Trace, named: str) -> None:
+    """Bounds of `pld` may bear the names of Renyi DP and of one Gaussian, which refuse such runs."""
+    least = account(trace, DELTA).lower_epsilon or 0.5 * account(trace, DELTA).epsilon
+    assert (
+        least <= cost_so_far(trace, (2, 4), 4, DELTA, named) == pytest.approx(account(trace, DELTA).epsilon, rel=4e-3)
+    )
+    assert account_again(trace, DELTA, named) == account(trace, DELTA)

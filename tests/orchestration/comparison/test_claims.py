@@ -253,6 +253,21 @@ def test_a_baseline_that_claims_privacy_is_refused(folder: Path) -> None:
         render_again(str(folder))
 
 
+def test_what_renyi_divergences_do_not_cover_is_borne_out_by_another_accountant(tmp_path: Path) -> None:
+    """Every reader asked for Renyi DP of what each start of a trial has released, and failed at random allocation."""
+    allocated = {"method": "random_allocation", "batch_size": 256}
+    privacy = {"noise_multiplier": 2.0, "delta": 1e-5}
+    text = small(sampling=allocated, clipping="flat", noise="constant", seeds=0, epochs=1, privacy=privacy)
+    run_sweep(RunRequest(parse_sweep(text), text, str(tmp_path / "out"), IN_PROCESS, NO_TRACKING))
+    assert invoked("verify", tmp_path / "out").exit_code == 0  # type: ignore[attr-defined]
+    forge(
+        f"{SweepFiles(str(tmp_path / 'out')).attempts(key_in(tmp_path / 'out', 'flat-seed0'))}/000001.json",
+        lambda attempt: attempt["trace"]["segments"][0].update(noise_multiplier=50.0),
+    )
+    with pytest.raises(DataCorruption, match="record of its attempts claims epsilon 0"):
+        render_again(str(tmp_path / "out"))
+
+
 def test_a_record_of_attempts_that_says_less_is_refused(folder: Path) -> None:
     record = f"{SweepFiles(str(folder)).attempts(key_in(folder, 'flat-seed0'))}/000001.json"
     forge(record, lambda attempt: attempt["trace"]["segments"][0].update(noise_multiplier=50.0))
