@@ -18,8 +18,8 @@ from torch import nn
 from dpsweep.accounting.errors import DpsweepError, InvalidInput, Unreachable, private_text, public_text, without_locals
 from dpsweep.accounting.estimates import PrivacyEstimate
 from dpsweep.accounting.mechanism import Release, Trace
-from dpsweep.accounting.pld import rounds_of_group
 from dpsweep.accounting.planning import PROCESSES, Calibration, Solver, TrialMechanism, solve_all
+from dpsweep.accounting.pld import rounds_of_group
 from dpsweep.accounting.reasons import weakened
 from dpsweep.orchestration.records.failures import shown
 from dpsweep.orchestration.records.release_modes import RELEASED, release_spec
