@@ -20,11 +20,13 @@ Outcome = Literal["reproduced", "in shape", "not", "cannot be told", "cannot be 
 """Of a table or figure, by `Judged.outcome`."""
 
 RULE: Final = (
-    "**Verdicts follow a rule.** *Reproduced*: every printed number that we have an interval for lies inside it. "
-    "*In shape*: not that, but wherever our intervals tell two printed numbers of one kind apart, ours stand in the "
-    "printed order, and that is so at least once. *Not*: our intervals show another order, or tell no two numbers "
-    "apart. *Cannot be told*: one run, so no interval. *Cannot be tried*: nothing was trained. *Not judged*: the paper "
-    "prints no number."
+    "**Verdicts follow a rule.**\n\n"
+    "- *Reproduced*: every printed number that we have an interval for lies inside it.\n\n"
+    "- *In shape*: not that, but wherever our intervals separate two printed numbers of one kind, ours have the "
+    "printed order, and there is at least one such pair.\n\n"
+    "- *Not*: our intervals show another order, or separate no two numbers.\n\n"
+    "- *Cannot be told*: one run, so no interval. *Cannot be tried*: nothing was trained. "
+    "*Not judged*: the paper prints no number."
 )
 
 

@@ -123,7 +123,7 @@ def _headline(result: Result) -> str:
 
 
 def _missing(_: Mapping[str, StoredSweep]) -> Iterator[str]:
-    yield from (f"- {each.item}: {each.why}." for each in MISSING)
+    yield from (f"- {each.item}: {each.why}.\n" for each in MISSING)
 
 
 def _planned(_: Mapping[str, StoredSweep]) -> Iterator[str]:

@@ -21,9 +21,9 @@ from dpsweep.orchestration.records.layout import SweepFiles
 def composed_of_examples(
     files: SweepFiles, key: str | None, examples: Sequence[int], delta: float | None
 ) -> PrivacyEstimate:
-    """Return the composed epsilon of the records ``examples`` together, from what they contributed to each trial.
+    """Return the composed epsilon of the records ``examples`` together, from their contributions to each trial.
 
-    key: of one trial, by default all private ones; delta: by default that of the sweep. Earlier starts, candidates of a
+    key: of one trial, by default all private ones; delta: by default the sweep's. Earlier starts, candidates of a
     tuning, and trials without norms count with the most that records can contribute. A trial that did not train on a
     record costs it nothing.
 

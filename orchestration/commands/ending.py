@@ -1,7 +1,7 @@
 """How a command ends by a signal: as by Ctrl-C, and by force where that takes too long.
 
-Python calls its handlers of signals between two of its own instructions, so that a library that computes or waits for a
-file keeps a command alive. A thread of its own hears of a signal at once.
+Python calls signal handlers between two of its instructions, so a library that computes or waits for a file keeps a
+command alive. A separate thread receives a signal at once.
 """
 
 from __future__ import annotations

@@ -47,7 +47,8 @@ class EpsilonAnswers:
 def answer(run: AccountedRun, request: EpsilonRequest) -> EpsilonAnswers:
     """Account for the run as asked.
 
-    Raises: InvalidInput or UnsupportedMechanism for what cannot be accounted, DataCorruption for damaged norm shards.
+    Raises: InvalidInput or UnsupportedMechanism for a run that cannot be accounted, DataCorruption for damaged norm
+    shards.
     """
     trace, delta, trials = run.trace, request.delta, request.trials
     sizes = whole_numbers("--group-size", request.group_size, 1)

@@ -84,7 +84,7 @@ class RunSource:
 class EpsilonRequest:
     """The question about a run: the options of `dpsweep epsilon` of the same names.
 
-    trials: number of runs of which only the best is released; None if the run itself is.
+    trials: number of runs if only the best of them is released, else None.
     """
 
     delta: float

@@ -1,7 +1,8 @@
 """The command ``dpsweep``.
 
-Exit codes: 0 for success, 1 if a trial failed or stored files are damaged or cannot be written, 2 for invalid input
-(one line per mistake, nothing started), 3 if all results are on disk but not all in MLflow, 130 when interrupted.
+Exit codes: 0 for success, 1 if a trial failed or stored files are damaged or cannot be written. Code 2 means invalid
+input (one line per mistake, nothing started), 3 that all results are on disk but not all in MLflow, 130 an
+interruption.
 """
 
 from __future__ import annotations

@@ -61,8 +61,8 @@ def compare(
 ) -> None:
     """One table over several sweeps: settings with the same parameters beside each other, whatever they are called.
 
-    Each with its seeds and its numbers as its own report shows them. Sweeps of different data, δ or adjacency are said
-    to be so. With release: raw in any of them the HTML file is readable by you only.
+    Each with its seeds and its numbers as its own report shows them. Notes name sweeps of different data, δ or
+    adjacency. With release: raw in any of them the HTML file is readable by you only.
     """
     from dpsweep.orchestration.comparison.across_sweeps import compare as compared
     from dpsweep.orchestration.comparison.claims import checked_record

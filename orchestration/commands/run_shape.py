@@ -169,7 +169,7 @@ def strategy_fields(shape: RunShape, trace: Trace) -> dict[str, Any]:
 
 
 def strategy_notes(fields: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is said below a table of the fields that `strategy_fields` returned."""
+    """Yield the lines below a table of the fields that `strategy_fields` returned."""
     if "noise_strategy" in fields:
         mean, largest = fields["mean_squared_error"], fields["max_squared_error"]
         yield (

@@ -179,7 +179,7 @@ def recorded(files: TrialFiles, trace: Trace, example_ids: Sequence[int]) -> Giv
 def _rows_of(
     files: TrialFiles, trace: Trace, example_ids: Sequence[int]
 ) -> tuple[tuple[int, ...], dict[int, npt.NDArray[np.float32]]]:
-    """Return the steps of the snapshots, and the contributions of those of the records that were trained on, by id."""
+    """Return the steps of the snapshots, and the contributions by id of the records that were trained on."""
     shards, rows = _complete_shards(files, trace), dict[int, npt.NDArray[np.float32]]()
     for part in map(shards.read, shards.parts):
         for row in np.flatnonzero(np.isin(part.example_ids, np.array(example_ids, np.int64))).tolist():

@@ -211,7 +211,7 @@ def _matched(
 ) -> Iterator[MatchedSetting]:
     """Yield the settings, each named by what distinguishes it from the others.
 
-    called: their first word; "" for that of the clipping method. worst_groups: `Compared.worst_group` by folder.
+    called: their first word; "" for the clipping method. worst_groups: `Compared.worst_group` by folder.
     """
     of_sweeps = {each.name for each in between}
     for (identity, trials), parameters in zip(found.items(), varying([dict(key) for key in found]), strict=True):

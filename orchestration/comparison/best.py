@@ -29,9 +29,9 @@ class Best:
 
     `by`: name of the metric. `value`: the mean over runs; for an extreme over groups, settings are ordered by
     ``interval.corrected``. `interval`: allows for the choice; None if it is unknown. `alike`: differences to other
-    settings that are not distinguishable from it. `unordered`: differences to those of which nothing is known, with one
-    common seed or none. `unknown_cost`: as in `Findings`. `warnings`: the others of the report's headline. `reasons`:
-    why its epsilon is an estimate, by its trials and by the choice itself.
+    settings that are not distinguishable from it. `unordered`: differences that are unknown, with one common seed or
+    none. `unknown_cost`: as in `Findings`. `warnings`: the others of the report's headline. `reasons`: why its epsilon
+    is an estimate, by its trials and by the choice itself.
     """
 
     setting: Setting
@@ -103,8 +103,8 @@ def best(
 
     A setting that has learnt nothing is never chosen (`sanity.why_useless`).
 
-    Raises: InvalidInput for an unknown metric, a metric without a direction, a max_epsilon that is no number above 0,
-    a condition that is no finite number, and if no setting that has learnt something fulfils the conditions.
+    Raises: InvalidInput for an unknown metric, a metric without a direction, and a max_epsilon or condition that is no
+    number in its range. Also if no setting that has learnt something fulfils the conditions.
     """
     name = _name(found, by or found.main.name)
     least = {

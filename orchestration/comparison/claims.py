@@ -74,8 +74,8 @@ def founded_result(files: TrialFiles) -> StoredResult | None:
 
 
 def unfounded(files: SweepFiles, record: SweepRecord) -> Iterator[str]:
-    """Yield one line for each stored claim that its trace does not bear out: smaller than its cost, stronger than its
-    kind, for another delta or adjacency, or without a reason why it is no guarantee.
+    """Yield one line for each stored claim that its trace does not bear out. It may be smaller than the cost, stronger
+    than its kind, for another delta or adjacency, or lack a reason why it is no guarantee.
 
     A check is remembered by the digest of all that was compared. Equal traces, as of several seeds, are accounted
     once. Raises: DataCorruption for a missing or damaged trace.
@@ -255,7 +255,7 @@ def _smaller(what: str, claim: PrivacyEstimate, trace: Trace, delta: float) -> I
 def _smaller_risk(claim: AttackRisk, trace: Trace, sizes: Collection[int]) -> Iterator[str]:
     """Yield one line for each bound on attacks that is below the recomputed bound of the trace.
 
-    If the noise follows results, the claimed bounds are those of the plan, whose numerical error differs from the error
+    If the noise follows results, the claimed bounds come from the plan, whose numerical error differs from the error
     for the trace by less than `_OF_PLAN`.
     """
     if claim.group_size not in sizes:

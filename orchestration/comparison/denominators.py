@@ -1,4 +1,4 @@
-"""The number of independent units behind a rate: test examples, or users, of its own denominator. Pure numpy.
+"""The number of independent units behind a rate: test examples, or users, in its denominator. Pure numpy.
 
 A true positive rate of 300 examples with three positives is known as well as a share of three. Rows of one user are no
 independent examples, so the user is the unit.

@@ -43,8 +43,8 @@ class Metric:
     noise; if so, it is known only where exact statistics are shown. `whose`: returns the group that the number belongs
     to, or None. `better`: whether higher or lower values are better; "" if neither is. `measure`: computes the number
     from (resampled) outcomes of test examples, for its interval; None if it does not depend on them. `task`: the task
-    whose trials have it (`dpsweep.workers.tasks`); None for all tasks. `extreme`: of which group metrics it is an
-    extreme over groups, or None.
+    whose trials have it (`dpsweep.workers.tasks`); None for all tasks. `extreme`: the group metrics whose extreme over
+    groups it is, or None.
     """
 
     name: str

@@ -1,9 +1,9 @@
 """Extremes over groups: the worst-served group, gaps and ratios between groups, with intervals and bias. Pure numpy.
 
 The lowest of noisy numbers is too low, and a gap between them too large, the more groups there are. Bounds on an
-extreme therefore follow from bounds on every group, or on every pair of groups. If t = min_g t_g and g* is the group
-with t_g* = t, then t >= L_g* >= min_g L_g with a lower bound L_g that is wrong with probability a for each g (g* is
-fixed), and t <= min_g U_g if all upper bounds U_g hold at once, each wrong with probability a / G (Bonferroni).
+extreme therefore follow from bounds on every group, or on every pair of groups. Let t = min_g t_g, and g* the group
+with t_g* = t. Then t >= L_g* >= min_g L_g with a lower bound L_g that is wrong with probability a for each g (g* is
+fixed). And t <= min_g U_g if all upper bounds U_g hold at once, each wrong with probability a / G (Bonferroni).
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def extreme_difference_bounds(
     """Return the bounds on the extreme of one setting minus that of another, each wrong with probability ``tail``.
 
     `pair`: moments of both settings; `alone`: of each. With g* the worst group of the first, min_g a_g - min_h b_h is
-    at least a_g* - b_h for every h, so at least min_g max_h L_gh if for the fixed g* all L_gh hold at once.
+    at least a_g* - b_h for every h. So it is at least min_g max_h L_gh if for the fixed g* all L_gh hold at once.
     """
     count = len(pair.value) // 2
     if extreme.kind in ("lowest", "highest"):
@@ -122,8 +122,8 @@ def _of_highest(pair: Moments, tail: float, count: int) -> tuple[float, float]:
 def corrected(extreme: Extreme, found: Moments) -> float:
     """Return the extreme of the means without the bias of choosing it among noisy numbers.
 
-    The bias is that of the extreme of numbers with the same noise around means that are as different as the measured
-    ones are beyond noise (a parametric bootstrap around the estimates of James and Stein).
+    The bias is found by a parametric bootstrap around the estimates of James and Stein: the same noise, around means
+    that are as different as the measured ones are beyond noise.
     """
     noise, value = deviations(found), found.value
     parts = value.reshape(len(extreme.of), -1)

@@ -17,7 +17,7 @@ def hidden_groups_note(trials: Iterable[PublishedTrial]) -> tuple[str, ...]:
     """Return a sentence that names the groups that finished trials do not show, without their sizes; nothing if all are
     shown.
 
-    Data with a single group, of which everything is said anyway, need no such sentence.
+    Data with a single group need no such sentence.
     """
     evaluated = [
         (trial, trial.quality) for trial in trials if trial.state is TrialState.FINISHED and trial.quality is not None

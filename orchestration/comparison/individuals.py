@@ -71,7 +71,7 @@ def released_statistics(
 ) -> IndividualStatistics:
     """Statistics released with differential privacy.
 
-    exact: those of the same epsilon_i, for what each claims. cost: epsilon of the release alone.
+    exact: statistics of the same epsilon_i, for the kind of each claim. cost: epsilon of the release alone.
     """
     return IndividualStatistics(
         disclosure=RELEASED,

@@ -1,14 +1,14 @@
 """Confidence intervals for numbers that vary with seeds, splits and test examples. Pure numpy.
 
 Test examples, or the users whom they belong to, are resampled by the bootstrap, with the same resamples for every run
-on the same test set, so that runs stay paired. Seeds and splits are too few to resample (percentiles of 5 seeds: about
-84% coverage for 95%); their contribution is the variance between runs, with Student's t, which
+on the same test set, so that runs stay paired. Seeds and splits are too few to resample: percentiles of 5 seeds cover
+about 84% in place of 95%. Their contribution is the variance between runs, with Student's t, which
 `dpsweep.orchestration.comparison.seeds` pools over the private settings of a sweep. The variances are added, and the
 degrees of freedom follow from Satterthwaite's approximation.
 
 The bootstrap says little of few examples. In differences, a share is therefore treated as if two more had been seen,
-one of which counts (Agresti and Caffo 2000), and the interval of a single share follows Clopper and Pearson at its
-effective number of examples (Korn and Graubard 1998).
+with one counted (Agresti and Caffo 2000). The interval of a single share follows Clopper and Pearson at its effective
+number of examples (Korn and Graubard 1998).
 """
 
 from __future__ import annotations
@@ -106,9 +106,9 @@ class RunValues:
 class SpreadOfSeeds:
     """Variance between the runs of private settings, pooled; each [K, K] for one run and K numbers.
 
-    `own`: covariance of the numbers of one setting. `shared`: covariance with those of another setting of the same
-    seed. `own_chance`, `shared_chance`: the parts that come from single test examples, which the bootstrap contains.
-    `freedom`: degrees of freedom of one setting. `settings`: number of pooled settings.
+    `own`: covariance of the numbers of one setting. `shared`: covariance with the numbers of another setting of the
+    same seed. `own_chance`, `shared_chance`: the parts that come from single test examples, which the bootstrap
+    contains. `freedom`: degrees of freedom of one setting. `settings`: number of pooled settings.
     """
 
     own: Array
@@ -124,7 +124,7 @@ class SpreadOfSeeds:
         return _Pooled(self.own / runs, self.own_chance / runs, self.shared / runs, part / runs, self)
 
     def of_pair(self, runs: tuple[int, int], is_paired: bool) -> _Pooled:
-        """Covariance of the means of two settings, the numbers of the second after those of the first."""
+        """Covariance of the means of two settings, first setting first."""
         one, other = runs
         nothing, part = np.zeros_like(self.own), self.own - self.shared
         scale = np.repeat([one**-0.5, other**-0.5], len(self.own))
@@ -203,7 +203,7 @@ def moments(runs: RunValues, pool: SpreadOfSeeds | None = None) -> Moments:
 
 
 def together(one: RunValues, other: RunValues) -> RunValues:
-    """Return the numbers of two settings, whose runs are paired one to one, as those of one; ``other`` comes second."""
+    """Return the numbers of two settings, whose runs are paired one to one, as one setting; ``other`` comes second."""
     return RunValues(
         np.concatenate((one.values, other.values), axis=1),
         np.concatenate((one.resampled, other.resampled), axis=2),
@@ -226,7 +226,7 @@ def paired(one: RunValues, other: RunValues, pool: SpreadOfSeeds | None = None) 
 
 
 def beside(one: RunValues, other: RunValues, pool: SpreadOfSeeds | None) -> Moments:
-    """As `paired`, of which one is the baseline. pool: over the numbers of each private setting `together` with it."""
+    """As `paired`, where one is the baseline. pool: over the numbers of each private setting `together` with it."""
     own = replace(_moments(together(one, other)), settings=2)
     return own if pool is None or not own.freedom else replace(own, pooled=pool.of_mean(own.runs))
 
@@ -338,9 +338,9 @@ class _Spread:
 def unnoticed(freedom: int) -> float:
     """Factor on the pooled deviation of a difference, for a setting whose seeds spread more than the others' unnoticed.
 
-    `freedom`: degrees of freedom of one setting, such as its seeds less one. By simulation: with one of six settings at
-    up to eight times the spread of the others, all verdicts hold in 95% of sweeps, and where all spread alike, bounds
-    are narrower on average than with more rejections by the F test and no factor.
+    `freedom`: degrees of freedom of one setting, such as its seeds less one. By simulation, all verdicts hold in 95% of
+    sweeps with one of six settings at up to eight times the spread of the others. Where all spread alike, bounds are
+    narrower on average than with more rejections by the F test and no factor.
 
     >>> [round(unnoticed(seeds - 1), 2) for seeds in (2, 3, 5, 10)]
     [1.38, 1.25, 1.15, 1.07]
@@ -381,8 +381,8 @@ def bounds(found: Moments, weights: Array, tail: float = TAIL) -> tuple[Array, A
     """Return the lower and upper bounds [C] on weighted sums [C, K] of the true means, each wrong with probability
     ``tail``.
 
-    Shares are treated as if two more units had been seen, one of which counts (Agresti and Caffo 2000); of a pair of
-    settings, each of the two is right under one of them (Bonett and Price 2012).
+    Shares are treated as if two more units had been seen, with one counted (Agresti and Caffo 2000). In a pair of
+    settings, each of the two units is right under one setting (Bonett and Price 2012).
     """
     centre, variance, spread = _adjusted(found, weights)
     half, plain = spread.reach(tail) * np.sqrt(variance), weights @ (found.value - found.bias)
@@ -423,9 +423,9 @@ def _same_units(found: Moments, across: float) -> Array:
 def singles(found: Moments, tail: float = TAIL) -> tuple[Array, Array]:
     """Return the lower and upper bounds [K] on each true mean, each wrong with probability ``tail``.
 
-    Of a share: the interval of Clopper and Pearson at the effective number of examples, as far beyond the value on
-    either side as that and Student's interval of the seeds together reach (Zou and Donner 2008). Of a change of a share
-    (a reach below 0): as `bounds`; if all resamples agree, unseen examples may have changed by anything possible.
+    A share has the interval of Clopper and Pearson at the effective number of examples, combined with Student's
+    interval of the seeds (Zou and Donner 2008). A change of a share (a reach below 0) is treated as in `bounds`; if all
+    resamples agree, unseen examples may have changed by anything possible.
     """
     weights = np.eye(len(found.value))
     spread = _spread(found, weights)

@@ -47,10 +47,9 @@ class Composition:
 
     `trials`: number of private trials. `attempts`: number of their earlier starts, which count too. `candidates`:
     number of runs of an unaccounted tuning that chose what was trained, which count too. `estimate`: composed epsilon
-    for a record, or a user, that may be in the data of every run, with the reasons why it is no guarantee; None if no
-    epsilon covers all runs. `release_epsilon`: the part of it for the released statistics alone. `refusal`: why no
-    epsilon covers all runs. `groups`: the cost for any k records together, for each k > 1 of which the trials claim an
-    epsilon, ascending.
+    for a record, or a user, that may be in the data of every run, with its reasons; None if no epsilon covers all runs.
+    `release_epsilon`: the part of it for the released statistics alone. `refusal`: why no epsilon covers all runs.
+    `groups`: the cost for any k records together, for each k > 1 with an epsilon in the trials, ascending.
     """
 
     trials: int
@@ -84,9 +83,10 @@ def composed(trials: Iterable[PublishedTrial]) -> Composition | None:
     """Composed cost of the private trials in ``trials`` with all their attempts; None if nothing was released.
 
     Guarantee: adaptive composition (`dpsweep.accounting.joint_cost`), at the delta of the trials and the adjacency of
-    ``estimate``. The result is only an estimate if a run ended before its planned end, because that may depend on what
-    it showed; if runs drew the same noise, or noise from known seeds; if noise followed results; or if an unaccounted
-    tuning chose what was trained: its candidates count too, but what they showed decided which mechanism followed.
+    ``estimate``. The result is only an estimate if a run ended before its planned end, because that may depend on its
+    outputs. So it is if runs drew the same noise, or noise from known seeds, and if noise followed results. An
+    unaccounted tuning makes it an estimate too: its candidates count, but their outputs decided which mechanism
+    followed.
     """
     trials = tuple(trials)
     asked = {size for trial in trials if trial.privacy is not None for size in trial.privacy.group_epsilons if size > 1}

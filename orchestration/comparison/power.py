@@ -1,7 +1,7 @@
 """The smallest difference between settings that a sweep can show, before it is run. Pure.
 
-A difference d is found in four of five sweeps if its interval, which holds together with all others, has a half width
-of about d t / (t + t_0.8), with quantiles t of Student's distribution. Before a sweep its variance is a guess, which
+A difference d is found in four of five sweeps if its interval has a half width of about d t / (t + t_0.8), with
+quantiles t of Student's distribution. All intervals hold together. Before a sweep its variance is a guess, which
 `Assumed` states; after it, `Findings.detectable` of `dpsweep.orchestration.comparison.findings` uses what was measured.
 """
 
@@ -46,7 +46,7 @@ ASSUMED: Final = Assumed()
 
 @dataclass(frozen=True)
 class Design:
-    """The size of a comparison: private settings, test examples, those of the smallest group shown, groups shown."""
+    """The size of a comparison: private settings, test examples in all and in the smallest shown group, groups."""
 
     settings: int
     examples: int
@@ -67,8 +67,8 @@ class Detectable:
 def design(sweep: SweepSpec, trials: Sequence[PlannedTrial]) -> Design | None:
     """Return the design of a sweep; None if it compares no two settings of classes, or tunes them on other data.
 
-    Groups are those that are large enough to be shown (`shown_groups`). `trials`: as planned, which of a sweep that
-    tunes first are those of the tuning; what is compared is then trained after it.
+    Groups are those that are large enough to be shown (`shown_groups`). `trials`: as planned; in a sweep that tunes
+    first, the tuning's trials, and the compared ones are trained after it.
     """
     private = [trial for trial in trials if trial.spec.is_private and trial.dataset.task == "classification"]
     settings = {
@@ -86,15 +86,15 @@ def design(sweep: SweepSpec, trials: Sequence[PlannedTrial]) -> Design | None:
 
 
 def _compared(sweep: SweepSpec) -> tuple[GridPoint, ...]:
-    """Return the trials whose settings are compared: those of the file, before any value is tuned."""
+    """Return the trials of the file, before any value is tuned: their settings are compared."""
     return grid(sweep.model_copy(update={"adapted": None}))
 
 
 def hours_by_seeds(sweep: SweepSpec, planned: int, hours: float) -> Callable[[int], float] | None:
     """Return the CPU-hours of a sweep by its number of seeds; None if that of its trials is drawn.
 
-    planned, hours: number of planned trials, and their CPU-hours. Where they are those of a tuning, each trial after it
-    is taken to last as long as each of it.
+    planned, hours: number of planned trials, and their CPU-hours. Where they belong to a tuning, each trial after it is
+    taken to last as long as each of it.
     """
     seeds, trials = len(set(sweep.seeds)), len(_compared(sweep))
     if sweep.tune is None or sweep.adapted is not None:

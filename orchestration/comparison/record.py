@@ -40,8 +40,8 @@ Result = TypeVar("Result", TrialResult, StoppedTrial)
 
 
 class View(Protocol):
-    """Replaces ``individuals`` of a result, and ``attacks``, ``departures`` and ``courses`` of a finished one, by what
-    the reader may see."""
+    """Replaces ``individuals`` of a result, and ``attacks``, ``departures`` and ``courses`` of a finished one, by the
+    part that the reader may see."""
 
     def __call__(self, result: Result, /) -> Result:
         """Return the result as the reader may see it."""

@@ -1,9 +1,9 @@
 """Variance between seeds, pooled over the private settings of a sweep. Pure numpy.
 
-Two or three seeds say little about their own spread; those of all private settings together say more. A setting whose
-runs spread more than those of the others, by an F test, is left out of the pool and keeps its own spread; no setting
-or difference ever gets less than its own, and differences are widened for a setting whose spread is not noticed
-(`intervals.unnoticed`). The baseline is not pooled, as training without noise spreads less: a difference from it is
+Two or three seeds say little about their own spread; the seeds of all private settings together say more. A setting
+whose runs spread more than the others, by an F test, is left out of the pool and keeps its own spread. No setting or
+difference ever gets less than its own, and differences are widened for a setting whose spread is not noticed
+(`intervals.unnoticed`). The baseline is not pooled, as training without noise spreads less. A difference from it is
 pooled over the private settings, each beside it, so that what the baseline adds has its own few degrees of freedom.
 """
 
@@ -21,8 +21,8 @@ def pooled(settings: Sequence[RunValues]) -> SpreadOfSeeds | None:
     """Return the spread between the runs of several settings with the same seeds and splits; None if nothing can be
     pooled.
 
-    Its degrees of freedom are those of a two-way layout: S (R - 1) for the mean of one of S settings of R seeds whose
-    runs are unrelated, down to R - 1 where all settings of a seed move together, and (S - 1)(R - 1) for a difference.
+    Its degrees of freedom follow a two-way layout. The mean of one of S settings of R seeds has S (R - 1) if runs are
+    unrelated, down to R - 1 where all settings of a seed move together. A difference has (S - 1)(R - 1).
     """
     if len(settings) < 2:
         return None
@@ -56,9 +56,7 @@ def _of_chance(runs: RunValues) -> Array:
 
 
 def _covariances(apart: Sequence[Array], degrees: int) -> tuple[Array, Array]:
-    """Return the mean covariance of the numbers of one setting, and of those of two settings. apart: [rows, K] by
-    setting.
-    """
+    """Return the mean covariance of the numbers of one setting, and of two settings. apart: [rows, K] by setting."""
     count = len(apart)
     of_each = sum(each.T @ each for each in apart)
     total = np.sum(apart, axis=0)
@@ -69,7 +67,7 @@ def _covariances(apart: Sequence[Array], degrees: int) -> tuple[Array, Array]:
 def _spreads_more(apart: Array, freedom: int) -> Array:
     """[S]: whether the runs of a setting, less what all settings of a seed share, spread more than the others'.
 
-    apart: [S, R, K]. By Grubbs' estimator of each variance from those of all differences; needs three settings.
+    apart: [S, R, K]. By Grubbs' estimator of each variance from the variances of all differences; needs three settings.
     """
     count = len(apart)
     if count < 3:

@@ -17,7 +17,7 @@ from dpsweep.workers.held_out import read_wrong
 def selected_runs(record: SweepRecord, files: SweepFiles) -> dict[str, Winner]:
     """Return the selected run of each setting, which becomes its trial.
 
-    Guarantee: that of `best_runs` or, with the exponential mechanism, of `ExponentialChoice`; the latter draws a new
+    Guarantee: that of `best_runs` or, with the exponential mechanism, of `ExponentialChoice`; this one draws a new
     choice at every call. Raises: as `best_runs`; DataCorruption for a damaged count of errors.
     """
     choice = record.sweep.tune.selection if record.sweep.tune else None

@@ -98,7 +98,7 @@ _USEFUL_FAMILIES: Final = ("group_accuracies.",)
 
 
 def _headline(table: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Metrics of the headline: the main score, and those of the worst-served group that trials are compared by."""
+    """Metrics of the headline: the main score, and the metrics of the worst-served group that compare trials."""
     mains = {task.main for task in TASKS.values()}
     worst = {WORST_GROUP_METRICS[row["worst_group_by"]].name for row in table if row.get("worst_group_by")}
     return mains | worst

@@ -35,7 +35,7 @@ Answer = TypeVar("Answer")
 class Question(Generic[Answer]):
     """A question that each node answers. `about`: completes "waiting for nodes to tell ..." in messages.
 
-    `needs_gpu`: whether the process must see a GPU of its node, of which it reserves as little as Ray can count.
+    `needs_gpu`: whether the process must see a GPU of its node; it reserves as little of it as Ray can count.
     """
 
     about: str
@@ -133,7 +133,7 @@ class _Asked(Generic[Answer]):
                 ) from error
 
     def _full(self) -> frozenset[str]:
-        """Return the open nodes that have no GPU left; one of which Ray does not know what is left is none."""
+        """Return the open nodes that have no GPU left; nodes unknown to Ray in this respect are left out."""
         left: Mapping[str, Mapping[str, float]] = available_resources_per_node()  # type: ignore[no-untyped-call]
         return frozenset(name for name in self._open if name in left and left[name].get("GPU", 0.0) < LEAST_QUANTITY)
 

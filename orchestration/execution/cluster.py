@@ -1,8 +1,8 @@
 """Connect to Ray: an embedded cluster on this machine, or a running one.
 
-An embedded cluster is started for one sweep and stopped with it; it has its own token and folder, and no dashboard.
-On a running cluster (``auto`` or ``HOST:PORT``), this process ships its own code to the workers, so that every node
-runs the same version, and checks that storage is shared before any trial starts.
+An embedded cluster is started for one sweep and stopped with it; it has its own token and folder, and no dashboard. On
+a running cluster (``auto`` or ``HOST:PORT``), this process ships its own code to the workers, so that every node runs
+the same version. It checks that storage is shared before any trial starts.
 """
 
 from __future__ import annotations
@@ -72,9 +72,8 @@ def connected(address: str, log: Path, code: UserCode = NO_CODE) -> Iterator[Use
 
     `log`: file for Ray's log. `code`: the user's own modules; a running cluster gets a copy of them, and the block
     receives ``code`` with their locations on the workers. Within `kept_open`, blocks with the same address and code
-    share one connection. Raises: InvalidInput if no cluster answers at ``address``, if the cluster requires another
-    token, and if other code has already connected this process to Ray, because leaving the block would end that
-    connection.
+    share one connection. Raises: InvalidInput if no cluster answers at ``address`` or the cluster requires another
+    token. Also if other code has already connected this process to Ray, as leaving the block would end that connection.
     """
     with kept(functools.partial(connection, address, code)) as shipped, logged_to(log):
         yield shipped

@@ -210,7 +210,7 @@ def _ends(planned: PlannedTrial) -> tuple[int, ...]:
 
 
 def _costs(trace: Trace, planned: PlannedTrial, sweep: SweepSpec) -> Costs:
-    """Worst-case costs of a run: those of the plan if the run went as planned, otherwise computed again.
+    """Worst-case costs of a run, from the plan if the run went as planned, otherwise computed again.
 
     Costs without a bounding trace are estimates. The comparison with the plan ignores recorded contributions, because
     they do not enter worst cases.

@@ -98,8 +98,8 @@ class Coordinator:
     def __enter__(self) -> Self:
         """Restore results of an earlier run, account its trials that are trained but not accounted, and open MLflow.
 
-        Raises: TrackingUnavailable if MLflow cannot be written, DataCorruption for a damaged result or one that claims
-        less than its trace costs, InvalidInput if the data have changed since finished trials were trained on them.
+        Raises: TrackingUnavailable if MLflow cannot be written. DataCorruption for a result that is damaged or claims
+        less than its trace costs. InvalidInput if the data have changed since finished trials were trained on them.
         """
         for key in self._planned:
             result = read_result(self._files.trial(key).result)

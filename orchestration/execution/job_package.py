@@ -153,7 +153,7 @@ def _sizes(folder: Path) -> Iterator[tuple[str, int]]:
 
 
 def _bytes_of(package: str) -> int:
-    """Return the size of what Ray ships of a package, which has links to its parts in a checkout."""
+    """Return the size of the files of a package that Ray ships, which has links to its parts in a checkout."""
     walked = [each for each in os.walk(package, followlinks=True) if "__pycache__" not in each[0]]
     return sum(Path(folder, name).stat().st_size for folder, _, names in walked for name in names)
 

@@ -1,4 +1,4 @@
-"""Plan a sweep where its driver runs: in this process, or in one of its own, which takes torch with it when it ends.
+"""Plan a sweep where its driver runs: in this process, or in a separate one, which takes torch with it when it ends.
 
 torch takes most of a driver's memory, and drivers share the head of a running cluster. A driver there needs torch for
 its plan alone, as its trials train on the nodes.

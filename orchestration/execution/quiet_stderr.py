@@ -15,7 +15,7 @@ _DRAINED_WITHIN: Final = 1.0
 
 @contextlib.contextmanager
 def stderr_without(text: bytes) -> Iterator[None]:
-    """Leave out the lines with ``text`` of what this process writes to stderr during a ``with`` block.
+    """Leave out the lines with ``text`` that this process writes to stderr during a ``with`` block.
 
     Other lines are passed on as they come, so that those before a crash of the process are seen.
     """

@@ -55,7 +55,7 @@ from dpsweep.workers.imports import NO_CODE
 class ReaccountingRequest:
     """The finished trials to account again, and the method.
 
-    `trial`: key of one trial; by default, all private ones. `delta`, `individual`: by default, those of the sweep.
+    `trial`: key of one trial; by default, all private ones. `delta`, `individual`: by default, as in the sweep.
     `group_sizes`: sizes k of groups of any k records. `group_by`: a file of groups
     (`dpsweep.accounting.records.read_groups`), or "". `users`: whether to account each user as well.
     """

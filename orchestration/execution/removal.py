@@ -139,7 +139,7 @@ def remains(files: SweepFiles) -> tuple[str, ...]:
 
 
 def _record_releases(files: SweepFiles, record: SweepRecord) -> tuple[str, ...]:
-    """Return the trials that have released something, after recording releases of which there is no record yet."""
+    """Return the trials that have released something, after recording releases that have no record yet."""
     log = AttemptLog(files, record.attempts)
     for key, attempts in record.attempts.items():
         if not log.all[key]:

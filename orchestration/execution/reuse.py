@@ -41,8 +41,8 @@ def take_finished(
 
     Their releases count as releases of this sweep. Trials of old versions that stored no fingerprint of the data, or
     have other keys, are not copied. `code`: the user's own, as further trials run it. Raises, before anything is
-    copied: InvalidInput for a sweep with another release mode or encryption, and for trials of other data or code;
-    DataCorruption for damaged files and for claims below what their traces cost.
+    copied: InvalidInput for a sweep with another release mode or encryption, and for trials of other data or code.
+    DataCorruption for damaged files, and for claims below the cost of their traces.
     """
     other = SweepFiles(absolute(folder))
     record = owned_record(other)

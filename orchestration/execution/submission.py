@@ -1,7 +1,7 @@
 """Sweeps as jobs of a Ray cluster: submit, find, follow and stop them through Ray's Jobs API.
 
 The submission id of a sweep is its name and a digest of its specification, so the same sweep has the same id. Ray keeps
-one record per id; a sweep that is submitted again after its job has ended gets the id with ``-2``, ``-3`` and so on,
+one record per id. A sweep that is submitted again after its job has ended gets the id with ``-2``, ``-3`` and so on,
 and can still be found by the plain id.
 """
 
@@ -93,7 +93,7 @@ class SubmittedSweep:
 def submission_id(name: str, sweep: Mapping[str, Any], output: str) -> str:
     """Return the id of a sweep: its name and a digest of its specification, given as plain values, and of its output.
 
-    Teams that run the same file have jobs of their own.
+    Teams that run the same file have separate jobs.
 
     >>> submission_id("my sweep", {"seeds": [0]}, "s3://bucket/a")
     'my-sweep-b93c1e0bae'

@@ -67,7 +67,7 @@ class Supervisor:
         return 128 - code
 
     def _wait(self, duration: float) -> None:
-        """Sleep for ``duration`` seconds, or until the job is told to stop."""
+        """Sleep for ``duration`` seconds, or until the job is stopped."""
         deadline = time.monotonic() + duration
         while time.monotonic() < deadline and not self._is_stopping:
             time.sleep(0.1)

@@ -196,8 +196,8 @@ def _placed(resources: ResourceSettings) -> tune.PlacementGroupFactory:
 class _InTurn(BasicVariantGenerator):
     """Creates the trials in their order, each when the sweep's turn has come on the cluster that it shares.
 
-    Where no autoscaler needs to see what waits, hardly more trials are created than there is room for: a reservation
-    that waits with Ray is served before those that other sweeps make later.
+    Where no autoscaler needs to see what waits, hardly more trials are created than there is room for. A reservation
+    that waits with Ray would be served before the later ones of other sweeps.
     """
 
     def __init__(self, trials: Sequence[PlannedTrial], sweep: SweepSpec, turns: Turns, at_once: int) -> None:

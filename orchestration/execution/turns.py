@@ -1,9 +1,9 @@
 """The order in which sweeps that share a running cluster begin their trials.
 
 Ray places trials; it knows no priorities. Every driver therefore posts what its trials wait for on a board, in the
-key-value store of the cluster's head, and begins none that would take what a sweep before it waits for. A trial that
-runs is never ended. Before a sweep are those of higher priority and, at the same priority, those that wait for a GPU
-before those that need none, because only a GPU node can serve the former.
+key-value store of the cluster's head. It begins no trial that would take what a sweep before it waits for. A trial that
+runs is never ended. Sweeps of higher priority come first. At the same priority, sweeps that wait for a GPU come before
+sweeps that need none, because only a GPU node can serve them.
 """
 
 from __future__ import annotations

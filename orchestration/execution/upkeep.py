@@ -32,7 +32,8 @@ _READERS = 8
 
 
 def damaged_files(files: SweepFiles, record: SweepRecord) -> list[str]:
-    """Return one line per damaged file of the trained trials, in the order of the grid, and of those of its tuning.
+    """Return one line per damaged file of the trained trials, in the order of the grid, and of the trials of its
+    tuning.
 
     Reads every file. If no file is damaged: one line per claim that is smaller than what its trace costs.
     """

@@ -43,8 +43,8 @@ def render_again(folder: str) -> Outcome:
 
     Every epsilon is recomputed from the stored trace, because checksums detect damage but not tampering.
 
-    Raises: InvalidInput if the folder holds no sweep, or one with another encryption key; DataCorruption with one line
-    per damaged file and per claim smaller than what its trace costs; no report is written then.
+    Raises: InvalidInput if the folder holds no sweep, or one with another encryption key. DataCorruption, without a
+    report, with one line per damaged file and per claim smaller than the cost of its trace.
     """
     files = SweepFiles(absolute(folder))
     record = owned_record(files)

@@ -41,13 +41,13 @@ class RunRequest:
 
     `text`: content of the sweep file. `output`: folder or URI; None for runs/NAME. `address`: ``--address``.
     `tracking_uri`: None for the SQLite store in the sweep's folder, `NO_TRACKING` for none. `code`: the user's own
-    modules that may be imported. `limits`: when the run stops early. `retry`: trials to start anew: ``failed``,
-    ``all``, keys or unique prefixes of keys; ignored by a driver that its job has restarted, which continues within the
-    same limits. `sources`: folders of sweeps whose finished trials are copied instead of training them. `turn`: the
-    place of the sweep among those that share a running cluster. `name`: of the sweep in MLflow; by default that of the
-    sweep file, or the one that an earlier run of the folder was given. `most_seeds`: add seeds, up to this number,
-    until settings are told apart (`dpsweep.orchestration.pipeline.until`); None for the seeds of the file.
-    `submitted_from`: `places` on the machine that submitted the sweep, if another one did.
+    modules that may be imported. `limits`: when the run stops early. `retry`: trials to train again from nothing:
+    ``failed``, ``all``, keys or unique prefixes of keys; ignored by a driver that its job has restarted, which
+    continues within the same limits. `sources`: folders of sweeps whose finished trials are copied instead of training
+    them. `turn`: the place of the sweep among those that share a running cluster. `name`: of the sweep in MLflow; by
+    default that of the sweep file, or the one that an earlier run of the folder was given. `most_seeds`: add seeds, up
+    to this number, until settings can be told apart (`dpsweep.orchestration.pipeline.until`); None for the seeds of the
+    file. `submitted_from`: `places` on the machine that submitted the sweep, if another one did.
     """
 
     sweep: SweepSpec

@@ -13,11 +13,12 @@ from dpsweep.orchestration.records.safety import require_safe
 def run_sweep(request: RunRequest, display: Display = NO_DISPLAY) -> Outcome:
     """Run a sweep until all its trials have ended; a folder that holds it, or an earlier version of it, is continued.
 
-    With ``tune``, candidates are trained first, as their own sweep in the subfolder ``tuning``; those of a private
-    selection in the private folder, which only the best of each trial leaves. Trials with results keep them, and their
-    files are not written again; ``display`` is told their number. A trial that fails does not end the run; the record
-    lists it. Raises: InvalidInput, before any trial starts, for a trial that cannot run, a folder that holds a sweep of
-    another name or that others can change, and a cluster, storage or MLflow that cannot be used.
+    With ``tune``, candidates are trained first, as their own sweep in the subfolder ``tuning``. A private selection
+    trains them in the private folder, which only the best of each trial leaves. Trials with results keep them, and
+    their files are not written again; ``display`` gets their number. A trial that fails does not end the run; the
+    record lists it. Raises: InvalidInput, before any trial starts, for a trial that cannot run, and for a cluster,
+    storage or MLflow that cannot be used. Also for a folder that holds a sweep of another name or that others can
+    change.
     """
     require_safe(request.files)
     if request.most_seeds is not None:

@@ -109,8 +109,8 @@ def _require_services(request: RunRequest, tracking_uri: str) -> None:
 
 
 def _planned(request: RunRequest) -> tuple[Plan, Manifest]:
-    """Return the plan of the sweep, and its manifest, not yet stored; a stored one is extended by what the file asks
-    now.
+    """Return the plan of the sweep, and its manifest, not yet stored; a stored one is extended by the trials that the
+    file asks for now.
 
     Raises: InvalidInput for a trial that cannot run, a folder of another sweep, and a lack of disk space.
     """
@@ -170,7 +170,8 @@ def _close_folder(request: RunRequest, tracking_uri: str) -> None:
 def _started_anew(
     request: RunRequest, plan: Plan, manifest: Manifest, retry: Sequence[str], display: Display
 ) -> tuple[str, ...]:
-    """Delete the files of trials that start anew: those of ``retry``, and those of other code that have shown nothing.
+    """Delete the files of trials that start again: trials of ``retry``, and trials of other code that have shown
+    nothing.
 
     Raises: InvalidInput, before anything is deleted, for others that began with other code than the request's.
     """

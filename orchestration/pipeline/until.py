@@ -1,9 +1,9 @@
-"""Adding seeds until settings are told apart, with verdicts that hold whenever it stops.
+"""Adding seeds until settings can be told apart, with verdicts that hold whenever it stops.
 
 At look k, the intervals of all verdicts together have the level 1 - a_k with a_k = 0.05 * 6 / (pi^2 k^2). The a_k add
-up to 0.05 over all looks there could be, so that the probability of any wrong verdict at any look stays below 0.05,
-however the number of looks was decided (alpha spending; a union bound). Every seed is trained and accounted as any
-other, and the composed epsilon counts all of them. The decision to go on depends on results on test data alone.
+up to 0.05 over all looks there could be. So the probability of any wrong verdict at any look stays below 0.05, however
+the number of looks was decided (alpha spending; a union bound). Every seed is trained and accounted as any other, and
+the composed epsilon counts all of them. The decision to go on depends on results on test data alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FIRST: Final = 2
 
 
 def run_until_told_apart(request: RunRequest, most: int, display: Display) -> Outcome:
-    """Run the sweep with ever more seeds until every method is told from the best in the main score.
+    """Run the sweep with ever more seeds until every method can be told from the best in the main score.
 
     most: largest number of seeds. A folder that an earlier run of the same file left is continued at its look. Raises:
     InvalidInput as `run_sweep`, for fewer seeds than two, and for a private selection, whose seeds are drawn.
@@ -67,7 +67,7 @@ def _run(request: RunRequest, display: Display) -> Outcome:
 
 
 def told_apart(found: Findings) -> bool:
-    """Return whether every other method is told from the best one in the main score."""
+    """Return whether every other method differs from the best one in the main score."""
     best = found.best(found.main.name, found.methods)
     return best is not None and not found.undecided(best, found.main.name, found.methods)
 

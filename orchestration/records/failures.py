@@ -47,7 +47,7 @@ class Refused(Protocol):
 
 
 def record_refusals(refusals: Sequence[Refused], files: SweepFiles) -> str | None:
-    """Write the withheld error texts of a plan to ``files.error``; replaces those of an earlier plan.
+    """Write the withheld error texts of a plan to ``files.error``; replaces the texts of an earlier plan.
 
     Returns: a line that names the file, or None if nothing was withheld.
     """

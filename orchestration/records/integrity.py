@@ -1,8 +1,8 @@
 """Check that the files of a trained trial are unchanged since it wrote them.
 
 A digest is computed without noise: an attacker who knows all rows but one can test guesses of that row against the
-digest of a private file. Digests of private files are therefore stored in ``private/``; ``result.json`` holds only
-those of public files.
+digest of a private file. Digests of private files are therefore stored in ``private/``; ``result.json`` holds only the
+digests of public files.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _STEP = "/step="
 
 
 def note_digests(files: TrialFiles) -> dict[str, str]:
-    """Store the sha256 of a trial's private files in ``private/``; return those of its public files by name.
+    """Store the sha256 of a trial's private files in ``private/``; return the sha256 of its public files by name.
 
     Files whose digests the worker noted as it wrote them are not read. Not included: ``result.json``, a checkpoint,
-    which is deleted next, the digests themselves, files that `dpsweep account` writes later, which carry their own
-    checksums, and shards and manifests of snapshots, whose checksums are in the manifests of their folders.
+    which is deleted next, and the digests themselves. Files that `dpsweep account` writes later carry their own
+    checksums, and the manifests of snapshots hold the checksums of shards.
     """
     later, known = files.accounted_again(""), noted_when_written(files)
     others = (files.result, files.checkpoint, files.private_digests)

@@ -1,4 +1,4 @@
-"""The file names of a sweep, defined only here (those of a trial: `dpsweep.accounting.records.layout`)."""
+"""The file names of a sweep, defined only here (a trial's: `dpsweep.accounting.records.layout`)."""
 
 from __future__ import annotations
 
@@ -230,6 +230,6 @@ class SweepFiles:
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """The folders that a sweep fills; those of other sweeps in it, such as the tuning, are among them."""
+        """The folders that a sweep fills; folders of other sweeps in it, such as the tuning, are among them."""
         own = (self.trials, self.attempts_of_all, self.private, self.tuning, self.artifacts)
         return (*own, self.tune, str(self.local_folder / "private"))

@@ -67,7 +67,7 @@ def open_manifest(files: SweepFiles, sweep: Mapping[str, Any], text: str) -> Man
     `sweep`: the specification as plain values, every default written out. `text`: its sweep file.
 
     Raises: InvalidInput if the private files of the stored sweep have another encryption key than this process, or only
-    one of the two has a key; DataCorruption if the stored manifest is damaged.
+    one of the two has a key. DataCorruption if the stored manifest is damaged.
     """
     stored = read_manifest(files)
     if stored is None:

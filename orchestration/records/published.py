@@ -64,8 +64,8 @@ class PublishedCourse:
 
     Means over ``examples``, one for each of the last epochs; None if no gradient was finite. `losses`, `norms`: loss,
     and gradient norm before clipping. `biases`, `noises`: the two error terms of the group's mean gradient (paper D,
-    Section 4.2): the norm of the difference that clipping makes, and the root mean square norm of the noise, divided by
-    the expected number of the group's examples in a batch.
+    Section 4.2). The first is the norm of the difference that clipping makes. The second is the root mean square norm
+    of the noise, divided by the expected number of the group's examples in a batch.
     """
 
     examples: int
@@ -391,7 +391,7 @@ class PublishedTrial:
 
     @property
     def setting(self) -> dict[str, Label]:
-        """The labels without those of `RUNS`."""
+        """The labels except those in `RUNS`."""
         return {name: value for name, value in self.labels.items() if name not in RUNS}
 
 

@@ -1,8 +1,8 @@
 """Snapshots of a sweep's progress, which its driver writes to ``status.json`` every few seconds.
 
-A snapshot holds what the terminal and MLflow show of a running sweep: configuration, counts, evaluations on held-out
-test data, upper bounds on epsilon, and the part of error texts that the sweep's release mode shows. Nothing in it is
-computed from the norms or epsilons of training examples.
+A snapshot holds the same as the terminal and MLflow show of a running sweep: configuration, counts, evaluations on test
+data, upper bounds on epsilon. Error texts are cut to the part that the release mode shows. Nothing in it is computed
+from the norms or epsilons of training examples.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def _trace(plain: Trace | Mapping[str, Any]) -> Trace:
 
 
 def _plain(trace: Trace) -> dict[str, Any]:
-    """Return the fields of the trace; those of a noise strategy with its name, and only if noise is correlated, and a
+    """Return the fields of the trace. A noise strategy has its name and fields there only if noise is correlated, and a
     unit only if it is not the example.
     """
     fields = asdict(trace)

@@ -1,4 +1,4 @@
-"""Whose sweep it is, and when its trials begin beside those of other sweeps on the same cluster."""
+"""Whose sweep it is, and when its trials begin beside other sweeps on the same cluster."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def this_user() -> str:
 
 @dataclass(frozen=True)
 class Turn:
-    """The place of a sweep among those of a running cluster.
+    """The place of a sweep among the sweeps of a running cluster.
 
     `priority`: trials of a sweep with a higher one begin first. `most`: trials of all the owner's sweeps that may train
     at once, as far as this sweep begins any; None for as many as fit. `submitted`: seconds since 1970 UTC. The owner is

@@ -38,7 +38,7 @@ OF_USERS: Final = (
 
 
 def protects_users(trials: Sequence[PublishedTrial]) -> bool:
-    """Return whether epsilons are those of users with all their rows."""
+    """Return whether epsilons are per user, with all of a user's rows."""
     return any(trial.privacy is not None and trial.privacy.unit != "example" for trial in trials)
 
 

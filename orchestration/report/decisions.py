@@ -152,7 +152,7 @@ def _distinguished(found: Findings, best: Setting, name: str, where: str) -> lis
 
 
 def _unordered(found: Findings, best: Setting, differences: Sequence[Difference], where: str) -> list[str]:
-    """Sentences on methods of which nothing is known beside ``best``; those on the whole sweep are said elsewhere."""
+    """Sentences on methods that cannot be compared with ``best``; sentences on the whole sweep are elsewhere."""
     single = [each.other for each in differences if each.verdict == "unknown (one seed)"]
     apart = [each.other for each in differences if each.verdict == "unknown"]
     said = []

@@ -20,7 +20,7 @@ from dpsweep.orchestration.report.style import Style
 def explorer_data(found: Findings, style: Style) -> dict[str, Any]:
     """Return every setting with mean, low end and high end of every metric, overall and by group.
 
-    The ends are those of the 95% interval, or of the range over seeds if no interval is known.
+    The ends come from the 95% interval, or from the range over seeds if no interval is known.
     """
     names, shown = group_names([trial for setting in found.settings for trial in setting.trials]), _shown(found)
     return {

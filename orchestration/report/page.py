@@ -144,7 +144,7 @@ def _without_rows(body: str) -> tuple[str, list[str]]:
 
 
 def _embedded(name: str, value: Any) -> str:
-    """Data for the page's script as JSON, compressed if they are large, such as those of a thousand trials."""
+    """Data for the page's script as JSON, compressed if they are large, as for a thousand trials."""
     text = script_safe(value)
     if len(text) > _LARGE:
         return _packed(name, _pack(text))

@@ -50,8 +50,8 @@ Look = TypeVar("Look")
 class Style:
     """Colours by clipping method, and (symbol, dash) by noise schedule, for the settings of one sweep.
 
-    `places`: by name, the place of a setting among those with the same method and schedule, such as those of several
-    epsilons or bounds: they differ in shade, and every other one has an open marker.
+    `places`: by name, the place of a setting among others with the same method and schedule, such as several epsilons
+    or bounds. They differ in shade, and every other one has an open marker.
     """
 
     colours: Mapping[str, str]

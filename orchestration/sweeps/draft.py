@@ -108,9 +108,9 @@ def draft_sweep(
     `group`: the column whose values are compared; by default the classes of the label. `user`: the column that names
     the owner of each row. `text`: a text column that the model reads in place of features. Comments in the draft mark
     what was read off the data.
-    Raises: InvalidInput for an unknown column, a label named twice, labels that fit no task, a group with one value or
-    more than `MOST_VALUES`, and a table with fewer than 50 rows or without a usable feature; DataCorruption for a file
-    that cannot be read.
+    Raises: InvalidInput for an unknown column, a label named twice, and labels that fit no task. Also for a group with
+    one value or more than `MOST_VALUES`, and a table with fewer than 50 rows or without a usable feature;
+    DataCorruption for a file that cannot be read.
     """
     table, subject = _profiled(path, labels, group, user, text)
     roles = {*labels, group, user, *([text.name] if text else [])}
@@ -173,7 +173,7 @@ class _Scale:
 
 
 def _batch(rows: int) -> int:
-    """Return the batch size for a table of so many rows, of which a fifth is held out."""
+    """Return the batch size for a table of so many rows, with a fifth held out."""
     return max(16, min(_LARGEST_BATCH, round(0.08 * rows)))
 
 

@@ -39,7 +39,7 @@ _HASH: Final = 10
 def content(
     spec: TrialSpec, target_epsilon: float | None = None, accountant: str = "auto", release: ReleaseSpec | None = None
 ) -> str:
-    r"""Canonical JSON of what defines the trial: equal for equal trials, whatever their keys.
+    r"""Canonical JSON of the trial's definition: equal for equal trials, whatever their keys.
 
     target_epsilon: the epsilon to which ``accountant`` calibrates the noise; it replaces the noise multiplier, which
     follows from it. release: the release of statistics after training.

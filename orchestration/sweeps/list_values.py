@@ -43,7 +43,7 @@ LIST_VALUES: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
 
 
 def kinds_of(axis: str, component: object, parameters: Sequence[str]) -> dict[str, Any]:
-    """Return how the value of each parameter of a component nests lists; empty for one of the user's own, of which each
+    """Return how the value of each parameter of a component nests lists; empty for one of the user's own, where each
     list is one value."""
     if not isinstance(component, str) or is_import_path(component):
         return {}

@@ -1,7 +1,7 @@
 """The source of a function or class that a process has, such as one of a notebook, as a module that stands alone.
 
 The module holds the definition as it was typed, and what it uses: imports, further definitions, plain values. It can be
-read, compared and executed anywhere, like a file. What no source is known of is stored as bytecode by cloudpickle,
+read, compared and executed anywhere, like a file. Objects without a known source are stored as bytecode by cloudpickle,
 which only the same version of Python reads. Data are refused: the module lies, readable, beside the results.
 """
 

@@ -115,7 +115,7 @@ class Objects:
     def name(self, value: object, role: str, params: Mapping[str, Any] | None = None) -> str:
         """Return the import path of a function or class, and collect its module.
 
-        Raises: InvalidInput for another object, and for what cannot be stored.
+        Raises: InvalidInput for another object, and for one that cannot be stored.
         """
         for known, named in self._known:
             if known is value:
@@ -134,7 +134,7 @@ class Objects:
         return path
 
     def _importable(self, value: object) -> str | None:
-        """Return the import path of what a module other than the notebook defines, and collect that module."""
+        """Return the import path of an object that a module besides the notebook defines; collect that module."""
         home, called = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
         module = sys.modules.get(home or "")
         if home in (None, "__main__") or getattr(module, called, None) is not value or not called.isidentifier():
@@ -286,7 +286,7 @@ def _plain(value: object, key: str) -> Any:
 def as_text(sweep: Mapping[str, Any]) -> str:
     """Return a sweep without functions, classes and data in memory as the YAML text of a sweep file.
 
-    Raises: InvalidInput, naming the key, for what a file cannot hold.
+    Raises: InvalidInput, naming the key, for a value that a file cannot hold.
     """
     objects = Objects(Path.cwd())
     plain = objects.plain(sweep)

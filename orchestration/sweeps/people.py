@@ -1,9 +1,9 @@
-"""Whether to sample rows or users, and how many rows of each user to keep: a recommendation before any training.
+"""Recommend, before any training, whether to sample rows or users, and how many rows of each user to keep.
 
-It compares the noise in the mean gradient of a step at equal compute, that is, at as many gradients of rows a step and
-as many steps, where clipping changes nothing (Charles et al. 2024, arXiv 2407.07737, Section 3). The mean gradient of a
-user with r rows is as long as that of one row if these are alike, and sqrt(r) times shorter if they are unrelated; the
-clipping bound of ``uls`` may shrink with it. Which of the two holds only training shows.
+The comparison is of the noise in the mean gradient of a step at equal compute: equally many gradients of rows a step,
+and equally many steps, where clipping changes nothing (Charles et al. 2024, arXiv 2407.07737, Section 3). The mean
+gradient of a user with r rows is as long as one row's gradient if the rows are alike. It is sqrt(r) times shorter if
+they are unrelated, and the clipping bound of ``uls`` may shrink with it. Only training shows which of the two holds.
 """
 
 from __future__ import annotations

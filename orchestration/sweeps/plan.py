@@ -62,9 +62,9 @@ def plan_sweep(
     For a sweep with ``tune``, plans the trials of the tuning.
 
     `code`: the user's own modules that may be imported. If None, no user code runs: the user's models are not tried
-    (with a warning), and trials with the user's data sources or clipping methods are refused, because their cost cannot
-    be computed. `past`: history of the stored sweep that is continued. `solver`: runs many calibrations, for example in
-    several processes. Raises: InvalidInput for a grid that `grid` refuses.
+    (with a warning). Trials with the user's data sources or clipping methods are then refused, because their cost
+    cannot be computed. `past`: history of the stored sweep that is continued. `solver`: runs many calibrations, for
+    example in several processes. Raises: InvalidInput for a grid that `grid` refuses.
     """
     if sweep.tune is not None and sweep.adapted is None:
         require_optuna(sweep.tune)
@@ -159,7 +159,7 @@ class _Planner:
         return _Checked(point, after_training, dataset, digest, mechanism, parameters)
 
     def calibrate(self, trials: Sequence[_Checked], solver: Solver) -> None:
-        """Find the noise multiplier of every distinct target of these trials; reuses those of an earlier plan."""
+        """Find the noise multiplier of every distinct target of these trials; reuses the ones of an earlier plan."""
         asked = dict(filter(None, map(self._asked, trials)))
         for key, each in asked.items():
             stored = self.calibrations.get(key)

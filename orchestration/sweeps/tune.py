@@ -383,7 +383,7 @@ def _required(sweep: SweepSpec) -> TuneSettings:
 def tuning_stage(sweep: SweepSpec, text: str, adapted: Adapted | None = None) -> str:
     """Return the text of the sweep file that tunes ``sweep``.
 
-    text: file of ``sweep`` itself. adapted: the candidates; by default those of `candidates_of`.
+    text: file of ``sweep`` itself. adapted: the candidates; by default as in `candidates_of`.
     """
     tune = _required(sweep)
     content = dict(parse_text(text))

@@ -1,6 +1,6 @@
 """The user's own modules: which ones a sweep may run, where they are, and how they are shipped to Ray workers.
 
-A sweep file can name any function, so naming one does not permit it to run: a sweep runs only code in its own folder
+A sweep file can name any function, so naming one does not permit it to run. A sweep runs only code in its own folder
 and modules that the user allows by name. All modules are located on the file system before anything is imported.
 """
 

@@ -51,7 +51,7 @@ def within(seconds: float, call: Callable[[], Result], advice: str) -> Result:
 
 
 class Timed:
-    """A client of a server, every call of which ends.
+    """A client of a server whose calls all end.
 
     limit: seconds for a call of a method, by the method's name. advice: as `within`. An answer of more than `LARGEST`
     bytes is an error of the call.
@@ -87,7 +87,8 @@ class Timed:
 def _bound_answers() -> None:
     """Let `requests` read no answer of more than `LARGEST` bytes at once, in this process.
 
-    MLflow and Ray make their own sessions, and offer no option. What is read piece by piece, as a file, is not bounded.
+    MLflow and Ray make their own sessions, and offer no option. An answer that is read piece by piece, as a file, is
+    not bounded.
     """
     from requests import RequestException, Response
 

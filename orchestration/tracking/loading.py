@@ -1,7 +1,7 @@
 """The loader module that MLmodel files of trials name for ``mlflow.pyfunc``.
 
-It executes stored code only for a model of the user's own, which the logged model carries as it was trained: by its own
-importer, not by MLflow's ``code_paths``, so that models whose modules share names load in one process.
+It executes stored code only for a model of the user's own, which the logged model carries as it was trained. That goes
+by a separate importer, not by MLflow's ``code_paths``, so that models whose modules share names load in one process.
 """
 
 from __future__ import annotations

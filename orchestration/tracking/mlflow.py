@@ -4,7 +4,7 @@ A sweep has one parent run. Its child runs are one per trial, and one per settin
 the driver writes. It also initialises an embedded store, because several processes that open a new SQLite store at
 the same time mostly fail. Runs are identified by their tags, so a resumed sweep continues its runs and duplicates none.
 
-A finished trial takes three requests: its run with its tags, all its numbers, and its end; one that was recorded before
+A finished trial takes three requests: its run with its tags, all its numbers, and its end. One that was recorded before
 the last one ended takes a fourth, with the number by which its setting is compared. Data, groups and report belong to
 the whole sweep and are recorded once, in the parent run.
 """

@@ -72,7 +72,7 @@ def columns(found: Findings) -> tuple[str, ...]:
 
 
 def short_names(found: Findings) -> dict[str, str]:
-    """Return the names of the numbers in `columns`, of one section, by those of the metrics that compare settings.
+    """Return the names of the numbers in `columns`, of one section, by the names of the metrics that compare settings.
 
     MLflow's table shows the first four letters of each.
     """
@@ -93,7 +93,7 @@ def _corrected(found: Findings) -> str:
 
 
 def rounded(values: Mapping[str, float], short: Mapping[str, str]) -> dict[str, float]:
-    """Return those of ``values`` with a short name, by it, to four decimals; epsilons are rounded up.
+    """Return the ``values`` that have a short name, by it, to four decimals; epsilons are rounded up.
 
     >>> rounded({"privacy/epsilon": 2.99991, "final/accuracy": 0.93456}, {"privacy/epsilon": "compared/epsilon"})
     {'compared/epsilon': 3.0}

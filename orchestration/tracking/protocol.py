@@ -68,8 +68,7 @@ class Tracker(Protocol):
 
     def open_sweep(self, sweep: TrackedSweep, anew: Sequence[str] = ()) -> str:
         """Start or continue the sweep, closing runs that a killed driver left RUNNING. Returns the parent run's id.
-
-        anew: keys of trials that start again; their old runs are deleted.
+        `anew`: keys of trials that start again; their old runs are deleted.
         """
 
     def compare_by(self, found: Findings) -> None:
@@ -125,9 +124,9 @@ def composition_entries(trials: Iterable[PublishedTrial]) -> tuple[dict[str, flo
 
 
 def group_table(trials: Iterable[PublishedTrial]) -> dict[str, list[str | float | None]]:
-    """Return the columns of MLflow's table of the test groups of all trials: trial, clipping, group, `GROUP_METRICS`
-    and, if published, the mean epsilon_i of each group's training examples, the success rate of the membership attack,
-    and the audit's lower bound; None where a trial has no such value."""
+    """Return the columns of MLflow's table of the test groups of all trials. They are trial, clipping, group and
+    `GROUP_METRICS`. If published, they include the mean epsilon_i of each group's training examples, the success rate
+    of the membership attack, and the audit's lower bound. A value is None where a trial has none."""
     parts = [(trial, _groups_of(trial)) for trial in trials]
     shown = [(trial, part) for trial, part in parts if part["group"]]
     names = dict.fromkeys(name for _, part in shown for name in part)

@@ -158,7 +158,7 @@ class MlflowRuns:
     def attach(self, run_id: str, texts: Mapping[str, str]) -> None:
         """Store text files with the run, by name, which may lead through folders; each takes one request.
 
-        Those that this process has stored already are not sent again: an attempt that fails behind them shows no
+        Numbers that this process has stored already are not sent again: an attempt that fails behind them shows no
         progress.
         """
         digests = {(run_id, name): hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
