@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -85,13 +86,16 @@ def stopped_of(point: GridPoint) -> StoppedTrial:
     )
 
 
-def sample_record(folder: Path, **changes: object) -> tuple[SweepRecord, SweepFiles]:
-    """A baseline that finished at 0.9, one private trial that finished at 0.7, and, for more seeds, one that failed."""
+def sample_record(folder: Path, finished: Collection[int] = (0,), **changes: object) -> tuple[SweepRecord, SweepFiles]:
+    """A baseline that finished at 0.9 and a private trial that finished at 0.7, with trials of both that failed.
+
+    finished: seeds of those that finished.
+    """
     text = small(**{"clipping": ["none", "flat"], "noise": "constant", "seeds": [0, 1], **changes})
     sweep, files = parse_sweep(text), SweepFiles(str(folder))
     points, statuses = grid(sweep), dict[str, TrialStatus]()
     for point in points:
-        if point.spec.seed == 0:
+        if point.spec.seed in finished:
             result = result_of(point, 0.7 if point.is_private else 0.9)
             statuses[point.key] = status_of(result)
             if point.is_private:
@@ -101,9 +105,11 @@ def sample_record(folder: Path, **changes: object) -> tuple[SweepRecord, SweepFi
     return SweepRecord(open_manifest(files, sweep.plain(), text), sweep, points, statuses, {}), files
 
 
-def stored_sample(folder: Path, individuals: IndividualStatistics | None = None, **changes: object) -> SweepFiles:
+def stored_sample(
+    folder: Path, individuals: IndividualStatistics | None = None, finished: Collection[int] = (0,), **changes: object
+) -> SweepFiles:
     """`sample_record` as a run leaves it on disk; individuals: what the private trial shows of its examples."""
-    record, files = sample_record(folder, **changes)
+    record, files = sample_record(folder, finished, **changes)
     write_manifest(files, record.manifest)
     for key, status in record.statuses.items():
         if isinstance(status.result, TrialResult):

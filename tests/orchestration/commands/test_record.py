@@ -114,7 +114,8 @@ def test_a_store_that_falls_silent_ends_it_with_the_count_and_the_command(
         ended = dpsweep("record", files.root)
     assert ended.exit_code == 3
     missing = f"2 of 4 trials are recorded in MLflow (no answer); `dpsweep record {files.root}` records the rest"
-    assert ended.stderr == f"error: {missing}\n"
+    *_, last = ended.stderr.splitlines()  # on a busy machine there are lines of progress before
+    assert last == f"error: {missing}"
     found = read_snapshot(files.status)
     assert found is not None
     assert (found.state, found.is_over) == ("recording", True)
@@ -246,13 +247,19 @@ def killed_after(root: str, requests: int) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3000)
 def test_a_kill_after_any_request_is_made_good(tmp_path: Path) -> None:
-    whole = stored_sample(tmp_path / "whole", seeds=[0, 1])
+    """Two trials, their mean, their model and the sweep itself."""
+
+    def sample(name: str) -> SweepFiles:
+        return stored_sample(tmp_path / name, finished=(0, 1), clipping="flat", seeds=[0, 1])
+
+    whole = sample("whole")
     assert dpsweep("record", whole.root).exit_code == 0
     expected, requests, exit_code = by_trial(client_of(whole)), 0, 1
     while exit_code:
         requests += 1
-        files = stored_sample(tmp_path / f"after-{requests}", seeds=[0, 1])
+        files = sample(f"after-{requests}")
         left_by_a_driver(files)
         recording = FORKS.Process(target=killed_after, args=(files.root, requests))
         recording.start()
