@@ -8,8 +8,8 @@ numbers of epsilons that each side computed, and `speedup` is the ratio of times
 largest |ours - peer| / peer over the epsilons that both computed. Our epsilon is an upper bound and comes with a
 certified lower bound; `certified_gap` is the largest (upper - lower) / upper.
 
-The peer's mixtures of Gaussians use its default grid of 1e-4 for small groups only, which takes seconds, and a grid of
-1e-3 for all groups, which gives the same epsilons (see the gap) ten times faster.
+The peer's mixtures of Gaussians use its default grid of 1e-4, which takes seconds, for small groups only. A grid of
+1e-3 for all groups gives the same epsilons (see the gap) ten times faster.
 """
 
 # ruff: noqa: E402

@@ -1,4 +1,4 @@
-"""Models as users write them, for benchmarks and for tests of which models are supported."""
+"""Models as users write them, for benchmarks, and for tests that list supported models."""
 
 from __future__ import annotations
 

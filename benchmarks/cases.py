@@ -21,8 +21,8 @@ KINDS: Final = (
 class Case:
     """A trial with Poisson batches and SGD.
 
-    rows: number kept of each of ``classes``, all if None; few: the same when `shortened`. tracked: number of examples
-    whose norms are measured at every step.
+    `rows`: number kept of each of ``classes``, all if None; `few`: the same when `shortened`. `tracked`: number of
+    examples whose norms are measured at every step.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """Small charts of means with intervals as SVG text. The same numbers give the same bytes, as the files are checked in.
 
-Colours and font are those of the report (`dpsweep.orchestration.report.style`).
+Colours and font are the report's (`dpsweep.orchestration.report.style`).
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Series:
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis. names: categories by position, in place of numbers. logarithmic: all numbers must be above 0.
+    """An axis. `names`: categories by position, in place of numbers. `logarithmic`: all numbers must be above 0.
 
-    title: below the x axis; a y axis shows none, since the panel's title names it.
+    `title`: below the x axis; a y axis shows none, since the panel's title names it.
     """
 
     title: str = ""

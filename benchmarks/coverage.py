@@ -8,7 +8,7 @@ A row shows shares of sweeps, or of settings in them, in percent, and mean width
 should be 95 or more, ``false`` (sweeps with any wrong verdict) 5 or less, ``power`` high and ``width`` small. The
 columns are those measured by the case; medians are beside means that a few sweeps decide. Some cases are followed by a
 row for each method of `benchmarks.other_intervals`, for the first of these sweeps: ``told`` is how often a true
-difference is told from 0.
+difference is found to differ from 0.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ balanced = of_each("balanced_accuracy", lambda population, place: population.rig
 
 
 def last_mean(population: Population, found: Findings) -> Numbers:
-    """Coverage of the accuracy of the last setting, whose seeds may vary more than those of the others."""
+    """Coverage of the accuracy of the last setting, whose seeds may vary more than the other settings' seeds."""
     interval = found.interval(private(found)[-1], "accuracy")
     yield "cover_last", covers(interval, population.accuracy(len(population.logits) - 1))
 
@@ -132,9 +132,8 @@ def wrong_verdicts(population: Population, found: Findings) -> Numbers:
 
 
 def told_first_from_last(metric: str, better: Verdict = "better") -> Measured:
-    """Return whether the first setting is told from the last one, than which it is ``better``; ``reversed`` if
-    wrongly.
-    """
+    """Return whether the first setting differs from the last one, which it excels if ``better``; ``reversed`` if
+    wrongly."""
 
     def measured(population: Population, found: Findings) -> Numbers:
         settings = private(found)
@@ -233,7 +232,7 @@ _LONG_TAILED: Final = ("width_compared", "width_change", "width_worst_change")
 
 
 def measure(case: Case, sweeps: int, seed: int = 0) -> dict[str, float]:
-    """Return the means of what a case measures over simulated sweeps, and medians where few sweeps decide the mean. A
+    """Return the means of a case's measures over simulated sweeps, and medians where few sweeps decide the mean. A
     number that is not defined in a sweep is left out.
     """
     found: dict[str, list[float]] = {}

@@ -52,7 +52,7 @@ def _rides() -> Drawn:
 
 
 def _texts() -> Drawn:
-    """Counts of hashed words of short messages, 13 % of which use other words more often, as an embedding."""
+    """Counts of hashed words of short messages, as an embedding; 13 % of the messages use other words more often."""
     drawn = np.random.default_rng(0)
     usual, other = drawn.dirichlet(np.full(_WORDS, 0.1), 2)
     spam = drawn.random(_TEXTS) < 0.13

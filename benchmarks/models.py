@@ -1,9 +1,9 @@
 """Private and plain steps of models that users bring: time, form of their layers, and error of their norms.
 
-Run `python benchmarks/models.py [--json] [--device cuda]` with the extras `models` and `bench`. A private step is
-norms and clipped sum; a plain one is forward and backward pass. Steps take turns in one process with one thread and are
-timed in CPU seconds (on a GPU in elapsed seconds), short ones many times in a turn; the median of their ratios is
-printed. Opacus is timed with hooks and with ghost clipping, if it supports the model.
+Run `python benchmarks/models.py [--json] [--device cuda]` with the extras `models` and `bench`. A private step is norms
+and clipped sum; a plain one is forward and backward pass. Steps take turns in one process with one thread and are timed
+in CPU seconds (on a GPU in elapsed seconds), short ones many times in a turn. The median of their ratios is printed.
+Opacus is timed with hooks and with ghost clipping, if it supports the model.
 """
 
 # ruff: noqa: E402

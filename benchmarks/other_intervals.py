@@ -28,9 +28,10 @@ _QUANTILES: Final = [TAIL, 1.0 - TAIL]
 
 @dataclass(frozen=True)
 class Sweep:
-    """A drawn sweep of classes with one test set, and our findings. settings: private ones, in the population's order.
+    """A drawn sweep of classes with one test set, and our findings. `settings`: private ones, in the population's
+    order.
 
-    correct: [R, n] of each setting, whether each run is right about each example.
+    `correct`: [R, n] of each setting, whether each run is right about each example.
     """
 
     population: Population
@@ -110,8 +111,8 @@ def mixed_model(values: Array) -> Ends:
     """Return the bounds on the mean of values [R, n] with crossed random effects of runs and examples; None for one
     run.
 
-    Of balanced data the estimates of variance by mean squares are those of REML unless one is negative (Searle, Casella
-    and McCulloch 1992, Section 4.7); degrees of freedom by Satterthwaite 1946.
+    On balanced data the estimates of variance by mean squares equal REML's unless one is negative (Searle, Casella and
+    McCulloch 1992, Section 4.7); degrees of freedom by Satterthwaite 1946.
     """
     runs, examples = values.shape
     if runs < 2:

@@ -221,7 +221,7 @@ def _figure_3() -> Iterator[Item]:
     the text.
 
     Where q exceeds 1 / (16 sigma), as it does from sigma 6.25 on at q = 0.01, the paper's own bound for sampled batches
-    does not apply (`zcdp-sampled` refuses it); there the moments accountant is used.
+    does not apply (`zcdp-sampled` refuses it). There the moments accountant is used.
     """
     epochs, delta = 200, 1e-5
 

@@ -1,10 +1,10 @@
-"""Compares the times that `dpsweep plan --probe` predicts for a sweep with those of the run.
+"""Compares the times that `dpsweep plan --probe` predicts for a sweep with the times of the run.
 
     python benchmarks/prediction.py SWEEP.yaml... [--json]
 
 Each sweep is probed, and then run into a temporary folder with an embedded Ray. For the command and all processes that
 it starts, the elapsed time, the CPU time and the time without other work are measured. The last is an estimate for
-machines with other work: each interval counts with its CPU time divided by the CPUs that the runnable threads could
+machines with other work. Each interval counts with its CPU time divided by the CPUs that the runnable threads could
 have used, or in full if no thread is runnable. On an otherwise idle machine it is the elapsed time. Linux only: it
 reads /proc.
 """
@@ -97,7 +97,7 @@ def run(command: Iterable[str]) -> list[Sample]:
 
 
 def _family(root: int) -> Iterator[int]:
-    """Yield a process and all its descendants, with those of Ray, which stay descendants of the process that started
+    """Yield a process and all its descendants, with Ray's processes, which stay descendants of the process that started
     them.
     """
     parents = {

@@ -27,7 +27,7 @@ class Logits(nn.Module):
 
 
 class Mean(nn.Module):
-    """Classifies the mean of what a Hugging Face encoder returns."""
+    """Classifies the mean of the states that a Hugging Face encoder returns."""
 
     def __init__(self, model: nn.Module, width: int) -> None:
         super().__init__()

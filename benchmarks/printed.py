@@ -221,7 +221,7 @@ def attacked() -> tuple[Item, ...]:
 
 
 def thresholds() -> Iterator[Item]:
-    """Paper A, Appendix C; the paper's numbers are those of CIFAR-10."""
+    """Paper A, Appendix C; the paper's numbers are for CIFAR-10."""
     shares = {"0.1": "about .70 (CIFAR-10)", "1.5": "about .02 (CIFAR-10)"}
     for multiple in ("0.1", "0.3", "0.5", "1.0", "1.5"):
         setting, of = f"flat-bound{{'median_multiple': {multiple}, 'noise_multiplier': 20}} · constant", f"{multiple} M"

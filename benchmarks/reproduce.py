@@ -57,7 +57,7 @@ BY_GROUP = ("accuracy", "accuracy_change", "loss", "true_positive_rate", "gradie
 
 
 def collect(stored: dpsweep.StoredSweep, name: str, cpu_seconds: float, sources: Sequence[str] = ()) -> StoredSweep:
-    """Return the numbers of the finished trials, by setting. Intervals are those of the sweep's last report.
+    """Return the numbers of the finished trials, by setting. Intervals come from the sweep's last report.
 
     Raises: InvalidInput where no trial has finished.
     """

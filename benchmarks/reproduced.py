@@ -24,8 +24,8 @@ LEVEL: Final = 0.95
 class Number:
     """A number of a setting: its value in each run, and the 95 % interval of their mean.
 
-    low, high: None if unknown, as for a single run. covers: what the interval accounts for: ``runs`` for Student's t
-    over the runs alone, else as in `dpsweep.orchestration.comparison.intervals.ConfidenceInterval`.
+    `low`, `high`: None if unknown, as for a single run. `covers`: what the interval accounts for: ``runs`` for
+    Student's t over the runs alone, else as in `dpsweep.orchestration.comparison.intervals.ConfidenceInterval`.
     """
 
     values: tuple[float, ...]
@@ -48,9 +48,9 @@ class Number:
 class StoredSetting:
     """One setting of a sweep with the numbers of its finished runs.
 
-    name: as in the sweep's report. parameters: those that vary in the sweep, and the labels. runs: (seed of training,
-    seed of the split), in the order of every number's values. curves: numbers of the first run after each epoch
-    (`benchmarks.curves`).
+    `name`: as in the sweep's report. `parameters`: those that vary in the sweep, and the labels. `runs`: (seed of
+    training, seed of the split), in the order of every number's values. `curves`: numbers of the first run after each
+    epoch (`benchmarks.curves`).
     """
 
     name: str
@@ -64,9 +64,9 @@ class StoredSetting:
 class StoredSweep:
     """The stored results of one sweep.
 
-    commit: the last one that changed the code that trains and accounts. asked, finished: numbers of trials. overlap:
-    test over training examples if several splits are drawn from the same rows, else 0. cpu_seconds: of all runs of the
-    command, with training, accounting and comparison.
+    `commit`: the last one that changed the code that trains and accounts. `asked`, `finished`: numbers of trials.
+    `overlap`: test over training examples if several splits are drawn from the same rows, else 0. `cpu_seconds`: of all
+    runs of the command, with training, accounting and comparison.
     """
 
     sweep: str

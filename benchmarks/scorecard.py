@@ -34,8 +34,8 @@ RULE: Final = (
 class Result:
     """A table or figure of a paper.
 
-    sweep: the stored sweep that tries it. items: the start of the names of its numbers there. headline: the name of the
-    number that the scorecard shows. why: the reason of the verdict, as far as it is known.
+    `sweep`: the stored sweep that tries it. `items`: the start of the names of its numbers there. `headline`: the name
+    of the number that the scorecard shows. `why`: the reason of the verdict, as far as it is known.
     """
 
     item: str
@@ -302,9 +302,9 @@ MISSING: Final = (
 def verdict(item: Item, number: Number | None) -> Verdict | None:
     """Return whether a printed number lies inside our interval; None where none is printed.
 
-    ``inside``: what the printed digits may stand for, the number plus or minus half a unit of its last one, meets the
-    95 % interval of our mean; a printed lower limit, as in "> .99", is one side of that. ``no interval``: a single run,
-    whose difference may be chance.
+    ``inside``: the printed number, plus or minus half a unit of its last digit, meets the 95 % interval of our mean. A
+    printed lower limit, as in "> .99", is one side of that. ``no interval``: a single run, whose difference may be
+    chance.
 
     >>> item = Item("accuracy", "flat", "accuracy", ".93")
     >>> verdict(item, Number((0.92, 0.94), 0.9251, 0.94)), verdict(item, Number((0.94,), 0.936, 0.944))
@@ -340,8 +340,8 @@ def number_of(sweep: StoredSweep, item: Item) -> Number | None:
 
 @dataclass(frozen=True)
 class Judged:
-    """A table or figure, judged. said: verdicts of its printed numbers. orders: for any two of one kind that our
-    intervals tell apart, whether ours stand as printed. is_tried: whether anything was trained for it.
+    """A table or figure, judged. `said`: verdicts of its printed numbers. `orders`: for any two of one kind that our
+    intervals tell apart, whether ours stand as printed. `is_tried`: whether anything was trained for it.
     """
 
     said: tuple[Verdict, ...]

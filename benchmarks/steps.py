@@ -1,4 +1,4 @@
-"""Plain and private training steps that `benchmarks.training` compares; those of peers are in `benchmarks.peers`."""
+"""Plain and private training steps that `benchmarks.training` compares; the peers' steps are in `benchmarks.peers`."""
 
 from __future__ import annotations
 

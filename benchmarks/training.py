@@ -8,8 +8,9 @@ noise, which costs the same for all of them: `noise_ms` is its time, `secret_noi
 `dpsweep_with_noise` is a complete private step as in a trial. Methods take turns. A ratio is relative to the plain step
 of the same turn; the median over a method's turns is printed, and `samples` is their number. `norm_pass` computes the
 norms of all examples without training. Peak memory is what a second step adds to the process (or to the GPU). All
-methods use the allocator settings of a trial (`dpsweep.workers.memory`). Peers are those of `benchmarks.peers` that are
-installed; `failed` says why others have no ratio. Models of the size of BERT-base are measured where they are named.
+methods use the allocator settings of a trial (`dpsweep.workers.memory`). Peers are the installed ones of
+`benchmarks.peers`; `failed` says why others have no ratio. Models of the size of BERT-base are measured where they are
+named.
 """
 
 # ruff: noqa: E402
@@ -203,7 +204,7 @@ def given(parameter: nn.Parameter) -> Tensor:
 
 
 def free(device: torch.device) -> None:
-    """Give back the memory of what failed, which its traceback may hold in a cycle."""
+    """Give back the memory of a failed method, which its traceback may hold in a cycle."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

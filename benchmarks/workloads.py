@@ -63,7 +63,7 @@ def texts(length: int, vocabulary: int, classes: int) -> Data:
 
 
 def continued(length: int, vocabulary: int) -> Data:
-    """Return random tokens, each of which is to be predicted from those before it."""
+    """Return random tokens; each is to be predicted from the ones before it."""
 
     def data(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         x = torch.randint(1, vocabulary, (batch, length + 1), generator=generator)

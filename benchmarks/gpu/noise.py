@@ -1,4 +1,4 @@
-"""Speed of the sources of noise, and of what bounds them: copying on the device."""
+"""Speed of the sources of noise, and of copying on the device, which bounds it."""
 
 from __future__ import annotations
 

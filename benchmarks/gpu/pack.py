@@ -1,4 +1,4 @@
-"""Wheels of what a machine with a GPU lacks: collected where there is a network, unpacked there for one run."""
+"""Wheels that a machine with a GPU lacks: collected where there is a network, unpacked there for one run."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from dpsweep.workers.spec import Component, DataSpec
 
 
 def run(record: Record, device: torch.device, size: Size) -> None:
-    """Record ratios to a plain loop, on pictures like those of MNIST."""
+    """Record ratios to a plain loop, on pictures like MNIST's."""
     with tempfile.TemporaryDirectory() as folder, mock.patch.object(trial, "load_dataset", trials.load):
         os.environ |= pictures.written(Path(folder), size.rows)
         for model in size.trials:
