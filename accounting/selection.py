@@ -100,9 +100,9 @@ def account_selection(
     released outputs and of data outside the training set; ties fall to the earliest run. Every setting must lead to
     ``trace``, or to one that costs no more at any order and epsilon.
 
-    accountant: ``rdp`` (Papernot and Steinke 2022, Theorem 2), ``pld`` (docs/accounting-proofs.md), or
-    ``auto``, the lower of both, without pld where that would need a delta below 1e-250. At a mean of one the result is
-    the cost of one run.
+    `accountant`: ``rdp`` (Papernot and Steinke 2022, Theorem 2), ``pld`` (docs/accounting-proofs.md), or ``auto``, the
+    lower of both, without pld where that would need a delta below 1e-250. At a mean of one the result is the cost of
+    one run.
 
     Raises: UnsupportedMechanism where the accountant does not cover the trace and for runs that protect users,
     InvalidInput for another accountant and for the trace of a selection.

@@ -24,9 +24,9 @@ class DPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sci
     Without ``seed``, two fits differ: noise and batches come from secret keys. Nothing is read off the rows but, unless
     ``classes`` are given, the classes, for which epsilon is an estimate: scale features by ranges that you know.
 
-    model: makes the network for a number of features and of classes; by default a linear one. clipping, sampling: as of
-    `PrivateTraining`; batches are at most the data. After ``fit``: ``classes_``, ``model_``, ``trace_`` (what was run),
-    ``privacy_`` (what it cost, and what that claims).
+    `model`: makes the network for a number of features and of classes; by default a linear one. `clipping`, `sampling`:
+    as of `PrivateTraining`; batches are at most the data. After ``fit``: ``classes_``, ``model_``, ``trace_`` (what was
+    run), ``privacy_`` (what it cost, and what that claims).
 
     It passes scikit-learn's ``check_estimator`` with a seed; without one, all but the checks that compare two fits.
     """

@@ -18,8 +18,9 @@ from dpsweep.accounting.records import read_private
 class GroupCourse:
     """Exact means over the training examples of a group, one per epoch; None if it had no finite loss and norm.
 
-    losses, norms: loss, and gradient norm before clipping, both at the last refresh. biases: norm of the difference
-    between clipped and unclipped gradient, by the clipping rule of the epoch's last step (paper D, Section 4.2).
+    `losses`, `norms`: loss, and gradient norm before clipping, both at the last refresh. `biases`: norm of the
+    difference between clipped and unclipped gradient, by the clipping rule of the epoch's last step (paper D, Section
+    4.2).
     """
 
     group: int

@@ -14,8 +14,8 @@ from dpsweep.accounting.records import exists, read_bytes, write_bytes_atomicall
 class DeviceUse:
     """The device that trained a trial in its last attempt; with several ranks, that of rank 0.
 
-    device: its name in torch, such as ``cuda:0``. name: of the hardware. peak_bytes: on a GPU the peak of torch's
-    allocations, on a CPU the peak memory of the whole process. utilization: mean share of time in which the GPU
+    `device`: its name in torch, such as ``cuda:0``. `name`: of the hardware. `peak_bytes`: on a GPU the peak of torch's
+    allocations, on a CPU the peak memory of the whole process. `utilization`: mean share of time in which the GPU
     computed, by NVML; None on a CPU and without NVML. Like the duration of a run, these are public and covered by no
     epsilon.
     """

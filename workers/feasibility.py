@@ -176,8 +176,8 @@ def _batch(augmentation: Component | None, dataset: Dataset, place: slice) -> tu
 def _check_shape(logits: object, rows: int, output: tuple[int, ...], outputs: str, has_own_loss: bool) -> None:
     """Refuse logits of another shape than [rows, *output].
 
-    has_own_loss: whether the loss is the user's, which may take further columns, as of a second head. outputs: what a
-    row must have, for the error. Raises: InvalidInput.
+    `has_own_loss`: whether the loss is the user's, which may take further columns, as of a second head. `outputs`: what
+    a row must have, for the error. Raises: InvalidInput.
     """
     shape = tuple(logits.shape) if isinstance(logits, Tensor) else ()
     is_wider = len(shape) == 2 and len(output) == 1 and shape[0] == rows and shape[1] > output[0]

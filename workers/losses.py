@@ -147,7 +147,7 @@ def build_loss(
 ) -> Loss:
     """Return the per-example loss called ``component.name``.
 
-    task: the task of the data, if known. columns: its number of outputs, if known; the loss then refuses rows with
+    `task`: the task of the data, if known. `columns`: its number of outputs, if known; the loss then refuses rows with
     more, unless it is the user's. A loss of the user's own is ``module:function(**params)`` with a module in ``code``;
     the function returns a `Loss`.
 

@@ -35,10 +35,10 @@ def _os_entropy_secure(seed: int, device: torch.device) -> NoiseSource:
 
 @dataclass(frozen=True)
 class NoiseSourceKind:
-    """A kind of noise source. make: (seed of the trial, device) -> source.
+    """A kind of noise source. `make`: (seed of the trial, device) -> source.
 
-    is_secret: whether noise, batches and all other random choices of the run come from secret keys, not from the seed.
-    If not, the run is reproducible from its seed (research mode).
+    `is_secret`: whether noise, batches and all other random choices of the run come from secret keys, not from the
+    seed. If not, the run is reproducible from its seed (research mode).
     """
 
     make: Callable[[int, torch.device], NoiseSource]

@@ -40,7 +40,8 @@ _COLUMNS: Final = {
 class Outcomes:
     """Test examples of one classification trial, each array [n]: id in the source, label, group, and `Predictions`.
 
-    group_names, num_classes: of the data set. users: [n], id of the owner of each example; None if the data name none.
+    `group_names`, `num_classes`: of the data set. `users`: [n], id of the owner of each example; None if the data name
+    none.
     """
 
     example_ids: npt.NDArray[np.int64]
@@ -74,8 +75,8 @@ class Outcomes:
 class ScoredOutcomes:
     """Test examples of one trial with a task other than classification.
 
-    example_ids, groups: [n], id in the source and group. kept: [n, m], values of `Task.kept`. task: name of the task.
-    labels: digest of the labels. users: as in `Outcomes`.
+    `example_ids`, `groups`: [n], id in the source and group. `kept`: [n, m], values of `Task.kept`. `task`: name of the
+    task. `labels`: digest of the labels. `users`: as in `Outcomes`.
     """
 
     example_ids: npt.NDArray[np.int64]

@@ -35,8 +35,8 @@ BYTECODE: Final = "# Compiled code, as no source of it was known. Python "
 class SourceFile:
     """A Python file of the user's as it was when it was read.
 
-    name: of its module in an import; "" for the list of digests of an installed package. place: its path below
-    `TrialFiles.code`, the same on every machine. path: where it was read, the ``__file__`` of the module.
+    `name`: of its module in an import; "" for the list of digests of an installed package. `place`: its path below
+    `TrialFiles.code`, the same on every machine. `path`: where it was read, the ``__file__`` of the module.
     """
 
     name: str
@@ -103,8 +103,8 @@ def load_module(name: str, files: Iterable[SourceFile], folders: Iterable[str], 
     """Import the module ``name``, and what it imports of ``files``, from their bytes.
 
     A module that was loaded from other bytes is loaded again, with all of the user's modules, which may hold parts of
-    it; objects made before keep what they were made from. folders: where Python may find what ``files`` lack, after
-    all else on its path. subject: what is imported, for errors.
+    it; objects made before keep what they were made from. `folders`: where Python may find what ``files`` lack, after
+    all else on its path. `subject`: what is imported, for errors.
 
     Raises: InvalidInput if Python has loaded another file by one of these names, and whatever the module raises.
     """

@@ -133,8 +133,8 @@ class RankGroup:
 def connected(rank: int, size: int, meeting_place: str, *, nccl: bool) -> Iterator[RankGroup]:
     """Connect this process with the other ranks of its trial on this node for the duration of a ``with`` block.
 
-    meeting_place: path of a file that does not exist yet, the same for all ranks, in a folder closed to other users.
-    nccl: whether each rank has its own GPU; otherwise values go through the memory of the host.
+    `meeting_place`: path of a file that does not exist yet, the same for all ranks, in a folder closed to other users.
+    `nccl`: whether each rank has its own GPU; otherwise values go through the memory of the host.
     """
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
     with _reporting_lost_ranks():

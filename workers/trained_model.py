@@ -37,8 +37,8 @@ _INPUTS: Final = {"example_shape", "example_type", "feature_shape", "num_classes
 class TrainedModel:
     """A model in evaluation mode on the CPU, with the preprocessing and preparation of its inputs.
 
-    example_shape, example_type: shape and dtype of one example as the data source stores it. fitted: the state of the
-    preprocessing.
+    `example_shape`, `example_type`: shape and dtype of one example as the data source stores it. `fitted`: the state of
+    the preprocessing.
     """
 
     model: nn.Module
@@ -107,8 +107,9 @@ class TrainedModel:
 def describe_inputs(spec: TrialSpec, source: Dataset, dataset: Dataset, fitted: State) -> dict[str, Any]:
     """Return the facts that `load_trained` needs besides the weights; all are public.
 
-    source: the data as loaded. dataset: the data after preprocessing. fitted: the state of the preprocessing, which for
-    private preprocessing is its release. The preparation is included only if it is known not to depend on the rows.
+    `source`: the data as loaded. `dataset`: the data after preprocessing. `fitted`: the state of the preprocessing,
+    which for private preprocessing is its release. The preparation is included only if it is known not to depend on the
+    rows.
     """
     return {
         "example_shape": list(source.train.features.shape[1:]),

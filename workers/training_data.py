@@ -16,7 +16,7 @@ from dpsweep.workers.users import slots_of, with_weights
 class TrainingData:
     """The training split, kept on the device if it fits. ``rows`` are positions in the split, int64 [b].
 
-    room: largest number of bytes of features and labels to keep on the device; larger data stay in the memory of the
+    `room`: largest number of bytes of features and labels to keep on the device; larger data stay in the memory of the
     host, and each batch is copied to the device.
     """
 

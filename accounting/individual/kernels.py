@@ -37,9 +37,9 @@ def spread(
     """Split steps between two nodes each; see `dpsweep.accounting.individual.spreading`.
 
     values [snapshots, rows]. stretches [stretches, 9]: column, steps, slope, offset and side of `Stretch`; then of its
-    nodes 1 / spacing, first root / spacing, their number and the index of the first. size: number of all nodes.
-    Writes weights and nodes, row after row, nodes ascending, zeros left out; and ends[r + 1], where row r ends.
-    weights and nodes must have room for one entry more than can occur.
+    nodes 1 / spacing, first root / spacing, their number and the index of the first. `size`: number of all nodes.
+    Writes weights and nodes, row after row, nodes ascending, zeros left out; and ends[r + 1], where row r ends. weights
+    and nodes must have room for one entry more than can occur.
     """
     count, rows = len(stretches), values.shape[1]
     cells, above = np.empty((count, _LANES)), np.empty((count, _LANES))

@@ -37,7 +37,7 @@ def spread_linearly(
     """Return the nodes of each sampling rate, and the weights on them: each step is split between the two nodes beside
     its u.
 
-    values [snapshots, rows]: contributions. nodes: number of nodes, as `NODES`. Nodes are (x_0 + k h)^2, so a u with
+    values [snapshots, rows]: contributions. `nodes`: number of nodes, as `NODES`. Nodes are (x_0 + k h)^2, so a u with
     root x_0 + (k + t) h lies at t (2 (k + x_0 / h) + t) / (2 (k + x_0 / h) + 1) of the way from node k to the next.
     Rounding moves u by 1e-14 of itself, far below `renyi._ROUNDING`.
     """

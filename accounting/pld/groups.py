@@ -51,7 +51,7 @@ def epsilon_of_examples(
 ) -> CertifiedEpsilon:
     """Return the epsilon of one group of given examples (a user's records, a household) with their own contributions.
 
-    steps: first step of each snapshot, ascending from 0, shape [snapshots]. contributions: contribution over
+    `steps`: first step of each snapshot, ascending from 0, shape [snapshots]. `contributions`: contribution over
     sensitivity (c / S), in [0, 1], shape [members, snapshots]; a snapshot holds until the next.
 
     Claim: (upper, delta)-DP of the group under the trace's adjacency. It is a guarantee if the contributions bound the

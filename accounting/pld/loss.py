@@ -74,8 +74,8 @@ class LatticeLoss:
 class Cells:
     """Masses between neighbouring lattice losses ``edge[i] < edge[i + 1]``, ascending in the direction's loss.
 
-    numerator: mass under the pair's first measure; denominator: exp(edge[i]) times the mass under the second, so that
-    denominator <= numerator <= exp(h) denominator. above / below: numerator mass beyond the last / first edge.
+    `numerator`: mass under the pair's first measure; `denominator`: exp(edge[i]) times the mass under the second, so
+    that denominator <= numerator <= exp(h) denominator. above / below: numerator mass beyond the last / first edge.
     """
 
     start: float

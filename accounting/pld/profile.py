@@ -38,8 +38,8 @@ _LOOSE = 0.01  # gap between the bounds, relative to delta at epsilon 0, above w
 class CertifiedProfile:
     """Bounds on delta at each of ``epsilons`` [points], which ascend from 0; the bounds never rise with epsilon.
 
-    upper: on delta of the worse direction, shape [points]. lower: on the exact delta of the rounds' dominating pairs,
-    by direction, shape [2, points]; None where these are not the run's (`CertifiedEpsilon`).
+    `upper`: on delta of the worse direction, shape [points]. `lower`: on the exact delta of the rounds' dominating
+    pairs, by direction, shape [2, points]; None where these are not the run's (`CertifiedEpsilon`).
     """
 
     epsilons: Array
@@ -51,8 +51,8 @@ class CertifiedProfile:
 def profile_of_rounds(rounds: GroupRounds, deltas: Sequence[float] = ()) -> CertifiedProfile:
     """Return the profile of given rounds, from epsilon 0 to where delta is 1e-7 or the least of ``deltas``.
 
-    deltas: values of delta near which the profile shall be tight relative to delta itself; each costs a search for its
-    epsilon and two compositions. Without them its error is small relative to delta at epsilon 0. The bounds hold
+    `deltas`: values of delta near which the profile shall be tight relative to delta itself; each costs a search for
+    its epsilon and two compositions. Without them its error is small relative to delta at epsilon 0. The bounds hold
     either way.
     """
     least = min([_RESOLVED, *deltas])

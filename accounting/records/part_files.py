@@ -30,9 +30,9 @@ NORM_SCHEMA = pa.schema(
 class PartFiles:
     """Where one range of examples is stored: ``rows`` examples, at each of ``steps``.
 
-    There is one batch per snapshot, in the same place of the same object. extents: int64 [steps, 3], for each batch its
-    first byte, its size and the size of its object. digests: the sha256 of each batch. Both are bytes to save memory,
-    as a trial has many parts.
+    There is one batch per snapshot, in the same place of the same object. `extents`: int64 [steps, 3], for each batch
+    its first byte, its size and the size of its object. `digests`: the sha256 of each batch. Both are bytes to save
+    memory, as a trial has many parts.
     """
 
     directory: str

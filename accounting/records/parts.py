@@ -172,8 +172,8 @@ def read_part(
 ) -> pa.Table:
     """Return the rows of a committed part, verified by length, sha256, schema, row count and first and last example id.
 
-    columns: those to decode, ``example_id`` among them; all by default. ids: cache shared by parts that probably have
-    the same ids. Raises: DataCorruption for a part that is missing or differs from its record.
+    `columns`: those to decode, ``example_id`` among them; all by default. `ids`: cache shared by parts that probably
+    have the same ids. Raises: DataCorruption for a part that is missing or differs from its record.
     """
     uri = f"{directory}/{record.path}"
     table = decoded(uri, decrypted(uri, _read_stored(uri, record)), schema, columns, ids)

@@ -38,8 +38,8 @@ _NEXT = f"restore it from a backup, or {START_ANEW}"
 class Snapshot:
     """The manifest of a snapshot.
 
-    number: how many snapshots precede it. previous: `digest` of the one before, or "" for the first. rows: number of
-    examples, in parts of ``rows_per_part``; the last part may have fewer.
+    `number`: how many snapshots precede it. `previous`: `digest` of the one before, or "" for the first. `rows`: number
+    of examples, in parts of ``rows_per_part``; the last part may have fewer.
     """
 
     step: int

@@ -30,7 +30,7 @@ class PrivateMedian:
     over sensitivity). The precisions of adaptively composed Gaussians add up (Dong et al., Cor. 3.3), so each round has
     noise std noise_multiplier * sqrt(rounds) / 2. Norms that are not finite count as above every c.
 
-    smallest, largest: ends of the interval that is searched.
+    `smallest`, `largest`: ends of the interval that is searched.
 
     >>> norms, without_noise = torch.tensor([1.0, 2.0, 3.0]), lambda std: 0.0
     >>> round(PrivateMedian(median_multiple=1.0, rounds=40).find(norms, without_noise), 6)
@@ -95,8 +95,8 @@ def initial_bound(bound: Bound) -> float | PrivateMedian:
 def released_bound(bound: Bound, norms: Callable[[], Tensor], draw: Callable[[float], float]) -> float:
     """Return the initial bound as a number; a private median is released here.
 
-    norms: returns gradient norms [n] on any device; called only for a median, and used only through noisy answers.
-    draw: ``draw(std)`` returns one draw from N(0, std^2).
+    `norms`: returns gradient norms [n] on any device; called only for a median, and used only through noisy answers.
+    `draw`: ``draw(std)`` returns one draw from N(0, std^2).
     """
     checked = initial_bound(bound)
     if isinstance(checked, PrivateMedian):

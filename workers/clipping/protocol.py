@@ -41,8 +41,8 @@ NORM_ERROR = 1e-5
 class Examples:
     """The properties of some training examples that a clipping method may use.
 
-    norms: [B], gradient norms before clipping. layer_norms: [B, L], norms per layer, for layer-wise methods. groups:
-    [B] int64. rows: [B] int64, positions in the training set.
+    `norms`: [B], gradient norms before clipping. `layer_norms`: [B, L], norms per layer, for layer-wise methods.
+    `groups`: [B] int64. `rows`: [B] int64, positions in the training set.
     """
 
     norms: Tensor
@@ -92,8 +92,8 @@ class ClippingState:
 class ExampleBudget:
     """Privacy budget of every example under a filter.
 
-    epsilon: at the trial's delta; None if the sweep's target epsilon sets it. noise_factor: calibrated noise multiplier
-    of the sweep, divided by the noise multiplier that meets the target without a filter.
+    `epsilon`: at the trial's delta; None if the sweep's target epsilon sets it. `noise_factor`: calibrated noise
+    multiplier of the sweep, divided by the noise multiplier that meets the target without a filter.
     """
 
     epsilon: float | None
@@ -110,8 +110,9 @@ ANY_SHAPE: Final = (1.0 - NORM_ERROR, 1.0, 1.0 + NORM_ERROR)
 class ClipRule:
     """The weights of examples in one step, and the L2 sensitivity to which the noise of the step is scaled.
 
-    bounds: the public clipping bounds of the rule, by group or layer name. shape: where a contribution is evaluated,
-    `ANY_SHAPE` unless the norm of a clipped gradient is known never to fall when that of the gradient rises (`RISING`).
+    `bounds`: the public clipping bounds of the rule, by group or layer name. `shape`: where a contribution is
+    evaluated, `ANY_SHAPE` unless the norm of a clipped gradient is known never to fall when that of the gradient rises
+    (`RISING`).
 
     >>> rule = ClipRule(1.0, lambda examples: clip_factor(examples.norms, 1.0))
     >>> rows = torch.arange(3)

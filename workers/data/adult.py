@@ -118,10 +118,10 @@ def adult(
 ) -> Source:
     """Return the 45,222 complete rows of adult.data (training) and adult.test (test).
 
-    exclude: attributes left out; by default 40 features remain, as in Xu et al. (2021) (education-num repeats education
-    as a number). group: sex, race or income; or several, such as ["sex", "race"], whose intersections are the groups.
-    split: "published" uses the published test set; "drawn" draws ``test_fraction`` of all rows as the test set. Example
-    ids are the same for both.
+    `exclude`: attributes left out; by default 40 features remain, as in Xu et al. (2021) (education-num repeats
+    education as a number). `group`: sex, race or income; or several, such as ["sex", "race"], whose intersections are
+    the groups. `split`: "published" uses the published test set; "drawn" draws ``test_fraction`` of all rows as the
+    test set. Example ids are the same for both.
     """
     values = {each: choose_group("adult", each, _GROUPS) for each in attributes("adult", group)}
     columns = without(_COLUMNS, exclude, "adult")

@@ -48,8 +48,8 @@ def dutch(
 ) -> Source:
     """Return the 60,420 rows of dutch.csv, with every attribute one-hot.
 
-    exclude: attributes left out; by default 35 features remain, as in Xu et al. (2021).
-    group: sex or occupation, or a list of both, whose intersections are the groups.
+    `exclude`: attributes left out; by default 35 features remain, as in Xu et al. (2021). `group`: sex or occupation,
+    or a list of both, whose intersections are the groups.
     """
     values = {each: choose_group("dutch", each, _GROUPS) for each in attributes("dutch", group)}
     columns = without(_COLUMNS, exclude, "dutch")

@@ -99,8 +99,8 @@ def once_on_node(
     """Return the columns, written by the first trial of the run on this node and mapped by all others.
 
     None where the run has no folder for them (`dpsweep.workers.node_folder`), or one that cannot hold them, and where
-    private files are encrypted. key, forms, blocks: as for `ColumnFiles`, the key as a function that is called only if
-    needed. rows: how many there are.
+    private files are encrypted. `key`, `forms`, `blocks`: as for `ColumnFiles`, the key as a function that is called
+    only if needed. `rows`: how many there are.
     """
     folder, size = node_folder(), rows * sum(form.bytes for form in forms)
     if folder is None or is_encrypting():

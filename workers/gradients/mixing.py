@@ -36,8 +36,8 @@ def where_rows_mix(
     """Return the innermost module whose outputs for the rows ``kept`` change between two passes, though its arguments
     do not.
 
-    reset: called before each pass. passes: two, of a batch, and of the same one with all other rows replaced. None if
-    there is no such module.
+    `reset`: called before each pass. `passes`: two, of a batch, and of the same one with all other rows replaced. None
+    if there is no such module.
     """
     calls: list[list[_Call]] = []
     for run in passes:

@@ -60,7 +60,7 @@ class Reading:
         """Return the number of entries that each row of the batch has on the first axis of an argument of the current
         operation.
 
-        length: of that axis. 0 if it does not hold the batch.
+        `length`: of that axis. 0 if it does not hold the batch.
         """
         return self.layer.axes.per_row((f"operation {self.operations}", argument), length, self.rows)
 
@@ -68,7 +68,7 @@ class Reading:
 class PerRow(Tensor):
     """A tensor of ``shape`` with a separate value for every row of the batch: ``by_row`` [rows, *shape].
 
-    parameter: the parameter that it stands for, with its local name; None if it was computed from parameters.
+    `parameter`: the parameter that it stands for, with its local name; None if it was computed from parameters.
 
     Raises: NotCovered where an operation mixes rows, needs a value, or leaves no batch on the first axis.
     """

@@ -16,8 +16,8 @@ from dpsweep.workers.gradients.randomness import RandomState
 class BatchNorms:
     """L2 norms of the per-example gradients of one batch, before any clipping.
 
-    norms: [B], over all trainable parameters. layer_norms: [B, L] in the order of `GradientEngine.layer_names`, or
-    None if the engine is not layerwise. losses: [B]. The norm of a gradient that is not finite (or whose squared norm
+    `norms`: [B], over all trainable parameters. `layer_norms`: [B, L] in the order of `GradientEngine.layer_names`, or
+    None if the engine is not layerwise. `losses`: [B]. The norm of a gradient that is not finite (or whose squared norm
     overflows) is +inf, so that ``min(1, C / norm)`` is 0.
     """
 
@@ -37,8 +37,8 @@ class BatchNorms:
 class Pass:
     """One micro-batch after its backward pass.
 
-    finite: mask of finite norms, padding included, or None if all are. gradients: empty after a norm pass.
-    random_state: the state from which the pass started, or None if it drew nothing.
+    `finite`: mask of finite norms, padding included, or None if all are. `gradients`: empty after a norm pass.
+    `random_state`: the state from which the pass started, or None if it drew nothing.
     """
 
     norms: BatchNorms
@@ -62,7 +62,8 @@ class Pass:
 class WeightedSum:
     """``gradients[name] = sum_i weights[i] * g_i[name]``, each in the shape of its parameter.
 
-    non_finite: number of examples whose gradient is not finite; their weights are 0. weights: [B] or [B, L], as used.
+    `non_finite`: number of examples whose gradient is not finite; their weights are 0. `weights`: [B] or [B, L], as
+    used.
     """
 
     norms: BatchNorms

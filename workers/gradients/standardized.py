@@ -37,8 +37,8 @@ convolution is computed again."""
 class Projected(Planned):
     """g_i = kernel_i - mean_i ones / sqrt(n) - along_i unit, row by row, where kernel_i is viewed as [out, n].
 
-    unit: [out, n]; each row sums to 0 and has norm 1, or is 0. mean, along: [B, out], inner products of the rows of
-    kernel_i with ones / sqrt(n) and with unit. Hence |g_i|^2 = |kernel_i|^2 - |mean_i|^2 - |along_i|^2.
+    `unit`: [out, n]; each row sums to 0 and has norm 1, or is 0. `mean`, `along`: [B, out], inner products of the rows
+    of kernel_i with ones / sqrt(n) and with unit. Hence |g_i|^2 = |kernel_i|^2 - |mean_i|^2 - |along_i|^2.
     """
 
     kernel: ExampleGradients
@@ -88,7 +88,7 @@ def standardized_convolution(
     the gradient of one channel's kernel. The gradient of the gain is <G, unit>. The gradient of the weight is
     gain / divisor * G minus its mean and, unless the divisor is sqrt(eps), minus its component along unit.
 
-    output: divided by the gains; must be None unless `outputs_are_precise`.
+    `output`: divided by the gains; must be None unless `outputs_are_precise`.
     """
     response = None if output is None or output.dtype in HALF_PRECISION else output.detach()
     version = None if response is None else response._version  # later modules may change the output in place

@@ -40,7 +40,8 @@ def resnet20_gn(
 ) -> nn.Module:
     """ResNet20 for small images (He et al. 2016, Sec. 4.2) with group normalisation (Yu et al. 2023, Sec. 4).
 
-    initial_weights: a file with pre-trained weights (``torch.save`` of a state dict); all layers but the last must fit.
+    `initial_weights`: a file with pre-trained weights (``torch.save`` of a state dict); all layers but the last must
+    fit.
     """
     channels, _, _ = require_image("resnet20_gn", feature_shape)
     layers: list[nn.Module] = [

@@ -70,8 +70,8 @@ class Patches(nn.Module):
 class Trunk(nn.Module):
     """Embedding plus learned positions, encoder blocks, and a final norm: [b, ...] -> [b, t, width].
 
-    padding: token that fills short texts, if features are tokens. causal: whether a position attends only to itself and
-    earlier positions.
+    `padding`: token that fills short texts, if features are tokens. `causal`: whether a position attends only to itself
+    and earlier positions.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ def language_model(
     """Return a pre-norm transformer with a logit for each of ``num_classes`` tokens at every position of tokens
     (length,).
 
-    causal: for next-token prediction, so that a position does not attend to the token it predicts. The data source
+    `causal`: for next-token prediction, so that a position does not attend to the token it predicts. The data source
     `text` supplies it.
     """
     _check_heads(width, heads)
