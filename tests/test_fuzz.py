@@ -15,7 +15,7 @@ from dpsweep.accounting.samplings import FixedBatchSampling, PoissonSampling, Sh
 from tests.accounting import oracle
 from tests.fuzz import closed_forms, judging, lattice
 from tests.fuzz.__main__ import main
-from tests.fuzz.cases import case_of
+from tests.fuzz.cases import case_of, case_of_kind
 from tests.fuzz.judging import Claim, Outcome, judged
 from tests.fuzz.lattice import Bracket
 from tests.fuzz.rounds import Members, full_members, rounds_of
@@ -32,7 +32,9 @@ MIXED = Trace(
 
 
 @pytest.mark.thinned(2)
-@pytest.mark.parametrize("only", ["poisson, example", "fixed, group", "shuffled, rows", "replace-one", "truncated"])
+@pytest.mark.parametrize(
+    "only", ["poisson, example", "fixed, group", "shuffled, rows", "replace-one", "truncated", "users", "allocated"]
+)
 def test_random_traces_are_not_understated(only: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The gate's share of `python -m tests.fuzz`: claims are not below the exact epsilon, and answered in time."""
     assert main(["--traces", "32", "--only", only, "--json"]) == 0, capsys.readouterr().err
@@ -83,7 +85,7 @@ def test_lattice_and_closed_form_of_one_round(rate: float, shift: float, delta: 
 def test_a_lattice_that_has_not_converged_says_nothing_below() -> None:
     """33 records at sample rate 4e-8 and sigma 0.55 in 5 million steps, delta 3e-24: a rare step in which three of them
     meet decides. A union bound over such steps puts delta at epsilon 14.957 below 2e-26; this lattice said 23.8."""
-    case = case_of(0, 351)
+    case = case_of_kind("extreme", "group", 0, 351)
     assert case.delta == pytest.approx(2.87e-24, rel=1e-2)
     outcome = judged(case)
     assert [claim.truth.low for claim in outcome.claims] == [pytest.approx(1.037, rel=1e-3)], "of adding them"
@@ -92,13 +94,13 @@ def test_a_lattice_that_has_not_converged_says_nothing_below() -> None:
 
 def test_a_maximum_of_all_examples_cuts_nothing_on_either_side() -> None:
     """26 examples, at most 26 in a batch: the oracle once cut the batches of a neighbour with one example more."""
-    outcome = judged(case_of(0, 214))
+    outcome = judged(case_of_kind("truncated", "example", 0, 214))
     assert len(outcome.claims) > 2
     assert list(outcome.findings) == []
 
 
 def test_a_lattice_above_what_is_proven_is_not_believed() -> None:
-    case = case_of(0, 1034)
+    case = case_of_kind("shuffled", "group", 0, 1034)
     outcome = judged(case)
     assert all(claim.truth.low <= claim.truth.high for claim in outcome.claims)
     assert list(outcome.findings) == []
@@ -113,7 +115,7 @@ def test_members_of_given_contributions_are_rounds_of_their_own() -> None:
 
 
 def outcome(upper: float, kind: str = "guarantee", **fields: object) -> Outcome:
-    case = case_of(0, 5)
+    case = case_of_kind("follows results", "example", 0, 5)
     assert case.trace.noise_follows_results
     claim = Claim("pld", upper, None, kind, Bracket(1.0, 1.001))
     return replace(Outcome(case, (claim,), 1.0, 1024), **fields)  # type: ignore[arg-type]

@@ -17,14 +17,19 @@ from dpsweep.accounting.samplings import (
     Adjacency,
     FixedBatchSampling,
     PoissonSampling,
+    RandomAllocationSampling,
     Sampling,
     ShuffledSampling,
     TruncatedPoissonSampling,
 )
+from dpsweep.accounting.units import Unit as WhosePrivacy
 from tests.fuzz.rounds import Members, full_members
 
-Unit = Literal["example", "group", "rows", "members"]
-"""One example that contributes in full, a group of such, rows with contributions of their own, or these together."""
+Unit = Literal["example", "group", "rows", "members", "user"]
+"""One example that contributes in full, a group of such, rows with contributions of their own, or these together.
+
+``user``: the rows that the trace keeps of a user, all in full.
+"""
 
 _UNITS: Sequence[Unit] = ("example", "group", "rows", "group", "members", "example", "group", "members")
 LARGEST_GROUP = 64
@@ -49,16 +54,22 @@ class Case:
 
 def case_of(seed: int, index: int) -> Case:
     """The case with this number, whatever other cases are drawn."""
-    rng = np.random.default_rng([seed, index])
     kind = list(_KINDS)[index % len(_KINDS)]
+    return case_of_kind(kind, _OWN.get(kind, _UNITS[index // len(_KINDS) % len(_UNITS)]), seed, index)
+
+
+def case_of_kind(kind: str, unit: Unit, seed: int, index: int) -> Case:
+    """The case of this kind and unit that is drawn from seed and number."""
+    rng = np.random.default_rng([seed, index])
     trace, delta = _KINDS[kind](rng)
-    unit = "example" if kind == "truncated" else _UNITS[index // len(_KINDS) % len(_UNITS)]
     return Case(kind, index, trace, delta, unit, _members(rng, trace, unit))
 
 
 def _members(rng: np.random.Generator, trace: Trace, unit: Unit) -> Members:
     if unit == "example":
         return full_members(1)
+    if unit == "user":
+        return full_members(trace.unit.rows)
     if unit == "group":
         return full_members(min(int(rng.choice([2, 3, 5, 8, 16, 33, LARGEST_GROUP])), trace.dataset_size))
     snapshots = int(rng.integers(1, min(trace.steps, 4) + 1)) if trace.steps else 1
@@ -161,6 +172,23 @@ def _truncated(rng: np.random.Generator) -> tuple[Trace, float]:
     return Trace(size, (segment,)), float(rng.choice([1e-5, 1e-4, 1e-2]))
 
 
+def _users(rng: np.random.Generator) -> tuple[Trace, float]:
+    samplings = [PoissonSampling(_log_uniform(rng, 1e-4, 0.6)) for _ in range(_count(rng))]
+    rows = int(rng.choice([1, 2, 3, 5, 8, 16, 33, LARGEST_GROUP]))
+    return Trace(50_000, _run(rng, samplings, 1000), _releases(rng), unit=WhosePrivacy("user", rows)), _delta(rng)
+
+
+def _allocated(rng: np.random.Generator) -> tuple[Trace, float]:
+    block, blocks = int(rng.integers(1, 4)), _whole(rng, 1, 20)
+    sampling = RandomAllocationSampling(block * (each := int(rng.integers(1, 6))), each)
+    unfinished = int(rng.integers(0, block)) if rng.random() < 0.3 else 0
+    sides = (SideQuery("counts", _log_uniform(rng, 2.0, 30.0)),) if rng.random() < 0.2 else ()
+    sigma = _log_uniform(rng, 0.3, 50.0) * math.sqrt(blocks)
+    adjacency: Adjacency = "add_remove" if rng.random() < 0.5 else "zero_out"
+    segment = Segment(0, block * blocks + unfinished, sampling, sigma, sides)
+    return Trace(1000, (segment,), (), adjacency), _delta(rng)
+
+
 def _extreme(rng: np.random.Generator) -> tuple[Trace, float]:
     segments: list[Segment] = []
     size = _whole(rng, 10, 10**9)
@@ -182,4 +210,8 @@ _KINDS: Mapping[str, Callable[[np.random.Generator], tuple[Trace, float]]] = {
     "follows results": _follows,
     "truncated": _truncated,
     "extreme": _extreme,
+    "users": _users,
+    "allocated": _allocated,
 }
+_OWN: Mapping[str, Unit] = {"truncated": "example", "users": "user", "allocated": "example"}
+"""Kinds of which one question alone is asked."""

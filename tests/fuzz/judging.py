@@ -154,6 +154,15 @@ def _of_equals(case: Case) -> Iterator[Said]:
         yield case.members, name, found.epsilon, found.lower_epsilon, found.kind
 
 
+def _of_user(case: Case) -> Iterator[Said]:
+    for name in GUARANTEES:
+        try:
+            found = account(case.trace, case.delta, name)
+        except UnsupportedMechanism:
+            continue
+        yield case.members, name, found.epsilon, found.lower_epsilon, found.kind
+
+
 def _of_rows(case: Case) -> Iterator[Said]:
     values = np.array(case.members.contributions, np.float32)
     for name in ("pld", "rdp"):
@@ -174,4 +183,5 @@ _ASKED: dict[str, Callable[[Case], Iterator[Said]]] = {
     "group": _of_equals,
     "rows": _of_rows,
     "members": _of_members,
+    "user": _of_user,
 }

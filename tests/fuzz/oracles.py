@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from itertools import product
 
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from dpsweep.accounting.samplings import TruncatedPoissonSampling
+from dpsweep.accounting.samplings import RandomAllocationSampling, TruncatedPoissonSampling
 from tests.fuzz import closed_forms, lattice
 from tests.fuzz.cases import Case
 from tests.fuzz.lattice import Bracket
@@ -26,6 +27,8 @@ def exact(case: Case, members: Members) -> Bracket:
     """Bounds on the epsilon of ``members``: adding, removing, blanking or replacing them all."""
     if isinstance(case.trace.segments[0].sampling, TruncatedPoissonSampling):
         return Bracket(attack_on_cut_batches(case), math.inf)
+    if isinstance(case.trace.segments[0].sampling, RandomAllocationSampling):
+        return _of_allocated(case)
     rounds = rounds_of(case.trace, members)
     if rounds.only_gaussian:
         epsilon = closed_forms.gaussian(rounds.gaussian, case.delta)
@@ -77,6 +80,30 @@ def attack_on_cut_batches(case: Case) -> float:
         masses = _cell_masses(rate, most if most < size else others + 1, others, segment.noise_multiplier)
         found = max(found, _composed_down(masses[first], masses[second], segment.steps, case.delta))
     return found
+
+
+def _of_allocated(case: Case) -> Bracket:
+    """At least what cells of the complete blocks give, which is post-processing; at most one Gaussian a block."""
+    (segment,) = case.trace.segments
+    sampling = segment.sampling
+    assert isinstance(sampling, RandomAllocationSampling)
+    block = sampling.steps_per_epoch // sampling.per_epoch
+    shift = math.hypot(1.0 / segment.noise_multiplier, *(1.0 / side.noise_multiplier for side in segment.side_queries))
+    edges = np.concatenate(([-np.inf], np.linspace(-7.0, 7.0 + shift, {1: 4000, 2: 600, 3: 90}[block]), [np.inf]))
+    idle, joined = np.diff(stats.norm.cdf(edges)), np.diff(stats.norm.cdf(edges, shift))
+
+    def law(of_step: list[Array]) -> Array:
+        return np.asarray(functools.reduce(np.multiply.outer, of_step)).ravel()
+
+    absent = law([idle] * block)
+    present = np.mean([law([joined if step == at else idle for step in range(block)]) for at in range(block)], axis=0)
+    spacing, count = 2e-3 * min(1.0, shift), segment.steps // block
+    found = [
+        _composed_down(p, q, count, case.delta, spacing) if count else 0.0
+        for p, q in ((present, absent), (absent, present))
+    ]
+    whole = closed_forms.gaussian(shift * math.sqrt(-(-segment.steps // block)), case.delta)
+    return Bracket(max(found) * (1.0 - _SLACK), whole * (1.0 + _SLACK))
 
 
 def _cell_masses(rate: float, most: int, others: int, sigma: float) -> tuple[Array, Array]:
