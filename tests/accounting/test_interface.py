@@ -24,6 +24,7 @@ EXPORTED = {
         CyclicPoissonSampling FixedBatchSampling FixedOrderSampling GaussianRelease IndependentNoise
         IndividualEpsilons InverseRootNoise LambdaNoise
         InvalidInput NoiseSchedule PoissonSampling PrivacyCurve PrivacyEstimate PureRelease RandomTrials
+        RandomAllocationSampling
         Release RhoBudget Sampling Segment ShuffledSampling SideQuery StorageError Trace TruePositiveRateBudget
         TruncatedPoissonSampling Unit Unreachable
         UnsupportedMechanism account account_choice account_selection account_together attack_risk
