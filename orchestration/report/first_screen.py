@@ -24,7 +24,7 @@ from dpsweep.orchestration.records.published import PublishedSweep
 from dpsweep.orchestration.report.decisions import nothing_to_take
 from dpsweep.orchestration.report.figures import blank, meta_of, plain_text, whiskers
 from dpsweep.orchestration.report.plot import Plot
-from dpsweep.orchestration.report.style import INK, MUTED, Style
+from dpsweep.orchestration.report.style import INK, MUTED, PAPER, Style
 
 _MOST_ROWS: Final = 7
 """Most rows of a picture; more would not fit on the first screen."""
@@ -82,7 +82,7 @@ def decision(found: Findings, delta: float) -> list[str]:
     claim = "" if not best.reasons else ", an estimate and no guarantee"
     levels = [each.over_seeds(epsilon) for each in found.useful]
     several = len({f"{each.mean:.2g}" for each in levels if each}) > 1
-    taken = f"Take {best.name}" if len(found.private) > 1 else f"{best.name[0].upper()}{best.name[1:]}"
+    taken = f"Take {best.name}" if len(found.private) > 1 else best.name
     sentences = [
         f"{taken}{':' if len(found.private) > 1 else ' reaches'} {word} {shown.one(reached.mean if reached else None)}"
         f"{within} at ε = {number(cost.high if cost else None)} (δ = {delta:g}{claim}), "
@@ -162,7 +162,7 @@ def _alike(found: Findings, best: Setting) -> list[str]:
         return []
     near = sorted(alike, key=lambda each: abs(each.interval.value) if each.interval else 0.0)
     names = first_few([each.other for each in near])
-    return [f"{names[0].upper()}{names[1:]} cannot be told from it in {spoken(group_metric(found.main.name))}."]
+    return [f"{names} cannot be told from it in {spoken(group_metric(found.main.name))}."]
 
 
 def _by_level(found: Findings) -> str:
@@ -433,7 +433,7 @@ def _label(figure: Plot, row: int, text: str) -> None:
     short = text if len(text) <= 46 else f"{text[:45]}…"
     figure.add_annotation(
         x=0, xref="paper", xanchor="left", y=row - 0.42, yanchor="middle",
-        text=plain_text(short), font={"size": 11.5, "color": INK},
+        text=plain_text(short), font={"size": 11.5, "color": INK}, bgcolor=PAPER, borderpad=1,
     )  # fmt: skip
 
 

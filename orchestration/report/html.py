@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any, Final
@@ -29,6 +30,12 @@ _SHAPES = {
     "pentagon": '<path d="M6 .6 11.4 4.6 9.3 11H2.7L.6 4.6Z"/>',
 }
 _DASHES = {"solid": "", "dash": "6 3", "dot": "2 2", "dashdot": "6 2 2 2", "longdash": "9 3", "longdashdot": "9 2 2 2"}
+
+
+def sentence(text: str) -> str:
+    """Return the text as HTML in which no line ends inside an interval, or between ε or δ and its number."""
+    kept = r"[εδ] (=|≤|≥|&lt;|&gt;) (?=\S)|\[[^\]]{1,24}\]"
+    return re.sub(kept, lambda found: found[0].replace(" ", "\u00a0"), escape(text))
 
 
 def section(title: str, *html: str) -> str:

@@ -48,7 +48,7 @@ from dpsweep.orchestration.report.exact import (
 )
 from dpsweep.orchestration.report.explorer import explorer, explorer_data
 from dpsweep.orchestration.report.first_screen import Tile, decision, tiles
-from dpsweep.orchestration.report.html import key, missing_panel, note, panel, script_safe, section
+from dpsweep.orchestration.report.html import key, missing_panel, note, panel, script_safe, section, sentence
 from dpsweep.orchestration.report.prose import SENSITIVE, cautions, meanings, sentences
 from dpsweep.orchestration.report.style import Style, style_of
 from dpsweep.orchestration.report.tables import (
@@ -174,16 +174,16 @@ def _opening(data: PublishedSweep, found: Findings, answers: Sequence[Tile]) -> 
     return (
         f'<header><p class="eyebrow">{" · ".join(escape(part) for part in byline if part)}</p>'
         f"<h1>{escape(data.name)}</h1>{warning}"
-        f'<p class="lead">{escape(" ".join(decided))}</p>'
+        f'<p class="lead">{sentence(" ".join(decided))}</p>'
         f'<div class="tiles">{"".join(map(_tile, answers))}</div>{_cautions(data, found)}</header>'
     )
 
 
 def _tile(answer: Tile) -> str:
-    words = "".join(f"<li>{escape(sentence)}</li>" for sentence in answer.words)
+    words = "".join(f"<li>{sentence(said)}</li>" for said in answer.words)
     drawn = panel(answer.name, answer.title, answer.picture.height) if answer.picture else ""
     return (
-        f'<section class="tile"><h2>{escape(answer.question)}</h2><p class="big">{escape(answer.big)}</p>'
+        f'<section class="tile"><h2>{escape(answer.question)}</h2><p class="big">{sentence(answer.big)}</p>'
         f"<ul>{words}</ul>{drawn}</section>"
     )
 
@@ -193,13 +193,13 @@ def _cautions(data: PublishedSweep, found: Findings) -> str:
     known = cautions(data, found)
     if not known:
         return ""
-    items = "".join(f"<li>{escape(sentence[0].upper() + sentence[1:])}</li>" for sentence in known)
+    items = "".join(f"<li>{sentence(said[0].upper() + said[1:])}</li>" for said in known)
     return f'<div class="withheld cautions"><p>Before you quote a number</p><ul>{items}</ul></div>'
 
 
 def _in_words(data: PublishedSweep, found: Findings) -> str:
     """Return every finding as a sentence, with its interval."""
-    items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences(data, found))
+    items = "".join(f"<li>{sentence(said)}</li>" for said in sentences(data, found))
     return section("The findings in words", f"<ul>{items}</ul>") if items else ""
 
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 from dpsweep.orchestration.comparison.settings import Setting
 from dpsweep.orchestration.records.published import NON_PRIVATE
 
-INK, MUTED, RULE, BAND = "#1d1f23", "#6b7078", "#e6e6e1", "#f6f5f1"
+INK, MUTED, RULE, BAND, PAPER = "#1d1f23", "#6b7078", "#e6e6e1", "#f6f5f1", "#fdfdfb"
 FONT = "Inter, 'Helvetica Neue', Helvetica, Arial, sans-serif"
 
 CLIPPING_COLOURS = {

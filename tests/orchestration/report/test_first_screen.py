@@ -21,6 +21,7 @@ from dpsweep.orchestration.comparison.settings import Setting
 from dpsweep.orchestration.records.attempts import Attempt
 from dpsweep.orchestration.records.published import PublishedSweep, PublishedTrial
 from dpsweep.orchestration.report.first_screen import Tile, decision, tiles
+from dpsweep.orchestration.report.html import sentence
 from dpsweep.orchestration.report.page import render
 from dpsweep.orchestration.report.style import style_of
 from dpsweep.orchestration.report.summary import summary_pdf
@@ -220,3 +221,7 @@ def test_the_summary_is_one_page(tmp_path: Path) -> None:
     printed = summary_pdf(rendered("private"))
     assert printed.startswith(b"%PDF")
     assert len(re.findall(rb"/Type\s*/Page\b", printed)) == 1
+
+
+def test_no_line_ends_between_a_symbol_and_its_number_or_inside_an_interval() -> None:
+    assert sentence("ε = 3 [7 to 8%], δ < 1 <b>") == "ε\xa0=\xa03 [7\xa0to\xa08%], δ\xa0&lt;\xa01 &lt;b&gt;"
