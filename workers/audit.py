@@ -20,11 +20,14 @@ from torch import nn
 
 from dpsweep.accounting.attacks import (
     Guesses,
+    StatedRun,
     audited_epsilon,
     best_audited_epsilon,
+    curve_epsilon,
     f_dp_epsilon,
     gdp_epsilon,
     provable,
+    ranks_epsilon,
 )
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.attack_results import AuditResult, AuditTest, GroupAudit
@@ -118,63 +121,71 @@ def audit_scores(
     )
 
 
-Test = Callable[[Guesses, float, float], float]
-TESTS: Final[Mapping[str, Mapping[str, tuple[Test, float]]]] = {
-    "iterates": {"gdp": (gdp_epsilon, 0.8), "f_dp": (f_dp_epsilon, 0.1), "steinke": (audited_epsilon, 0.1)},
-    "last_model": {"f_dp": (f_dp_epsilon, 0.8), "steinke": (audited_epsilon, 0.2)},
+Test = Callable[[Guesses, StatedRun, float], float]
+_FROM_GUESSES: Final[Mapping[str, Test]] = {
+    "curve": curve_epsilon,
+    "f_dp": lambda guesses, run, confidence: f_dp_epsilon(guesses, run.delta, confidence),
+    "gdp": lambda guesses, run, confidence: gdp_epsilon(guesses, run.delta, confidence),
+    "steinke": lambda guesses, run, confidence: audited_epsilon(guesses, run.delta, confidence),
 }
-"""Tests of gradient canaries by transcript, with the share of the error that each may use (Bonferroni).
+RANKS: Final = "ranks"
+SHARES: Final[Mapping[str, Mapping[str, float]]] = {
+    "iterates": {RANKS: 0.8, "gdp": 0.1, "f_dp": 0.05, "steinke": 0.05},
+    "last_model": {"curve": 0.6, RANKS: 0.2, "f_dp": 0.1, "steinke": 0.1},
+}
+"""Tests of gradient canaries by transcript, with the share of the error that each may use (Bonferroni)."""
+ASSUMING: Final = {"last_model": (RANKS,), "iterates": ()}
+"""Tests that assume more than is known, so that the bound of the audit does not rest on them.
 
 From the iterates, the evidence about each canary is independent of the others: noise is isotropic and the directions
 are orthogonal. Nothing says so of the last model, which follows from all steps by no linear map.
 """
 _CHOOSES: Final = 0.1
-"""Share of the canaries that choose a threshold and how many to guess, and do not count."""
+"""Share of the canaries that choose how to score and a threshold, and do not count."""
+_GUESSED: Final = 0.2
+"""Share of the others that is guessed, except by the test ``gdp``, which guesses all."""
 
 
 def audit_gradient_scores(
     ways: Sequence[npt.NDArray[np.floating[Any]]],
     included: npt.NDArray[np.bool_],
     spec: AuditSpec,
-    delta: float,
+    run: StatedRun,
     seed: int,
 ) -> AuditResult:
-    """Audit by one of several ``ways`` to score gradient canaries, each [m], and whether each was included [m].
+    """Audit by one of several ``ways`` to score gradient canaries, and whether each was included.
 
-    A canary is guessed to be in if its score is above a threshold, the middle between the mean scores of those in and
-    out. That, the way, and how many are guessed, is chosen by a random tenth of the canaries, on which no bound rests.
-    The test ``gdp`` guesses all others.
+    Both are of the canaries and of references after them, which take no part. A canary is guessed to be in if its score
+    is above a threshold, the middle between the mean scores of those in and out. That and the way are chosen by a
+    random tenth of the canaries, on which no bound rests. The test ``ranks`` takes the last way, and everybody.
 
     Guarantee: under the assumptions of each test, the probability that any bound of the result exceeds epsilon is at
-    most 1 - confidence.
+    most 1 - confidence. The bound of the result is the best of those without further assumptions (`ASSUMING`).
     """
+    known = [np.nan_to_num(np.asarray(way, np.float64)) for way in ways]
+    inside, outside = known[-1][included], known[-1][~included]
+    included = included[: spec.canaries]
     order = np.random.default_rng(derive_seed(seed, "canaries that choose")).permutation(len(included))
     chooses, counts = np.split(order, [math.ceil(_CHOOSES * len(order))])
-    known = [np.nan_to_num(np.asarray(way, np.float64)) for way in ways]
-    scores = max(known, key=lambda way: _apart(way[chooses], included[chooses]))
+    scores = max((way[: len(included)] for way in known), key=lambda way: _apart(way[chooses], included[chooses]))
     margins = scores - _middle(scores, included, chooses)
     right = (margins >= 0.0) == included
 
-    def guesses(canaries: npt.NDArray[np.int64], made: int) -> Guesses:
-        sure = canaries[np.argsort(-np.abs(margins[canaries]), kind="stable")[:made]]
-        return Guesses(len(canaries), made, int(right[sure].sum()))
-
-    found = []
-    for name, (test, share) in TESTS[spec.transcript].items():
+    def tested(name: str, share: float) -> AuditTest:
         confidence = 1.0 - share * (1.0 - spec.confidence)
-        tried = [guesses(chooses, int(part * len(chooses))) for part in (GUESSED if name != "gdp" else (1.0,))]
-        part = max(tried, key=lambda each: test(_as_many(each, len(counts)), delta, confidence))
-        made = guesses(counts, len(counts) * part.made // max(1, part.canaries))
-        found.append(AuditTest(name, made.canaries, made.made, made.correct, test(made, delta, confidence)))
-    best = max(found, key=lambda each: each.lower_bound)
-    everyone = GroupAudit("all", len(scores), best.guesses, best.correct, best.lower_bound)
-    return AuditResult(delta, spec.confidence, everyone, (), tuple(found), spec.kind, spec.transcript)
+        if name == RANKS:
+            bound = ranks_epsilon(inside, outside, run, confidence, derive_seed(seed, "simulated runs"))
+            return AuditTest(name, len(included), 0, 0, bound)
+        made = len(counts) if name == "gdp" else int(_GUESSED * len(counts))
+        sure = counts[np.argsort(-np.abs(margins[counts]), kind="stable")[:made]]
+        guesses = Guesses(len(counts), made, int(right[sure].sum()))
+        return AuditTest(name, len(counts), made, guesses.correct, _FROM_GUESSES[name](guesses, run, confidence))
 
-
-def _as_many(guesses: Guesses, canaries: int) -> Guesses:
-    """Return guesses about at least so many canaries, right as often."""
-    times = -(-canaries // guesses.canaries)
-    return Guesses(times * guesses.canaries, times * guesses.made, times * guesses.correct)
+    found = tuple(tested(name, share) for name, share in SHARES[spec.transcript].items())
+    proven = [each for each in found if each.name not in ASSUMING[spec.transcript]]
+    best = max(proven, key=lambda each: each.lower_bound)
+    everyone = GroupAudit("all", len(included), best.guesses, best.correct, best.lower_bound)
+    return AuditResult(run.delta, spec.confidence, everyone, (), found, spec.kind, spec.transcript)
 
 
 def _apart(scores: npt.NDArray[np.float64], included: npt.NDArray[np.bool_]) -> float:

@@ -43,8 +43,7 @@ def check_spec(spec: TrialSpec, mechanism: TrialMechanism, method: ClippingMetho
     require_per_user(spec, [release.name for release in mechanism.releases])
     if spec.audit is not None:
         if spec.audit.kind == "gradient":
-            of_examples = method.refreshes or method.example_budget is not None
-            check_gradient_audit(spec, layerwise=method.layerwise, of_examples=of_examples)
+            check_gradient_audit(spec, mechanism.trace(spec.epochs).strategy, layerwise=method.layerwise)
         else:
             check_audit(spec.audit, spec.sampling, mechanism.dataset_size)
     if spec.execution.device != "auto":

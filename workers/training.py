@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
+from dpsweep.accounting.attacks import StatedRun
 from dpsweep.accounting.errors import START_ANEW, InvalidInput
 from dpsweep.accounting.mechanism import Trace
 from dpsweep.accounting.planning import TrialMechanism
 from dpsweep.accounting.records import NormSnapshot
-from dpsweep.workers.audit import Canaries
+from dpsweep.workers.attack_results import AuditResult
+from dpsweep.workers.audit import Canaries, audit_gradient_scores
 from dpsweep.workers.batch_gradients import NO_ANSWER, BatchGradients, Decision, LocalGradients
 from dpsweep.workers.clipping import NORM_ERROR, ClippingState, ClipRule, Examples, released_bound
 from dpsweep.workers.contributions import generator_rate
@@ -41,6 +43,11 @@ from dpsweep.workers.run_state import CpuGenerator, CudaGenerator, ModelModes, M
 from dpsweep.workers.sampling import make_row_draws, make_sampler
 from dpsweep.workers.spec import TrialSpec
 from dpsweep.workers.trial_mechanism import affordable_epochs, moment_order
+
+_POINTS: Final = 8
+"""Number of models at which `Trainer.drift` takes gradients."""
+_MOST_ROWS: Final = 8192
+"""Most examples whose gradients it takes."""
 
 
 class Trainer:
@@ -123,7 +130,8 @@ class Trainer:
         spec = self._spec
         if spec.audit is None or spec.audit.kind != "gradient":
             return None
-        return GradientCanaries(spec, spec.audit, self._parameters, len(self._dataset.train))
+        facts = self.local.facts
+        return GradientCanaries(spec, spec.audit, self._parameters, facts.dataset_size, self._method, facts)
 
     def _make_recorders(self, stores: NormStores) -> tuple[NormRecorder, NormRecorder | None]:
         norms, population = self._spec.norms, len(self._data)
@@ -158,6 +166,8 @@ class Trainer:
         )
         self._run.initial_bound = bound if self._spec.clipping.name != "none" else None
         self._run.clipping = self._method.start(bound, self._facts)
+        if self.gradient_canaries:
+            self.gradient_canaries.begin(bound)
 
     @property
     def mechanism(self) -> TrialMechanism:
@@ -262,6 +272,8 @@ class Trainer:
         prices = self._planned.prices(sigma)
         if prices is not None:
             self._run.clipping = self._method.pay(self._run.clipping, prices)
+            if self.gradient_canaries:
+                self.gradient_canaries.pay(prices)
 
         rows = self.draw() if rows is None else rows
         clipped = self._clipped_sum(rows)
@@ -387,6 +399,44 @@ class Trainer:
         if prices is not None:
             self.counters.departures = self.counters.departures or new_departures(groups)
             note_departures(self.counters.departures, groups[self._method.used_up(self._run.clipping, prices)])
+
+    def audited(self, start: nn.Module) -> AuditResult | None:
+        """Return what gradient canaries prove, after the last step; None without any. `start`: the first model."""
+        canaries, audit = self.gradient_canaries, self._spec.audit
+        if canaries is None or audit is None:
+            return None
+        drift = self._drift(start) if audit.transcript == "last_model" else ()
+        scores = canaries.scores(start, self.released_model(), drift)
+        whole = self._until(self.step_count)
+        run = StatedRun(whole, whole, self._spec.delta)
+        if self._method.example_budget is not None:
+            run = StatedRun(self._until(canaries.steps), self._until(canaries.full_steps), self._spec.delta)
+        return audit_gradient_scores(scores, canaries.included, audit, run, self._spec.seed)
+
+    def _until(self, steps: int) -> Trace:
+        """Return the trace of the first ``steps`` steps, without releases, and without the filter that ended them."""
+        return replace(self.trace().until(steps), filter=None, releases=())
+
+    def _drift(self, start: nn.Module) -> list[dict[str, Tensor]]:
+        """Return clipped gradient sums of real examples at `_POINTS` models from ``start`` to the released one, on a
+        line, by parameter. The rule is that of the last step. The model is left as it is.
+        """
+        end = {name: value.detach().clone() for name, value in self._parameters.items()}
+        first, released = dict(start.named_parameters()), dict(self.released_model().named_parameters())
+        last = {name: released[name].detach().clone() for name in end}
+        rows = torch.arange(min(len(self._data), _MOST_ROWS), device=self._data.device)
+        found = []
+        for share in torch.linspace(0.0, 1.0, _POINTS).tolist():
+            self._set({name: torch.lerp(first[name].detach().to(last[name]), last[name], share) for name in end})
+            summed = self.local.weighted_sum(rows, lambda norms: self._rule.weights(self._data.examples(rows, norms)))
+            found.append(dict(summed.gradients))
+        self._set(end)
+        return found
+
+    def _set(self, values: Mapping[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                parameter.copy_(values[name])
 
     def released_model(self) -> nn.Module:
         """Return the model to evaluate and store: a copy with averaged parameters if averaging is on."""

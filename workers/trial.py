@@ -27,7 +27,7 @@ from dpsweep.accounting.records import (
 )
 from dpsweep.workers.attack_results import AttackResults, write_attacks
 from dpsweep.workers.attacks import attack
-from dpsweep.workers.audit import audit, audit_gradient_scores
+from dpsweep.workers.audit import audit
 from dpsweep.workers.batch_gradients import LocalGradients
 from dpsweep.workers.checkpoint import fingerprint, forget_checkpoint, load_checkpoint, save_checkpoint
 from dpsweep.workers.clipping import claims
@@ -389,8 +389,7 @@ def _attacked(spec: TrialSpec, trainer: Trainer, dataset: Dataset, files: TrialF
         audited = audit(initial, model, dataset, loss, canaries, spec.audit, spec.delta)
     if spec.audit is not None and trainer.gradient_canaries is not None:
         initial = build_model(spec.model, dataset, spec.seed, code).to(next(model.parameters()).device)
-        scores = trainer.gradient_canaries.scores(initial, model)
-        audited = audit_gradient_scores(scores, trainer.gradient_canaries.included, spec.audit, spec.delta, spec.seed)
+        audited = trainer.audited(initial)
     threshold = attack(model, trained, loss, spec.seed) if spec.attacks.loss_threshold else ()
     ratio = likelihood_ratio_attack(model, trained, loss, spec, files, code) if spec.attacks.rmia else ()
     scored = evaluate(model, trained.train, trained, loss, 1) if spec.attacks.training_scores else None

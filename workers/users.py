@@ -143,7 +143,9 @@ def require_per_user(spec: TrialSpec, releases: Iterable[str]) -> None:
         ),
         "norms.exact_examples": spec.norms.exact_examples > 0,
         "attacks (they attack single examples)": spec.attacks != AttackSpec(),
-        "audit (its canaries are single examples)": spec.audit is not None,
+        "audit of rows (they are single examples; give kind: gradient)": (
+            spec.audit is not None and spec.audit.kind == "rows"
+        ),
         "tune with a private selection": spec.selection is not None or spec.data.part is not None,
         f"adjacency {spec.adjacency} (a user is added or removed)": spec.adjacency not in (None, "add_remove"),
         f"{released}, released from rows": users.sampling == "uls" and bool(released),

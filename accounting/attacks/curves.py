@@ -95,9 +95,7 @@ class PrivacyCurve:
         lower is convex, does not rise, and is at most 1 - alpha: no attack has fewer false negatives. upper is what an
         attack on the worst run achieves, in the worse one of its two directions, or None where that is unknown.
         """
-        rates = require_numbers("false positive rates", false_positive_rates, 1).astype(np.float64)
-        for rate in rates.tolist():
-            require_finite("false positive rate", rate, at_least=0.0, at_most=1.0)
+        rates = _rates(false_positive_rates)
         fewest = 1.0 - self._attacks.limit(rates)
         if self.profile.lower is None:
             return fewest, None
@@ -109,6 +107,10 @@ class PrivacyCurve:
         """
         lower, upper = self.trade_off([false_positive_rate])
         return CertifiedInterval(None if upper is None else 1.0 - float(upper[0]), 1.0 - float(lower[0]))
+
+    def most_found(self, false_positive_rates: npt.ArrayLike) -> Array:
+        """Return the true positive rates that no attack passes at the given rates [points]: 1 - lower `trade_off`."""
+        return self._attacks.limit(_rates(false_positive_rates))
 
     @property
     def advantage(self) -> CertifiedInterval:
@@ -140,6 +142,13 @@ class PrivacyCurve:
     @cached_property
     def _attacks(self) -> AttackBounds:
         return AttackBounds(self.profile)
+
+
+def _rates(given: npt.ArrayLike) -> Array:
+    rates = require_numbers("false positive rates", given, 1).astype(np.float64)
+    for rate in (rates.min(initial=0.0), rates.max(initial=0.0)):
+        require_finite("false positive rate", float(rate), at_least=0.0, at_most=1.0)
+    return rates
 
 
 def privacy_curve(trace: Trace, group_size: int = 1, deltas: Sequence[float] = ()) -> PrivacyCurve:
