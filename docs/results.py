@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dpsweep.accounting.records import TrialFiles
 from dpsweep.orchestration.comparison.entries import GroupMetric, Metric
 from dpsweep.orchestration.comparison.metrics import GROUP_METRICS, METRICS
+from dpsweep.orchestration.records.audits import audit_schema
 from dpsweep.orchestration.records.layout import SweepFiles
 
 _HEAD = """# Results: every file, every name
@@ -49,6 +51,7 @@ _FURTHER_FILES = (
         "`SWEEP/attempts/KEY`",
         "What each start of a trial has released (JSON); deleting the trial or the sweep leaves it.",
     ),
+    ("`SWEEP/private/audits/KEY`", "Results of `dpsweep audit` (JSON, [schema](#an-audit)), a file for each kind."),
     ("`TRIAL/private/accounts`", "Results of `dpsweep account`, a folder for each δ and method."),
 )
 """Folders whose names depend on more than the layout."""
@@ -89,7 +92,8 @@ over its seeds. The tag `dpsweep.kind` says which one a run is: `sweep`, `trial`
 | `privacy/epsilon_group_of_K` | worst-case ε of K records together |
 | `privacy/advantage_group_of_K`, `privacy/tpr_at_fpr_1pct_group_of_K` | bounds on attacks on K records together |
 | `privacy/epsilon_i_quantile_P` | the P quantile of the εᵢ |
-| `audit/lower_bound`, `audit/confidence`, `audit/lower_bound_NAME` | bounds of an audit on ε, and confidence |
+| `audit/lower_bound`, `audit/confidence`, `audit/lower_bound_TEST` | bounds of an audit on ε, and confidence |
+| `audit/NAME/...` | the same of `dpsweep audit` under `release: raw` |
 | `privacy/account/NAME/...` | what `dpsweep account` computed under `release: raw` |
 | `privacy/composed_release_epsilon` | of averages and sweeps: the composed ε of the releases besides the steps |
 | `privacy/composed_epsilon_group_of_K` | of averages and sweeps: the composed ε of K records together |
@@ -122,6 +126,23 @@ steps so far), `clipping_bound` or `clipping_bound/GROUP`, `noise_multiplier`, `
 """
 
 
+_AUDIT = """
+## An audit
+
+`dpsweep audit` writes an object of this JSON schema (`audit_schema` in `orchestration/records/audits.py`). Where audits
+may be shown, a row of `results.json` has them under `audits` without `key`, `seed`, `delta`, `claim` and `seconds`: the
+claim is the row's `epsilon`. An audit of the trial itself has the name "".
+
+"""
+
+
+def _audit() -> str:
+    """Return the section on audits: words, and the JSON schema of a stored one."""
+    schema = audit_schema()
+    described = " ".join(schema.pop("description").split())
+    return f"{_AUDIT}{described}\n\n```json\n{json.dumps(schema)}\n```\n"
+
+
 def results() -> str:
     """The page: the first screen, and tables of files, of metrics of trials and groups, and of names in MLflow."""
     files = [*_files(SweepFiles("SWEEP")), *_FURTHER_FILES, *_files(TrialFiles("TRIAL"))]
@@ -136,6 +157,7 @@ def results() -> str:
             _GROUPS,
             _table(("`results.json`", "heading", "task"), map(_group_metric, GROUP_METRICS)),
             _FURTHER,
+            _audit(),
         )
     )
 

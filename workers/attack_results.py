@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.records import read_private_sealed, write_private_sealed
 from dpsweep.workers.evaluation import Evaluation
+
+_QUANTILE: Final = 1.959963984540054
+"""0.975 quantile of the standard normal distribution, for 95% intervals."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +99,9 @@ class AuditResult:
 class MembershipAttack:
     """RMIA on one group, measured on ``examples`` examples, half of them members.
 
-    auc: probability that a member scores above a non-member, ties counting half; guessing gives 0.5. lower, upper: 95%
-    interval of auc. loss_auc: auc of the negative loss as the score, on the same examples.
+    `auc`: probability that a member scores above a non-member, ties counting half; guessing gives 0.5. `lower`,
+    `upper`: 95% interval of auc. `loss_auc`, `gradient_auc`: auc of the negative loss, and of the negative norm of the
+    gradient, as the score, on the same examples; for their intervals, see `auc_interval`.
     """
 
     name: str
@@ -105,6 +110,22 @@ class MembershipAttack:
     lower: float
     upper: float
     loss_auc: float
+    gradient_auc: float
+
+
+def auc_interval(auc: float, per_side: int) -> tuple[float, float]:
+    """Return a 95% interval of an AUC measured on ``per_side`` members and equally many non-members.
+
+    For all distributions of scores the variance is at most auc (1 - auc) / per_side (van Dantzig 1951), the variance of
+    a binomial proportion, so this is Wilson's interval for a proportion. It has positive width even at auc 1.
+
+    >>> [round(end, 3) for end in auc_interval(1.0, 50)]
+    [0.929, 1.0]
+    """
+    square = _QUANTILE**2 / per_side
+    middle = (auc + square / 2.0) / (1.0 + square)
+    half = _QUANTILE / (1.0 + square) * math.sqrt(auc * (1.0 - auc) / per_side + square / (4.0 * per_side))
+    return max(middle - half, 0.0), min(middle + half, 1.0)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ from scipy.special import logsumexp
 from torch import nn
 
 from dpsweep.accounting.records import TrialFiles
-from dpsweep.workers.attack_results import MembershipAttack
+from dpsweep.workers.attack_results import MembershipAttack, auc_interval
+from dpsweep.workers.batch_gradients import LocalGradients
 from dpsweep.workers.data import Dataset, Split
 from dpsweep.workers.devices import choose_device
 from dpsweep.workers.imports import UserCode
@@ -41,8 +42,6 @@ from dpsweep.workers.trial_mechanism import mechanism_of
 Floats = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64]
 
-_QUANTILE = 1.959963984540054
-"""0.975 quantile of the standard normal distribution, for 95% intervals."""
 _LARGEST_LOSS = 700.0
 """Larger, infinite and NaN losses are replaced by this one: exp(-700) is still a positive double."""
 
@@ -65,12 +64,13 @@ def likelihood_ratio_attack(
         ]
     )
     scores = log_ratio(losses, references)
+    lengths = _gradient_norms(model, replace(dataset, train=pool), spec, code)
     results = []
     for group, name in enumerate(dataset.group_names):
         of_group = pool.groups.numpy() == group
         rows = balanced(of_group & is_member, of_group & ~is_member, np.random.default_rng((spec.seed, group)))
         if len(rows) >= 4:
-            results.append(attack_result(name, scores[rows], losses[rows], is_member[rows]))
+            results.append(attack_result(name, scores[rows], losses[rows], lengths[rows], is_member[rows]))
     return tuple(results)
 
 
@@ -80,10 +80,24 @@ def log_ratio(losses: Floats, references: Floats) -> Floats:
     return np.asarray(-own - logsumexp(-others, axis=0) + math.log(len(others)))
 
 
-def attack_result(name: str, scores: Floats, losses: Floats, is_member: npt.NDArray[np.bool_]) -> MembershipAttack:
-    """Return the result for one group, from scores and losses [n] of equally many members and non-members."""
-    auc, alone = area(scores, is_member), area(-np.nan_to_num(losses, nan=math.inf), is_member)
-    return MembershipAttack(name, len(scores), auc, *auc_interval(auc, len(scores) // 2), alone)
+def _gradient_norms(model: nn.Module, pool: Dataset, spec: TrialSpec, code: UserCode) -> Floats:
+    """Return the norm of the gradient of each training example of ``pool`` under the attacked model."""
+    local = LocalGradients(replace(spec, users=None), pool, parts_of(spec, pool, code))
+    local.model.load_state_dict(model.state_dict())
+    norms = local.norms(torch.arange(len(pool.train), device=local.data.device)).norms
+    return np.asarray(norms.double().cpu().numpy())
+
+
+def attack_result(
+    name: str, scores: Floats, losses: Floats, lengths: Floats, is_member: npt.NDArray[np.bool_]
+) -> MembershipAttack:
+    """Return the result for one group of equally many members and non-members, from what each of them [n] has: its
+    score, its loss, and the norm of its gradient.
+    """
+    auc, *others = (
+        area(each, is_member) for each in (scores, *(-np.nan_to_num(each, nan=math.inf) for each in (losses, lengths)))
+    )
+    return MembershipAttack(name, len(scores), auc, *auc_interval(auc, len(scores) // 2), *others)
 
 
 def area(scores: Floats, is_member: npt.NDArray[np.bool_]) -> float:
@@ -97,21 +111,6 @@ def area(scores: Floats, is_member: npt.NDArray[np.bool_]) -> float:
     count = int(is_member.sum())
     above = rankdata(scores)[is_member].sum() - count * (count + 1) / 2.0
     return float(above / (count * (len(scores) - count)))
-
-
-def auc_interval(auc: float, per_side: int) -> tuple[float, float]:
-    """Return a 95% interval of an AUC measured on ``per_side`` members and equally many non-members.
-
-    For all distributions of scores the variance is at most auc (1 - auc) / per_side (van Dantzig 1951), the variance of
-    a binomial proportion, so this is Wilson's interval for a proportion. It has positive width even at auc 1.
-
-    >>> [round(end, 3) for end in auc_interval(1.0, 50)]
-    [0.929, 1.0]
-    """
-    square = _QUANTILE**2 / per_side
-    middle = (auc + square / 2.0) / (1.0 + square)
-    half = _QUANTILE / (1.0 + square) * math.sqrt(auc * (1.0 - auc) / per_side + square / (4.0 * per_side))
-    return max(middle - half, 0.0), min(middle + half, 1.0)
 
 
 def balanced(members: npt.NDArray[np.bool_], others: npt.NDArray[np.bool_], generator: np.random.Generator) -> Rows:

@@ -17,6 +17,7 @@ import typer
 from dpsweep.accounting.errors import DpsweepError, InvalidInput, Unreachable, UnsupportedMechanism
 from dpsweep.accounting.working_directory import require_harmless_working_directory
 from dpsweep.orchestration.commands import (
+    audit,
     calibrate,
     cluster,
     dashboard,
@@ -60,6 +61,7 @@ init.register(app)
 epsilon.register(app)
 calibrate.register(app)
 owner.register(app)
+audit.register(app)
 decryption.register(app)
 cluster.register(app)
 status.register(app)

@@ -6,8 +6,9 @@ import json
 import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import typer
 
 from dpsweep.accounting.attacks import AttackRisk, attack_risk, curve_of_examples
@@ -20,7 +21,11 @@ from dpsweep.accounting.release import OwnerReport, owner_report
 from dpsweep.orchestration.commands import panels
 from dpsweep.orchestration.commands.output_files import write_file
 from dpsweep.orchestration.commands.stored_trial import contributions_of
-from dpsweep.orchestration.records.layout import absolute
+from dpsweep.orchestration.records.layout import SweepFiles, absolute
+
+if TYPE_CHECKING:
+    from dpsweep.orchestration.records.published import PublishedAudit
+    from dpsweep.orchestration.report.owner import OwnAttack
 
 
 def owner(
@@ -34,12 +39,14 @@ def owner(
 
     files = TrialFiles(absolute(trial))
     report, risk = read_owner_report(files, example_id)
-    sentences = owner_sentences(report, risk)
+    attack, audits = own_attack(files, example_id), audits_of(files)
+    sentences = owner_sentences(report, risk, attack, audits)
     if html is not None:
         write_file("--html", html, owner_page(report, sentences).encode(), private=True)
     if as_json:
         plain: dict[str, Any] = {name: None if value == math.inf else value for name, value in asdict(report).items()}
-        typer.echo(json.dumps({**plain, "risk": risk and risk.as_dict(), "meaning": list(sentences)}))
+        seen = {"attack": attack and asdict(attack), "audits": [audit.as_dict() for audit in audits]}
+        typer.echo(json.dumps({**plain, "risk": risk and risk.as_dict(), **seen, "meaning": list(sentences)}))
         return
     typer.echo("\n".join(sentences))
     if html is not None:
@@ -85,6 +92,35 @@ def read_owner_report(files: TrialFiles, example_id: int) -> tuple[OwnerReport, 
     report = owner_report(weakened(epsilons, of_run), example_id, weakened(result.worst_case, reasons))
     risk = owner_risk(files, trace, example_id)
     return report, risk and weakened(risk, reasons)
+
+
+def own_attack(files: TrialFiles, example_id: int) -> OwnAttack | None:
+    """Return the attack on the record by its loss; None if the trial stored no losses that can be compared with it."""
+    from dpsweep.orchestration.records.results import TrialResult, read_result
+    from dpsweep.orchestration.report.owner import OwnAttack
+    from dpsweep.workers.outcomes import Outcomes, read_outcomes
+
+    tested, result, own = read_outcomes(files.outcomes), read_result(files.result), read_epsilons(files.epsilons)
+    if not isinstance(tested, Outcomes) or not isinstance(result, TrialResult):
+        return None
+    (row,) = np.flatnonzero(own.example_ids == example_id)
+    losses = tested.log_losses[tested.groups == own.groups[row]]
+    loss = float(own.losses[row])
+    if result.spec.loss.name != "cross_entropy" or not math.isfinite(loss) or not len(losses):
+        return None
+    return OwnAttack(loss, len(losses), int(np.sum(losses <= loss)))
+
+
+def audits_of(files: TrialFiles) -> tuple[PublishedAudit, ...]:
+    """Return the audits of a trial whose canaries are no examples: of itself, and by `dpsweep audit`."""
+    from dpsweep.orchestration.comparison.publishing import published_audit
+    from dpsweep.orchestration.records.audits import read_audits
+    from dpsweep.workers.attack_results import read_attacks
+
+    sweep, _, key = files.root.rstrip("/").rpartition("/trials/")
+    own = published_audit(read_attacks(files.attacks).audit)
+    found = (*((own,) if own else ()), *(read_audits(SweepFiles(sweep), key) if sweep else ()))
+    return tuple(audit for audit in found if audit.kind == "gradient")
 
 
 def owner_risk(files: TrialFiles, trace: Trace, example_id: int) -> AttackRisk | None:

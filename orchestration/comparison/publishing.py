@@ -23,6 +23,7 @@ from dpsweep.orchestration.records.results import StoppedTrial, StoredResult, Tr
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.records.status import TrialStatus
 from dpsweep.orchestration.sweeps.grid import GridPoint
+from dpsweep.workers.attack_results import AuditResult
 from dpsweep.workers.evaluation import Evaluation, cost_of_privacy
 from dpsweep.workers.history import Progress
 from dpsweep.workers.tasks import main_score, task_called
@@ -55,7 +56,7 @@ def finished(point: GridPoint, result: TrialResult, baseline: TrialResult | None
             PublishedDepartures(result.training.group_names[group.group], group.examples, tuple(group.left))
             for group in result.departures
         ),
-        audit=_audit(result),
+        audit=published_audit(result.attacks.audit),
         history=_history(result),
         notes=_notes(result),
         started=result.started or None,  # 0 for the trial of a private selection, whose times are not shown
@@ -118,15 +119,16 @@ def _privacy(result: StoredResult) -> PublishedPrivacy:
     )
 
 
-def _audit(result: TrialResult) -> PublishedAudit | None:
-    found = result.attacks.audit
+def published_audit(found: AuditResult | None) -> PublishedAudit | None:
+    """Return the audit of a trial itself as shown; None without one."""
     if found is None:
         return None
     groups = {group.name: group.epsilon for group in found.groups}
     everyone = found.everyone
     tests = {test.name: test.lower_bound for test in found.tests}
     counts = everyone.epsilon, everyone.guesses, everyone.correct
-    return PublishedAudit(found.confidence, *counts, groups, tests, found.kind, found.transcript)
+    canaries = max((test.canaries for test in found.tests), default=everyone.canaries)
+    return PublishedAudit(found.confidence, *counts, groups, tests, found.kind, found.transcript, canaries)
 
 
 def _courses(result: TrialResult) -> dict[str, PublishedCourse]:

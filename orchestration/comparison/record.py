@@ -23,7 +23,13 @@ from dpsweep.orchestration.comparison.values import has_learnt
 from dpsweep.orchestration.records.attempts import Attempt
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.manifest import Manifest
-from dpsweep.orchestration.records.published import PublishedAccount, PublishedQuality, PublishedSweep, PublishedTrial
+from dpsweep.orchestration.records.published import (
+    PublishedAccount,
+    PublishedAudit,
+    PublishedQuality,
+    PublishedSweep,
+    PublishedTrial,
+)
 from dpsweep.orchestration.records.release_modes import EXACT, Disclosure, release_mode
 from dpsweep.orchestration.records.results import StoppedTrial, StoredResult, TrialResult, read_exact_statistics
 from dpsweep.orchestration.records.states import TrialState
@@ -81,8 +87,8 @@ class SweepRecord:
     """A sweep with its manifest, its grid of trials (``points``) and the state of each.
 
     `statuses`: by trial key; a trial without one has not started. `attempts`: releases of each trial, by its key.
-    `accounts`: results of `dpsweep account`, by trial key; shown only where exact statistics are. `candidates`:
-    releases of the candidates of an unaccounted tuning, by setting.
+    `accounts`, `audits`: results of `dpsweep account` and `dpsweep audit`, by trial key; shown only where exact
+    statistics are. `candidates`: releases of the candidates of an unaccounted tuning, by setting.
     """
 
     manifest: Manifest
@@ -92,6 +98,7 @@ class SweepRecord:
     attempts: Mapping[str, tuple[Attempt, ...]]
     accounts: Mapping[str, tuple[PublishedAccount, ...]] = field(default_factory=dict)
     candidates: Mapping[str, tuple[Attempt, ...]] = field(default_factory=dict)
+    audits: Mapping[str, tuple[PublishedAudit, ...]] = field(default_factory=dict)
 
     @property
     def disclosure(self) -> Disclosure:
@@ -171,6 +178,7 @@ class SweepRecord:
             attempts=self.attempts.get(point.key, ()),
             candidates=self.candidates.get(point.setting, ()) if point.is_private else (),
             accounts=self._accounts(point.key, reasons) if self._shows_exact(view) else (),
+            audits=self.audits.get(point.key, ()) if self._shows_exact(view) else (),
             tags={
                 "baseline": self.baseline(point) or "",
                 **({"tuning": self.sweep.tune.privacy} if self.sweep.tune else {}),
@@ -278,8 +286,15 @@ def _row(trial: PublishedTrial, result: StoredResult | None, worst_group: str) -
         "worst_group": WORST_GROUP_METRICS[worst_group].whose(trial),
         "worst_group_by": worst_group,
         "by_group": known_of_groups(trial),
+        **_audits_of(trial),
         **_of_task(trial.quality),
     }
+
+
+def _audits_of(trial: PublishedTrial) -> dict[str, Any]:
+    """Return the entry of a row on audits, where they may be shown; the claim is the row's own epsilon."""
+    found = (*((trial.audit,) if trial.audit else ()), *trial.audits)
+    return {"audits": [audit.as_dict() for audit in found]} if found else {}
 
 
 def _of_task(quality: PublishedQuality) -> dict[str, Any]:

@@ -21,9 +21,10 @@ from dpsweep.orchestration.comparison.findings import of_trials
 from dpsweep.orchestration.comparison.record import SweepRecord, parse_failures
 from dpsweep.orchestration.records.accounts import read_accounts
 from dpsweep.orchestration.records.attempts import Attempt, read_attempts
+from dpsweep.orchestration.records.audits import read_audits
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.manifest import Manifest, read_manifest
-from dpsweep.orchestration.records.published import PublishedAccount, PublishedSweep
+from dpsweep.orchestration.records.published import PublishedAccount, PublishedAudit, PublishedSweep
 from dpsweep.orchestration.records.results import StoppedTrial, TrialResult, read_result
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.records.status import TrialStatus, status_of
@@ -54,18 +55,22 @@ def stored_record(files: SweepFiles) -> SweepRecord:
         {**found.attempts, **kept.attempts},
         {**found.accounts, **kept.accounts},
         candidate_attempts(files, sweep),
+        {**found.audits, **kept.audits},
     )
 
 
 @dataclass(frozen=True)
 class StoredTrials:
-    """Trials as stored on disk. `statuses`: of trials that are over. `attempts`: of private trials. `accounts`: results
-    of `dpsweep account`; none if they are encrypted and this process has no key, or if they are another user's."""
+    """Trials as stored on disk. `statuses`: of trials that are over. `attempts`: of private trials. `accounts`,
+    `audits`: results of `dpsweep account` and `dpsweep audit`; none if they are encrypted and this process has no key,
+    or if they are another user's.
+    """
 
     points: tuple[GridPoint, ...]
     statuses: Mapping[str, TrialStatus]
     attempts: Mapping[str, tuple[Attempt, ...]]
     accounts: Mapping[str, tuple[PublishedAccount, ...]]
+    audits: Mapping[str, tuple[PublishedAudit, ...]]
 
 
 def kept_trials(files: SweepFiles, sweep: SweepSpec, manifest: Manifest) -> StoredTrials:
@@ -91,7 +96,8 @@ def _read(files: SweepFiles, points: tuple[GridPoint, ...], manifest: Manifest) 
     attempts = {point.key: _attempts(files, point, results.get(point.key)) for point in points if point.is_private}
     open_keys = [key for key in results if not is_closed(files.trial(key).private)] if _are_open(manifest) else []
     accounts = {key: read_accounts(files.trial(key)) for key in open_keys}
-    return StoredTrials(points, results, attempts, accounts)
+    audits = {key: read_audits(files, key) for key in open_keys} if not is_closed(files.private) else {}
+    return StoredTrials(points, results, attempts, accounts, audits)
 
 
 def _are_open(manifest: Manifest) -> bool:

@@ -203,11 +203,12 @@ def epsilon_quantiles(trial: PublishedTrial) -> Mapping[str, float | None]:
 
 def audit_bounds(trial: PublishedTrial) -> Mapping[str, float | None]:
     """Return the lower bounds on epsilon from the audit and their confidence, by their names in MLflow."""
-    audit = trial.audit
-    if audit is None:
-        return {}
-    tests = {f"audit/lower_bound_{name}": bound for name, bound in audit.tests.items()}
-    return {"audit/lower_bound": audit.epsilon, "audit/confidence": audit.confidence, **tests}
+    found: dict[str, float | None] = {}
+    for audit in (*((trial.audit,) if trial.audit else ()), *trial.audits):
+        place = f"audit/{audit.name}".rstrip("/")
+        found |= {f"{place}/lower_bound": audit.epsilon, f"{place}/confidence": audit.confidence}
+        found |= {f"{place}/lower_bound_{name}": bound for name, bound in audit.tests.items()}
+    return found
 
 
 def fairness(name: str) -> Value:

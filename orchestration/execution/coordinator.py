@@ -32,11 +32,12 @@ from dpsweep.orchestration.execution.stopping import Close, account_stopped, is_
 from dpsweep.orchestration.execution.storage_retries import PAUSES, patiently
 from dpsweep.orchestration.records.accounts import read_accounts
 from dpsweep.orchestration.records.attempts import Attempt, AttemptLog
+from dpsweep.orchestration.records.audits import read_audits
 from dpsweep.orchestration.records.failures import forget_failure, record_failure
 from dpsweep.orchestration.records.integrity import met_other_data
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.manifest import Manifest
-from dpsweep.orchestration.records.published import PublishedAccount, PublishedTrial
+from dpsweep.orchestration.records.published import PublishedAccount, PublishedAudit, PublishedTrial
 from dpsweep.orchestration.records.recording import NOTHING_RECORDED, Recording
 from dpsweep.orchestration.records.results import StoppedTrial, StoredResult, read_result
 from dpsweep.orchestration.records.states import TrialState
@@ -89,6 +90,7 @@ class Coordinator:
         self._attempts = AttemptLog(files, self._planned)
         self._candidates = candidate_attempts(files, sweep)
         self._accounts: dict[str, tuple[PublishedAccount, ...]] = {}
+        self._audits: dict[str, tuple[PublishedAudit, ...]] = {}
         begun = status.recording or NOTHING_RECORDED
         self._recorder = TrackingRecorder(tracker, self._shown, begun, self._note_recording)
         self._accountant = ThreadPoolExecutor(trials_at_once, thread_name_prefix="dpsweep-accounting")
@@ -106,6 +108,7 @@ class Coordinator:
             if result is not None:
                 self._status.restore(result)
                 self._accounts[key] = read_accounts(self._files.trial(key))
+                self._audits[key] = read_audits(self._files, key)
             self._log_start(key, result)
         self._record().data(exact(self._files))  # find damage to what the report reads before any trial trains
         if wrong := list(unfounded(self._files, self._record())):
@@ -353,8 +356,9 @@ class Coordinator:
     def _record(self) -> SweepRecord:
         attempts = {**self._attempts.all, **self._kept.attempts}
         accounts = {**self._accounts, **self._kept.accounts}
-        points = tuple(self._points.values())
-        return SweepRecord(self._manifest, self._sweep, points, self._statuses(), attempts, accounts, self._candidates)
+        audits = {**self._audits, **self._kept.audits}
+        points, found = tuple(self._points.values()), (self._statuses(), attempts, accounts, self._candidates, audits)
+        return SweepRecord(self._manifest, self._sweep, points, *found)
 
     def _statuses(self) -> dict[str, TrialStatus]:
         """Return the statuses of all trials, those that are no longer asked for included."""

@@ -6,6 +6,7 @@ Other packages import only the modules in `__all__`. `layout` and `states` load 
 __all__ = [
     "accounts",
     "attempts",
+    "audits",
     "failures",
     "integrity",
     "layout",

@@ -138,6 +138,15 @@ class SweepFiles:
         """sha256 of `private_report` (JSON, private)."""
         return self._below("private", "digests.json")
 
+    def audits(self, key: str) -> str:
+        """Return the folder of the audits of a trial by `dpsweep audit` (private)."""
+        return self._below("private", "audits", key)
+
+    @property
+    def audited_copy(self) -> str:
+        """The copy of a trial that `dpsweep audit` trains, and deletes when it ends (private)."""
+        return str(self.local_folder / "private" / "audited-copy")
+
     def given(self, name: str) -> str:
         """A copy of data that Python code gave, while a sweep runs (private)."""
         return self._below("private", "given", f"{name}.npz")

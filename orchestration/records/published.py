@@ -259,8 +259,8 @@ class PublishedAttack:
 class PublishedMembership:
     """Membership inference by likelihood ratios on one group: exact, so any page or run that shows it is sensitive.
 
-    `auc`, `lower`, `upper`: area under the ROC curve with its 95% interval; random guesses have 0.5. `loss_auc`: area
-    under the curve of the loss alone.
+    `auc`, `lower`, `upper`: area under the ROC curve with its 95% interval; random guesses have 0.5. `loss_auc`,
+    `gradient_auc`: areas under the curves of the loss and of the norm of the gradient alone.
     """
 
     name: str
@@ -269,6 +269,7 @@ class PublishedMembership:
     lower: float
     upper: float
     loss_auc: float
+    gradient_auc: float
 
 
 @dataclass(frozen=True)
@@ -290,7 +291,8 @@ class PublishedAudit:
     `epsilon`: bound from ``correct`` right guesses among ``guesses``, over all canaries. `groups`: bounds from the
     canaries of each group, by name. `tests`: bounds of each test that was made on all canaries, by name. `kind`,
     `transcript`: as of `dpsweep.workers.spec.AuditSpec`. All bounds hold together with probability ``confidence``; 0
-    means that nothing was proved.
+    means that nothing was proved. `name`: of an audit by `dpsweep audit`, on a copy of the trial; "" for one of the
+    trial itself.
     """
 
     confidence: float
@@ -301,6 +303,23 @@ class PublishedAudit:
     tests: Mapping[str, float] = field(default_factory=dict)
     kind: str = "rows"
     transcript: str = "last_model"
+    canaries: int = 0
+    name: str = ""
+
+    def as_dict(self) -> dict[str, object]:
+        """Plain values for JSON."""
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "transcript": self.transcript,
+            "canaries": self.canaries,
+            "confidence": self.confidence,
+            "lower_bound": self.epsilon,
+            "lower_bounds": dict(self.tests),
+            "groups": dict(self.groups),
+            "guesses": self.guesses,
+            "correct": self.correct,
+        }
 
 
 @dataclass(frozen=True)
@@ -341,11 +360,11 @@ class PublishedTrial:
     Finished trials whose labels differ only in `RUNS` form one setting and are averaged. `error`: why the trial failed.
     `params`: flat, numbers as numbers (``epochs: 30``, ``noise.initial_noise_multiplier: 1.3``); entries may be added
     while the trial runs, but none may change. `attempts`: releases of every start of the trial; for their cost, see
-    `comparison.ledger`. `accounts`: results of `dpsweep account`. `started`, `ended`: start and end of training, in
-    seconds since 1970 UTC. `is_asked`: False if only an earlier version of the sweep file asked for it. `tuning`: None
-    without tuning, and if its candidates are private. `candidates`: releases of the candidates of an unaccounted
-    tuning, which trained on the same records. `references`: scores of simple models that were trained beside a baseline
-    (`dpsweep.workers.references`).
+    `comparison.ledger`. `accounts`, `audits`: results of `dpsweep account` and `dpsweep audit`. `started`, `ended`:
+    start and end of training, in seconds since 1970 UTC. `is_asked`: False if only an earlier version of the sweep file
+    asked for it. `tuning`: None without tuning, and if its candidates are private. `candidates`: releases of the
+    candidates of an unaccounted tuning, which trained on the same records. `references`: scores of simple models that
+    were trained beside a baseline (`dpsweep.workers.references`).
     """
 
     key: str
@@ -359,6 +378,7 @@ class PublishedTrial:
     memberships: tuple[PublishedMembership, ...] = ()
     departures: tuple[PublishedDepartures, ...] = ()
     audit: PublishedAudit | None = None
+    audits: tuple[PublishedAudit, ...] = ()
     history: tuple[PublishedEpoch, ...] = ()
     notes: tuple[str, ...] = ()
     params: Mapping[str, Label] = field(default_factory=dict)

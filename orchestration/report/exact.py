@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import Final
 
+from dpsweep.accounting.attacks import area_limit
 from dpsweep.orchestration.comparison.entries import Metric
 from dpsweep.orchestration.comparison.formats import CHANGE, CORRELATION, MISSING, PERCENT, POINTS, number
 from dpsweep.orchestration.comparison.metrics import main_metric
@@ -202,16 +203,27 @@ def memberships_table(trials: Sequence[PublishedTrial]) -> str:
     rows: list[list[Cell]] = []
     for trial in attacked:
         found = {group.name: group for group in trial.memberships}
-        rows.append([(escape(trial.key), ""), *((_area(found.get(name)), "n") for name in names)])
+        rows.append(
+            [(escape(trial.key), ""), *((_area(found.get(name), _allowed(trial, name)), "n") for name in names)]
+        )
     heads = [("Area under the ROC curve", ""), *((name, "n") for name in names)]
     return table(heads, rows) if rows else ""
 
 
-def _area(found: PublishedMembership | None) -> str:
+def _allowed(trial: PublishedTrial, name: str) -> float | None:
+    """Return the largest area that the mean epsilon_i of a group allows; None where it is not known."""
+    groups = trial.individuals.groups if trial.individuals else ()
+    mean = next((group.mean for group in groups if group.name == name), None)
+    return None if mean is None or trial.privacy is None else area_limit(max(mean, 0.0), trial.privacy.delta)
+
+
+def _area(found: PublishedMembership | None, allowed: float | None) -> str:
     if found is None:
         return MISSING
     interval = f"{found.lower:.3f} to {found.upper:.3f}"
-    return f"{found.auc:.3f}<br><small>{interval}, of {found.examples}; loss alone {found.loss_auc:.3f}</small>"
+    alone = f"loss alone {found.loss_auc:.3f}, gradient alone {found.gradient_auc:.3f}"
+    bound = "" if allowed is None else f"; mean εᵢ allows {allowed:.3f}"
+    return f"{found.auc:.3f}<br><small>{interval}, of {found.examples}; {alone}{bound}</small>"
 
 
 _CANARIES: Final = {"rows": "Examples", "gradient": "Gradients"}
@@ -222,16 +234,18 @@ def audits_table(trials: Sequence[PublishedTrial]) -> str:
     """Return the claim and the audited lower bounds of each trial, over all canaries and by group; "" without an
     audit.
     """
-    audited = [(trial, trial.audit) for trial in trials if trial.audit is not None]
+    own = [(trial, trial.audit) for trial in trials if trial.audit is not None]
+    audited = [*own, *((trial, audit) for trial in trials for audit in trial.audits)]
     names = dict.fromkeys(name for _, audit in audited for name in audit.groups)
     rows: list[list[Cell]] = []
     for trial, audit in audited:
         claimed = trial.privacy.epsilon if trial.privacy else None
         bounds = [_audited(audit.epsilon, claimed), *(_audited(audit.groups.get(name), claimed) for name in names)]
-        guessed = f"{audit.correct} of {audit.guesses}"
+        guessed = f"{audit.correct} of {audit.guesses}" if audit.guesses else f"ranks of {audit.canaries}"
         facts = [number(claimed), f"{100 * audit.confidence:g}%", guessed]
         tests = [f"{name} {number(bound)}" for name, bound in audit.tests.items()]
-        whom = f"{_CANARIES[audit.kind]}, {_TRANSCRIPTS[audit.transcript]}<br><small>{', '.join(tests)}</small>"
+        where = f"{_TRANSCRIPTS[audit.transcript]}{', in a copy' if audit.name else ''}"
+        whom = f"{_CANARIES[audit.kind]}, {where}<br><small>{', '.join(tests)}</small>"
         rows.append([(escape(trial.key), ""), (whom, ""), *((text, "n") for text in (*facts, *bounds))])
     numbers = ("Claimed ε", "Confidence", "Right guesses", "ε at least")
     heads = [("Trial", ""), ("Canaries", ""), *((text, "n") for text in numbers)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 
 from dpsweep.accounting.attacks import FALSE_POSITIVE_RATES, AttackRisk
@@ -13,6 +14,7 @@ from dpsweep.accounting.reasons import in_words
 from dpsweep.accounting.release import OwnerReport
 from dpsweep.accounting.samplings import Adjacency
 from dpsweep.orchestration.comparison.formats import at_most_share
+from dpsweep.orchestration.records.published import PublishedAudit
 
 _WITHOUT: Mapping[Adjacency, str] = {
     "add_remove": "left out of the training data",
@@ -35,8 +37,37 @@ th{{text-align:left;padding-right:2rem;font-weight:normal;color:#6b7078}}</style
 """
 
 
-def owner_sentences(report: OwnerReport, risk: AttackRisk | None = None) -> tuple[str, ...]:
-    """Return what the numbers mean, in plain words. risk: bounds on attacks on the record, if known."""
+@dataclass(frozen=True)
+class OwnAttack:
+    """The attack on one record by its loss, when norms were last taken, against test examples of its group.
+
+    Of ``others`` test examples, ``lower`` have at most the loss of the record.
+    """
+
+    loss: float
+    others: int
+    lower: int
+
+    def sentence(self) -> str:
+        """Return what an attacker by the loss learns of the record."""
+        share = (self.lower + 1) / (self.others + 1)
+        return (
+            f"An attack of today: the model's loss on this record was {self.loss:.3g} when norms were last taken, and "
+            f"{self.lower} of {self.others} test examples of its group have at most that. Whoever calls records with "
+            f"such a loss used is wrong about {100 * share:.3g}% of those that were not: the fewer, the easier this "
+            "record is told apart. Another attack may do better, but none passes the bounds above."
+        )
+
+
+def owner_sentences(
+    report: OwnerReport,
+    risk: AttackRisk | None = None,
+    attack: OwnAttack | None = None,
+    audits: Sequence[PublishedAudit] = (),
+) -> tuple[str, ...]:
+    """Return what the numbers mean, in plain words. `risk`: bounds on attacks on the record, if known. `attack`: by its
+    loss. `audits`: of the trial, by canaries that are no examples.
+    """
     without, given = _WITHOUT[report.adjacency], _GIVEN.get(report.kind, "")
     given += ", if the noise were secret" if "known_seed" in report.reasons else ""
     sentences = [
@@ -52,6 +83,15 @@ def owner_sentences(report: OwnerReport, risk: AttackRisk | None = None) -> tupl
         "same record add up.",
         "It was computed from the record itself: show it to nobody else.",
     ]
+    proven = max(audits, key=lambda audit: audit.epsilon, default=None)
+    if proven is not None:
+        sentences.insert(
+            -2,
+            f"An audit of this trial by {proven.canaries} made-up records proves that such training leaks: epsilon is "
+            f"at least {proven.epsilon:.3g} with confidence {100 * proven.confidence:g}%, for the worst record.",
+        )
+    if attack is not None:
+        sentences.insert(-2, attack.sentence())
     if risk is not None:
         recognised = risk.true_positive_rates[FALSE_POSITIVE_RATES.index(0.01)].upper
         sentences.insert(

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
+from dpsweep.accounting.attacks import epsilon_of_area
 from dpsweep.orchestration.comparison.formats import correlation
 from dpsweep.orchestration.comparison.rate_metrics import group_metric
 from dpsweep.orchestration.comparison.settings import Setting, first_seed, group_value
-from dpsweep.orchestration.records.published import Density, PublishedTrial
+from dpsweep.orchestration.records.published import Density, PublishedPrivacy, PublishedTrial
 from dpsweep.orchestration.report.figures import Scene, blank, by_group, faded, label_end, line, meta_of, plain_text
 from dpsweep.orchestration.report.plot import Plot
 from dpsweep.orchestration.report.style import INK
+from dpsweep.workers.attack_results import auc_interval
 
 
 def gradient_norms(scene: Scene) -> Plot:
@@ -82,6 +85,79 @@ def estimate_densities(scene: Scene) -> dict[str, Plot | None]:
             look = {"mode": "lines", "line": {"color": INK, "width": 1, "dash": "dot"}, "hoverinfo": "skip"}
             figure.add_scatter(x=ends, y=ends, meta=density["meta"], **look)
     return drawn
+
+
+def risks(scene: Scene) -> dict[str, Plot | None]:
+    """Return bound, attacks and audits of the first seed as epsilons, by group; one figure for each attacked setting.
+
+    An attack is shown as the least epsilon that allows its area under the ROC curve (`epsilon_of_area`), with the ends
+    of its 95% interval: that is neither a bound nor proven. The bound is the mean epsilon_i of the group.
+    """
+    drawn: dict[str, Plot | None] = {}
+    for setting in scene.settings:
+        trial = first_seed(setting)
+        if trial.privacy is not None and trial.privacy.is_private and trial.memberships:
+            drawn[setting.name] = _risk(scene, setting, trial, trial.privacy)
+    return drawn
+
+
+_ATTACKS: Final = {"RMIA": "circle", "loss": "square", "gradient norm": "diamond"}
+_STAGGER: Final = 0.16  # of a row, between two attacks on one group
+
+
+def _risk(scene: Scene, setting: Setting, trial: PublishedTrial, privacy: PublishedPrivacy) -> Plot:
+    figure, colour = blank(height=130 + 44 * len(scene.groups)), scene.style.colour(setting)
+    figure.layout |= {"showlegend": True, "legend": {"orientation": "h", "y": -0.2, "yanchor": "top"}}
+    rows = {name: float(row) for row, name in enumerate(scene.groups)}
+    found = [each for each in trial.memberships if each.name in rows]
+
+    def mark(label: str, places: Mapping[str, float | None], symbol: str, above: float, **look: Any) -> None:
+        known = {name: value for name, value in places.items() if value is not None and name in rows}
+        figure.add_scatter(
+            x=[*known.values()],
+            y=[rows[name] + above for name in known],
+            mode="markers",
+            name=label,
+            text=[plain_text(name) for name in known],
+            hovertemplate=f"%{{text}}: {label} %{{x:.3g}}<extra></extra>",
+            marker={"color": colour, "symbol": symbol, "size": 9, **look},
+            meta=meta_of(setting),
+            showlegend=True,
+        )
+
+    for place, (label, symbol) in enumerate(_ATTACKS.items()):
+        areas = {each.name: (each.auc, each.loss_auc, each.gradient_auc)[place] for each in found}
+        ends = [auc_interval(areas[each.name], each.examples // 2) for each in found]
+        shown = {name: epsilon_of_area(area, privacy.delta) for name, area in areas.items()}
+        mark(f"attack by {label}", shown, symbol, _STAGGER * (place - 1), color=INK)
+        low, high = ([epsilon_of_area(end, privacy.delta) for end in side] for side in zip(*ends, strict=True))
+        at = [*shown.values()]
+        figure.data[-1]["error_x"] = {
+            "type": "data",
+            "symmetric": False,
+            "array": [end - value for end, value in zip(high, at, strict=True)],
+            "arrayminus": [value - end for end, value in zip(low, at, strict=True)],
+            "thickness": 1.0,
+            "width": 0,
+            "color": INK,
+        }
+    if trial.individuals is not None:
+        means = {group.name: group.mean for group in trial.individuals.groups}
+        mark("bound: mean εᵢ", means, "line-ns-open", 0.0, size=22)
+    audits = (*((trial.audit,) if trial.audit else ()), *trial.audits)
+    for audit in audits:
+        figure.add_vline(audit.epsilon, line={"color": colour, "width": 1.0, "dash": "dot"})
+        mark("proven by the audit", dict(audit.groups), "triangle-right", 2 * _STAGGER)
+    figure.add_vline(privacy.epsilon, line={"color": colour, "width": 1.5})
+    proven = ", dotted: proven by audits" if audits else ""
+    figure.update_xaxes(title_text=f"ε (line: worst case{proven})", rangemode="tozero")
+    figure.update_yaxes(
+        tickvals=[*rows.values()],
+        ticktext=[plain_text(name) for name in rows],
+        range=[len(rows) - 0.5, -0.5],
+        showgrid=False,
+    )
+    return figure
 
 
 def _densities(

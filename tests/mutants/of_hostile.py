@@ -136,11 +136,15 @@ HOSTILE: Final[tuple[Mutant, ...]] = (
         "workers/membership.py",
         MEMBERSHIP,
         B("np.asarray(-own - logsumexp", "np.asarray(-own + logsumexp", "hard examples score as members"),
-        B("square = _QUANTILE**2 / per_side", "square = _QUANTILE / per_side", "intervals are too narrow"),
         B(
             "yield np.sort(order[examples // 2 :])",
             "yield np.sort(order[: examples // 2])",
             "no model without an example",
         ),
+    ),
+    *bugs_in(
+        "workers/attack_results.py",
+        MEMBERSHIP,
+        B("square = _QUANTILE**2 / per_side", "square = _QUANTILE / per_side", "intervals are too narrow"),
     ),
 )

@@ -40,7 +40,7 @@ def with_canary(files: TrialFiles) -> None:
     assert scores is not None
     assert len(attacks.loss_threshold) == len(scores.groups) == 10
     planted = tuple(replace(group, examples=EXAMPLES, correct=CORRECT) for group in attacks.loss_threshold)
-    ratio = MembershipAttack("0", 10_000, CANARY, CANARY - 0.01, CANARY + 0.01, CANARY)
+    ratio = MembershipAttack("0", 10_000, CANARY, CANARY - 0.01, CANARY + 0.01, CANARY, CANARY)
     groups = tuple(replace(group, accuracy=TRAINING) for group in scores.groups)
     trained = replace(scores, accuracy=TRAINING, groups=groups)
     write_attacks(files.attacks, AttackResults(planted, rmia=(ratio,), training_scores=trained))
@@ -95,7 +95,9 @@ def test_attacks_and_correlations_stay_private(tmp_path: Path, release: str) -> 
     assert "Who can be found with reference models" not in words(files.report)
     assert shown.count("points to test") == 22, "two settings, in all and of ten groups"
     assert "their training examples" not in words(files.report)
-    assert shown.count("0.722 to 0.742, of 10000; loss alone 0.732") == 2
+    assert shown.count("0.722 to 0.742, of 10000; loss alone 0.732, gradient alone 0.732") == 2
+    assert "Who is at risk, by bound, attack and audit" in shown
+    assert "Who is at risk" not in words(files.report)
     assert "Pearson’s r" in shown.replace("&#x27;", "’")
     record = render_again(files.root).record
     for point in record.points:

@@ -13,10 +13,10 @@ from scipy.stats import binomtest
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records.layout import TrialFiles
-from dpsweep.workers.attack_results import MembershipAttack, read_attacks
+from dpsweep.workers.attack_results import MembershipAttack, auc_interval, read_attacks
 from dpsweep.workers.data import Source, make_split
 from dpsweep.workers.digests import noted_when_written
-from dpsweep.workers.membership import area, auc_interval, balanced, halves, log_ratio
+from dpsweep.workers.membership import area, balanced, halves, log_ratio
 from dpsweep.workers.spec import AttackSpec, Component, DataSpec, NoiseSpec, NormSpec, RmiaSpec, SamplingSpec, TrialSpec
 from dpsweep.workers.trial import run_trial
 from tests.workers.own_code import allowed

@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,11 @@ from dpsweep.accounting.records.shards import NormShards
 from dpsweep.orchestration.commands.owner import read_owner_report
 from dpsweep.orchestration.comparison.formats import at_most_share
 from dpsweep.orchestration.execution.completion import Times, complete_trial
+from dpsweep.orchestration.records.audits import AuditRecord, write_audit
+from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.workers.outcomes import Outcomes, read_outcomes
 from dpsweep.workers.trial import run_trial
 from tests.orchestration.commands.test_main import run_main
 from tests.orchestration.sample_grids import small
@@ -132,3 +136,25 @@ def test_what_it_cannot_tell_is_one_line(trial: TrialFiles, report: Report, tmp_
     )
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "/no/x cannot be written" in err
+
+
+def test_it_tells_what_an_attack_by_the_loss_sees_and_what_an_audit_proves(
+    trial: TrialFiles, epsilons: Epsilons, report: Report, tmp_path: Path
+) -> None:
+    copy = TrialFiles(str(shutil.copytree(trial.root, tmp_path / "out" / "trials" / "key")))
+    audit = AuditRecord("key", 2000, "gradient", "iterates", 0.95, 0, 1e-5, 5.0, 3.217, {"ranks": 3.217}, {}, 0, 0, 1.0)
+    write_audit(SweepFiles(str(tmp_path / "out")), audit)
+    write_audit(SweepFiles(str(tmp_path / "out")), replace(audit, kind="rows", lower_bound=4.321))
+    example = int(epsilons.example_ids[3])
+    code, out, _ = report(copy.root, "--example-id", example, "--json")
+    assert code == 0
+    found, tested = json.loads(out), read_outcomes(trial.outcomes)
+    assert isinstance(tested, Outcomes)
+    losses = tested.log_losses[tested.groups == epsilons.groups[3]]
+    assert found["attack"]["others"] == len(losses)
+    assert found["attack"]["lower"] == (losses <= epsilons.losses[3]).sum()
+    assert [each["kind"] for each in found["audits"]] == ["gradient"], "an audit of rows would tell of others"
+    said = " ".join(found["meaning"])
+    assert "An attack of today" in said
+    assert "at least 3.22 with confidence 95%" in said
+    assert "4.32" not in said

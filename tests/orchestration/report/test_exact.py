@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+
+import pytest
+from plotly.graph_objects import Figure
 
 from dpsweep.orchestration.comparison.metrics import main_metric
 from dpsweep.orchestration.comparison.settings import finished_settings
+from dpsweep.orchestration.records.published import PublishedAudit, PublishedMembership
 from dpsweep.orchestration.report.exact import (
     accounts_section,
     attacks_section,
@@ -17,6 +22,8 @@ from dpsweep.orchestration.report.exact import (
     training_scores_section,
     training_scores_table,
 )
+from dpsweep.orchestration.report.figures import Scene
+from dpsweep.orchestration.report.private_figures import risks
 from dpsweep.orchestration.report.style import style_of
 from tests.orchestration.report.sample_settings import SETTINGS, STYLE, TRIALS, rows
 
@@ -61,3 +68,21 @@ def test_what_is_not_known_is_no_section() -> None:
     assert memberships_section(bare) == audits_section(bare) == accounts_section(bare) == ""
     assert "Who can be found in the model" in attacks_section(SETTINGS, STYLE)
     assert "their training examples" in training_scores_section(SETTINGS, STYLE, "classification")
+
+
+def test_bound_attacks_and_audits_are_in_one_picture() -> None:
+    trial = next(each for each in TRIALS if each.privacy is not None and each.privacy.is_private)
+    names = [group.name for group in trial.quality.groups] if trial.quality else []
+    attacks = tuple(PublishedMembership(name, 100, 0.6, 0.5, 0.69, 0.55, 1.0) for name in names)
+    audit = PublishedAudit(0.95, 0.9, 0, 0, {names[0]: 0.4}, {"ranks": 0.9}, "gradient", "iterates", 2000, "copy")
+    shown = replace(trial, memberships=attacks, audits=(audit,))
+    (drawn,) = risks(Scene(finished_settings([shown]), STYLE, names)).values()
+    assert drawn is not None
+    figure = Figure(drawn.plain())
+    marks = {trace.name: trace for trace in figure.data}
+    assert {*marks} >= {"attack by RMIA", "attack by loss", "attack by gradient norm", "proven by the audit"}
+    assert marks["attack by RMIA"].x[0] == pytest.approx(-math.log(0.8), rel=1e-3)
+    assert marks["attack by RMIA"].error_x.arrayminus[0] == pytest.approx(marks["attack by RMIA"].x[0])
+    assert marks["proven by the audit"].x == (0.4,)
+    assert [line.x0 for line in figure.layout.shapes] == [0.9, trial.privacy.epsilon if trial.privacy else 0.0]
+    assert risks(Scene(finished_settings([trial]), STYLE, names)) == {}

@@ -1,0 +1,101 @@
+"""`dpsweep audit`: what can be proven to leak, measured in a copy of a finished trial."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+from typing import Annotated, Literal
+
+import typer
+
+from dpsweep.orchestration.commands import panels
+from dpsweep.orchestration.commands.arguments import AllowCode, AsJson, Folder, TrackingUri
+from dpsweep.orchestration.comparison.formats import number, seconds
+from dpsweep.orchestration.comparison.plain_text import for_terminal
+from dpsweep.orchestration.execution.environment import IN_PROCESS, prepare_environment
+from dpsweep.orchestration.records.audits import AuditRecord
+from dpsweep.orchestration.records.layout import SweepFiles, absolute
+from dpsweep.workers.history import Progress
+from dpsweep.workers.spec import AuditSpec
+
+
+def audit(
+    folder: Folder,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Key of a finished trial (default: every private one); may be repeated.", metavar="TRIAL"),
+    ] = None,
+    canaries: Annotated[int, typer.Option(min=1, help="Number of canaries.")] = 2000,
+    kind: Annotated[
+        Literal["rows", "gradient"],
+        typer.Option(help="Canaries: training examples that half of the time are left out, or made-up gradients."),
+    ] = "gradient",
+    transcript: Annotated[
+        Literal["iterates", "last_model"] | None,
+        typer.Option(help="What guesses are made from (default: iterates; last_model for rows)."),
+    ] = None,
+    confidence: Annotated[float, typer.Option(help="Probability with which all bounds hold together.")] = 0.95,
+    seed: Annotated[int, typer.Option(min=0, help="Tells copies of one trial apart.")] = 0,
+    allow_code: AllowCode = None,
+    tracking_uri: TrackingUri = None,
+    as_json: AsJson = False,
+) -> None:
+    """Prove a lower bound on what finished trials leak, each by a copy that trains with canaries and is then deleted.
+
+    The trial is only read, and nothing is added to its ε: of the copy remain the bounds, which are private. The private
+    report shows them beside the claim, and under `release: raw` also report, results.json and MLflow.
+    """
+    spec = AuditSpec(canaries, confidence, kind, transcript or ("iterates" if kind == "gradient" else "last_model"))
+    prepare_environment(IN_PROCESS)
+    from dpsweep.orchestration.comparison.stored import owned_record
+    from dpsweep.orchestration.execution.auditing import AuditRequest, audit_again
+    from dpsweep.orchestration.pipeline import show_accounts
+    from dpsweep.orchestration.sweeps.user_code import allowed_again
+
+    files = SweepFiles(absolute(folder))
+    code = allowed_again(owned_record(files).sweep, allow_code or ())
+    found = []
+    for record, uri in audit_again(files, AuditRequest(tuple(only or ()), spec, seed), code, _EpochPrinter()):
+        found.append({**asdict(record), "sensitive": "private like the training examples"})
+        for line in _lines(record, uri):
+            typer.echo(for_terminal(line), err=as_json)
+    show_accounts(folder, tracking_uri)
+    if as_json:
+        typer.echo(json.dumps({"audits": found}, allow_nan=False))
+
+
+def _lines(record: AuditRecord, uri: str) -> tuple[str, ...]:
+    share = f"{100 * record.lower_bound / record.claim:.0f}% of the claim" if record.claim > 0.0 else "no claim"
+    said = "ABOVE the claim, which it contradicts" if record.lower_bound > record.claim else share
+    tests = ", ".join(f"{name} {number(bound)}" for name, bound in record.lower_bounds.items())
+    return (
+        f"{record.key}: ε at least {number(record.lower_bound)} of {number(record.claim)} claimed at δ {record.delta:g}"
+        f" ({said}), with confidence {100 * record.confidence:g}%",
+        f"  {record.canaries} canaries ({record.kind}, {record.transcript}), {seconds(record.seconds)}; {tests}",
+        f"  private, in {uri}",
+    )
+
+
+_LINE_INTERVAL = 5.0
+"""Least seconds between two lines on the progress of a copy."""
+
+
+class _EpochPrinter:
+    """Prints the epochs of a copy, at most once every `_LINE_INTERVAL` seconds."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def __call__(self, key: str, now: Progress) -> None:
+        if time.monotonic() >= self._last + _LINE_INTERVAL:
+            self._last = time.monotonic()
+            typer.echo(for_terminal(f"{key}: step {now.step} of {now.total_steps} of the copy"), err=True)
+
+
+_EXAMPLE = "audit runs/quickstart --only flat-constant-epsilon8-seed0-d02bd6168b"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command ``audit`` to ``app``."""
+    app.command(**panels.listed(panels.PRIVACY, _EXAMPLE))(audit)

@@ -1,0 +1,113 @@
+"""Audit finished trials after the fact: each in a copy of its settings, trained with canaries and then deleted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.mechanism import Release
+from dpsweep.accounting.records import TrialFiles, closed_to_strangers, delete_folder, read_trace
+from dpsweep.orchestration.comparison.claims import require_founded
+from dpsweep.orchestration.comparison.record import SweepRecord
+from dpsweep.orchestration.comparison.stored import owned_record
+from dpsweep.orchestration.records.audits import AuditRecord, record_of, write_audit
+from dpsweep.orchestration.records.integrity import require_unaltered
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.ownership import claimed, exclusive
+from dpsweep.orchestration.records.results import TrialResult
+from dpsweep.workers.attack_results import read_attacks
+from dpsweep.workers.clipping import make_clipping
+from dpsweep.workers.history import Progress
+from dpsweep.workers.imports import UserCode
+from dpsweep.workers.noise import derive_seed
+from dpsweep.workers.own_record import require_same_code
+from dpsweep.workers.spec import AttackSpec, AuditSpec, NormSpec, TrialSpec
+from dpsweep.workers.trial import run_trial
+from dpsweep.workers.trial_mechanism import mechanism_of
+
+
+@dataclass(frozen=True)
+class AuditRequest:
+    """Trials to audit, all finished private ones without `only`, and how. `seed`: tells copies of a trial apart."""
+
+    only: tuple[str, ...]
+    audit: AuditSpec
+    seed: int
+
+
+OnEpoch = Callable[[str, Progress], None]
+
+
+def audit_again(
+    files: SweepFiles, request: AuditRequest, code: UserCode, on_epoch: OnEpoch
+) -> Iterator[tuple[AuditRecord, str]]:
+    """Audit the trials one after the other in this process; yield each record, and the private file that holds it.
+
+    A copy has the settings of its trial, with another seed. It trains on the same examples in a folder of its own,
+    which is deleted: of it remains what the audit has found, which is private. Trials are only read.
+    Raises: InvalidInput, before any training, for a trial that cannot be audited; DataCorruption for damaged files.
+    """
+    record = owned_record(files)
+    require_founded(files, record)
+    asked = _asked(files, record, request)
+    for result in asked:
+        require_same_code(files.trial(result.key), result.spec, code, "audit it with the code that it was trained with")
+    with closed_to_strangers(), exclusive(files.local_folder, files.root), claimed(files.claim):
+        for result in asked:
+            found = _audited(files, result, request, code, on_epoch)
+            yield found, write_audit(files, found)
+
+
+def _asked(files: SweepFiles, record: SweepRecord, request: AuditRequest) -> list[TrialResult]:
+    results = (record.finished(point.key) for point in record.points)
+    finished = {result.key: result for result in results if result is not None and result.worst_case.is_private}
+    unknown = [key for key in request.only if key not in finished]
+    if unknown or not finished:
+        named = f" {unknown[0]!r}" if unknown else ""
+        there = ", ".join([*finished][:5]) or "none"
+        raise InvalidInput(f"{files.root} has no finished private trial{named} to audit; it has: {there}")
+    chosen = [finished[key] for key in dict.fromkeys(request.only)] if request.only else [*finished.values()]
+    selected = [result.key for result in chosen if result.spec.selection is not None]
+    if selected:
+        raise InvalidInput(
+            f"{selected[0]} is the best of a private selection, and an audit examines a single run; name another trial"
+        )
+    return chosen
+
+
+def _audited(
+    files: SweepFiles, result: TrialResult, request: AuditRequest, code: UserCode, on_epoch: OnEpoch
+) -> AuditRecord:
+    trial, there = files.trial(result.key), TrialFiles(files.audited_copy)
+    require_unaltered(trial, result, trial.trace)
+    begun = time.monotonic()
+    copy = _copy(result.spec, request, code)
+    given = _given_releases(trial, copy, code)
+    delete_folder(there.root)  # what an interrupted audit left
+    try:
+        run_trial(copy, there.root, code=code, releases=given, on_progress=lambda now: on_epoch(result.key, now))
+        found = read_attacks(there.attacks).audit
+    finally:
+        delete_folder(there.root)
+    assert found is not None, "the copy asks for an audit"
+    seconds = time.monotonic() - begun
+    return record_of(result.key, found, request.audit.canaries, copy.seed, result.worst_case.epsilon, seconds)
+
+
+def _copy(spec: TrialSpec, request: AuditRequest, code: UserCode) -> TrialSpec:
+    """Return the settings of the copy; norms only where the clipping method needs them, and no other attacks."""
+    return replace(
+        spec,
+        seed=derive_seed(spec.seed, f"audit {request.seed}"),
+        audit=request.audit,
+        attacks=AttackSpec(),
+        norms=spec.norms if make_clipping(spec.clipping, code).refreshes else NormSpec("off"),
+    )
+
+
+def _given_releases(files: TrialFiles, copy: TrialSpec, code: UserCode) -> tuple[Release, ...]:
+    """Return the releases of the trial besides those that its own settings make."""
+    trace = read_trace(files.trace)
+    return trace.releases[len(mechanism_of(copy, trace.dataset_size, (), code).releases) :]

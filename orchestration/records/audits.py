@@ -1,0 +1,115 @@
+"""Stored results of `dpsweep audit`, one file for each kind of audit; they are private data of the examples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from dpsweep.accounting.errors import DataCorruption
+from dpsweep.accounting.records import list_files, read_private_sealed, write_private_sealed
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.published import PublishedAudit
+from dpsweep.workers.attack_results import AuditResult
+
+_NEXT_STEP: Final = "delete it, and audit the trial again"
+_SUFFIX: Final = ".json"
+
+
+@dataclass(frozen=True)
+class AuditRecord:
+    """A run that was audited: a copy of a trial's settings, trained with canaries and then deleted.
+
+    `key`: of the trial. `canaries`, `kind`, `transcript`, `confidence`: as of `dpsweep.workers.spec.AuditSpec`. `seed`:
+    of the copy. `delta`: where bounds and claim hold. `claim`: epsilon that the trial claims. `lower_bound`: on
+    epsilon, the best of those that assume nothing beyond the audit's guarantee; 0 proves nothing, and more than the
+    claim contradicts it. `lower_bounds`: of each test. `groups`: of the canaries of each group with enough to prove
+    anything. `guesses`, `correct`: those of the test with the best bound; 0 if that counts none. `seconds`: duration of
+    the copy.
+    """
+
+    key: str
+    canaries: int
+    kind: Literal["rows", "gradient"]
+    transcript: Literal["iterates", "last_model"]
+    confidence: float
+    seed: int
+    delta: float
+    claim: float
+    lower_bound: float
+    lower_bounds: dict[str, float]
+    groups: dict[str, float]
+    guesses: int
+    correct: int
+    seconds: float
+
+    @property
+    def name(self) -> str:
+        """Name of the kind of audit, of which the last is kept."""
+        return f"{self.kind}-{self.transcript}-{self.canaries}"
+
+
+_RECORDS: Final = TypeAdapter(AuditRecord)
+
+
+def audit_schema() -> dict[str, Any]:
+    """Return the JSON schema of a stored audit."""
+    return _RECORDS.json_schema()
+
+
+def record_of(key: str, result: AuditResult, canaries: int, seed: int, claim: float, seconds: float) -> AuditRecord:
+    """Return the record of an audit of the trial called ``key``."""
+    best = result.everyone
+    return AuditRecord(
+        key=key,
+        canaries=canaries,
+        kind="gradient" if result.kind == "gradient" else "rows",
+        transcript="iterates" if result.transcript == "iterates" else "last_model",
+        confidence=result.confidence,
+        seed=seed,
+        delta=result.delta,
+        claim=claim,
+        lower_bound=best.epsilon,
+        lower_bounds={test.name: test.lower_bound for test in result.tests},
+        groups={group.name: group.epsilon for group in result.groups},
+        guesses=best.guesses,
+        correct=best.correct,
+        seconds=seconds,
+    )
+
+
+def write_audit(files: SweepFiles, record: AuditRecord) -> str:
+    """Store the result of an audit, in place of an earlier one of its kind; returns its file. Raises: StorageError."""
+    uri = f"{files.audits(record.key)}/{record.name}{_SUFFIX}"
+    write_private_sealed(uri, _RECORDS.dump_json(record))
+    return uri
+
+
+def read_audits(files: SweepFiles, key: str) -> tuple[PublishedAudit, ...]:
+    """Return the stored audits of a trial, in the order of their names.
+
+    Raises: DataCorruption for a damaged file, InvalidInput for one that is encrypted with another key.
+    """
+    folder = files.audits(key)
+    uris = [f"{folder}/{name}" for name in sorted(list_files(folder)) if name.endswith(_SUFFIX)]
+    return tuple(_audit(uri) for uri in uris)
+
+
+def _audit(uri: str) -> PublishedAudit:
+    try:
+        found = _RECORDS.validate_json(read_private_sealed(uri, _NEXT_STEP) or b"")
+    except ValidationError as error:
+        raise DataCorruption(f"{uri} holds no audit; {_NEXT_STEP}") from error
+    return PublishedAudit(
+        confidence=found.confidence,
+        epsilon=found.lower_bound,
+        guesses=found.guesses,
+        correct=found.correct,
+        groups=found.groups,
+        tests=found.lower_bounds,
+        kind=found.kind,
+        transcript=found.transcript,
+        canaries=found.canaries,
+        name=found.name,
+    )

@@ -1,0 +1,85 @@
+"""`dpsweep audit`: a copy is trained and deleted, the trial stays as it is, and what was found is private."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import stat
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.orchestration.commands.main import app
+from dpsweep.orchestration.comparison.metrics import final_metrics
+from dpsweep.orchestration.pipeline import render_again
+from dpsweep.orchestration.records.audits import audit_schema
+from dpsweep.orchestration.records.layout import SweepFiles
+from tests.orchestration.execution.test_upkeep import KEYS, TEXT, files, trained, trained_sweep
+from tests.orchestration.public_values import words
+
+__all__ = ["files", "trained"]
+
+NAME = "gradient-iterates-100"
+
+
+def audited(files: SweepFiles, *arguments: str, only: str = KEYS[0]) -> Result:
+    asked = ["audit", files.root, "--only", only, "--canaries", "100", "--tracking-uri", "none", *arguments]
+    return CliRunner().invoke(app, asked)
+
+
+def contents(folder: str) -> dict[str, str]:
+    found = (path for path in Path(folder).rglob("*") if path.is_file())
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
+
+
+def test_it_proves_a_bound_that_stays_private_and_leaves_the_trial_as_it_is(files: SweepFiles) -> None:
+    render_again(files.root)
+    trials, public = contents(files.trials), Path(files.results).read_text()
+    done = audited(files, "--json")
+    assert done.exit_code == 0, done.output
+    (found,) = json.loads(done.stdout)["audits"]
+    assert 0.0 < found["lower_bound"] <= found["claim"]
+    assert found["lower_bound"] == max(found["lower_bounds"].values())
+    assert {*found} - {"sensitive"} == {*audit_schema()["properties"]}
+    stored = Path(files.audits(KEYS[0]), f"{NAME}.json")
+    assert stat.S_IMODE(stored.stat().st_mode) == 0o600
+    assert contents(files.trials) == trials
+    assert not Path(files.audited_copy).exists()
+    assert Path(files.results).read_text() == public
+    assert "in a copy" in words(files.private_report)
+    assert "What an audit proves" not in words(files.report)
+    stored.write_bytes(stored.read_bytes().replace(b"lower_bound", b"upper_bound"))
+    with pytest.raises(DataCorruption, match=f"{NAME}.json"):
+        render_again(files.root)
+
+
+def test_what_cannot_be_audited_is_refused_before_any_training(files: SweepFiles) -> None:
+    for arguments, reason in (
+        (("--kind", "rows", "--transcript", "iterates"), "audit.transcript is iterates, but audit.kind is rows"),
+        (("--canaries", "100000"), "audit.canaries is 100000, but the model has"),
+        (("--confidence", "2"), "audit.confidence is 2"),
+    ):
+        refused = audited(files, *arguments).exception
+        assert isinstance(refused, InvalidInput)
+        assert reason in str(refused)
+    nobody = audited(files, only="nobody").exception
+    assert f"has no finished private trial 'nobody' to audit; it has: {KEYS[0]}" in str(nobody)
+    assert not Path(files.root, "private", "audits").exists()
+
+
+@pytest.mark.long
+def test_raw_shows_it_in_report_results_and_metrics(tmp_path: Path) -> None:
+    files = trained_sweep(tmp_path / "out", TEXT + "release: raw\n")
+    key = next(path.name for path in Path(files.trials).iterdir())
+    assert audited(files, "--kind", "rows", only=key).exit_code == 0
+    assert audited(files, only=key).exit_code == 0
+    rows = {row["key"]: row for row in json.loads(Path(files.results).read_text())}
+    assert [audit["name"] for audit in rows[key]["audits"]] == [NAME, "rows-last_model-100"]
+    assert rows[key]["audits"][0]["lower_bound"] <= rows[key]["epsilon"]
+    assert words(files.report).count("in a copy") == 2
+    record = render_again(files.root).record
+    trial = next(each for each in record.data().trials if each.key == key)
+    assert final_metrics(trial)[f"audit/{NAME}/lower_bound"] == rows[key]["audits"][0]["lower_bound"]
+    assert final_metrics(trial)[f"audit/{NAME}/confidence"] == 0.95
