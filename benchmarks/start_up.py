@@ -1,15 +1,19 @@
+# ruff: noqa: E402
 """Overhead of a sweep of many short trials besides training: before the first trial, for each trial, and in requests.
 
-    python benchmarks/start_up.py [--trials 200] [--s3-trials 10] [--in-process] [--json]
+    python benchmarks/start_up.py [--trials 200] [--s3-trials 10] [--address local] [--json]
 
 Runs `dpsweep run` on a sweep of --trials private trials of 11 steps each, in ten settings with their own calibration,
-on a Ray cluster that it starts (--in-process: without Ray). With --s3-trials, runs as many trials again whose results
-go to an S3 server on this machine (moto, of `pip install 'dpsweep[test]'`), and counts the requests.
+on a Ray cluster that it starts, without Ray (--address in-process), or on a running cluster, with the variables of a
+submitted driver. Its runs go to MLFLOW_TRACKING_URI, if that is set. With --s3-trials, runs as many trials again whose
+results go to an S3 server on this machine (moto, of `pip install 'dpsweep[test]'`), and counts the requests.
 
 - first_s: seconds from the start of the command to the first file of a trial.
 - plan_s: seconds until the plan is stored, with imports and the start of Ray.
 - driver_cpu_s: CPU seconds of the driver's process per trial, from the first trial to the end of the command.
 - wall_s: elapsed seconds per trial in the same time.
+- after_last_s: seconds from the last trial's result to the end of the command, when all is recorded.
+- before_mb, most_mb: resident memory of the driver when the first trial begins, and at most.
 - requests: number per trial, by what they are about.
 """
 
@@ -32,6 +36,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = str(Path(__file__).resolve().parents[1])
+sys.path[0] = ROOT
+
+from dpsweep.orchestration.execution.supervisor import FEW_ARENAS
+
 SWEEP = """
 name: start-up
 data: {name: breast_cancer}
@@ -50,7 +58,7 @@ _POLL = 0.1
 
 def main() -> int:
     options = _parser().parse_args()
-    address = "in-process" if options.in_process else "local"
+    address = options.address
     with tempfile.TemporaryDirectory(prefix="start-up-") as folder:
         found = {"local": _run(Path(folder), options.trials, address)}
     if options.s3_trials:
@@ -68,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--trials", type=int, default=200, help="of the local run; ten settings")
     parser.add_argument("--s3-trials", type=int, default=0, help="of the run whose results go to S3")
-    parser.add_argument("--in-process", action="store_true", help="without Ray")
+    parser.add_argument("--address", default="local", help="in-process, or of a running cluster (default: local)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 
@@ -85,27 +93,35 @@ def _run(folder: Path, trials: int, address: str, environment: Mapping[str, str]
         "OMP_NUM_THREADS": "1",
         **(environment or {}),
     }
+    if address not in ("local", "in-process"):
+        variables = {**FEW_ARENAS, **variables}
     if environment:
         variables["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
     command = [sys.executable, "-c", _COMMAND, "run", str(file), "--output", output, "--address", address]
     began, first, planned, cpu_then, cpu = time.monotonic(), 0.0, 0.0, 0.0, 0.0
+    before = most = 0.0
     with (folder / "log.txt").open("w") as log, subprocess.Popen(command, env=variables, stdout=log, stderr=log) as run:
         while run.poll() is None:
             cpu = _cpu(run.pid) or cpu
+            most = _memory(run.pid) or most
             if not planned and (folder / "out" / "sweep.json").exists():
                 planned = time.monotonic() - began
             if not first and any((folder / "out" / "trials").glob("*/*")):
-                first, cpu_then = time.monotonic() - began, cpu
+                first, cpu_then, before = time.monotonic() - began, cpu, most
             time.sleep(_POLL)
     if run.returncode:
         raise SystemExit((folder / "log.txt").read_text())
-    wall = time.monotonic() - began
+    wall, now = time.monotonic() - began, time.time()
+    last = max((file.stat().st_mtime for file in (folder / "out" / "trials").glob("*/result.json")), default=now)
     return {
         "trials": trials,
         "plan_s": round(planned, 1),
         "first_s": round(first, 1),
         "wall_s": round((wall - first) / trials, 3),
         "driver_cpu_s": round((cpu - cpu_then) / trials, 3),
+        "after_last_s": round(now - last, 1),
+        "before_mb": round(before),
+        "most_mb": round(most),
     }
 
 
@@ -114,6 +130,14 @@ def _cpu(pid: int) -> float:
     with contextlib.suppress(OSError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
+def _memory(pid: int) -> float:
+    """Most resident memory of a process so far, in MB."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"VmHWM:\s*(\d+)", Path(f"/proc/{pid}/status").read_text())
+        return int(found[1]) * 1024 / 1e6 if found else 0.0
     return 0.0
 
 

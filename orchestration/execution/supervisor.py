@@ -21,7 +21,7 @@ from typing import Final
 RESTARTS = 10
 """Most restarts of a killed driver."""
 _LONGEST_PAUSE = 300.0
-_FEW_ARENAS: Final = {"MALLOC_ARENA_MAX": "2"}
+FEW_ARENAS: Final = {"MALLOC_ARENA_MAX": "2"}
 """glibc gives each of up to 64 threads that wait for accounting an arena, of which about 6 MB are never used again."""
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _COMMAND: Final = (sys.executable, "-P", "-c", "from dpsweep.orchestration.commands.main import main; main()")
@@ -93,7 +93,7 @@ def main() -> None:
     job, pause = sys.argv[1], float(sys.argv[2])
     os.chdir(Path.home())
     # the workers get the code and the variables that the driver ships, not the job's own package
-    environment = {**_FEW_ARENAS, **os.environ, "DPSWEEP_JOB": job, "RAY_OVERRIDE_JOB_RUNTIME_ENV": "1"}
+    environment = {**FEW_ARENAS, **os.environ, "DPSWEEP_JOB": job, "RAY_OVERRIDE_JOB_RUNTIME_ENV": "1"}
     supervisor = Supervisor((*_COMMAND, "drive"), environment, RESTARTS, pause)
     code = supervisor.run()
     if code and not supervisor.is_stopping:
