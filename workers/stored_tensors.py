@@ -1,12 +1,14 @@
 """Reads what `torch.save` has stored: tensors and plain values, and no code.
 
 A file may come from somebody else. Only tensors and plain values are unpickled, and only from archives whose entries
-are stored as they are, as `torch.save` makes them: a few kilobytes that are compressed may unfold to all memory.
+are stored as they are, as `torch.save` makes them: a few kilobytes that are compressed may unfold to all memory. So may
+a few bytes that ask for a ``bytearray`` of some length, which torch allows.
 """
 
 from __future__ import annotations
 
 import io
+import pickletools
 import zipfile
 from typing import Any
 
@@ -22,12 +24,23 @@ def load_tensors(stored: io.BytesIO) -> Any:
     start = stored.tell()
     try:
         with zipfile.ZipFile(stored) as archive:
-            is_compressed = any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist())
-        if is_compressed:
-            raise NoTensors("it is compressed, as torch makes none")
+            entries = archive.infolist()
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+                raise NoTensors("it is compressed, as torch makes none")
+            for entry in entries:
+                if entry.filename.endswith(".pkl") and _makes_bytes(archive.read(entry)):
+                    raise NoTensors("it makes bytes of any length, as dpsweep stores none")
         stored.seek(start)
         return torch.load(stored, map_location="cpu", weights_only=True)
     except NoTensors:
         raise
     except Exception as error:  # the unpickler raises almost anything for damaged bytes
         raise NoTensors(str(error).partition("\n")[0]) from error
+
+
+def _makes_bytes(pickled: bytes) -> bool:
+    """Return whether a pickle names ``bytearray``. Raises: ValueError for damaged bytes."""
+    return any(
+        operation.name == "GLOBAL" and str(name).rpartition(" ")[2] == "bytearray"
+        for operation, name, _ in pickletools.genops(pickled)
+    )

@@ -69,7 +69,20 @@ def compressed(file: Path) -> bytes:
     return packed.getvalue()
 
 
-@pytest.mark.parametrize("made", [with_code, compressed, lambda file: b"no archive"])
+class OfAnyLength:
+    """What becomes as many bytes as it says when it is unpickled."""
+
+    def __reduce__(self) -> tuple[type, tuple[int]]:
+        return bytearray, (5,)
+
+
+def of_any_length(file: Path) -> bytes:
+    buffer = io.BytesIO()
+    torch.save({"owner": "trial", "state": OfAnyLength()}, buffer)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("made", [with_code, compressed, of_any_length, lambda file: b"no archive"])
 def test_one_from_somebody_else_runs_no_code_and_unfolds_to_nothing(
     made: Callable[[Path], bytes], tmp_path: Path
 ) -> None:

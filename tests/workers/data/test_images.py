@@ -20,6 +20,16 @@ from tests.workers.data_folders import make_image_folder, make_utkface
 from tests.workers.private_details import assert_private
 
 
+def test_a_picture_that_would_fill_the_memory_is_named(tmp_path: Path) -> None:
+    folder = make_image_folder(tmp_path, per_class=1)
+    path = folder / "cat" / "00.png"
+    content = path.read_bytes()
+    header = b"IHDR" + struct.pack(">II", 65_536, 65_536) + content[24:29]
+    path.write_bytes(content[:12] + header + struct.pack(">I", zlib.crc32(header)) + content[33:])
+    with pytest.raises(DataCorruption, match=r"cannot read a picture: DecompressionBombError"):
+        load_source(DataSpec("image_folder", {"path": str(folder)}))
+
+
 class TestImages:
     def test_groups_may_be_intersections_of_attributes(self, tmp_path: Path) -> None:
         folder, file = make_image_folder(tmp_path / "pictures"), tmp_path / "people.csv"
@@ -156,15 +166,6 @@ class TestImages:
         Image.new("RGB", (12, 12), "white").convert(mode).save(folder / "cat" / "00.png")
         source = load_source(DataSpec("image_folder", {"path": str(folder), "size": 4}))
         assert source.train.features[0].unique().tolist() == [255]
-
-    def test_a_picture_that_would_fill_the_memory_is_named(self, tmp_path: Path) -> None:
-        folder = make_image_folder(tmp_path, per_class=1)
-        path = folder / "cat" / "00.png"
-        content = path.read_bytes()
-        header = b"IHDR" + struct.pack(">II", 65_536, 65_536) + content[24:29]
-        path.write_bytes(content[:12] + header + struct.pack(">I", zlib.crc32(header)) + content[33:])
-        with pytest.raises(DataCorruption, match=r"cannot read a picture: DecompressionBombError"):
-            load_source(DataSpec("image_folder", {"path": str(folder)}))
 
     def test_a_picture_that_is_there_twice_by_a_link_is_refused(self, tmp_path: Path) -> None:
         folder = make_image_folder(tmp_path / "pictures", per_class=2)
