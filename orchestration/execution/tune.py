@@ -263,7 +263,7 @@ class _Stop(tune.Stopper):
 
 def _fit(tuner: tune.Tuner, tune_folder: str) -> None:
     try:
-        with _without_metrics_of_tune():
+        with _without_metrics_of_tune(), _nothing_unpickled():
             tuner.fit()
     except EOFError as error:  # Tune reads back state files that a full disk has cut short
         raise StorageError(
@@ -286,6 +286,21 @@ def _without_metrics_of_tune() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
+
+
+@contextlib.contextmanager
+def _nothing_unpickled() -> Iterator[None]:
+    """Let Tune not read trials back from its folder, as it does where no trial was created.
+
+    It unpickles them, and they may be somebody else's.
+    """
+    analysis: Any = experiment_analysis.ExperimentAnalysis
+    before = analysis._load_trials
+    analysis._load_trials = lambda self: []
+    try:
+        yield
+    finally:
+        analysis._load_trials = before
 
 
 def _trial_name(trial: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,34 @@ from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.processes import dpsweep
 from tests.orchestration.sample_grids import small
+
+
+class Harmful:
+    """What makes a file when it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Any, tuple[Path]]:
+        return Path.touch, (self.file,)
+
+
+@pytest.mark.long
+def test_a_state_of_tune_from_somebody_else_is_not_unpickled(tmp_path: Path) -> None:
+    from ray.tune import ExperimentAnalysis  # late: other tests here do without
+
+    from dpsweep.orchestration.execution.tune import _nothing_unpickled
+
+    harm = {"_type": "CLOUDPICKLE_FALLBACK", "value": pickle.dumps(Harmful(tmp_path / "ran")).hex()}
+    (tmp_path / "tune").mkdir()
+    (tmp_path / "tune" / "experiment_state-2026-01-31_12-00-00.json").write_text(json.dumps({"trial_data": harm}))
+    with _nothing_unpickled():
+        assert ExperimentAnalysis(tmp_path / "tune", trials=[]).trials == []
+    assert not (tmp_path / "ran").exists()
+    with pytest.raises(TypeError):  # so much for what Tune does by itself
+        ExperimentAnalysis(tmp_path / "tune", trials=[])
+    assert (tmp_path / "ran").exists()
+
 
 EPOCHS = 5
 SWEEP = small(
