@@ -147,10 +147,17 @@ class Processes:
     def __call__(self, asked: Sequence[Calibration]) -> list[float | None]:
         """Solve the calibrations in processes; the share of a process that fails is solved in this one."""
         found, processes = list[float | None]([None] * len(asked)), min(self.at_once, len(asked))
+        shares = [asked[first::processes] for first in range(processes)]
+        workers = [_started() for _ in shares]
         with ThreadPoolExecutor(processes) as threads:
-            shares = [asked[first::processes] for first in range(processes)]
-            for first, share in enumerate(threads.map(_in_process, shares)):
-                found[first::processes] = share
+            try:
+                answers = list(threads.map(_answered, workers, shares))
+            except BaseException:  # an interrupt: nobody waits for what they find
+                for worker in workers:
+                    worker.kill()
+                raise
+        for first, (answer, share) in enumerate(zip(answers, shares, strict=True)):
+            found[first::processes] = [solved(each) for each in share] if answer is None else answer
         return found
 
 
@@ -175,21 +182,25 @@ def solve_all(asked: Sequence[Calibration], solver: Solver = PROCESSES) -> list[
     return found
 
 
-def _in_process(asked: Sequence[Calibration]) -> list[float | None]:
+def _started() -> subprocess.Popen[bytes]:
     path = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))))
     one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    worker = subprocess.run(
+    return subprocess.Popen(
         [sys.executable, "-P", "-c", _CODE],
-        input=pickle.dumps(list(asked)),
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         env={**os.environ, **one_thread, "PYTHONPATH": path},
-        check=False,
     )
-    if worker.returncode == 0:
-        found: list[float | None] = pickle.loads(worker.stdout)
-        return found
-    return [solved(each) for each in asked]
+
+
+def _answered(worker: subprocess.Popen[bytes], asked: Sequence[Calibration]) -> list[float | None] | None:
+    """Return what a process has found; None if it failed."""
+    answer, _ = worker.communicate(pickle.dumps(list(asked)))
+    if worker.returncode:
+        return None
+    found: list[float | None] = pickle.loads(answer)
+    return found
 
 
 def _serve() -> None:

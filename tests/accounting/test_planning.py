@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -43,14 +46,14 @@ def alone(each: Calibration) -> float:
 def workers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Processes at any price; yields how many calibrations each was given."""
     started: list[int] = []
-    solve = planning._in_process
+    answered = planning._answered
 
-    def counted(share: Sequence[Calibration]) -> list[float | None]:
+    def counted(worker: subprocess.Popen[bytes], share: Sequence[Calibration]) -> list[float | None] | None:
         started.append(len(share))
-        return solve(share)
+        return answered(worker, share)
 
     monkeypatch.setattr(planning, "_WORTH", -1.0)
-    monkeypatch.setattr(planning, "_in_process", counted)
+    monkeypatch.setattr(planning, "_answered", counted)
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
     return started
 
@@ -74,7 +77,7 @@ def test_a_few_short_searches_start_no_process(monkeypatch: pytest.MonkeyPatch) 
     def refused(*arguments: object, **options: object) -> None:
         raise AssertionError("a process was started")
 
-    monkeypatch.setattr(subprocess, "run", refused)
+    monkeypatch.setattr(subprocess, "Popen", refused)
     assert solve_all([]) == []
     assert len(solve_all(asked(6))) == 6
 
@@ -91,3 +94,23 @@ def test_a_stored_noise_multiplier_must_meet_its_target_and_not_by_far() -> None
     assert each.is_solved_by(sigma)
     for other in (0.9 * sigma, 1.1 * sigma, 0.0, -1.0, float("nan"), float("inf")):
         assert not each.is_solved_by(other)
+
+
+def test_an_interrupt_ends_the_processes(workers: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would go on for a quarter of an hour."""
+    monkeypatch.setattr(planning, "_CODE", "import time; time.sleep(900)")
+    made = list[subprocess.Popen[bytes]]()
+    start = planning._started
+    monkeypatch.setattr(planning, "_started", lambda: made.append(start()) or made[-1])
+
+    def interrupt() -> None:
+        while len(workers) < 2:
+            time.sleep(0.01)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    with pytest.raises(KeyboardInterrupt):
+        solve_all(asked(6))
+    interrupting.join()
+    assert [each.wait() for each in made] == [-signal.SIGKILL] * 2
