@@ -126,9 +126,13 @@ def _meaning(source: bytes) -> str | bytes:
     Where a source reads a ``__doc__``, texts count.
     """
     try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError):
+        return _syntax(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two of one that is nested deeply
         return source
+
+
+def _syntax(source: bytes) -> str:
+    tree = ast.parse(source)
     nodes = [*ast.walk(tree)]
     names = {node.id if isinstance(node, ast.Name) else node.attr for node in nodes if isinstance(node, _NAMED)}
     if not names & {"__doc__", "getdoc"}:

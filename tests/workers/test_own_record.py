@@ -65,6 +65,14 @@ def test_an_edit_counts_if_it_changes_what_runs(
     assert changed_code(files, spec, stored_code(files, spec)) == ()
 
 
+@pytest.mark.parametrize("deep", [f"x{'.a' * 3_000}", f"{'-' * 100_000}1", f"{'(' * 100_000}1"])
+def test_a_record_that_is_nested_without_end_is_another_source(folder: Path, tmp_path: Path, deep: str) -> None:
+    spec, files = spec_of("recorded_net:net"), TrialFiles(str(tmp_path / "trial"))
+    store_code(files, spec, of(folder))
+    Path(files.code, "recorded_net.py").write_text(deep)
+    assert changed_code(files, spec, of(folder)) == ("recorded_net.py",)
+
+
 def test_a_text_counts_where_something_reads_it(folder: Path, tmp_path: Path) -> None:
     spec, files = spec_of("recorded_net:net"), TrialFiles(str(tmp_path / "trial"))
     (folder / "recorded_net.py").write_text(f"{NET}\nWIDTH = int(__doc__ == 'A network.')\n")
