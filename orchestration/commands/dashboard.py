@@ -15,6 +15,7 @@ import typer
 
 from dpsweep.accounting.errors import DpsweepError, InvalidInput
 from dpsweep.orchestration.commands import panels
+from dpsweep.orchestration.comparison.plain_text import for_terminal
 from dpsweep.orchestration.records.layout import absolute
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def _renewed(board: Board) -> None:
         try:
             board.refresh()
         except (DpsweepError, OSError) as error:  # a folder that goes away, or a store that does not answer
-            typer.echo(f"warning: {error}; looking again in {PERIOD:.0f} s", err=True)
+            typer.echo(for_terminal(f"warning: {error}; looking again in {PERIOD:.0f} s"), err=True)
         time.sleep(PERIOD)
 
 

@@ -47,7 +47,7 @@ from dpsweep.orchestration.commands.arguments import (
 )
 from dpsweep.orchestration.commands.ending import ended_by_signals
 from dpsweep.orchestration.commands.running import run_to_the_end, show_outcome
-from dpsweep.orchestration.comparison.plain_text import for_terminal
+from dpsweep.orchestration.comparison.plain_text import for_terminal, name_for_terminal
 from dpsweep.orchestration.execution.environment import EMBEDDED, prepare_environment
 from dpsweep.orchestration.records.layout import SweepFiles, absolute
 
@@ -172,7 +172,7 @@ def forget(
 
     forgotten = forget_keys(folder)
     for key in forgotten:
-        print(f"forgotten: {key}")
+        print(f"forgotten: {name_for_terminal(key)}")
     print(f"{len(forgotten)} trials kept a key; what they have shown stays counted if they are resumed")
 
 

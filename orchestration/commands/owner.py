@@ -21,6 +21,7 @@ from dpsweep.accounting.release import OwnerReport, owner_report
 from dpsweep.orchestration.commands import panels
 from dpsweep.orchestration.commands.output_files import write_file
 from dpsweep.orchestration.commands.stored_trial import contributions_of
+from dpsweep.orchestration.comparison.plain_text import for_terminal
 from dpsweep.orchestration.records.layout import SweepFiles, absolute
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def owner(
         seen = {"attack": attack and asdict(attack), "audits": [audit.as_dict() for audit in audits]}
         typer.echo(json.dumps({**plain, "risk": risk and risk.as_dict(), **seen, "meaning": list(sentences)}))
         return
-    typer.echo("\n".join(sentences))
+    typer.echo(for_terminal("\n".join(sentences)))
     if html is not None:
         typer.echo(f"report: {html}")
 

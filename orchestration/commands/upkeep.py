@@ -17,7 +17,7 @@ from dpsweep.orchestration.commands import panels
 from dpsweep.orchestration.commands.arguments import AsJson, Folder
 from dpsweep.orchestration.commands.number_lists import whole_numbers
 from dpsweep.orchestration.comparison.formats import number, seconds
-from dpsweep.orchestration.comparison.plain_text import for_terminal
+from dpsweep.orchestration.comparison.plain_text import for_terminal, name_for_terminal
 from dpsweep.orchestration.execution.environment import EMBEDDED, prepare_environment
 from dpsweep.orchestration.records.layout import SweepFiles, absolute
 
@@ -91,7 +91,7 @@ def prune(
         typer.echo(json.dumps({"pruned": pruned}))
         return
     for key in pruned:
-        typer.echo(f"deleted the norms of {key}")
+        typer.echo(f"deleted the norms of {name_for_terminal(key)}")
     typer.echo(
         f"norms of {len(pruned)} trials deleted; their stored epsilons, reports and owner reports stay. These trials "
         "can no longer be accounted with another delta or method, nor can `dpsweep epsilon --trial` read their norms"
@@ -130,7 +130,7 @@ def delete(
             )
         )
     if left := remains(files):
-        typer.echo(for_terminal(f"left, because not of the sweep: {', '.join(left)}"))
+        typer.echo(f"left, because not of the sweep: {', '.join(map(name_for_terminal, left))}")
 
 
 def _tuning_text(files: SweepFiles) -> str:
@@ -274,7 +274,7 @@ class _PartsPrinter:
     def __call__(self, key: str, done: int, parts: int) -> None:
         if done < parts and time.monotonic() >= self._last + _LINE_INTERVAL:
             self._last = time.monotonic()
-            typer.echo(f"{key}: {done} of {parts} parts accounted", err=True)
+            typer.echo(f"{name_for_terminal(key)}: {done} of {parts} parts accounted", err=True)
 
 
 def register(app: typer.Typer) -> None:

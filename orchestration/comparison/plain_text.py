@@ -25,6 +25,16 @@ def for_terminal(text: str) -> str:
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
+def name_for_terminal(name: str) -> str:
+    """Return the name of a file on one line, with bytes that are no text spelt out; else as `for_terminal`.
+
+    >>> print(name_for_terminal("a\\nerror: none"))
+    a\\nerror: none
+    """
+    text = for_terminal(name.encode(errors="backslashreplace").decode())
+    return text.replace("\n", r"\n").replace("\t", r"\t")
+
+
 def for_markdown(text: str) -> str:
     """Return the text escaped for Markdown: it is shown literally, without images, links or HTML."""
     return _MARKDOWN.sub(r"\\\1", for_terminal(text))
