@@ -15,7 +15,8 @@ AllowCode = Annotated[
         help="A module or file.py that the sweep may run besides those in its own folder; may be repeated.",
     ),
 ]
-SweepFile = Annotated[Path, typer.Argument(help="The sweep file (YAML).", metavar="SWEEP")]
+SweepFile = Annotated[Path, typer.Argument(help="The sweep file (YAML).", metavar="SWEEP", readable=False)]
+"""Whether it can be read is found when it is, and said in one line."""
 Retry = Annotated[
     list[str] | None,
     typer.Option(

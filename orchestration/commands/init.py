@@ -15,7 +15,10 @@ from dpsweep.orchestration.comparison.plain_text import for_terminal
 
 
 def init(
-    data: Annotated[Path, typer.Argument(help="A table: .csv or .tsv with a header, or .parquet.", metavar="DATA")],
+    data: Annotated[
+        Path,
+        typer.Argument(help="A table: .csv or .tsv with a header, or .parquet.", metavar="DATA", readable=False),
+    ],
     label: Annotated[
         list[str], typer.Option(help="The column that models predict: classes or numbers. Or several: repeat it.")
     ],
@@ -28,9 +31,11 @@ def init(
     text: Annotated[
         str | None, typer.Option(help="A column of texts that models read; needs --tokenizer or --pretrained.")
     ] = None,
-    tokenizer: Annotated[Path | None, typer.Option(help="A tokenizer.json of the package tokenizers.")] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="A tokenizer.json of the package tokenizers.", readable=False)
+    ] = None,
     pretrained: Annotated[
-        Path | None, typer.Option(help="A folder with a pretrained model of the package transformers.")
+        Path | None, typer.Option(help="A folder with a pretrained model of the package transformers.", readable=False)
     ] = None,
     to: Annotated[Path | None, typer.Option(help="The file to write (default: the table's name, .yaml).")] = None,
 ) -> None:

@@ -134,6 +134,8 @@ _S3: Final = (
     ("AWS_ENDPOINT_URL", "http://MUTE"),
     *((name, "x") for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION")),
 )
+_LOOPBACK: Final = (("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0"),)
+"""Ray replaces 127.0.0.1 by the machine's address without it."""
 _TRAINS: Final = _writes("checkpoint.pt")
 ENDINGS: Final[tuple[Ending, ...]] = (
     Ending("trains in its process", f"run long.yaml {_HERE}", _TRAINS),
@@ -152,8 +154,8 @@ ENDINGS: Final[tuple[Ending, ...]] = (
     Ending(
         "MLflow falls silent", f"run long.yaml {_NEW} --address in-process --tracking-uri MLFLOW", _TRAINS, silent=True
     ),
-    Ending("a dead cluster", f"run short.yaml {_NEW} --address MUTE", _waits_for("mute")),
-    Ending("a dead cluster", "account runs/small --delta 1e-7 --address MUTE", _waits_for("mute")),
+    Ending("a dead cluster", f"run short.yaml {_NEW} --address MUTE", _waits_for("mute"), _LOOPBACK),
+    Ending("a dead cluster", "account runs/small --delta 1e-7 --address MUTE", _waits_for("mute"), _LOOPBACK),
     *(
         Ending("a dead dashboard of Ray", f"{command} --address http://MUTE", _waits_for("mute"))
         for command in ("submit short.yaml --output /dev/shm/out", "list", "logs x --follow", "stop x", "status x")
@@ -229,6 +231,7 @@ def _told_to_end(ending: Ending, scene: Scene) -> Ended:
     told = root / "told.yaml"
     told.write_text(named(told.read_text()))
     changes = {"HOME": str(root.parent / "home"), "RAY_TMPDIR": str(root.parent), "RAY_AUTH_MODE": "token"}
+    changes |= {"RAY_worker_niceness": "0"}  # else workers starve beside other work of the machine
     changes |= {"RAY_AUTH_TOKEN": "a" * 64} | {name: named(value) for name, value in ending.changes}
     with contextlib.chdir(root):
         scene.process = process = start(*named(ending.command).split(), log=root / "said", **changes)

@@ -33,6 +33,14 @@ def test_a_pipe_for_a_table_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     assert os.listdir(tmp_path) == ["people.csv"]
 
 
+def test_whether_a_file_can_be_read_is_said_by_its_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one line; typer asks first, and draws a box."""
+    (tmp_path / "people.csv").write_text("x,y\n1,2\n")
+    monkeypatch.setattr(os, "access", lambda *place, **named: False)
+    assert "people.csv" in str(refusal("init", tmp_path / "people.csv", "--label", "z", "--to", tmp_path / "new.yaml"))
+    assert "people.csv" in str(refusal("plan", tmp_path / "people.csv"))
+
+
 @pytest.mark.parametrize("command", ["status", "report", "verify", "best", "forget", "delete"])
 def test_a_pipe_for_a_record_is_refused_by_name(tmp_path: Path, command: str) -> None:
     folder = Path(stored_sample(tmp_path / "sweep").root)
