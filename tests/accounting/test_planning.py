@@ -99,9 +99,13 @@ def test_a_stored_noise_multiplier_must_meet_its_target_and_not_by_far() -> None
 def test_an_interrupt_ends_the_processes(workers: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """They would go on for a quarter of an hour."""
     monkeypatch.setattr(planning, "_CODE", "import time; time.sleep(900)")
-    made = list[subprocess.Popen[bytes]]()
-    start = planning._started
-    monkeypatch.setattr(planning, "_started", lambda: made.append(start()) or made[-1])
+    made, start = list[subprocess.Popen[bytes]](), planning._started
+
+    def kept() -> subprocess.Popen[bytes]:
+        made.append(start())
+        return made[-1]
+
+    monkeypatch.setattr(planning, "_started", kept)
 
     def interrupt() -> None:
         while len(workers) < 2:

@@ -121,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", default="", choices=["", *(target.name for target in TARGETS)])
     parser.add_argument("--attacks", action="store_true", help="make whole attacks, each with the command it aims at")
     parser.add_argument(
-        "--endings", nargs="?", const="", metavar="TEXT", help="end commands by SIGTERM; TEXT: those that contain it"
+        "--endings", nargs="?", const="", metavar="TEXT", help="end commands by SIGTERM; TEXT: some of them, A,B"
     )
     parser.add_argument("--folders", action="store_true", help="plant links, pipes and more in the folder of a sweep")
     parser.add_argument("--commands", default=",".join(COMMANDS), help="of --folders: some of the commands")

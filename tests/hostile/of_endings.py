@@ -29,10 +29,14 @@ _LONG: Final = {"privacy": {"noise_multiplier": 1.0, "delta": 1e-5}, "epochs": 2
 _SWEEPS: Final[Mapping[str, Mapping[str, Any]]] = {
     "long": _LONG,
     "ranks": {**_LONG, "resources": {"ranks": 2}},
-    "tuned": {**_LONG, "tune": {"parameters": {"clipping.bound": [1, 4]}, "privacy": "unaccounted"}},
+    "tuned": {
+        **_LONG,
+        "data": {"name": "digits", "public_fraction": 0.1},
+        "tune": {"parameters": {"clipping.bound": [1, 4]}, "privacy": "unaccounted"},
+    },
     "chosen": {
         **_LONG,
-        "tune": {"parameters": {"clipping.bound": [1, 4]}, "privacy": "private_selection"},
+        "tune": {"parameters": {"clipping.bound": [1, 4]}, "privacy": "private_selection", "trials": 4},
     },
     "short": {"epochs": 1},
     "told": {"epochs": 1, "notify": ["http://MUTE/", "sleep 1000"]},
@@ -210,7 +214,8 @@ def endings(folder: Path, only: str = "") -> Iterator[Ended]:
     report.write_bytes(report.read_bytes() + b" " * 50_000_000)
     with contextlib.ExitStack() as running:
         silent = running.enter_context(mute())
-        asked = [ending for ending in ENDINGS if only in f"{ending.where}: {ending.command}"]
+        names = {ending: f"{ending.where}: {ending.command}" for ending in ENDINGS}
+        asked = [ending for ending, name in names.items() if any(text in name for text in only.split(","))]
         needs_mlflow = any(ending.silent for ending in asked)
         artifacts = str(folder / "artifacts")
         store = f"sqlite:///{folder}/server.db"
