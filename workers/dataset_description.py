@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dpsweep.accounting.reasons import Reason
 
@@ -15,7 +15,9 @@ class DatasetDescription:
     """Sizes, names, notes and reasons of a data set, for planning.
 
     group_sizes, test_group_sizes: training and test examples by group. notes, reasons: as in `Source`. rows_per_user:
-    of the training examples; empty if the data name no users.
+    of the training examples; empty if the data name no users. test_users: number of users of the test examples, and by
+    group test_group_users; None if these name no users. shared_users: how many own training and test examples.
+    rows_per_user and shared_users are private.
     """
 
     name: str
@@ -30,4 +32,7 @@ class DatasetDescription:
     notes: tuple[str, ...]
     task: str = "classification"
     reasons: tuple[Reason, ...] = ()
-    rows_per_user: RowsPerUser = ()
+    rows_per_user: RowsPerUser = field(default=(), repr=False)
+    test_users: int | None = None
+    test_group_users: tuple[int, ...] = ()
+    shared_users: int = field(default=0, repr=False)

@@ -24,7 +24,8 @@ class GroupEvaluation:
 
     accuracy: for classification; None for other tasks. scores: for other tasks, the defined `Task.scores` by name.
     counts: None for an evaluation after an epoch, for tasks other than classification, and in results of earlier
-    versions.
+    versions. user_accuracy: mean over users of the share of their rows that is predicted right; None where counts are,
+    and where the data name no users.
     """
 
     name: str
@@ -33,6 +34,7 @@ class GroupEvaluation:
     loss: float
     counts: ConfusionCounts | None = None
     scores: dict[str, float] = field(default_factory=dict)
+    user_accuracy: float | None = None
 
     @property
     def main(self) -> float:
@@ -46,7 +48,8 @@ class Evaluation:
 
     groups: one entry for each group that is large enough in the split, in the order of the group names. fairness: the
     defined `dpsweep.workers.rates.gaps` between these groups; empty for tasks other than classification. accuracy,
-    scores, counts: as in `GroupEvaluation`. task: of the data. parts: scores of each label or target, by its name.
+    scores, counts, user_accuracy: as in `GroupEvaluation`. task: of the data. parts: scores of each label or target, by
+    its name.
     """
 
     accuracy: float | None
@@ -57,6 +60,7 @@ class Evaluation:
     scores: dict[str, float] = field(default_factory=dict)
     task: str = "classification"
     parts: dict[str, dict[str, float]] = field(default_factory=dict)
+    user_accuracy: float | None = None
 
     @property
     def main(self) -> float:

@@ -21,7 +21,7 @@ from dpsweep.workers.devices import room_for_data
 from dpsweep.workers.evaluation import MIN_GROUP_SIZE, Evaluation, GroupEvaluation, fairness, shown_groups
 from dpsweep.workers.gradients import in_its_precision, modes_kept
 from dpsweep.workers.losses import Loss
-from dpsweep.workers.rates import ConfusionCounts, calibration_error, confusion_counts, mean_by_group
+from dpsweep.workers.rates import ConfusionCounts, calibration_error, confusion_counts, mean_by_group, shares_of_users
 from dpsweep.workers.rows_at_once import rows_at_once
 from dpsweep.workers.tasks import known, task_called
 
@@ -240,10 +240,23 @@ def counted(evaluation: Evaluation, predictions: Predictions, split: Split, data
     by_group, overall = scores(groups, dataset.num_groups), scores(np.zeros_like(groups), 1)[0]
     place = {name: group for group, name in enumerate(dataset.group_names)}
     shown = tuple(
-        replace(group, counts=_counts(confusion[place[group.name]], *by_group[place[group.name]]))
+        replace(
+            group,
+            counts=_counts(confusion[place[group.name]], *by_group[place[group.name]]),
+            user_accuracy=_user_accuracy(correct, split, groups == place[group.name]),
+        )
         for group in evaluation.groups
     )
-    return replace(evaluation, groups=shown, counts=_counts(confusion.sum(0), *overall))
+    everyone = _user_accuracy(correct, split, np.ones(len(split), dtype=bool))
+    return replace(evaluation, groups=shown, counts=_counts(confusion.sum(0), *overall), user_accuracy=everyone)
+
+
+def _user_accuracy(correct: npt.NDArray[np.bool_], split: Split, members: npt.NDArray[np.bool_]) -> float | None:
+    """Return the mean over users of the share of their rows among ``members`` [n] that is right; None without users."""
+    if split.user_ids is None:
+        return None
+    users = split.user_ids.numpy()[members]
+    return float(np.average(correct[members], weights=shares_of_users(users, np.zeros_like(users))))
 
 
 def _confusion(predictions: Predictions, split: Split, dataset: Dataset) -> npt.NDArray[np.int64]:

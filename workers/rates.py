@@ -62,6 +62,19 @@ def confusion_cells(
     return np.asarray((groups * classes + labels) * classes + predicted)
 
 
+def shares_of_users(users: npt.NDArray[np.int64], groups: npt.NDArray[np.int64]) -> Array:
+    """[n]: one over the number of rows that the owner of each example has in the example's group.
+
+    Sums with these weights count everybody once in each group, however many rows they have.
+
+    >>> shares_of_users(np.array([7, 7, 7, 8]), np.array([0, 0, 1, 0])).tolist()
+    [0.5, 0.5, 1.0, 1.0]
+    """
+    _, places = np.unique(users, return_inverse=True)
+    _, own, rows = np.unique(places * (groups.max() + 1) + groups, return_inverse=True, return_counts=True)
+    return np.asarray(1.0 / rows[own])
+
+
 def accuracy(counts: Array) -> Array:
     """Share of examples whose predicted class is their label."""
     return _share(np.trace(counts, axis1=-2, axis2=-1), counts.sum((-2, -1)))

@@ -31,7 +31,7 @@ from dpsweep.workers.audit import audit
 from dpsweep.workers.batch_gradients import LocalGradients
 from dpsweep.workers.checkpoint import fingerprint, forget_checkpoint, load_checkpoint, save_checkpoint
 from dpsweep.workers.clipping import claims
-from dpsweep.workers.data import Dataset, load_dataset
+from dpsweep.workers.data import Dataset, load_dataset, shared_users
 from dpsweep.workers.data_parallel import DividedGradients, first_random_states, follow, restore_random_state
 from dpsweep.workers.device_use import DeviceUse, write_device_use
 from dpsweep.workers.devices import DeviceMeter, choose_device
@@ -59,7 +59,7 @@ from dpsweep.workers.tasks import task_called
 from dpsweep.workers.trained_model import describe_inputs
 from dpsweep.workers.training import Trainer
 from dpsweep.workers.trial_mechanism import mechanism_of
-from dpsweep.workers.users import population_of, with_rows_of_users
+from dpsweep.workers.users import population_of, require_strangers, with_rows_of_users
 
 __all__ = ["Begun", "Progress", "TrainingResult", "begin", "follow_trial", "run_trial"]
 
@@ -194,6 +194,7 @@ def begin(spec: TrialSpec, files: TrialFiles, code: UserCode, releases: tuple[Re
     Call it within `reproducible`. ranks: how many processes will share the gradients. Raises: as `run_trial`.
     """
     dataset = source = load_dataset(spec.data, code)
+    require_strangers(spec, shared_users(dataset))
     mechanism = mechanism_of(spec, population_of(spec, dataset), releases, code)
     digest = dataset.digest()
     owner = fingerprint(spec.to_json(), mechanism, digest)

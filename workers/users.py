@@ -24,7 +24,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput, PrivateDetail
 from dpsweep.workers.data import Dataset, Split, rows_per_user
 from dpsweep.workers.dataset_description import RowsPerUser
 from dpsweep.workers.losses import Loss
@@ -56,6 +56,19 @@ def population(users: UserSpec | None, rows: int, histogram: RowsPerUser) -> int
     if users.sampling == "uls":
         return sum(count for _, count in histogram)
     return rows_kept(histogram, users.max_records)
+
+
+def require_strangers(spec: TrialSpec, shared: int) -> None:
+    """Raise `InvalidInput` if the trial protects users and people who train own test examples, too.
+
+    shared: of `shared_users`. Measures of test data would show these people, and no epsilon covers that.
+    """
+    if spec.users is not None and shared:
+        raise InvalidInput(
+            "privacy.unit is user, but people of the training data own rows of the test data, too: measures of these "
+            "rows show people who train, which no epsilon covers; take their rows out of the test table, or leave out "
+            "test_path, so that data.test_fraction holds out whole people"
+        ) from PrivateDetail(f"{shared} people own rows of both")
 
 
 def population_of(spec: TrialSpec, dataset: Dataset) -> int:

@@ -238,7 +238,7 @@ def _of_account(again: PublishedAccount, trace: Trace) -> Iterator[str]:
 def _smaller(what: str, claim: PrivacyEstimate, trace: Trace, delta: float) -> Iterator[str]:
     accountant = claim.accountant if claim.group_size == 1 else "pld"
     found = _cost(trace, delta, accountant, claim.group_size)
-    if ("user" in claim.unit) != (trace.unit.name == "user"):
+    if claim.unit != found.unit:
         yield f"it claims {what} per {claim.unit}, but its trace costs that per {found.unit}"
     if claim.delta != delta or claim.adjacency != found.adjacency:
         yield (

@@ -24,6 +24,7 @@ def _everybody(found: Outcomes) -> Mask:
 _OF_PREDICTIONS: Final[Mapping[str, Callable[[Outcomes], Mask]]] = {
     "accuracy": _everybody,
     "accuracy_change": _everybody,
+    "user_accuracy": _everybody,
     "selection_rate": _everybody,
     "majority_class_rate": _everybody,
     "true_positive_rate": lambda found: found.labels == 1,

@@ -431,10 +431,23 @@ def _counted(each: _TestedTrial, weights: npt.NDArray[np.int32], baseline: Teste
         _tallies(found, weights, each.shown) if isinstance(found, Outcomes) else _summed(found, weights, each.shown)
     )
     fairness = each.trial.quality.fairness if each.trial.quality else {}
-    return Tested(everyone, groups, "equalized_odds_difference" in fairness, baseline)
+    return Tested(
+        everyone, groups, "equalized_odds_difference" in fairness, baseline, _by_user(found, weights, each.shown)
+    )
 
 
-def _tallies(found: Outcomes, weights: npt.NDArray[np.int32], shown: Sequence[str]) -> tuple[Seen, Seen]:
+def _by_user(found: AnyOutcomes, weights: npt.NDArray[np.int32], shown: Sequence[str]) -> Tested | None:
+    """Return the totals where everybody counts once; None without users, and for tasks besides classification."""
+    if found.users is None or not isinstance(found, Outcomes):
+        return None
+    once = rates.shares_of_users(found.users, np.zeros_like(found.users))
+    once_in_group = rates.shares_of_users(found.users, found.groups)
+    everyone, _ = _tallies(found, weights * once, shown)
+    _, groups = _tallies(found, weights * once_in_group, shown)
+    return Tested(everyone, groups, parity=False)
+
+
+def _tallies(found: Outcomes, weights: npt.NDArray[np.int32] | Array, shown: Sequence[str]) -> tuple[Seen, Seen]:
     """Tallies of all examples, and of each group that is shown, on every resample."""
     size, classes, bins = len(found.group_names), found.num_classes, rates.CALIBRATION_BINS
     cells = rates.confusion_cells(found.labels, found.predicted, found.groups, classes)

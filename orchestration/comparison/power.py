@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 from scipy import special
@@ -46,12 +46,16 @@ ASSUMED: Final = Assumed()
 
 @dataclass(frozen=True)
 class Design:
-    """The size of a comparison: private settings, test examples in all and in the smallest shown group, groups."""
+    """The size of a comparison: private settings, test examples in all and in the smallest shown group, groups.
+
+    `unit`: what is independent and is counted, ``users`` where the test data name them.
+    """
 
     settings: int
     examples: int
     smallest: int
     groups: int
+    unit: Literal["examples", "users"] = "examples"
 
 
 @dataclass(frozen=True)
@@ -79,10 +83,13 @@ def design(sweep: SweepSpec, trials: Sequence[PlannedTrial]) -> Design | None:
     if len(settings) < 2 or not private or (sweep.tune is not None and sweep.tune.data is not None):
         return None
     least = min(private, key=lambda each: each.dataset.test_size)
+    users = least.dataset.test_users
     sizes = np.array(least.dataset.test_group_sizes)
-    shown = sizes[shown_groups(sizes, least.spec.min_group_size)]
-    examples = least.dataset.test_size
-    return Design(len(settings), examples, int(shown.min()) if len(shown) else examples, max(1, len(shown)))
+    shown = shown_groups(sizes, least.spec.min_group_size)
+    counts = sizes if users is None else np.array(least.dataset.test_group_users)
+    units = least.dataset.test_size if users is None else users
+    smallest = int(counts[shown].min()) if len(shown) else units
+    return Design(len(settings), units, smallest, max(1, len(shown)), "examples" if users is None else "users")
 
 
 def _compared(sweep: SweepSpec) -> tuple[GridPoint, ...]:
@@ -132,7 +139,7 @@ def lines(of: Design, planned: int, hours: Callable[[int], float] | None = None)
     planned: seeds of the sweep. hours: CPU-hours by number of seeds, if known.
     """
     found = [
-        f"what {of.settings} private settings can show, on {of.examples:,} test examples (the smallest of {of.groups} "
+        f"what {of.settings} private settings can show, on {of.examples:,} test {of.unit} (the smallest of {of.groups} "
         f"groups: {of.smallest:,}): differences in accuracy, worst group, gap, found in 4 of 5 sweeps"
     ]
     for seeds in sorted({*SEEDS, planned} - {1}):
@@ -143,7 +150,7 @@ def lines(of: Design, planned: int, hours: Callable[[int], float] | None = None)
     return [
         *found,
         f"  assumed: seeds move a difference by {100 * ASSUMED.of_seeds:g} point, two settings differ on "
-        f"{100 * ASSUMED.unlike:g}% of test examples, groups are right for {100 * ASSUMED.right:g}%",
+        f"{100 * ASSUMED.unlike:g}% of test {of.unit}, groups are right for {100 * ASSUMED.right:g}%",
     ]
 
 

@@ -180,6 +180,7 @@ def _quality(
                 courses.get(group.name),
                 _with_change(evaluation.task, group.scores, changes.get(group.name)),
                 on_training.get(group.name),
+                group.user_accuracy,
             )
             for group in evaluation.groups
         ),
@@ -190,6 +191,7 @@ def _quality(
         parts=evaluation.parts,
         on_training=main_score(training.accuracy, training.scores) if training else None,
         hidden=tuple(name for name in group_names if name not in shown),
+        user_accuracy=evaluation.user_accuracy,
     )
 
 

@@ -25,8 +25,10 @@ from dpsweep.orchestration.comparison.tested import (
     by_group,
     calibration_error,
     change_by_group,
+    gap_of,
     log_loss,
     of_two,
+    over_users,
     overall,
 )
 from dpsweep.orchestration.comparison.tested import of_counts as rate_of
@@ -39,6 +41,8 @@ from dpsweep.orchestration.comparison.values import (
     of_two_classes,
     score,
     two_classes,
+    user_accuracy,
+    user_accuracy_gap,
 )
 from dpsweep.orchestration.records.published import PublishedTrial
 from dpsweep.workers import rates
@@ -139,6 +143,34 @@ RATE_METRICS = (
         for name, extreme, heading, shown, better, meaning in _GAPS
     ),
     Metric(
+        "user_accuracy",
+        "final/user_accuracy",
+        "Accuracy over users",
+        user_accuracy,
+        PERCENT,
+        "The mean over users of the share of their test examples that is predicted right, so that everybody counts "
+        "once; in a group, by their examples there.",
+        frozenset({MetricTable.FAIRNESS}),
+        of_model=True,
+        better="higher",
+        measure=over_users(overall(rate_of(rates.accuracy))),
+        task="classification",
+    ),
+    Metric(
+        "user_accuracy_gap",
+        "fairness/user_accuracy_gap",
+        "Gap over users",
+        user_accuracy_gap,
+        GAP,
+        "The best minus the worst accuracy over users of a group, in points.",
+        frozenset({MetricTable.FAIRNESS}),
+        of_model=True,
+        better="lower",
+        measure=over_users(gap_of(rate_of(rates.accuracy))),
+        task="classification",
+        extreme=Extreme("gap", ("user_accuracy",)),
+    ),
+    Metric(
         "balanced_accuracy",
         "final/balanced_accuracy",
         "Balanced accuracy",
@@ -216,6 +248,15 @@ GROUP_METRICS = (
         PERCENT,
         "higher",
         by_group(rate_of(rates.accuracy)),
+        "classification",
+    ),
+    GroupMetric(
+        "user_accuracy",
+        "Accuracy over users",
+        lambda group: group.user_accuracy,
+        PERCENT,
+        "higher",
+        over_users(by_group(rate_of(rates.accuracy))),
         "classification",
     ),
     GroupMetric(

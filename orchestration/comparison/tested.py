@@ -39,13 +39,15 @@ class Tested:
     """Totals of one trial: over all its test examples [...], and over each group that is shown [..., G].
 
     `parity`: whether parity gaps are defined, that is, there are two classes that are not the groups. `baseline`: the
-    non-private trial that it is compared with, on the same examples.
+    non-private trial that it is compared with, on the same examples. `users`: the same where everybody counts once,
+    overall and in each group, however many rows they have; None if the data name no users.
     """
 
     everyone: Seen
     groups: Seen
     parity: bool
     baseline: Tested | None = None
+    users: Tested | None = None
 
 
 Measure = Callable[[Tested], Array | None]
@@ -86,6 +88,11 @@ def overall(score: Score) -> Measure:
 def by_group(score: Score) -> Measure:
     """Measure a score on each group."""
     return lambda tested: score(tested.groups)
+
+
+def over_users(measure: Measure) -> Measure:
+    """Measure what ``measure`` does where everybody counts once; None if the data name no users."""
+    return lambda tested: None if tested.users is None else measure(tested.users)
 
 
 def between_groups(name: str) -> Measure:

@@ -36,6 +36,18 @@ def accuracy(trial: PublishedTrial) -> float | None:
     return trial.quality.accuracy if trial.quality else None
 
 
+def user_accuracy(trial: PublishedTrial) -> float | None:
+    """Mean over users of the share of their test examples that is predicted right; None if the data name no users."""
+    return trial.quality.user_accuracy if trial.quality else None
+
+
+def user_accuracy_gap(trial: PublishedTrial) -> float | None:
+    """Largest minus smallest `user_accuracy` over the groups of the test data."""
+    groups = trial.quality.groups if trial.quality else ()
+    known = [group.user_accuracy for group in groups if group.user_accuracy is not None]
+    return max(known) - min(known) if len(known) > 1 else None
+
+
 def main(trial: PublishedTrial) -> float | None:
     """Main score of the trial's task on test data: accuracy for classification, else one of its scores."""
     return trial.quality.main if trial.quality else None

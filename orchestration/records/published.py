@@ -94,6 +94,8 @@ class PublishedGroup:
     training: PublishedCourse | None = None
     scores: Mapping[str, float] = field(default_factory=dict)
     on_training: float | None = None
+    user_accuracy: float | None = None
+    """As in `dpsweep.workers.evaluation.GroupEvaluation`."""
 
     @property
     def main(self) -> float | None:
@@ -124,6 +126,7 @@ class PublishedQuality:
     parts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     on_training: float | None = None
     hidden: tuple[str, ...] = ()
+    user_accuracy: float | None = None
 
     @property
     def main(self) -> float | None:

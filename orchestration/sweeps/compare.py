@@ -42,6 +42,7 @@ class CompareSettings(SweepSection):
         Literal[
             "accuracy",
             "accuracy_change",
+            "user_accuracy",
             "balanced_accuracy",
             "true_positive_rate",
             "false_positive_rate",

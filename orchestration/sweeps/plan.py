@@ -44,7 +44,7 @@ from dpsweep.workers.preprocessing import planned_releases
 from dpsweep.workers.requirements import check_spec, with_chosen_norms
 from dpsweep.workers.spec import DataSpec, NormSpec, TrialSpec
 from dpsweep.workers.trial_mechanism import affordable_epochs, mechanism_of, with_noise
-from dpsweep.workers.users import population, require_per_user
+from dpsweep.workers.users import population, require_per_user, require_strangers
 
 _BYTES_PER_ROW = 8 + 4 + 4 + 4 + 4
 """example_id int64; group int32; norm, contribution and loss float32."""
@@ -154,6 +154,7 @@ class _Planner:
         _check_components(trial, dataset, self.code or NO_CODE)
         before = (*planned_releases(trial.preprocessing), *after_training)
         require_per_user(trial, [release.name for release in before])
+        require_strangers(trial, dataset.shared_users)
         size = population(trial.users, dataset.train_size, dataset.rows_per_user)
         mechanism = mechanism_of(trial, size, after_training, self.code or NO_CODE)
         return _Checked(point, after_training, dataset, digest, mechanism, parameters)

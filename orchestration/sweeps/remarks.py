@@ -30,7 +30,7 @@ def of_sweep(sweep: SweepSpec) -> tuple[str, ...]:
 def of_trials(trials: Sequence[PlannedTrial], code: UserCode | None) -> tuple[str, ...]:
     """Warnings about trials that can run. code: None if the user's own code was not run."""
     untried = _untried(trials) if code is None else ()
-    return (*_of_data(trials), *_large_deltas(trials), *_beyond_budgets(trials), *untried)
+    return (*_of_data(trials), *_of_test_users(trials), *_large_deltas(trials), *_beyond_budgets(trials), *untried)
 
 
 def _of_data(trials: Sequence[PlannedTrial]) -> tuple[str, ...]:
@@ -40,6 +40,24 @@ def _of_data(trials: Sequence[PlannedTrial]) -> tuple[str, ...]:
         for trial in trials
         for note in (*trial.dataset.notes, *in_words(trial.dataset.reasons))
     }
+    return tuple(notes)
+
+
+def _of_test_users(trials: Sequence[PlannedTrial]) -> tuple[str, ...]:
+    """Return a note on each data set whose test examples may belong to people who train. The number is private."""
+    notes: dict[str, None] = {}
+    for each in (trial.dataset for trial in trials):
+        if each.shared_users:
+            notes[
+                f"data {each.name}: people of the training data own rows of the test data, too, so that measures of "
+                "these tell of people who train, and look better than on strangers; take their rows out of the test "
+                "table, or leave out test_path, so that whole people are held out"
+            ] = None
+        if each.rows_per_user and each.test_users is None:
+            notes[
+                f"data {each.name}: the test examples name no users, so nobody checks whether people who train are "
+                "among them, and intervals take rows of one user as independent; name the users of test examples, too"
+            ] = None
     return tuple(notes)
 
 

@@ -23,4 +23,9 @@ def require_one_task(sweep: SweepSpec, known: Iterable[DatasetDescription], data
             "be compared; give each a sweep of its own"
         )
     require_defined(sweep.compare, dataset.name, len(dataset.class_names), dataset.task)
+    if sweep.compare.worst_group == "user_accuracy" and dataset.test_users is None:
+        raise InvalidInput(
+            f"compare.worst_group is user_accuracy, but the test examples of {dataset.name} name no users; name them "
+            "(data.user), or choose accuracy"
+        )
     require_selectable(sweep.tune, dataset.task)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
+import numpy.typing as npt
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records import read_private
@@ -104,6 +105,7 @@ def describe(dataset: Dataset) -> DatasetDescription:
         tuple(np.bincount(part.groups.numpy(), minlength=dataset.num_groups).tolist())
         for part in (dataset.train, dataset.test)
     )
+    tested = None if dataset.test.user_ids is None else dataset.test.user_ids.numpy()
     return DatasetDescription(
         name=dataset.name,
         train_size=len(dataset.train),
@@ -118,7 +120,24 @@ def describe(dataset: Dataset) -> DatasetDescription:
         task=dataset.task,
         reasons=dataset.reasons,
         rows_per_user=rows_per_user(dataset.train),
+        test_users=None if tested is None else len(np.unique(tested)),
+        test_group_users=() if tested is None else _users_by_group(tested, dataset),
+        shared_users=shared_users(dataset),
     )
+
+
+def _users_by_group(owners: npt.NDArray[np.int64], dataset: Dataset) -> tuple[int, ...]:
+    groups = dataset.test.groups.numpy()
+    return tuple(len(np.unique(owners[groups == group])) for group in range(dataset.num_groups))
+
+
+def shared_users(dataset: Dataset) -> int:
+    """Return how many users own training and test examples, which is private; 0 if either names no users.
+
+    A test set that was split off here shares none.
+    """
+    train, test = dataset.train.user_ids, dataset.test.user_ids
+    return 0 if train is None or test is None else len(np.intersect1d(train.numpy(), test.numpy()))
 
 
 def rows_per_user(split: Split) -> RowsPerUser:
@@ -153,6 +172,7 @@ __all__ = [
     "make_split",
     "profile_table",
     "rows_per_user",
+    "shared_users",
     "source_of_arrays",
     "source_of_frame",
 ]

@@ -284,7 +284,8 @@ class Dataset:
         digest = hashlib.sha256()
         for split in (self.train, self.test, self.public, self.held_out):
             if split is not None:
-                for column in (split.features, split.labels, split.groups, split.example_ids):
+                users = () if split.user_ids is None else (split.user_ids,)
+                for column in (split.features, split.labels, split.groups, split.example_ids, *users):
                     digest.update(column.contiguous().view(torch.uint8).numpy().data)
         return digest.hexdigest()
 

@@ -97,6 +97,10 @@ FORGERIES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         lambda result: forged_risk(result, 0, group_size=16, unit="group of 16"),
         r"attacks on groups of 16, of which it claims no epsilon",
     ),
+    "unit": (
+        lambda result: result["worst_case"].update(unit="user"),
+        r"claims epsilon per user, but its trace costs that per example",
+    ),
     "unit of a risk": (lambda result: forged_risk(result, 0, unit="user"), r"attacks on user .* on example under"),
     "statistics": (lambda result: result["individuals"].update(release_epsilon=0.01), r"statistics cost 0\.01"),
 }

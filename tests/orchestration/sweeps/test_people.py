@@ -13,12 +13,13 @@ from typer.testing import CliRunner
 from dpsweep.accounting import account
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.commands.main import app
+from dpsweep.orchestration.comparison.power import design, lines
 from dpsweep.orchestration.sweeps.people import Way, _best, comparisons
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.planned import Plan
 from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
 from dpsweep.workers.spec import UserSampling
-from tests.orchestration.sample_people import sweep_of_people, write_people
+from tests.orchestration.sample_people import data_of, sweep_of_people, write_people
 
 COUNTS = {1: 30, 2: 40}
 
@@ -77,6 +78,7 @@ def test_a_released_distribution_is_paid_for_by_every_private_trial(table: Path)
     assert account(alone[0], 1e-4).epsilon == pytest.approx(account(alone[1], 1e-4).epsilon, rel=1e-6)
 
 
+@pytest.mark.long
 def test_plan_says_where_the_numbers_come_from_and_releases_them_on_request(table: Path, tmp_path: Path) -> None:
     def output(text: str, *options: str) -> str:
         (tmp_path / "sweep.yaml").write_text(text)
@@ -105,3 +107,35 @@ def test_plan_says_where_the_numbers_come_from_and_releases_them_on_request(tabl
 def test_what_is_no_distribution_is_refused(table: Path, changes: dict[str, object], words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
         parse_sweep(sweep_of_people(table, **{"rows_per_user": {"users": COUNTS}, **changes}))
+
+
+@pytest.mark.parametrize("first", [20, 24])
+def test_people_of_the_training_table_in_the_test_table_are_found(table: Path, tmp_path: Path, first: int) -> None:
+    tested = write_people(tmp_path / "tested.csv", first=first, seed=1)
+    data = data_of(table, test_path=str(tested))
+    plan = plan_sweep(parse_sweep(sweep_of_people(data)))
+    rows = sweep_of_people(data, unit="example", user_sampling=None, max_records_per_user=None)
+    by_rows = plan_sweep(parse_sweep(rows))
+    (trial,) = by_rows.trials
+    said = [each for each in by_rows.warnings if "own rows of the test data, too" in each]
+    assert trial.dataset.test_users == 24
+    if first == 24:
+        assert plan.trials
+        assert not said
+        return
+    (refused,) = plan.refusals
+    assert "people of the training data own rows of the test data, too" in refused.reason
+    assert "4 people own rows of both" in (refused.hidden or "")
+    assert len(said) == 1
+    for public in (refused.reason, *said, repr(trial.dataset)):
+        assert not re.search(r"\b4\b", public), "how many they are is private"
+
+
+def test_a_plan_counts_users_where_they_are_known(table: Path) -> None:
+    sweep = parse_sweep(sweep_of_people(table, max_records_per_user=[1, 2]))
+    plan = plan_sweep(sweep)
+    found = design(sweep, plan.trials)
+    assert found is not None
+    assert (found.unit, found.examples) == ("users", plan.trials[0].dataset.test_users)
+    assert found.examples < plan.trials[0].dataset.test_size
+    assert "test users" in " ".join(lines(found, 1))
