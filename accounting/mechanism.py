@@ -244,6 +244,11 @@ class Trace:
                 "for it under 'add_remove'"
             )
 
+        if self.filter is not None and self.strategy != INDEPENDENT:
+            raise UnsupportedMechanism(
+                f"no filter is proven here with {self.strategy.words}: what an example pays at a step depends on its "
+                "other steps; use independent noise, or another clipping method"
+            )
         if self.unit != EXAMPLE:
             self._require_users_are_covered()
         if self.selection is not None and (self.filter is not None or self.noise_follows_results):

@@ -33,6 +33,22 @@ MOST_BANDS: Final = 256
 """Most diagonals that a strategy may name: a trainer keeps as many earlier draws."""
 
 
+@dataclass(frozen=True)
+class Recurrence:
+    """C^-1 as a recurrence, by which a trainer makes the noise of a step from few earlier values.
+
+    of_noise[0] z_t = sum_i of_draws[i] w_(t-i) - sum_(j >= 1) of_noise[j] z_(t-j), where values before step 0 are 0.
+    """
+
+    of_draws: Array
+    of_noise: Array
+
+    @property
+    def kept(self) -> int:
+        """Number of earlier draws and noises of every weight that a trainer keeps, as doubles."""
+        return len(self.of_draws) + len(self.of_noise) - 2
+
+
 @final
 @dataclass(frozen=True)
 class IndependentNoise:
@@ -63,6 +79,10 @@ class BandedNoise:
         """Return the first column of C, up to its last entry that differs from 0."""
         return np.array(best_banded(self.bands, self.steps))
 
+    def recurrence(self) -> Recurrence:
+        """Return C z = w, which keeps the noise of ``bands`` - 1 steps."""
+        return Recurrence(np.ones(1), self.column())
+
     def noising_column(self) -> Array:
         """Return the first column of C^-1 [steps]."""
         return inverse_column(self.column(), self.steps)
@@ -90,6 +110,10 @@ class InverseRootNoise:
         """Return the first column of C^-1, up to its last entry that differs from 0."""
         return inverse_square_root_column(min(self.bands, self.steps))
 
+    def recurrence(self) -> Recurrence:
+        """Return z = C^-1 w, which keeps the draws of ``bands`` - 1 steps."""
+        return Recurrence(self.noising_column(), np.ones(1))
+
 
 @final
 @dataclass(frozen=True)
@@ -114,6 +138,10 @@ class LambdaNoise:
         """Return the first column of C^-1, up to its last entry that may differ from 0."""
         return np.array([1.0, -self.decay])
 
+    def recurrence(self) -> Recurrence:
+        """Return z = C^-1 w, which keeps the draws of one step."""
+        return Recurrence(self.noising_column(), np.ones(1))
+
 
 CorrelatedNoise = BandedNoise | InverseRootNoise | LambdaNoise
 """Strategies with a matrix of as many rows as the run has steps."""
@@ -131,6 +159,11 @@ STRATEGIES: Final[Mapping[str, Callable[..., NoiseStrategy]]] = {
 }
 """Noise strategies by their name in files and on the command line."""
 
+CORRELATED: Final[Mapping[str, Callable[..., NoiseStrategy]]] = {
+    name: strategy for name, strategy in STRATEGIES.items() if name != IndependentNoise.stored_name
+}
+"""Noise strategies that a sweep file may name, beside schedules."""
+
 
 def _keep_sizes(strategy: BandedNoise | InverseRootNoise) -> None:
     keep_whole(strategy, "bands", "bands of correlated noise", at_least=1, at_most=MOST_BANDS)
@@ -140,6 +173,11 @@ def _keep_sizes(strategy: BandedNoise | InverseRootNoise) -> None:
 def bands_of(strategy: CorrelatedNoise) -> int:
     """Return the number of diagonals of C that differ from 0."""
     return int(np.flatnonzero(strategy.column())[-1]) + 1
+
+
+def kept_bytes(strategy: NoiseStrategy) -> int:
+    """Return the bytes that a trainer keeps of earlier noise for each trainable weight; 0 for independent noise."""
+    return 0 if isinstance(strategy, IndependentNoise) else 8 * strategy.recurrence().kept
 
 
 def prefix_sum_errors(strategy: NoiseStrategy, steps: int, noise_multiplier: float) -> tuple[float, float]:

@@ -23,6 +23,7 @@ from dpsweep.accounting.errors import DpsweepError
 from dpsweep.accounting.estimates import Claim
 from dpsweep.accounting.filters import IndividualFilter, StepPrices
 from dpsweep.accounting.mechanism import Release, Selection, SideQuery, Trace
+from dpsweep.accounting.noise import INDEPENDENT, NoiseStrategy
 from dpsweep.accounting.samplings import Adjacency, Sampling
 from dpsweep.accounting.schedules import NoiseSchedule, planned_trace, with_initial
 from dpsweep.accounting.selection import before_choice
@@ -47,6 +48,14 @@ class TrialMechanism:
     adjacency: Adjacency | None = None
     selection: Selection | None = None
     unit: Unit = EXAMPLE
+    strategy: NoiseStrategy = INDEPENDENT
+    """How the noise of the steps is correlated, made for all steps of the longest run."""
+
+    @property
+    def words(self) -> str:
+        """Words for batches and correlated noise in messages."""
+        correlated = "" if self.strategy == INDEPENDENT else f" and {self.strategy.words}"
+        return f"{self.sampling.words}{correlated}"
 
     @property
     def steps_per_epoch(self) -> int:
@@ -68,7 +77,7 @@ class TrialMechanism:
         )
         contributions = "estimate" if planned.noise_follows_results else self.contributions
         limited = replace(planned, contributions=contributions, filter=self.filter)
-        return replace(limited, selection=self.selection, unit=self.unit)
+        return replace(limited, selection=self.selection, unit=self.unit, strategy=self.strategy)
 
     def prices(self, noise_multiplier: float) -> StepPrices | None:
         """Return the cost of a step with that noise for an example; None without a filter."""

@@ -390,9 +390,9 @@ class TruncatedPoissonSampling:
 class CyclicPoissonSampling:
     """Examples are in ``cycle_length`` groups that take turns: the group of a step joins by ``sample_rate`` each.
 
-    The group of an example is a public function of that example alone, such as of its id, so that adding an example
-    leaves the others where they are. No trial draws these batches; the cost of a turn is proven for one example
-    (docs/accounting-proofs.md, "Correlated noise").
+    The group of an example is known before the run and depends on no other example, so that adding an example leaves
+    the others where they are. Lower bounds are for an example of the group whose turn comes first. The cost of a turn
+    is proven for one example (docs/accounting-proofs.md, "Correlated noise").
     """
 
     stored_name: ClassVar[str] = "cyclic_poisson"
@@ -410,7 +410,7 @@ class CyclicPoissonSampling:
         keep_finite(self, "sample_rate", "sample_rate", at_least=SMALLEST_RATE, at_most=1.0)
 
     @classmethod
-    def of_sizes(cls, dataset_size: int, batch_size: int, cycle_length: int) -> Self:
+    def of_sizes(cls, dataset_size: int, batch_size: int, cycle_length: int = 1) -> Self:
         """Batches of ``batch_size`` expected examples, of groups of ``dataset_size`` / ``cycle_length`` on average.
 
         Raises: InvalidInput if a group has fewer examples than a batch.
@@ -434,7 +434,7 @@ class CyclicPoissonSampling:
         raise UnsupportedMechanism(f"no law of the members of a group is known in {self.words}")
 
     def require_fits(self, dataset_size: int) -> None:
-        """Accepts every size: any data set can be divided into groups."""
+        """Accepts every size."""
 
 
 @final
@@ -442,8 +442,8 @@ class CyclicPoissonSampling:
 class FixedOrderSampling:
     """Every epoch visits every example once, in the same order, in ``batches`` disjoint batches.
 
-    Two visits of one example are ``batches`` steps apart (min-separation), and nothing is sampled. No trial draws these
-    batches. Not accounted for under add/remove, as `ShuffledSampling` is not.
+    Two visits of one example are ``batches`` steps apart (min-separation), and nothing is sampled. Not accounted for
+    under add/remove, as `ShuffledSampling` is not.
     """
 
     stored_name: ClassVar[str] = "fixed_order"
@@ -468,7 +468,6 @@ class FixedOrderSampling:
         return self.batches
 
     def members_drawn(self, group_size: int) -> tuple[Array, Array]:
-        """Return all members, in every epoch."""
         return ShuffledSampling(self.batches).members_drawn(group_size)
 
     def require_fits(self, dataset_size: int) -> None:
@@ -518,6 +517,8 @@ SAMPLINGS: Mapping[str, type[SizedSampling]] = {
     "fixed": FixedBatchSampling,
     "shuffle": ShuffledSampling,
     "random_allocation": RandomAllocationSampling,
+    "cyclic_poisson": CyclicPoissonSampling,
+    "fixed_order": FixedOrderSampling,
 }
 """Samplings by their name in sweep files and on the command line."""
 
@@ -528,24 +529,23 @@ RANDOM_ALLOCATION: Final = RandomAllocationSampling.stored_name
 CYCLIC_POISSON: Final = CyclicPoissonSampling.stored_name
 FIXED_ORDER: Final = FixedOrderSampling.stored_name
 
-PLANNED_ONLY: Final[Mapping[str, type[Sampling]]] = {
-    CYCLIC_POISSON: CyclicPoissonSampling,
-    FIXED_ORDER: FixedOrderSampling,
-}
-"""Samplings that are accounted for by name on the command line, and that no trial draws."""
-
 
 def stored_kinds() -> tuple[type[Sampling], ...]:
     """Return every sampling class that the file of a trace may name."""
-    return (*SAMPLINGS.values(), *MAXIMA.values(), *PLANNED_ONLY.values())
+    return (*SAMPLINGS.values(), *MAXIMA.values())
 
 
 def sampling_of_sizes(
-    method: str, dataset_size: int, batch_size: int, max_batch_size: int | None = None, per_epoch: int | None = None
+    method: str,
+    dataset_size: int,
+    batch_size: int,
+    max_batch_size: int | None = None,
+    per_epoch: int | None = None,
+    cycle_length: int | None = None,
 ) -> Sampling:
     """Return the sampling called ``method`` with batches of ``batch_size``, none larger than ``max_batch_size``.
 
-    Raises: InvalidInput for an unknown method, one without a maximum or ``per_epoch``, and sizes that do not fit.
+    Raises: InvalidInput for an unknown method, a number that belongs to another method, and sizes that do not fit.
     """
     kind = lookup(SAMPLINGS, method, "sampling")
     if max_batch_size is not None and method not in MAXIMA:
@@ -553,12 +553,12 @@ def sampling_of_sizes(
             f"max_batch_size is {max_batch_size}, but {kind.words} are not cut: leave it out, or choose the method "
             "poisson"
         )
-    if per_epoch is not None:
-        if kind is not RandomAllocationSampling:
-            raise InvalidInput(
-                f"per_epoch is {per_epoch}, but belongs to {RANDOM_ALLOCATION}, not to {method}: leave it out"
-            )
-        return RandomAllocationSampling.of_sizes(dataset_size, batch_size, per_epoch)
+    numbers = (per_epoch, "per_epoch", RandomAllocationSampling), (cycle_length, "cycle_length", CyclicPoissonSampling)
+    for value, key, owner in numbers:
+        if value is not None and kind is not owner:
+            raise InvalidInput(f"{key} is {value}, but belongs to {owner.stored_name}, not to {method}: leave it out")
+        if value is not None:
+            return owner.of_sizes(dataset_size, batch_size, value)
     if max_batch_size is None:
         return kind.of_sizes(dataset_size, batch_size)
     return MAXIMA[method].of_sizes(dataset_size, batch_size, max_batch_size)

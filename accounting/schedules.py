@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, ClassVar
@@ -27,8 +27,8 @@ from dpsweep.accounting.mechanism import (
     Trace,
     join_segments,
 )
-from dpsweep.accounting.noise import STRATEGIES
-from dpsweep.accounting.registry import build, one_of
+from dpsweep.accounting.noise import CORRELATED, INDEPENDENT, STRATEGIES, NoiseStrategy, make_strategy
+from dpsweep.accounting.registry import build, lookup, one_of
 from dpsweep.accounting.samplings import Adjacency, Sampling, draws_by_epoch
 
 NEGLIGIBLE_NOISE = NOISE_MULTIPLIERS[0]
@@ -272,14 +272,31 @@ def make_schedule(name: str, initial_noise_multiplier: float, **params: Any) -> 
     """Return the schedule ``name`` with ``params``; InvalidInput with the nearest valid word for an unknown name or
     key.
 
-    Raises: UnsupportedMechanism for the name of a noise strategy, which no trial follows yet.
+    Raises: UnsupportedMechanism for the name of a noise strategy.
     """
     if isinstance(name, str) and name in STRATEGIES:
         raise UnsupportedMechanism(
-            f"{name} is a noise strategy, and no trial correlates its noise yet: dpsweep epsilon --noise-strategy says "
-            f"what it would cost; choose a noise schedule: {one_of(SCHEDULES)}"
+            f"{name} is a noise strategy, not a schedule: the command line takes it as --noise-strategy; choose a "
+            f"noise schedule: {one_of(SCHEDULES)}"
         )
     return build(SCHEDULES, name, params, "noise schedule", initial_noise_multiplier=initial_noise_multiplier)
+
+
+NOISES: Mapping[str, Callable[..., NoiseSchedule | NoiseStrategy]] = {**SCHEDULES, **CORRELATED}
+"""What the noise of a trial may be: a schedule with independent noise, or a strategy with constant noise."""
+
+
+def make_noise(
+    name: str, noise_multiplier: float, params: Mapping[str, Any], steps: int
+) -> tuple[NoiseSchedule, NoiseStrategy]:
+    """Return the schedule and the strategy of a trial of ``steps`` steps, by the name of either.
+
+    Raises: InvalidInput with the nearest valid word for an unknown name or key.
+    """
+    lookup(NOISES, name, "noise schedule")
+    if name in CORRELATED:
+        return ConstantSchedule(noise_multiplier), make_strategy(name, params, steps)
+    return make_schedule(name, noise_multiplier, **params), INDEPENDENT
 
 
 def parse_schedule(text: str, initial_noise_multiplier: float) -> NoiseSchedule:

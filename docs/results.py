@@ -113,6 +113,7 @@ steps so far), `clipping_bound` or `clipping_bound/GROUP`, `noise_multiplier`, `
 | `private` | false if ε is infinite |
 | `tuning` | how the tuning of the sweep is paid for, if it has one |
 | `accountant`, `adjacency`, `unit`, `epsilon_kind` | how `privacy/epsilon` was computed, whose it is, what it claims |
+| `noise_strategy` | how noise is correlated over steps, such as `banded:bands=4`; `independent` |
 | `epsilon_i_kind` | what the εᵢ claim |
 | `epsilon_reasons`, `epsilon_i_reasons` | [why](accounting.md#which-epsilon-to-quote) these are estimates |
 | `disclosure`, `sensitive` | the release mode; `sensitive=true` with `release: raw` |

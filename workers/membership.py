@@ -142,7 +142,8 @@ def _fitting(sampling: SamplingSpec, size: int) -> SamplingSpec:
     """Return the sampling with batches of at most all of ``size`` examples."""
     if sampling.batch_size == "full":
         return sampling
-    return replace(sampling, batch_size=min(sampling.batch_size, max(size // (sampling.per_epoch or 1), 1)))
+    shares = (sampling.per_epoch or 1) * (sampling.cycle_length or 1)
+    return replace(sampling, batch_size=min(sampling.batch_size, max(size // shares, 1)))
 
 
 def _reference_models(

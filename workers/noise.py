@@ -53,6 +53,17 @@ class NoiseSource(Protocol):
         """`added` applied to each of ``values``, with independent noise, in new tensors; all are on one device."""
         ...
 
+    def standard(self, count: int) -> Iterator[Tensor]:
+        """Yield ``count`` draws from N(0, 1) in consecutive pieces, float64 on the device that draws.
+
+        Callers must not change them in place.
+        """
+        ...
+
+    def rounded(self, noisy: Tensor, std: float) -> Tensor:
+        """Return ``noisy``, float64 values with noise of ``std`` > 0, as they may be released."""
+        ...
+
     def state(self) -> dict[str, Any]: ...
 
     def restore(self, state: Mapping[str, Any]) -> None: ...
@@ -75,6 +86,14 @@ class SeededNoise:
         noise = [self.normal(tuple(each.shape), std).to(each) for each in values.values()]
         return dict(zip(values, torch._foreach_add(list(values.values()), noise), strict=True))
 
+    def standard(self, count: int) -> Iterator[Tensor]:
+        device = self._generator.device
+        yield torch.randn(count, generator=self._generator, device=device, dtype=torch.float64)
+
+    def rounded(self, noisy: Tensor, std: float) -> Tensor:
+        """Return ``noisy`` itself: whoever knows the seed knows the noise."""
+        return noisy
+
     def state(self) -> dict[str, Any]:
         return {"generator": self._generator.get_state()}
 
@@ -96,7 +115,7 @@ class KeyedNoise:
     def normal(self, shape: tuple[int, ...], std: float) -> Tensor:
         require_finite("noise std", std, at_least=0.0)
         values = torch.empty(math.prod(shape), dtype=torch.float32, device=self._device)
-        with _one_thread():
+        with one_thread():
             for part, noise in self._scaled(values, std):
                 part.copy_(noise)
         return values.view(shape)
@@ -118,11 +137,19 @@ class KeyedNoise:
         if std == 0.0:
             return values
         require_finite("noise std", std, at_least=0.0)
-        grid = release_grid(std)
-        with _one_thread():
+        with one_thread():
             for part, noise in self._scaled(values, std):
-                part.copy_(noise.add_(part.to(noise.device)).div_(grid).round_().mul_(grid))
+                part.copy_(self.rounded(noise.add_(part.to(noise.device)), std))
         return values
+
+    def rounded(self, noisy: Tensor, std: float) -> Tensor:
+        """Round ``noisy`` in place to the public grid of ``std``, and return it."""
+        grid = release_grid(std)
+        return noisy.div_(grid).round_().mul_(grid)
+
+    def standard(self, count: int) -> Iterator[Tensor]:
+        for draws in self._gaussians.pieces(count, self._draws):
+            yield draws if self._draws == 1 else draws / math.sqrt(self._draws)
 
     def _scaled(self, values: Tensor, std: float) -> Iterator[tuple[Tensor, Tensor]]:
         """Consecutive parts of ``values`` [n], each with as many draws of noise, float64 on the device that draws."""
@@ -139,7 +166,7 @@ class KeyedNoise:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Use one torch thread: blocks are small, and on a busy machine several threads can be a hundred times as slow."""
     threads = torch.get_num_threads()
     if threads == 1:  # setting it again would empty torch's cache of kernels

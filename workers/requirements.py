@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dpsweep.accounting.correlated import costs_by_step
+from dpsweep.accounting.correlated import as_independent, costs_by_step
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.noise import INDEPENDENT
 from dpsweep.accounting.planning import TrialMechanism
 from dpsweep.workers.audit import check_audit
 from dpsweep.workers.clipping import ClippingMethod
@@ -25,7 +24,7 @@ def with_chosen_norms(spec: TrialSpec, mechanism: TrialMechanism, method: Clippi
     """
     if spec.norms.refreshes_per_epoch != "auto":
         return spec
-    if spec.users is not None or not costs_by_step(mechanism.sampling, INDEPENDENT):
+    if spec.users is not None or not costs_by_step(mechanism.sampling, mechanism.strategy):
         return replace(spec, norms=replace(spec.norms, refreshes_per_epoch="off"))
     often: Refreshes = 1.0 if method.refreshes or mechanism.sampling.displaced else "when_sampled"
     return replace(spec, norms=replace(spec.norms, refreshes_per_epoch=often))
@@ -38,8 +37,10 @@ def check_spec(spec: TrialSpec, mechanism: TrialMechanism, method: ClippingMetho
 
     Raises: InvalidInput for an unknown device, noise without clipping, a clipping method that needs norms which the
     trial does not refresh, a filter without epsilon, a validation-driven schedule without public data, an audit that
-    its sampling or its clipping does not allow, and whatever is not proven per user.
+    its sampling or its clipping does not allow, and whatever is not proven per user. UnsupportedMechanism for
+    correlated noise with batches for which no theorem is known here.
     """
+    as_independent(mechanism.trace(spec.epochs))
     require_per_user(spec, [release.name for release in mechanism.releases])
     if spec.audit is not None:
         if spec.audit.kind == "gradient":
@@ -54,7 +55,7 @@ def check_spec(spec: TrialSpec, mechanism: TrialMechanism, method: ClippingMetho
             f"the noise multiplier reaches {highest:g}, but without clipping the sensitivity is infinite; "
             "choose a clipping method, or constant noise of multiplier 0"
         )
-    if not costs_by_step(mechanism.sampling, INDEPENDENT):
+    if not costs_by_step(mechanism.sampling, mechanism.strategy):
         _require_no_single_epsilons(spec, mechanism, method)
     if (spec.norms.when_sampled or spec.norms.are_off) and method.refreshes:
         raise InvalidInput(
@@ -72,14 +73,14 @@ def check_spec(spec: TrialSpec, mechanism: TrialMechanism, method: ClippingMetho
 
 def _require_no_single_epsilons(spec: TrialSpec, mechanism: TrialMechanism, method: ClippingMethod) -> None:
     """Raise `InvalidInput` for norms, or a clipping method, that serve epsilons of single examples."""
-    words = mechanism.sampling.words
+    words = mechanism.words
     if method.refreshes or method.keeps_to_contributions:
         raise InvalidInput(
             f"clipping method {spec.clipping.name!r} limits what single examples pay, but with {words} no epsilon of "
-            "single examples is proven; choose another clipping method, or sampling poisson"
+            "single examples is proven; choose another clipping method, or sampling poisson with independent noise"
         )
     if not spec.norms.are_off:
         raise InvalidInput(
             f"norms.refreshes_per_epoch is {spec.norms.refreshes_per_epoch}, but with {words} no epsilon of single "
-            "examples is proven; give auto or off, or sampling poisson"
+            "examples is proven; give auto or off, or sampling poisson with independent noise"
         )

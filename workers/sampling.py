@@ -11,7 +11,14 @@ import numpy.typing as npt
 
 from dpsweep.accounting.errors import InvalidInput, require_finite
 from dpsweep.accounting.registry import lookup
-from dpsweep.accounting.samplings import RANDOM_ALLOCATION, RandomAllocationSampling, Sampling, sampling_of_sizes
+from dpsweep.accounting.samplings import (
+    CYCLIC_POISSON,
+    FIXED_ORDER,
+    RANDOM_ALLOCATION,
+    RandomAllocationSampling,
+    Sampling,
+    sampling_of_sizes,
+)
 from dpsweep.workers.chacha import ChaChaBits
 from dpsweep.workers.noise import derive_seed
 from dpsweep.workers.noise_sources import noise_source_kind
@@ -301,6 +308,80 @@ class AllocatedSampler:
         self._draws.restore(state["draws"])
 
 
+class CyclicPoissonSampler:
+    """Groups of rows take turns: a row joins the step of its group with probability ``expected`` / n, independently.
+
+    The group of each of the n rows is drawn uniformly and independently of the others, once and for all. A cycle of
+    ``groups`` steps is drawn at once, as one Poisson batch of all rows, in time of order ``expected`` for large data.
+    The state holds that of the random choices before the groups and before the cycle, which `restore` repeats.
+    """
+
+    def __init__(self, dataset_size: int, groups: int, expected: int, draws: RowDraws) -> None:
+        """`expected`: rows of a whole cycle, at most ``dataset_size``."""
+        self._dataset_size, self._groups, self._expected, self._draws = dataset_size, groups, expected, draws
+        self._first = draws.state()
+        self._group_of = draws.places(dataset_size, groups)
+        self._before, self._ahead = draws.state(), deque[Rows]()
+
+    def next_batch(self) -> Rows:
+        if not self._ahead:
+            self._draw()
+        return self._ahead.popleft()
+
+    def _draw(self) -> None:
+        self._before = self._draws.state()
+        rows = self._draws.each(self._dataset_size, self._expected)
+        groups = self._group_of[rows]
+        sizes = np.bincount(groups, minlength=self._groups)
+        self._ahead = deque(np.split(rows[np.argsort(groups, kind="stable")], np.cumsum(sizes)[:-1]))
+
+    def state(self) -> dict[str, Any]:
+        ahead = len(self._ahead)
+        return {"draws": self._draws.state(), "first": self._first, "before": self._before, "ahead": ahead}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._first = state["first"]
+        self._draws.restore(self._first)
+        self._group_of = self._draws.places(self._dataset_size, self._groups)
+        self._before, self._ahead = state["before"], deque[Rows]()
+        if state["ahead"]:
+            self._draws.restore(state["before"])
+            self._draw()
+        while len(self._ahead) > state["ahead"]:
+            self._ahead.popleft()
+        self._draws.restore(state["draws"])
+
+
+class FixedOrderSampler:
+    """Each epoch visits the rows in one random order, drawn once and for all; the last batch may be smaller.
+
+    The state holds that of the random choices before the order, which `restore` repeats, and the next batch.
+    """
+
+    def __init__(self, dataset_size: int, batch_size: int, draws: RowDraws) -> None:
+        self._dataset_size, self._batch_size, self._draws, self._next = dataset_size, batch_size, draws, 0
+        self._order()
+
+    def _order(self) -> None:
+        self._first = self._draws.state()
+        order = self._draws.order(self._dataset_size)
+        cuts = np.arange(self._batch_size, self._dataset_size, self._batch_size)
+        self._batches = [np.sort(batch) for batch in np.split(order, cuts)]
+
+    def next_batch(self) -> Rows:
+        batch = self._batches[self._next]
+        self._next = (self._next + 1) % len(self._batches)
+        return batch
+
+    def state(self) -> dict[str, Any]:
+        return {"first": self._first, "next": self._next}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._draws.restore(state["first"])
+        self._order()
+        self._next = state["next"]
+
+
 class LeavesOut(Protocol):
     """Names rows to exclude from all batches."""
 
@@ -313,8 +394,8 @@ class LeavesOut(Protocol):
 class PartialSampler:
     """Batches of another sampler without the excluded rows, as drawn from the neighbouring data set without them.
 
-    Poisson and randomly allocated batches are then drawn from the other rows alone (add/remove adjacency). In a
-    shuffled epoch the excluded rows keep their places as null records (zero-out adjacency).
+    Poisson batches, cyclic ones and randomly allocated ones are then drawn from the other rows alone (add/remove
+    adjacency). In epochs the excluded rows keep their places as null records (zero-out adjacency).
     """
 
     def __init__(self, whole: Sampler, leaves_out: LeavesOut) -> None:
@@ -361,15 +442,22 @@ def _allocated(spec: SamplingSpec, dataset_size: int, draws: RowDraws) -> Sample
     return AllocatedSampler(dataset_size, sampling.block, draws)
 
 
+def _cyclic(spec: SamplingSpec, dataset_size: int, draws: RowDraws) -> Sampler:
+    groups = spec.cycle_length or 1
+    return CyclicPoissonSampler(dataset_size, groups, groups * spec.expected_size(dataset_size), draws)
+
+
 SAMPLERS: Final[Mapping[str, Callable[[SamplingSpec, int, RowDraws], Sampler]]] = {
     "poisson": lambda spec, size, draws: PoissonSampler(size, spec.expected_size(size), draws),
     "fixed": lambda spec, size, draws: FixedBatchSampler(size, spec.expected_size(size), draws),
     "shuffle": lambda spec, size, draws: ShuffledSampler(size, spec.expected_size(size), draws),
     RANDOM_ALLOCATION: _allocated,
+    CYCLIC_POISSON: _cyclic,
+    FIXED_ORDER: lambda spec, size, draws: FixedOrderSampler(size, spec.expected_size(size), draws),
 }
 
 
-AUDITABLE: Final = ("poisson", "shuffle", RANDOM_ALLOCATION)
+AUDITABLE: Final = ("poisson", "shuffle", RANDOM_ALLOCATION, CYCLIC_POISSON, FIXED_ORDER)
 """Samplings that can leave canaries out of batches as a neighbouring data set would.
 
 ``fixed`` cannot: its batches, without the canaries, would be smaller than those of the neighbouring data set.
@@ -405,4 +493,6 @@ def planned_sampling(spec: SamplingSpec, dataset_size: int) -> Sampling:
             f"batch_size is {batch_size}, but must be between 1 and the {dataset_size} training examples; "
             "choose a smaller batch_size"
         )
-    return sampling_of_sizes(spec.method, dataset_size, batch_size, spec.max_batch_size, spec.per_epoch)
+    return sampling_of_sizes(
+        spec.method, dataset_size, batch_size, spec.max_batch_size, spec.per_epoch, spec.cycle_length
+    )

@@ -16,13 +16,13 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, GetPydanticSchema, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, GetPydanticSchema, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, core_schema
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.mechanism import Selection
-from dpsweep.accounting.registry import one_of
-from dpsweep.accounting.samplings import PLANNED_ONLY, RANDOM_ALLOCATION, SAMPLINGS, Adjacency
+from dpsweep.accounting.noise import CORRELATED, INDEPENDENT
+from dpsweep.accounting.samplings import CYCLIC_POISSON, RANDOM_ALLOCATION, SAMPLINGS, Adjacency
 from dpsweep.accounting.schedules import LARGEST_EPOCHS
 from dpsweep.accounting.units import EXAMPLE, LARGEST_UNIT, Unit
 from dpsweep.workers.field_bounds import check_bounds, place_of
@@ -34,15 +34,6 @@ Params = dict[str, Any]
 def name_in(registry: Collection[str]) -> GetPydanticSchema:
     """Return an annotation that accepts only the names in ``registry``, as a `Literal` of them would."""
     return GetPydanticSchema(lambda _type, _handler: core_schema.literal_schema(list(registry)))
-
-
-def drawn_by_trials(name: object) -> object:
-    """``name``. Raises: InvalidInput for a sampling that accountants know and that no trial draws."""
-    if isinstance(name, str) and name in PLANNED_ONLY:
-        raise InvalidInput(
-            f"no trial draws {name} batches yet: dpsweep epsilon says what they would cost; choose {one_of(SAMPLINGS)}"
-        )
-    return name
 
 
 def known_noise_source(name: str) -> str:
@@ -126,20 +117,25 @@ class SamplingSpec:
 
     per_epoch: with random_allocation, the number of the n / batch_size steps of an epoch that each example joins; a
     batch then has per_epoch times batch_size examples on average. None is 1.
+
+    cycle_length: with cyclic_poisson, the number of groups of examples that take turns, at least the bands of banded
+    noise. None is 1, which is Poisson sampling.
     """
 
-    method: Annotated[str, name_in(SAMPLINGS), BeforeValidator(drawn_by_trials)]
+    method: Annotated[str, name_in(SAMPLINGS)]
     batch_size: Annotated[int, Field(ge=1)] | Literal["full"]
     max_batch_size: Annotated[int, Field(ge=1)] | None = None
     per_epoch: Annotated[int | None, Field(ge=1, exclude_if=_is_none)] = None
+    cycle_length: Annotated[int | None, Field(ge=1, exclude_if=_is_none)] = None
 
     def __post_init__(self) -> None:
         check_bounds(self, "sampling")
-        if self.per_epoch is not None and self.method != RANDOM_ALLOCATION:
-            raise InvalidInput(
-                f"sampling.per_epoch is {self.per_epoch}, but belongs to method {RANDOM_ALLOCATION}, not to "
-                f"{self.method}: leave it out"
-            )
+        for key, method in {"per_epoch": RANDOM_ALLOCATION, "cycle_length": CYCLIC_POISSON}.items():
+            if getattr(self, key) is not None and self.method != method:
+                raise InvalidInput(
+                    f"sampling.{key} is {getattr(self, key)}, but belongs to method {method}, not to {self.method}: "
+                    "leave it out"
+                )
 
     def expected_size(self, dataset_size: int) -> int:
         """Return the expected batch size on ``dataset_size`` training examples."""
@@ -148,13 +144,24 @@ class SamplingSpec:
 
 @dataclass(frozen=True)
 class NoiseSpec:
-    """A noise schedule and its initial noise multiplier; 0 means no noise (the non-private baseline)."""
+    """The noise and its initial noise multiplier; 0 means no noise (the non-private baseline).
+
+    schedule: a noise schedule, or a noise strategy, whose noise is correlated over the steps and constant.
+    """
 
     initial_noise_multiplier: NoiseMultiplier
     schedule: Component = field(default_factory=lambda: Component("constant"))
 
     def __post_init__(self) -> None:
         check_bounds(self, "noise")
+
+    @property
+    def strategy(self) -> str:
+        """Return the noise strategy as the command line writes it, such as ``banded:bands=4``."""
+        if self.schedule.name not in CORRELATED:
+            return INDEPENDENT.stored_name
+        params = ",".join(f"{key}={value}" for key, value in self.schedule.params.items())
+        return f"{self.schedule.name}:{params}" if params else self.schedule.name
 
 
 @dataclass(frozen=True)

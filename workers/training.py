@@ -42,6 +42,7 @@ from dpsweep.workers.requirements import check_spec, with_chosen_norms
 from dpsweep.workers.run_state import CpuGenerator, CudaGenerator, ModelModes, ModelValues, RunState, Stateful
 from dpsweep.workers.sampling import make_row_draws, make_sampler
 from dpsweep.workers.spec import TrialSpec
+from dpsweep.workers.step_noise import make_step_noise
 from dpsweep.workers.trial_mechanism import affordable_epochs, moment_order
 
 _POINTS: Final = 8
@@ -67,6 +68,7 @@ class Trainer:
         self._method = parts.clipping
         spec = with_chosen_norms(spec, mechanism, self._method)
         self._spec, self._noise = spec, noise
+        self._step_noise = make_step_noise(mechanism.strategy, noise)
         check_spec(spec, mechanism, self._method, 0 if dataset.public is None else len(dataset.public))
         self.total_steps = spec.epochs * mechanism.steps_per_epoch
         self._paid_epochs = 0
@@ -113,6 +115,7 @@ class Trainer:
             **({"gradient canaries": self.gradient_canaries} if self.gradient_canaries else {}),
             "sampler": self._sampler,
             "noise": self._noise,
+            **self._step_noise.kept,
             "augmentation": CpuGenerator(self.local.augmentation_rng),
             "torch": CpuGenerator(torch.default_generator),
             "cuda": CudaGenerator(device),
@@ -342,11 +345,11 @@ class Trainer:
         batch_size = self._facts.batch_size
         canaries = self.gradient_canaries
         summed = canaries.with_canaries(gradients, self._rule, self._facts.num_groups) if canaries else gradients
-        noisy = self._noise.added_to_each(summed, std)
+        noisy, spread = self._step_noise.released(summed, std)
         if canaries:
             canaries.see(gradients, noisy, std)
         torch._foreach_div_(list(noisy.values()), batch_size)
-        self._optimizer.step(noisy, self._learning_rate(self.step_count), std / batch_size)
+        self._optimizer.step(noisy, self._learning_rate(self.step_count), spread / batch_size)
         if self._average is not None:
             self._average.update(self._parameters)
         self._tested = None

@@ -12,7 +12,7 @@ from dpsweep.accounting.calibration import calibrate_filter, count_within_budget
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.mechanism import Release, Trace
 from dpsweep.accounting.planning import TrialMechanism
-from dpsweep.accounting.schedules import make_schedule
+from dpsweep.accounting.schedules import make_noise
 from dpsweep.workers import clipping
 from dpsweep.workers.imports import NO_CODE, UserCode
 from dpsweep.workers.preprocessing import planned_releases
@@ -46,13 +46,15 @@ def mechanism_with(
     inputs, and with autocast their rounding depends on the batch size, so norms at every step are then estimates. A
     filter is calibrated here, from all epochs of the spec, so that planner and trainer use the same one.
     """
-    schedule = spec.noise.schedule
+    named, sampling = spec.noise.schedule, planned_sampling(spec.sampling, dataset_size)
+    steps = spec.epochs * sampling.steps_per_epoch
+    schedule, strategy = make_noise(named.name, spec.noise.initial_noise_multiplier, named.params, steps)
     budget = method.example_budget
     repeatable = spec.augmentation is None and not spec.execution.autocast
     exact = spec.norms.refreshes_per_epoch == "every_step" and repeatable
     unfiltered = TrialMechanism(
-        schedule=make_schedule(schedule.name, spec.noise.initial_noise_multiplier, **schedule.params),
-        sampling=planned_sampling(spec.sampling, dataset_size),
+        schedule=schedule,
+        sampling=sampling,
         dataset_size=dataset_size,
         side_queries=clipping.side_queries(method),
         releases=(*planned_releases(spec.preprocessing), *_of_users(spec), *clipping.releases(method), *releases),
@@ -60,6 +62,7 @@ def mechanism_with(
         adjacency=spec.adjacency,
         selection=spec.selection,
         unit=spec.unit,
+        strategy=strategy,
     )
     if budget is None or budget.epsilon is None:
         return unfiltered

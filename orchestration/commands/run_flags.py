@@ -15,13 +15,13 @@ from dpsweep.accounting.errors import InvalidInput, require_finite
 from dpsweep.accounting.mechanism import GaussianRelease, PureRelease, Release
 from dpsweep.accounting.noise import STRATEGIES
 from dpsweep.accounting.registry import lookup, one_of
-from dpsweep.accounting.samplings import CYCLIC_POISSON, PLANNED_ONLY, RANDOM_ALLOCATION, SAMPLINGS, Adjacency
+from dpsweep.accounting.samplings import CYCLIC_POISSON, RANDOM_ALLOCATION, SAMPLINGS, Adjacency
 from dpsweep.orchestration.commands.run_shape import RunShape, delta_warning
 
 if TYPE_CHECKING:
     SamplingName = str
 else:  # the choices that typer shows and accepts
-    SamplingName = Literal[(*SAMPLINGS, *PLANNED_ONLY)]
+    SamplingName = Literal[(*SAMPLINGS,)]
 
 AccountantName = Annotated[str, typer.Option(help=f"{one_of(ACCOUNTANTS)}.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]

@@ -58,11 +58,9 @@ class RunShape:
             raise InvalidInput(f"--per-epoch belongs to --sampling {RANDOM_ALLOCATION}")
         if self.cycle_length is not None and self.sampling != CYCLIC_POISSON:
             raise InvalidInput(f"--cycle-length belongs to --sampling {CYCLIC_POISSON}")
-        if self.sampling in _PLANNED_ONLY:
-            return _PLANNED_ONLY[self.sampling](self)
         if self.sampling not in SAMPLINGS:
             raise InvalidInput(f"--sampling is {self.sampling!r}; choose {one_of(SAMPLINGS)}")
-        if self.max_batch_size is not None:
+        if self.max_batch_size is not None and self.sampling not in (CYCLIC_POISSON, FIXED_ORDER):
             return self.of_sizes()
         return _WITH_OWN_FLAGS.get(self.sampling, RunShape.of_sizes)(self)
 
@@ -148,12 +146,12 @@ def _cyclic(shape: RunShape) -> Sampling:
             return CyclicPoissonSampling.of_sizes(*shape.sizes(), shape.cycle_length)
 
 
-_PLANNED_ONLY: Mapping[str, Callable[[RunShape], Sampling]] = {
+_WITH_OWN_FLAGS: Mapping[str, Callable[[RunShape], Sampling]] = {
+    "poisson": _poisson,
+    "shuffle": _shuffle,
     CYCLIC_POISSON: _cyclic,
     FIXED_ORDER: lambda shape: FixedOrderSampling.of_sizes(*shape.sizes()),
 }
-
-_WITH_OWN_FLAGS: Mapping[str, Callable[[RunShape], Sampling]] = {"poisson": _poisson, "shuffle": _shuffle}
 """Samplings that accept other flags than --dataset-size and --batch-size."""
 
 

@@ -14,6 +14,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from dpsweep.accounting.noise import INDEPENDENT, kept_bytes
 from dpsweep.accounting.reasons import in_words, union
 from dpsweep.orchestration.commands.console import show, stdout
 from dpsweep.orchestration.comparison.entries import Metric, MetricTable
@@ -53,6 +54,9 @@ def _planned_row(planned: PlannedTrial, ranks: int) -> dict[str, Any]:
         "labels": planned.point.labels,
         "target_epsilon": planned.point.target_epsilon,
         "noise_multiplier": planned.spec.noise.initial_noise_multiplier,
+        "noise_strategy": planned.spec.noise.strategy,
+        **dict(zip(("mean_squared_error", "max_squared_error"), planned.squared_errors or (None, None), strict=True)),
+        "kept_bytes_per_weight": kept_bytes(planned.trace.strategy),
         "steps": planned.trace.steps,
         **planned.worst_case.as_dict(),
         "noise_source": planned.spec.noise_source,
@@ -64,11 +68,16 @@ def _planned_row(planned: PlannedTrial, ranks: int) -> dict[str, Any]:
 
 
 def plan_table(plan: Plan, sweep: SweepSpec) -> Table:
-    """Return the plan as ``dpsweep plan`` prints it, with the ranks of each trial if any has several."""
+    """Return the plan as ``dpsweep plan`` prints it.
+
+    With the ranks of each trial if any has several, and with errors and memory of noise if that of any is correlated.
+    """
     ranks = [sweep.reserved(planned.spec).processes for planned in plan.trials]
     several = max(ranks, default=1) > 1
     heading, differences = _differences([(planned.key, planned.point.labels) for planned in plan.trials])
-    numbers = ("noise multiplier", "steps", "epsilon", "accountant", "norm shards")
+    correlated = any(planned.trace.strategy != INDEPENDENT for planned in plan.trials)
+    errors = _ERRORS if correlated else ()
+    numbers = ("noise multiplier", *errors, "steps", "epsilon", "accountant", "norm shards")
     shown = empty_table("trial", *heading, *numbers, *(["ranks"] if several else []))
     for planned, difference, of_trial in zip(plan.trials, differences, ranks, strict=True):
         worst = planned.worst_case
@@ -76,6 +85,7 @@ def plan_table(plan: Plan, sweep: SweepSpec) -> Table:
             planned.spec.key,
             *difference,
             f"{planned.spec.noise.initial_noise_multiplier:.4f}" if planned.spec.is_private else "none",
+            *(_error_cells(planned) if correlated else ()),
             str(planned.trace.steps),
             number(worst.epsilon, 4) if worst.is_private else "not private",
             worst.accountant if worst.is_private else "",
@@ -85,6 +95,20 @@ def plan_table(plan: Plan, sweep: SweepSpec) -> Table:
     for refusal in plan.refusals:
         shown.add_row(refusal.key, "refused", style="red")
     return shown
+
+
+_ERRORS = ("mean sq. error", "max sq. error", "kept per weight")
+
+
+def _error_cells(planned: PlannedTrial) -> list[str]:
+    errors = [f"{error:.4g}" for error in planned.squared_errors or ()] or ["", ""]
+    return [*errors, f"{kept_bytes(planned.trace.strategy)} B"]
+
+
+_OF_ERRORS = (
+    "sq. error: of the sum of all gradients up to a step, per weight, in squared clipping bounds; "
+    "kept: of earlier noise, on the device and in checkpoints"
+)
 
 
 def plan_lines(plan: Plan) -> list[str]:
@@ -97,7 +121,8 @@ def plan_lines(plan: Plan) -> list[str]:
         for cost in costs
     )
     reasons = in_words(union(cost.reasons for cost in costs))
-    return [*claims, *reasons, *dict.fromkeys(_data_line(trial.dataset) for trial in plan.trials)]
+    correlated = [_OF_ERRORS] if any(trial.trace.strategy != INDEPENDENT for trial in plan.trials) else []
+    return [*claims, *reasons, *correlated, *dict.fromkeys(_data_line(trial.dataset) for trial in plan.trials)]
 
 
 _KINDS = {"guarantee": "a guarantee", "estimate": "an estimate"}

@@ -282,6 +282,7 @@ def _row(trial: PublishedTrial, result: StoredResult | None, worst_group: str) -
         "risks": [risk.as_dict() for risk in result.risks],
         "noise_source": result.spec.noise_source,
         "noise_multiplier": result.spec.noise.initial_noise_multiplier,
+        "noise_strategy": result.spec.noise.strategy,
         "steps": result.steps,
         "worst_group": WORST_GROUP_METRICS[worst_group].whose(trial),
         "worst_group_by": worst_group,

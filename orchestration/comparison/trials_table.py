@@ -89,7 +89,16 @@ def main_columns(table: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 _USEFUL: Final = frozenset(
     (
         *("key", "status", "error", "asked", "private", "kind", "unit", "reasons", "adjacency", "accountant"),
-        *("noise_source", "noise_multiplier", "steps", "worst_group", "setting.name", "setting.runs", "setting.covers"),
+        *(
+            "noise_source",
+            "noise_multiplier",
+            "noise_strategy",
+            "steps",
+            "worst_group",
+            "setting.name",
+            "setting.runs",
+            "setting.covers",
+        ),
         *("composed.trial.epsilon", "composed.trial.kind", "composed.sweep.epsilon", "composed.sweep.kind"),
     )
 )

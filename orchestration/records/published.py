@@ -40,6 +40,7 @@ class PublishedPrivacy:
     `group_epsilons`: epsilon of any group of k records, at the same delta, by group size k. `risks`: upper bounds on
     attacks on any k records, by group size k including 1; empty without noise. `reasons`: why epsilon is an estimate
     (`dpsweep.accounting.reasons`). `unit`: whose privacy it is, "example" or "user".
+    `noise_strategy`: as of `NoiseSpec`.
     """
 
     epsilon: float
@@ -47,6 +48,7 @@ class PublishedPrivacy:
     accountant: str
     kind: Kind = "guarantee"
     adjacency: Adjacency = "add_remove"
+    noise_strategy: str = "independent"
     unit: str = "example"
     group_epsilons: Mapping[int, float] = field(default_factory=dict)
     risks: Mapping[int, AttackRisk] = field(default_factory=dict)
@@ -56,6 +58,12 @@ class PublishedPrivacy:
     def is_private(self) -> bool:
         """Return whether epsilon is finite."""
         return self.epsilon < math.inf
+
+    @property
+    def holds_for(self) -> str:
+        """Return the adjacency, and the noise strategy unless noise is independent, in words."""
+        correlated = "" if self.noise_strategy == "independent" else f", noise {self.noise_strategy}"
+        return f"{self.adjacency}{correlated}"
 
 
 @dataclass(frozen=True)

@@ -201,7 +201,7 @@ def _how_private(data: PublishedSweep, found: Findings, setting: Setting) -> Til
     if privacy:
         claim = "a guarantee" if privacy.kind == "guarantee" else "an estimate, no guarantee"
         words.append(
-            f"Worst case{per_unit(privacy.unit)} of one model at δ = {privacy.delta:g}, {privacy.adjacency}, "
+            f"Worst case{per_unit(privacy.unit)} of one model at δ = {privacy.delta:g}, {privacy.holds_for}, "
             f"by {privacy.accountant}: {claim}."
         )
     if whole and whole.epsilon is not None and whole.trials > 1:

@@ -265,5 +265,5 @@ def _trial_row(trial: PublishedTrial, shown: Sequence[Metric]) -> list[Cell]:
 def _claim(privacy: PublishedPrivacy) -> str:
     kind = privacy.kind.replace("_", " ")
     why = f": {', '.join(privacy.reasons)}" if privacy.reasons else ""
-    claim = f"{kind}{per_unit(privacy.unit)}, {escape(privacy.adjacency)}{why}"
+    claim = f"{kind}{per_unit(privacy.unit)}, {escape(privacy.holds_for)}{why}"
     return f"{escape(privacy.accountant)}<br><small class='claim'>{claim}</small>"

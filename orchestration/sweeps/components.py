@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass
 from typing import Any, Final, get_type_hints
 
-from dpsweep.accounting.schedules import SCHEDULES
+from dpsweep.accounting.schedules import NOISES
 from dpsweep.orchestration.records.release_modes import RELEASE_MODES
 from dpsweep.workers.augmentation import AUGMENTATIONS
 from dpsweep.workers.clipping import CLIPPING
@@ -28,14 +28,14 @@ COMPONENTS: Final[Mapping[str, Mapping[str, Callable[..., object]]]] = {
     "augmentation": AUGMENTATIONS,
     "averaging": AVERAGES,
     "clipping": CLIPPING,
-    "noise": SCHEDULES,
+    "noise": NOISES,
     "release": {name: mode.release for name, mode in RELEASE_MODES.items()},
 }
 """Registry of components by key of the sweep file."""
 
 _GIVEN: Final = {
     *("feature_shape", "num_classes", "parameters", "total_steps", "steps_per_epoch"),
-    "initial_noise_multiplier",
+    *("initial_noise_multiplier", "steps"),
 }
 """Arguments that the trial passes to a component, so a sweep file cannot give them."""
 

@@ -88,7 +88,8 @@ def _sampling_texts(values: Sequence[SamplingSpec]) -> list[str]:
     def text(sampling: SamplingSpec) -> str:
         most = "" if sampling.max_batch_size is None else f"max{sampling.max_batch_size}"
         often = "" if sampling.per_epoch is None else f"x{sampling.per_epoch}"
-        return f"{sampling.method}{sampling.batch_size}{most}{often}"
+        turns = "" if sampling.cycle_length is None else f"by{sampling.cycle_length}"
+        return f"{sampling.method}{sampling.batch_size}{most}{often}{turns}"
 
     return [text(sampling) for sampling in values]
 

@@ -292,7 +292,8 @@ def _require_own_entries(trial: TrialSpec, mechanism: TrialMechanism, statistics
     if statistics and trial.norms.are_off:
         raise InvalidInput(
             f"release: {RELEASED} releases statistics of the epsilons of single examples, which are not computed with "
-            f"{mechanism.sampling.words} (norms.refreshes_per_epoch: off); take release: none, or sampling poisson"
+            f"{mechanism.words} (norms.refreshes_per_epoch: off); take release: none, or sampling poisson with "
+            "independent noise"
         )
     if statistics and trial.norms.when_sampled and mechanism.sampling.displaced:
         raise InvalidInput(

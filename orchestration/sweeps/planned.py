@@ -14,6 +14,7 @@ from dpsweep.accounting.accountants import account
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.estimates import PrivacyEstimate
 from dpsweep.accounting.mechanism import Release, Trace
+from dpsweep.accounting.noise import prefix_sum_errors
 from dpsweep.accounting.reasons import Reason
 from dpsweep.orchestration.records.failures import record_refusals
 from dpsweep.orchestration.records.layout import SweepFiles
@@ -58,6 +59,16 @@ class PlannedTrial:
     def spec(self) -> TrialSpec:
         """Return what the trainer runs, with its calibrated noise multiplier."""
         return self.point.spec
+
+    @property
+    def squared_errors(self) -> tuple[float, float] | None:
+        """Return mean and largest squared error of the sums of all gradients up to a step, as `prefix_sum_errors` does.
+
+        None without noise, and with noise that changes.
+        """
+        if len(self.trace.segments) != 1 or not self.trace.is_private:
+            return None
+        return prefix_sum_errors(self.trace.strategy, self.trace.steps, self.trace.segments[0].noise_multiplier)
 
 
 @dataclass(frozen=True)

@@ -248,7 +248,7 @@ class SweepSpec(SweepSection):
     clipping: Axis[Named]
     """Clipping method, which bounds each example's gradient; ``none`` is the non-private baseline."""
     noise: Axis[Named] = (Component("constant"),)
-    """Schedule of the noise over epochs."""
+    """Schedule of the noise over epochs, or a strategy that correlates it over steps."""
     seeds: Axis[Seed] = (0,)
     """Training seeds, for initial parameters, batches and, with a seeded source, noise."""
     privacy: PrivacySettings

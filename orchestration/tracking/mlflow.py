@@ -390,7 +390,7 @@ def _tags(trial: PublishedTrial) -> dict[str, str]:
     if trial.privacy is not None:
         tags |= {"private": str(trial.privacy.is_private).lower()}
         tags |= {"accountant": trial.privacy.accountant, "adjacency": trial.privacy.adjacency}
-        tags |= {"unit": trial.privacy.unit}
+        tags |= {"unit": trial.privacy.unit, "noise_strategy": trial.privacy.noise_strategy}
         tags |= {"epsilon_kind": trial.privacy.kind, "epsilon_reasons": ", ".join(trial.reasons)}
     if trial.individuals is not None:
         tags |= {"epsilon_i_kind": trial.individuals.kind, "disclosure": trial.individuals.disclosure}

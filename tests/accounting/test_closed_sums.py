@@ -128,7 +128,7 @@ def test_an_unknown_sampling_is_not_planned_nor_taken_for_steps() -> None:
     for unknown in (WeeklySampling(), WayOfItsOwn()):
         with pytest.raises(UnsupportedMechanism, match="no accountant knows the sampling W"):
             planned_trace(make_schedule("constant", 1.0), unknown, 1, 10, 100)  # type: ignore[arg-type]
-        with pytest.raises(UnsupportedMechanism, match=r"use PoissonSampling, FixedBatchSampling, .* or FixedOrder"):
+        with pytest.raises(UnsupportedMechanism, match=r"use PoissonSampling, FixedBatchSampling, .* or Truncated"):
             draws_by_epoch(unknown)  # type: ignore[arg-type]
 
 

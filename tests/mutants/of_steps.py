@@ -40,7 +40,7 @@ STEPS: Final[tuple[Mutant, ...]] = (
             "noise of a bound above 1 is that of 1",
             True,
         ),
-        B("self._noise.added_to_each(summed, std)", "summed", "the model gets no noise", True),
+        B("self._step_noise.released(summed, std)", "summed, std", "the model gets no noise", True),
         B(
             "batch_size = self._facts.batch_size",
             "batch_size = max(self.counters.empty_batches, 1)",
@@ -161,13 +161,20 @@ STEPS: Final[tuple[Mutant, ...]] = (
         NOISE,
         B("std / math.sqrt(self._draws)", "std / self._draws", "noise of four draws is half as large", True),
         B(
-            ".div_(grid).round_().mul_(grid))",
-            ")",
+            "noisy.div_(grid).round_().mul_(grid)",
+            "noisy",
             "low-order bits give values away",
             True,
         ),
         B("_TWISTER_WORDS: Final = 624", "_TWISTER_WORDS: Final = 2", "64 bits of a generator are secret", True),
         B('f"dpsweep:{purpose}:{seed}"', 'f"dpsweep:{seed}"', "all purposes share a seed"),
+    ),
+    *bugs_in(
+        "workers/step_noise.py",
+        ("tests/workers/test_step_noise.py",),
+        B("scale = std * self._norm", "scale = std", "noise does not cover the columns of C", True),
+        B("-_turned(noises, step)", "_turned(noises, step)", "earlier noise has the wrong sign", True),
+        B('self._step, self._rows = state["step"]', "self._step, self._rows = 0", "earlier noise is a step off", True),
     ),
     *bugs_in(
         "workers/gaussians.py",

@@ -26,7 +26,7 @@ from dpsweep.workers.noise_sources import make_noise_source
 from dpsweep.workers.parts import parts_of
 from dpsweep.workers.recording import StoredNorms
 from dpsweep.workers.run_state import ModelValues, RunState
-from dpsweep.workers.spec import Component, NormSpec, SamplingSpec, TrialSpec
+from dpsweep.workers.spec import Component, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
 from dpsweep.workers.training import Trainer
 from dpsweep.workers.trial_mechanism import mechanism_of
 from tests.workers.devices import DEVICE
@@ -41,6 +41,11 @@ SPECS = {
         sampling=SamplingSpec("shuffle", 25),
         norms=NormSpec(refreshes_per_epoch=2.0, exact_examples=5),
         epochs=3,
+    ),
+    "correlated noise": small_trial(
+        noise=NoiseSpec(1.0, Component("banded", {"bands": 2})),
+        sampling=SamplingSpec("cyclic_poisson", 15, cycle_length=2),
+        norms=NormSpec(),
     ),
     "thresholds": small_trial(clipping=Component("individual"), noise_source="os_entropy"),
 }

@@ -18,12 +18,15 @@ from scipy.stats import binom, binomtest, chi2_contingency, chisquare
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.keystream import KEY_BYTES, KeyedStream
 from dpsweep.accounting.samplings import (
+    CyclicPoissonSampling,
     FixedBatchSampling,
+    FixedOrderSampling,
     PoissonSampling,
     RandomAllocationSampling,
     Sampling,
     ShuffledSampling,
     TruncatedPoissonSampling,
+    sampling_of_sizes,
 )
 from dpsweep.workers.chacha import ChaChaBits
 from dpsweep.workers.noise_sources import NOISE_SOURCES
@@ -52,6 +55,8 @@ STATED: dict[str, Sampling] = {
     "fixed": FixedBatchSampling(SIZE, BATCH),
     "shuffle": ShuffledSampling(5),
     "random_allocation": RandomAllocationSampling(5),
+    "cyclic_poisson": CyclicPoissonSampling(1, BATCH / SIZE),
+    "fixed_order": FixedOrderSampling(5),
 }
 
 
@@ -122,7 +127,7 @@ def test_a_restored_sampler_repeats_its_batches(method: str, draws: str) -> None
 def test_every_row_is_drawn_at_the_stated_rate(method: str, draws: str) -> None:
     drawn, steps = sampler(method, draws, key=1), 2000
     counts = np.bincount(np.concatenate([drawn.next_batch() for _ in range(steps)]), minlength=SIZE)
-    once = ("shuffle", "random_allocation")
+    once = ("shuffle", "random_allocation", "fixed_order")
     rate = 1 / 5 if method in once else BATCH / SIZE
     if method in once:
         assert (counts == steps * rate).all()
@@ -261,6 +266,81 @@ def test_allocated_batches_are_repeated_from_any_of_them(draws: str) -> None:
         other.restore(states[step])
         for rows in batches[step:]:
             np.testing.assert_array_equal(other.next_batch(), rows)
+
+
+@every_draws
+def test_groups_take_turns_and_join_independently(draws: str) -> None:
+    """Every row joins in the step of its group alone, at the stated rate, independently of its group's other rows."""
+    spec = SamplingSpec("cyclic_poisson", 5, cycle_length=4)
+    assert planned_sampling(spec, SIZE) == CyclicPoissonSampling(4, 0.4)
+    drawn, cycles = make_sampler(spec, SIZE, DRAWS[draws](2)), 3000
+    joined = np.zeros((cycles, 4, SIZE), bool)
+    for cycle, step in np.ndindex(cycles, 4):
+        joined[cycle, step, drawn.next_batch()] = True
+    ever, turns = np.any(joined, axis=0), np.any(joined, axis=1)
+    assert (ever.sum(axis=0) == 1).all(), "a row joins one of the steps of a cycle"
+    assert (ever.sum(axis=1) > 0).all()
+    assert min(binomtest(int(count), cycles, 0.4).pvalue for count in turns.sum(axis=0)) > 1e-5
+    correlations = np.asarray(np.corrcoef(turns.T))[~np.eye(SIZE, dtype=bool)]
+    assert np.abs(correlations).max() < 6.0 / np.sqrt(cycles)
+    before, now = np.ravel(turns[:-1]), np.ravel(turns[1:])
+    table = [[(before & now).sum(), (before & ~now).sum()], [(~before & now).sum(), (~before & ~now).sum()]]
+    assert chi2_contingency(table).pvalue > 1e-4
+
+
+@every_draws
+def test_groups_are_uniform_and_independent_of_each_other(draws: str) -> None:
+    """Over many runs of one cycle in which everybody joins: the sizes of groups are multinomial, not equal."""
+    groups = np.zeros((1500, SIZE), np.int64)
+    for run, group_of in enumerate(groups):
+        drawn = make_sampler(SamplingSpec("cyclic_poisson", 10, cycle_length=5), SIZE, DRAWS[draws](run))
+        for step in range(5):
+            group_of[drawn.next_batch()] = step
+    assert min(chisquare(np.bincount(row, minlength=5)).pvalue for row in groups.T) > 1e-5
+    sizes = (groups == 0).sum(axis=1)
+    assert sizes.var() == pytest.approx(binom(SIZE, 1 / 5).var(), rel=0.2)
+
+
+@every_draws
+def test_a_fixed_order_visits_everyone_in_the_same_batches_of_every_epoch(draws: str) -> None:
+    drawn = sampler("fixed_order", draws)
+    epochs = [[drawn.next_batch() for _ in range(5)] for _ in range(3)]
+    assert [len(rows) for rows in epochs[0]] == [12, 12, 12, 12, 2]
+    np.testing.assert_array_equal(np.sort(np.concatenate(epochs[0])), np.arange(SIZE))
+    for epoch in epochs[1:]:
+        for first, again in zip(epochs[0], epoch, strict=True):
+            np.testing.assert_array_equal(first, again)
+    other = sampler("fixed_order", draws, key=1).next_batch()
+    assert not np.array_equal(other, epochs[0][0]), "the order is random"
+
+
+@every_draws
+@pytest.mark.parametrize(
+    "spec", [SamplingSpec("cyclic_poisson", 9, cycle_length=3), SamplingSpec("fixed_order", 9)], ids=lambda s: s.method
+)
+def test_turns_are_repeated_from_any_of_them(spec: SamplingSpec, draws: str) -> None:
+    drawn = make_sampler(spec, SIZE, DRAWS[draws](0))
+    states, batches = [], []
+    for _ in range(14):
+        states.append(copy.deepcopy(drawn.state()))
+        batches.append(drawn.next_batch())
+    other = make_sampler(spec, SIZE, DRAWS[draws](99))
+    for step in (0, 1, 2, 3, 4, 6, 11):
+        other.restore(states[step])
+        for rows in batches[step:]:
+            np.testing.assert_array_equal(other.next_batch(), rows)
+
+
+def test_what_belongs_to_cyclic_poisson_alone_is_refused_elsewhere() -> None:
+    with pytest.raises(InvalidInput, match=r"sampling.cycle_length is 2, but belongs to method cyclic_poisson"):
+        SamplingSpec("poisson", BATCH, cycle_length=2)
+    with pytest.raises(InvalidInput, match="cycle_length is 2, but belongs to cyclic_poisson, not to fixed"):
+        sampling_of_sizes("fixed", SIZE, BATCH, cycle_length=2)
+    with pytest.raises(InvalidInput, match="a cycle has 5 groups, but 50 examples are enough for 1 to 4"):
+        planned_sampling(SamplingSpec("cyclic_poisson", BATCH, cycle_length=5), SIZE)
+    for method in ("cyclic_poisson", "fixed_order"):
+        with pytest.raises(InvalidInput, match=r"max_batch_size is 20, but .* are not cut"):
+            planned_sampling(SamplingSpec(method, BATCH, max_batch_size=20), SIZE)
 
 
 def test_keyed_places_are_uniform_for_any_number_of_them() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from dpsweep.accounting.schedules import SCHEDULES
+from dpsweep.accounting.schedules import NOISES
 from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE
 from dpsweep.orchestration.comparison.findings import findings
 from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS
@@ -338,7 +338,7 @@ def test_a_fresh_store_is_made_quietly(tmp_path: Path) -> None:
     assert (finished.stdout, finished.stderr) == ("", "")
 
 
-@pytest.mark.parametrize("names", [SCHEDULES, CLIPPING], ids=["schedules", "clipping"])
+@pytest.mark.parametrize("names", [NOISES, CLIPPING], ids=["noise", "clipping"])
 def test_categorical_values_differ_in_what_mlflow_shows_of_them(names: dict[str, object]) -> None:
     """The parallel-coordinates plot cuts category names after ten characters."""
     assert len({name[:10] for name in names}) == len(names) > 3
