@@ -90,6 +90,15 @@ def private_axes(sweep: SweepSpec) -> Axes:
 
 
 def repeated(sweep: SweepSpec) -> tuple[str, ...]:
-    """Return the axes of the sweep that list a value twice."""
+    """Return the axes of the sweep that list a value twice; axes that vary together, if they list the same together."""
     axes = {**shared_axes(sweep), **private_axes(sweep)}
-    return tuple(axis for axis, values in axes.items() if len({value for _, value in values}) < len(values))
+    groups = [[axis for axis in group if axis in axes] for group in pairs(sweep)]
+    paired = {axis for group in groups for axis in group}
+    groups += [[axis] for axis in axes if axis not in paired]
+    return tuple(axis for group in groups if _is_repeated([dict(axes[axis]) for axis in group]) for axis in group)
+
+
+def _is_repeated(group: Sequence[Mapping[int, Any]]) -> bool:
+    """Return whether the axes of ``group``, each as its values by index, have equal values at two indices."""
+    places = set.intersection(*(set(values) for values in group)) if group else set[int]()
+    return len({tuple(values[place] for values in group) for place in places}) < len(places)

@@ -10,6 +10,7 @@ import pytest
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.comparison.parameters import asked
 from dpsweep.orchestration.sweeps.axes import spread
+from dpsweep.orchestration.sweeps.combinations import repeated
 from dpsweep.orchestration.sweeps.components import COMPONENTS, parameters_of, types_of
 from dpsweep.orchestration.sweeps.grid import GridPoint, grid
 from dpsweep.orchestration.sweeps.list_values import LIST_VALUES, kinds_of
@@ -212,3 +213,11 @@ def test_labels_show_only_what_varies() -> None:
     clippings = [{"name": "dpsgd_f", "bound": bound, "count_memory": 0.9} for bound in (1, 2)]
     points = points_of(clipping=[*clippings, "flat"])
     assert [point.labels["clipping"] for point in points] == ["dpsgd_f-bound1", "dpsgd_f-bound2", "flat"]
+
+
+def test_axes_that_vary_together_are_repeated_only_if_they_are_so_together() -> None:
+    noise, batches = ["constant", "constant"], [{"method": "poisson", "batch_size": size} for size in (64, 128)]
+    assert repeated(parse_sweep(small(noise=noise))) == ("schedule",)
+    assert repeated(parse_sweep(small(noise=noise, sampling=batches, zip=["noise", "sampling"]))) == ()
+    same = small(noise=noise, sampling=[batches[0]] * 2, zip=["noise", "sampling"])
+    assert repeated(parse_sweep(same)) == ("schedule", "sampling")
