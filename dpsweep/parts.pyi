@@ -41,6 +41,7 @@ class CompareSection(TypedDict, total=False):
         Literal[
             "accuracy",
             "accuracy_change",
+            "user_accuracy",
             "balanced_accuracy",
             "true_positive_rate",
             "false_positive_rate",
