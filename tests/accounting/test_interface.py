@@ -48,7 +48,7 @@ EXPORTED = {
         require_plain_entries require_plain_file require_plain_folder with_partials
         noted_epsilons noted_rows open_filesystem read_bytes read_contributions read_encrypted read_epsilons read_groups
         read_private read_private_sealed read_sealed read_table read_trace require_key shares_of
-        verify_epsilons verify_users write_in_private_folder
+        verify_epsilons verify_users read_range write_in_private_folder
         write_bytes_atomically write_epsilons write_private write_private_sealed write_rows write_sealed write_trace
         write_users""",
 }
