@@ -36,6 +36,7 @@ _SWEEPS: Final[Mapping[str, Mapping[str, Any]]] = {
     },
     "chosen": {
         **_LONG,
+        "data": {"name": "digits", "public_fraction": 0.1},
         "tune": {"parameters": {"clipping.bound": [1, 4]}, "privacy": "private_selection", "trials": 4},
     },
     "short": {"epochs": 1},
@@ -95,7 +96,8 @@ def _waits_for(name: str) -> Ready:
 
 def _is_connected(scene: Scene, name: str) -> bool:
     port = int((scene.mute if name == "mute" else scene.mlflow).rpartition(":")[2].strip("/"))
-    there = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    tables = [Path("/proc/net", name).read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
+    there = [line.split() for table in tables for line in table]
     return any(words[2].endswith(f":{port:04X}") and words[3] == "01" for words in there)
 
 

@@ -52,6 +52,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "status --json": "status IN --json",
     "decrypt": "decrypt PLACE --to shown",
     "owner-report": "owner-report TRIAL --example-id 4",
+    "audit": "audit IN --canaries 20 --tracking-uri none",
     "epsilon": "epsilon --trial TRIAL --delta 1e-5 --individual rdp",
     "plan": "plan sweep.yaml --no-code",
     "submit": "submit sweep.yaml --output /IN --address http://127.0.0.1:9 --dry-run",
@@ -365,6 +366,7 @@ def places(folder: Path) -> list[str]:
     of_tuning = SweepFiles(sweep.tuning)
     named += [of_tuning.manifest, of_tuning.trials, of_tuning.lock, of_tuning.trial(key).checkpoint]
     named += [f"{trial.private}/.checkpoint.pt.0.partial"]
+    named += [sweep.audits(key), f"{sweep.audits(key)}/gradient-iterates-20.json"]
     named += [
         trial.root,
         trial.accounted_again("delta=1e-06,rdp"),
@@ -381,7 +383,7 @@ ROLES: Final[Mapping[str, str]] = {
     "file changed in place": r"dpsweep\.log|mlflow\.db.*",
     "record of a sweep": r"[^/]+\.(json|html)|storage-probe",
     "private file of a sweep": r"private/[^/]+\.(json|html|txt)",
-    "folder of a sweep": r"trials|tuning(/trials)?|private(/selection)?|tune|mlflow-artifacts",
+    "folder of a sweep": r"trials|tuning(/trials)?|private(/(selection|audits|audited-copy))?|tune|mlflow-artifacts",
     "attempt": r"attempts(/.*)?",
     "result": r".*/result\.json",
     "trace": r".*/trace\.arrow",
@@ -389,8 +391,8 @@ ROLES: Final[Mapping[str, str]] = {
     "key": r".*checkpoint\.pt(\..*)?",
     "rows": r".*\.(arrow|ipc|jsonl)|.*/(manifest|complete|part-\d+)\.json",
     "record of a trial": r"trials/[^/]+/[^/]+\.json",
-    "private record of a trial": r"trials/.*\.(json|txt)",
-    "folder of a trial": r"trials/.*",
+    "private record of a trial": r"(trials|private/audits)/.*\.(json|txt)",
+    "folder of a trial": r"(trials|private/audits)/.*",
 }
 """Patterns of places that the same code opens for the same purpose; the first that matches is a place's role."""
 
