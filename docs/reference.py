@@ -19,19 +19,25 @@ MODULES = (
 
 
 def reference() -> str:
-    """The page: each public function and class with its signature and the first sentence of its docstring."""
+    """Return the page: each public function and class with its parameters and the first sentence of its docstring."""
     parts = [
-        "# Reference\n\nWritten by `python docs/reference.py` from docstrings, which say more: `help(dpsweep.run)`.\n"
+        "# Reference\n\nLook up a name here; `help(dpsweep.run)` says more: types, errors, examples. "
+        "Written by `python docs/reference.py` from docstrings.\n"
     ]
+    listed: set[object] = set()
     for name in MODULES:
         module = importlib.import_module(name)
         parts.append(f"## {name}\n\n{_summary(module)}\n")
-        parts.append("\n".join(_entries(module)) + "\n")
+        parts.append("\n\n".join(_entries(module, listed)) + "\n")
     return "\n".join(parts)
 
 
-def _entries(module: ModuleType) -> Iterator[str]:
+def _entries(module: ModuleType, listed: set[object]) -> Iterator[str]:
+    """Yield the exports that no earlier module has."""
     for name, found in _exports(module):
+        if found in listed:
+            continue
+        listed.add(found)
         yield f"- `{name}{_signature(found)}`: {_summary(found)}"
         if _is_made_elsewhere(found) or found in (DPClassifier, PrivateTraining):
             for key, value in vars(found).items():
@@ -49,35 +55,21 @@ def _exports(module: ModuleType) -> Iterator[tuple[str, object]]:
 
 
 def _signature(found: object) -> str:
-    """Empty for properties, errors and classes that only other functions make."""
+    """Return the names and defaults of the parameters: none for properties, errors and classes that functions make."""
     is_error = inspect.isclass(found) and issubclass(found, Exception)
     if not callable(found) or is_error or _is_made_elsewhere(found):
         return ""
     signature = inspect.signature(found)
     parameters = [
-        parameter.replace(annotation=_Written(parameter.annotation))
-        if parameter.annotation is not parameter.empty
-        else parameter
+        parameter.replace(annotation=inspect.Parameter.empty)
         for parameter in signature.parameters.values()
         if parameter.name != "self"
     ]
-    returned = signature.return_annotation
-    returned = returned if returned is signature.empty else _Written(returned)
-    return str(signature.replace(parameters=parameters, return_annotation=returned))
+    return str(signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
 
 
 def _is_made_elsewhere(found: object) -> bool:
     return inspect.isclass(found) and found.__module__ == "dpsweep.orchestration.library"
-
-
-class _Written:
-    """An annotation as it is written in the source."""
-
-    def __init__(self, annotation: object) -> None:
-        self._text = str(getattr(annotation, "__forward_arg__", annotation))
-
-    def __repr__(self) -> str:
-        return self._text
 
 
 def _summary(found: object) -> str:

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dpsweep.accounting.records import TrialFiles
-from dpsweep.orchestration.comparison.entries import GroupMetric, Metric
+from dpsweep.orchestration.comparison.entries import Metric
 from dpsweep.orchestration.comparison.metrics import GROUP_METRICS, METRICS
 from dpsweep.orchestration.records.audits import audit_schema
 from dpsweep.orchestration.records.layout import SweepFiles
 
 _HEAD = """# Results: every file, every name
 
-Written by `python docs/results.py` from the layouts of folders and the tables of metrics. Which ε to quote, and for
-whom: [accounting.md](accounting.md#which-epsilon-to-quote). Who may read which file:
-[SECURITY.md](../SECURITY.md#every-output-and-who-may-read-it).
-
-Start with `report.html`. For programs there are `results.json` (all trials, with every metric below that the release
-mode shows), `comparison.json` (settings over their seeds, with intervals and verdicts) and `dpsweep export` (the trials
-as a flat table, with the same names). From Python: [python.md](python.md).
+Look up a file or a name here; `python docs/results.py` writes this page. Start with `report.html`. Programs read
+`results.json` (trials with the metrics that the release mode shows), `comparison.json` (settings over their seeds,
+with intervals and verdicts), or `dpsweep export` (a flat table with the same names). From Python:
+[python.md](python.md). The epsilon to quote: [accounting.md](accounting.md#which-epsilon-to-quote). The readers of
+each file: [SECURITY.md](../SECURITY.md#every-output-and-who-may-read-it).
 """
 
 _FIRST_SCREEN = """
@@ -31,16 +30,16 @@ The top of `report.html`, seen without scrolling at 1400 x 900:
 
 | question | where the answer stands |
 |---|---|
-| Which setting do I take? | the sentence under the title: "Take …", or why nothing trained here is of use |
-| How good is it, and how sure is that? | in that sentence: the number, and its 95% interval in brackets |
-| What can it not be told from? | the sentence after it: "… cannot be told from it" |
+| Which setting do I take? | under the title: "Take …", or why nothing trained here is of use |
+| How good is it, and how sure is that? | there: the number, with its 95% interval |
+| What can it not be told from? | the next sentence |
 | How private is one model? | *How private?*, the large number: worst-case ε |
-| Is that a guarantee, at which δ, for which neighbours? | *How private?*, the first line |
-| How private is all that this page shows? | *How private?*, the second line: the composed ε of all models |
-| For whom is it worst? | *For whom?*, the large number; the picture has every group, without privacy in grey |
+| Is that a guarantee, at which δ, for which neighbours? | *How private?*, first line |
+| How private is all that this page shows? | *How private?*, second line: the composed ε |
+| For whom is it worst? | *For whom?*, the large number; without privacy in grey |
 | Do groups differ in selection, false positives or false negatives? | *For whom?*, a line for each gap |
-| What does privacy cost? | *At what cost?*, the large number: the difference to no privacy, with its interval below |
-| Which differences could these seeds have shown? | *At what cost?*, the last line; two seeds show only large ones |
+| What does privacy cost? | *At what cost?*, the large number, with its interval |
+| Which differences could these seeds have shown? | *At what cost?*, last line |
 """
 
 _NOT_LISTED = {"local_folder", "earlier_tune"}
@@ -66,10 +65,11 @@ exist. Everything below a folder `private` is private data of the training examp
 _METRICS = """
 ## Metrics of a trial
 
-A metric without a name in MLflow is there as a parameter of the run. A metric with a [task](training.md#tasks) exists
-for trials of that task only. **Exact** metrics are computed from training examples without noise: private reports show
-them, and with `release: raw` all outputs. Accuracy, losses, scores, rates and their gaps are measured on test data,
-which no ε covers.
+A name with a slash is the name in MLflow; `results.json` has its last part, or the first name where there are two. A
+name without a slash is a parameter of the run in MLflow. **Exact** metrics are computed from training examples
+without noise: private reports show them, and with `release: raw` all outputs. Accuracy, losses, scores, rates and
+their gaps are measured on test data, which no ε covers. A sentence that holds for several metrics stands at the first
+of them.
 """
 
 _GROUPS = """
@@ -82,7 +82,7 @@ _FURTHER = """
 ## Further names in MLflow
 
 A sweep has one parent run; below it a run for each trial, and for each setting with several seeds a run with the means
-over its seeds. The tag `dpsweep.kind` says which one a run is: `sweep`, `trial` or `average`.
+over its seeds. The tag `dpsweep.kind` tells them apart: `sweep`, `trial` or `average`.
 
 | metric | value |
 |---|---|
@@ -154,9 +154,9 @@ def results() -> str:
             _FILES,
             _table(("file", "content"), files),
             _METRICS,
-            _table(("`results.json`", "MLflow", "heading", "task", "meaning"), map(_metric, METRICS)),
+            *_metrics(),
             _GROUPS,
-            _table(("`results.json`", "heading", "task"), map(_group_metric, GROUP_METRICS)),
+            *_group_metrics(),
             _FURTHER,
             _audit(),
         )
@@ -171,18 +171,37 @@ def _files(files: SweepFiles | TrialFiles) -> Iterator[Sequence[str]]:
         yield f"`{paths[name]}`", inspect.cleandoc(layout[name].__doc__ or "").replace("``", "`")
 
 
-def _metric(metric: Metric) -> Sequence[str]:
-    tracked = f"`{metric.tracked}`" if metric.tracked else "–"
-    meaning = f"**Exact.** {metric.meaning}".strip() if metric.exact else metric.meaning
-    return f"`{metric.name}`", tracked, metric.heading, _task(metric.task), meaning
+def _metrics() -> Iterator[str]:
+    """Yield a table for each task, and a line with the metrics whose names say enough."""
+    told: set[str] = set()
+    for task in dict.fromkeys(metric.task for metric in METRICS):
+        rows = [(_names(metric), _meaning(metric, told)) for metric in METRICS if metric.task == task]
+        yield f"\n### {_task(task)}\n{_table(('name', 'meaning'), [row for row in rows if row[1]])}"
+        yield f"\nAlso {', '.join(names for names, meaning in rows if not meaning)}.\n"
 
 
-def _group_metric(metric: GroupMetric) -> Sequence[str]:
-    return f"`{metric.name}`", metric.heading, _task(metric.task)
+def _names(metric: Metric) -> str:
+    last = (metric.tracked or "").rpartition("/")[2]
+    names = [metric.name] if last != metric.name else []
+    return ", ".join(f"`{name}`" for name in (*names, metric.tracked) if name)
+
+
+def _meaning(metric: Metric, told: set[str]) -> str:
+    """Return the meaning without the sentences that were ``told`` of an earlier metric."""
+    sentences = [sentence for sentence in re.split(r"(?<=\.) (?=[A-Z])", metric.meaning) if sentence not in told]
+    told.update(sentences)
+    return " ".join((["**Exact.**"] if metric.exact else []) + sentences)
+
+
+def _group_metrics() -> Iterator[str]:
+    """Yield a line for each task."""
+    for task in dict.fromkeys(metric.task for metric in GROUP_METRICS):
+        names = ", ".join(f"`{metric.name}`" for metric in GROUP_METRICS if metric.task == task)
+        yield f"\n- {_task(task)}: {names}.\n"
 
 
 def _task(task: str | None) -> str:
-    return f"`{task}`" if task else ""
+    return task.replace("_", " ").capitalize() if task else "Every task"
 
 
 def _table(heads: Sequence[str], rows: Iterator[Sequence[str]] | Sequence[Sequence[str]]) -> str:

@@ -19,39 +19,32 @@ from dpsweep.workers import spec
 
 _HEAD = """# Sweep files: every key
 
-Written by `python docs/sweep.py` from the schema. `dpsweep init DATA.csv --label L --group G` drafts a sweep
-for a table of your own; [sweeps/quickstart.yaml](../sweeps/quickstart.yaml) is a commented one. Data sources
-and models are described in [data.md](data.md), clipping, sampling, noise and attacks in
-[training.md](training.md), accountants and schedules in [accounting.md](accounting.md).
+Look up a key here; `python docs/sweep.py` writes this page from the schema. `dpsweep init DATA.csv --label L
+--group G` drafts a sweep for a table of your own, and [sweeps/quickstart.yaml](../sweeps/quickstart.yaml) is a
+commented one. Data sources and models: [data.md](data.md). Clipping, sampling, noise and attacks:
+[training.md](training.md). Accountants and schedules: [accounting.md](accounting.md).
 
 A sweep file is YAML; `dpsweep plan FILE` checks it and shows every trial. "Or a list" marks an axis: the
 sweep has one trial for each combination of the values of all axes. A component is a name (`flat`) or a
 mapping with its parameters (`{name: flat, bound: 0.5}`). A key without a default must be given.
 
-**Lists inside.** A list may stand for any value inside a component or section of an axis, and for several
-lists there is one component for each combination: `clipping: {name: flat, bound: [0.5, 1, 2]}`, `optimizer:
-{name: sgd, learning_rate: [2, 8]}`, `sampling: {method: poisson, batch_size: [256, 512]}`, `data: {name:
-adult, split_seed: [0, 1, 2]}`. Where a parameter itself takes a list, such as `hidden` of `mlp`, a list is
-one value and a list of lists is several. `{each: [...]}` is always several: write it for parameters of
-functions of your own, whose types are not known before they run.
+**Lists inside.** A list may stand for any value inside a component or section of an axis:
+`clipping: {name: flat, bound: [0.5, 1, 2]}`, `sampling: {method: poisson, batch_size: [256, 512]}`, `data: {name:
+adult, split_seed: [0, 1, 2]}`. Several lists are combined. Where a parameter itself takes a list, such as `hidden` of
+`mlp`, a list is one value and a list of lists is several. `{each: [...]}` is always several: write it for parameters
+of functions of your own.
 
 **Axes that vary together.** `zip: [clipping, optimizer]` pairs the values of these axes, which must be
 equally many, in place of combining them; lists inside count with all their values. Several groups are a list
 of such lists. A private trial is compared with the baseline that has the same data, seed and other shared
 values.
 
-**Noise of a schedule's own.** `noise: [{name: constant, noise_multiplier: 1.1}, ...]` gives a schedule its
+**Noise of a schedule.** `noise: [{name: constant, noise_multiplier: 1.1}, ...]` gives a schedule its
 initial noise multiplier; such trials are not calibrated to `privacy.target_epsilon`.
 
-**Tuning.** `tune` trains candidates of every setting first, and then the best of each:
-[training.md](training.md#tuning).
-
 **The worst-served group.** `compare: {worst_group: tpr}` compares settings by the group with the lowest true
-positive rate, in place of the lowest accuracy: in headline, tables, figures, MLflow's order and `dpsweep best --by
-worst_group`. It changes no trial: run the sweep again, and only its comparison is written anew.
-
-**Seeds.** `seeds` are those of training, `data.split_seed` those of the splits into training, test and public
-examples.
+positive rate, in place of the lowest accuracy. It changes no trial: run the sweep again, and only its comparison is
+written again.
 """
 
 
@@ -66,6 +59,8 @@ def reference() -> str:
     return "\n".join([_HEAD, *tables, _COMPONENTS_HEAD, *components])
 
 
+_WRITTEN = ("Adapted",)
+"""Sections that dpsweep writes, and users do not."""
 _COMPONENTS_HEAD = """## Components
 
 The names that a key may take, each with its parameters and their defaults; a parameter without one must be
@@ -84,7 +79,7 @@ def _sections(whole: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             if key == NO_KEY:
                 continue
             for name in re.findall(r"#/\$defs/(\w+)", json.dumps(property_schema)):
-                if name != "Component" and name not in seen:
+                if name not in ("Component", *_WRITTEN) and name not in seen:
                     seen.add(name)
                     waiting.append((f"{prefix}{key}.", whole["$defs"][name]))
                     yield name, f"{prefix}{key}"
@@ -132,13 +127,14 @@ def _values(key: str, value: Mapping[str, Any], sections: Mapping[str, str]) -> 
     if "$ref" in value:
         name = value["$ref"].rpartition("/")[2]
         if name == "Component":
-            return f"[a component](#components-for-{key})"
-        return f"[a section](#{sections[name].replace('.', '')})"
+            return f"[component](#components-for-{key})"
+        return f"[section](#{sections[name].replace('.', '')})" if name in sections else "map"
     if "allOf" in value:
         return _values(key, value["allOf"][0], sections)
     if "anyOf" in value:
-        kinds = [_values(key, each, sections) for each in value["anyOf"]]
-        return " or ".join(dict.fromkeys(kinds))
+        kinds = dict.fromkeys(_values(key, each, sections) for each in value["anyOf"])
+        is_none_by_default = "default" in value and value["default"] in (None, [None])
+        return " or ".join(kind for kind in kinds if kind != "none" or not is_none_by_default)
     if "enum" in value or "const" in value:
         return ", ".join(f"`{each}`" for each in value.get("enum", [value.get("const")]))
     match value.get("type"):
@@ -207,7 +203,7 @@ def _components(key: str, registry: Mapping[str, Callable[..., object]]) -> str:
 
 def _parameters(make: Callable[..., object]) -> Iterator[str]:
     for parameter in parameters_of(make):
-        default = "" if parameter.default is parameter.empty else f" = {_plain(parameter.default)}"
+        default = "" if parameter.default is parameter.empty else f"={_plain(parameter.default)}"
         yield f"`{parameter.name}{default}`"
 
 

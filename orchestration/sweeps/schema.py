@@ -70,7 +70,7 @@ def _whole_key(value: object) -> object:
 
 
 class RowsPerUserSettings(SweepSection):
-    """How many users have how many rows, by which ``dpsweep plan`` recommends a way to protect them (users.md)."""
+    """Numbers of rows per user, by which ``dpsweep plan`` recommends a way to protect users (users.md)."""
 
     users: Annotated[dict[Annotated[MaxRecords, BeforeValidator(_whole_key)], Users], Field(min_length=1)]
     """Number of users by their number of rows. It changes no trial."""
