@@ -1,8 +1,8 @@
 """Trace -> (epsilon, delta): one small function per method, and a registry of their names.
 
 Every function takes a private trace, delta and a group size, and returns an upper bound on epsilon under the trace's
-adjacency, or an estimate where it says so. Each raises `UnsupportedMechanism` for what its theorem does not cover; none
-treats shuffled batches as Poisson samples. docs/accounting.md says which to use.
+adjacency, or an estimate if so stated. Each raises `UnsupportedMechanism` outside its theorem; none treats shuffled
+batches as Poisson samples. See docs/accounting.md for the choice.
 """
 
 from __future__ import annotations
@@ -298,7 +298,7 @@ class Accountant:
         return weakened(claim, () if self.is_proven else ("accountant_not_proven",)), best.lower or 0.0
 
     def _best(self, trace: Trace, delta: float, group_size: int) -> Bounds:
-        """Return the method's bounds, or, if lower, those of the run without pure releases plus the sum of their
+        """Return the method's bounds, or, if lower, the bounds of the run without pure releases plus the sum of their
         epsilons.
         """
         composed = self.bounds(trace, delta, group_size)

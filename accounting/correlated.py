@@ -3,7 +3,7 @@
 Theorems and proofs: docs/accounting-proofs.md, "Correlated noise". In short, for the matrix C of the strategy:
 
 - Cyclic Poisson batches and C with at most as many bands as a cycle has steps: all that a step of one example touches
-  ends before its next turn, so its turns are sampled Gaussians with rate q, one for each cycle that was begun.
+  ends before its next turn. So its turns are sampled Gaussians with rate q, one for each cycle that was begun.
 - One fixed order of every epoch: the run is one Gaussian, whose sensitivity is a norm of sums of columns of C.
 
 Any other pair of batches and correlated noise is refused.
@@ -74,7 +74,7 @@ def costs_by_step(sampling: Sampling, strategy: NoiseStrategy) -> bool:
 
 
 def turns_attain_pairs(trace: Trace) -> bool:
-    """Return whether the rounds of `as_independent` are those of some example, as far as turns and noise decide it.
+    """Return whether the rounds of `as_independent` are attained by some example, as far as turns and noise decide it.
 
     With cyclic Poisson batches it is the example whose turn comes first: no norm of its columns is cut if the run ends
     with a cycle. In one fixed order the bound is rounded up, and is not the run's own.

@@ -100,9 +100,7 @@ def full_text(error: BaseException) -> str:
 
 
 def without_locals(error: DpsweepError) -> DpsweepError:
-    """Return the error with the local variables in its traceback and those of its causes cleared, which may hold
-    data rows.
-    """
+    """Return the error without the local variables of its traceback and of its causes, which may hold data rows."""
     for each in _with_causes(error):
         traceback.clear_frames(each.__traceback__)
     return error

@@ -137,7 +137,7 @@ def _grid(trace: Trace, group_size: int) -> float:
     points.
 
     A table spans the losses of one round down to probability e^-50, which is ten standard deviations of the Gaussian
-    without sampling, or those of the composed run down to probability 1e-15.
+    without sampling, or the losses of the composed run down to probability 1e-15.
     """
     shifts = [(1.0 + segment.sampling.displaced) / segment.effective_noise_multiplier() for segment in trace.segments]
     shifts += [1.0 / release.noise_multiplier for release in trace.releases if isinstance(release, GaussianRelease)]

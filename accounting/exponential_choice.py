@@ -18,7 +18,7 @@ class ExponentialChoice:
     """One of ``candidates`` runs, chosen by its errors on a part of the data that no run was trained on.
 
     The data are split into ``candidates`` + 1 disjoint parts, whatever the examples are. Candidate i is trained on part
-    i, z_i is the number of wrong predictions of its model on the last part, and i is chosen with probability
+    i, and z_i is the number of wrong predictions of its model on the last part. It is chosen with probability
     proportional to exp(-epsilon z_i / 2). One example of the last part changes every z_i by at most 1, so that the
     choice is (epsilon, 0)-DP (McSherry and Talwar 2007), under every adjacency of this package.
     """
@@ -44,10 +44,10 @@ class ExponentialChoice:
         """Draw the index of the chosen candidate.
 
         errors: number of wrong predictions of each candidate; None for one that failed, which is never chosen. The law
-        is exact, without rounding: a candidate proposed uniformly is accepted with probability
-        exp(-epsilon (z_i - min z) / 2), by fair coins and rational numbers alone (Canonne, Kamath and Steinke 2020,
-        Algorithm 1). The randomness is the operating system's. Raises: InvalidInput unless there is one entry per
-        candidate, and where every candidate failed.
+        is exact, without rounding. A candidate proposed uniformly is accepted with probability exp(-epsilon (z_i - min
+        z) / 2), by fair coins and rational numbers alone (Canonne, Kamath and Steinke 2020, Algorithm 1). The
+        randomness is the operating system's. Raises: InvalidInput unless there is one entry per candidate, and where
+        every candidate failed.
         """
         counts = {
             place: require_whole("a number of wrong predictions", count, at_least=0)

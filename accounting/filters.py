@@ -1,9 +1,9 @@
 """Filters: a limit on what the steps of a run may cost each example, whatever the run does.
 
 Before every step a filter fixes a bound c_t in [0, 1] on an example's contribution over the sensitivity, from earlier
-outputs and from the example itself, and adds the largest cost of a step with that bound. It chooses the bounds so that
+outputs and from the example itself. It adds the largest cost of a step with that bound. It chooses the bounds so that
 the sum never exceeds the budget. Then every example is protected as if that sum had been fixed before the run, although
-each bound was chosen during it (docs/accounting-proofs.md, "Filters"):
+each bound was chosen during it (docs/accounting-proofs.md, "Filters").
 
 - `RenyiFilter`: the sum of Renyi divergences of one fixed order is at most the budget (Feldman and Zrnic 2021).
 - `GaussianFilter`: the sum of (c_t / sigma_t)^2 is at most the budget mu^2, for full batches; the run is mu-GDP for the

@@ -41,14 +41,14 @@ def account_together(traces: Iterable[Trace], delta: float, group_size: int = 1)
     """(epsilon, delta) of several runs whose results are all seen, for ``group_size`` examples or users.
 
     Guarantee: adaptive composition of the mechanisms of all traces, the tighter of PLD and Renyi DP, under the
-    adjacency that they share: that of the traces, or ``zero_out`` where it holds for every sampling. It holds for runs
-    whose noise is independent and whose traces were fixed before the first of them. It is an estimate if the kind of
-    any trace is. Data sets may differ in size: a run without the example costs it nothing. Private selections count
+    adjacency that they share. This is the traces' own, or ``zero_out`` where it holds for every sampling. It holds for
+    runs whose noise is independent and whose traces were fixed before the first of them. It is an estimate if the kind
+    of any trace is. Data sets may differ in size: a run without the example costs it nothing. Private selections count
     with their cost after the selection, by Renyi DP or by the sum of their epsilons. One run alone costs what `account`
     says. Several have no certified lower bound where one of them has none (`CertifiedEpsilon`).
 
     Raises: InvalidInput without traces or for a delta outside (0, 1), UnsupportedMechanism for runs that no adjacency
-    covers together, such as fixed batches beside shuffled epochs, and for groups without a known bound.
+    covers together (fixed batches beside shuffled epochs), and for groups without a known bound.
     """
     counts, group_size = Counter(traces), require_group_size(group_size)
     delta = require_finite("delta", delta, above=0.0, below=1.0)
@@ -88,7 +88,7 @@ def epsilon_of_examples_together(
     are seen.
 
     runs: of each run its trace, and steps and contributions of its members as `epsilon_of_examples` takes them, with
-    the same members in the same order; contributions of 0 are those of a member that is not in the data of that run.
+    the same members in the same order. A member that is not in the data of a run contributes 0 to it.
 
     Claim: (epsilon, delta)-DP of the group under the adjacency that all runs share, as `account_together` chooses it:
     as strong as the weakest of `Trace.individual_kind`. Proof: docs/group-proof.md, "Several runs".

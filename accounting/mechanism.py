@@ -195,15 +195,13 @@ class Trace:
     before the run and bound the true ones in every run; ``output_specific`` if they were read off the run and bound the
     true ones at every step of it (norms taken at every step, or individual clipping); else ``estimate``.
     noise_follows_results: the noise was chosen from earlier results (a validation-driven schedule that reacted). The
-    cost of the noise that was used is then not a proven bound, and accountants report an estimate.
-    ended_by_results: the run would have gone on had its results been others (a scheduler stopped it). The cost of the
-    steps that ran is then an estimate, too: of several possible ends, one that has leaked much can be chosen.
-    filter: the filter that limited the total cost of every example. Its budget is a guarantee even if noise or end
-    followed results.
-    selection: how the run, the only one released, was chosen among several (private selection, docs/accounting.md).
-    All other fields then describe each of these runs, and epsilons are those after the selection.
-    strategy: how the noise of the steps is correlated.
-    unit: whose privacy its epsilons are. For users, all sizes and rates are those of the population that is sampled.
+    cost of the noise that was used is then no proven bound but an estimate. ended_by_results: the run would have gone
+    on had its results been others (a scheduler stopped it). The cost of the steps that ran is then an estimate, too,
+    because an end can be chosen that has leaked much. filter: the filter that limited the total cost of every example.
+    Its budget is a guarantee even if noise or end followed results. selection: how the run, the only one released, was
+    chosen among several (private selection, docs/accounting.md). All other fields then describe each of these runs, and
+    epsilons are those after the selection. strategy: how the noise of the steps is correlated. unit: whose privacy its
+    epsilons are. For users, all sizes and rates count the population that is sampled.
 
     Raises: InvalidInput for an impossible run: segments with gaps, batches from a data set of another size, epochs of
     more batches than there are examples. UnsupportedMechanism for a sampling not accounted for under ``adjacency``, and
@@ -341,9 +339,9 @@ def require_one_run(trace: Trace) -> None:
 
 
 def require_rows(trace: Trace) -> None:
-    """Raise `UnsupportedMechanism` for a run whose epsilons are those of users.
+    """Raise `UnsupportedMechanism` for a run whose epsilons protect users.
 
-    What accounts for rows would otherwise give a smaller epsilon than that of a user.
+    Accounting for rows would otherwise give a smaller epsilon than a user's.
     """
     if trace.unit != EXAMPLE:
         raise UnsupportedMechanism(

@@ -1,12 +1,13 @@
 """How the noise of a run is correlated over its steps: a closed sum of strategies.
 
 Noise of step t is z_t = sum_s C^-1[t, s] w_s with independent Gaussian draws w_s and a lower triangular Toeplitz matrix
-C, so that sums over many steps have less noise than with independent draws. Every accountant matches `NoiseStrategy`
+C. Sums over many steps then have less noise than with independent draws. Every accountant matches `NoiseStrategy`
 completely, or refuses what it does not know by name. To add a strategy, write a class and name it in `NoiseStrategy`
 and `STRATEGIES`.
 
 The noise multiplier of a correlated run is the standard deviation of the draws w over the clipping bound and over the
-largest norm of a column of C, which is the sensitivity for one participation (docs/accounting.md, "Correlated noise").
+largest norm of a column of C. That norm is the sensitivity for one participation (docs/accounting.md, "Correlated
+noise").
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class BandedNoise:
 @final
 @dataclass(frozen=True)
 class InverseRootNoise:
-    """C^-1 has ``bands`` diagonals, those of the inverse square root of prefix sums: BISR, arXiv 2505.12128."""
+    """C^-1 has ``bands`` diagonals, from the inverse square root of prefix sums: BISR, arXiv 2505.12128."""
 
     stored_name: ClassVar[str] = "bisr"
     words: ClassVar[str] = "noise of a banded inverse square root"

@@ -41,11 +41,10 @@ def as_accounted(trace: Trace, group_size: int = 1) -> Trace:
     """Return the trace whose rounds the accountants compose: replaced records as displaced ones, and samplings in one
     form.
 
-    Guarantee: its rounds dominate those of ``trace``. A record replaced by any other moves a sum by at most its own
-    contribution and that of the other, as if it displaced the other; a release on the whole data set is one for a group
-    of two (Theorem 5). Samplings are replaced by others that draw the same batches (`_in_one_form`). Turns and
-    correlated noise are replaced by independent rounds that dominate them for any ``group_size`` examples
-    (`dpsweep.accounting.correlated`).
+    Guarantee: its rounds dominate the rounds of ``trace``. A record replaced by any other moves a sum by at most both
+    contributions, as if it displaced the other. A release on the whole data set is one for a group of two (Theorem 5).
+    Samplings are replaced by others that draw the same batches (`_in_one_form`). Turns and correlated noise are
+    replaced by independent rounds that dominate them for any ``group_size`` examples (`dpsweep.accounting.correlated`).
 
     Raises: UnsupportedMechanism for the trace of a selection, for that of users (`dpsweep.accounting.units.by_rows`),
     and for a sampling or noise strategy without a known theorem: every accountant of single runs passes here.
@@ -91,10 +90,10 @@ def rarest_apart(trace: Trace, delta: float, group_size: int = 1) -> tuple[Trace
     """Return the trace without cuts, if they take at most a thousandth of delta as a failure, and what is left of
     delta.
 
-    Any other trace is returned as it is. Only Renyi divergences need this: however rare an event is, their moments of
-    high order are those of the event alone.
-    Guarantee: if the trace returned is (epsilon, the delta returned)-DP, the given one is (epsilon, delta)-DP, because
-    whether a batch has no room has the same law with the group and without it (Theorem 4).
+    Any other trace is returned as it is. Only Renyi divergences need this: however rare an event is, it alone decides
+    their moments of high order. Guarantee: if the trace returned is (epsilon, the delta returned)-DP, the given one is
+    (epsilon, delta)-DP. The reason: whether a batch has no room has the same law with the group and without it (Theorem
+    4).
     """
     require_supported(trace)
     segments, spent = [], 0.0
@@ -146,8 +145,8 @@ def is_attained(trace: Trace) -> bool:
     """Return whether some run that the trace describes is the pairs of its rounds, so that what bounds these from below
     holds.
 
-    False where batches may be cut, where the order of an epoch's batches is random (the pair is that of the worst
-    order), where a filter limits what examples contribute, and where noise or end followed results.
+    False where batches may be cut, or where the order of an epoch's batches is random (the pair is that of the worst
+    order). False also where a filter limits contributions, or where noise or end followed results.
     """
     samplings = (segment.sampling for segment in as_accounted(trace).segments)
     fixed = not (trace.noise_follows_results or trace.ended_by_results or trace.filter)

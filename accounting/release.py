@@ -76,7 +76,7 @@ class ReleaseSpec:
 
 @dataclass(frozen=True)
 class GroupStatistics:
-    """Released statistics of one group. Standard errors are those of the noise, for the mean by the delta method."""
+    """Released statistics of one group. Standard errors come from the noise, for the mean by the delta method."""
 
     group: int
     examples: float
@@ -157,7 +157,7 @@ def release_counted(
     """`release_statistics` of a summary, whose bound must be public; its parts are read once per quantile step.
 
     Raises: InvalidInput for group labels outside [0, num_groups), for a bound that is not positive, and for a summary
-    that counted other bins than those of ``spec``.
+    with other bins than ``spec``.
     """
     summary, rng = counted.summary, SecretDraws() if generator is None else generator
     bound = require_finite("epsilon_bound", summary.counting.bound, above=0.0)

@@ -1,9 +1,9 @@
 """Renyi differential privacy (RDP) of the mechanisms in a trace, to full relative precision.
 
-The sampled Gaussian mechanism with rate q and noise multiplier sigma has RDP log(A_alpha) / (alpha - 1) with
-A_alpha = E_{x ~ N(0, sigma^2)} [((1 - q) + q exp((2 x - 1) / (2 sigma^2)))^alpha]  (Mironov, Talwar and Zhang 2019,
-arXiv:1908.10530, Theorems 4 and 5), which dominates both directions of add/remove. Per step A_alpha - 1 may be as
-small as 1e-12, so both evaluations below sum the non-negative terms of A_alpha - 1, never those of A_alpha.
+The sampled Gaussian mechanism with rate q and noise multiplier sigma has RDP log(A_alpha) / (alpha - 1) with A_alpha =
+E_{x ~ N(0, sigma^2)} [((1 - q) + q exp((2 x - 1) / (2 sigma^2)))^alpha] (Mironov, Talwar and Zhang 2019,
+arXiv:1908.10530, Theorems 4 and 5), which dominates both directions of add/remove. Per step A_alpha - 1 may be as small
+as 1e-12, so both evaluations below sum the non-negative terms of A_alpha - 1, never of A_alpha itself.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def classic_terms(orders: Array, delta: float) -> Array:
 def _log_moments_whole(sample_rate: float, noise_multiplier: float, orders: Array) -> Array:
     """log A_alpha at integer orders: A_alpha - 1 = sum_j C(alpha, j) (1-q)^(alpha-j) q^j (e^{(j^2-j)/(2 sigma^2)} - 1).
 
-    The weights sum to 1, so subtracting 1 term by term leaves non-negative terms; those of j = 0 and 1 vanish.
+    The weights sum to 1, so subtracting 1 term by term leaves non-negative terms; the terms for j = 0 and 1 vanish.
     """
     alphas, places, log_binomials, starts = _binomial_terms(tuple(orders.astype(int)))
     powers = np.arange(2.0, orders.max() + 1.0)
@@ -176,10 +176,10 @@ def _binomial_terms(orders: tuple[int, ...]) -> tuple[Array, NDArray[np.intp], A
 def _log_moments_fractional(sample_rate: float, noise_multiplier: float, orders: Array) -> Array:
     """log A_alpha by the trapezoidal rule on the integrand (1 + y)^alpha - 1 - alpha y >= 0, y = q (exp(loss) - 1).
 
-    E[y] = 0, so this integrates A_alpha - 1. The integrand is a Gaussian of width sigma times a function analytic in
-    a strip of half-width pi sigma^2 (where 1 - q + q exp(loss) first vanishes), so the rule with step h errs by
-    about exp(-2 pi^2 min(sigma, sigma^2) / h) = exp(-79) relative to it; cutting at 13 sigma leaves exp(-84).
-    Below sigma = 0.1 the grid would be long and the bound vacuous, so the unsampled RDP is returned.
+    E[y] = 0, so this integrates A_alpha - 1. The integrand is a Gaussian of width sigma times a function analytic in a
+    strip of half-width pi sigma^2 (where 1 - q + q exp(loss) first vanishes), so the rule with step h errs by about
+    exp(-2 pi^2 min(sigma, sigma^2) / h) = exp(-79) relative to it. Cutting at 13 sigma leaves exp(-84). Below sigma =
+    0.1 the grid would be long and the bound vacuous, so the unsampled RDP is returned.
     """
     if noise_multiplier < 0.1:
         return np.asarray((orders - 1.0) * gaussian_rdp(noise_multiplier, orders))

@@ -327,11 +327,11 @@ class RandomAllocationSampling:
 class TruncatedPoissonSampling:
     """Poisson batches of ``dataset_size`` examples, cut to a uniformly random subset of at most ``max_batch_size``.
 
-    In a batch that is cut, an example that joins may displace another. Whether the other examples left no room has the
-    same law with the example and without, so that a step is one of several cases, by a public draw
-    (`dpsweep.accounting.reductions.cases_of`). A maximum of
-    ``dataset_size`` or more cuts nothing, whoever joins. Not accounted for under zero-out, for the same reason as
-    `FixedBatchSampling`, nor under replace-one. Proof: docs/group-proof.md, Theorem 4.
+    In a batch that is cut, an example that joins may displace another. A step is one of several cases, by a public
+    draw: the event that the other examples left no room has the same law with the example and without
+    (`dpsweep.accounting.reductions.cases_of`). A maximum of ``dataset_size`` or more cuts nothing, whoever joins. Not
+    accounted for under zero-out, for the same reason as `FixedBatchSampling`, nor under replace-one. Proof:
+    docs/group-proof.md, Theorem 4.
     """
 
     stored_name: ClassVar[str] = "truncated_poisson"

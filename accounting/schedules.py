@@ -342,9 +342,9 @@ def planned_trace(
 ) -> Trace:
     """Return the trace of ``epochs`` epochs of ``steps_per_epoch`` steps each under ``schedule``.
 
-    Noise is constant within an epoch; neighbouring epochs of equal noise share one segment. adjacency None is
-    the first of `Sampling.adjacencies`. validation_accuracies: public accuracy after each completed epoch, for
-    schedules that react to it; if it changed the noise, the trace says so (`Trace.noise_follows_results`).
+    Noise is constant within an epoch; neighbouring epochs of equal noise share one segment. adjacency None is the first
+    of `Sampling.adjacencies`. validation_accuracies: public accuracy after each completed epoch, for schedules that
+    react to it. The trace notes if it changed the noise (`Trace.noise_follows_results`).
 
     Raises: InvalidInput for shuffled epochs whose own number of steps is not ``steps_per_epoch``. UnsupportedMechanism
     for a sampling not accounted for under ``adjacency``.

@@ -63,10 +63,10 @@ def repeated_norm(column: Array, steps: int, apart: int) -> float:
 def prefix_errors(column: Array, noising: Array, steps: int) -> tuple[float, float]:
     """Return mean and maximum over the steps of the squared error of the sum of all gradients so far.
 
-    column, noising: the first columns of C and C^-1, or as many entries as differ from 0. Units: those of the noise
-    that full batches of one step would need, so that independent noise has errors (T + 1) / 2 and T. This is the
-    squared norm of a row of A C^-1, for the matrix A of prefix sums, times the largest squared norm of a column of C
-    (Choquette-Choo et al., arXiv 2306.08153, Equation 3).
+    column, noising: the first columns of C and C^-1, or as many entries as differ from 0. Units: the noise that full
+    batches of one step would need. Independent noise then has errors (T + 1) / 2 and T. This is the squared norm of a
+    row of A C^-1, for the matrix A of prefix sums, times the largest squared norm of a column of C (Choquette-Choo et
+    al., arXiv 2306.08153, Equation 3).
     """
     entries = np.zeros(steps)
     entries[: min(len(noising), steps)] = noising[:steps]

@@ -32,7 +32,7 @@ def generator_rate(order: float, noise_multiplier: float) -> float:
 class Renewal:
     """New norms and losses of the examples at positions ``rows`` [b], each measured after so many ``steps`` [b].
 
-    Steps are those of an interval. An example may occur several times, in the order of its steps.
+    Steps belong to an interval. An example may occur several times, in the order of its steps.
     """
 
     steps: Tensor
@@ -56,7 +56,7 @@ class Renewal:
         return Renewal(torch.cat([each.steps for each in parts]), torch.cat([each.rows for each in parts]), norms)
 
     def sorted_by_row(self) -> Renewal:
-        """Return the same entries, those of each row together and in the order of their steps."""
+        """Return the same entries, grouped by row and in the order of their steps."""
         order, norms = torch.argsort(self.rows, stable=True), self.norms
         steps, rows, of_rows, losses = (
             each.index_select(0, order) for each in (self.steps, self.rows, norms.norms, norms.losses)
@@ -221,7 +221,7 @@ class SnapshotInterval:
     def settled(self) -> Sequence[EndedInterval]:
         """Return the interval ``before``, if there is one, and this one, as they are stored if no step follows.
 
-        What the moments of the former have beyond 0 and its number of steps is passed on.
+        The moments of the first beyond 0 and its number of steps are passed on.
         """
         ended = self.ended()
         if self.before is None:

@@ -18,7 +18,8 @@ from dpsweep.accounting.records import (
 def note_written(files: TrialFiles) -> None:
     """Store the digest of each file that training has written and will not write again, all of them in ``private/``.
 
-    `TrialFiles.private_digests` holds them until the trial is accounted, and from then on those of private files alone.
+    `TrialFiles.private_digests` holds them until the trial is accounted, and from then on the digests of private files
+    alone.
     """
     there = set(list_files(files.root))
     digests = {name: digest_of(uri) for uri in _written(files) if (name := uri.removeprefix(f"{files.root}/")) in there}

@@ -87,8 +87,8 @@ def shown_groups(sizes: npt.NDArray[np.int64], least: int) -> npt.NDArray[np.int
 
 
 def fairness(confusion: npt.NDArray[np.int64]) -> dict[str, float]:
-    """Return the defined `dpsweep.workers.rates.gaps` between groups; only those of the worst group for one group,
-    empty without any.
+    """Return the defined `dpsweep.workers.rates.gaps` between groups; only the worst group's for one group, empty
+    without any.
 
     confusion: counts [G, K, K] by group, label and prediction. Parity measures are included only for two classes, and
     only if the groups are not the classes.

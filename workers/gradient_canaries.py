@@ -1,4 +1,4 @@
-"""Gradient canaries: made-up contributions along their own directions, which batches take in as those of examples.
+"""Gradient canaries: made-up contributions along their own directions, which batches take in like examples.
 
 The canaries are no examples. Each has a direction, and all directions are orthogonal. A secret fair coin for each
 decides whether it takes part; one that does joins batches by the sampling of the trial, drawn on its own, and then adds
@@ -7,8 +7,8 @@ it is a user with several. That is a record of the adjacency of the claim, so th
 batches it displaces nobody, and so shows at most half of what an example that joins and displaces another may show.
 
 The guarantee of every real example is unchanged: what is added to the sum does not depend on the data, and its noise
-stays as it was. The model does change, by what the canaries add. Right guesses from the transcript ``iterates`` read
-the noise of the run, and no epsilon covers that: only the owner of the data may see them.
+stays as it was. The canaries do change the model. Right guesses from the transcript ``iterates`` read the noise of the
+run, and no epsilon covers that: only the owner of the data may see them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The record of the user's code that a trial was trained with, in the trial's folder ``code``.
 
-It holds the sources themselves, not only their digests: so a reader sees what differs, a model loads where its module
-was edited or lost, and an edit that changes nothing that runs is told from one that does. It is no part of the trial's
-key: under another key an edited file would silently be trained again, which costs privacy again.
+It holds the sources themselves, not only their digests. So a reader sees the difference, a model loads where its module
+was edited or lost, and edits that change nothing that runs are recognised. It is no part of the trial's key: under
+another key an edited file would silently be trained again, which costs privacy again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def own_code(spec: TrialSpec, code: UserCode) -> Mapping[str, bytes]:
 
 
 def store_code(files: TrialFiles, spec: TrialSpec, code: UserCode) -> None:
-    """Store the sources that the trial is about to run, in place of those of an earlier start."""
+    """Store the sources that the trial is about to run, in place of an earlier start's."""
     if own_locations(spec):
         delete_folder(files.code)
     for place, content in own_code(spec, code).items():
@@ -110,7 +110,7 @@ def _stored(files: TrialFiles, place: str) -> bytes | None:
 
 
 def _changed(place: str, before: bytes | None, now: bytes) -> tuple[str, ...]:
-    """Return the files at a place that differ: itself, or those of an installed package that its digests name."""
+    """Return the files at a place that differ: itself, or files of an installed package that its digests name."""
     if before == now:
         return ()
     if not place.endswith(".py"):

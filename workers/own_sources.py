@@ -1,6 +1,6 @@
 """Finds the sources that a module of the user's consists of: its own file, and the user's files that it imports.
 
-Imports are read from the source, so that nothing runs: those of functions count, and both branches of an ``if``. A
+Imports are read from the source, so that nothing runs: imports in functions count, and both branches of an ``if``. A
 name that is computed counts as every module of the package that its beginning names, or of the folder. Not found are
 files that code opens itself, also to execute them, and modules in folders that code itself adds to `sys.path`.
 """

@@ -1,4 +1,4 @@
-"""The objects that train: built from what a specification names, or given by a loop of the user's own."""
+"""The objects that train: built from the names in a specification, or given by a loop of the user's own."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def predict(
 
 
 def first_columns(outputs: Tensor, width: int) -> Tensor:
-    """Return the first ``width`` of outputs [b, m]: those of the task, without the further heads of an own loss."""
+    """Return the first ``width`` of outputs [b, m]: the task's, without the further heads of an own loss."""
     return outputs[:, :width] if outputs.ndim == 2 and outputs.shape[1] > width else outputs
 
 
@@ -83,7 +83,7 @@ def batches_of(model: nn.Module, split: Split, dataset: Dataset) -> list[slice]:
     """Return the batches in which a split is evaluated, each as large as is fast and outputs take less than hundreds of
     MB.
 
-    Processes that share an evaluation take whole batches, so that results are bit-identical to those of one process.
+    Processes that share an evaluation take whole batches, so that results have the same bits as in one process.
     """
     outputs = math.prod(task_called(dataset.task).output_shape(split.labels, dataset.class_names))
     size = batch_size(model, split.features, dataset.prepare)

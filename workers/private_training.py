@@ -130,7 +130,7 @@ class PrivateTraining:
         epsilons of examples. seed: research mode: reproducible, and no guarantee. By default noise and batches come
         from secret keys. execution: micro-batches and other settings of speed and memory.
 
-        Raises: InvalidInput for what cannot be trained privately, Unreachable for a target that no noise meets.
+        Raises: InvalidInput for parts that cannot be trained privately, Unreachable for a target that no noise meets.
         """
         device = next((each.device for each in model.parameters()), torch.device("cpu"))
         execution = replace(execution or ExecutionSpec(threads=torch.get_num_threads()), device=str(device))
@@ -187,7 +187,7 @@ class PrivateTraining:
 
     @contextlib.contextmanager
     def _own_randomness(self, device: torch.device) -> Iterator[None]:
-        """Settings and random state of torch as a trial has them; those of the caller come back afterwards."""
+        """Settings and random state of torch as in a trial; the caller's come back afterwards."""
         with reproducible(self._spec.execution, self._spec.seed), explained(self._spec.execution):
             is_cuda = device.type == "cuda"
             if self._random_state is not None:
@@ -207,7 +207,7 @@ class PrivateTraining:
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches that are left, each drawn when it is asked for; one that was not stepped comes again.
 
-        Raises: InvalidInput for a batch that is passed over: leaving out batches by what they hold costs privacy that
+        Raises: InvalidInput for a batch that is passed over: choosing batches by their content costs privacy that
         nothing accounts for.
         """
         while self._pending is not None or self._trainer.may_continue():

@@ -1,6 +1,6 @@
 """Measures time and memory of the parts of a trial, by a few real steps in this process. Nothing of the trial is kept.
 
-Times and memory depend on the data, as those of a real trial do, which are public.
+Times and memory depend on the data, as in a real trial, where they are public.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ def _after_steps(model: nn.Module, losses: Losses, places: Sequence[slice]) -> l
 
 
 def _after_moves(model: nn.Module, losses: Losses, places: Sequence[slice], missing: Collection[str]) -> list[str]:
-    """Return those of ``missing`` that get no gradient at any place, each at random moves of all trainable
+    """Return the names in ``missing`` that get no gradient at any place, each at random moves of all trainable
     parameters.
     """
     trained = _trained(model)
@@ -140,7 +140,7 @@ def _require_adapters_train(model: nn.Module) -> None:
 
 
 def _adapters(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> Iterator[str]:
-    """Yield the names of the parameters of adapters: those in what a layer of peft lists as ``adapter_layer_names``."""
+    """Yield the names of the parameters of adapters: which a layer of peft lists as ``adapter_layer_names``."""
     yield from (name for name in parameters if any(part in name for part in _ADAPTERS))
     tuned = [(path, module) for path, module in model.named_modules() if hasattr(module, "get_base_layer")]
     for path, module in tuned:

@@ -1,5 +1,5 @@
 """Simple models without privacy, trained beside a baseline (``reference: true``): a baseline below one of them says
-nothing about what privacy costs. Their scores are those of models that no noise protects, like the baseline's."""
+nothing about what privacy costs. No noise protects these models, like the baseline."""
 
 from __future__ import annotations
 

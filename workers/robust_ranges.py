@@ -60,7 +60,7 @@ def private_ranges(
 ) -> dict[str, Tensor]:
     """Low and high end, mean and deviation of each of ``width`` columns, float32 [width], by noisy counts.
 
-    outside: share of the rows beyond each end. Mean and deviation are those of the scaled numbers. Noise that hides the
+    outside: share of the rows beyond each end. Mean and deviation describe the scaled numbers. Noise that hides the
     rows makes ranges too wide or too narrow, never unsafe.
     """
     std = noise_multiplier * math.sqrt(ROUNDS)

@@ -296,7 +296,8 @@ class Trainer:
     def _look_again(self, before: RandomState) -> None:
         """Downgrade contributions if this step drew torch random numbers or changed modes.
 
-        The measured norms may then differ from those of the summed gradients. A model can begin to do so at any step.
+        The measured norms may then differ from the norms of the summed gradients. A model can begin to do so at any
+        step.
         """
         repeatable = before.is_current() and modes_of(self._model) == self._modes
         if not (repeatable and self.gradients.others_repeat) and not self._method.keeps_to_contributions:

@@ -80,7 +80,7 @@ def run_trial(
     A finished trial is not run again; its stored result is returned. code: the user's modules that may be imported.
     releases: made from the same data outside training; they are added to the trace. on_progress: called after every
     epoch; an exception in it ends the call, and the trial can be resumed. group: the processes that share its
-    gradients, of which this one is rank 0; the others call `follow_trial`.
+    gradients; this one is rank 0; the others call `follow_trial`.
 
     Raises:
         InvalidInput: an impossible spec, ``root`` holds another trial or one that began with another number of ranks,

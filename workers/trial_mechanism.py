@@ -41,10 +41,10 @@ def mechanism_with(
 ) -> TrialMechanism:
     """`mechanism_of` with a clipping method that was made.
 
-    Contributions are output-specific if norms are computed at every step for exactly the gradients that are summed,
-    or if clipping enforces the recorded contributions. With augmentation the summed gradients are those of other
-    inputs, and with autocast their rounding depends on the batch size, so norms at every step are then estimates. A
-    filter is calibrated here, from all epochs of the spec, so that planner and trainer use the same one.
+    Contributions are output-specific if norms are computed at every step for exactly the gradients that are summed, or
+    if clipping enforces the recorded contributions. With augmentation the summed gradients come from other inputs, and
+    with autocast their rounding depends on the batch size. Norms at every step are then estimates. A filter is
+    calibrated here, from all epochs of the spec, so that planner and trainer use the same one.
     """
     named, sampling = spec.noise.schedule, planned_sampling(spec.sampling, dataset_size)
     steps = spec.epochs * sampling.steps_per_epoch

@@ -42,10 +42,10 @@ def p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
     """Return the bound on the probability of at least ``guesses.correct`` right guesses, if the mechanism is (epsilon,
     delta)-DP.
 
-    Guarantee: P[right guesses >= v] <= beta + 2 m delta alpha with beta = P[W >= v] and alpha = max over i of
-    P[v - i <= W < v] / i, where W ~ Binomial(guesses, e^epsilon / (1 + e^epsilon)) and m is the number of canaries
-    (Steinke, Nasr and Jagielski 2023, Theorem 5.2 with the notation of the code in Appendix D). Adjacency: including a
-    canary or not, as in add/remove and zero-out.
+    Guarantee: P[right guesses >= v] <= beta + 2 m delta alpha with beta = P[W >= v] and alpha = max over i of P[v - i
+    <= W < v] / i, where W ~ Binomial(guesses, e^epsilon / (1 + e^epsilon)). Here m is the number of canaries (Steinke,
+    Nasr and Jagielski 2023, Theorem 5.2 with the notation of the code in Appendix D). Adjacency: including a canary or
+    not, as in add/remove and zero-out.
 
     >>> p_value(Guesses(canaries=10, made=10, correct=10), epsilon=0.0, delta=0.0) == 2.0**-10
     True

@@ -7,9 +7,9 @@ holds if and only if no test is below
 
     max(0, 1 - delta - e^epsilon alpha, e^-epsilon (1 - delta - alpha))
 
-(Wasserman and Zhou 2010; Dong, Roth and Su 2019, Section 2), so the largest of these lines over any set of epsilons is
+(Wasserman and Zhou 2010; Dong, Roth and Su 2019, Section 2). So the largest of these lines over any set of epsilons is
 a lower bound on f, convex and valid for both ways to name the two hypotheses. This bound is published here: no attack
-does better. Lower bounds on the best attack are those of the worst run that the trace describes, where they are known.
+does better. Lower bounds on the best attack belong to the worst run that the trace describes, where they are known.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class PrivacyCurve:
 
     Guarantee, where kind is ``guarantee``: with every step's output visible and later steps chosen adaptively, the run
     is (epsilon, upper delta)-DP at every epsilon of ``profile`` at once, under ``adjacency``, for the records that
-    ``unit`` names. Lower bounds are those of the worst run that the trace describes. There are none where that is not
-    the rounds' dominating pairs: batches may be cut, epochs are shuffled, a filter limits examples, or noise or end
+    ``unit`` names. Lower bounds belong to the worst run that the trace describes. There are none where that is not the
+    rounds' dominating pairs. Then batches may be cut, epochs are shuffled, a filter limits examples, or noise or end
     followed results. whose: ``any`` group of records of that size, or ``given`` ones by their own contributions.
     """
 
@@ -92,8 +92,8 @@ class PrivacyCurve:
     def trade_off(self, false_positive_rates: npt.ArrayLike) -> tuple[Array, Array | None]:
         """(lower, upper) false negative rate of the best attack at each of the rates [points], all in [0, 1].
 
-        lower is convex, does not rise, and is at most 1 - alpha: no attack has fewer false negatives. upper is what an
-        attack on the worst run achieves, in the worse one of its two directions, or None where that is unknown.
+        lower is convex, does not rise, and is at most 1 - alpha: no attack has fewer false negatives. The upper rate is
+        achieved by an attack on the worst run, in the worse one of its two directions, or None where that is unknown.
         """
         rates = _rates(false_positive_rates)
         fewest = 1.0 - self._attacks.limit(rates)
@@ -123,10 +123,10 @@ class PrivacyCurve:
         jointly).
 
         prior: the largest probability, over all guesses made without the output, that a guess counts as success, for a
-        target drawn independently of all other data: kappa of Hayes, Mahloujifar and Balle 2023, whose
-        bound, for the trade-off function f, is 1 - f(kappa) (Kaissis, Hayes, Ziller and Rueckert 2023). A guess made
-        from the output of the data without the target succeeds with probability at most kappa on average over targets
-        z; with z it does so with at most 1 - f(rate of z), and 1 - f is concave.
+        target drawn independently of all other data. It is kappa of Hayes, Mahloujifar and Balle 2023. Their bound, for
+        the trade-off function f, is 1 - f(kappa) (Kaissis, Hayes, Ziller and Rueckert 2023). A guess made from the
+        output of the data without the target succeeds with probability at most kappa on average over targets z. With z
+        it does so with at most 1 - f(rate of z), and 1 - f is concave.
 
         Raises: UnsupportedMechanism for the curve of given records: the bound averages over all records that the
         target may be, and the curve holds for these alone.

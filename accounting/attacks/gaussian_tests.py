@@ -30,10 +30,10 @@ def contradicts_f_dp(guesses: Guesses, mean: float, error: float) -> bool:
     probability at most ``error``; it increases in the number of right guesses. Canaries may depend on each other.
 
     S. Mahloujifar, L. Melis and K. Chaudhuri, "Auditing f-Differential Privacy in One Run" (arXiv 2410.22235), for
-    coins. Let r guesses of m canaries be made, N of them right, a_j = E[N 1(N >= j)] / m and b_j = E[(r - N) 1(N >=
-    j)] / m. The coin of a right guess in N >= j, if it were the other, would make a wrong one in N >= j - 1, so that
-    b_(j-1) >= G(a_j), with G(x) = Phi(Phi^-1(x) - mu), convex (their Theorem 3.2). The chain of these from P[N >= c] =
-    error with all of N = c, its least case, down to j = 0 must not exceed a_0 + b_0 = r / m.
+    coins. Let r guesses of m canaries be made, N of them right, a_j = E[N 1(N >= j)] / m and b_j = E[(r - N) 1(N >= j)]
+    / m. The coin of a right guess in N >= j, if it were the other, would make a wrong one in N >= j - 1. So b_(j-1) >=
+    G(a_j), with G(x) = Phi(Phi^-1(x) - mu), convex (their Theorem 3.2). The chain of these from P[N >= c] = error with
+    all of N = c, its least case, down to j = 0 must not exceed a_0 + b_0 = r / m.
     """
     canaries, made, right = guesses.canaries, guesses.made, guesses.correct
     a, b = error * right / canaries, error * (made - right) / canaries
@@ -66,11 +66,11 @@ def f_dp_epsilon(guesses: Guesses, delta: float, confidence: float) -> float:
 def gdp_epsilon(guesses: Guesses, delta: float, confidence: float) -> float:
     """Return the epsilon at ``delta`` of the largest mu-GDP that the right guesses contradict, of independent canaries.
 
-    Assumes that every canary is guessed, from an output of its own, by a rule that is fixed beforehand, and that these
-    outputs are independent: such as the projections of isotropic Gaussian noise on orthogonal directions. Then each
-    guess is right, independently, with probability at most (1 + TV) / 2 = Phi(mu / 2), and the number of right ones is
-    at most Binomial(m, Phi(mu / 2)): its exact bound (Clopper and Pearson) bounds mu. It is the test of Z. Xiang, T.
-    Wang, H. Xiao, Y. Tian and D. Wang, "Tight Privacy Audit in One Run" (arXiv 2509.08704) where nobody abstains. With
+    Assumes that every canary is guessed from a separate output by a rule that is fixed beforehand. Assumes that these
+    outputs are independent, such as the projections of isotropic Gaussian noise on orthogonal directions. Then each
+    guess is right, independently, with probability at most (1 + TV) / 2 = Phi(mu / 2). The number of right ones is at
+    most Binomial(m, Phi(mu / 2)): its exact bound (Clopper and Pearson) bounds mu. It is the test of Z. Xiang, T. Wang,
+    H. Xiao, Y. Tian and D. Wang, "Tight Privacy Audit in One Run" (arXiv 2509.08704) where nobody abstains. With
     abstention, errors of the most certain guesses are not independent of each other, and this bound would not hold.
 
     Guarantee: under these assumptions, for a mechanism that is mu-GDP in each coin, the result exceeds the epsilon of

@@ -1,9 +1,9 @@
 """Bounds on ROC curves of attacks from a certified privacy profile: a limit on all, and what some attack achieves.
 
 The ROC curve of tests between two fixed distributions is the largest true positive rate (TPR) at each false positive
-rate (FPR): concave, from (0, 0) to (1, 1), and 1 minus the trade-off function (Dong, Roth and Su 2019). delta at an
-epsilon is the largest TPR - e^epsilon FPR of any test, so that every point of a profile is a line which the curve does
-not pass; with the two distributions swapped that line is TPR = 1 - e^-epsilon (1 - delta - FPR).
+rate (FPR). It is concave, from (0, 0) to (1, 1), and 1 minus the trade-off function (Dong, Roth and Su 2019). At an
+epsilon, delta is the largest TPR - e^epsilon FPR of any test. So every point of a profile is a line which the curve
+does not pass. With the two distributions swapped that line is TPR = 1 - e^-epsilon (1 - delta - FPR).
 """
 
 from __future__ import annotations

@@ -31,9 +31,9 @@ def algorithm_2(
 
     contributions [examples, snapshots] are in units of the clipping bound C; the snapshot taken at steps[j] holds until
     steps[j + 1]. Each is rounded to the nearest of r, 2r, ..., 1 (``rounding`` is r); 0 rounds to r, and so costs
-    infinity without noise. epsilon = min over alpha of rho + log(1/delta) / (alpha - 1) (paper A, Lemma A.2).
+    infinity without noise. Then epsilon = min over alpha of rho + log(1/delta) / (alpha - 1) (paper A, Lemma A.2).
 
-    Raises: UnsupportedMechanism unless the run is plain Poisson-sampled DP-SGD without side queries and releases;
+    Raises: UnsupportedMechanism unless the run is plain Poisson-sampled DP-SGD without side queries and releases.
     InvalidInput for snapshots as `checked_snapshots` does, a delta outside (0, 1), a rounding outside [1e-6, 1] or one
     whose inverse is not whole.
     """

@@ -1,8 +1,7 @@
 """Moments E_Q[(P/Q)^z] of the sampled Gaussian mechanism along a vertical line in the complex plane, with error bounds.
 
 Notation: x is standard normal, u = s^2 the effective precision, M = exp(s x - u/2), G = 1 - q + q M the likelihood
-ratio P/Q, p = q M / G in [0, 1], and A_z(u) = E[G^z]. See `dpsweep.accounting.individual.pld` for what the moments are
-for.
+ratio P/Q, p = q M / G in [0, 1]; A_z(u) = E[G^z]. See `dpsweep.accounting.individual.pld` for the use of the moments.
 """
 
 from __future__ import annotations
@@ -61,10 +60,9 @@ class Contour:
 
 @dataclass(frozen=True)
 class MomentTable:
-    """log A at each node and point of a contour, on the branch that is real at the first point; [nodes, points].
-
-    errors [nodes, points] bound the distance of log A from its chord in u, over the two cells beside a node. Where
-    log A could not be computed, it is 0 and its error is `UNKNOWN`.
+    """log A at each node and point of a contour, on the branch that is real at the first point; [nodes, points]. The
+    errors [nodes, points] bound the distance of log A from its chord in u, over the two cells beside a node. Where log
+    A could not be computed, it is 0 and its error is `UNKNOWN`.
     """
 
     log_moments: Complex
@@ -74,8 +72,8 @@ class MomentTable:
 def moment_table(law: StepLaw, precisions: Array, contour: Contour, direction: str) -> MomentTable:
     """Tabulate log A at nodes ``precisions`` [nodes], ascending, for one law and direction.
 
-    For a law that does not always take place it is log(1 + chance (A - 1)), whose derivatives are those of chance A
-    over that number.
+    For a law that does not always take place it is log(1 + chance (A - 1)), whose derivatives are the derivatives of
+    chance A over that number.
     """
     sample_rate, chance = law
     exponents, roots = EXPONENTS[direction](contour.points), np.sqrt(precisions)
@@ -123,11 +121,11 @@ def _integration_grid(
 ) -> tuple[Array, Array, Array]:
     """log G [nodes, grid], p [nodes, grid] and the log weight of each grid point under the normal law [grid].
 
-    The grid is accurate for every sqrt(u) up to ``widest``.
-    G^z is analytic for |Im x| <= d with s d <= pi/2; there |G^z| <= G^Re(z) e^(|Im z| s d), times sec(s d / 2)^|Re z|
-    when Re z < 0, and the normal density grows by e^(d^2/2). So the trapezoidal rule with step h errs by less than
-    2 exp(growth - 2 pi d / h). Left of the grid G^z is at most max(1, (1-q)^Re z). Right of it, for a = Re z > 0,
-    G^a <= 2^a max(1, q^a M^a); times the normal density, q^a M^a is centred at a s and integrates to at most A_a.
+    The grid is accurate for every sqrt(u) up to ``widest``. G^z is analytic for |Im x| <= d with s d <= pi/2. There
+    |G^z| <= G^Re(z) e^(|Im z| s d), times sec(s d / 2)^|Re z| when Re z < 0, and the normal density grows by e^(d^2/2).
+    So the trapezoidal rule with step h errs by less than 2 exp(growth - 2 pi d / h). Left of the grid G^z is at most
+    max(1, (1-q)^Re z). Right of it, for a = Re z > 0, G^a <= 2^a max(1, q^a M^a). Times the normal density, q^a M^a is
+    centred at a s and integrates to at most A_a.
     """
     real, top = exponents[0].real, float(np.abs(exponents.imag).max())
     left = np.sqrt(2.0 * (_LOG_PRECISION - min(real, 0.0) * -np.log1p(-sample_rate)))

@@ -9,7 +9,7 @@ of the sum's sensitivity; ``side`` how far it moves a side query, in units of th
 
 - Poisson sampling: moved is the contribution c, and side is 1, under either adjacency.
 - Fixed batches under ``add_remove``: an example that joins a batch displaces another, whose contribution is only known
-  to be at most 1. moved is 1 + c and side is 2; at c = 1 this is the factor 2 of paper B, Theorem 3.3. Under
+  to be at most 1. So moved is 1 + c and side is 2; at c = 1 this is the factor 2 of paper B, Theorem 3.3. Under
   ``zero_out`` they are refused: the rest of the batch reveals whether the example is in it, which defeats the
   amplification by sampling (docs/group-proof.md).
 - Truncated Poisson batches: a step of Poisson sampling and, with the probability of a cut, one in which the example
@@ -22,11 +22,10 @@ of the sum's sensitivity; ``side`` how far it moves a side query, in units of th
 Renyi and privacy-loss accounting need only the sum of log E_Q[(P/Q)^z] over the steps. It is smooth in u, so each step
 is split linearly between the two nodes (grid points of u) beside its u. For real z = alpha > 1 this can only increase
 the sum, because log A_alpha is convex in u. Proof: M_u = exp(B_u - u/2), the likelihood ratio as a function of Brownian
-time u, is a martingale; A(u) = E[g(M_u)] with g(m) = (1 - q + q m)^alpha; A' = E[L g], A'' = E[L L g] with
-L = (m^2/2) d^2/dm^2.
-With p = q m / (1 - q + q m) in [0, 1], L g = alpha (alpha-1) p^2 g / 2 and g L L g - (L g)^2 =
-alpha (alpha-1) p^2 g^2 (1-p) (2 + (4 alpha - 6) p) / 4 >= 0. So L L g >= 0, and by Cauchy-Schwarz
-A'^2 <= (E sqrt(g L L g))^2 <= A A''.
+time u, is a martingale. A(u) = E[g(M_u)] with g(m) = (1 - q + q m)^alpha. A' = E[L g], A'' = E[L L g] with L = (m^2/2)
+d^2/dm^2. With p = q m / (1 - q + q m) in [0, 1], L g = alpha (alpha-1) p^2 g / 2 and g L L g - (L g)^2 = alpha
+(alpha-1) p^2 g^2 (1-p) (2 + (4 alpha - 6) p) / 4 >= 0. So L L g >= 0, and by Cauchy-Schwarz A'^2 <= (E sqrt(g L L g))^2
+<= A A''.
 """
 
 from __future__ import annotations
@@ -121,8 +120,9 @@ class StepWeights:
     """The costs of a block of examples, as accounting needs them.
 
     steps: number of sampled steps assigned to each node. Nodes are numbered through all sampling rates, one after the
-    other; with each rate a row's weights sum to the number of steps. precision [rows]: summed u of unsampled Gaussians
-    (full batches, shuffled epochs, releases). pure: epsilons of pure releases. examples: size of the whole data set.
+    other; with each rate a row's weights sum to the number of steps. Fields: precision [rows]: summed u of unsampled
+    Gaussians (full batches, shuffled epochs, releases). pure: epsilons of pure releases. examples: size of the whole
+    data set.
     """
 
     sampled: tuple[SampledNodes, ...]
@@ -239,9 +239,9 @@ def _stretches(steps: tuple[int, ...], trace: Trace) -> tuple[tuple[Sampling, fl
 def _one_by_one(sampling: Sampling) -> tuple[tuple[float, Sampling], ...]:
     """Independent steps, each with the probability that it takes place, that together dominate one of ``sampling``.
 
-    A step that is one of several cases p_1, p_2, ... is a function of these: the first case always takes place, case
-    i > 1 with p_i / (1 - p_2 - ... - p_(i-1)), and what the step shows is the first i > 1 that took place, or case 1.
-    Where most batches are cut, the case of one that is cut, which dominates the others, takes place alone.
+    A step that is one of several cases p_1, p_2, ... is a function of these: the first case always takes place, case i
+    > 1 with p_i / (1 - p_2 - ... - p_(i-1)). The step shows the first i > 1 that took place, or case 1. Where most
+    batches are cut, the case of one that is cut, which dominates the others, takes place alone.
     """
     likeliest, *others = cases_of(sampling, 1)
     if not others:

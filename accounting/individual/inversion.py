@@ -3,9 +3,9 @@
 See `dpsweep.accounting.individual.pld` for the formula. All choices for a row depend on that row alone, so its result
 has the same bits whatever other rows are accounted with it.
 
-Where the spectrum falls slowly, it is damped by one more Gaussian mechanism of precision v: K gains v z (z-1) / 2.
-The damped delta_v is at least delta, because another mechanism only adds cost. Its excess is bounded as follows:
-with N ~ N(-v/2, v) independent of the loss L and y = L - eps,
+Where the spectrum falls slowly, it is damped by one more Gaussian mechanism of precision v: K gains v z (z-1) / 2. The
+damped delta_v is at least delta, because another mechanism only adds cost. Its excess is bounded as follows. Let N ~
+N(-v/2, v) be independent of the loss L, and y = L - eps. Then
 
     E_N[(e^(L+N) - e^eps)_+] - (e^L - e^eps)_+ = e^eps int_0^v e^(y/2) phi(y / sqrt(t)) e^(-t/8) / (2 sqrt(t)) dt
 
@@ -236,7 +236,7 @@ def raise_bounds(
 ) -> None:
     """Raise ``bounds`` [2, all rows] for the rows of a bucket; see `spectrum_kernels.certified_bounds`.
 
-    exponents [rows, ...]: its argument ``sums``, with K damped by v. cuts: those of the contour. renyi: of all rows.
+    exponents [rows, ...]: its argument ``sums``, with K damped by v. cuts: of the contour. renyi: of all rows.
     """
     left, tails = _alias_bounds(contour, v)
     above = upper_factors(contour)
@@ -259,7 +259,7 @@ def raise_bounds(
 def _alias_bounds(contour: Contour, v: float) -> tuple[float, Array]:
     """Return the bound on aliases from the left, and coefficients [2, orders] of the bound on those from the right.
 
-    The orders are those of `tail_places`; see `spectrum_kernels._aliasing`.
+    The orders are `tail_places`; see `spectrum_kernels._aliasing`.
     """
     period, tilt = 2.0 * np.pi / contour.spacing, contour.tilt
     orders = FEW_ORDERS[tail_places(tilt)]

@@ -37,7 +37,7 @@ def epsilon_of_many_rounds(rounds: GroupRounds, delta: float, tolerance: float =
     """`dpsweep.accounting.pld.epsilon_of_rounds`, in seconds also where thousands of rounds differ.
 
     Both bounds are certified either way, and hold for any ``tolerance``, the target for their gap on a lattice. Rounds
-    that are no sampled Gaussian mechanisms, such as those of groups in sampled batches, are composed on a lattice,
+    that are no sampled Gaussian mechanisms, such as rounds of groups in sampled batches, are composed on a lattice,
     however many differ.
     """
     if len(rounds.laws) <= _FEW or not rounds.is_private or not delta >= MIN_DELTA:

@@ -8,9 +8,9 @@ and for the pair (Q, P) the same with K(1 - z). The saddle point is near the bes
 integrand is a short bump, and all errors are relative to the Renyi bound on delta. No privacy loss is discretised.
 
 Why the result is certified:
-- The trapezoidal rule with step w_1 equals, by Poisson summation, sum over m of e^((a-1) m P) delta(eps + m P) with
-  P = 2 pi / w_1. All terms are non-negative, so aliasing only adds; the lower bound subtracts a Renyi bound on the
-  other terms.
+- The trapezoidal rule with step w_1 equals, by Poisson summation, sum over m of e^((a-1) m P) delta(eps + m P) with P =
+  2 pi / w_1. All terms are non-negative, so aliasing only adds. The lower bound subtracts a Renyi bound on the other
+  terms.
 - K is linear in the step weights except for a bounded error per node (`contour.MomentTable`).
 - Frequencies left out are bounded by a proven decay of every factor (`contour.DecayBound`) and 1/w^2.
 - Floating point is bounded by `FLOAT_ERROR` per term, and by one rounding per step in K.
@@ -19,7 +19,7 @@ returned instead.
 
 If an example is expected in hardly any batch, exp(K) decays slowly: the spectrum is damped
 (`dpsweep.accounting.individual.inversion`), and at high frequencies K is not linear enough in the step weights. So
-after runs of few steps, examples with noticeably loose bounds are accounted again on more nodes; in small data sets,
+after runs of few steps, examples with noticeably loose bounds are accounted again on more nodes. In small data sets,
 each example still loose is then accounted as a group of one (`dpsweep.accounting.pld`).
 """
 
@@ -241,7 +241,7 @@ class _Group:
     direction: str
 
     def raise_all(self, bounds: Array) -> None:
-        """Raise ``bounds`` [2, all rows], upper and lower, to those of this direction where these are larger.
+        """Raise ``bounds`` [2, all rows], upper and lower, to the bounds of this direction where these are larger.
 
         A row computed on two contours gets the tighter bounds.
         """
@@ -287,7 +287,7 @@ class _Group:
         return np.asarray(decay >= -np.log(NEGLIGIBLE))
 
     def _raise(self, bounds: Array, rows: NDArray[np.intp], contour: Contour, v: float) -> None:
-        """Raise ``bounds`` [2, all rows] of some rows of the bucket, given those of the other direction."""
+        """Raise ``bounds`` [2, all rows] of some rows of the bucket, given the bounds of the other direction."""
         table, plain, cuts = self._columns(contour), _plain_columns(self.costs.pure, contour, v), _cuts(contour, v)
         for start in range(0, len(rows), _BLOCK):
             some = rows[start : start + _BLOCK]

@@ -129,7 +129,7 @@ def _terms(
     sums [2 points + pieces + cuts], factors [3, points] and cuts [2, cuts] as in `certified_bounds`. moduli, cosines
     and sines [points] are overwritten. The terms are cut off where the errors of kept and dropped terms together are
     least: at high frequencies the terms are negligible, but the error of K may not be. Up to x = 1, exp(x) - 1 is at
-    most x + x^2 / 2 + x^3 / 2, as the terms of its series from the third on sum to at most (e - 5/2) x^3.
+    most x + x^2 / 2 + x^3 / 2. The terms of its series from the third on sum to at most (e - 5/2) x^3.
     """
     points, choices = factors.shape[1], cuts.shape[1]
     pieces = len(sums) - 2 * points - choices
@@ -166,8 +166,9 @@ def _curve(
 ) -> tuple[float, float]:
     """log(delta(epsilon) / delta) and its slope: the ``kept`` terms with an error added, by Horner's rule.
 
-    The sum is E(t^2) + t O(t^2) with t = exp(-i spacing epsilon), where E has the even and O the odd terms: two chains
-    of half the length, which a processor evaluates in parallel. Its derivative times t is 2 t^2 (E' + t O') + t O.
+    The sum is E(t^2) + t O(t^2) with t = exp(-i spacing epsilon), where E has the even and O the odd terms. These are
+    two chains of half the length, which a processor evaluates in parallel. Its derivative times t is 2 t^2 (E' + t O')
+    + t O.
     """
     points = len(terms) // 2
     c, s = np.cos(spacing * epsilon), -np.sin(spacing * epsilon)
@@ -232,8 +233,7 @@ def _search(
     """Search [0, stop] for an epsilon close to the curve's zero, on the given ``side`` of it.
 
     Returns that epsilon (infinity or 0 if none was found, never one where the curve is NaN), and the curve's value and
-    inverse slope at the last epsilon tried. place: the first epsilon, with about its value and inverse slope.
-
+    inverse slope at the last epsilon tried. place: the first epsilon, with about its value and inverse slope. Then
     epsilon as a function of the curve's value is interpolated by a parabola through the last three points, at first
     through two points and the slope, inside a shrinking bracket. Each step aims a little beyond zero, so that the last
     one lands on the wanted side.
@@ -303,8 +303,8 @@ def certified_bounds(
     damping; without damping, above equals below. tails [2, orders] and rdp [rows, orders] bound the aliases from the
     right, see `_aliasing`. stop [all rows]: Renyi epsilons, the upper ends of the searches.
 
-    On entry ``bounds`` has those of the other direction, or 0. If they are tight, and delta at the upper one is small
-    enough in this direction too, they stay. Infinity (upper) or 0 (lower) means that nothing could be certified.
+    On entry ``bounds`` has the bounds of the other direction, or 0. If they are tight, and delta at the upper one is
+    small enough in this direction too, they stay. Infinity (upper) or 0 (lower) means that nothing could be certified.
     """
     tilt, spacing, left, points = contour[0], contour[1], contour[2], above.shape[1]
     scale = np.log(spacing / np.pi) - np.log(delta)

@@ -106,7 +106,7 @@ def account_part(job: PartwiseJob[Part, Result], part: Part) -> Result:
 
 
 def inputs_of(job: AccountingJob, trace: Trace, norms: object) -> str:
-    """Return the digest of what determines epsilons: trace, delta, method, and the norms, by their identity."""
+    """Return the digest of the inputs of epsilons: trace, delta, method, and the norms, by their identity."""
     return hashlib.sha256(repr((trace, job.delta, job.method, norms)).encode()).hexdigest()
 
 
@@ -119,7 +119,7 @@ def taken_up(job: AccountingJob, part: int, inputs: str) -> PartResult | None:
 
 
 def store_part(job: AccountingJob, part: int, epsilons: Epsilons, inputs: str) -> PartResult:
-    """Store the epsilons of a part. inputs: digest of what determines them. Raises: StorageError."""
+    """Store the epsilons of a part. inputs: digest of their inputs. Raises: StorageError."""
     return _result(job, part, write_epsilons(job.folder, part, epsilons, inputs), epsilons)
 
 

@@ -87,7 +87,7 @@ class AccountingQueue:
         self._thread.start()
 
     def scatter(self, job: PartwiseJob[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
-        """Queue the parts behind those of earlier calls, and yield their results in order.
+        """Queue the parts behind the parts of earlier calls, and yield their results in order.
 
         Errors of the job are raised unchanged. Raises: AccountingFailed when a part was lost too often.
         """

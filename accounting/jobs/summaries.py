@@ -201,8 +201,8 @@ class BitHistogram:
 class EpsilonSummary:
     """Sufficient statistics of the epsilons of a part, or of a trial. Private data of these examples.
 
-    delta, method and kind are those of `Epsilons`. groups: statistics of each group that has examples, by label.
-    shown [bins] and released [released_bins] count epsilons over [0, bound].
+    delta, method and kind are as in `Epsilons`. groups: statistics of each group that has examples, by label. shown
+    [bins] and released [released_bins] count epsilons over [0, bound].
     """
 
     delta: float
@@ -300,8 +300,8 @@ class CountedEpsilons:
 def order_statistics(ranks: Counts, histogram: BitHistogram, values: Callable[[], Iterable[Array]]) -> Array:
     """Return the exact values at ``ranks`` (from 0, in ascending order) among those that ``histogram`` counted.
 
-    values: yields them all again, in pieces. Each pass gathers the values that share a bin with a wanted one or, if
-    these are more than `GATHERED`, counts them in finer bins, so that memory does not grow with the number of values.
+    values: yields them all again, in pieces. Each pass gathers the values that share a bin with a wanted one. If these
+    are more than `GATHERED`, counts them in finer bins, so that memory does not grow with the number of values.
     """
     wanted, ranks = histogram.holding(ranks), histogram.above(ranks)
     while wanted.shift > 0 and wanted.counts.sum() > GATHERED:

@@ -1,4 +1,4 @@
-"""Epsilon of every user: of all records of one user together, from what each of them contributed.
+"""Epsilon of every user: of all records of one user together, from their recorded contributions.
 
 The claim is that of `dpsweep.accounting.pld.epsilon_of_examples` (`Trace.individual_kind`), also where a filter
 guarantees more of users of one record: it limits each record, not a user's records together. Who owns which record is
@@ -23,8 +23,8 @@ def epsilons_of_users(
 ) -> Epsilons:
     """Return the epsilons of some users, from all of their records.
 
-    users: whose each record is [records]. rows: what it contributed [records, snapshots], at ``steps`` of the run.
-    The result has the ids of users in place of those of examples, ascending, and no losses.
+    users: whose each record is [records]. rows: what it contributed [records, snapshots], at ``steps`` of the run. The
+    result has the ids of users in place of examples, ascending, and no losses.
     """
     order = np.argsort(users, kind="stable")
     ids, starts, counts = np.unique(users[order], return_index=True, return_counts=True)

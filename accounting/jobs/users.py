@@ -6,8 +6,8 @@ the order of shares (`dpsweep.accounting.records.user_rows`); then one task for 
 files and accounts its users. So every byte is read a fixed number of times, however many parts there are. Where one or
 two shares are to be accounted, each reads the norms themselves.
 
-Both kinds of task are stateless and idempotent, as those of `dpsweep.accounting.jobs`: what an interrupted run has
-stored, rows or epsilons, is not made again.
+Both kinds of task are stateless and idempotent, as in `dpsweep.accounting.jobs`: what an interrupted run has stored,
+rows or epsilons, is not made again.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Share:
 
 @dataclass(frozen=True)
 class ShareOfNorms:
-    """The rows of one share of the users, among those of all parts of the norms."""
+    """The rows of one share of the users, among all parts of the norms."""
 
     part: int
     parts: tuple[OwnedPart, ...]
@@ -86,7 +86,7 @@ class ShareOfNorms:
 
 @dataclass(frozen=True)
 class SomeParts:
-    """Parts of the norms whose rows one task sorts, of which ``part`` is the first."""
+    """Parts of the norms whose rows one task sorts; ``part`` is the first."""
 
     part: int
     parts: tuple[OwnedPart, ...]

@@ -1,8 +1,8 @@
 """Upper bounds on a run's epsilon and delta without a lattice, for runs where a lattice certifies little or nothing.
 
 All hold for both directions. Where sensitivities or cases are left out (`RoundLaw.truncated`), the missing probability
-M of all rounds adds to delta in one direction and -log(1 - M) to epsilon in the other, because the true law is at least
-1 - M times the law that is kept.
+M of all rounds adds to delta in one direction and -log(1 - M) to epsilon in the other. The reason is that the true law
+is at least 1 - M times the law that is kept.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Ceiling:
 def total_variation(rounds: GroupRounds) -> float:
     """Return an upper bound on delta at epsilon 0: the sum of the rounds' total variation distances.
 
-    For a round it is at most the mean over its sensitivities a of TV(N(a, 1), N(0, 1)) = 2 Phi(a/2) - 1, and so for a
-    block of random allocation, a mixture over the step that is drawn.
+    For a round it is at most the mean over its sensitivities a of TV(N(a, 1), N(0, 1)) = 2 Phi(a/2) - 1. The same holds
+    for a block of random allocation, a mixture over the step that is drawn.
     """
     parts = [special.erf(rounds.gaussian / math.sqrt(8)), *np.tanh(np.asarray(rounds.pure) / 2)]
     parts.extend(count * float(special.erf(block.shift / math.sqrt(8))) for block, count in rounds.allocated)
@@ -84,7 +84,7 @@ def delta_ceilings(rounds: GroupRounds, epsilons: Array) -> Array:
     Renyi.
 
     The Renyi bound is Canonne, Kamath and Steinke 2020, Proposition 12, solved for delta. A bound for all epsilons is
-    that at epsilon 0 by the inequalities of Pinsker and of Bretagnolle and Huber; they need the Kullback-Leibler
+    that at epsilon 0 by the inequalities of Pinsker and of Bretagnolle and Huber. They need the Kullback-Leibler
     divergence, which is at most the Renyi divergence of any order above 1.
     """
     missing = math.fsum(count * law.missing for law, count in rounds.laws) * _ROUND_UP

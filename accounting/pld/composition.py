@@ -1,9 +1,9 @@
 """Certified privacy of a whole trace: upper and lower bounds on epsilon or delta.
 
 Guarantee: for a group of ``group_size`` examples under the trace's adjacency, the run is (upper, delta)-DP, with every
-step's output visible and later steps chosen adaptively. lower is a certified lower bound on the exact epsilon of the
-rounds' dominating pairs, so the gap bounds the numerical error. It is given only where a run that the trace describes
-is these pairs (`dpsweep.accounting.reductions.is_attained`).
+step's output visible and later steps chosen adaptively. The lower one is a certified lower bound on the exact epsilon
+of the rounds' dominating pairs, so the gap bounds the numerical error. It is given only where a run that the trace
+describes is these pairs (`dpsweep.accounting.reductions.is_attained`).
 
 Method: each round's loss is discretised upwards and downwards on one lattice
 (`dpsweep.accounting.pld.loss.discretise`); the rounds compose in the frequency domain
@@ -246,7 +246,7 @@ def delta_of_rounds(rounds: GroupRounds, epsilon: float, tolerance: float = TOLE
 def _delta_losing(
     rounds: GroupRounds, epsilon: float, log_delta: float, tolerance: float, share: float
 ) -> tuple[float, float]:
-    """(upper, lower) delta of the worse direction; log_delta: about its log, of which ``share`` may be lost."""
+    """(upper, lower) delta of the worse direction. log_delta: about its log; ``share`` of it may be lost."""
     tail = tail_of(rounds, math.exp(log_delta), share)
     pair = [cumulants(rounds, direction, tail) for direction in DIRECTIONS]
     pair.sort(key=lambda generating: -saddle_at_epsilon(generating, epsilon).log_delta)

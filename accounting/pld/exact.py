@@ -9,7 +9,7 @@ event is a half line, and with x at the loss ``epsilon``
 Any x gives a value of at most delta, and the error of the root enters squared.
 
 Pure releases. Each is dominated by randomised response: a loss of +e or -e with odds e^e : 1. The loss of several is a
-sum of these signs, of which releases of equal epsilon need only the number of plus signs.
+sum of these signs; releases of equal epsilon need only the number of plus signs.
 """
 
 from __future__ import annotations

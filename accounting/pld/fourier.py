@@ -2,7 +2,7 @@
 
 All rounds' laws are put on one circular lattice of N points. Each law w is tilted, w_i exp(theta l_i) / M(theta), so
 that the composed, tilted law is centred at the epsilon of interest. Then delta, however small, is a sum of numbers of
-its own size, and the error of the transform (relative to the largest entry) is relative to delta. In tilted terms
+the same size, and the error of the transform (relative to the largest entry) is relative to delta. In tilted terms
 
     delta(eps) = M(theta) sum_{l > eps} exp(-theta l) (1 - exp(eps - l)) W(l).
 

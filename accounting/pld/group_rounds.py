@@ -173,8 +173,8 @@ def _rounds(
 def _blocks(pieces: Iterable[_Piece], group_size: int) -> Counter[AllocatedRound]:
     """Return all blocks of random allocation, with the largest shift of their steps, and how often each occurs.
 
-    An unfinished block counts as a whole one, of which it is a part, and smaller shifts as the largest, of which they
-    are post-processing (docs/accounting-proofs.md, "Random allocation").
+    An unfinished block counts as a whole one. Smaller shifts count as the largest: they are its post-processing
+    (docs/accounting-proofs.md, "Random allocation").
     """
     counts: Counter[AllocatedRound] = Counter()
     largest: dict[tuple[int, int], float] = {}
@@ -203,7 +203,7 @@ def _blocks(pieces: Iterable[_Piece], group_size: int) -> Counter[AllocatedRound
 
 
 def _block(shift: float, sampling: RandomAllocationSampling) -> AllocatedRound:
-    """Return the block, with a shift that is at least the least one that is told from 0."""
+    """Return the block, with a shift that is at least the least one that differs from 0."""
     return AllocatedRound(max(shift, ALLOCATED_SHIFTS[0]), min(sampling.block, MOST_ALLOCATED))
 
 
@@ -222,7 +222,7 @@ def _shuffled_square(pieces: Iterable[_Piece], group_size: int) -> float:
     """Squared mean shift of all reshuffled epochs: one Gaussian per epoch, each member at its largest amplitude.
 
     Given the order of an epoch, its batches are Gaussians whose squared shifts sum to at most the square of the sum of
-    the members' largest amplitudes; the order is random, which quasi-convexity covers (docs/group-proof.md, Theorem 3).
+    the members' largest amplitudes. The order is random, which quasi-convexity covers (docs/group-proof.md, Theorem 3).
     An epoch counts once, also if the noise changes within it or the run ends in it.
     """
     whole, partial = 0.0, dict[tuple[int, int], npt.NDArray[np.float64]]()

@@ -163,7 +163,7 @@ class RoundLaw:
 
     @property
     def missing(self) -> float:
-        """The probability of what was left out: rare cases, and the largest sensitivities of the others."""
+        """The probability that was left out: rare cases, and the largest sensitivities of the others."""
         return self.dropped + math.fsum(probability * mixture.missing for probability, mixture in self.cases)
 
     def truncated(self, tail: float) -> RoundLaw:
@@ -226,8 +226,8 @@ def group_law(sampling: Sampling, group_size: int) -> SensitivityMixture:
 def examples_law(sampling: Sampling, contributions: Sequence[float], spacing: float) -> SensitivityMixture:
     """Law of the sum of the contributions of the members in a round, each rounded up to a multiple of ``spacing``.
 
-    Rounding up is stochastic dominance, so the mixture dominates the group's rounds (docs/group-proof.md, Theorems 1
-    and 2, the latter before its factor 2).
+    Rounding up is stochastic dominance, so the mixture dominates the group's rounds (docs/group-proof.md, Theorem 1,
+    and Theorem 2 before its factor 2).
     """
     members = require_numbers("contributions", contributions, 1).tolist()
     for contribution in members:

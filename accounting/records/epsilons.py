@@ -88,7 +88,7 @@ class Epsilons:
 
 
 def write_epsilons(directory: str, part: int, epsilons: Epsilons, inputs: str) -> PartRecord:
-    """Write one part and its note. inputs: digest of what it was computed from. Raises: StorageError."""
+    """Write one part and its note. inputs: digest of its inputs. Raises: StorageError."""
     record = write_part(directory, part, _to_table(epsilons))
     note = json.dumps({"inputs": inputs, "record": asdict(record)})
     write_private_sealed(_note(directory, part), note.encode())

@@ -25,7 +25,7 @@ from dpsweep.accounting.records.stores import connected
 def open_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
     """Return the file system of an object store's address, and the path inside it.
 
-    Raises: InvalidInput for what is no address; as `connected`.
+    Raises: InvalidInput unless it is an address; as `connected`.
     """
     try:
         parts = urlsplit(uri)
@@ -265,8 +265,8 @@ def _local(uri: str) -> str | None:
 def _require_inside(path: str) -> None:
     """Refuse a path that leads up by ``..``, or that no file can have.
 
-    Paths are made of an absolute folder and of names, some of which were read from a record that others may have
-    written: keys of trials in sweep.json, names in digests.json. Raises: UnsafeFile.
+    Paths join an absolute folder and names. Others may have written the record that some names were read from: keys of
+    trials in sweep.json, names in digests.json. Raises: UnsafeFile.
     """
     try:
         is_name = b"\0" not in os.fsencode(path)

@@ -194,7 +194,8 @@ def delete(path: str) -> None:
 
 
 def with_partials(path: str) -> tuple[str, ...]:
-    """Return the path of a file, if there is one, and those of what processes that were killed while writing it left.
+    """Return the path of a file, if there is one, and paths of the remains of processes that were killed while writing
+    it.
 
     Raises: OSError, UnsafeFile.
     """
@@ -271,7 +272,7 @@ def require_plain_file(path: str) -> None:
 
 
 def require_plain_entries(path: str) -> None:
-    """`require_plain_folder`, of what lies in the folder itself."""
+    """`require_plain_folder`, of the folder's direct content."""
     with contextlib.suppress(FileNotFoundError), _entered(path, _LISTED) as folder, os.scandir(folder) as entries:
         for entry in entries:
             _require_plain(f"{path}/{entry.name}", entry)

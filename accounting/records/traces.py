@@ -64,7 +64,7 @@ def _schema() -> pa.Schema:
 def write_trace(path: str, trace: Trace) -> None:
     """Store a trace with a checksum of its content.
 
-    Raises: StorageError when the storage refuses, UnsupportedMechanism for what no reader would know.
+    Raises: StorageError when the storage refuses, UnsupportedMechanism for a mechanism that no reader would know.
     """
     require_supported(trace)
     run = {

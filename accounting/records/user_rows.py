@@ -2,8 +2,8 @@
 
 Users are divided into shares by the remainder of their id. A file holds the rows of some parts of the norms, sorted by
 share, as an object with a piece for each share (`objects`): whoever accounts a share reads its piece of every file, and
-each byte once. Beside the file lies a note of its pieces and of what they were made from, so that an interrupted run is
-continued. All of it is private, can be made again from the norms, and is deleted once users are accounted.
+each byte once. Beside the file lies a note of its pieces and of their inputs, so that an interrupted run is continued.
+All of it is private, can be made again from the norms, and is deleted once users are accounted.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ShareOfRows:
     """The rows of the users of one share, ``part``, in several files.
 
     files: int64 [files, 2], the number and the bytes of each. extents: int64 [files, 3], of each piece its first byte,
-    its bytes and its rows. digests: their sha256. All as bytes, of which there are many.
+    its bytes and its rows. digests: their sha256. Kept as bytes to save memory.
     """
 
     directory: str
@@ -101,8 +101,8 @@ class ShareOfRows:
 def write_rows(directory: str, part: int, users: Ids, rows: Rows, ends: Sequence[int], inputs: str) -> SortedRows:
     """Write and note the rows [rows, snapshots] of ``users`` [rows], both sorted by share.
 
-    part: the first of the parts that they are from. ends: rows of the shares up to each. inputs: digest of what they
-    were made from. Writing the same again replaces it by equal bytes. Raises: StorageError.
+    part: the first of the parts that they are from. ends: rows of the shares up to each. inputs: digest of their
+    inputs. Writing the same again replaces it by equal bytes. Raises: StorageError.
     """
     schema = _schema(rows.shape[1])
     flat = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), type=schema.field(_CONTRIBUTIONS).type)

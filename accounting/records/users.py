@@ -1,4 +1,4 @@
-"""The user of each training example, for data that name users, in parts with the same examples as those of the norms.
+"""The user of each training example, for data that name users, in parts with the same examples as the norms.
 
 Private, and written once, before training starts.
 """

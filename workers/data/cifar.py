@@ -28,8 +28,8 @@ def cifar10(root: str | None = None, cache: str | None = None) -> Source:
 
     Read from ``cifar-10-batches-py`` (the original) if it exists, else from ``cifar10-jpeg/train.parquet`` and
     ``test.parquet`` with columns image_jpeg and label. Pixels decoded from JPEG differ from the original: see the note.
-    cache: a folder of this node for memory-mapped files of the decoded pictures, which all trials share; an embedded
-    run has one of its own.
+    cache: a folder of this node for memory-mapped files of the decoded pictures, which all trials share. An embedded
+    run has its own.
     """
     folder = locate("cifar10", ("cifar-10-batches-py", "cifar10-jpeg"), root, _download)
     if folder.name == "cifar10-jpeg":

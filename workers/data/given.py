@@ -1,6 +1,6 @@
 """Data that Python code has in memory: arrays, frames and data sets of torch, as a source, and as bytes.
 
-The bytes are those of arrays in an ``npz`` file, read without running code.
+The bytes are arrays in an ``npz`` file, read without running code.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def image_folder(
     and group; without it the groups are the classes. group: name of the group column, if it is another; or several
     columns, such as ["sex", "race"], whose intersections are the groups. classes: declared class names. group_names:
     declared values of the group column; for several columns, {column: values}. Names that are not declared are taken
-    from the folders and the CSV file, which is not private; a note says so, and these groups are shown as "group 1",
+    from the folders and the CSV file, which is not private. A note tells it, and these groups are shown as "group 1",
     "group 2". Example ids follow the sorted file names. All pictures are held in memory.
 
     Raises: InvalidInput for folders, groups or pictures that do not fit; DataCorruption for unreadable files.

@@ -67,8 +67,8 @@ class ColumnProfile:
 @dataclass(frozen=True)
 class TableProfile:
     """The columns of a file, and its number of rows. encoding: to be declared, if the file is not UTF-8. repeated:
-    names of several columns of the file. has_values_as_names: whether the names look like a row of values, as those of
-    a file without names do."""
+    names of several columns of the file. has_values_as_names: whether the names look like a row of values, as in a file
+    without names."""
 
     rows: int
     columns: tuple[ColumnProfile, ...]
@@ -238,6 +238,6 @@ def _column(
 
 
 def _counts_rows(present: npt.NDArray[np.float64]) -> bool:
-    """Return whether different whole numbers stand in order, or leave hardly any number between them out."""
+    """Return whether different whole numbers are ascending, or leave hardly any number between them out."""
     steps = np.diff(present)
     return bool((steps > 0).all() or (steps < 0).all()) or float(np.ptp(present)) < 1.5 * present.size

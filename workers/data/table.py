@@ -109,8 +109,8 @@ class Encoding:
     """Converts rows of a table to examples.
 
     group_values: values of each group column. group_names: names of their intersections, as shown in results. reasons:
-    what was taken from the rows because it was not declared. notes: of which columns, as far as the sweep file names
-    them.
+    what was taken from the rows because it was not declared. notes: the columns concerned, as far as the sweep file
+    names them.
     """
 
     roles: Roles
@@ -176,7 +176,7 @@ def table(
 
     ranges: {column: [low, high]}, by which numbers are scaled. categories: {column: [values]}; these and all text
     columns become one-hot. classes, groups: declared values; for several group columns, {column: [values]}. Ranges,
-    categories, classes and groups that are not declared are taken from the rows, which is not private; a note says so,
+    categories, classes and groups that are not declared are taken from the rows, which is not private. A note tells it,
     and these groups are shown as "group 1", "group 2". Rows with a missing value (in CSV an empty field, NA, NaN or
     null, unless that is declared as a value) are left out, and notes count them. A column of lists of equally many
     numbers, such as an embedding, is read as columns "emb[0]", "emb[1]", ...; its own name stands for all of them.
@@ -223,7 +223,7 @@ def table(
 
 
 def _as_described(rows: pa.Table, declared: Declared, ignore_case: Sequence[str], path: str) -> pa.Table:
-    """Return the rows with the columns of ``numbers`` as numbers, and those of ``ignore_case`` in lower case.
+    """Return the rows with the columns of ``numbers`` as numbers, and the columns of ``ignore_case`` in lower case.
 
     Raises: InvalidInput for an unknown column.
     """

@@ -43,8 +43,8 @@ _REPEATED: Final = b"repeated names"
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a CSV file is written. columns: names to read it by, where they are not those of its header as written.
-    repeated: names that the header has more than once. skipped: lines before what is read."""
+    """How a CSV file is written. columns: names to read it by, where they differ from its header as written. repeated:
+    names that the header has more than once. skipped: lines before what is read."""
 
     encoding: str
     separator: str
@@ -105,7 +105,7 @@ def refuse_encoding(path: Path, encoding: str | None) -> None:
 
 
 def proposed_encoding(path: Path) -> str | None:
-    """Return an encoding for a draft to declare; None for UTF-8, and for a file that says which one it has.
+    """Return an encoding for a draft to declare; None for UTF-8, and for a file that names its encoding.
 
     Bytes that are not UTF-8 are taken for cp1252, the most common other one. Where they are not of cp1252 either, the
     likeliest encoding by charset-normalizer is proposed.
@@ -183,9 +183,7 @@ def _read_csv(path: Path, texts: Mapping[str, Values], encoding: str | None) -> 
 
 
 def _without_missing(values: pa.ChunkedArray, declared: Values) -> pa.ChunkedArray:
-    """Return the texts without outer blanks, with null for what stands for a missing value unless it is declared as
-    a value.
-    """
+    """Return the texts without outer blanks, with null for marks of a missing value that are not declared as values."""
     if not pa.types.is_string(values.type):
         return values
     found = compute.utf8_trim_whitespace(values)

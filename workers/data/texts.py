@@ -387,9 +387,7 @@ class _Learner:
     settings: str
 
     def splits(self, files: Sequence[_File], encoding: Encoding, user: str | None) -> list[Split]:
-        """Return the split of each file; ids count the rows of one file after those of another. user: the column of
-        users.
-        """
+        """Return the split of each file; ids count the rows of one file after another. user: the column of users."""
         users = user_names([each.columns for each in files], user)
         starts = itertools.accumulate((each.columns.num_rows for each in files), initial=0)
         return [self._split(each, encoding, users, first) for each, first in zip(files, starts, strict=False)]

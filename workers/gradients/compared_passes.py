@@ -50,7 +50,7 @@ class Side:
 
 
 def sides_of(examples: int, like: Tensor, turn: int = 0) -> tuple[Side, Side]:
-    """Return a random half of the examples, of which the first is one and the last is not, and the other half.
+    """Return a random half of the examples, with the first and without the last, and the other half.
 
     turn: another turn draws another half. At least two examples.
     """
@@ -96,8 +96,8 @@ class ComparedPasses:
     """Passes over the rows x and y, by the engine and by autograd.
 
     losses: loss of each row. multiplicity: K consecutive rows are one example. alone: number of single examples that
-    are compared with autograd, spread over the batch. sides: of which one is kept while the others are replaced. sizes:
-    of smaller batches that pass before. repeats: how often the losses are computed again at the end.
+    are compared with autograd, spread over the batch. sides: one is kept while the others are replaced. sizes: of
+    smaller batches that pass before. repeats: how often the losses are computed again at the end.
     """
 
     capturing: Capturing
@@ -140,8 +140,8 @@ class ComparedPasses:
         return {name: None if g is None else g.to_dense() for name, g in zip(self.parameters, found, strict=True)}
 
     def of_all(self) -> tuple[list[Gradients], list[Kept]]:
-        """Return the engine's gradients of the `singles` in the batch, and weighted sums of what is kept by each
-        side.
+        """Return the engine's gradients of the `singles` in the batch, and weighted sums of the examples that each side
+        keeps.
         """
         losses, found = self._backward(self.x, self.y)
         one = self._ones(1)
@@ -179,7 +179,7 @@ class ComparedPasses:
         self._forward(self._of_examples(self.x, places), self._of_examples(self.y, places))
 
     def rows_of(self, side: Side) -> tuple[int, Tensor]:
-        """Return the number of rows, and indices of those of the examples that are kept."""
+        """Return the number of rows, and the indices of rows of the kept examples."""
         rows = torch.arange(len(self.x), device=self.x.device).view(-1, self.multiplicity)
         return len(self.x), rows[side.kept].flatten()
 
@@ -312,7 +312,7 @@ def _is_touched(others: ExampleGradients, weights: Tensor) -> bool:
 class LaterBatches:
     """The batches after the first one, which is verified: the 1st, 4th, 16th, ... of them are compared again.
 
-    Batches differ in what a model may do with their rows. A trial that is resumed begins again. seen: their number so
+    Batches differ in the branches that a model may take. A trial that is resumed begins again. seen: their number so
     far. next: the first one that is to be compared.
     """
 

@@ -277,8 +277,8 @@ def convolution(module: _ConvNd, activation: Tensor, output: Tensor | None, exam
 
 
 def transposed_correlations(module: _ConvTransposeNd, activation: Tensor, grad: Tensor, examples: int) -> Correlations:
-    """Per-example gradients of the kernel of a transposed convolution: those of the convolution whose transpose it is,
-    from output to input, with the output gradient in the place of the input."""
+    """Per-example gradients of the kernel of a transposed convolution: they belong to the convolution whose transpose
+    it is, from output to input, with the output gradient in the place of the input."""
     inputs, grads = widen(grad).contiguous(), widen(activation).contiguous()
     axes = list(zip(grads.shape[2:], module.stride, module.dilation, module.kernel_size, strict=True))
     read = [(positions - 1) * stride + dilation * (taps - 1) + 1 for positions, stride, dilation, taps in axes]

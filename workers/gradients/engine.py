@@ -282,8 +282,7 @@ class GradientEngine:
     def _compare_forms(self, x: Tensor, y: Tensor) -> bool:
         """Verify the gradients by the current forms of all layers on a few examples, and on a micro-batch together.
 
-        Properties of model and shapes alone are shown once for all engines of this process; the others check those of
-        the batch.
+        Properties of model and shapes alone are shown once for all engines of this process; the others check the batch.
         """
         examples = len(x) // self._multiplicity
         if self._micro_batch_size is not None:

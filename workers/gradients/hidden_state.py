@@ -102,7 +102,7 @@ class HiddenState:
             pass
 
     def restore(self) -> None:
-        """Set everything back to what it was at the last `keep`."""
+        """Restore the state at the last `keep`."""
         for undo in self._undo:
             undo()
 
@@ -213,9 +213,7 @@ class HiddenState:
         return _qualified(type(value)) if seen or self._is_followed(type(value).__module__) else UNKNOWN
 
     def _is_followed(self, home: str) -> bool:
-        """Return whether objects of classes of this module are looked into: those of the packages that the model is
-        of.
-        """
+        """Return whether objects of classes of this module are looked into: the packages that the model comes from."""
         return home in _NAMESPACES or home.partition(".")[0] in {root.partition(".")[0] for root in self._roots}
 
 
@@ -308,7 +306,7 @@ def changed(before: Contents, after: Contents) -> set[str]:
 
 @lru_cache(maxsize=2**15)
 def code_digest(code: CodeType) -> str:
-    """Return a sha256 of what a function does, wherever it is written."""
+    """Return a sha256 of the behaviour of a function, wherever it is written."""
     constants = [code_digest(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
     parts = (code.co_code, constants, code.co_names, code.co_varnames, code.co_freevars, code.co_argcount)
     return hashlib.sha256(repr(parts).encode()).hexdigest()

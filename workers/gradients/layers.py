@@ -223,7 +223,7 @@ def _walk(
 
 
 def _as_one(name: str, module: nn.Module, parameters: Mapping[str, str], rule: Rule | None, why: str | None) -> Layer:
-    """Return the layer of a module whose parameters are differentiated together with those of its children."""
+    """Return the layer of a module whose parameters are differentiated together with its children's."""
     if rule is not None:
         return Layer(name, module, parameters, "rule", rule=rule)
     plain = not any(is_parametrized(part) for part in module.modules())

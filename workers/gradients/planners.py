@@ -40,7 +40,7 @@ RATES: Mapping[str, Rates] = {
 
 
 def rates(device: torch.device) -> Rates:
-    """Return the `RATES` of the device; unlisted kinds get those of CUDA."""
+    """Return the `RATES` of the device; unlisted kinds get the rates of CUDA."""
     return RATES.get(device.type, RATES["cuda"])
 
 

@@ -50,9 +50,9 @@ Kept = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Replaced:
-    """Results of those that a side keeps, where the other examples are replaced.
+    """Results of the examples that a side keeps, where the others are replaced.
 
-    kept: as without the replacement. touched: names of what has a derivative that is not 0 at the places of others.
+    kept: as without the replacement. touched: names of tensors with a derivative that is not 0 at the places of others.
     sums: autograd's weighted sums of their gradients; None if layers read copies of their parameters.
     """
 
@@ -86,9 +86,9 @@ def verify(model: nn.Module, loss: object, passes: Passes[S]) -> bool:
 
     Four comparisons, on the rows of ``passes``:
 
-    1. The engine's gradients of a few examples in the batch are those of autograd of each example alone, up to
-       `TOLERANCE`, and so are sums over those kept in 2, if no layer runs on copies of its parameters. They differ if
-       a parameter is also read outside the forward of the module that owns it.
+    1. The engine's gradients of a few examples in the batch equal autograd's of each example alone, up to `TOLERANCE`,
+       and so do sums over the examples kept in 2, if no layer runs on copies of its parameters. They differ if a
+       parameter is also read outside the forward of the module that owns it.
     2. With some examples kept and all others replaced, loss and gradient of those kept are the same bits.
        This finds what derivatives do not see: `detach`, rounding, sorting, autograd functions of the model's own.
     3. In that pass only the losses of those kept are differentiated. By the places of the other examples, in the
@@ -258,7 +258,7 @@ class _Record:
 
 
 class Disagreement(InvalidInput):
-    """The gradients of some example in a batch are not those of the example alone."""
+    """The gradients of some example in a batch differ from the example's alone."""
 
 
 def in_double_where_rounding_matters(
@@ -377,7 +377,7 @@ def _require_equal(pairs: Sequence[tuple[Gradients, Gradients]], tolerance: floa
 def _require_kept(expected: Kept, found: Kept, strange: Sequence[str], place: Callable[[], str | None]) -> None:
     """Raises: Disagreement if losses or gradients have changed with other rows, or depend on them by their derivative.
 
-    strange: names of what has a derivative that is not 0. place: finds where rows mix, to be named.
+    strange: names of tensors with a derivative that is not 0. place: finds where rows mix, to be named.
     """
     size = torch.stack([each.norm() for name, each in expected.items() if name != LOSSES] or [torch.zeros(())]).norm()
     wrong = dict.fromkeys(

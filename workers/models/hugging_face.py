@@ -55,11 +55,11 @@ def hugging_face(
     """Return a pretrained model for token ids [b, t], without dropout.
 
     path: a folder that ``save_pretrained`` wrote, or the name of a model in the cache of huggingface_hub; nothing is
-    downloaded. The weights are taken as public: they must not depend on the training data.
-    head: ``classification`` and ``regression`` are those of the architecture, ``linear`` one layer on the mean of the
-    last hidden states. ``causal_lm`` and ``masked_lm`` predict tokens, [b, t, num_classes].
-    trainable: ``head`` freezes the trunk, ``bias`` all but biases and head. With an adapter, it and the head train.
-    dtype: of the frozen trunk; what is trained is kept in float32. padding: the id of padding, which is masked.
+    downloaded. The weights are taken as public: they must not depend on the training data. head: ``classification`` and
+    ``regression`` are the architecture's, ``linear`` one layer on the mean of the last hidden states. ``causal_lm`` and
+    ``masked_lm`` predict tokens, [b, t, num_classes]. trainable: ``head`` freezes the trunk, ``bias`` all but biases
+    and head. With an adapter, it and the head train. dtype: of the frozen trunk; what is trained is kept in float32.
+    padding: the id of padding, which is masked.
 
     Raises: InvalidInput where transformers or peft is absent, where there is no such model on this machine, for targets
     that match no layer, a vocabulary below ``num_classes`` tokens, and bfloat16 weights that would be trained.
@@ -132,7 +132,7 @@ def _load(path: str, head: Head, num_classes: int) -> nn.Module:
 
 
 def _require_weights(loaded: nn.Module, missing: Iterable[str], head: Head, path: str) -> None:
-    """Raises: InvalidInput where the folder lacks weights that would then be random, other than those of a new head."""
+    """Raises: InvalidInput where the folder lacks weights that would then be random, other than a new head's."""
     base = f"{getattr(loaded, 'base_model_prefix', '')}."
     is_new = {"classification": _is_outside(base), "regression": _is_outside(base), "linear": _is_pooler}
     lacking = sorted(name for name in missing if not is_new.get(head, _is_tied)(name))

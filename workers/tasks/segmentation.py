@@ -54,7 +54,7 @@ class Segmentation:
         return torch.stack(counts, 1).double()
 
     def parts(self, sums: Array, names: tuple[str, ...]) -> Mapping[str, Mapping[str, float]]:
-        """Defined scores of each class; those of a class that neither occurs nor is predicted are left out."""
+        """Defined scores of each class; a class that neither occurs nor is predicted is left out."""
         found = {name: of(*_blocks(sums)) for name, of in _CLASS_SCORES.items()}
         return {name: known({each: values[at] for each, values in found.items()}) for at, name in enumerate(names)}
 
