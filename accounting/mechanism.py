@@ -133,9 +133,9 @@ class Segment:
     def amplitude(self, contribution: float = 1.0) -> float:
         """Return how far one drawn example moves the release, in noise standard deviations.
 
-        sqrt(((c + d) / sigma)^2 + sum of ((1 + d) / sigma_side)^2). d = 1 if the example displaces another from its
-        batch, whose contribution may be full; else d = 0. For a full contribution to a fixed batch this is twice
-        1 / `effective_noise_multiplier` (paper B, Theorem 3.3).
+        sqrt(((c + d) / sigma)^2 + sum of ((1 + d) / sigma_side)^2). The number d is 1 if the example displaces another
+        from its batch, whose contribution may be full; else 0. For a full contribution to a fixed batch this is twice 1
+        / `effective_noise_multiplier` (paper B, Theorem 3.3).
         """
         displaced = self.sampling.displaced
         moved = require_finite("contribution", contribution, at_least=0.0) + displaced
@@ -205,8 +205,9 @@ class Trace:
 
     Raises: InvalidInput for an impossible run: segments with gaps, batches from a data set of another size, epochs of
     more batches than there are examples. UnsupportedMechanism for a sampling not accounted for under ``adjacency``, and
-    for a filter on anything but noisy Poisson batches without side queries, and a selection among filtered runs or runs
-    whose noise followed results, and for users in anything but Poisson batches with independent noise.
+    for a filter on anything but noisy Poisson batches without side queries. UnsupportedMechanism also for a selection
+    among filtered runs or runs whose noise followed results, and for users in anything but Poisson batches with
+    independent noise.
     """
 
     dataset_size: int

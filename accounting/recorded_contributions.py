@@ -20,9 +20,9 @@ def checked_snapshots(
 ) -> tuple[list[int], NDArray[np.float64]]:
     """Return the steps of snapshots [snapshots] as ints, and their contributions [examples, snapshots] as doubles.
 
-    Raises: InvalidInput for steps that are not whole, do not start at 0, do not increase or lie beyond the run, for
-    shapes that do not match, for NaN and for contributions outside [0, 1]. UnsupportedMechanism where what one example
-    contributes has no known cost (`dpsweep.accounting.correlated.require_step_by_step`).
+    Raises: InvalidInput for steps that are not whole, do not start at 0, do not increase or lie beyond the run.
+    InvalidInput also for shapes that do not match, for NaN and for contributions outside [0, 1]. UnsupportedMechanism
+    where what one example contributes has no known cost (`dpsweep.accounting.correlated.require_step_by_step`).
     """
     require_step_by_step(trace)
     starts = [require_whole("a snapshot step", step, at_least=0) for step in require_numbers("steps", steps, 1)]

@@ -118,9 +118,9 @@ def _of_truncated(sampling: TruncatedPoissonSampling, group_size: int) -> tuple[
     """Return the batches of a step, for any ``group_size`` examples.
 
     Guarantee: a step is dominated by the pair that reveals the draw and then has the batches drawn (Theorem 4). The
-    draw is whether the others left no room, C = 1[|R| > B - k]; batches in which they did displace. n may be the size
-    of the data set with the group or without it. For one example, that fewer joining examples are kept in a batch that
-    is cut counts, too.
+    draw is whether the others left no room, C = 1[|R| > B - k]; batches in which they did displace. The size n may be
+    the size of the data set with the group or without it. For one example, that fewer joining examples are kept in a
+    batch that is cut counts, too.
     """
     from scipy import stats  # late: importing it takes half a second
 

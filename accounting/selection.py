@@ -54,7 +54,7 @@ def account_choice(
 
     Guarantee, where the trace's kind is one, under the trace's adjacency: the larger of one run's epsilon and the
     choice's. An example lies in one part of the data, whatever the other examples are. In the part of candidate i, it
-    changes run i alone, and everything else follows from run i's outputs and from other examples; in the last part it
+    changes run i alone, and everything else follows from run i's outputs and from other examples. In the last part it
     changes the counts of errors alone, by at most 1 each. Every candidate must lead to ``trace``, or to one that costs
     no more.
 
@@ -95,8 +95,8 @@ def account_selection(
     """(epsilon, delta) of releasing only the best of a random number of runs of ``trace``.
 
     Guarantee, where the trace's kind is one, under the trace's adjacency: draw K from ``trials`` independently of the
-    data, make K independent runs, each of settings drawn at random from a law fixed in advance, and release the run
-    with the highest score with all its outputs, neither K nor any other run. The score is a function of the run's own
+    data, make K independent runs, each of settings drawn at random from a law fixed in advance. Release the run with
+    the highest score with all its outputs, neither K nor any other run. The score is a function of the run's own
     released outputs and of data outside the training set; ties fall to the earliest run. Every setting must lead to
     ``trace``, or to one that costs no more at any order and epsilon.
 

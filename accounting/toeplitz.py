@@ -1,7 +1,7 @@
 """Lower triangular Toeplitz matrices of correlated noise: inverses, sensitivities, errors, and the best banded one.
 
 A matrix C of T rows is given by its first column c_0, ..., c_(T-1). The noise of step t is z_t = sum_s C^-1[t, s] w_s
-with independent draws w_s, and the release is a function of C g + w, where g has the clipped sums of the steps.
+with independent draws w_s. The release is a function of C g + w, where g has the clipped sums of the steps.
 """
 
 from __future__ import annotations
@@ -46,12 +46,11 @@ def column_norm(column: Array) -> float:
 
 
 def repeated_norm(column: Array, steps: int, apart: int) -> float:
-    """Return an upper bound on the norm of C x over all x that may differ from 0 in steps r, r + apart, ... only.
-
-    x_t are vectors of norm 1 at most, and r is any step below ``apart``: one example in a fixed order. ||C x||^2 is at
-    most sum_(t, u) |<C e_t, C e_u>|, and so at most the squared norm of the sum of the columns of |C|. The sum for r is
-    that for 0, moved down by r and cut, so that r = 0 has the largest norm. It is attained if no entry of C is
-    negative.
+    """Return an upper bound on the norm of C x over all x that may differ from 0 in steps r, r + apart, ... only. The
+    x_t are vectors of norm 1 at most, and r is any step below ``apart``: one example in a fixed order. The square of
+    the norm is at most sum_(t, u) |<C e_t, C e_u>|, and so at most the squared norm of the sum of the columns of |C|.
+    The sum for r is that for 0, moved down by r and cut, so that r = 0 has the largest norm. It is attained if no entry
+    of C is negative.
     """
     size = min(len(column), steps)
     summed = np.zeros(-(-steps // apart) * apart)

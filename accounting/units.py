@@ -1,7 +1,7 @@
 """Whose privacy an epsilon is: that of one row of the data, or of a user with all of their rows.
 
 A user who owns at most m rows of the data that batches are drawn from is a group of m rows. Adding or removing the user
-adds or removes up to m rows, and a Poisson batch of rows is then a mixture of Gaussians over how many of them it holds
+adds or removes up to m rows. A Poisson batch of rows is then a mixture of Gaussians over how many of them it holds
 (docs/group-proof.md, Theorem 1). Where users are sampled themselves, a user is one member of that population.
 """
 

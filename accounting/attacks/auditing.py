@@ -43,7 +43,7 @@ def p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
     delta)-DP.
 
     Guarantee: P[right guesses >= v] <= beta + 2 m delta alpha with beta = P[W >= v] and alpha = max over i of P[v - i
-    <= W < v] / i, where W ~ Binomial(guesses, e^epsilon / (1 + e^epsilon)). Here m is the number of canaries (Steinke,
+    <= W < v] / i. Here W ~ Binomial(guesses, e^epsilon / (1 + e^epsilon)). Here m is the number of canaries (Steinke,
     Nasr and Jagielski 2023, Theorem 5.2 with the notation of the code in Appendix D). Adjacency: including a canary or
     not, as in add/remove and zero-out.
 

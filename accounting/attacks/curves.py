@@ -59,7 +59,7 @@ class CertifiedInterval(NamedTuple):
 class PrivacyCurve:
     """delta(epsilon) of a run, certified from both sides, and what follows from it for attacks.
 
-    Guarantee, where kind is ``guarantee``: with every step's output visible and later steps chosen adaptively, the run
+    Guarantee, where kind is ``guarantee``, with every step's output visible and later steps chosen adaptively. The run
     is (epsilon, upper delta)-DP at every epsilon of ``profile`` at once, under ``adjacency``, for the records that
     ``unit`` names. Lower bounds belong to the worst run that the trace describes. There are none where that is not the
     rounds' dominating pairs. Then batches may be cut, epochs are shuffled, a filter limits examples, or noise or end
@@ -90,9 +90,8 @@ class PrivacyCurve:
         return CertifiedInterval(least, min(highest, float(upper[max(right - 1, 0)])))
 
     def trade_off(self, false_positive_rates: npt.ArrayLike) -> tuple[Array, Array | None]:
-        """(lower, upper) false negative rate of the best attack at each of the rates [points], all in [0, 1].
-
-        lower is convex, does not rise, and is at most 1 - alpha: no attack has fewer false negatives. The upper rate is
+        """(lower, upper) false negative rate of the best attack at each of the rates [points], all in [0, 1]. The lower
+        one is convex, does not rise, and is at most 1 - alpha: no attack has fewer false negatives. The upper rate is
         achieved by an attack on the worst run, in the worse one of its two directions, or None where that is unknown.
         """
         rates = _rates(false_positive_rates)

@@ -32,8 +32,8 @@ def contradicts_f_dp(guesses: Guesses, mean: float, error: float) -> bool:
     S. Mahloujifar, L. Melis and K. Chaudhuri, "Auditing f-Differential Privacy in One Run" (arXiv 2410.22235), for
     coins. Let r guesses of m canaries be made, N of them right, a_j = E[N 1(N >= j)] / m and b_j = E[(r - N) 1(N >= j)]
     / m. The coin of a right guess in N >= j, if it were the other, would make a wrong one in N >= j - 1. So b_(j-1) >=
-    G(a_j), with G(x) = Phi(Phi^-1(x) - mu), convex (their Theorem 3.2). The chain of these from P[N >= c] = error with
-    all of N = c, its least case, down to j = 0 must not exceed a_0 + b_0 = r / m.
+    G(a_j), with G(x) = Phi(Phi^-1(x) - mu), convex (their Theorem 3.2). The chain of these goes from P[N >= c] = error
+    with all of N = c, its least case, down to j = 0. It must not exceed a_0 + b_0 = r / m.
     """
     canaries, made, right = guesses.canaries, guesses.made, guesses.correct
     a, b = error * right / canaries, error * (made - right) / canaries

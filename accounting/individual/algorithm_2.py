@@ -29,7 +29,7 @@ def algorithm_2(
 ) -> Array:
     """Per-example epsilons [examples] by Algorithm 2 of paper A: an estimate under add/remove adjacency.
 
-    contributions [examples, snapshots] are in units of the clipping bound C; the snapshot taken at steps[j] holds until
+    contributions [examples, snapshots] are in units of the clipping bound C. The snapshot taken at steps[j] holds until
     steps[j + 1]. Each is rounded to the nearest of r, 2r, ..., 1 (``rounding`` is r); 0 rounds to r, and so costs
     infinity without noise. Then epsilon = min over alpha of rho + log(1/delta) / (alpha - 1) (paper A, Lemma A.2).
 

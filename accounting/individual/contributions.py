@@ -1,11 +1,9 @@
 """Recorded contributions of single examples, reduced to weights on a few nodes of effective precision.
 
-For one example, a step is the sampled Gaussian mechanism with effective precision
-
-    u = (moved / sigma)^2 + sum over side queries of (side / sigma_side)^2,
-
-the inverse square of its effective noise multiplier. ``moved`` is how far the example moves the clipped sum, in units
-of the sum's sensitivity; ``side`` how far it moves a side query, in units of that query's sensitivity:
+For one example, a step is the sampled Gaussian mechanism with effective precision u = (moved / sigma)^2 + sum over side
+queries of (side / sigma_side)^2. This is the inverse square of its effective noise multiplier. ``moved`` is how far the
+example moves the clipped sum, in units of the sum's sensitivity; ``side`` how far it moves a side query, in units of
+that query's sensitivity:
 
 - Poisson sampling: moved is the contribution c, and side is 1, under either adjacency.
 - Fixed batches under ``add_remove``: an example that joins a batch displaces another, whose contribution is only known
@@ -239,7 +237,7 @@ def _stretches(steps: tuple[int, ...], trace: Trace) -> tuple[tuple[Sampling, fl
 def _one_by_one(sampling: Sampling) -> tuple[tuple[float, Sampling], ...]:
     """Independent steps, each with the probability that it takes place, that together dominate one of ``sampling``.
 
-    A step that is one of several cases p_1, p_2, ... is a function of these: the first case always takes place, case i
+    A step that is one of several cases p_1, p_2, ... is a function of these. The first case always takes place, case i
     > 1 with p_i / (1 - p_2 - ... - p_(i-1)). The step shows the first i > 1 that took place, or case 1. Where most
     batches are cut, the case of one that is cut, which dominates the others, takes place alone.
     """

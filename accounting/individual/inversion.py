@@ -9,8 +9,8 @@ N(-v/2, v) be independent of the loss L, and y = L - eps. Then
 
     E_N[(e^(L+N) - e^eps)_+] - (e^L - e^eps)_+ = e^eps int_0^v e^(y/2) phi(y / sqrt(t)) e^(-t/8) / (2 sqrt(t)) dt
 
-by the vega of Black and Scholes, phi the standard normal density. exp(-y^2 / 2t) grows with t, so this is at most
-e^eps v e^(y/2) phi_v(y) with the density phi_v of N(0, v), whose transform along Re z = a gives
+by the vega of Black and Scholes, phi the standard normal density. As exp(-y^2 / 2t) grows with t, this is at most e^eps
+v e^(y/2) phi_v(y) with the density phi_v of N(0, v), whose transform along Re z = a gives
 
     E_Q[e^eps v e^(y/2) phi_v(y)] = (1/2 pi) int v e^(v/8) exp(K(z) + v z (z-1) / 2 + eps (1 - z)) dw.
 
@@ -151,8 +151,8 @@ def tail_places(tilt: float) -> NDArray[np.intp]:
 def _periods(rdp: Array, orders: Array, epsilons: Array, delta: float, tilt: float) -> Array:
     """Periods P [rows] so long that the weighted aliases delta(eps + m P) are at most about `_ALIASING` delta(eps).
 
-    To the left delta(eps - m P) <= 1; to the right delta(eps + m P) <= exp((b-1) (rdp_b - eps - m P)) for b > tilt.
-    rdp [rows, orders]; epsilons [rows] by Renyi DP.
+    To the left delta(eps - m P) <= 1. To the right delta(eps + m P) <= exp((b-1) (rdp_b - eps - m P)) for b > tilt. rdp
+    [rows, orders]; epsilons [rows] by Renyi DP.
     """
     wanted = -np.log(delta * _ALIASING)
     log_tails = (orders - 1.0) * (rdp - 0.8 * epsilons[:, None])

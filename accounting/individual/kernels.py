@@ -38,8 +38,8 @@ def spread(
 
     values [snapshots, rows]. stretches [stretches, 9]: column, steps, slope, offset and side of `Stretch`; then of its
     nodes 1 / spacing, first root / spacing, their number and the index of the first. `size`: number of all nodes.
-    Writes weights and nodes, row after row, nodes ascending, zeros left out; and ends[r + 1], where row r ends. weights
-    and nodes must have room for one entry more than can occur.
+    Writes weights and nodes, row after row, nodes ascending, zeros left out; and ends[r + 1], where row r ends. Both
+    must have room for one entry more than can occur.
     """
     count, rows = len(stretches), values.shape[1]
     cells, above = np.empty((count, _LANES)), np.empty((count, _LANES))
@@ -142,10 +142,9 @@ def sums(
     rows: NDArray[np.int64],
     found: Array,
 ) -> None:
-    """Write found [rows, columns]: plain[0] + precision plain[1] + weights @ table for these ``rows``.
-
-    weights and nodes: the entries of all rows, row r from ends[r] to ends[r + 1]; precision [all rows]; table [nodes,
-    columns], plain [2, columns].
+    """Write found [rows, columns]: plain[0] + precision plain[1] + weights @ table for these ``rows``. ``weights`` and
+    ``nodes``: the entries of all rows, row r from ends[r] to ends[r + 1]; precision [all rows]; table [nodes, columns],
+    plain [2, columns].
     """
     for i in range(len(rows)):
         at = slice(ends[rows[i]], ends[rows[i] + 1])

@@ -1,6 +1,7 @@
 """Individual accounting by exact composition of privacy losses, for many examples at once.
 
-For the dominating pair (P, Q) of a whole run, with K(z) = sum over steps of log E_Q[(P/Q)^z] and any line Re z = a > 1,
+Let (P, Q) be the dominating pair of a whole run, K(z) = sum over steps of log E_Q[(P/Q)^z] and Re z = a > 1 any line.
+Then
 
     delta(eps) = E_Q[(P/Q - e^eps)_+] = (1/2 pi) int exp(K(z) + eps (1 - z)) / (z (z - 1)) dw,   z = a + i w,
 

@@ -1,8 +1,8 @@
 """Random allocation: every example joins one of the t steps of an epoch, chosen uniformly and independently of others.
 
-An epoch, or a block of one, is a round. It is dominated by the pair P = (1/t) sum_i N(e_i / sigma, I) and Q = N(0, I)
-in t dimensions (Chua et al., "Balls and bins", 2025; Feldman and Shenfeld, arXiv 2502.08202), under adding or removing
-one example. Its likelihood ratio is M = mean of t independent Y_i = exp(x_i / sigma - 1 / (2 sigma^2)), x_i ~ N(0, 1)
+An epoch, or a block of one, is a round. The dominating pair is P = (1/t) sum_i N(e_i / sigma, I) and Q = N(0, I) in t
+dimensions, under adding or removing one example (Chua et al., "Balls and bins", 2025; Feldman and Shenfeld, arXiv
+2502.08202). Its likelihood ratio is M = mean of t independent Y_i = exp(x_i / sigma - 1 / (2 sigma^2)), x_i ~ N(0, 1)
 under Q. So delta of removing = E_Q[(M - e^eps)+], delta of adding = E_Q[(1 - e^eps M)+].
 
 Both are expectations of convex functions of M. So a law above M in convex order gives a pair that dominates, and one

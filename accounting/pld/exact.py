@@ -1,7 +1,7 @@
 """Closed forms for runs of a single sampled round and for pure releases alone, which need no lattice.
 
-One round. Q = N(0, 1), P = sum_j p_j N(a_j, 1) with a_j >= 0: the loss log P / Q increases in the output x, so the best
-event is a half line, and with x at the loss ``epsilon``
+One round. Let Q = N(0, 1) and P = sum_j p_j N(a_j, 1) with a_j >= 0. The loss log P / Q increases in the output x, so
+the best event is a half line. With x at the loss ``epsilon``
 
     remove: delta = sum_j p_j (Phi(a_j - x) - Phi(-x)) - (e^epsilon - 1) Phi(-x),
     add, x at the loss -epsilon: delta = e^epsilon sum_j p_j (Phi(x) - Phi(x - a_j)) - (e^epsilon - 1) Phi(x).

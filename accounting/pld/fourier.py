@@ -13,7 +13,7 @@ Error terms, each a bound (docs/accounting-proofs.md, "What certified means"):
 - aliasing: mass outside the window may be counted inside it (lower only): Chernoff bounds at two other tilts.
 - transform: an FFT output errs by at most 4 eps log2(N) times the sum of its inputs; T rounds add up.
 - masses: a round's edges err by E in total (tilted). An edge's error moves mass between the cells beside it, and within
-  a cell between its nodes, so the round's law errs by at most a factor 1 + 2 (1 + theta) (exp(theta h) - 1) E. The
+  a cell between its nodes. So the round's law errs by at most a factor 1 + 2 (1 + theta) (exp(theta h) - 1) E. The
   differences of edges, and of a cell's masses under both measures, are rounded by a few ulps of the cell. The second
   decides how much of the cell goes to its upper node: a factor 1 + 16 eps (1 + (exp(theta h) - 1) / (1 - exp(-h))).
 """

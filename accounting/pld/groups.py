@@ -56,7 +56,7 @@ def epsilon_of_examples(
 
     Claim: (upper, delta)-DP of the group under the trace's adjacency. It is a guarantee if the contributions bound the
     members' true ones at every step and the noise did not follow results (`Trace.individual_kind`), else an estimate.
-    lower bounds the epsilon of the mixtures with rounded-up contributions. Proofs: docs/group-proof.md.
+    The lower one bounds the epsilon of the mixtures with rounded-up contributions. Proofs: docs/group-proof.md.
     """
     delta = require_pld_delta(delta)
     found = epsilon_of_rounds(rounds_of_examples(trace, steps, contributions), delta, tolerance)
@@ -78,19 +78,18 @@ def linear_growth(trace: Trace, delta: float, group_size: int) -> float:
 def grows_at_least_linearly(trace: Trace) -> bool:
     """Return whether `linear_growth` is a proven lower bound: the run is Gaussian, and nothing is sampled or shuffled.
 
-    Such a run is one Gaussian with mean shift mu, or k mu for a group of k. With b = t mu/2 + eps/mu,
-    the derivative of delta(t eps, t mu) by t is e^(t eps) (mu phi(b) - eps Phi(-b)), which is not negative, because
-    Phi(-b) <= phi(b) / b and b >= eps / mu. So delta(k eps, k mu) >= delta(eps, mu).
+    Such a run is one Gaussian with mean shift mu, or k mu for a group of k. With b = t mu/2 + eps/mu, the derivative of
+    delta(t eps, t mu) by t is e^(t eps) (mu phi(b) - eps Phi(-b)). This is not negative, because Phi(-b) <= phi(b) / b
+    and b >= eps / mu. So delta(k eps, k mu) >= delta(eps, mu).
     """
     return is_attained(trace) and not pure_epsilons(trace) and not any(p.is_sampled for p in gaussian_rounds(trace))
 
 
 @np.errstate(all="ignore")
 def vadhan_epsilon(trace: Trace, delta: float, group_size: int) -> float:
-    """Group epsilon by the generic conversion, for comparison; infinite where it needs a delta below 1e-250.
-
-    (eps, d)-DP for one example is (k eps, d (e^{k eps} - 1) / (e^eps - 1))-DP for k (Vadhan 2017, Lemma 2.2; paper B,
-    Theorem 1.1). The smallest such eps is estimated by saddle point and then certified.
+    """Group epsilon by the generic conversion, for comparison; infinite where it needs a delta below 1e-250. It says
+    that (eps, d)-DP for one example is (k eps, d (e^{k eps} - 1) / (e^eps - 1))-DP for k (Vadhan 2017, Lemma 2.2; paper
+    B, Theorem 1.1). The smallest such eps is estimated by saddle point and then certified.
     """
     group_size = require_group_size(group_size)
     delta = require_pld_delta(delta)

@@ -4,9 +4,9 @@ The round is a `SensitivityMixture`: ``Q = N(0, 1)`` and ``P = sum_j p_j N(a_j, 
 ``L(x) = log P(x)/Q(x) = log sum_j p_j exp(a_j x - a_j^2 / 2)`` increases in x. Direction ``"remove"`` is the pair
 (P, Q), direction ``"add"`` the pair (Q, P). `discretise` gives the law of the loss under the first of the pair:
 
-- ``bound="upper"``: on losses i h. Each cell between two nodes keeps its mass under both measures, spread onto
-  the two nodes ("connect the dots", Doroshenko et al. 2022). Spreading a likelihood ratio makes the pair more
-  informative, so the discrete pair dominates the true one; the error is of second order in h.
+- ``bound="upper"``: on losses i h. Each cell between two nodes keeps its mass under both measures, spread onto the two
+  nodes ("connect the dots", Doroshenko et al. 2022). Spreading a likelihood ratio makes the pair more informative, so
+  the discrete pair dominates the true one. The error is of second order in h.
 - ``bound="lower"``: on losses (i + 1/2) h, shifted for rounds finer than the lattice (`lower_offset`). Each cell is
   merged into its barycentre, which is a post-processing, and the barycentres are then moved onto the nodes by pooling
   mass with neighbours (again second order). The true pair dominates the discrete one.
@@ -89,9 +89,8 @@ class Cells:
 @dataclass(frozen=True)
 class LossTable:
     """The loss of ``mixture`` inverted on a lattice: ``L(outputs[i]) = (start + i) * spacing``; arrays are [edges].
-
-    mills_q and mills_p are signed Mills ratios at the outputs: the tail of Q (of P) beyond the output, on the side
-    away from the mean, over the density. For P it is the average over the atoms given the output.
+    ``mills_q`` and ``mills_p`` are signed Mills ratios at the outputs: the tail of Q (of P) beyond the output, on the
+    side away from the mean, over the density. For P it is the average over the atoms given the output.
     """
 
     mixture: SensitivityMixture
@@ -277,9 +276,9 @@ def spread(cells: Cells, spacing: float) -> LatticeLoss:
 def merge(cells: Cells, spacing: float) -> LatticeLoss:
     """Merge each cell into its barycentre and move the barycentres onto the nodes in the middle of the cells.
 
-    A barycentre above its node is pooled with mass from the node below, one below its node with mass from the node
-    above, so that the pooled barycentre is the node; pooling is post-processing. If a neighbour has too little mass,
-    the cell drops mass (barycentre above) or is rounded down one node (below); both only lower the loss.
+    A barycentre above its node is pooled with mass from the node below, and one below its node with mass from above.
+    The pooled barycentre is the node; pooling is post-processing. If a neighbour has too little mass, the cell drops
+    mass (barycentre above) or is rounded down one node (below); both only lower the loss.
     """
     numerator = np.maximum(cells.numerator, 0.0)
     excess = numerator - np.exp(spacing / 2) * cells.denominator

@@ -1,9 +1,9 @@
 """A fast, uncertified approximation of delta(epsilon), used to choose tilt, lattice and window.
 
-The cumulant generating function K of the composed loss is summed over the rounds by quadrature over the outputs;
-delta(epsilon) = (1 / 2 pi i) integral exp(K(z) - z epsilon) / (z (z + 1)) dz is then approximated at its saddle point
-(Alghamdi et al., "The saddle-point method in differential privacy", 2023). No guarantee rests on it:
-the composition is certified for any tilt, lattice and window.
+The cumulant generating function K of the composed loss is summed over the rounds by quadrature over the outputs. Then
+delta(epsilon) = (1 / 2 pi i) integral exp(K(z) - z epsilon) / (z (z + 1)) dz is approximated at its saddle point
+(Alghamdi et al., "The saddle-point method in differential privacy", 2023). No guarantee rests on it: the composition is
+certified for any tilt, lattice and window.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Random sensitivities of one round: how far a group of examples may move the noisy sum, with what probability.
 
-A `SensitivityMixture` is the scalar mixture-of-Gaussians mechanism (paper B, Definition 2.8) in units of the
-noise's standard deviation: ``Q = N(0, 1)`` without the group, ``P = sum_j p_j N(a_j, 1)`` with it.
+A `SensitivityMixture` is the scalar mixture-of-Gaussians mechanism (paper B, Definition 2.8) in units of the noise's
+standard deviation: ``Q = N(0, 1)`` without the group, ``P = sum_j p_j N(a_j, 1)`` with it.
 """
 
 from __future__ import annotations
@@ -285,9 +285,8 @@ def _sum(first: SensitivityMixture, second: SensitivityMixture) -> SensitivityMi
 
 def _subset(contributions: Sequence[float], counts: Array, log_weights: Array, spacing: float) -> SensitivityMixture:
     """Return the sum of c_j over the members drawn, each c_j rounded up to the grid, given the law of their number.
-
-    subsets[h, s] is the share of the h-subsets of the group whose contributions sum to s grid units; the law is the
-    mixture of its rows.
+    Entry ``subsets[h, s]`` is the share of the h-subsets of the group whose contributions sum to s grid units; the law
+    is the mixture of its rows.
     """
     units = _round_up(contributions, spacing)
     size = len(units)

@@ -4,13 +4,13 @@ If the key is set, `encrypted` turns the content of a private file into the stor
 without a key both leave the bytes as they are. An encrypted file is not read without its key, and an unencrypted file
 is not read with a key, so a trial stays the way it began.
 
-A stored file is a header (magic, salt, check) and segments of 1 MiB, each encrypted by AES-256-GCM. HKDF-SHA256
-(RFC 5869) derives the key of the file, and the check, from the user's key and the salt; the nonce of a segment is its
-number and whether it is the last, so segments are neither reordered nor cut off unnoticed (the STREAM construction of
-Hoang, Reyhanitabar, Rogaway and Vizár, 2015, with a key per file as in Tink's AES-GCM-HKDF). The salt is an HMAC-SHA256
-of the file's name and content under its own key, as in SIV (Rogaway and Shrimpton, 2006): no two contents share a
-key and nonce, and a process that repeats its work stores the same bytes. The stored bytes reveal only whether a file
-has the same content as before.
+A stored file is a header (magic, salt, check) and segments of 1 MiB, each encrypted by AES-256-GCM. HKDF-SHA256 (RFC
+5869) derives the key of the file, and the check, from the user's key and the salt. The nonce of a segment is its number
+and whether it is the last. So segments are neither reordered nor cut off unnoticed (the STREAM construction of Hoang,
+Reyhanitabar, Rogaway and Vizár, 2015, with a key per file as in Tink's AES-GCM-HKDF). The salt is an HMAC-SHA256 of the
+file's name and content under its own key, as in SIV (Rogaway and Shrimpton, 2006). No two contents share a key and
+nonce, and a process that repeats its work stores the same bytes. The stored bytes reveal only whether a file has the
+same content as before.
 
 Names, sizes and times of files are not hidden.
 """

@@ -41,10 +41,9 @@ EPSILON_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Epsilons:
-    """Per-example privacy of a run; arrays have shape [examples].
-
-    upper and lower are the certified bounds on epsilon; lower is None where there is none, as with Renyi DP and for
-    batches that may be cut or are shuffled. losses: the loss at the last snapshot. kind is the strength of upper
+    """Per-example privacy of a run; arrays have shape [examples]. ``upper`` and ``lower`` are the certified bounds on
+    epsilon; ``lower`` is None where there is none, as with Renyi DP and for batches that may be cut or are shuffled.
+    losses: the loss at the last snapshot. kind is the strength of upper
     (`dpsweep.accounting.estimates.PrivacyEstimate`) for all examples. reasons: why it is an estimate; files hold the
     kind alone, and readers add the reasons of the trial.
     """
