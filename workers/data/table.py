@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Annotated, Final, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as compute
-from pydantic import FiniteFloat
+from pydantic import BeforeValidator, FiniteFloat
 from torch import Tensor
 
 from dpsweep.accounting.errors import InvalidInput, PrivateDetail
@@ -149,12 +149,26 @@ class Encoding:
         )
 
 
+def _one_owner(user: object) -> object:
+    """Return ``user``. Raises: InvalidInput for several columns, whose rows would have several owners."""
+    if isinstance(user, (list, tuple)):
+        raise InvalidInput(
+            "a row has one owner here, so name one column. With several owners of a row, which rows are kept depends "
+            "on who owns which, and no epsilon per person is proven here for that (docs/users.md)"
+        )
+    return user
+
+
+User = Annotated[str | None, BeforeValidator(_one_owner)]
+"""The column that says whose row it is."""
+
+
 def table(
     path: str,
     label: str | Sequence[str],
     features: Sequence[str] | None = None,
     group: str | Sequence[str] | None = None,
-    user: str | None = None,
+    user: User = None,
     test_path: str | None = None,
     ranges: Mapping[str, Range] | None = None,
     categories: Mapping[str, Values] | None = None,
