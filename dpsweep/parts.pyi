@@ -115,10 +115,11 @@ class RowsPerUserSection(TypedDict, total=False):
     noise_multiplier: float | None
 
 class SamplingSection(TypedDict, total=False):
-    method: Each[Literal["poisson", "fixed", "shuffle", "random_allocation"]]
+    method: Each[Literal["poisson", "fixed", "shuffle", "random_allocation", "cyclic_poisson", "fixed_order"]]
     batch_size: Each[int | Literal["full"]]
     max_batch_size: Each[int | None]
     per_epoch: Each[int | None]
+    cycle_length: Each[int | None]
 
 class SchedulerSection(TypedDict, total=False):
     name: Literal["fifo", "asha"]
@@ -602,6 +603,10 @@ class _Noise:
         hold_after: Each[int | None] = None,
         noise_multiplier: Each[float] | None = None,
     ) -> Part: ...
+    def banded(self, *, bands: Each[int], noise_multiplier: Each[float] | None = None) -> Part: ...
+    def bisr(self, *, bands: Each[int], noise_multiplier: Each[float] | None = None) -> Part:
+        """C^-1 has ``bands`` diagonals, from the inverse square root of prefix sums: BISR, arXiv 2505.12128."""
+    def lambda_cgd(self, *, decay: Each[float], noise_multiplier: Each[float] | None = None) -> Part: ...
 
 Noise: Final[_Noise]
 
