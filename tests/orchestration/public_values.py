@@ -22,7 +22,7 @@ _MODEL = (
     r"/model\.pt/",
     r"(^|/)(test|evaluation|public)/",
     r"accurac(y|ies)|loss|parity|odds|_gap|worst_group|opportunity|calibration_error|confusion",
-    r"/(precision|selection_rate|(true|false)_positive_rate(_difference)?)(/|$)|^comparison\.json/warnings/",
+    r"/(precision|selection_rate|(true|false)_positive_rate(_difference)?)(/|$)|^comparison\.json/(warnings/|settings/[0-9]+/useless)",
     r"/(bounds/|sensitivity$|initial_bound$|clipping_bound)",
     r"/digests/(model\.pt|training\.json|released\.json)$",
     r"(result|released)\.json/sha256$",
@@ -44,7 +44,7 @@ _FROM_MODEL, _OF_RUN = re.compile("|".join(_MODEL)), re.compile("|".join(_RUN))
 _COARSE = re.compile(
     r"accurac(y|ies)|parity|odds|opportunity|confusion|_gap|worst_group|bound|sensitivity|mean|median|quantiles|"
     r"standard_error|"
-    r"calibration_error|/(precision|selection_rate|(true|false)_positive_rate(_difference)?)(/|$)|^comparison\.json/warnings/"
+    r"calibration_error|/(precision|selection_rate|(true|false)_positive_rate(_difference)?)(/|$)|^comparison\.json/(warnings/|settings/[0-9]+/useless)"
 )
 """Shares of few test examples, and noisy values that were cut off at an end: some agree by chance.
 
