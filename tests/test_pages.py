@@ -104,7 +104,9 @@ def _filled(word: str, before: list[str], folder: Path) -> str:
         "DIR": "runs/other" if "DIR" in before else "runs/quickstart",
         "FOLDER": "runs",
     }
-    return str(_trial(folder)) if word == "TRIAL" else places.get(word, word)
+    if word == "TRIAL":
+        return _trial(folder).name if before[-1:] == ["--only"] else str(_trial(folder))
+    return places.get(word, word)
 
 
 def _trial(folder: Path) -> Path:
@@ -114,6 +116,11 @@ def _trial(folder: Path) -> Path:
 def _run(arguments: list[str]) -> None:
     """Run a command in this process, without Ray and MLflow, which other tests try."""
     alone = ["--address", "in-process"]
-    options = {"run": [*alone, "--tracking-uri", "none"], "account": alone, "delete": ["--yes"]}
+    options = {
+        "run": [*alone, "--tracking-uri", "none"],
+        "account": alone,
+        "delete": ["--yes"],
+        "audit": ["--canaries", "50"],
+    }
     result = CliRunner().invoke(app, [*arguments, *options.get(arguments[0], [])])
     assert result.exit_code == 0, f"{arguments}: {result.output}"

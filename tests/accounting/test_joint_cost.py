@@ -59,6 +59,7 @@ def test_runs_cost_what_one_run_of_all_their_steps_costs() -> None:
     assert together.epsilon > 1.5 * account(poisson(), DELTA).epsilon
 
 
+@pytest.mark.long
 def test_different_runs_agree_with_dp_accounting() -> None:
     traces = [poisson(1.0), poisson(1.4, steps=100), poisson(1.0, size=500)]
     other = PLDAccountant()

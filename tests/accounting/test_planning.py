@@ -58,6 +58,7 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return started
 
 
+@pytest.mark.long
 def test_processes_find_what_this_one_finds(workers: list[int]) -> None:
     calibrations = [*asked(5), impossible(), *asked(8)[5:]]
     found = solve_all(calibrations)

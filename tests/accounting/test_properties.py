@@ -65,6 +65,7 @@ def test_a_group_costs_no_less_than_its_members(rate: float, noise: float, steps
     assert_not_cheaper(epsilon(run(rate, noise, steps), delta, "pld", size), one)
 
 
+@pytest.mark.long
 @given(**RUN, delta=st.sampled_from(DELTAS), method=st.sampled_from(METHODS))
 @quickly
 def test_how_a_run_is_cut_into_segments_does_not_matter(

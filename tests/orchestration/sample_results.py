@@ -47,7 +47,8 @@ def evaluation(accuracy: float, loss: float = 0.5) -> Evaluation:
 
 
 def worst_case(epsilon: float, size: int = 1, kind: str = "guarantee") -> PrivacyEstimate:
-    return PrivacyEstimate(epsilon, DELTA, "add_remove", "pld", kind, group_size=size)  # type: ignore[arg-type]  # a Kind
+    unit = "example" if size == 1 else f"group of {size}"
+    return PrivacyEstimate(epsilon, DELTA, "add_remove", "pld", kind, unit=unit, group_size=size)  # type: ignore[arg-type]  # a Kind
 
 
 def _at(delta: float, *estimates: PrivacyEstimate) -> tuple[PrivacyEstimate, ...]:

@@ -67,6 +67,7 @@ def finished(folder: Path, release: str) -> SweepFiles:
     return files
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("release", ["none", "private"])
 def test_attacks_and_correlations_stay_private(tmp_path: Path, release: str) -> None:
     files = finished(tmp_path / "sweep", release)

@@ -134,6 +134,7 @@ def test_retried_trials_are_trained_with_the_code_as_it_is_and_stay_counted(fold
     assert len(list((folder / "out" / "attempts" / cost).iterdir())) == 2
 
 
+@pytest.mark.long
 def test_a_trial_that_other_code_began_and_that_showed_nothing_starts_anew(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,6 +210,7 @@ def test_verify_and_best_name_what_has_changed(folder: Path) -> None:
     assert verified("--code", str(elsewhere))[1]["changed"] == {}
 
 
+@pytest.mark.long
 def test_a_tuning_of_other_code_is_refused(folder: Path) -> None:
     tune = {
         "data": {"name": "breast_cancer", "public_fraction": 0.2},

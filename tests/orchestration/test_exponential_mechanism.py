@@ -86,6 +86,7 @@ def test_parts_are_disjoint_equal_and_cover_the_data() -> None:
         load_dataset(DataSpec("breast_cancer", part=DataPart(0, 700)))
 
 
+@pytest.mark.long
 def test_every_candidate_trains_on_its_own_part_and_one_is_taken_as_it_is(chosen: tuple[Outcome, Path]) -> None:
     outcome, kept = chosen
     candidates = stored_record(SweepFiles(str(kept)))

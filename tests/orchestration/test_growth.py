@@ -118,6 +118,7 @@ def _shrink(files: SweepFiles, grown: dict[str, dict[str, Any]]) -> None:
     assert all(row["asked"] for row in rows(files).values()), "asked for again"
 
 
+@pytest.mark.long
 def test_new_trials_are_not_trained_beside_former_ones_of_other_data(files: SweepFiles) -> None:
     before, noted = contents(files.trials), [files.trial(key).data_fingerprint for key in rows(files)]
     for name in noted:
@@ -201,6 +202,7 @@ def test_a_trial_goes_on_at_the_speed_that_it_began_with(tmp_path: Path) -> None
         run_trial(replace(spec, execution=ExecutionSpec(autocast=True)), str(tmp_path / "a"))
 
 
+@pytest.mark.long
 def test_calibrations_are_stored_reused_and_checked(files: SweepFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     searched: list[float] = []
 
@@ -224,6 +226,7 @@ def test_calibrations_are_stored_reused_and_checked(files: SweepFiles, monkeypat
         assert 4.9 < trial.worst_case.epsilon <= 5.0
 
 
+@pytest.mark.long
 def test_finished_trials_of_another_sweep_are_taken_with_what_they_have_cost(begun: SweepFiles, tmp_path: Path) -> None:
     told = Told()
     outcome = run(tmp_path / "out", told, (begun.root,), name="other", seeds=[0, 1])
@@ -270,6 +273,7 @@ def test_what_is_taken_is_checked_first(files: SweepFiles, tmp_path: Path) -> No
     Path(trial.data_fingerprint).write_bytes(noted)
 
 
+@pytest.mark.long
 def test_keys_of_trials_that_are_no_longer_asked_for_can_be_forgotten(files: SweepFiles) -> None:
     text = small(**{**ONE, "seeds": 3, "clipping": "flat"})
     planned = plan_sweep(parse_sweep(text)).trials[0]

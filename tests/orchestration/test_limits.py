@@ -101,6 +101,7 @@ def test_when_its_time_is_over_a_run_keeps_the_checkpoint_of_the_trial_that_it_s
     assert run(tmp_path, epochs=3).stopped is None
 
 
+@pytest.mark.long
 def test_a_trial_that_is_stopped_at_an_epoch_goes_on_to_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +131,7 @@ def stumbling(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_after_enough_failures_a_run_stops_and_what_failed_starts_anew(stumbling: Path) -> None:
     outcome = run(stumbling, limits=Limits(failures=2), model="stumbles:build")
     assert states(outcome) == [TrialState.FAILED, TrialState.FAILED, TrialState.PENDING]
@@ -143,6 +145,7 @@ def test_after_enough_failures_a_run_stops_and_what_failed_starts_anew(stumbling
     assert states(again) == [TrialState.FINISHED, TrialState.PENDING, TrialState.PENDING]
 
 
+@pytest.mark.long
 def test_a_finished_trial_starts_anew_when_asked_and_both_starts_are_counted(tmp_path: Path) -> None:
     first = run(tmp_path, seeds=[0, 1], clipping=["none", "flat"], noise_source="os_entropy")
     key, other = key_in(first.files.root, "flat-seed0"), key_in(first.files.root, "flat-seed1")

@@ -42,6 +42,7 @@ def row(files: SweepFiles) -> dict[str, object]:
     return dict(rows[key_in(files.root, "flat-seed0")])
 
 
+@pytest.mark.long
 def test_the_model_and_the_worst_case_are_those_with_norms(swept: dict[str, SweepFiles]) -> None:
     on, off = (row(swept[name]) for name in ("on", "off"))
     assert on["epsilon"] == off["epsilon"]

@@ -139,7 +139,7 @@ def test_the_ledger_counts_the_candidates(outcome: Outcome, tmp_path: Path) -> N
         assert row["composed"][scope]["epsilon"] == pytest.approx(every.epsilon)
     assert row["composed"]["sweep"]["epsilon"] > 1.5 * row["epsilon"]
     assert (
-        "The private trial, 4 candidates of their tuning included, cost ε = "
+        "The private trial, 4 candidates of their tuning included, cost ε\xa0=\xa0"
         in Path(outcome.files.root, "report.html").read_text()
     )
     shutil.copytree(outcome.files.root, tmp_path / "copy", ignore=shutil.ignore_patterns("tuning"))
@@ -177,6 +177,7 @@ def test_a_sweep_that_grows_tunes_only_what_is_new(tmp_path: Path) -> None:
         assert ("clipping.bound 0.02, the best of 1" in note) == point.is_asked
 
 
+@pytest.mark.long
 def test_public_tuning_never_trains_on_the_private_data(tmp_path: Path) -> None:
     tune = {
         "parameters": {"optimizer.learning_rate": [1e-6, 1.0]},

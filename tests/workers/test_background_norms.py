@@ -49,6 +49,7 @@ def test_a_checkpoint_is_never_ahead_of_the_norms(tmp_path: Path, monkeypatch: p
     assert committed(tmp_path) == 10, "the last snapshot follows the last step"
 
 
+@pytest.mark.long
 def test_the_norms_of_a_slow_storage_are_those_of_a_fast_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = small_trial(norms=NormSpec("every_step", exact_examples=3))
     run_trial(spec, str(tmp_path / "fast"))

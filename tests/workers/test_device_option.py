@@ -35,6 +35,7 @@ def test_an_unknown_device_is_an_error() -> None:
         set_device("tpu")
 
 
+@pytest.mark.long
 def test_a_device_that_is_not_here_is_an_error_in_one_line() -> None:
     name, reason = f"cuda:{torch.cuda.device_count()}", "CUDA devices here"
     asked = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "--device", name]

@@ -62,6 +62,7 @@ def test_a_baseline_that_learns_by_heart_is_found_out(tmp_path: Path) -> None:
     assert stat.S_IMODE(Path(TrialFiles(str(tmp_path)).attacks).stat().st_mode) == 0o600
 
 
+@pytest.mark.long
 def test_a_model_that_learnt_nothing_of_the_data_is_not(tmp_path: Path) -> None:
     """Drowned in noise, the model is independent of who was in the data."""
     (tight,) = attacked(tmp_path, noise=NoiseSpec(200.0), epochs=2)

@@ -54,6 +54,7 @@ def test_every_rate_by_group_is_that_of_metric_frame(seed: int) -> None:
         assert overall[name] == pytest.approx(frame.overall[name], abs=1e-12)
 
 
+@pytest.mark.long
 @given(st.integers(0, 10**6))
 @settings(max_examples=5, deadline=None)
 def test_gaps_are_those_of_fairlearn(seed: int) -> None:

@@ -80,6 +80,7 @@ def test_covariance_of_the_released_noise(strategy: CorrelatedNoise) -> None:
     assert stats.kstest(whitened.ravel(), "norm").pvalue > 1e-4
 
 
+@pytest.mark.thinned(3)
 @every_strategy
 @pytest.mark.parametrize("name", NOISE_SOURCES)
 def test_it_goes_on_with_the_same_bits_from_any_step(name: str, strategy: CorrelatedNoise) -> None:

@@ -44,6 +44,7 @@ def test_masks_move_with_their_pictures() -> None:
         augmented(FlipAndCrop(), pictures, labels[:, ::2, ::2], torch.Generator())
 
 
+@pytest.mark.long
 def test_augmented_training_clips_the_mean_of_the_copies(tmp_path: Path) -> None:
     """Each example's gradient is the mean over its copies: with K equal copies nothing changes."""
     data = DataSpec("digits", keep={str(digit): 6 for digit in range(10)})

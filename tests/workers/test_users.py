@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dpsweep.accounting import account
-from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.errors import DpsweepError
 from dpsweep.accounting.samplings import PoissonSampling
 from dpsweep.accounting.units import Unit
 from dpsweep.workers.batch_gradients import Decision, LocalGradients
@@ -234,15 +234,15 @@ def test_secret_draws_are_the_same_after_a_death(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("users", "changes", "named"),
     [
-        (ELS, {"sampling": SamplingSpec("shuffle", 8)}, "sampling.method shuffle"),
-        (ULS, {"sampling": SamplingSpec("fixed", 8)}, "users are drawn by poisson"),
-        (ELS, {"sampling": SamplingSpec("poisson", 8, 20)}, "max_batch_size"),
+        (ELS, {"sampling": SamplingSpec("shuffle", 8)}, "shuffled epochs"),
+        (ULS, {"sampling": SamplingSpec("fixed", 8)}, "fixed batches"),
+        (ELS, {"sampling": SamplingSpec("poisson", 8, 20)}, "truncated Poisson batches"),
         (ELS, {"clipping": Component("individual")}, "clipping individual"),
         (ULS, {"clipping": Component("dpsgd_f")}, "clipping dpsgd_f"),
         (ULS, {"norms": NormSpec(1.0)}, "norms.refreshes_per_epoch 1.0"),
         (ELS, {"attacks": AttackSpec(loss_threshold=True)}, "attacks"),
         (ELS, {"audit": AuditSpec(5)}, "audit"),
-        (ELS, {"adjacency": "replace_one"}, "adjacency replace_one"),
+        (ELS, {"adjacency": "replace_one"}, "under 'replace_one'"),
         (ULS, {"preprocessing": Component("dp_pca", {"dimensions": 2})}, "dp_pca.*released from rows"),
         (ULS, {"data": DataSpec("tests.workers.people:strangers")}, "the data name no users"),
     ],
@@ -251,6 +251,6 @@ def test_what_is_not_proven_per_user_is_refused_by_name(
     users: UserSpec, changes: dict[str, Any], named: str, tmp_path: Path
 ) -> None:
     spec = trial(users, **changes)
-    with pytest.raises(InvalidInput, match=named):
+    with pytest.raises(DpsweepError, match=named):
         run_trial(spec, str(tmp_path), code=code_of(spec))
     assert load_checkpoint(str(tmp_path / "private" / "checkpoint.pt"), "") is None

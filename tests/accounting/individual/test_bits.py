@@ -81,6 +81,7 @@ def test_threads_change_no_bit(method: str, steps: int) -> None:
     assert _digests_with(THREADS)[f"{method} {steps}"] == digest(method, steps)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("method", "steps"), METHOD_STEPS[:2])
 @pytest.mark.parametrize("block", [1, 7, 50])
 def test_blocks_change_no_bit(method: str, steps: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,6 +109,7 @@ def test_the_best_order_is_that_of_all_orders_by_quadrature(
 rows_of_levels = st.lists(st.floats(0.0, 1.0), min_size=4, max_size=4)
 
 
+@pytest.mark.long
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("method", ["rdp", "rdp-classic", "pld"])
 @given(row=rows_of_levels, sample_rate=st.floats(0.002, 0.1), sigma=st.floats(0.7, 4.0), delta=st.floats(1e-9, 1e-3))

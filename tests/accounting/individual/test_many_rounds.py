@@ -34,7 +34,7 @@ def refuse(rounds: GroupRounds, delta: float, tolerance: float) -> PairBounds:
     )
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(
     "trace",
     [

@@ -81,6 +81,7 @@ def digest() -> str:
     return hashlib.sha256(b"".join(each.mean.tobytes() + each.scatter.tobytes() for each in moments)).hexdigest()
 
 
+@pytest.mark.long
 def test_threads_change_no_bit_of_the_moments() -> None:
     code = "from tests.accounting.jobs.test_summaries import digest; print(digest())"
     found = {

@@ -102,6 +102,7 @@ def test_errors_are_added_to_the_upper_bound_and_taken_from_the_lower() -> None:
         assert sign * (wrong.epsilon_at(0.02).epsilon - curve.epsilon_at(0.02).epsilon) > 0.01
 
 
+@pytest.mark.long
 def test_merged_sensitivities_bound_what_they_stand_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A group of many members, whose law is held in a few sensitivities."""
     trace = Trace(1000, (Segment(0, 5, PoissonSampling(0.3), 8.0),))

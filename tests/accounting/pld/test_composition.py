@@ -71,6 +71,7 @@ def test_random_traces_agree_with_dp_accounting(levels: list[tuple[float, float,
     assert claimed.upper == pytest.approx(peer, rel=2e-3, abs=2e-3)
 
 
+@pytest.mark.long
 def test_schedule_with_many_levels_agrees_with_dp_accounting() -> None:
     sigmas = np.linspace(1.6, 0.9, 6)
     claimed = epsilon_pld(trace_of([(PoissonSampling(0.01), float(sigma), 50) for sigma in sigmas]), 1e-5)

@@ -119,6 +119,7 @@ def test_every_trace_is_answered_in_a_gibibyte_by_few_points_and_not_above_renyi
             assert upper <= account(poisson(rate, sigma, steps), delta, "rdp").epsilon * (1 + 1e-8), case
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("asked", "allowed"),
     [
@@ -195,6 +196,7 @@ def test_smaller_rates_are_refused(rate: float) -> None:
         poisson(rate, 1.0, 10)
 
 
+@pytest.mark.long
 def test_steps_of_hardly_any_loss_are_inverted_in_a_few_iterations() -> None:
     """Where rounding alone moves an output by more than a double's precision, Newton's method has nothing to gain."""
     steps = Segment(0, 4, PoissonSampling(0.48254), 1.767e8), Segment(4, 57_102, PoissonSampling(2.6358e-11), 1034.7)

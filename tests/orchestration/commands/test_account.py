@@ -52,6 +52,7 @@ def found(files: SweepFiles, *arguments: str) -> list[dict[str, Any]]:
     return accounts
 
 
+@pytest.mark.long
 def test_another_delta_and_method_give_what_the_accountants_give(files: SweepFiles) -> None:
     before = {key: read_epsilons(files.trial(key).epsilons).upper for key in KEYS}
     answers = found(files, "--delta", str(DELTA), "--individual", "pld", "--group-sizes", "2,3")
@@ -153,6 +154,7 @@ def test_the_private_report_shows_it_and_no_other_file(files: SweepFiles) -> Non
     assert not (Path(files.root) / "mlflow.db").exists()
 
 
+@pytest.mark.long
 def test_a_raw_release_shows_it_in_the_report_and_in_mlflow(tmp_path: Path) -> None:
     files = trained_sweep(tmp_path / "out", TEXT + "release: raw\n")
     answers = found(files, "--delta", str(DELTA), "--individual", "pld")

@@ -39,6 +39,7 @@ def test_a_plan_is_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert "data digits: 1,318 training and 359 test examples in 10 groups" in lines
 
 
+@pytest.mark.long
 def test_trials_of_one_name_are_told_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

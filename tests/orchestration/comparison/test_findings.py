@@ -172,6 +172,7 @@ def test_the_headline_says_what_can_be_told_apart(sample: Findings) -> None:
     assert "always predicting one class reaches" in said
 
 
+@pytest.mark.long
 def test_of_settings_that_cannot_be_told_apart_the_cheapest_are_named() -> None:
     trials, outcomes = sweep_of(SHARES)
     assert "least, ε" not in " ".join(headline(published(trials), found_in(trials, outcomes))), "all cost the same"
@@ -242,6 +243,7 @@ def test_settings_that_were_not_tuned_alike_are_a_warning() -> None:
     assert [each.labels.get("bound") for each in all_found.methods] == [None, 2.0], "each method at its best"
 
 
+@pytest.mark.long
 def test_methods_that_were_tried_once_are_not_called_better_as_methods() -> None:
     """Another clipping bound could turn the difference around."""
     both = found_in(*sweep_of({name: SHARES[name] for name in ("none", "flat", "individual")}))

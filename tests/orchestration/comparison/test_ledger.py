@@ -109,6 +109,7 @@ def test_an_earlier_attempt_is_added() -> None:
     assert composed_epsilon(anew) == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.long
 def test_every_process_computes_the_same_bits() -> None:
     """Hashes of strings differ between processes, and with them the order of sets."""
     code = (
@@ -217,9 +218,10 @@ def test_averages_and_headline_carry_what_their_trials_cost_together(outcome: Ou
         assert tags["composed_epsilon_kind"] == "guarantee"
         assert tags["epsilon_kind"] != "guarantee", "a mean of epsilons bounds nothing"
     page = Path(outcome.files.report).read_text()
-    assert f"All 2 private trials together cost ε = {composed_here:#.3g} at δ" in page
+    assert f"All 2 private trials together cost ε\xa0=\xa0{composed_here:#.3g} at δ" in page
 
 
+@pytest.mark.long
 def test_a_deleted_trial_that_runs_again_is_counted_twice(outcome: Outcome, tmp_path: Path) -> None:
     shutil.copytree(outcome.files.root, tmp_path / "out")
     files = SweepFiles(str(tmp_path / "out"))

@@ -80,6 +80,7 @@ def parts_by_pool(address: str, folder: Path) -> Counter[str]:
     return counted
 
 
+@pytest.mark.long
 def test_three_nodes_give_the_results_of_one_process(address: str, tmp_path: Path) -> None:
     """Parts run where the sweep keeps them, beside a trial that reserves the node's only CPU."""
     before = parts_by_pool(address, tmp_path)

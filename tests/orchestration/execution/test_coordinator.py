@@ -157,6 +157,7 @@ def test_a_second_run_trains_nothing_and_tells_the_same(bench: Bench) -> None:
     assert sorted(bench.ended) == sorted(KEYS), "restored trials are not announced again"
 
 
+@pytest.mark.long
 def test_what_was_trained_but_not_accounted_is_accounted(bench: Bench) -> None:
     bench.run()
     files = bench.files.trial(SECOND)
@@ -194,6 +195,7 @@ def test_accounting_that_fails_ends_that_trial_alone(bench: Bench) -> None:
     assert not bench.run().failed, "the next run accounts it"
 
 
+@pytest.mark.long
 def test_a_storage_that_refuses_for_a_while_fails_no_trial(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpsweep.orchestration.execution.coordinator.PAUSES", (0.01,) * 3)
     refusals = {FIRST: 3, SECOND: 4}

@@ -50,6 +50,7 @@ def test_norms_of_every_step_leave_nothing_to_estimate(tmp_path: Path) -> None:
     assert found.largest_error == pytest.approx(0.0, abs=1e-9)
 
 
+@pytest.mark.long
 def test_norms_of_every_epoch_estimate_well_but_not_exactly(tmp_path: Path) -> None:
     found = quality(tmp_path, refreshes_per_epoch=1)
     assert found.correlation is not None

@@ -118,6 +118,7 @@ const ready = setInterval(async () => {
 </script></body>"""
 
 
+@pytest.mark.long
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("width", [1280, 390])
 def test_axe_finds_nothing_that_keeps_a_reader_out(tmp_path: Path, width: int) -> None:

@@ -118,6 +118,7 @@ def test_other_tasks_are_drafted(tmp_path: Path, labels: list[str], task: str, l
     assert not set(labels) & set(sweep.data[0].params["features"])
 
 
+@pytest.mark.long
 def test_a_drafted_regression_learns(tmp_path: Path) -> None:
     drafted = yaml.safe_load(draft_sweep(make_numbers(tmp_path / "numbers.csv"), ["y"], "sex"))
     text = yaml.safe_dump({**drafted, "clipping": "none", "seeds": 0})

@@ -192,6 +192,7 @@ def test_a_plan_leaves_no_trace_of_a_rehearsal(tmp_path: Path) -> None:
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_the_combination_of_many_trials_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     planned(model="own_models:Linear")
     imported: Any = sys.modules["own_models"].Linear

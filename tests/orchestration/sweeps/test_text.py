@@ -24,6 +24,7 @@ NEVER_NUMBERS = (
     *("true", "'1e-5'", "'5'", "''", "word", "yes", "{}", "0777", "0x10", "1:30", "1_000", "2020-01-01"),
     *(".inf", "-.inf", ".nan", "1e400", "-1e400", "9223372036854775808", "-" + 30 * "9", 5000 * "9"),
 )
+INSIDE = {"rows_per_user": {"users": {"1": 10}}}
 REQUIRED = {
     "audit": {"canaries": 10},
     "tune": {"parameters": {"clipping.bound": [1.0, 2.0]}, "privacy": "public", "data": {"name": "digits"}},
@@ -68,7 +69,7 @@ def sweep_with(path: Path, value: str) -> str:
     content = _SMALL | {key: value for key, value in REQUIRED.items() if key == path[0]}
     section = content
     for key in path[:-1]:
-        section[key] = section = dict(section.get(key) or {})
+        section[key] = section = dict(section.get(key) or INSIDE.get(key, {}))
     section.pop(8, None)
     section[path[-1]] = "PLACE"
     return yaml.safe_dump(content).replace("PLACE", value)

@@ -192,6 +192,7 @@ def test_the_working_directory_needs_permission(
     assert "must be a module or a file" in command.refusal("plan", named, "--allow-code", "a/b")
 
 
+@pytest.mark.long
 def test_an_installed_package_needs_permission(tmp_path: Path, command: Command) -> None:
     """Allowed, it is run: it then says itself that it takes other arguments."""
     file = write(tmp_path, model="torchvision.models:resnet18")

@@ -378,6 +378,7 @@ def requests_of(folder: Path, settings: int) -> Counter[str]:
     return counting.requests
 
 
+@pytest.mark.long
 def test_each_further_trial_takes_a_bounded_number_of_requests(folder: Path, tmp_path: Path) -> None:
     """So a thousand trials take a thousand times that: nothing asks for all trials again and again."""
     few, more = requests_of(folder, 1), requests_of(tmp_path / "more", 4)

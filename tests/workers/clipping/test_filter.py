@@ -62,6 +62,7 @@ def filtered_contributions(
 _norm = st.one_of(st.sampled_from([0.0, 1e-6, 1.0, 1e9, math.inf, math.nan]), st.floats(0.0, 2.0))
 
 
+@pytest.mark.long
 @settings(max_examples=30, deadline=None)
 @given(
     history=st.lists(st.lists(_norm, min_size=3, max_size=3), min_size=1, max_size=25),

@@ -148,6 +148,7 @@ def test_nothing_is_shared_where_it_may_not_or_cannot_be(
     assert not node.exists()
 
 
+@pytest.mark.long
 def test_a_trial_has_the_same_bits(folder: Path, tmp_path: Path) -> None:
     model = Component("language_model", {"width": 4, "depth": 1, "heads": 1})
     weights = []

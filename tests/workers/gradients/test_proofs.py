@@ -84,6 +84,7 @@ def test_of_a_model_that_was_shown_the_first_batch_is_checked_by_few_passes() ->
     assert checked <= 3, "four examples, the same with others replaced, and the batch itself"
 
 
+@pytest.mark.long
 def test_what_was_shown_in_a_run_is_known_to_its_other_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,7 +70,7 @@ def counted(run: Callable[[], object]) -> Counter[str]:
     return waits.counts
 
 
-@pytest.mark.thinned(8)
+@pytest.mark.thinned(16)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n == "wrn16_4" else n for n in STEPS])
 def test_a_step_waits_for_the_device_once(name: str) -> None:
     torch.manual_seed(0)
@@ -135,6 +135,7 @@ class Gains:
     second: float
 
 
+@pytest.mark.long
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("size", [None, 2])
 def test_gains_that_become_too_small_to_divide_by_change_bits_at_no_other_step(size: int | None) -> None:
