@@ -102,6 +102,7 @@ def test_results_have_the_numbers_of_the_task_and_no_others(ran: tuple[str, Path
     )
 
 
+@pytest.mark.thinned(4)
 def test_the_report_speaks_of_the_task(ran: tuple[str, Path]) -> None:
     task, output = ran
     page = Page((output / "report.html").read_text())

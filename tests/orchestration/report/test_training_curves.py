@@ -98,6 +98,7 @@ def test_norms_bias_and_noise_are_drawn_by_group_and_norms_over_epochs() -> None
     assert drawn["norms"].layout.annotations[0].text == max((norm or 0.0, name) for name, norm in last.items())[1]
 
 
+@pytest.mark.long
 def test_under_release_none_one_line_says_what_private_would_show_and_cost() -> None:
     data = replace(with_trace(RUN), disclosure="none")
     trial = replace(data.trials[0], individuals=None)
