@@ -40,16 +40,17 @@ def check_spec(spec: TrialSpec, mechanism: TrialMechanism, method: ClippingMetho
     its sampling or its clipping does not allow, and whatever is not proven per user. UnsupportedMechanism for
     correlated noise with batches for which no theorem is known here.
     """
-    as_independent(mechanism.trace(spec.epochs))
+    trace = mechanism.trace(spec.epochs)
+    as_independent(trace)
     require_per_user(spec, [release.name for release in mechanism.releases])
     if spec.audit is not None:
         if spec.audit.kind == "gradient":
-            check_gradient_audit(spec, mechanism.trace(spec.epochs).strategy, layerwise=method.layerwise)
+            check_gradient_audit(spec, mechanism.strategy, layerwise=method.layerwise)
         else:
             check_audit(spec.audit, spec.sampling, mechanism.dataset_size)
     if spec.execution.device != "auto":
         known_device(spec.execution.device)
-    highest = max(segment.noise_multiplier for segment in mechanism.trace(spec.epochs).segments)
+    highest = max(segment.noise_multiplier for segment in trace.segments)
     if highest > 0.0 and spec.clipping.name == "none":
         raise InvalidInput(
             f"the noise multiplier reaches {highest:g}, but without clipping the sensitivity is infinite; "

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Final
 
 from scipy import special
@@ -26,19 +27,29 @@ _HALVINGS: Final = 50
 def contradicts_f_dp(guesses: Guesses, mean: float, error: float) -> bool:
     """Return whether so many right guesses have a probability below ``error`` if the mechanism is mu-GDP, mu = mean.
 
-    Guarantee: for every mechanism that is mu-GDP in each coin whatever the others are, the result is True with
-    probability at most ``error``; it increases in the number of right guesses. Canaries may depend on each other.
+    Guarantee: that of `contradicts` with G(x) = Phi(Phi^-1(x) - mu).
+    """
+    return contradicts(guesses, lambda share: float(special.ndtr(special.ndtri(share) - mean)), error)
+
+
+def contradicts(guesses: Guesses, least_wrong: Callable[[float], float], error: float) -> bool:
+    """Return whether so many right guesses have a probability below ``error`` by the trade-off function f of each coin.
+
+    `least_wrong`: G(x) = f(1 - x), convex.
+
+    Guarantee: for every mechanism that shows each coin at most as f allows, whatever the others are, the result is True
+    with probability at most ``error``; it increases in the number of right guesses. Canaries may depend on each other.
 
     S. Mahloujifar, L. Melis and K. Chaudhuri, "Auditing f-Differential Privacy in One Run" (arXiv 2410.22235), for
     coins. Let r guesses of m canaries be made, N of them right, a_j = E[N 1(N >= j)] / m and b_j = E[(r - N) 1(N >= j)]
     / m. The coin of a right guess in N >= j, if it were the other, would make a wrong one in N >= j - 1. So b_(j-1) >=
-    G(a_j), with G(x) = Phi(Phi^-1(x) - mu), convex (their Theorem 3.2). The chain of these goes from P[N >= c] = error
+    G(a_j) (their Theorem 3.2). The chain of these goes from P[N >= c] = error
     with all of N = c, its least case, down to j = 0. It must not exceed a_0 + b_0 = r / m.
     """
     canaries, made, right = guesses.canaries, guesses.made, guesses.correct
     a, b = error * right / canaries, error * (made - right) / canaries
     for j in range(right, 0, -1):
-        higher = float(special.ndtr(special.ndtri(a) - mean))
+        higher = least_wrong(a)
         if higher <= b:
             break  # neither changes any more
         a, b = min(1.0, a + (j - 1) / (made - j + 1) * (higher - b)), higher

@@ -27,6 +27,7 @@ from scipy import special
 from dpsweep.accounting.accountants import account
 from dpsweep.accounting.attacks.auditing import Guesses
 from dpsweep.accounting.attacks.curves import privacy_curve
+from dpsweep.accounting.attacks.gaussian_tests import contradicts
 from dpsweep.accounting.errors import require_finite
 from dpsweep.accounting.mechanism import Trace
 
@@ -123,22 +124,17 @@ def curve_epsilon(guesses: Guesses, run: StatedRun, confidence: float) -> float:
     are, at most as f allows.
     """
     error = 1.0 - require_finite("confidence", confidence, above=0.0, below=1.0)
-    return _largest_epsilon(run, lambda exponent: contradicts_curve(guesses, run.most_found(exponent), error))
+    rates = _RATES.tolist()
 
+    def contradicted(exponent: int) -> bool:
+        most = run.most_found(exponent).tolist()
 
-def contradicts_curve(guesses: Guesses, most_found: Array, error: float) -> bool:
-    """Return whether so many right guesses have a probability below ``error``. `most_found`: true positive rates at
-    `_RATES`. See `contradicts_f_dp`, whose recursion this is.
-    """
-    canaries, made, right = guesses.canaries, guesses.made, guesses.correct
-    rates, most = _RATES.tolist(), most_found.tolist()
-    a, b = error * right / canaries, error * (made - right) / canaries
-    for j in range(right, 0, -1):
-        higher = 1.0 - most[min(bisect.bisect_left(rates, 1.0 - a), len(rates) - 1)]
-        if higher <= b:
-            break  # neither changes any more
-        a, b = min(1.0, a + (j - 1) / (made - j + 1) * (higher - b)), higher
-    return a + b > made / canaries
+        def least_wrong(share: float) -> float:
+            return 1.0 - float(most[min(bisect.bisect_left(rates, 1.0 - share), len(rates) - 1)])
+
+        return contradicts(guesses, least_wrong, error)
+
+    return _largest_epsilon(run, contradicted)
 
 
 def _largest_epsilon(run: StatedRun, contradicts: Callable[[int], bool]) -> float:

@@ -54,11 +54,12 @@ def audit(
     from dpsweep.orchestration.sweeps.user_code import allowed_again
 
     files = SweepFiles(absolute(folder))
-    code = allowed_again(owned_record(files).sweep, allow_code or ())
+    record, request = owned_record(files), AuditRequest(tuple(only or ()), spec, seed)
+    code = allowed_again(record.sweep, allow_code or ())
     found = []
-    for record, uri in audit_again(files, AuditRequest(tuple(only or ()), spec, seed), code, _EpochPrinter()):
-        found.append({**asdict(record), "sensitive": "private like the training examples"})
-        for line in _lines(record, uri):
+    for audited, uri in audit_again(files, record, request, code, _EpochPrinter()):
+        found.append({**asdict(audited), "sensitive": "private like the training examples"})
+        for line in _lines(audited, uri):
             typer.echo(for_terminal(line), err=as_json)
     show_accounts(folder, tracking_uri)
     if as_json:

@@ -11,7 +11,6 @@ from dpsweep.accounting.mechanism import Release
 from dpsweep.accounting.records import TrialFiles, closed_to_strangers, delete_folder, read_trace
 from dpsweep.orchestration.comparison.claims import require_founded
 from dpsweep.orchestration.comparison.record import SweepRecord
-from dpsweep.orchestration.comparison.stored import owned_record
 from dpsweep.orchestration.records.audits import AuditRecord, record_of, write_audit
 from dpsweep.orchestration.records.integrity import require_unaltered
 from dpsweep.orchestration.records.layout import SweepFiles
@@ -41,15 +40,14 @@ OnEpoch = Callable[[str, Progress], None]
 
 
 def audit_again(
-    files: SweepFiles, request: AuditRequest, code: UserCode, on_epoch: OnEpoch
+    files: SweepFiles, record: SweepRecord, request: AuditRequest, code: UserCode, on_epoch: OnEpoch
 ) -> Iterator[tuple[AuditRecord, str]]:
-    """Audit the trials one after the other in this process; yield each record, and the private file that holds it.
+    """Audit trials of a record, one after the other in this process; yield what each audit found and its private file.
 
     A copy has the settings of its trial, with another seed. It trains on the same examples in a folder of its own,
     which is deleted: of it remains what the audit has found, which is private. Trials are only read.
     Raises: InvalidInput, before any training, for a trial that cannot be audited; DataCorruption for damaged files.
     """
-    record = owned_record(files)
     require_founded(files, record)
     asked = _asked(files, record, request)
     for result in asked:
