@@ -22,7 +22,7 @@ from dpsweep.orchestration.commands import panels
 from dpsweep.orchestration.commands.output_files import write_file
 from dpsweep.orchestration.commands.stored_trial import contributions_of
 from dpsweep.orchestration.comparison.plain_text import for_terminal
-from dpsweep.orchestration.records.layout import SweepFiles, absolute
+from dpsweep.orchestration.records.layout import absolute, sweep_of
 
 if TYPE_CHECKING:
     from dpsweep.orchestration.records.published import PublishedAudit
@@ -118,9 +118,8 @@ def audits_of(files: TrialFiles) -> tuple[PublishedAudit, ...]:
     from dpsweep.orchestration.records.audits import read_audits
     from dpsweep.workers.attack_results import read_attacks
 
-    sweep, _, key = files.root.rstrip("/").rpartition("/trials/")
-    own = published_audit(read_attacks(files.attacks).audit)
-    found = (*((own,) if own else ()), *(read_audits(SweepFiles(sweep), key) if sweep else ()))
+    own, place = published_audit(read_attacks(files.attacks).audit), sweep_of(files)
+    found = (*((own,) if own else ()), *(read_audits(*place) if place else ()))
     return tuple(audit for audit in found if audit.kind == "gradient")
 
 

@@ -68,6 +68,8 @@ LOCK: Final = ".lock"
 """Name of the file that the process locks which changes a sweep in a local folder."""
 DATABASE: Final = "mlflow.db"
 """Name of the embedded MLflow store."""
+_TRIALS: Final = "trials"
+"""Name of the folder of the trials."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class SweepFiles:
 
     def trial(self, key: str) -> TrialFiles:
         """Return the files of the trial called ``key``."""
-        return TrialFiles(self._below("trials", key))
+        return TrialFiles(self._below(_TRIALS, key))
 
     def attempts(self, key: str) -> str:
         """Return the folder of the attempts at a trial (`AttemptLog`). Nothing deletes it: released results stay
@@ -96,7 +98,7 @@ class SweepFiles:
     @property
     def trials(self) -> str:
         """Folder of the trials."""
-        return self._below("trials")
+        return self._below(_TRIALS)
 
     @property
     def private(self) -> str:
@@ -242,3 +244,9 @@ class SweepFiles:
         """The folders that a sweep fills; folders of other sweeps in it, such as the tuning, are among them."""
         own = (self.trials, self.attempts_of_all, self.private, self.tuning, self.artifacts)
         return (*own, self.tune, str(self.local_folder / "private"))
+
+
+def sweep_of(trial: TrialFiles) -> tuple[SweepFiles, str] | None:
+    """Return the sweep that a trial's folder lies in, and the trial's key; None for a folder outside a sweep."""
+    sweep, _, key = trial.root.rstrip("/").rpartition(f"/{_TRIALS}/")
+    return (SweepFiles(sweep), key) if sweep else None
