@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -10,7 +11,7 @@ from typing import Final
 
 from benchmarks.experiments import EXPERIMENTS, PLANNED_ONLY
 from benchmarks.figures import FIGURES
-from benchmarks.printed import Experiment, Form
+from benchmarks.printed import Experiment, Form, Item
 from benchmarks.reproduced import Number, StoredSetting, StoredSweep, difference, read_stored
 from benchmarks.scorecard import MISSING, RESULTS, RULE, Result, judged, number_of, verdict
 
@@ -19,8 +20,9 @@ PAGES: Final = ("reproduction", "reproduction-tables", "beyond")
 """The pages, each from a text of its name. A line ``@table NAME`` stands for the table of a sweep, ``@figure NAME`` for
 a figure, and ``{NAME: setting: number}`` for a number; ``one − other`` as the setting is a paired difference. The words
 `_PARTS` stand for the scorecard and what belongs to it."""
-_NOT_HERE: Final = {"795eb17334": " (not in this repository)"}
-"""Commits of stored results that were made in a copy whose history is lost; their results were not trained again."""
+_NOT_HERE: Final = "795eb17334"
+"""The commit of stored results whose history is lost; they were not trained again."""
+_CORNER: Final = re.compile(r"^Table \d+(?=: )")
 _PLACE: Final = re.compile(r"\{([\w-]+): ([^:{}]+): ([^:{}]+?)(?:: (share|change|plain))?\}")
 
 
@@ -53,6 +55,7 @@ def stored_results() -> dict[str, StoredSweep]:
 
 
 def _table(experiment: Experiment, sweep: StoredSweep) -> Iterator[str]:
+    """Yield the source of a sweep's results and its numbers, as a grid of settings by numbers where they form one."""
     spent = (
         f"{sweep.cpu_seconds / 60.0:.0f} CPU minutes" if sweep.cpu_seconds >= 90 else f"{sweep.cpu_seconds:.0f} CPU s"
     )
@@ -61,18 +64,58 @@ def _table(experiment: Experiment, sweep: StoredSweep) -> Iterator[str]:
         f"{sweep.finished} {trials}" if sweep.finished == sweep.asked else f"{sweep.finished} of {sweep.asked} {trials}"
     )
     rows = f"{sweep.train_size:,} rows train, {sweep.test_size:,} test"
-    commit = f"`{sweep.commit}`{_NOT_HERE.get(sweep.commit, '')}"
-    yield f"`{sweep.command}`: {done}, {spent} on {sweep.hardware}; {rows}; dpsweep {sweep.version}, {commit}."
-    if experiment.items:
-        yield from ("", "| item | printed | measured | verdict | runs |", "|---|---|---|---|---|")
-    for item in experiment.items:
-        setting = _setting(sweep, item.setting)
-        number = setting.numbers.get(item.number) if setting else None
-        measured = _shown(number, item.form) if number else "not measured"
-        runs = len(number.values) if number else 0
-        yield f"| {item.item} | {item.printed or 'plot'} | {measured} | {verdict(item, number) or '–'} | {runs} |"
-    if experiment.items:
-        yield ""
+    command = sweep.command.removeprefix("python -m benchmarks.reproduce ")
+    yield f"`{command}`, `{sweep.commit}`: {done}{_runs(experiment, sweep)}; {spent}; {rows}."
+    if not experiment.items:
+        return
+    grids = [
+        _grid(corner, {item.item.removeprefix(f"{corner}: "): _cell(item, sweep) for item in of})
+        for corner, of in itertools.groupby(experiment.items, lambda item: "".join(_CORNER.findall(item.item)))
+    ]
+    whole = [f"| {item.item} | {_cell(item, sweep)} |" for item in experiment.items]
+    for table in grids if all(grids) else [["| item | printed → measured |", "|---|---|", *whole]]:
+        yield from ("", *table)
+    yield ""
+
+
+def _runs(experiment: Experiment, sweep: StoredSweep) -> str:
+    numbers = [number for item in experiment.items if (number := number_of(sweep, item)) is not None]
+    runs = sorted({len(number.values) for number in numbers})
+    return f", {' or '.join(map(str, runs))} {'run' if runs == [1] else 'runs'} a setting" if runs else ""
+
+
+def _cell(item: Item, sweep: StoredSweep) -> str:
+    """Return the printed number, if any, and the measured one, in bold if its interval holds the printed one."""
+    number = number_of(sweep, item)
+    measured = _shown(number, item.form) if number else "not measured"
+    bold = "**" if verdict(item, number) == "inside" else ""
+    return f"{item.printed} → {bold}{measured}{bold}" if item.printed not in ("", "none") else measured
+
+
+def _grid(corner: str, items: Mapping[str, str]) -> list[str]:
+    """Return a table of settings by numbers; empty where the names of the items do not form a grid.
+
+    >>> _grid("", {"SGD, all": "1", "SGD, 8": "2", "Naive, all": "3", "Naive, 8": "4"})[2:]
+    ['| SGD | 1 | 2 |', '| Naive | 3 | 4 |']
+    """
+    for cut in (": ", r", (?!.*, )", ", "):
+        places = {tuple(re.split(cut, name, maxsplit=1)): cell for name, cell in items.items()}
+        if {len(place) for place in places} != {2}:
+            continue
+        rows, columns = (list(dict.fromkeys(place[axis] for place in places)) for axis in (0, 1))
+        if min(len(rows), len(columns)) > 1 and len(places) == len(items) == len(rows) * len(columns):
+            head = [f"| {corner} | {' | '.join(columns)} |", f"|---{'|---' * len(columns)}|"]
+            return head + [f"| {row} | {' | '.join(places[row, column] for column in columns)} |" for row in rows]
+    return []
+
+
+def _made(stored: Mapping[str, StoredSweep]) -> Iterator[str]:
+    """Yield what the lines above the tables have in common, and how to read them."""
+    hardware, versions = ({getattr(sweep, name) for sweep in stored.values()} for name in ("hardware", "version"))
+    yield f"All were trained on {' or '.join(sorted(hardware))} by dpsweep {' or '.join(sorted(versions))}."
+    yield "Above each table: the sweep, the commit that trained it, trials and runs, CPU time and sizes of the data."
+    if any(sweep.commit == _NOT_HERE for sweep in stored.values()):
+        yield f"The commit `{_NOT_HERE}` is not in this repository."
 
 
 def _counted(stored: Mapping[str, StoredSweep]) -> Iterator[str]:
@@ -133,6 +176,7 @@ def _planned(_: Mapping[str, StoredSweep]) -> Iterator[str]:
 
 
 _PARTS: Final[Mapping[str, Callable[[Mapping[str, StoredSweep]], Iterator[str]]]] = {
+    "@made": _made,
     "@counts": _counted,
     "@rule": lambda _: iter([RULE]),
     "@scorecard": _scorecard,

@@ -76,19 +76,19 @@ SLOW_DATA = ("a-cifar", "a-cifar-small", "scattering-mnist", "scattering-fashion
 def test_every_verdict_on_the_page_follows_from_the_numbers_beside_it() -> None:
     """Computed anew from the page's own text, whose interval is rounded to three digits."""
     page = (ROOT / "docs" / "reproduction-tables.md").read_text()
-    row = r"^\| .* \| (> )?([-+]?[\d.]+) \| [-+\d.]+ \[([-+\d.]+), ([-+\d.]+)\] \| (\w+) \| \d+ \|$"
-    rows = re.findall(row, page, re.MULTILINE)
-    assert len(rows) > 150
-    for bound, printed, low, high, said in rows:
+    cell = r"(> )?([-+]?[\d.]+) → (\**)[-+\d.]+ \[([-+\d.]+), ([-+\d.]+)\]"
+    cells = re.findall(cell, page)
+    assert len(cells) > 150
+    for bound, printed, bold, low, high in cells:
         unit = 10.0 ** -len(printed.partition(".")[2])
         slack = 0.5 * unit + 0.0006 * max(1.0, abs(float(high)))
         inside = float(printed) - slack <= float(high) and (bool(bound) or float(printed) + slack >= float(low))
         clearly = slack < min(abs(float(printed) - float(end)) for end in (low, high))
-        assert not clearly or (said == "inside") == inside, (printed, low, high, said)
+        assert not clearly or (bold == "**") == inside, (printed, low, high, bold)
     beyond = (ROOT / "docs" / "beyond.md").read_text()
     counts = re.search(r"Of \d+ printed numbers of trained models, (\d+) lie inside", SCORECARD.read_text())
     assert counts is not None
-    assert int(counts[1]) == page.count(" | inside | ") + beyond.count(" | inside | ")
+    assert int(counts[1]) == page.count("→ **") + beyond.count("→ **")
 
 
 def test_every_printed_number_belongs_to_one_line_of_the_scorecard() -> None:
