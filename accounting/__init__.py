@@ -10,7 +10,9 @@ The names exported here are the library's interface. Importing it loads neither 
 Ray tasks.
 """
 
-from dpsweep.accounting.accountants import ACCOUNTANTS, account
+from dpsweep.accounting.accountants.joint_cost import account_together, epsilon_of_examples_together
+from dpsweep.accounting.accountants.one_run import ACCOUNTANTS, account
+from dpsweep.accounting.accountants.selection import account_choice, account_selection
 from dpsweep.accounting.attacks import (
     AttackRisk,
     CertifiedInterval,
@@ -19,8 +21,8 @@ from dpsweep.accounting.attacks import (
     curve_of_examples,
     privacy_curve,
 )
-from dpsweep.accounting.budgets import AdvantageBudget, EpsilonBudget, RhoBudget, TruePositiveRateBudget
-from dpsweep.accounting.calibration import (
+from dpsweep.accounting.calibration.budgets import AdvantageBudget, EpsilonBudget, RhoBudget, TruePositiveRateBudget
+from dpsweep.accounting.calibration.calibrate import (
     calibrate_decay,
     calibrate_noise_multiplier,
     count_within_budget,
@@ -35,16 +37,12 @@ from dpsweep.accounting.errors import (
     Unreachable,
     UnsupportedMechanism,
 )
-from dpsweep.accounting.estimates import PrivacyEstimate
-from dpsweep.accounting.exponential_choice import ExponentialChoice
 from dpsweep.accounting.individual import INDIVIDUAL_ACCOUNTANTS, IndividualEpsilons, individual_epsilons
-from dpsweep.accounting.joint_cost import account_together, epsilon_of_examples_together
-from dpsweep.accounting.mechanism import GaussianRelease, PureRelease, Release, Segment, SideQuery, Trace
-from dpsweep.accounting.noise import BandedNoise, IndependentNoise, InverseRootNoise, LambdaNoise
-from dpsweep.accounting.pld import CertifiedEpsilon, epsilon_of_examples, group_epsilons
-from dpsweep.accounting.random_trials import RandomTrials
-from dpsweep.accounting.records import read_trace, write_trace
-from dpsweep.accounting.samplings import (
+from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
+from dpsweep.accounting.mechanism.exponential_choice import ExponentialChoice
+from dpsweep.accounting.mechanism.noise_strategies import BandedNoise, IndependentNoise, InverseRootNoise, LambdaNoise
+from dpsweep.accounting.mechanism.random_trials import RandomTrials
+from dpsweep.accounting.mechanism.samplings import (
     SAMPLINGS,
     CyclicPoissonSampling,
     FixedBatchSampling,
@@ -55,9 +53,17 @@ from dpsweep.accounting.samplings import (
     ShuffledSampling,
     TruncatedPoissonSampling,
 )
-from dpsweep.accounting.schedules import SCHEDULES, NoiseSchedule, make_schedule, parse_schedule, planned_trace
-from dpsweep.accounting.selection import account_choice, account_selection
-from dpsweep.accounting.units import Unit
+from dpsweep.accounting.mechanism.schedules import (
+    SCHEDULES,
+    NoiseSchedule,
+    make_schedule,
+    parse_schedule,
+    planned_trace,
+)
+from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Release, Segment, SideQuery, Trace
+from dpsweep.accounting.mechanism.units import Unit
+from dpsweep.accounting.pld import CertifiedEpsilon, epsilon_of_examples, group_epsilons
+from dpsweep.accounting.records import read_trace, write_trace
 
 __all__ = [
     "ACCOUNTANTS",

@@ -34,13 +34,13 @@ from numpy.typing import NDArray
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # so that `benchmarks` is found wherever it starts
 
-from dpsweep.accounting.accountants import account
-from dpsweep.accounting.events import dp_accounting_pld
+from dpsweep.accounting.accountants.events import dp_accounting_pld
+from dpsweep.accounting.accountants.one_run import account
 from dpsweep.accounting.individual.epsilons import individual_epsilons
-from dpsweep.accounting.mechanism import Segment, Trace
+from dpsweep.accounting.mechanism.samplings import PoissonSampling
+from dpsweep.accounting.mechanism.schedules import make_schedule, planned_trace
+from dpsweep.accounting.mechanism.trace import Segment, Trace
 from dpsweep.accounting.pld.composition import CertifiedEpsilon, epsilon_pld
-from dpsweep.accounting.samplings import PoissonSampling
-from dpsweep.accounting.schedules import make_schedule, planned_trace
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 import dpsweep
-from dpsweep.accounting.accountants import total_rho
+from dpsweep.accounting.accountants.one_run import total_rho
 from dpsweep.orchestration.records.results import TrialResult
-from dpsweep.workers.history import EpochRecord
+from dpsweep.workers.training.history import EpochRecord
 
 Curve = Callable[[dpsweep.Trial, EpochRecord], float | None]
 

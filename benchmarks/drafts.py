@@ -45,7 +45,7 @@ from dpsweep.orchestration.sweeps.draft import draft_sweep
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.workers.data import Dataset, Split, load_dataset
-from dpsweep.workers.trial import run_trial
+from dpsweep.workers.trials.trial import run_trial
 
 GOAL: Final = 0.98
 _RATES, _BOUNDS = (0.1, 0.5, 2.0), (0.3, 1.0, 3.0)

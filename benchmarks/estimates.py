@@ -26,13 +26,13 @@ from unittest import mock
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # so that `benchmarks` is found wherever it starts
 
 from benchmarks.cases import DELTA, DIGITS, KINDS, Case
-from dpsweep.accounting.accountants import account
+from dpsweep.accounting.accountants.one_run import account
 from dpsweep.accounting.jobs import AccountingJob, CountedEpsilons, Counting, store_epsilons
 from dpsweep.accounting.records import StoredEpsilons, TrialFiles, read_trace
 from dpsweep.orchestration.execution.estimate_quality import quality_of_estimates
-from dpsweep.workers.recording import NormRecorder
 from dpsweep.workers.spec import Component, DataSpec, Refreshes
-from dpsweep.workers.trial import run_trial
+from dpsweep.workers.training.recording import NormRecorder
+from dpsweep.workers.trials.trial import run_trial
 
 NORMS: Mapping[str, Refreshes] = {"when_sampled": "when_sampled", "1": 1.0, "3": 3.0}
 CASES: Mapping[str, Case] = {  # bounds near the norms, or all examples would have the same epsilon

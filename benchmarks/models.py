@@ -34,8 +34,8 @@ from benchmarks import pretrained
 from benchmarks.architectures import FTTransformer
 from benchmarks.pretrained import VOCABULARY, Logits, Make
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.devices import choose_device
 from dpsweep.workers.gradients import GradientEngine
+from dpsweep.workers.machine.devices import choose_device
 from dpsweep.workers.models import MODELS as REGISTERED
 
 ROWS, CHECKED, TURNS = 32, 4, 5

@@ -18,7 +18,7 @@ from benchmarks.simulated import Population
 from dpsweep.orchestration.comparison.findings import Findings
 from dpsweep.orchestration.comparison.intervals import TAIL, ConfidenceInterval
 from dpsweep.orchestration.comparison.settings import Setting
-from dpsweep.workers.outcomes import AnyOutcomes, Outcomes
+from dpsweep.workers.evaluation.outcomes import AnyOutcomes, Outcomes
 
 Array = npt.NDArray[np.float64]
 Ends = tuple[float, float] | None

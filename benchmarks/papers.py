@@ -45,11 +45,11 @@ from dpsweep.accounting import (
     parse_schedule,
     planned_trace,
 )
-from dpsweep.accounting.accountants import strong_composition, total_rho
+from dpsweep.accounting.accountants.one_run import strong_composition, total_rho
+from dpsweep.accounting.jobs.release import ReleaseSpec, release_statistics
+from dpsweep.accounting.mechanism.schedules import NoiseSchedule
+from dpsweep.accounting.numerics.renyi import sampled_gaussian_rdp_at
 from dpsweep.accounting.pld import vadhan_epsilon
-from dpsweep.accounting.release import ReleaseSpec, release_statistics
-from dpsweep.accounting.renyi import sampled_gaussian_rdp_at
-from dpsweep.accounting.schedules import NoiseSchedule
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from typing import Any, TypeGuard
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)  # so that `benchmarks` is found wherever it starts
 
-from dpsweep.workers.memory import ALLOCATOR
+from dpsweep.workers.machine.memory import ALLOCATOR
 
 if __name__ == "__main__" and not ALLOCATOR.items() <= os.environ.items():  # glibc reads them when a process starts
     os.execve(sys.executable, sys.orig_argv, {**os.environ, **ALLOCATOR})

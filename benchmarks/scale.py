@@ -57,7 +57,8 @@ from dpsweep.accounting.jobs import (
     parallel,
     store_epsilons,
 )
-from dpsweep.accounting.mechanism import Segment, Trace
+from dpsweep.accounting.mechanism.samplings import PoissonSampling
+from dpsweep.accounting.mechanism.trace import Segment, Trace
 from dpsweep.accounting.records import (
     NormShards,
     NormShardWriter,
@@ -70,8 +71,7 @@ from dpsweep.accounting.records import (
     write_trace,
     write_users,
 )
-from dpsweep.accounting.samplings import PoissonSampling
-from dpsweep.workers.memory import peak_bytes
+from dpsweep.workers.machine.memory import peak_bytes
 
 DELTA, STEPS_EACH, BOUND = 1e-8, 20, 50.0
 QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)

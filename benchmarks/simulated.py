@@ -21,9 +21,9 @@ from dpsweep.orchestration.records.published import (
 )
 from dpsweep.orchestration.records.published import PublishedTrial as Trial
 from dpsweep.orchestration.records.states import TrialState
-from dpsweep.workers.evaluation import fairness
-from dpsweep.workers.outcomes import AnyOutcomes, Outcomes, ScoredOutcomes
-from dpsweep.workers.rates import ConfusionCounts, confusion_counts
+from dpsweep.workers.evaluation.outcomes import AnyOutcomes, Outcomes, ScoredOutcomes
+from dpsweep.workers.evaluation.rates import ConfusionCounts, confusion_counts
+from dpsweep.workers.evaluation.scores import fairness
 from dpsweep.workers.tasks import task_called
 
 Array = npt.NDArray[np.float64]

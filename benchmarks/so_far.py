@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from dpsweep.accounting.accountants import account
-from dpsweep.accounting.mechanism import Segment, Trace
-from dpsweep.accounting.samplings import PoissonSampling
-from dpsweep.accounting.so_far import cost_so_far
+from dpsweep.accounting.accountants.one_run import account
+from dpsweep.accounting.calibration.so_far import cost_so_far
+from dpsweep.accounting.mechanism.samplings import PoissonSampling
+from dpsweep.accounting.mechanism.trace import Segment, Trace
 
 _CASES: Final = {
     "digits, 20 epochs": ((0.052, 1.2), (20, 20)),

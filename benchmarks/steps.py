@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 from dpsweep.workers.gradients import BatchNorms, GradientEngine
-from dpsweep.workers.noise_sources import make_noise_source
+from dpsweep.workers.noise.noise_sources import make_noise_source
 
 CLIP = 1.0
 NOISE_MULTIPLIER = 1.0

@@ -8,7 +8,7 @@ noise, which costs the same for all of them: `noise_ms` is its time, `secret_noi
 `dpsweep_with_noise` is a complete private step as in a trial. Methods take turns. A ratio is relative to the plain step
 of the same turn; the median over a method's turns is printed, and `samples` is their number. `norm_pass` computes the
 norms of all examples without training. Peak memory is what a second step adds to the process (or to the GPU). All
-methods use the allocator settings of a trial (`dpsweep.workers.memory`). Peers are the installed ones of
+methods use the allocator settings of a trial (`dpsweep.workers.machine.memory`). Peers are the installed ones of
 `benchmarks.peers`; `failed` says why others have no ratio. Models of the size of BERT-base are measured where they are
 named.
 """
@@ -35,7 +35,7 @@ from typing import Any
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # so that `benchmarks` is found wherever it starts
 
-from dpsweep.workers.memory import ALLOCATOR
+from dpsweep.workers.machine.memory import ALLOCATOR
 
 if __name__ == "__main__" and not ALLOCATOR.items() <= os.environ.items():  # glibc reads them when a process starts
     os.execve(sys.executable, sys.orig_argv, {**os.environ, **ALLOCATOR})
@@ -48,8 +48,8 @@ from benchmarks.peers import PEERS, installed
 from benchmarks.steps import Make, trained
 from benchmarks.workloads import LARGE, WORKLOADS, Workload
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.devices import choose_device
-from dpsweep.workers.noise_sources import make_noise_source
+from dpsweep.workers.machine.devices import choose_device
+from dpsweep.workers.noise.noise_sources import make_noise_source
 from dpsweep.workers.spec import MAX_THREADS
 
 OURS: Mapping[str, Make] = {

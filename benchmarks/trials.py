@@ -15,7 +15,7 @@ data are read before.
     refreshed    the same with norms.refreshes_per_epoch: 1
     off          the same with norms: off, so that no epsilons of single examples can be computed
 
-All use the allocator settings that a trial of a sweep is started with (`dpsweep.workers.memory`).
+All use the allocator settings that a trial of a sweep is started with (`dpsweep.workers.machine.memory`).
 Printed are ratios to the plain loop, of the least of three runs each; methods take turns, and no turn begins after ten
 seconds. `shares` are parts of a trial's own CPU time, measured in a separate run. There are at most as many test as
 training examples, or evaluation would be most of a short training.
@@ -46,7 +46,7 @@ from unittest import mock
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # so that `benchmarks` is found wherever it starts
 
-from dpsweep.workers.memory import ALLOCATOR
+from dpsweep.workers.machine.memory import ALLOCATOR
 
 if __name__ == "__main__" and not ALLOCATOR.items() <= os.environ.items():  # glibc reads them when a process starts
     os.execve(sys.executable, sys.orig_argv, {**os.environ, **ALLOCATOR})
@@ -60,14 +60,15 @@ from torch.utils.data import DataLoader, TensorDataset
 from benchmarks.cases import DIGITS, KINDS, Case
 from benchmarks.peers import installed
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers import training, trial
-from dpsweep.workers.contributions import SnapshotInterval
 from dpsweep.workers.data import Dataset, load_dataset
-from dpsweep.workers.devices import choose_device
-from dpsweep.workers.imports import NO_CODE, UserCode
+from dpsweep.workers.machine.devices import choose_device
 from dpsweep.workers.models import build_model
-from dpsweep.workers.recording import NormRecorder
+from dpsweep.workers.own_code.imports import NO_CODE, UserCode
 from dpsweep.workers.spec import Component, DataSpec, ExecutionSpec, Refreshes, TrialSpec
+from dpsweep.workers.training import trainer as training
+from dpsweep.workers.training.contributions import SnapshotInterval
+from dpsweep.workers.training.recording import NormRecorder
+from dpsweep.workers.trials import trial
 
 SHARES: Mapping[str, tuple[Any, str]] = {
     "checkpoints": (trial, "save_checkpoint"),

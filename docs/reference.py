@@ -13,7 +13,7 @@ from dpsweep import DPClassifier, PrivateTraining
 MODULES = (
     "dpsweep",
     "dpsweep.accounting",
-    "dpsweep.accounting.release",
+    "dpsweep.accounting.jobs.release",
 )
 """What users import, in the order of the page."""
 

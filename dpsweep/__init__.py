@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from dpsweep.orchestration.library import StoredSweep, Trial, compare, plan, run
     from dpsweep.orchestration.library import open_sweep as open
     from dpsweep.parts import Sweep
-    from dpsweep.workers.classifier import DPClassifier
-    from dpsweep.workers.private_training import PrivateTraining
+    from dpsweep.workers.training.classifier import DPClassifier
+    from dpsweep.workers.training.private_training import PrivateTraining
 
 __all__ = [
     "DPClassifier",
@@ -61,9 +61,9 @@ __all__ = [
     "run",
 ]
 
-_LIBRARY, _LOOP = "dpsweep.orchestration.library", "dpsweep.workers.private_training"
+_LIBRARY, _LOOP = "dpsweep.orchestration.library", "dpsweep.workers.training.private_training"
 _PLACES = {
-    "DPClassifier": ("dpsweep.workers.classifier", "DPClassifier"),
+    "DPClassifier": ("dpsweep.workers.training.classifier", "DPClassifier"),
     "PrivateTraining": (_LOOP, "PrivateTraining"),
     "StoredSweep": (_LIBRARY, "StoredSweep"),
     "Sweep": ("dpsweep.parts", "Sweep"),
@@ -81,7 +81,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'dpsweep' has no attribute {name!r}")
     if name in _PLACES:
-        from dpsweep.accounting.working_directory import require_harmless_working_directory
+        from dpsweep.accounting.jobs.working_directory import require_harmless_working_directory
 
         require_harmless_working_directory()
     module, there = _PLACES.get(name, ("dpsweep.accounting.errors", name))

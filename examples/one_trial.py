@@ -4,14 +4,14 @@ import sys
 
 import numpy as np
 
-from dpsweep.accounting.accountants import account
+from dpsweep.accounting.accountants.one_run import account
 from dpsweep.accounting.individual.epsilons import individual_epsilons
 from dpsweep.accounting.records.layout import TrialFiles
 from dpsweep.accounting.records.shards import NormShards
 from dpsweep.accounting.records.traces import read_trace
 from dpsweep.workers.spec import Component, DataSpec, NoiseSpec, SamplingSpec, TrialSpec
-from dpsweep.workers.trained_model import load_trained
-from dpsweep.workers.trial import run_trial
+from dpsweep.workers.trials.trained_model import load_trained
+from dpsweep.workers.trials.trial import run_trial
 
 
 def main(folder: str) -> None:

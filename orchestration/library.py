@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import nn
 
-    from dpsweep.accounting.mechanism import Trace
+    from dpsweep.accounting.mechanism.trace import Trace
     from dpsweep.accounting.records import Epsilons, TrialFiles
     from dpsweep.orchestration.comparison.across_sweeps import Comparison
     from dpsweep.orchestration.comparison.best import Best
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from dpsweep.orchestration.sweeps.planned import Plan
     from dpsweep.orchestration.sweeps.schema import SweepSpec
     from dpsweep.orchestration.tracking.registry import Registered
-    from dpsweep.workers.imports import GivenData, UserCode
+    from dpsweep.workers.own_code.imports import GivenData, UserCode
     from dpsweep.workers.spec import TrialSpec
 
 
@@ -124,7 +124,7 @@ class Trial:
         were deleted, DataCorruption for damaged files.
         """
         from dpsweep.accounting.individual import individual_reasons
-        from dpsweep.accounting.reasons import union, weakened
+        from dpsweep.accounting.mechanism.reasons import union, weakened
         from dpsweep.accounting.records import MANIFEST, exists, read_epsilons
 
         if not exists(f"{self._files.epsilons}/{MANIFEST}"):
@@ -146,7 +146,7 @@ class Trial:
         model that is not allowed, and code that has changed since the trial was trained; DataCorruption for damaged
         files.
         """
-        from dpsweep.workers.trained_model import load_model
+        from dpsweep.workers.trials.trained_model import load_model
 
         self._require_weights()
         return load_model(self._files, self.spec, self._code)
@@ -158,7 +158,7 @@ class Trial:
         trial's evaluation. The predicted class is the largest logit; with a single column, class 1 if it is above 0.
         Raises: as `model`, and InvalidInput for examples of another shape or type.
         """
-        from dpsweep.workers.trained_model import load_trained
+        from dpsweep.workers.trials.trained_model import load_trained
 
         self._require_weights()
         return load_trained(self._files, self.spec, self._code).logits(examples)

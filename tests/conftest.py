@@ -55,7 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def set_device(name: str) -> None:
     """Tell the tests of training, before they are imported, and the processes that they start."""
     if name != "cpu":
-        from dpsweep.workers.devices import choose_device  # late: it imports torch
+        from dpsweep.workers.machine.devices import choose_device  # late: it imports torch
 
         try:
             name = str(choose_device(name))

@@ -32,10 +32,10 @@ def test_import_contracts_hold() -> None:
     ("module", "unwanted"),
     [
         ("dpsweep.accounting", {"torch", "ray", "mlflow", "numba"}),
-        ("dpsweep.accounting.accountants", {"torch", "ray", "mlflow"}),
+        ("dpsweep.accounting.accountants.one_run", {"torch", "ray", "mlflow"}),
         ("dpsweep.accounting.individual.epsilons", {"torch", "ray", "mlflow", "numba"}),
-        ("dpsweep.accounting.calibration", {"torch", "ray", "mlflow"}),
-        ("dpsweep.workers.trial", {"ray", "mlflow"}),
+        ("dpsweep.accounting.calibration.calibrate", {"torch", "ray", "mlflow"}),
+        ("dpsweep.workers.trials.trial", {"ray", "mlflow"}),
         ("dpsweep.orchestration.commands.main", {"torch", "ray", "mlflow", "numba"}),
         ("dpsweep.orchestration.library", {"torch", "ray", "mlflow", "numba"}),
         ("dpsweep.orchestration.pipeline", {"torch", "ray"}),

@@ -12,7 +12,7 @@ import pytest
 import dpsweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.user_code import permitted
-from dpsweep.workers.trial import run_trial
+from dpsweep.workers.trials.trial import run_trial
 from tests.orchestration.processes import environment
 
 FOLDER = Path(__file__).parent.parent / "examples"

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 from dp_accounting import get_epsilon_gaussian
 
-from dpsweep.accounting.mechanism import Segment, SideQuery, Trace
-from dpsweep.accounting.samplings import FixedBatchSampling, PoissonSampling, ShuffledSampling
+from dpsweep.accounting.mechanism.samplings import FixedBatchSampling, PoissonSampling, ShuffledSampling
+from dpsweep.accounting.mechanism.trace import Segment, SideQuery, Trace
 from tests.accounting import oracle
 from tests.fuzz import closed_forms, judging, lattice
 from tests.fuzz.__main__ import main

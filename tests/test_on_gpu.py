@@ -97,7 +97,8 @@ if __name__ == "__main__":
     out, *names = sys.argv[1:]
     phases = [Phase(name, name, {"waits": 1000.0, "hangs": 0.5}.get(name, 10.0), "goes wrong") for name in names]
     report = Report(Path(out) / "gpu.json", "cpu", phases, Path(out))
-    sys.exit(run_phases(phases, report, "cpu", SIZES["small"], 2000.0, Path(out), shared="dpsweep.workers.devices"))
+    sys.exit(run_phases(phases, report, "cpu", SIZES["small"], 2000.0, Path(out),
+    shared="dpsweep.workers.machine.devices"))
 """
 
 

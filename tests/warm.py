@@ -20,7 +20,7 @@ FORKS.set_forkserver_preload(
         "dpsweep.orchestration.commands.main",
         "dpsweep.orchestration.report.page",
         "dpsweep.orchestration.tracking.mlflow",
-        "dpsweep.workers.trial",
-        "dpsweep.workers.training",
+        "dpsweep.workers.trials.trial",
+        "dpsweep.workers.training.trainer",
     ]
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dpsweep.accounting.reasons import Reason
+from dpsweep.accounting.mechanism.reasons import Reason
 
 RowsPerUser = tuple[tuple[int, int], ...]
 """How many users have how many rows: (rows, users), ascending by rows."""

@@ -20,13 +20,13 @@ from pydantic import AfterValidator, Field, GetPydanticSchema, TypeAdapter, Vali
 from pydantic_core import PydanticSerializationError, core_schema
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.mechanism import Selection
-from dpsweep.accounting.noise import CORRELATED, INDEPENDENT
-from dpsweep.accounting.samplings import CYCLIC_POISSON, RANDOM_ALLOCATION, SAMPLINGS, Adjacency
-from dpsweep.accounting.schedules import LARGEST_EPOCHS
-from dpsweep.accounting.units import EXAMPLE, LARGEST_UNIT, Unit
+from dpsweep.accounting.mechanism.noise_strategies import CORRELATED, INDEPENDENT
+from dpsweep.accounting.mechanism.samplings import CYCLIC_POISSON, RANDOM_ALLOCATION, SAMPLINGS, Adjacency
+from dpsweep.accounting.mechanism.schedules import LARGEST_EPOCHS
+from dpsweep.accounting.mechanism.trace import Selection
+from dpsweep.accounting.mechanism.units import EXAMPLE, LARGEST_UNIT, Unit
 from dpsweep.workers.field_bounds import check_bounds, place_of
-from dpsweep.workers.noise_sources import noise_source_kind
+from dpsweep.workers.noise.noise_sources import noise_source_kind
 
 Params = dict[str, Any]
 
@@ -37,7 +37,7 @@ def name_in(registry: Collection[str]) -> GetPydanticSchema:
 
 
 def known_noise_source(name: str) -> str:
-    """``name``. Raises: InvalidInput unless it is registered in `dpsweep.workers.noise`."""
+    """``name``. Raises: InvalidInput unless it is registered in `dpsweep.workers.noise.gaussian_sources`."""
     noise_source_kind(name)
     return name
 
@@ -69,7 +69,7 @@ class Component:
 
 @dataclass(frozen=True)
 class DataPart:
-    """Training part of one candidate of an `dpsweep.accounting.exponential_choice.ExponentialChoice`.
+    """Training part of one candidate of an `dpsweep.accounting.mechanism.exponential_choice.ExponentialChoice`.
 
     The training examples are split into ``of`` disjoint parts. The candidate trains on part ``place``, and the last
     part is held out to choose among candidates. place: counted from 0, below ``of`` - 1.
@@ -110,8 +110,8 @@ class DataSpec:
 class SamplingSpec:
     """How batches are drawn.
 
-    method: a name in `dpsweep.accounting.samplings.SAMPLINGS`. batch_size: the expected batch size, which is public;
-    full: all training examples, so that an epoch is one step.
+    method: a name in `dpsweep.accounting.mechanism.samplings.SAMPLINGS`. batch_size: the expected batch size, which is
+    public; full: all training examples, so that an epoch is one step.
 
     max_batch_size: a larger Poisson batch is cut to a uniformly random subset of this size.
 
@@ -241,7 +241,7 @@ MaxRecords = Annotated[int, Field(ge=1, le=LARGEST_UNIT)]
 
 @dataclass(frozen=True)
 class UserSpec:
-    """How a trial protects users (`dpsweep.workers.users`). max_records: most rows that it keeps of each user.
+    """How a trial protects users (`dpsweep.workers.sampling.users`). max_records: most rows that it keeps of each user.
 
     counted_with: noise multiplier with which the rows per user were released before the trial was planned; None if
     they are public, or nobody asked.
@@ -277,11 +277,11 @@ class RmiaSpec:
 class AttackSpec:
     """Attacks on the trained model. They do not change the training; their results are private data.
 
-    loss_threshold: membership inference by a loss threshold, per group (see `dpsweep.workers.attacks`).
+    loss_threshold: membership inference by a loss threshold, per group (see `dpsweep.workers.trials.attacks`).
     training_scores: loss and scores, such as accuracy, on the training examples, per group; training accuracy minus
     test accuracy is the advantage of the attack that guesses "member" for each correctly predicted example (Yeom et
     al. 2018). rmia: membership inference by a likelihood ratio with reference models (see
-    `dpsweep.workers.membership`).
+    `dpsweep.workers.trials.membership`).
     """
 
     loss_threshold: bool = False
@@ -291,12 +291,12 @@ class AttackSpec:
 
 @dataclass(frozen=True)
 class AuditSpec:
-    """A one-run audit (see `dpsweep.workers.audit`); about half of the canaries are left out of training.
+    """A one-run audit (see `dpsweep.workers.training.audit`); about half of the canaries are left out of training.
 
     canaries: their number; a fair coin for each decides whether it is left out. confidence: probability with which all
     lower bounds of the audit hold together. kind: ``rows`` are random training examples, ``gradient`` are made-up
-    contributions beside them (`dpsweep.workers.gradient_canaries`), which change the model. transcript: what guesses
-    are made from, the released model or, with gradient canaries, the noisy sums of all steps.
+    contributions beside them (`dpsweep.workers.training.gradient_canaries`), which change the model. transcript: what
+    guesses are made from, the released model or, with gradient canaries, the noisy sums of all steps.
     """
 
     canaries: Annotated[int, Field(ge=1)]
@@ -388,7 +388,7 @@ class TrialSpec:
     adjacency: Adjacency | None = None
     """Adjacency of the privacy claim; None: the first one that the sampling supports."""
     reference: Annotated[bool, Field(exclude_if=operator.not_)] = False
-    """Whether simple models are trained beside it, if it is not private (`dpsweep.workers.references`)."""
+    """Whether simple models are trained beside it, if it is not private (`dpsweep.workers.evaluation.references`)."""
     selection: Annotated[Selection | None, Field(exclude_if=_is_none)] = None
     """How the trial was selected among several candidates, if it was; only the selected one is released."""
     users: Annotated[UserSpec | None, Field(exclude_if=_is_none)] = None

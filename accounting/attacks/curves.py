@@ -25,8 +25,11 @@ import numpy.typing as npt
 
 from dpsweep.accounting.attacks.trade_off import AttackBounds
 from dpsweep.accounting.errors import UnsupportedMechanism, require_finite, require_numbers
-from dpsweep.accounting.estimates import Claim
-from dpsweep.accounting.mechanism import Trace
+from dpsweep.accounting.mechanism.estimates import Claim
+from dpsweep.accounting.mechanism.reasons import Reason
+from dpsweep.accounting.mechanism.reductions import by_rows, is_attained
+from dpsweep.accounting.mechanism.samplings import Adjacency
+from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.pld import (
     MIN_DELTA,
     CertifiedProfile,
@@ -35,10 +38,6 @@ from dpsweep.accounting.pld import (
     rounds_of_examples,
     rounds_of_group,
 )
-from dpsweep.accounting.reasons import Reason
-from dpsweep.accounting.reductions import is_attained
-from dpsweep.accounting.samplings import Adjacency
-from dpsweep.accounting.units import by_rows
 
 Array = npt.NDArray[np.float64]
 

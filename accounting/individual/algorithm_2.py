@@ -13,11 +13,11 @@ from numpy.typing import ArrayLike
 
 from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism, require_finite
 from dpsweep.accounting.individual.contributions import Array
-from dpsweep.accounting.mechanism import Trace
-from dpsweep.accounting.recorded_contributions import checked_snapshots
-from dpsweep.accounting.reductions import as_accounted
-from dpsweep.accounting.renyi import ORDERS, classic_terms, sampled_gaussian_rdp
-from dpsweep.accounting.samplings import PoissonSampling
+from dpsweep.accounting.mechanism.reductions import as_accounted
+from dpsweep.accounting.mechanism.samplings import PoissonSampling
+from dpsweep.accounting.mechanism.trace import Trace
+from dpsweep.accounting.numerics.renyi import ORDERS, classic_terms, sampled_gaussian_rdp
+from dpsweep.accounting.records.recorded_contributions import checked_snapshots
 
 
 def algorithm_2(

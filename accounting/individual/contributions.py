@@ -39,10 +39,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dpsweep.accounting.errors import UnsupportedMechanism
-from dpsweep.accounting.mechanism import GaussianRelease, PureRelease, Trace
-from dpsweep.accounting.recorded_contributions import checked_snapshots
-from dpsweep.accounting.reductions import as_accounted, cases_of
-from dpsweep.accounting.samplings import Draws, Sampling
+from dpsweep.accounting.mechanism.reductions import as_accounted, cases_of
+from dpsweep.accounting.mechanism.samplings import Draws, Sampling
+from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Trace
+from dpsweep.accounting.records.recorded_contributions import checked_snapshots
 
 Array = NDArray[np.float64]
 

@@ -19,13 +19,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dpsweep.accounting.errors import require_finite
-from dpsweep.accounting.estimates import Claim
 from dpsweep.accounting.individual.contributions import Array, RecordedContributions
-from dpsweep.accounting.mechanism import Trace
-from dpsweep.accounting.reasons import Reason
-from dpsweep.accounting.reductions import is_attained, rarest_apart
+from dpsweep.accounting.mechanism.estimates import Claim
+from dpsweep.accounting.mechanism.reasons import Reason
+from dpsweep.accounting.mechanism.reductions import is_attained, rarest_apart
+from dpsweep.accounting.mechanism.rounds import enforced_epsilon
+from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.registry import lookup
-from dpsweep.accounting.rounds import enforced_epsilon
 
 Bounds = tuple[Array, Array | None]
 """Upper and lower epsilon [rows]; None where the method bounds nothing from below."""

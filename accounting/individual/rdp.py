@@ -1,8 +1,8 @@
 """Individual accounting by Renyi DP: the product of step weights and the RDP of each node.
 
 An example's epsilon is a minimum over `ORDERS`. As a function of a real order it falls, then rises
-(`dpsweep.accounting.renyi.improved_terms`, `classic_terms`), so each example is evaluated at a few orders first, then
-at those around the best. Any order gives an upper bound.
+(`dpsweep.accounting.numerics.renyi.improved_terms`, `classic_terms`), so each example is evaluated at a few orders
+first, then at those around the best. Any order gives an upper bound.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dpsweep.accounting.individual.contributions import (
 )
 from dpsweep.accounting.individual.kernels import best_orders
 from dpsweep.accounting.individual.spreading import near_reached, spread_linearly, weighted_sums
-from dpsweep.accounting.renyi import (
+from dpsweep.accounting.numerics.renyi import (
     ORDERS,
     classic_terms,
     improved_terms,
@@ -40,7 +40,8 @@ FEW_ORDERS: Array = ORDERS[_FEW_PLACES]
 """Orders at which `RenyiCosts` gives RDP: alpha - 1 grows by factors of about 1.15."""
 
 _STEEP = 100.0
-"""Above this precision `dpsweep.accounting.renyi` has no sampled RDP at fractional orders: the best may be missed."""
+"""Above this precision `dpsweep.accounting.numerics.renyi` has no sampled RDP at fractional orders: the best may be
+missed."""
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,8 @@ __all__ = [
     "epsilons_of_part",
     "inputs_of",
     "parallel",
+    "release",
     "store_epsilons",
     "summarise",
+    "working_directory",
 ]

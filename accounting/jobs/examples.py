@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.individual import individual_epsilons
 from dpsweep.accounting.jobs.summaries import Counting, EpsilonSummary, summarise
-from dpsweep.accounting.mechanism import Trace
+from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.records import (
     Epsilons,
     NormShards,

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsweep.accounting.errors import InvalidInput, keep_whole, require_finite
-from dpsweep.accounting.estimates import Claim
+from dpsweep.accounting.mechanism.estimates import Claim
 from dpsweep.accounting.records import Epsilons
 
 Array = NDArray[np.float64]

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsweep.accounting.individual import individual_epsilons
-from dpsweep.accounting.mechanism import Trace
+from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.pld import epsilon_of_examples
 from dpsweep.accounting.records import Epsilons
 

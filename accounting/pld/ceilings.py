@@ -15,10 +15,8 @@ from typing import Literal
 import numpy as np
 from scipy import special
 
-from dpsweep.accounting.gaussian import gaussian_delta, gaussian_epsilon
-from dpsweep.accounting.pld.group_rounds import GroupRounds
-from dpsweep.accounting.pld.sensitivity import SensitivityMixture
-from dpsweep.accounting.renyi import (
+from dpsweep.accounting.numerics.gaussian import gaussian_delta, gaussian_epsilon
+from dpsweep.accounting.numerics.renyi import (
     ORDERS,
     Array,
     epsilon_improved,
@@ -27,6 +25,8 @@ from dpsweep.accounting.renyi import (
     pure_rdp,
     sampled_gaussian_rdp,
 )
+from dpsweep.accounting.pld.group_rounds import GroupRounds
+from dpsweep.accounting.pld.sensitivity import SensitivityMixture
 
 Method = Literal["pld", "gdp", "rdp"]
 """The method behind an upper bound: the law of the loss, one dominating Gaussian, or Renyi divergences."""

@@ -3,7 +3,7 @@
 Guarantee: for a group of ``group_size`` examples under the trace's adjacency, the run is (upper, delta)-DP, with every
 step's output visible and later steps chosen adaptively. The lower one is a certified lower bound on the exact epsilon
 of the rounds' dominating pairs, so the gap bounds the numerical error. It is given only where a run that the trace
-describes is these pairs (`dpsweep.accounting.reductions.is_attained`).
+describes is these pairs (`dpsweep.accounting.mechanism.reductions.is_attained`).
 
 Method: each round's loss is discretised upwards and downwards on one lattice
 (`dpsweep.accounting.pld.loss.discretise`); the rounds compose in the frequency domain
@@ -20,9 +20,10 @@ from typing import NamedTuple
 import numpy as np
 
 from dpsweep.accounting.errors import InvalidInput, require_finite
-from dpsweep.accounting.estimates import Claim
-from dpsweep.accounting.gaussian import gaussian_delta, gaussian_epsilon
-from dpsweep.accounting.mechanism import Trace
+from dpsweep.accounting.mechanism.estimates import Claim
+from dpsweep.accounting.mechanism.reductions import is_attained
+from dpsweep.accounting.mechanism.trace import Trace
+from dpsweep.accounting.numerics.gaussian import gaussian_delta, gaussian_epsilon
 from dpsweep.accounting.pld.ceilings import (
     Method,
     gaussian_ceiling,
@@ -38,7 +39,6 @@ from dpsweep.accounting.pld.lattice import make_plan, spacing_for
 from dpsweep.accounting.pld.loss import DIRECTIONS, MAX_POINTS
 from dpsweep.accounting.pld.saddlepoint import Cumulants, Saddle, cumulants, saddle_at_delta, saddle_at_epsilon
 from dpsweep.accounting.pld.sensitivity import RoundLaw
-from dpsweep.accounting.reductions import is_attained
 
 TOLERANCE = 2e-4  # target for the relative gap between upper and lower
 MIN_DELTA = 1e-250  # below it, the mass that a round may lose to infinity underflows

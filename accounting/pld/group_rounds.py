@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism
-from dpsweep.accounting.mechanism import GaussianRelease, PureRelease, Segment, Trace
+from dpsweep.accounting.mechanism.reductions import ALLOCATED_SHIFTS, as_accounted, cases_of
+from dpsweep.accounting.mechanism.rounds import require_group_size
+from dpsweep.accounting.mechanism.samplings import RandomAllocationSampling, Sampling, draws_by_epoch
+from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Segment, Trace
 from dpsweep.accounting.pld.sensitivity import AllocatedRound, RoundLaw, SensitivityMixture, examples_law, group_law
-from dpsweep.accounting.recorded_contributions import checked_snapshots
-from dpsweep.accounting.reductions import ALLOCATED_SHIFTS, as_accounted, cases_of
-from dpsweep.accounting.rounds import require_group_size
-from dpsweep.accounting.samplings import RandomAllocationSampling, Sampling, draws_by_epoch
+from dpsweep.accounting.records.recorded_contributions import checked_snapshots
 
 MOST_ALLOCATED = 1_000_000
 """Most steps of a block that are told apart; the mean of fewer ratios is above that of more in convex order."""

@@ -14,7 +14,9 @@ import numpy.typing as npt
 import scipy
 
 from dpsweep.accounting.errors import require_numbers
-from dpsweep.accounting.mechanism import Trace
+from dpsweep.accounting.mechanism.reductions import is_attained
+from dpsweep.accounting.mechanism.rounds import gaussian_rounds, pure_epsilons, require_group_size
+from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.pld.composition import (
     MIN_DELTA,
     TOLERANCE,
@@ -28,8 +30,6 @@ from dpsweep.accounting.pld.composition import (
 from dpsweep.accounting.pld.group_rounds import rounds_of_examples, rounds_of_group
 from dpsweep.accounting.pld.loss import DIRECTIONS
 from dpsweep.accounting.pld.saddlepoint import cumulants, saddle_at_epsilon
-from dpsweep.accounting.reductions import is_attained
-from dpsweep.accounting.rounds import gaussian_rounds, pure_epsilons, require_group_size
 
 _CONFIRMATIONS = 9  # epsilons tried above the saddle point's; steps of 0.05 % that double each time
 _GROWTH = 1.25  # ratio of successive epsilons tried if the saddle point is of no use

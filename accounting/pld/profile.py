@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpsweep.accounting.gaussian import gaussian_delta, gaussian_epsilon
+from dpsweep.accounting.numerics.gaussian import gaussian_delta, gaussian_epsilon
 from dpsweep.accounting.pld.ceilings import delta_ceilings, total_variation
 from dpsweep.accounting.pld.composition import MIN_DELTA, TOLERANCE, epsilon_of_rounds, is_too_coarse, tail_of
 from dpsweep.accounting.pld.exact import Deltas, corners, exact_deltas

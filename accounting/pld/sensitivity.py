@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism, require_finite, require_numbers
-from dpsweep.accounting.rounds import require_group_size
-from dpsweep.accounting.samplings import Draws, Sampling
+from dpsweep.accounting.mechanism.rounds import require_group_size
+from dpsweep.accounting.mechanism.samplings import Draws, Sampling
 
 Array = npt.NDArray[np.float64]
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from dpsweep.accounting.errors import START_ANEW, DataCorruption, InvalidInput
-from dpsweep.accounting.keystream import forbid_core_files
+from dpsweep.accounting.records.keystream import forbid_core_files
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM

@@ -18,8 +18,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
-from dpsweep.accounting.estimates import Claim
-from dpsweep.accounting.reasons import Reason
+from dpsweep.accounting.mechanism.estimates import Claim
+from dpsweep.accounting.mechanism.reasons import Reason
 from dpsweep.accounting.records.files import delete, list_files
 from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.accounting.records.parts import PartRecord, PartStore, commit_parts, read_part, write_part
@@ -44,8 +44,8 @@ class Epsilons:
     """Per-example privacy of a run; arrays have shape [examples]. ``upper`` and ``lower`` are the certified bounds on
     epsilon; ``lower`` is None where there is none, as with Renyi DP and for batches that may be cut or are shuffled.
     losses: the loss at the last snapshot. kind is the strength of upper
-    (`dpsweep.accounting.estimates.PrivacyEstimate`) for all examples. reasons: why it is an estimate; files hold the
-    kind alone, and readers add the reasons of the trial.
+    (`dpsweep.accounting.mechanism.estimates.PrivacyEstimate`) for all examples. reasons: why it is an estimate; files
+    hold the kind alone, and readers add the reasons of the trial.
     """
 
     example_ids: npt.NDArray[np.int64]

@@ -11,8 +11,10 @@ from typing import Any, get_args, get_type_hints
 import pyarrow as pa
 
 from dpsweep.accounting.errors import DataCorruption, DpsweepError
-from dpsweep.accounting.filters import FILTERS, IndividualFilter
-from dpsweep.accounting.mechanism import (
+from dpsweep.accounting.mechanism.filters import FILTERS, IndividualFilter
+from dpsweep.accounting.mechanism.noise_strategies import INDEPENDENT, plain_strategy, strategy_of
+from dpsweep.accounting.mechanism.samplings import stored_kinds
+from dpsweep.accounting.mechanism.trace import (
     GaussianRelease,
     PureRelease,
     Segment,
@@ -21,13 +23,11 @@ from dpsweep.accounting.mechanism import (
     Trace,
     require_supported,
 )
-from dpsweep.accounting.noise import INDEPENDENT, plain_strategy, strategy_of
+from dpsweep.accounting.mechanism.units import EXAMPLE, Unit
 from dpsweep.accounting.records.arrow_tables import read_table
 from dpsweep.accounting.records.files import read_bytes, write_bytes_atomically
 from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.accounting.registry import with_fields
-from dpsweep.accounting.samplings import stored_kinds
-from dpsweep.accounting.units import EXAMPLE, Unit
 
 _RELEASES: Mapping[str, Callable[..., GaussianRelease | PureRelease]] = {
     "gaussian": GaussianRelease,

@@ -21,10 +21,10 @@ from benchmarks.gpu import pictures
 from benchmarks.gpu.phases import Size
 from benchmarks.gpu.record import Record
 from benchmarks.steps import Training, engine_of
-from dpsweep.workers.chacha import keystream
-from dpsweep.workers.noise_sources import make_noise_source
+from dpsweep.workers.noise.chacha import keystream
+from dpsweep.workers.noise.noise_sources import make_noise_source
 from dpsweep.workers.spec import Component, DataSpec, ExecutionSpec, TrialSpec
-from dpsweep.workers.trial import run_trial
+from dpsweep.workers.trials.trial import run_trial
 
 CPU = torch.device("cpu")
 MOST_ERROR: Final[Mapping[str, float]] = {"logistic": 1e-5, "transformer": 1e-5, "cnn": 1e-2, "resnet20_gn": 1e-2}

@@ -7,7 +7,7 @@ import torch
 from benchmarks.gpu.phases import Size
 from benchmarks.gpu.record import Record
 from benchmarks.training import seconds
-from dpsweep.workers.noise_sources import NOISE_SOURCES, make_noise_source
+from dpsweep.workers.noise.noise_sources import NOISE_SOURCES, make_noise_source
 
 _TIMES = 5
 

@@ -47,13 +47,13 @@ class Size:
 
 
 _FIRST = (
-    "tests/workers/test_device_option.py",
-    "tests/workers/test_chacha.py",
-    "tests/workers/test_noise.py",
+    "tests/workers/machine/test_device_option.py",
+    "tests/workers/noise/test_chacha.py",
+    "tests/workers/noise/test_gaussian_sources.py",
     "tests/workers/gradients/test_engine.py",
     "tests/workers/clipping",
-    "tests/workers/test_trials.py",
-    "tests/workers/test_resume.py",
+    "tests/workers/trials/test_trials.py",
+    "tests/workers/training/test_resume.py",
 )
 SIZES: Final[Mapping[str, Size]] = {
     "full": Size(
@@ -76,8 +76,8 @@ SIZES: Final[Mapping[str, Size]] = {
     "small": Size(
         workloads="TINY",
         turns=0.0,
-        tests=("tests/workers/test_losses.py",),
-        further_tests=("tests/workers/test_losses.py",),
+        tests=("tests/workers/tasks/test_losses.py",),
+        further_tests=("tests/workers/tasks/test_losses.py",),
         compared=("logistic", "cnn"),
         examples=4,
         profiled=("wrn16_4_bf16",),

@@ -18,7 +18,7 @@ signal.signal(signal.SIGALRM, _give_up)
 signal.alarm(_MOST_SECONDS)
 for _name in (
     "torch",
-    "dpsweep.workers.trial",
+    "dpsweep.workers.trials.trial",
     "transformers",
     "peft",
     "torchvision",

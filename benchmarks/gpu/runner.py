@@ -21,7 +21,7 @@ from typing import Any, Final
 from benchmarks.gpu.phases import Phase, Size
 from benchmarks.gpu.record import Record, read
 from benchmarks.gpu.report import Report
-from dpsweep.workers.memory import ALLOCATOR
+from dpsweep.workers.machine.memory import ALLOCATOR
 
 NO_DEVICE: Final = 4
 """Exit status of a phase on a machine that lacks the device."""
@@ -130,7 +130,7 @@ def _phase(phase: Phase, device: str, size: Size, lines: str, output: str, folde
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     record = Record(Path(lines))
     from dpsweep.accounting.errors import InvalidInput
-    from dpsweep.workers.devices import choose_device
+    from dpsweep.workers.machine.devices import choose_device
 
     try:
         chosen = choose_device(device)

@@ -17,7 +17,7 @@ from benchmarks.gpu import pictures
 from benchmarks.gpu.equality import trial_on
 from benchmarks.gpu.phases import Size
 from benchmarks.gpu.record import Record
-from dpsweep.workers.trial import run_trial
+from dpsweep.workers.trials.trial import run_trial
 
 _READY = 600.0
 """Seconds in which processes begin; the limit of the phase is shorter."""

@@ -15,8 +15,8 @@ from benchmarks.cases import Case
 from benchmarks.gpu import pictures
 from benchmarks.gpu.phases import Size
 from benchmarks.gpu.record import Record
-from dpsweep.workers import trial
 from dpsweep.workers.spec import Component, DataSpec
+from dpsweep.workers.trials import trial
 
 
 def run(record: Record, device: torch.device, size: Size) -> None:

@@ -25,9 +25,9 @@ from benchmarks.steps import dpsweep_with_noise, plain
 from benchmarks.training import synchronize
 from benchmarks.workloads import Workload
 from dpsweep.accounting.records import TrialFiles
-from dpsweep.workers.imports import NO_CODE
-from dpsweep.workers.reproducible import reproducible
-from dpsweep.workers.trial import begin
+from dpsweep.workers.own_code.imports import NO_CODE
+from dpsweep.workers.training.reproducible import reproducible
+from dpsweep.workers.trials.trial import begin
 
 WAITING: Final = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "aten::_local_scalar_dense")
 """Names that the profiler gives to what waits; the last one is all that a CPU shows."""

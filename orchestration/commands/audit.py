@@ -16,8 +16,8 @@ from dpsweep.orchestration.comparison.plain_text import for_terminal
 from dpsweep.orchestration.execution.environment import IN_PROCESS, prepare_environment
 from dpsweep.orchestration.records.audits import AuditRecord
 from dpsweep.orchestration.records.layout import SweepFiles, absolute
-from dpsweep.workers.history import Progress
 from dpsweep.workers.spec import AuditSpec
+from dpsweep.workers.training.history import Progress
 
 
 def audit(

@@ -13,17 +13,16 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from dpsweep.accounting.budgets import Budget, EpsilonBudget
-from dpsweep.accounting.calibration import (
+from dpsweep.accounting.calibration.budgets import Budget, EpsilonBudget
+from dpsweep.accounting.calibration.calibrate import (
     calibrate_decay,
     decay_parameter,
     length_within_budget,
     noise_multiplier_within_budget,
 )
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.estimates import Kind
-from dpsweep.accounting.mechanism import Trace
-from dpsweep.accounting.schedules import (
+from dpsweep.accounting.mechanism.estimates import Kind
+from dpsweep.accounting.mechanism.schedules import (
     LARGEST_EPOCHS,
     NoiseSchedule,
     make_schedule,
@@ -31,6 +30,7 @@ from dpsweep.accounting.schedules import (
     split_schedule,
     with_initial,
 )
+from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.orchestration.commands import panels
 from dpsweep.orchestration.commands.run_flags import AccountantName, Json, RunFlags, warn_of_delta, with_run_flags
 from dpsweep.orchestration.commands.run_shape import RunShape, strategy_fields, strategy_notes

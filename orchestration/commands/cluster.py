@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dpsweep.orchestration.execution.job_package import Package
     from dpsweep.orchestration.execution.submission import SubmittedSweep, SubmittedSweeps
     from dpsweep.orchestration.sweeps.schema import SweepSpec
-    from dpsweep.workers.imports import UserCode
+    from dpsweep.workers.own_code.imports import UserCode
 
 Address = Annotated[
     str,

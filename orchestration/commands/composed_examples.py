@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dpsweep.accounting.accountants.joint_cost import epsilon_of_examples_together
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.estimates import PrivacyEstimate
-from dpsweep.accounting.joint_cost import epsilon_of_examples_together
-from dpsweep.accounting.reasons import union, weakened
+from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
+from dpsweep.accounting.mechanism.reasons import union, weakened
 from dpsweep.accounting.records import TrialFiles, has_norms
 from dpsweep.orchestration.commands.stored_trial import recorded, stored_trace
 from dpsweep.orchestration.comparison.ledger import composed

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpsweep.accounting.attacks import PrivacyCurve, curve_of_examples, privacy_curve
-from dpsweep.accounting.estimates import PrivacyEstimate
-from dpsweep.accounting.reasons import weakened
+from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
+from dpsweep.accounting.mechanism.reasons import weakened
 from dpsweep.orchestration.commands.epsilon_request import AccountedRun, EpsilonRequest
 from dpsweep.orchestration.commands.number_lists import whole_numbers
 from dpsweep.orchestration.commands.risk import curve_deltas, risk_of

@@ -11,9 +11,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from dpsweep.accounting.calibration import round_up
-from dpsweep.accounting.estimates import PrivacyEstimate
-from dpsweep.accounting.reasons import in_words, union
+from dpsweep.accounting.calibration.calibrate import round_up
+from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
+from dpsweep.accounting.mechanism.reasons import in_words, union
 from dpsweep.orchestration.commands.epsilon_answers import EpsilonAnswers
 from dpsweep.orchestration.commands.plots import write_epsilon_plot
 from dpsweep.orchestration.commands.risk import RISK, risk_table, write_curve_plot

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.mechanism import Trace
-from dpsweep.accounting.random_trials import RandomTrials
-from dpsweep.accounting.reasons import Reason
+from dpsweep.accounting.mechanism.random_trials import RandomTrials
+from dpsweep.accounting.mechanism.reasons import Reason
+from dpsweep.accounting.mechanism.schedules import parse_schedule
+from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.records import TrialFiles
-from dpsweep.accounting.schedules import parse_schedule
 from dpsweep.orchestration.commands.run_flags import RunFlags
 from dpsweep.orchestration.commands.run_shape import strategy_fields
 from dpsweep.orchestration.commands.stored_trial import stored_reasons, stored_trace

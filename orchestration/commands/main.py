@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import typer
 
 from dpsweep.accounting.errors import DpsweepError, InvalidInput, Unreachable, UnsupportedMechanism
-from dpsweep.accounting.working_directory import require_harmless_working_directory
+from dpsweep.accounting.jobs.working_directory import require_harmless_working_directory
 from dpsweep.orchestration.commands import (
     audit,
     calibrate,

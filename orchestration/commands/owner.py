@@ -14,10 +14,10 @@ import typer
 from dpsweep.accounting.attacks import AttackRisk, attack_risk, curve_of_examples
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.accounting.individual import individual_reasons
-from dpsweep.accounting.mechanism import Trace
-from dpsweep.accounting.reasons import union, weakened
+from dpsweep.accounting.jobs.release import OwnerReport, owner_report
+from dpsweep.accounting.mechanism.reasons import union, weakened
+from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.records import MANIFEST, TrialFiles, exists, has_norms, read_epsilons, read_trace
-from dpsweep.accounting.release import OwnerReport, owner_report
 from dpsweep.orchestration.commands import panels
 from dpsweep.orchestration.commands.output_files import write_file
 from dpsweep.orchestration.commands.stored_trial import contributions_of
@@ -63,7 +63,7 @@ def read_owner_report(files: TrialFiles, example_id: int) -> tuple[OwnerReport, 
     """
     from dpsweep.orchestration.comparison.claims import founded_result
     from dpsweep.orchestration.records.results import TrialResult
-    from dpsweep.workers.reasons import reasons_of_trial
+    from dpsweep.workers.training.reasons import reasons_of_trial
 
     result = founded_result(files)
     if not isinstance(result, TrialResult):
@@ -99,7 +99,7 @@ def own_attack(files: TrialFiles, example_id: int) -> OwnAttack | None:
     """Return the attack on the record by its loss; None if the trial stored no losses that can be compared with it."""
     from dpsweep.orchestration.records.results import TrialResult, read_result
     from dpsweep.orchestration.report.owner import OwnAttack
-    from dpsweep.workers.outcomes import Outcomes, read_outcomes
+    from dpsweep.workers.evaluation.outcomes import Outcomes, read_outcomes
 
     tested, result, own = read_outcomes(files.outcomes), read_result(files.result), read_epsilons(files.epsilons)
     if not isinstance(tested, Outcomes) or not isinstance(result, TrialResult):
@@ -116,7 +116,7 @@ def audits_of(files: TrialFiles) -> tuple[PublishedAudit, ...]:
     """Return the audits of a trial whose canaries are no examples: of itself, and by `dpsweep audit`."""
     from dpsweep.orchestration.comparison.publishing import published_audit
     from dpsweep.orchestration.records.audits import read_audits
-    from dpsweep.workers.attack_results import read_attacks
+    from dpsweep.workers.evaluation.attack_results import read_attacks
 
     own, place = published_audit(read_attacks(files.attacks).audit), sweep_of(files)
     found = (*((own,) if own else ()), *(read_audits(*place) if place else ()))

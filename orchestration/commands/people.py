@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, assert_never
 
 from rich.table import Table
 
-from dpsweep.accounting.accountants import account
+from dpsweep.accounting.accountants.one_run import account
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.mechanism import Trace
-from dpsweep.accounting.release import SecretDraws
-from dpsweep.accounting.units import Unit
+from dpsweep.accounting.jobs.release import SecretDraws
+from dpsweep.accounting.mechanism.trace import Trace
+from dpsweep.accounting.mechanism.units import Unit
 from dpsweep.orchestration.commands.tables import empty_table
 from dpsweep.orchestration.comparison.formats import number, percent
 from dpsweep.orchestration.comparison.plain_text import for_terminal
 from dpsweep.orchestration.sweeps.people import Comparison
-from dpsweep.workers.rows_per_user import release_of, released
+from dpsweep.workers.sampling.rows_per_user import release_of, released
 
 if TYPE_CHECKING:
     from dpsweep.orchestration.sweeps.planned import Plan

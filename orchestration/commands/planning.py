@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dpsweep.orchestration.sweeps.people import Comparison
     from dpsweep.orchestration.sweeps.planned import Plan
     from dpsweep.orchestration.sweeps.schema import SweepSpec
-    from dpsweep.workers.imports import UserCode
+    from dpsweep.workers.own_code.imports import UserCode
 
 
 def plan(

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Literal, ParamSpe
 
 import typer
 
-from dpsweep.accounting.accountants import ACCOUNTANTS
+from dpsweep.accounting.accountants.one_run import ACCOUNTANTS
 from dpsweep.accounting.errors import InvalidInput, require_finite
-from dpsweep.accounting.mechanism import GaussianRelease, PureRelease, Release
-from dpsweep.accounting.noise import STRATEGIES
+from dpsweep.accounting.mechanism.noise_strategies import STRATEGIES
+from dpsweep.accounting.mechanism.samplings import CYCLIC_POISSON, RANDOM_ALLOCATION, SAMPLINGS, Adjacency
+from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Release
 from dpsweep.accounting.registry import lookup, one_of
-from dpsweep.accounting.samplings import CYCLIC_POISSON, RANDOM_ALLOCATION, SAMPLINGS, Adjacency
 from dpsweep.orchestration.commands.run_shape import RunShape, delta_warning
 
 if TYPE_CHECKING:

@@ -8,10 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dpsweep.accounting.errors import InvalidInput, require_finite, require_whole
-from dpsweep.accounting.mechanism import Release, SideQuery, Trace
-from dpsweep.accounting.noise import INDEPENDENT, BandedNoise, NoiseStrategy, make_strategy, prefix_sum_errors
-from dpsweep.accounting.registry import one_of
-from dpsweep.accounting.samplings import (
+from dpsweep.accounting.mechanism.noise_strategies import (
+    INDEPENDENT,
+    BandedNoise,
+    NoiseStrategy,
+    make_strategy,
+    prefix_sum_errors,
+)
+from dpsweep.accounting.mechanism.samplings import (
     CYCLIC_POISSON,
     FIXED_ORDER,
     RANDOM_ALLOCATION,
@@ -25,7 +29,9 @@ from dpsweep.accounting.samplings import (
     draws_by_epoch,
     sampling_of_sizes,
 )
-from dpsweep.accounting.schedules import LARGEST_EPOCHS, NoiseSchedule, planned_trace, split_schedule
+from dpsweep.accounting.mechanism.schedules import LARGEST_EPOCHS, NoiseSchedule, planned_trace, split_schedule
+from dpsweep.accounting.mechanism.trace import Release, SideQuery, Trace
+from dpsweep.accounting.registry import one_of
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,7 @@ class RunShape:
 
     An epoch has 1/q steps with --sample-rate q, else n/B steps, rounded up.
 
-    >>> from dpsweep.accounting.schedules import parse_schedule
+    >>> from dpsweep.accounting.mechanism.schedules import parse_schedule
     >>> shape = RunShape("poisson", dataset_size=1000, batch_size=100)
     >>> shape.trace(parse_schedule("constant", 1.1), epochs=3).steps
     30

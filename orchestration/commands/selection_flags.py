@@ -6,13 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-from dpsweep.accounting.accountants import account
+from dpsweep.accounting.accountants.joint_cost import account_together
+from dpsweep.accounting.accountants.one_run import account
+from dpsweep.accounting.accountants.selection import account_selection
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.estimates import PrivacyEstimate
-from dpsweep.accounting.joint_cost import account_together
-from dpsweep.accounting.mechanism import Trace
-from dpsweep.accounting.random_trials import RandomTrials
-from dpsweep.accounting.selection import account_selection
+from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
+from dpsweep.accounting.mechanism.random_trials import RandomTrials
+from dpsweep.accounting.mechanism.trace import Trace
 
 SelectionTrials = Annotated[
     float | None,

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.reasons import in_words, union
+from dpsweep.accounting.mechanism.reasons import in_words, union
 from dpsweep.accounting.records import exists
 from dpsweep.accounting.registry import lookup, one_of
 from dpsweep.orchestration.commands import panels

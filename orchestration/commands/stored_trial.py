@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpsweep.accounting.accountants import account
+from dpsweep.accounting.accountants.one_run import account
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
-from dpsweep.accounting.estimates import Kind, PrivacyEstimate
 from dpsweep.accounting.individual import (
     INDIVIDUAL_ACCOUNTANTS,
     algorithm_2,
@@ -24,9 +23,10 @@ from dpsweep.accounting.individual import (
     individual_epsilons,
     individual_reasons,
 )
-from dpsweep.accounting.mechanism import Trace
+from dpsweep.accounting.mechanism.estimates import Kind, PrivacyEstimate
+from dpsweep.accounting.mechanism.reasons import Reason, union
+from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.pld import epsilon_of_examples
-from dpsweep.accounting.reasons import Reason, union
 from dpsweep.accounting.records import NormShards, PartNorms, TrialFiles, has_norms, read_bytes, read_trace
 from dpsweep.accounting.registry import lookup
 
@@ -85,8 +85,8 @@ def stored_reasons(files: TrialFiles) -> tuple[Reason, ...]:
     Empty if neither is there. Raises: DataCorruption if they are damaged.
     """
     from dpsweep.orchestration.records.results import read_result  # late: only stored trials need them
-    from dpsweep.workers.reasons import reasons_of_trial
     from dpsweep.workers.spec import TrialSpec
+    from dpsweep.workers.training.reasons import reasons_of_trial
 
     result = read_result(files.result)
     try:

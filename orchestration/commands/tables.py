@@ -14,8 +14,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from dpsweep.accounting.noise import INDEPENDENT, kept_bytes
-from dpsweep.accounting.reasons import in_words, union
+from dpsweep.accounting.mechanism.noise_strategies import INDEPENDENT, kept_bytes
+from dpsweep.accounting.mechanism.reasons import in_words, union
 from dpsweep.orchestration.commands.console import show, stdout
 from dpsweep.orchestration.comparison.entries import Metric, MetricTable
 from dpsweep.orchestration.comparison.formats import clock, listed, number, per_unit

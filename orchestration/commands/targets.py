@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dpsweep.accounting.budgets import AdvantageBudget, Budget, EpsilonBudget, RhoBudget, TruePositiveRateBudget
+from dpsweep.accounting.calibration.budgets import (
+    AdvantageBudget,
+    Budget,
+    EpsilonBudget,
+    RhoBudget,
+    TruePositiveRateBudget,
+)
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.random_trials import RandomTrials
+from dpsweep.accounting.mechanism.random_trials import RandomTrials
 
 
 @dataclass(frozen=True)

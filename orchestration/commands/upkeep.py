@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput, require_finite
-from dpsweep.accounting.reasons import in_words
+from dpsweep.accounting.mechanism.reasons import in_words
 from dpsweep.accounting.records import exists, list_files
 from dpsweep.accounting.registry import lookup
 from dpsweep.orchestration.commands import panels
@@ -22,7 +22,7 @@ from dpsweep.orchestration.execution.environment import EMBEDDED, prepare_enviro
 from dpsweep.orchestration.records.layout import SweepFiles, absolute
 
 if TYPE_CHECKING:
-    from dpsweep.accounting.estimates import PrivacyEstimate
+    from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
     from dpsweep.orchestration.execution.reaccounting import Answer
     from dpsweep.orchestration.records.published import GroupEpsilon
 

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from dpsweep.accounting.errors import InvalidInput, require_finite
-from dpsweep.accounting.estimates import Claim
-from dpsweep.accounting.reasons import Reason, in_words, union
+from dpsweep.accounting.mechanism.estimates import Claim
+from dpsweep.accounting.mechanism.reasons import Reason, in_words, union
 from dpsweep.accounting.registry import nearest
 from dpsweep.orchestration.comparison.findings import Difference, Findings, warnings
 from dpsweep.orchestration.comparison.formats import per_unit

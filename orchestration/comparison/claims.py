@@ -14,15 +14,15 @@ from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from dpsweep.accounting.accountants import account, account_again
+from dpsweep.accounting.accountants.one_run import account, account_again
 from dpsweep.accounting.attacks import FALSE_POSITIVE_RATES, AttackRisk, attack_risk, privacy_curve, rate_name
+from dpsweep.accounting.calibration.so_far import cost_so_far
 from dpsweep.accounting.errors import START_ANEW, DataCorruption
-from dpsweep.accounting.estimates import Kind, PrivacyEstimate
-from dpsweep.accounting.mechanism import Trace
-from dpsweep.accounting.reasons import Reason, union
+from dpsweep.accounting.jobs.release import ReleaseSpec
+from dpsweep.accounting.mechanism.estimates import Kind, PrivacyEstimate
+from dpsweep.accounting.mechanism.reasons import Reason, union
+from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.records import TrialFiles, parsed_json, read_trace
-from dpsweep.accounting.release import ReleaseSpec
-from dpsweep.accounting.so_far import cost_so_far
 from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.comparison.stored import stored_record
 from dpsweep.orchestration.records.attempts import Attempt
@@ -31,7 +31,7 @@ from dpsweep.orchestration.records.published import PublishedAccount
 from dpsweep.orchestration.records.release_modes import release_spec
 from dpsweep.orchestration.records.remembered import remembered
 from dpsweep.orchestration.records.results import StoppedTrial, StoredResult, read_result
-from dpsweep.workers.reasons import reasons_of_trial
+from dpsweep.workers.training.reasons import reasons_of_trial
 
 _ROUNDING = 1e-6
 """Relative tolerance: far above rounding errors, far below any relevant difference."""
@@ -94,7 +94,8 @@ def unfounded(files: SweepFiles, record: SweepRecord) -> Iterator[str]:
 
 
 def recomputed(trace: Trace, delta: float, accountant: str, size: int = 1) -> PrivacyEstimate:
-    """Return `dpsweep.accounting.accountants.account`, remembered for the same trace and question. Raises: as it."""
+    """Return `dpsweep.accounting.accountants.one_run.account`, remembered for the same trace and question. Raises: as
+    it."""
     question = f"cost {trace!r} {delta!r} {accountant} {size}"
     found = parsed_json(remembered(question, lambda: json.dumps(asdict(account(trace, delta, accountant, size)))))
     return PrivacyEstimate(**{**found, "reasons": tuple(found["reasons"])})

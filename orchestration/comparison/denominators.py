@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from dpsweep.workers.outcomes import AnyOutcomes, Outcomes
+from dpsweep.workers.evaluation.outcomes import AnyOutcomes, Outcomes
 
 Mask = npt.NDArray[np.bool_]
 

@@ -34,8 +34,8 @@ from dpsweep.orchestration.comparison.seeds import pooled
 from dpsweep.orchestration.comparison.settings import Setting, finished_settings
 from dpsweep.orchestration.comparison.tested import ScoreSums, Seen, Tally, Tested
 from dpsweep.orchestration.records.published import RUNS, PublishedTrial
-from dpsweep.workers import rates
-from dpsweep.workers.outcomes import AnyOutcomes, Outcomes, ScoredOutcomes
+from dpsweep.workers.evaluation import rates
+from dpsweep.workers.evaluation.outcomes import AnyOutcomes, Outcomes, ScoredOutcomes
 
 RESAMPLES: Final = 1000
 _FEWER_RESAMPLES: Final = 300

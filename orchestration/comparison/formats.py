@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dpsweep.accounting.estimates import Kind
+from dpsweep.accounting.mechanism.estimates import Kind
 from dpsweep.orchestration.comparison.statistics import Spread
 
 MISSING = "–"

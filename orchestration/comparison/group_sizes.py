@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpsweep.accounting.mechanism import Trace
+from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.pld import grows_at_least_linearly, linear_growth, vadhan_epsilon
 
 VADHAN = "Vadhan (upper bound)"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dpsweep.accounting.estimates import Claim, Kind, PrivacyEstimate, weakest
 from dpsweep.accounting.jobs import CountedEpsilons, Members, Moments
-from dpsweep.accounting.reasons import Reason, union
-from dpsweep.accounting.release import ReleasedStatistics
+from dpsweep.accounting.jobs.release import ReleasedStatistics
+from dpsweep.accounting.mechanism.estimates import Claim, Kind, PrivacyEstimate, weakest
+from dpsweep.accounting.mechanism.reasons import Reason, union
 from dpsweep.orchestration.comparison.densities import loss_density
 from dpsweep.orchestration.records.published import EpsilonHistogram, GroupEpsilon, IndividualStatistics
 from dpsweep.orchestration.records.release_modes import EXACT, RELEASED

@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dpsweep.accounting.accountants.joint_cost import account_together
 from dpsweep.accounting.errors import UnsupportedMechanism
-from dpsweep.accounting.estimates import PrivacyEstimate
-from dpsweep.accounting.joint_cost import account_together
-from dpsweep.accounting.mechanism import Trace
-from dpsweep.accounting.reasons import Reason, union, weakened
+from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
+from dpsweep.accounting.mechanism.reasons import Reason, union, weakened
+from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.orchestration.records.attempts import Attempt
 from dpsweep.orchestration.records.published import PublishedTrial
 
@@ -82,11 +82,11 @@ class Composition:
 def composed(trials: Iterable[PublishedTrial]) -> Composition | None:
     """Composed cost of the private trials in ``trials`` with all their attempts; None if nothing was released.
 
-    Guarantee: adaptive composition (`dpsweep.accounting.joint_cost`), at the delta of the trials and the adjacency of
-    ``estimate``. The result is only an estimate if a run ended before its planned end, because that may depend on its
-    outputs. So it is if runs drew the same noise, or noise from known seeds, and if noise followed results. An
-    unaccounted tuning makes it an estimate too: its candidates count, but their outputs decided which mechanism
-    followed.
+    Guarantee: adaptive composition (`dpsweep.accounting.accountants.joint_cost`), at the delta of the trials and the
+    adjacency of ``estimate``. The result is only an estimate if a run ended before its planned end, because that may
+    depend on its outputs. So it is if runs drew the same noise, or noise from known seeds, and if noise followed
+    results. An unaccounted tuning makes it an estimate too: its candidates count, but their outputs decided which
+    mechanism followed.
     """
     trials = tuple(trials)
     asked = {size for trial in trials if trial.privacy is not None for size in trial.privacy.group_epsilons if size > 1}

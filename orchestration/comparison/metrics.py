@@ -55,7 +55,7 @@ from dpsweep.orchestration.comparison.values import (
 )
 from dpsweep.orchestration.records.published import PublishedTrial, task_of
 from dpsweep.orchestration.records.states import TrialState
-from dpsweep.workers import rates
+from dpsweep.workers.evaluation import rates
 from dpsweep.workers.tasks import task_called
 
 METRICS = (

@@ -10,8 +10,8 @@ from typing import Any
 
 from dpsweep.orchestration.records.published import Label, PublishedDataset
 from dpsweep.orchestration.sweeps.grid import GridPoint
-from dpsweep.workers.history import TrainingResult
 from dpsweep.workers.spec import DataSpec, TrialSpec
+from dpsweep.workers.training.history import TrainingResult
 
 
 def parameters(spec: TrialSpec, labels: Mapping[str, Label]) -> dict[str, Label]:

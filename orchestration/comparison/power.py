@@ -21,7 +21,7 @@ from dpsweep.orchestration.records.published import RUNS
 from dpsweep.orchestration.sweeps.grid import GridPoint, grid
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec
-from dpsweep.workers.evaluation import shown_groups
+from dpsweep.workers.evaluation.scores import shown_groups
 
 SEEDS: Final = (2, 3, 5, 10)
 """Numbers of seeds that a plan shows."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from dpsweep.accounting.reasons import in_words
+from dpsweep.accounting.mechanism.reasons import in_words
 from dpsweep.orchestration.records.published import (
     PublishedAttack,
     PublishedAudit,
@@ -23,10 +23,10 @@ from dpsweep.orchestration.records.results import StoppedTrial, StoredResult, Tr
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.records.status import TrialStatus
 from dpsweep.orchestration.sweeps.grid import GridPoint
-from dpsweep.workers.attack_results import AuditResult
-from dpsweep.workers.evaluation import Evaluation, cost_of_privacy
-from dpsweep.workers.history import Progress
+from dpsweep.workers.evaluation.attack_results import AuditResult
+from dpsweep.workers.evaluation.scores import Evaluation, cost_of_privacy
 from dpsweep.workers.tasks import main_score, task_called
+from dpsweep.workers.training.history import Progress
 
 
 def finished(point: GridPoint, result: TrialResult, baseline: TrialResult | None) -> PublishedTrial:

@@ -45,8 +45,8 @@ from dpsweep.orchestration.comparison.values import (
     user_accuracy_gap,
 )
 from dpsweep.orchestration.records.published import PublishedTrial
-from dpsweep.workers import rates
-from dpsweep.workers.rates import Array
+from dpsweep.workers.evaluation import rates
+from dpsweep.workers.evaluation.rates import Array
 from dpsweep.workers.tasks import MAIN_SCORES
 
 _GAPS: tuple[tuple[str, Extreme, str, Format, Better, str], ...] = (
@@ -117,7 +117,8 @@ _GAPS: tuple[tuple[str, Extreme, str, Format, Better, str], ...] = (
         "The largest minus the smallest false positive rate of a group, in points.",
     ),
 )
-"""Gaps between groups: name in `dpsweep.workers.rates`, the extreme that it is, heading, format, direction, meaning."""
+"""Gaps between groups: name in `dpsweep.workers.evaluation.rates`, the extreme that it is, heading, format, direction,
+meaning."""
 _OF_TWO_CLASSES: tuple[tuple[str, str, Better], ...] = (
     ("true_positive_rate", "TPR", "higher"),
     ("false_positive_rate", "FPR", "lower"),

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, overload
 
-from dpsweep.accounting.reasons import Reason, in_words, union, weakened
+from dpsweep.accounting.mechanism.reasons import Reason, in_words, union, weakened
 from dpsweep.orchestration.records.published import PublishedAccount, PublishedTrial
 
 if TYPE_CHECKING:  # this module loads torch

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
-from dpsweep.accounting.reasons import FROM_ROWS, Reason, union
+from dpsweep.accounting.mechanism.reasons import FROM_ROWS, Reason, union
 from dpsweep.orchestration.comparison import publishing
 from dpsweep.orchestration.comparison.ledger import composed
 from dpsweep.orchestration.comparison.metrics import known, known_of_groups
@@ -37,9 +37,9 @@ from dpsweep.orchestration.records.status import TrialStatus
 from dpsweep.orchestration.sweeps.grid import GridPoint
 from dpsweep.orchestration.sweeps.reasons import reasons_of
 from dpsweep.orchestration.sweeps.schema import SweepSpec
-from dpsweep.workers.attack_results import read_attacks
-from dpsweep.workers.counters import read_counters
+from dpsweep.workers.evaluation.attack_results import read_attacks
 from dpsweep.workers.tasks import task_called
+from dpsweep.workers.training.counters import read_counters
 
 NO_LONGER_ASKED = "kept, though the sweep file no longer asks for it"
 Result = TypeVar("Result", TrialResult, StoppedTrial)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.exponential_choice import ExponentialChoice
+from dpsweep.accounting.mechanism.exponential_choice import ExponentialChoice
 from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.comparison.winners import best_runs, of_tuning
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.sweeps.grid import GridPoint
 from dpsweep.orchestration.sweeps.tune import Winner
-from dpsweep.workers.held_out import read_wrong
+from dpsweep.workers.evaluation.held_out import read_wrong
 
 
 def selected_runs(record: SweepRecord, files: SweepFiles) -> dict[str, Winner]:

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dpsweep.accounting.reasons import Reason
+from dpsweep.accounting.mechanism.reasons import Reason
 from dpsweep.orchestration.comparison.entries import Metric
 from dpsweep.orchestration.comparison.formats import MISSING, number
 from dpsweep.orchestration.comparison.ledger import Composition, composed

@@ -31,8 +31,8 @@ from dpsweep.orchestration.records.status import TrialStatus, status_of
 from dpsweep.orchestration.sweeps.grid import GridPoint, grid
 from dpsweep.orchestration.sweeps.growth import past_of
 from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
-from dpsweep.workers.noise_sources import noise_source_kind
-from dpsweep.workers.outcomes import read_outcomes
+from dpsweep.workers.evaluation.outcomes import read_outcomes
+from dpsweep.workers.noise.noise_sources import noise_source_kind
 
 
 def stored_record(files: SweepFiles) -> SweepRecord:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dpsweep.workers import rates
-from dpsweep.workers.rates import Array, Rate
+from dpsweep.workers.evaluation import rates
+from dpsweep.workers.evaluation.rates import Array, Rate
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,8 @@ def of_counts(rate: Rate) -> Score:
 
 
 def of_two(name: str) -> Score:
-    """Return the score that is a rate of `dpsweep.workers.rates.OF_TWO_CLASSES`; None unless there are two classes."""
+    """Return the score that is a rate of `dpsweep.workers.evaluation.rates.OF_TWO_CLASSES`; None unless there are two
+    classes."""
     rate = rates.OF_TWO_CLASSES[name]
     return lambda seen: rate(seen.counts) if isinstance(seen, Tally) and seen.counts.shape[-1] == 2 else None
 
@@ -71,7 +72,7 @@ def log_loss(seen: Seen) -> Array | None:
 
 
 def calibration_error(seen: Seen) -> Array | None:
-    """Calibration error, as in `dpsweep.workers.rates.calibration_error`."""
+    """Calibration error, as in `dpsweep.workers.evaluation.rates.calibration_error`."""
     return seen.calibration_error if isinstance(seen, Tally) else None
 
 
@@ -96,7 +97,7 @@ def over_users(measure: Measure) -> Measure:
 
 
 def between_groups(name: str) -> Measure:
-    """Measure the gap between groups that is called ``name`` in `dpsweep.workers.rates`."""
+    """Measure the gap between groups that is called ``name`` in `dpsweep.workers.evaluation.rates`."""
 
     def measure(tested: Tested) -> Array | None:
         groups = tested.groups

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from dpsweep.accounting.exponential_choice import ExponentialChoice
-from dpsweep.accounting.random_trials import RandomTrials
+from dpsweep.accounting.mechanism.exponential_choice import ExponentialChoice
+from dpsweep.accounting.mechanism.random_trials import RandomTrials
 from dpsweep.orchestration.records.published import PublishedTuning
 from dpsweep.orchestration.sweeps.grid import GridPoint
 from dpsweep.orchestration.sweeps.schema import SweepSpec

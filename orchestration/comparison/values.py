@@ -12,9 +12,9 @@ import numpy as np
 from dpsweep.accounting.attacks import FALSE_POSITIVE_RATES
 from dpsweep.orchestration.records.published import EpsilonHistogram, PublishedGroup, PublishedQuality, PublishedTrial
 from dpsweep.orchestration.records.states import TrialState
-from dpsweep.workers import rates
-from dpsweep.workers.evaluation import Evaluation
-from dpsweep.workers.rates import ConfusionCounts, Rate
+from dpsweep.workers.evaluation import rates
+from dpsweep.workers.evaluation.rates import ConfusionCounts, Rate
+from dpsweep.workers.evaluation.scores import Evaluation
 
 Value = Callable[[PublishedTrial], float | None]
 """A function from a trial to a number; None if it is unknown, infinite if there is no bound."""
@@ -224,7 +224,8 @@ def audit_bounds(trial: PublishedTrial) -> Mapping[str, float | None]:
 
 
 def fairness(name: str) -> Value:
-    """Return a function from a trial to the gap between groups that is called ``name`` in `dpsweep.workers.rates`."""
+    """Return a function from a trial to the gap between groups that is called ``name`` in
+    `dpsweep.workers.evaluation.rates`."""
     return lambda trial: _between_groups(trial).get(name)
 
 
@@ -246,8 +247,8 @@ def of_counts(rate: Rate) -> Value:
 
 
 def of_two_classes(name: str) -> Value:
-    """Return a function from a trial to the rate ``name`` of `dpsweep.workers.rates.OF_TWO_CLASSES` over all its test
-    examples.
+    """Return a function from a trial to the rate ``name`` of `dpsweep.workers.evaluation.rates.OF_TWO_CLASSES` over
+    all its test examples.
     """
 
     def of_trial(trial: PublishedTrial) -> float | None:

@@ -11,7 +11,7 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.sweeps.grid import GridPoint
 from dpsweep.orchestration.sweeps.tune import Adapted, Tried, TuneSettings, Winner, has
-from dpsweep.workers.evaluation import Evaluation
+from dpsweep.workers.evaluation.scores import Evaluation
 from dpsweep.workers.tasks import TASKS, Score
 
 
@@ -105,9 +105,9 @@ def best_runs(record: SweepRecord) -> dict[str, Winner]:
     """Return the best run of each private selection; the first one among equals. A run without a finite score is the
     worst.
 
-    Guarantee: the score of a run depends only on its own model and on public data, as `dpsweep.accounting.selection`
-    requires. Raises: InvalidInput for a selection without a run with a finite score, and for a record that is not of
-    selections.
+    Guarantee: the score of a run depends only on its own model and on public data, as
+    `dpsweep.accounting.accountants.selection` requires. Raises: InvalidInput for a selection without a run with a
+    finite score, and for a record that is not of selections.
     """
     tune, adapted = of_tuning(record)
     runs: dict[str, list[tuple[float, GridPoint]]] = {}

@@ -6,6 +6,7 @@ Other rooms import from the modules in `__all__` only: `environment` must be imp
 __all__ = [
     "auditing",
     "backend",
+    "backends",
     "coordinator",
     "disk_space",
     "early_start",

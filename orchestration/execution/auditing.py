@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.mechanism import Release
+from dpsweep.accounting.mechanism.trace import Release
 from dpsweep.accounting.records import TrialFiles, closed_to_strangers, delete_folder, read_trace
 from dpsweep.orchestration.comparison.claims import require_founded
 from dpsweep.orchestration.comparison.record import SweepRecord
@@ -16,15 +16,15 @@ from dpsweep.orchestration.records.integrity import require_unaltered
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.ownership import claimed, exclusive
 from dpsweep.orchestration.records.results import TrialResult
-from dpsweep.workers.attack_results import read_attacks
 from dpsweep.workers.clipping import make_clipping
-from dpsweep.workers.history import Progress
-from dpsweep.workers.imports import UserCode
-from dpsweep.workers.noise import derive_seed
-from dpsweep.workers.own_record import require_same_code
+from dpsweep.workers.evaluation.attack_results import read_attacks
+from dpsweep.workers.noise.gaussian_sources import derive_seed
+from dpsweep.workers.own_code.imports import UserCode
+from dpsweep.workers.own_code.own_record import require_same_code
 from dpsweep.workers.spec import AttackSpec, AuditSpec, NormSpec, TrialSpec
-from dpsweep.workers.trial import run_trial
-from dpsweep.workers.trial_mechanism import mechanism_of
+from dpsweep.workers.training.history import Progress
+from dpsweep.workers.training.trial_mechanism import mechanism_of
+from dpsweep.workers.trials.trial import run_trial
 
 
 @dataclass(frozen=True)

@@ -1,28 +1,26 @@
-"""The `Backend` protocol for training and accounting trials, code that backends share, and the choice of a backend."""
+"""The `Backend` protocol for training and accounting trials, and code that backends share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from dpsweep.accounting.errors import DpsweepError, StorageError
 from dpsweep.accounting.jobs import Part, PartwiseJob, Result
-from dpsweep.accounting.planning import PROCESSES, Solver
-from dpsweep.accounting.records import KeyCheck, exists, new_key_check, require_key
-from dpsweep.orchestration.execution.environment import EMBEDDED, IN_PROCESS
+from dpsweep.accounting.records import KeyCheck, new_key_check, require_key
 from dpsweep.orchestration.execution.shared_storage import Probe
 from dpsweep.orchestration.records.failures import record_failure
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.release_modes import Disclosure
 from dpsweep.orchestration.records.status_snapshot import ClusterSnapshot, SweepSnapshot
 from dpsweep.orchestration.records.turn import Turn
-from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial
+from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec
-from dpsweep.workers.history import Progress
-from dpsweep.workers.imports import UserCode
-from dpsweep.workers.less_memory import LackOfMemory, in_smaller_pieces
+from dpsweep.workers.own_code.imports import UserCode
+from dpsweep.workers.training.history import Progress
+from dpsweep.workers.training.less_memory import LackOfMemory, in_smaller_pieces
 
 
 @dataclass(frozen=True)
@@ -106,7 +104,7 @@ class Backend(Protocol):
     def close(self, planned: PlannedTrial, step: int) -> Iterable[None]:
         """Store norms and trace of a trial that was stopped after ``step`` steps, yielding until that is done.
 
-        Raises: as `dpsweep.workers.stopping.close_trial`.
+        Raises: as `dpsweep.workers.trials.stopping.close_trial`.
         """
 
     def give_up(self) -> None:
@@ -145,54 +143,3 @@ the sweep's turn among those that share its cluster.
 
 Raises: InvalidInput, before any trial starts, if the backend cannot run the sweep.
 """
-
-
-def backend(address: str, plan: Plan, files: SweepFiles) -> Opening:
-    """Return the backend for ``--address``: this process, a Ray cluster started for the sweep, or a running cluster.
-
-    No cluster is started for a sweep whose trials all have results.
-    """
-    if address == EMBEDDED and all(exists(files.trial(planned.key).result) for planned in plan.trials):
-        return _nothing_left()
-    return opening(address)
-
-
-def opening(address: str) -> Opening:
-    """As `backend`, for work that needs a cluster even if all trials have results, such as accounting them again."""
-    return _OPENINGS.get(address, _on_cluster)()
-
-
-def solver(address: str, files: SweepFiles) -> Solver:
-    """Return the solver of many noise calibrations: nodes of a running cluster, otherwise processes on this machine."""
-    if address in _OPENINGS:
-        return PROCESSES
-    from dpsweep.orchestration.execution.calibrations import OnCluster
-
-    return OnCluster(address, files.log)
-
-
-def _nothing_left() -> Opening:
-    from dpsweep.orchestration.execution.in_process import nothing_left
-
-    return nothing_left
-
-
-def _in_process() -> Opening:
-    from dpsweep.orchestration.execution.in_process import in_process
-
-    return in_process
-
-
-def _embedded() -> Opening:
-    from dpsweep.orchestration.execution.on_ray import embedded
-
-    return embedded
-
-
-def _on_cluster() -> Opening:
-    from dpsweep.orchestration.execution.on_ray import on_cluster
-
-    return on_cluster
-
-
-_OPENINGS: Mapping[str, Callable[[], Opening]] = {IN_PROCESS: _in_process, EMBEDDED: _embedded}

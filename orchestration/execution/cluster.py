@@ -42,8 +42,8 @@ from dpsweep.orchestration.execution.shared_storage import SHARED, Probe
 from dpsweep.orchestration.execution.sudden_end import told_if_killed
 from dpsweep.orchestration.execution.versions import SAME, differences, versions_here
 from dpsweep.orchestration.sweeps.user_code import packed
-from dpsweep.workers.imports import NO_CODE, UserCode
-from dpsweep.workers.memory import ALLOCATOR
+from dpsweep.workers.machine.memory import ALLOCATOR
+from dpsweep.workers.own_code.imports import NO_CODE, UserCode
 
 if TYPE_CHECKING:
     from dpsweep.orchestration.execution.backend import Warn

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from dpsweep.accounting.accountants import account
-from dpsweep.accounting.estimates import PrivacyEstimate
+from dpsweep.accounting.accountants.one_run import account
+from dpsweep.accounting.calibration.so_far import cost_so_far
 from dpsweep.accounting.individual import individual_reasons
 from dpsweep.accounting.jobs import (
     AccountingJob,
@@ -18,10 +18,10 @@ from dpsweep.accounting.jobs import (
     account_in_process,
     store_epsilons,
 )
-from dpsweep.accounting.mechanism import Segment, Trace
+from dpsweep.accounting.jobs.release import ReleaseSpec, release_counted
+from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
+from dpsweep.accounting.mechanism.trace import Segment, Trace
 from dpsweep.accounting.records import StoredEpsilons, TrialFiles, read_trace
-from dpsweep.accounting.release import ReleaseSpec, release_counted
-from dpsweep.accounting.so_far import cost_so_far
 from dpsweep.orchestration.comparison.individuals import exact_statistics, released_statistics
 from dpsweep.orchestration.execution.costs import Costs, costs, costs_as_planned
 from dpsweep.orchestration.execution.estimate_quality import quality_of_estimates
@@ -38,10 +38,10 @@ from dpsweep.orchestration.records.results import (
 )
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec
-from dpsweep.workers.attack_results import AttackResults, read_attacks
-from dpsweep.workers.counters import Counters, read_counters
-from dpsweep.workers.device_use import read_device_use
-from dpsweep.workers.history import Progress, TrainingResult, read_training_result
+from dpsweep.workers.evaluation.attack_results import AttackResults, read_attacks
+from dpsweep.workers.machine.device_use import read_device_use
+from dpsweep.workers.training.counters import Counters, read_counters
+from dpsweep.workers.training.history import Progress, TrainingResult, read_training_result
 
 
 @dataclass(frozen=True)

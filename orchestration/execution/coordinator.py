@@ -14,7 +14,7 @@ from typing import Self
 
 from dpsweep.accounting.errors import DataCorruption, DpsweepError, InvalidInput, StorageError
 from dpsweep.accounting.jobs import Part, PartwiseJob, Result, Scatter
-from dpsweep.accounting.mechanism import Trace
+from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.records import delete_folder, exists, modified, read_trace
 from dpsweep.orchestration.comparison import publishing
 from dpsweep.orchestration.comparison.claims import unfounded
@@ -47,8 +47,8 @@ from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.orchestration.tracking.protocol import Tracker, tracked
 from dpsweep.orchestration.tracking.recorder import TrackingRecorder
-from dpsweep.workers.history import Progress
-from dpsweep.workers.noise_sources import noise_source_kind
+from dpsweep.workers.noise.noise_sources import noise_source_kind
+from dpsweep.workers.training.history import Progress
 
 
 class _Interrupted(Exception):

@@ -6,11 +6,11 @@ import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dpsweep.accounting.accountants import account
+from dpsweep.accounting.accountants.one_run import account
 from dpsweep.accounting.attacks import AttackRisk, attack_risk, privacy_curve
-from dpsweep.accounting.estimates import PrivacyEstimate
-from dpsweep.accounting.mechanism import Trace
-from dpsweep.accounting.reasons import Reason, weakened
+from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
+from dpsweep.accounting.mechanism.reasons import Reason, weakened
+from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.orchestration.sweeps.planned import PlannedTrial, worst_cases
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 

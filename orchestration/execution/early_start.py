@@ -10,7 +10,7 @@ from dpsweep.orchestration.execution.environment import EMBEDDED
 from dpsweep.orchestration.execution.shared_connection import opened_ahead
 from dpsweep.orchestration.records.layout import output_files
 from dpsweep.orchestration.sweeps.schema import SweepSpec
-from dpsweep.workers.imports import UserCode
+from dpsweep.workers.own_code.imports import UserCode
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ import secrets
 from pathlib import Path
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.memory import ALLOCATOR
+from dpsweep.workers.machine.memory import ALLOCATOR
 
 EMBEDDED = "local"
 """``--address`` for a Ray cluster that is started for the sweep and stopped with it."""

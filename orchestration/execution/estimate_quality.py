@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsweep.accounting.individual import individual_epsilons
-from dpsweep.accounting.mechanism import Trace
+from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.records import Epsilons, NormShards, TrialFiles
 from dpsweep.orchestration.comparison.densities import density
 from dpsweep.orchestration.comparison.statistics import pearson

@@ -11,7 +11,7 @@ from dpsweep.accounting.records import delete, is_local, make_folders, write_pri
 from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.safety import require_safe
-from dpsweep.workers.imports import GivenData, UserCode
+from dpsweep.workers.own_code.imports import GivenData, UserCode
 
 
 @contextlib.contextmanager

@@ -53,6 +53,8 @@ def require_gpu(planned: PlannedTrial, reserved: ResourceSettings) -> None:
 
 
 def _missing_gpu() -> str | None:
-    from dpsweep.workers.devices import missing_gpu  # late: it imports torch, which the driver does not need for this
+    from dpsweep.workers.machine.devices import (
+        missing_gpu,  # late: it imports torch, which the driver does not need for this
+    )
 
     return missing_gpu()

@@ -18,10 +18,10 @@ from dpsweep.orchestration.records.status_snapshot import SweepSnapshot
 from dpsweep.orchestration.records.turn import FIRST_COME, Turn
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec
-from dpsweep.workers.devices import missing_gpu
-from dpsweep.workers.imports import UserCode
-from dpsweep.workers.less_memory import LackOfMemory
-from dpsweep.workers.trial import Progress
+from dpsweep.workers.machine.devices import missing_gpu
+from dpsweep.workers.own_code.imports import UserCode
+from dpsweep.workers.training.less_memory import LackOfMemory
+from dpsweep.workers.trials.trial import Progress
 
 
 class _Halted(Exception):

@@ -21,7 +21,7 @@ from dpsweep.orchestration.execution.cluster import own_package
 from dpsweep.orchestration.records.limits import NO_LIMITS, Limits
 from dpsweep.orchestration.records.turn import FIRST_COME, Turn
 from dpsweep.orchestration.sweeps.user_code import packed, unpacked
-from dpsweep.workers.imports import UserCode
+from dpsweep.workers.own_code.imports import UserCode
 
 LARGEST: Final = 20 * 2**20
 """Largest total size of the user's own files, in bytes; data belong in storage that the nodes share."""

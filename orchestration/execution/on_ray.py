@@ -29,7 +29,7 @@ from dpsweep.orchestration.records.turn import FIRST_COME, Turn
 from dpsweep.orchestration.sweeps.fields import LEAST_QUANTITY
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.schema import AccountingSettings, SweepSpec
-from dpsweep.workers.imports import UserCode
+from dpsweep.workers.own_code.imports import UserCode
 
 _JOIN_TIMEOUT = 10.0
 """Seconds to wait for nodes to join a running cluster before the sweep is refused for lack of resources."""

@@ -12,13 +12,13 @@ import subprocess
 import sys
 from typing import Any, Final
 
+from dpsweep.accounting.calibration.planning import Solver
 from dpsweep.accounting.errors import DpsweepError
-from dpsweep.accounting.planning import Solver
 from dpsweep.orchestration.execution.environment import EMBEDDED, IN_PROCESS
 from dpsweep.orchestration.sweeps.grid import Past
 from dpsweep.orchestration.sweeps.planned import Plan
 from dpsweep.orchestration.sweeps.schema import SweepSpec
-from dpsweep.workers.imports import UserCode
+from dpsweep.workers.own_code.imports import UserCode
 
 _CODE: Final = "from dpsweep.orchestration.execution.planning import _serve; _serve()"
 

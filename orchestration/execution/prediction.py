@@ -19,7 +19,7 @@ from dpsweep.accounting.errors import InvalidInput, require_finite
 from dpsweep.orchestration.execution.probing import SweepProbe, kind, norm_passes, run_kind, steps_per_epoch
 from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial
 from dpsweep.orchestration.sweeps.resources import ResourceSettings, reserved
-from dpsweep.workers.probe import TrialProbe
+from dpsweep.workers.trials.probe import TrialProbe
 
 _RAY: Final = 0.8
 """Time to start an embedded Ray. Unit, also below: the start of one worker. Measured with Ray 2.60 and MLflow 3.17."""

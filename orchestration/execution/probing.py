@@ -23,10 +23,10 @@ from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
 from dpsweep.orchestration.tracking.mlflow import MlflowTracker
-from dpsweep.workers.imports import UserCode
-from dpsweep.workers.probe import TrialProbe, probe_trial
-from dpsweep.workers.recording import is_due, oldest_norm
+from dpsweep.workers.own_code.imports import UserCode
 from dpsweep.workers.spec import TrialSpec
+from dpsweep.workers.training.recording import is_due, oldest_norm
+from dpsweep.workers.trials.probe import TrialProbe, probe_trial
 
 _ROWS: Final = 1024
 """Examples that are accounted to measure the time per example."""

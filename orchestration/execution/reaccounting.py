@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dpsweep.accounting.accountants import account
+from dpsweep.accounting.accountants.one_run import account
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.estimates import PrivacyEstimate
 from dpsweep.accounting.individual import individual_reasons
 from dpsweep.accounting.jobs import (
     AccountingJob,
@@ -24,7 +23,8 @@ from dpsweep.accounting.jobs import (
     account_all,
     account_users,
 )
-from dpsweep.accounting.reasons import Reason, in_words, union, weakened
+from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
+from dpsweep.accounting.mechanism.reasons import Reason, in_words, union, weakened
 from dpsweep.accounting.records import (
     StoredEpsilons,
     StoredUsers,
@@ -38,7 +38,8 @@ from dpsweep.orchestration.comparison.claims import recomputed, require_founded
 from dpsweep.orchestration.comparison.individuals import exact_statistics
 from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.comparison.stored import owned_record
-from dpsweep.orchestration.execution.backend import Warn, opening
+from dpsweep.orchestration.execution.backend import Warn
+from dpsweep.orchestration.execution.backends import opening
 from dpsweep.orchestration.execution.upkeep import trained
 from dpsweep.orchestration.records.accounts import write_account
 from dpsweep.orchestration.records.integrity import require_unaltered
@@ -48,7 +49,7 @@ from dpsweep.orchestration.records.published import IndividualStatistics
 from dpsweep.orchestration.records.results import StoredResult
 from dpsweep.orchestration.records.turn import FIRST_COME
 from dpsweep.orchestration.sweeps.schema import SchedulerSettings, SweepSpec
-from dpsweep.workers.imports import NO_CODE
+from dpsweep.workers.own_code.imports import NO_CODE
 
 
 @dataclass(frozen=True)

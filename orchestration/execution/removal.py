@@ -23,7 +23,7 @@ from dpsweep.orchestration.records.layout import SweepFiles, absolute
 from dpsweep.orchestration.records.ownership import claimed, exclusive
 from dpsweep.orchestration.records.safety import require_no_links
 from dpsweep.orchestration.records.states import TrialState
-from dpsweep.workers.checkpoint import forget_checkpoint
+from dpsweep.workers.machine.checkpoint import forget_checkpoint
 
 
 def delete_sweep(files: SweepFiles) -> tuple[str, ...]:

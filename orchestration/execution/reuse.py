@@ -25,8 +25,8 @@ from dpsweep.orchestration.records.release_modes import release_mode
 from dpsweep.orchestration.records.results import TrialResult
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec
-from dpsweep.workers.imports import NO_CODE, UserCode
-from dpsweep.workers.own_record import require_same_code
+from dpsweep.workers.own_code.imports import NO_CODE, UserCode
+from dpsweep.workers.own_code.own_record import require_same_code
 
 
 def take_finished(

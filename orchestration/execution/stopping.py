@@ -18,8 +18,8 @@ from dpsweep.orchestration.records.integrity import note_digests
 from dpsweep.orchestration.records.results import StoppedTrial, write_result
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec
-from dpsweep.workers.checkpoint import forget_checkpoint
-from dpsweep.workers.imports import UserCode
+from dpsweep.workers.machine.checkpoint import forget_checkpoint
+from dpsweep.workers.own_code.imports import UserCode
 
 Close = Callable[[PlannedTrial, int], Iterable[None]]
 """Stores the norms and the trace of a planned trial that was stopped after so many steps; see `close_trial`.
@@ -30,7 +30,7 @@ The iteration ends when they are stored, and yields now and then until then, so 
 
 def close_here(planned: PlannedTrial, step: int, context: TrialContext, code: UserCode, ranks: int = 1) -> None:
     """`Close` in this process. code: as this process imports it. Raises: as `close_trial`."""
-    from dpsweep.workers.stopping import close_trial  # late: it imports torch, and drivers import this module
+    from dpsweep.workers.trials.stopping import close_trial  # late: it imports torch, and drivers import this module
 
     root = context.files.trial(planned.key).root
     close_trial(planned.spec, root, step, code=code, releases=planned.releases, ranks=ranks)

@@ -33,7 +33,7 @@ from dpsweep.orchestration.execution.job_package import Package
 from dpsweep.orchestration.records.ownership import PERIOD
 from dpsweep.orchestration.records.turn import Turn
 from dpsweep.orchestration.tracking.deadlines import Timed, within
-from dpsweep.workers.own_record import has_changed
+from dpsweep.workers.own_code.own_record import has_changed
 
 if TYPE_CHECKING:
     from dpsweep.orchestration.execution.backend import Warn

@@ -37,8 +37,8 @@ from dpsweep.orchestration.sweeps.resources import ResourceSettings
 from dpsweep.orchestration.sweeps.scheduler_groups import rivals
 from dpsweep.orchestration.sweeps.schema import SchedulerSettings, SweepSpec
 from dpsweep.orchestration.sweeps.user_code import unpacked
-from dpsweep.workers.history import Progress
-from dpsweep.workers.less_memory import LackOfMemory
+from dpsweep.workers.training.history import Progress
+from dpsweep.workers.training.less_memory import LackOfMemory
 
 
 def train_trial(
@@ -64,7 +64,7 @@ def train_trial(
 def _attempt(planned: PlannedTrial, context: TrialContext, resources: ResourceSettings) -> Exception | None:
     """Train; return the error that ended the trial, with only the text that may be shown. Raises: RankLost."""
     from dpsweep.orchestration.execution.ranks import train_together  # late: it imports torch, which drivers do without
-    from dpsweep.workers.ranks import RankLost
+    from dpsweep.workers.trials.ranks import RankLost
 
     try:
         context.require_node()

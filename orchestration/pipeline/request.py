@@ -16,7 +16,7 @@ from dpsweep.orchestration.records.recording import Recording
 from dpsweep.orchestration.records.status import SweepStatus, TrialStatus
 from dpsweep.orchestration.records.turn import FIRST_COME, Turn
 from dpsweep.orchestration.sweeps.schema import SweepSpec
-from dpsweep.workers.imports import NO_CODE, UserCode
+from dpsweep.workers.own_code.imports import NO_CODE, UserCode
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.accounting.records import closed_to_strangers, exists, make_private_file, make_private_folder
 from dpsweep.orchestration.comparison.plain_text import masked
 from dpsweep.orchestration.comparison.stored import kept_trials
-from dpsweep.orchestration.execution.backend import Backend, Opening, backend, opening, solver
+from dpsweep.orchestration.execution.backend import Backend, Opening
+from dpsweep.orchestration.execution.backends import backend, opening, solver
 from dpsweep.orchestration.execution.coordinator import Coordinator, initial_status
 from dpsweep.orchestration.execution.disk_space import require_space
 from dpsweep.orchestration.execution.environment import open_cluster
@@ -40,7 +41,7 @@ from dpsweep.orchestration.tracking.given_stores import note_given
 from dpsweep.orchestration.tracking.mlflow import MlflowTracker
 from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING, NoTracker
 from dpsweep.orchestration.tracking.protocol import Tracker, TrackingUnavailable
-from dpsweep.workers.own_record import has_changed
+from dpsweep.workers.own_code.own_record import has_changed
 
 
 def run_stage(request: RunRequest, display: Display) -> Outcome:

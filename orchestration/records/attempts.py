@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pydantic import TypeAdapter, ValidationError
 
 from dpsweep.accounting.errors import DataCorruption
-from dpsweep.accounting.reasons import Reason
+from dpsweep.accounting.mechanism.reasons import Reason
 from dpsweep.accounting.records import list_files, read_sealed, write_sealed
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.stored_trace import StoredTrace

@@ -11,7 +11,7 @@ from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.records import list_files, read_private_sealed, write_private_sealed
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.published import PublishedAudit
-from dpsweep.workers.attack_results import AuditResult
+from dpsweep.workers.evaluation.attack_results import AuditResult
 
 _NEXT_STEP: Final = "delete it, and audit the trial again"
 _SUFFIX: Final = ".json"

@@ -28,7 +28,7 @@ from dpsweep.accounting.records import (
 )
 from dpsweep.orchestration.records.accounts import ACCOUNT_AGAIN
 from dpsweep.orchestration.records.results import StoredResult
-from dpsweep.workers.digests import noted_when_written
+from dpsweep.workers.machine.digests import noted_when_written
 
 _PRIVATE = "private/"
 _STEP = "/step="

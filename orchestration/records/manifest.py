@@ -34,7 +34,7 @@ class Manifest:
     multipliers found by plans of the sweep, by a digest of the calibration's inputs. `key_check`: check value of the
     key that encrypts private files; None if they are not encrypted. `title`: name of the sweep in MLflow, where it is
     not that of the sweep file. `code`: where the user's own modules were when the sweep was last run,
-    `dpsweep.workers.imports.UserCode.places`.
+    `dpsweep.workers.own_code.imports.UserCode.places`.
     """
 
     sweep_id: str

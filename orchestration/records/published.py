@@ -16,14 +16,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from dpsweep.accounting.attacks import AttackRisk
-from dpsweep.accounting.estimates import Kind
-from dpsweep.accounting.reasons import Reason
-from dpsweep.accounting.samplings import Adjacency
+from dpsweep.accounting.mechanism.estimates import Kind
+from dpsweep.accounting.mechanism.reasons import Reason
+from dpsweep.accounting.mechanism.samplings import Adjacency
 from dpsweep.orchestration.records.attempts import Attempt
 from dpsweep.orchestration.records.release_modes import Disclosure
 from dpsweep.orchestration.records.states import TrialState
-from dpsweep.workers.device_use import DeviceUse
-from dpsweep.workers.rates import ConfusionCounts
+from dpsweep.workers.evaluation.rates import ConfusionCounts
+from dpsweep.workers.machine.device_use import DeviceUse
 from dpsweep.workers.tasks import main_score
 
 Label = str | int | float | bool
@@ -39,7 +39,7 @@ class PublishedPrivacy:
 
     `group_epsilons`: epsilon of any group of k records, at the same delta, by group size k. `risks`: upper bounds on
     attacks on any k records, by group size k including 1; empty without noise. `reasons`: why epsilon is an estimate
-    (`dpsweep.accounting.reasons`). `unit`: whose privacy it is, "example" or "user".
+    (`dpsweep.accounting.mechanism.reasons`). `unit`: whose privacy it is, "example" or "user".
     `noise_strategy`: as of `NoiseSpec`.
     """
 
@@ -103,7 +103,7 @@ class PublishedGroup:
     scores: Mapping[str, float] = field(default_factory=dict)
     on_training: float | None = None
     user_accuracy: float | None = None
-    """As in `dpsweep.workers.evaluation.GroupEvaluation`."""
+    """As in `dpsweep.workers.evaluation.scores.GroupEvaluation`."""
 
     @property
     def main(self) -> float | None:
@@ -116,11 +116,11 @@ class PublishedQuality:
     """Evaluation on test data. `task`: a name in `dpsweep.workers.tasks.TASKS`.
 
     `accuracy`, `accuracy_change`, `fairness`, `counts`: for classification only. `fairness`: gaps between groups by
-    name (`dpsweep.workers.rates.gaps`). `counts`: over all groups. `scores`, `parts`: for other tasks, scores by name,
-    and scores of single labels or targets. The change of a score is named after the score with ``_change``.
-    `on_training`: ``main`` on the training examples; None if it was not asked for, or exact statistics are not shown.
-    `hidden`: names of groups that are not in ``groups``, because they are too small in the test data or would give away
-    one that is.
+    name (`dpsweep.workers.evaluation.rates.gaps`). `counts`: over all groups. `scores`, `parts`: for other tasks,
+    scores by name, and scores of single labels or targets. The change of a score is named after the score with
+    ``_change``. `on_training`: ``main`` on the training examples; None if it was not asked for, or exact statistics
+    are not shown. `hidden`: names of groups that are not in ``groups``, because they are too small in the test data or
+    would give away one that is.
     """
 
     accuracy: float | None
@@ -375,7 +375,7 @@ class PublishedTrial:
     start and end of training, in seconds since 1970 UTC. `is_asked`: False if only an earlier version of the sweep file
     asked for it. `tuning`: None without tuning, and if its candidates are private. `candidates`: releases of the
     candidates of an unaccounted tuning, which trained on the same records. `references`: scores of simple models that
-    were trained beside a baseline (`dpsweep.workers.references`).
+    were trained beside a baseline (`dpsweep.workers.evaluation.references`).
     """
 
     key: str

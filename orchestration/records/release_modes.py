@@ -12,8 +12,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator
 
 from dpsweep.accounting.errors import full_text, public_text
+from dpsweep.accounting.jobs.release import ReleaseSpec
 from dpsweep.accounting.registry import build, lookup
-from dpsweep.accounting.release import ReleaseSpec
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from dpsweep.accounting.reasons import Reason, union
+from dpsweep.accounting.mechanism.reasons import Reason, union
 from dpsweep.orchestration.records.limits import NO_LIMITS, NOTHING_SPENT, Limits, Spent
 from dpsweep.orchestration.records.published import PublishedEpoch
 from dpsweep.orchestration.records.recording import Recording
 from dpsweep.orchestration.records.results import StoredResult, TrialResult
 from dpsweep.orchestration.records.states import TrialState
-from dpsweep.workers.device_use import DeviceUse
-from dpsweep.workers.evaluation import Evaluation
-from dpsweep.workers.history import Progress
+from dpsweep.workers.evaluation.scores import Evaluation
+from dpsweep.workers.machine.device_use import DeviceUse
 from dpsweep.workers.tasks import task_called
+from dpsweep.workers.training.history import Progress
 
 
 @dataclass(frozen=True)

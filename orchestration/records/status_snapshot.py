@@ -18,12 +18,12 @@ from dataclasses import asdict, dataclass, field
 from pydantic import TypeAdapter
 
 from dpsweep.accounting.errors import DataCorruption
-from dpsweep.accounting.reasons import Reason
+from dpsweep.accounting.mechanism.reasons import Reason
 from dpsweep.accounting.records import read_sealed, write_sealed
 from dpsweep.orchestration.records.limits import NOTHING_SPENT, Spent
 from dpsweep.orchestration.records.recording import Recording
 from dpsweep.orchestration.records.states import TrialState
-from dpsweep.workers.device_use import DeviceUse
+from dpsweep.workers.machine.device_use import DeviceUse
 
 PERIOD = 5.0
 """Seconds between two snapshots."""

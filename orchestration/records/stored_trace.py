@@ -9,13 +9,13 @@ from typing import Annotated, Any, get_args
 from pydantic import PlainSerializer, PlainValidator
 
 from dpsweep.accounting.errors import DpsweepError
-from dpsweep.accounting.estimates import without_guarantee
-from dpsweep.accounting.filters import FILTERS
-from dpsweep.accounting.mechanism import GaussianRelease, PureRelease, Segment, Selection, SideQuery, Trace
-from dpsweep.accounting.noise import INDEPENDENT, plain_strategy, strategy_of
+from dpsweep.accounting.mechanism.estimates import without_guarantee
+from dpsweep.accounting.mechanism.filters import FILTERS
+from dpsweep.accounting.mechanism.noise_strategies import INDEPENDENT, plain_strategy, strategy_of
+from dpsweep.accounting.mechanism.samplings import stored_kinds
+from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Segment, Selection, SideQuery, Trace
+from dpsweep.accounting.mechanism.units import EXAMPLE, Unit
 from dpsweep.accounting.registry import with_fields
-from dpsweep.accounting.samplings import stored_kinds
-from dpsweep.accounting.units import EXAMPLE, Unit
 
 
 def _trace(plain: Trace | Mapping[str, Any]) -> Trace:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from html import escape
 
 from dpsweep.accounting.attacks import FALSE_POSITIVE_RATES, AttackRisk
-from dpsweep.accounting.calibration import round_up
-from dpsweep.accounting.estimates import Kind
-from dpsweep.accounting.reasons import in_words
-from dpsweep.accounting.release import OwnerReport
-from dpsweep.accounting.samplings import Adjacency
+from dpsweep.accounting.calibration.calibrate import round_up
+from dpsweep.accounting.jobs.release import OwnerReport
+from dpsweep.accounting.mechanism.estimates import Kind
+from dpsweep.accounting.mechanism.reasons import in_words
+from dpsweep.accounting.mechanism.samplings import Adjacency
 from dpsweep.orchestration.comparison.formats import at_most_share
 from dpsweep.orchestration.records.published import PublishedAudit
 

@@ -14,7 +14,7 @@ from dpsweep.orchestration.records.published import Density, PublishedPrivacy, P
 from dpsweep.orchestration.report.figures import Scene, blank, by_group, faded, label_end, line, meta_of, plain_text
 from dpsweep.orchestration.report.plot import Plot
 from dpsweep.orchestration.report.style import INK
-from dpsweep.workers.attack_results import auc_interval
+from dpsweep.workers.evaluation.attack_results import auc_interval
 
 
 def gradient_norms(scene: Scene) -> Plot:

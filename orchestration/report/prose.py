@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dpsweep.accounting.accountants import account
-from dpsweep.accounting.mechanism import Trace
-from dpsweep.accounting.release import ReleaseSpec
+from dpsweep.accounting.accountants.one_run import account
+from dpsweep.accounting.jobs.release import ReleaseSpec
+from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.orchestration.comparison.findings import Findings, warnings
 from dpsweep.orchestration.comparison.formats import correlation, listed, number, per_unit
 from dpsweep.orchestration.comparison.ledger import ComposedGroup, composed

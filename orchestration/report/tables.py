@@ -39,7 +39,7 @@ from dpsweep.orchestration.records.published import (
 from dpsweep.orchestration.report.figures import meta_of
 from dpsweep.orchestration.report.html import Cell, named, table
 from dpsweep.orchestration.report.style import Style
-from dpsweep.workers.rates import recalls
+from dpsweep.workers.evaluation.rates import recalls
 
 _MOST_CLASSES = 20
 """Most classes of a confusion matrix in the report; larger ones are only in results.json."""

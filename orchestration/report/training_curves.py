@@ -8,10 +8,10 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from dpsweep.accounting.accountants import account, total_rho
+from dpsweep.accounting.accountants.one_run import account, total_rho
 from dpsweep.accounting.errors import UnsupportedMechanism
-from dpsweep.accounting.estimates import PrivacyEstimate
-from dpsweep.accounting.mechanism import Trace
+from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
+from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.orchestration.comparison.group_sizes import VADHAN, GroupComparison, compare_groups, linear_heading
 from dpsweep.orchestration.comparison.rate_metrics import spoken
 from dpsweep.orchestration.comparison.settings import Setting

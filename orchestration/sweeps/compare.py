@@ -11,7 +11,7 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.registry import one_of
 from dpsweep.orchestration.sweeps.fields import SweepSection
 from dpsweep.orchestration.sweeps.text import shortly
-from dpsweep.workers import rates
+from dpsweep.workers.evaluation import rates
 from dpsweep.workers.tasks import TASKS, Task
 
 _SHORT: Final[Mapping[object, str]] = {"tpr": "true_positive_rate", "fpr": "false_positive_rate"}

@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass
 from typing import Any, Final, get_type_hints
 
-from dpsweep.accounting.schedules import NOISES
+from dpsweep.accounting.mechanism.schedules import NOISES
 from dpsweep.orchestration.records.release_modes import RELEASE_MODES
-from dpsweep.workers.augmentation import AUGMENTATIONS
 from dpsweep.workers.clipping import CLIPPING
 from dpsweep.workers.data import SOURCES
-from dpsweep.workers.losses import LOSSES
 from dpsweep.workers.models import MODELS
-from dpsweep.workers.optimizers import AVERAGES, LEARNING_RATE_SCHEDULES, OPTIMIZERS
-from dpsweep.workers.preprocessing import PREPROCESSING
+from dpsweep.workers.tasks.losses import LOSSES
+from dpsweep.workers.training.augmentation import AUGMENTATIONS
+from dpsweep.workers.training.optimizers import AVERAGES, LEARNING_RATE_SCHEDULES, OPTIMIZERS
+from dpsweep.workers.training.preprocessing import PREPROCESSING
 
 COMPONENTS: Final[Mapping[str, Mapping[str, Callable[..., object]]]] = {
     "data": SOURCES,

@@ -14,7 +14,7 @@ from typing import Final, Literal
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.workers.data import FEW_ROWS, ColumnProfile, TableProfile, TableTask, load_source, profile_table
-from dpsweep.workers.robust_ranges import ROUNDS
+from dpsweep.workers.training.robust_ranges import ROUNDS
 
 MOST_VALUES = 50
 """Maximum number of distinct values of a category, class or group column that a draft lists."""

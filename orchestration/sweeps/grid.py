@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from dpsweep.accounting.errors import InvalidInput, require_finite
-from dpsweep.accounting.release import ReleaseSpec
+from dpsweep.accounting.jobs.release import ReleaseSpec
 from dpsweep.orchestration.records.published import NON_PRIVATE, Label
 from dpsweep.orchestration.records.release_modes import release_spec
 from dpsweep.orchestration.sweeps.combinations import (
@@ -31,7 +31,7 @@ from dpsweep.orchestration.sweeps.identity import content, short_name, trial_key
 from dpsweep.orchestration.sweeps.labels import Choice, labels_by_axis, labels_of, shown_choice
 from dpsweep.orchestration.sweeps.schema import OWN_NOISE, RowsPerUserSettings, SweepSpec
 from dpsweep.orchestration.sweeps.tune import Adapted, TuneSettings, adapt, on_its_part, setting_of
-from dpsweep.workers.evaluation import MIN_GROUP_SIZE
+from dpsweep.workers.evaluation.scores import MIN_GROUP_SIZE
 from dpsweep.workers.spec import AttackSpec, Component, NoiseSpec, TrialSpec, UserSpec
 
 MAX_TRIALS = 10_000

@@ -21,8 +21,8 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import PurePath
 from typing import Any, Final
 
-from dpsweep.accounting.release import ReleaseSpec
-from dpsweep.workers.own_sources import GIVEN
+from dpsweep.accounting.jobs.release import ReleaseSpec
+from dpsweep.workers.own_code.own_sources import GIVEN
 from dpsweep.workers.spec import ExecutionSpec, NormSpec, TrialSpec, at_speed_of
 
 LONGEST_KEY: Final = 120

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from dpsweep.workers.imports import is_import_path
+from dpsweep.workers.own_code.imports import is_import_path
 
 _LIST = Sequence[str]
 _LISTS_BY_NAME = Mapping[str, Sequence[str]]

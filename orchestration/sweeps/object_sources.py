@@ -28,8 +28,8 @@ from typing import Any, Final
 import numpy as np
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.own_modules import BYTECODE
-from dpsweep.workers.own_sources import is_installed
+from dpsweep.workers.own_code.own_modules import BYTECODE
+from dpsweep.workers.own_code.own_sources import is_installed
 
 _LONGEST: Final = 10_000
 """Most characters of a plain value that a definition uses; longer ones are data."""

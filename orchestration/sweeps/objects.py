@@ -23,8 +23,8 @@ from dpsweep.accounting.registry import build
 from dpsweep.orchestration.sweeps.object_sources import source_of
 from dpsweep.orchestration.sweeps.text import shortly
 from dpsweep.orchestration.sweeps.user_code import allowance
-from dpsweep.workers.imports import GivenData, UserModule
-from dpsweep.workers.own_sources import GIVEN, sources_of_text
+from dpsweep.workers.own_code.imports import GivenData, UserModule
+from dpsweep.workers.own_code.own_sources import GIVEN, sources_of_text
 
 _ROLES: Final = {"data": "data source", "model": "model", "loss": "loss", "clipping": "clipping method"}
 """Keys of a sweep whose values may be functions and classes, with what these are called in errors."""
@@ -220,7 +220,7 @@ def _loss(value: Any, name: str, subject: str, params: Mapping[str, Any]) -> str
     kind = value if inspect.isclass(value) else type(value)
     if hasattr(value, "reduction") or (inspect.isclass(value) and kind.__module__.startswith("torch.nn")):
         imports = f"from {kind.__module__} import {kind.__name__} as _{name}"
-        first = f"{imports}\n\nfrom dpsweep.workers.losses import of_each_row\n"
+        first = f"{imports}\n\nfrom dpsweep.workers.tasks.losses import of_each_row\n"
         return first + _OF_EACH.format(name=name, made=f"_{name}({_arguments(value, kind, subject)})")
     text = source_of(value, name, subject)
     is_itself = _is_of_rows(value, params)

@@ -13,15 +13,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from dpsweep.accounting.calibration import calibrate_noise_multiplier
+from dpsweep.accounting.calibration.calibrate import calibrate_noise_multiplier
 from dpsweep.accounting.errors import DpsweepError
-from dpsweep.accounting.mechanism import Segment, Trace
-from dpsweep.accounting.samplings import PoissonSampling
+from dpsweep.accounting.mechanism.samplings import PoissonSampling
+from dpsweep.accounting.mechanism.trace import Segment, Trace
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec
-from dpsweep.workers.rows_per_user import RELEASE, median_rows, release_of
+from dpsweep.workers.sampling.rows_per_user import RELEASE, median_rows, release_of
+from dpsweep.workers.sampling.users import population, rows_kept
 from dpsweep.workers.spec import UserSampling, UserSpec
-from dpsweep.workers.users import population, rows_kept
 
 Verdict = Literal["els", "uls", "unknown", "unreachable"]
 """The way with less noise; ``unknown`` where that depends on how alike the rows of a user are, ``unreachable`` where no

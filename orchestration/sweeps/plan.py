@@ -15,12 +15,12 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from dpsweep.accounting.calibration.planning import PROCESSES, Calibration, Solver, TrialMechanism, solve_all
 from dpsweep.accounting.errors import DpsweepError, InvalidInput, Unreachable, private_text, public_text, without_locals
-from dpsweep.accounting.estimates import PrivacyEstimate
-from dpsweep.accounting.mechanism import Release, Trace
-from dpsweep.accounting.planning import PROCESSES, Calibration, Solver, TrialMechanism, solve_all
+from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
+from dpsweep.accounting.mechanism.reasons import weakened
+from dpsweep.accounting.mechanism.trace import Release, Trace
 from dpsweep.accounting.pld import rounds_of_group
-from dpsweep.accounting.reasons import weakened
 from dpsweep.orchestration.records.failures import shown
 from dpsweep.orchestration.records.release_modes import RELEASED, release_spec
 from dpsweep.orchestration.sweeps.grid import NO_PAST, GridPoint, Past, grid
@@ -34,17 +34,17 @@ from dpsweep.orchestration.sweeps.selection import unlike
 from dpsweep.orchestration.sweeps.tasks import require_one_task
 from dpsweep.orchestration.sweeps.tune import while_tuning
 from dpsweep.workers import clipping
-from dpsweep.workers.checkpoint import fingerprint
 from dpsweep.workers.data import Dataset, describe, load_dataset
 from dpsweep.workers.dataset_description import DatasetDescription
-from dpsweep.workers.feasibility import StepSpec, TriedModel, check_feasible, excerpt
-from dpsweep.workers.imports import NO_CODE, UserCode, is_import_path
-from dpsweep.workers.optimizers import make_average, make_learning_rate_schedule, make_optimizer
-from dpsweep.workers.preprocessing import planned_releases
-from dpsweep.workers.requirements import check_spec, with_chosen_norms
+from dpsweep.workers.machine.checkpoint import fingerprint
+from dpsweep.workers.own_code.imports import NO_CODE, UserCode, is_import_path
+from dpsweep.workers.sampling.users import population, require_per_user, require_strangers
 from dpsweep.workers.spec import DataSpec, NormSpec, TrialSpec
-from dpsweep.workers.trial_mechanism import affordable_epochs, mechanism_of, with_noise
-from dpsweep.workers.users import population, require_per_user, require_strangers
+from dpsweep.workers.training.optimizers import make_average, make_learning_rate_schedule, make_optimizer
+from dpsweep.workers.training.preprocessing import planned_releases
+from dpsweep.workers.training.requirements import check_spec, with_chosen_norms
+from dpsweep.workers.training.trial_mechanism import affordable_epochs, mechanism_of, with_noise
+from dpsweep.workers.trials.feasibility import StepSpec, TriedModel, check_feasible, excerpt
 
 _BYTES_PER_ROW = 8 + 4 + 4 + 4 + 4
 """example_id int64; group int32; norm, contribution and loss float32."""
@@ -287,7 +287,7 @@ def _named(axis: str) -> Iterator[None]:
 def _require_own_entries(trial: TrialSpec, mechanism: TrialMechanism, statistics: tuple[Release, ...]) -> None:
     """Refuse released statistics of epsilons if one example also decides when the norms of others are measured.
 
-    Their noise covers that one example changes its own epsilon only (`dpsweep.accounting.release`).
+    Their noise covers that one example changes its own epsilon only (`dpsweep.accounting.jobs.release`).
     """
     if statistics and trial.norms.are_off:
         raise InvalidInput(

@@ -10,12 +10,12 @@ import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dpsweep.accounting.accountants import account
+from dpsweep.accounting.accountants.one_run import account
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.estimates import PrivacyEstimate
-from dpsweep.accounting.mechanism import Release, Trace
-from dpsweep.accounting.noise import prefix_sum_errors
-from dpsweep.accounting.reasons import Reason
+from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
+from dpsweep.accounting.mechanism.noise_strategies import prefix_sum_errors
+from dpsweep.accounting.mechanism.reasons import Reason
+from dpsweep.accounting.mechanism.trace import Release, Trace
 from dpsweep.orchestration.records.failures import record_refusals
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.sweeps.grid import GridPoint

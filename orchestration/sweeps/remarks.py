@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dpsweep.accounting.accountants import account
-from dpsweep.accounting.exponential_choice import ExponentialChoice
-from dpsweep.accounting.joint_cost import account_together
-from dpsweep.accounting.random_trials import RandomTrials
-from dpsweep.accounting.reasons import in_words
+from dpsweep.accounting.accountants.joint_cost import account_together
+from dpsweep.accounting.accountants.one_run import account
+from dpsweep.accounting.mechanism.exponential_choice import ExponentialChoice
+from dpsweep.accounting.mechanism.random_trials import RandomTrials
+from dpsweep.accounting.mechanism.reasons import in_words
 from dpsweep.orchestration.sweeps.combinations import repeated
 from dpsweep.orchestration.sweeps.schema import SweepSpec
-from dpsweep.workers.imports import UserCode, is_import_path
+from dpsweep.workers.own_code.imports import UserCode, is_import_path
 from dpsweep.workers.spec import TrialSpec
-from dpsweep.workers.trial_mechanism import make_budget, paid_by
+from dpsweep.workers.training.trial_mechanism import make_budget, paid_by
 
 if TYPE_CHECKING:
     from dpsweep.orchestration.sweeps.planned import PlannedTrial

@@ -10,9 +10,9 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.individual import INDIVIDUAL_ACCOUNTANTS
+from dpsweep.accounting.mechanism.samplings import Adjacency
+from dpsweep.accounting.mechanism.units import UnitName
 from dpsweep.accounting.registry import nearest
-from dpsweep.accounting.samplings import Adjacency
-from dpsweep.accounting.units import UnitName
 from dpsweep.orchestration.records.release_modes import RELEASED, Disclosure
 from dpsweep.orchestration.sweeps.axes import has_lists, spread
 from dpsweep.orchestration.sweeps.compare import CompareSettings
@@ -37,7 +37,7 @@ from dpsweep.orchestration.sweeps.resources import ResourceSettings, check_secti
 from dpsweep.orchestration.sweeps.selection import check_selection
 from dpsweep.orchestration.sweeps.text import parse_text
 from dpsweep.orchestration.sweeps.tune import Adapted, TuneSettings, check_places, check_tuning
-from dpsweep.workers.imports import is_import_path
+from dpsweep.workers.own_code.imports import is_import_path
 from dpsweep.workers.spec import (
     Component,
     DataSpec,

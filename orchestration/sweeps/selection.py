@@ -13,13 +13,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.exponential_choice import ExponentialChoice
-from dpsweep.accounting.mechanism import Selection, Trace
-from dpsweep.accounting.random_trials import RandomTrials
+from dpsweep.accounting.mechanism.exponential_choice import ExponentialChoice
+from dpsweep.accounting.mechanism.random_trials import RandomTrials
+from dpsweep.accounting.mechanism.trace import Selection, Trace
 from dpsweep.orchestration.records.release_modes import release_mode
 from dpsweep.orchestration.sweeps.text import parse_text
 from dpsweep.orchestration.sweeps.tune import Adapted, DrawnRun, TuneSettings, candidates_of
-from dpsweep.workers.noise_sources import noise_source_kind
+from dpsweep.workers.noise.noise_sources import noise_source_kind
 from dpsweep.workers.spec import AttackSpec
 
 if TYPE_CHECKING:

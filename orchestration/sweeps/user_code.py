@@ -18,9 +18,9 @@ from pathlib import Path, PurePath
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.sweeps.schema import SweepSpec
-from dpsweep.workers.imports import UserCode, UserModule, split_import_path
-from dpsweep.workers.own_modules import SourceFile, python_finds
-from dpsweep.workers.own_sources import is_installed, module_file
+from dpsweep.workers.own_code.imports import UserCode, UserModule, split_import_path
+from dpsweep.workers.own_code.own_modules import SourceFile, python_finds
+from dpsweep.workers.own_code.own_sources import is_installed, module_file
 
 _PACKAGE = "dpsweep_user_code"
 """Folder in which the user's modules are shipped. Ray makes the folder importable on every worker, but not the modules

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dpsweep.accounting.records import TrialFiles, read_bytes
-from dpsweep.workers.own_record import stored_code
+from dpsweep.workers.own_code.own_record import stored_code
 from dpsweep.workers.spec import TrialSpec
-from dpsweep.workers.trained_model import TrainedModel, load_trained
+from dpsweep.workers.trials.trained_model import TrainedModel, load_trained
 
 
 @dataclass(frozen=True)

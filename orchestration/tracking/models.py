@@ -32,7 +32,7 @@ from dpsweep.orchestration.records.published import PublishedTrial
 from dpsweep.orchestration.tracking.locations import MOST_PAGES, require_location
 from dpsweep.orchestration.tracking.parallel import each
 from dpsweep.orchestration.tracking.protocol import TrackingUnavailable
-from dpsweep.workers.history import read_training_result
+from dpsweep.workers.training.history import read_training_result
 
 SWEEP, TRIAL, SETTING, KIND = "dpsweep.sweep", "dpsweep.trial_key", "dpsweep.setting", "dpsweep.kind"
 COMPARED: Final = "compared/"

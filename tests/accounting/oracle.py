@@ -14,8 +14,8 @@ import dp_accounting
 from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
 from dp_accounting.pld import PLDAccountant
 
-from dpsweep.accounting.mechanism import GaussianRelease, Segment, Trace
-from dpsweep.accounting.samplings import FixedBatchSampling, PoissonSampling, ShuffledSampling
+from dpsweep.accounting.mechanism.samplings import FixedBatchSampling, PoissonSampling, ShuffledSampling
+from dpsweep.accounting.mechanism.trace import GaussianRelease, Segment, Trace
 
 Round = tuple[float, float]
 """Sample rate, and noise over how far an example moves the result."""

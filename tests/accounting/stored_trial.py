@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from dpsweep.accounting.jobs import AccountingJob, Counting, Scatter, account_in_process, store_epsilons
-from dpsweep.accounting.mechanism import Segment, SideQuery, Trace
+from dpsweep.accounting.mechanism.samplings import PoissonSampling
+from dpsweep.accounting.mechanism.trace import Segment, SideQuery, Trace
 from dpsweep.accounting.records.epsilons import Epsilons, read_epsilons
 from dpsweep.accounting.records.layout import TrialFiles
 from dpsweep.accounting.records.shards import NormShardWriter, NormSnapshot
 from dpsweep.accounting.records.traces import write_trace
-from dpsweep.accounting.samplings import PoissonSampling
 
 
 def snapshot(step: int, examples: int, seed: int = 0) -> NormSnapshot:

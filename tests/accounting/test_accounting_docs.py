@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dpsweep.accounting.accountants import ACCOUNTANTS, account
-from dpsweep.accounting.samplings import PoissonSampling, Sampling, ShuffledSampling
-from dpsweep.accounting.schedules import SCHEDULES, make_schedule, planned_trace
+from dpsweep.accounting.accountants.one_run import ACCOUNTANTS, account
+from dpsweep.accounting.mechanism.samplings import PoissonSampling, Sampling, ShuffledSampling
+from dpsweep.accounting.mechanism.schedules import SCHEDULES, make_schedule, planned_trace
 
 PAGE = Path(__file__).parents[2] / "docs" / "accounting.md"
 

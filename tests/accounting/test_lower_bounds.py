@@ -50,9 +50,9 @@ from dpsweep.accounting import (
     privacy_curve,
 )
 from dpsweep.accounting.attacks import FALSE_POSITIVE_RATES
-from dpsweep.accounting.filters import RenyiFilter
+from dpsweep.accounting.mechanism.filters import RenyiFilter
+from dpsweep.accounting.mechanism.samplings import Draws, RandomAllocationSampling, stored_kinds
 from dpsweep.accounting.pld import delta_pld, epsilon_pld, grows_at_least_linearly, linear_growth
-from dpsweep.accounting.samplings import Draws, RandomAllocationSampling, stored_kinds
 
 DELTA = 1e-3
 EPSILON = 0.7

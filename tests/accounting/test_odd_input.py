@@ -13,12 +13,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpsweep.accounting import accountants, budgets, calibration, joint_cost, pld, release, schedules
+from dpsweep.accounting import pld
+from dpsweep.accounting.accountants import joint_cost
+from dpsweep.accounting.accountants import one_run as accountants
+from dpsweep.accounting.calibration import budgets
+from dpsweep.accounting.calibration import calibrate as calibration
 from dpsweep.accounting.errors import DpsweepError, InvalidInput
 from dpsweep.accounting.individual import epsilons
 from dpsweep.accounting.individual.algorithm_2 import algorithm_2
-from dpsweep.accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
-from dpsweep.accounting.samplings import FixedBatchSampling, PoissonSampling, ShuffledSampling
+from dpsweep.accounting.jobs import release
+from dpsweep.accounting.mechanism import schedules
+from dpsweep.accounting.mechanism.samplings import FixedBatchSampling, PoissonSampling, ShuffledSampling
+from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Segment, SideQuery, Trace
 
 ODD: tuple[Any, ...] = (
     *(math.nan, math.inf, -math.inf, 0, -1, -0.5, 1e-320, 1e300, 10**400, 2**60, True, np.True_, None, "7", 1j, b"1"),

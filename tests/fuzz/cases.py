@@ -12,8 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from dpsweep.accounting.mechanism import GaussianRelease, PureRelease, Release, Segment, SideQuery, Trace
-from dpsweep.accounting.samplings import (
+from dpsweep.accounting.mechanism.samplings import (
     Adjacency,
     FixedBatchSampling,
     PoissonSampling,
@@ -22,7 +21,8 @@ from dpsweep.accounting.samplings import (
     ShuffledSampling,
     TruncatedPoissonSampling,
 )
-from dpsweep.accounting.units import Unit as WhosePrivacy
+from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Release, Segment, SideQuery, Trace
+from dpsweep.accounting.mechanism.units import Unit as WhosePrivacy
 from tests.fuzz.rounds import Members, full_members
 
 Unit = Literal["example", "group", "rows", "members", "user"]

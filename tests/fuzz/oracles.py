@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from dpsweep.accounting.samplings import RandomAllocationSampling, TruncatedPoissonSampling
+from dpsweep.accounting.mechanism.samplings import RandomAllocationSampling, TruncatedPoissonSampling
 from tests.fuzz import closed_forms, lattice
 from tests.fuzz.cases import Case
 from tests.fuzz.lattice import Bracket

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from dpsweep.accounting.mechanism import GaussianRelease, PureRelease, Segment, Trace
-from dpsweep.accounting.samplings import FixedBatchSampling, PoissonSampling, ShuffledSampling
+from dpsweep.accounting.mechanism.samplings import FixedBatchSampling, PoissonSampling, ShuffledSampling
+from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Segment, Trace
 
 
 @dataclass(frozen=True)

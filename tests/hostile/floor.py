@@ -7,8 +7,8 @@ import math
 import numpy as np
 from scipy.stats import norm
 
-from dpsweep.accounting.mechanism import GaussianRelease, Trace
-from dpsweep.accounting.samplings import PoissonSampling, ShuffledSampling
+from dpsweep.accounting.mechanism.samplings import PoissonSampling, ShuffledSampling
+from dpsweep.accounting.mechanism.trace import GaussianRelease, Trace
 
 _ROUNDING = 1e-9
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from dpsweep.accounting.jobs import epsilons_of_part
-from dpsweep.accounting.mechanism import Trace
+from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.records.epsilons import Epsilons
 from dpsweep.accounting.records.layout import TrialFiles
 from dpsweep.accounting.records.part_files import NORM_SCHEMA

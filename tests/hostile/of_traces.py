@@ -14,11 +14,16 @@ from typing import Any, Literal
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from dpsweep.accounting.accountants import account
-from dpsweep.accounting.filters import RenyiFilter
-from dpsweep.accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
+from dpsweep.accounting.accountants.one_run import account
+from dpsweep.accounting.mechanism.filters import RenyiFilter
+from dpsweep.accounting.mechanism.samplings import (
+    FixedBatchSampling,
+    PoissonSampling,
+    ShuffledSampling,
+    TruncatedPoissonSampling,
+)
+from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Segment, SideQuery, Trace
 from dpsweep.accounting.records.traces import read_trace, write_trace
-from dpsweep.accounting.samplings import FixedBatchSampling, PoissonSampling, ShuffledSampling, TruncatedPoissonSampling
 from tests.hostile.floor import assert_pays_for_a_step
 from tests.hostile.odd import Edit, edited, edits, odd_values, places_in
 from tests.hostile.target import Target

@@ -15,11 +15,11 @@ from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.user_code import permitted
 from dpsweep.workers.data import load_dataset
-from dpsweep.workers.imports import UserCode
 from dpsweep.workers.models import build_model
+from dpsweep.workers.own_code.imports import UserCode
 from dpsweep.workers.spec import Component, TrialSpec
-from dpsweep.workers.trained_model import load_trained
-from dpsweep.workers.trial import run_trial
+from dpsweep.workers.trials.trained_model import load_trained
+from dpsweep.workers.trials.trial import run_trial
 from tests.models.brought import Brought, Verdict
 
 HERE = Path(__file__).parent

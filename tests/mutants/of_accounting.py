@@ -8,9 +8,9 @@ from tests.mutants.mutant import Bug as B
 from tests.mutants.mutant import Mutant, bugs_in
 
 ACCOUNTANTS: Final = (
-    "tests/accounting/test_closed_forms.py",
+    "tests/accounting/accountants/test_closed_forms.py",
     *(
-        f"tests/accounting/test_accountants.py::{name}"
+        f"tests/accounting/accountants/test_one_run.py::{name}"
         for name in (
             "TestPublishedNumbers",
             "TestRounds",
@@ -22,18 +22,18 @@ ACCOUNTANTS: Final = (
         )
     ),
 )
-CALIBRATION: Final = ("tests/accounting/test_calibration.py",)
-MECHANISM: Final = ("tests/accounting/test_mechanism.py",)
-RELEASE: Final = ("tests/accounting/test_release.py",)
-RENYI: Final = ("tests/accounting/test_renyi.py", *ACCOUNTANTS)
-SAMPLINGS: Final = ("tests/accounting/test_samplings.py", "tests/accounting/pld/test_groups.py")
-SCHEDULES: Final = ("tests/accounting/test_schedules.py",)
+CALIBRATION: Final = ("tests/accounting/calibration/test_calibrate.py",)
+MECHANISM: Final = ("tests/accounting/mechanism/test_trace.py",)
+RELEASE: Final = ("tests/accounting/jobs/test_release.py",)
+RENYI: Final = ("tests/accounting/numerics/test_renyi.py", *ACCOUNTANTS)
+SAMPLINGS: Final = ("tests/accounting/mechanism/test_samplings.py", "tests/accounting/pld/test_groups.py")
+SCHEDULES: Final = ("tests/accounting/mechanism/test_schedules.py",)
 COMPOSITION: Final = ("tests/accounting/pld/test_composition.py",)
 GROUPS: Final = ("tests/accounting/pld/test_groups.py",)
 
 ACCOUNTING: Final[tuple[Mutant, ...]] = (
     *bugs_in(
-        "accounting/accountants.py",
+        "accounting/accountants/one_run.py",
         ACCOUNTANTS,
         B(
             "[0.5 * epsilon**2 for epsilon in pure_epsilons(trace, group_size)]",
@@ -97,7 +97,7 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "accounting/rounds.py",
+        "accounting/mechanism/rounds.py",
         ACCOUNTANTS,
         B("sigma / (1 + s.displaced)", "noise_multiplier", "fixed batches are not doubled", True),
         B(
@@ -117,7 +117,7 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
         B("yield sigma, last - first - 1", "yield sigma, last - first - 2", "an epoch is dropped", True),
     ),
     *bugs_in(
-        "accounting/budgets.py",
+        "accounting/calibration/budgets.py",
         CALIBRATION,
         B(
             "return total_rho(trace, self.group_size)",
@@ -136,11 +136,11 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
             "if self.trials is None:",
             "a target of a selection is met by one run alone",
             True,
-            ("tests/accounting/test_selection.py::TestProperties",),
+            ("tests/accounting/accountants/test_selection.py::TestProperties",),
         ),
     ),
     *bugs_in(
-        "accounting/calibration.py",
+        "accounting/calibration/calibrate.py",
         CALIBRATION,
         B("while high <= at_most and", "while high < at_most and", "the longest run is one short at powers of two"),
         B("high = min(high, at_most + 1)", "high = min(high, at_most)", "the longest run is one short elsewhere"),
@@ -155,7 +155,7 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
         B("2.0 if math.isinf(cost) else", "-2.0 if math.isinf(cost) else", "an infinite cost meets every target", True),
     ),
     *bugs_in(
-        "accounting/mechanism.py",
+        "accounting/mechanism/trace.py",
         MECHANISM,
         B(
             "sum(query.noise_multiplier**-2 for query",
@@ -183,7 +183,7 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
             "",
             "an end that followed results is a guarantee",
             True,
-            ("tests/accounting/test_ended_by_results.py",),
+            ("tests/accounting/mechanism/test_ended_by_results.py",),
         ),
         B(
             "return weakest(self.kind, self.contributions)",
@@ -217,7 +217,7 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "accounting/release.py",
+        "accounting/jobs/release.py",
         RELEASE,
         B(
             "self.quantile_noise_multiplier / steps**0.5",
@@ -251,7 +251,7 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "accounting/renyi.py",
+        "accounting/numerics/renyi.py",
         RENYI,
         B(
             "np.log1p(-1.0 / orders) - np.log(delta * orders)",
@@ -269,7 +269,7 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
         B("(-(delta**2)), 0.0", "(-delta), 0.0", "epsilon 0 where delta does not cover the run", True),
     ),
     *bugs_in(
-        "accounting/gaussian.py",
+        "accounting/numerics/gaussian.py",
         COMPOSITION,
         B(
             "upper = root(log_delta + math.log1p(-slack)) * (1 + _ROOT)",
@@ -285,7 +285,7 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "accounting/samplings.py",
+        "accounting/mechanism/samplings.py",
         SAMPLINGS,
         B(
             "- np.log(size - group_size - batch + drawn + 1.0)",
@@ -308,7 +308,7 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
         B("if self.steps_per_epoch > dataset_size:", "if False:", "epochs of more batches than examples are accepted"),
     ),
     *bugs_in(
-        "accounting/schedules.py",
+        "accounting/mechanism/schedules.py",
         SCHEDULES,
         B(
             "value if value >= NEGLIGIBLE_NOISE else 0.0",

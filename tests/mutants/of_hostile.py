@@ -10,12 +10,12 @@ from tests.mutants.mutant import Mutant, bugs_in
 ENCRYPTION: Final = ("tests/accounting/records/test_encryption.py",)
 CLAIMS: Final = ("tests/orchestration/comparison/test_claims.py",)
 FOUND: Final = ("tests/test_hostile.py::test_what_was_found_is_refused_in_one_line",)
-MEMBERSHIP: Final = ("tests/workers/test_membership.py",)
+MEMBERSHIP: Final = ("tests/workers/trials/test_membership.py",)
 STRANGERS: Final = ("tests/orchestration/test_second_user.py",)
 
 HOSTILE: Final[tuple[Mutant, ...]] = (
     *bugs_in(
-        "accounting/reasons.py",
+        "accounting/mechanism/reasons.py",
         ("tests/orchestration/test_reasons.py::test_each_reason_has_its_cause_and_no_other_comes_with_it",),
         B('kind="estimate", reasons=found', "reasons=found", "a claim with reasons stays a guarantee", True),
     ),
@@ -133,7 +133,7 @@ HOSTILE: Final[tuple[Mutant, ...]] = (
         B("has {len(text)} characters that are", "is {text},", "an error tells the key", True),
     ),
     *bugs_in(
-        "workers/membership.py",
+        "workers/trials/membership.py",
         MEMBERSHIP,
         B("np.asarray(-own - logsumexp", "np.asarray(-own + logsumexp", "hard examples score as members"),
         B(
@@ -143,7 +143,7 @@ HOSTILE: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "workers/attack_results.py",
+        "workers/evaluation/attack_results.py",
         MEMBERSHIP,
         B("square = _QUANTILE**2 / per_side", "square = _QUANTILE / per_side", "intervals are too narrow"),
     ),

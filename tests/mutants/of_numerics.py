@@ -197,8 +197,8 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
         B("cancel_futures=True", "cancel_futures=False", "a second writer stands beside the first"),
     ),
     *bugs_in(
-        "workers/trial.py",
-        ("tests/workers/test_background_norms.py",),
+        "workers/trials/trial.py",
+        ("tests/workers/training/test_background_norms.py",),
         B(
             "        for recorder in trainer.recorders:\n            recorder.wait()\n",
             "",
@@ -259,8 +259,8 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
         B('if note.get("inputs") != inputs:', "if not note:", "a part of another trace or delta is taken up", True),
     ),
     *bugs_in(
-        "accounting/keystream.py",
-        ("tests/accounting/test_release.py", "tests/workers/test_noise.py"),
+        "accounting/records/keystream.py",
+        ("tests/accounting/jobs/test_release.py", "tests/workers/noise/test_gaussian_sources.py"),
         B("self._counter += 1", "self._counter += 0", "every call gives the same bits", True),
         B(
             "return KeyedStream(fresh_key())",
@@ -270,8 +270,8 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "accounting/rounding.py",
-        ("tests/accounting/test_release.py", "tests/workers/test_noise.py"),
+        "accounting/numerics/rounding.py",
+        ("tests/accounting/jobs/test_release.py", "tests/workers/noise/test_gaussian_sources.py"),
         B("_SHARE = 2.0**-12", "_SHARE = 2.0**-40", "low-order bits give values away", True),
     ),
 )

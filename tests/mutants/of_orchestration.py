@@ -95,8 +95,8 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         B("        refuse(others, files, ANEW)\n", "", "results of two versions of a model stand beside each other"),
     ),
     *bugs_in(
-        "workers/own_modules.py",
-        ("tests/workers/test_own_modules.py",),
+        "workers/own_code/own_modules.py",
+        ("tests/workers/own_code/test_own_modules.py",),
         B("return self.file.content if path == self.file.path else super()", "return super()", "an edited file is run"),
         B(
             "        if not all(_is_executed",

@@ -30,7 +30,7 @@ PLD: Final[tuple[Mutant, ...]] = (
             "total_variation(rounds) <= 2 * delta:",
             "epsilon 0 where delta does not cover the run",
             True,
-            ("tests/accounting/test_closed_forms.py",),
+            ("tests/accounting/accountants/test_closed_forms.py",),
         ),
     ),
     *bugs_in(

@@ -8,21 +8,21 @@ from tests.mutants.mutant import Bug as B
 from tests.mutants.mutant import Mutant, bugs_in
 
 SELECTION: Final = (
-    "tests/accounting/test_selection.py::TestAgainstDpAccounting",
-    "tests/accounting/test_selection.py::TestProperties",
-    "tests/accounting/test_selection.py::TestExactly",
-    "tests/accounting/test_selection.py::TestLaw",
+    "tests/accounting/accountants/test_selection.py::TestAgainstDpAccounting",
+    "tests/accounting/accountants/test_selection.py::TestProperties",
+    "tests/accounting/accountants/test_selection.py::TestExactly",
+    "tests/accounting/accountants/test_selection.py::TestLaw",
 )
 
 SELECTIONS: Final[tuple[Mutant, ...]] = (
     *bugs_in(
-        "accounting/exponential_choice.py",
-        ("tests/accounting/test_exponential_choice.py",),
+        "accounting/mechanism/exponential_choice.py",
+        ("tests/accounting/mechanism/test_exponential_choice.py",),
         B("Fraction(self.epsilon) / 2", "Fraction(self.epsilon)", "a choice costs twice what it claims", privacy=True),
     ),
     *bugs_in(
-        "accounting/selection.py",
-        ("tests/accounting/test_exponential_choice.py",),
+        "accounting/accountants/selection.py",
+        ("tests/accounting/mechanism/test_exponential_choice.py",),
         B("epsilon=max(run.epsilon, choice.epsilon)", "epsilon=run.epsilon", "a choice costs nothing", privacy=True),
         B("if require_group_size(group_size) > 1:", "if False:", "a choice covers groups over several parts", True),
         B(
@@ -33,7 +33,7 @@ SELECTIONS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "accounting/selection.py",
+        "accounting/accountants/selection.py",
         SELECTION,
         B(
             "+ math.log(trials.largest_mean) / (ORDERS - 1.0)",
@@ -61,27 +61,27 @@ SELECTIONS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "accounting/reductions.py",
-        ("tests/accounting/test_selected_traces.py",),
+        "accounting/mechanism/reductions.py",
+        ("tests/accounting/accountants/test_selected_traces.py",),
         B("    require_one_run(trace)\n", "", "a selection costs what one of its runs costs", privacy=True),
         B(
             "    require_supported(trace)\n    trace = as",
             "    trace = as",
             "an unknown sampling is accounted for",
             privacy=True,
-            tests=("tests/accounting/test_closed_sums.py",),
+            tests=("tests/accounting/mechanism/test_closed_sums.py",),
         ),
         B(
             "if not 0.0 < spent <= _RAREST * delta:",
             "if not 0.0 < spent:",
             "Renyi divergences never see a batch that is cut",
             privacy=True,
-            tests=("tests/accounting/test_truncated.py",),
+            tests=("tests/accounting/accountants/test_truncated.py",),
         ),
     ),
     *bugs_in(
-        "accounting/reductions.py",
-        ("tests/accounting/test_truncated.py",),
+        "accounting/mechanism/reductions.py",
+        ("tests/accounting/accountants/test_truncated.py",),
         B(
             "stats.binom.sf(most - 1, size - 1, rate)",
             "stats.binom.sf(most + 1, size - 1, rate)",
@@ -91,8 +91,8 @@ SELECTIONS: Final[tuple[Mutant, ...]] = (
         B("stats.binom.sf(most - group_size, size", "stats.binom.sf(most, size", "a group needs no room", True),
     ),
     *bugs_in(
-        "accounting/samplings.py",
-        ("tests/accounting/test_truncated.py",),
+        "accounting/mechanism/samplings.py",
+        ("tests/accounting/accountants/test_truncated.py",),
         B(
             "return self.steps_per_epoch == 1",
             "return True",
@@ -102,8 +102,8 @@ SELECTIONS: Final[tuple[Mutant, ...]] = (
         B("max(filled + (_ROUND_UP**2", "max(0.0 * filled + (_ROUND_UP**2", "one data set more is never cut", True),
     ),
     *bugs_in(
-        "accounting/joint_cost.py",
-        ("tests/accounting/test_selected_traces.py",),
+        "accounting/accountants/joint_cost.py",
+        ("tests/accounting/accountants/test_selected_traces.py",),
         B(
             "share = delta / (sum(selected.values()) + bool(plain))",
             "share = delta",
@@ -112,7 +112,7 @@ SELECTIONS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "accounting/random_trials.py",
+        "accounting/mechanism/random_trials.py",
         SELECTION,
         B(
             "* (number + self.shape) / (number + 1.0)",

@@ -7,19 +7,21 @@ from typing import Final
 from tests.mutants.mutant import Bug as B
 from tests.mutants.mutant import Mutant, bugs_in
 
-CHACHA: Final = ("tests/workers/test_chacha.py",)
-CHACHA_VALUES: Final = ("tests/workers/test_noise.py::test_draws_are_those_of_box_and_muller_from_the_bits_of_openssl",)
-DRAWS: Final = ("tests/workers/test_training_draws.py",)
+CHACHA: Final = ("tests/workers/noise/test_chacha.py",)
+CHACHA_VALUES: Final = (
+    "tests/workers/noise/test_gaussian_sources.py::test_draws_are_those_of_box_and_muller_from_the_bits_of_openssl",
+)
+DRAWS: Final = ("tests/workers/training/test_training_draws.py",)
 ENGINE: Final = ("tests/workers/gradients/test_edges.py",)
-NOISE: Final = ("tests/workers/test_noise.py",)
-NORMS: Final = ("tests/workers/test_training_norms.py",)
-PRIVACY: Final = ("tests/workers/test_training_privacy.py",)
-SAMPLING: Final = ("tests/workers/test_sampling.py",)
-TRAINING: Final = ("tests/workers/test_training.py",)
+NOISE: Final = ("tests/workers/noise/test_gaussian_sources.py",)
+NORMS: Final = ("tests/workers/training/test_training_norms.py",)
+PRIVACY: Final = ("tests/workers/training/test_training_privacy.py",)
+SAMPLING: Final = ("tests/workers/sampling/test_samplers.py",)
+TRAINING: Final = ("tests/workers/training/test_trainer.py",)
 
 STEPS: Final[tuple[Mutant, ...]] = (
     *bugs_in(
-        "workers/training.py",
+        "workers/training/trainer.py",
         TRAINING,
         B(
             "make_row_draws(spec.noise_source, spec.seed)",
@@ -74,14 +76,14 @@ STEPS: Final[tuple[Mutant, ...]] = (
             "repeatable = True",
             "models that change later keep guarantees",
             True,
-            ("tests/workers/test_modes.py",),
+            ("tests/workers/training/test_modes.py",),
         ),
         B(
             "epochs = -(-self.step_count // self._planned.steps_per_epoch)",
             "epochs = self.step_count // self._planned.steps_per_epoch",
             "the trace of a run within an epoch lacks that epoch",
             True,
-            ("tests/workers/test_training.py", *PRIVACY),
+            ("tests/workers/training/test_trainer.py", *PRIVACY),
         ),
         B(
             "if self.epoch >= self._paid_epochs:",
@@ -124,7 +126,7 @@ STEPS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "workers/requirements.py",
+        "workers/training/requirements.py",
         TRAINING,
         B(
             'if highest > 0.0 and spec.clipping.name == "none":',
@@ -147,17 +149,22 @@ STEPS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "workers/noise_sources.py",
+        "workers/noise/noise_sources.py",
         NOISE,
         B(
-            "from dpsweep.workers.noise import KeyedNoise\n\n    return KeyedNoise(device)\n",
-            "from dpsweep.workers.noise import SeededNoise\n\n    return SeededNoise(seed, device)\n",
+            "from dpsweep.workers.noise.gaussian_sources import KeyedNoise\n\n    return KeyedNoise(device)\n",
+            "from dpsweep.workers.noise.gaussian_sources import SeededNoise\n\n    return SeededNoise(seed, device)\n",
             "noise of a released model comes from the seed",
             True,
         ),
     ),
     *bugs_in(
-        "workers/noise.py",
+        "workers/noise/generators.py",
+        NOISE,
+        B("_TWISTER_WORDS: Final = 624", "_TWISTER_WORDS: Final = 2", "64 bits of a generator are secret", True),
+    ),
+    *bugs_in(
+        "workers/noise/gaussian_sources.py",
         NOISE,
         B("std / math.sqrt(self._draws)", "std / self._draws", "noise of four draws is half as large", True),
         B(
@@ -166,18 +173,17 @@ STEPS: Final[tuple[Mutant, ...]] = (
             "low-order bits give values away",
             True,
         ),
-        B("_TWISTER_WORDS: Final = 624", "_TWISTER_WORDS: Final = 2", "64 bits of a generator are secret", True),
         B('f"dpsweep:{purpose}:{seed}"', 'f"dpsweep:{seed}"', "all purposes share a seed"),
     ),
     *bugs_in(
-        "workers/step_noise.py",
-        ("tests/workers/test_step_noise.py",),
+        "workers/noise/step_noise.py",
+        ("tests/workers/noise/test_step_noise.py",),
         B("scale = std * self._norm", "scale = std", "noise does not cover the columns of C", True),
         B("-_turned(noises, step)", "_turned(noises, step)", "earlier noise has the wrong sign", True),
         B('self._step, self._rows = state["step"]', "self._step, self._rows = 0", "earlier noise is a step off", True),
     ),
     *bugs_in(
-        "workers/gaussians.py",
+        "workers/noise/gaussians.py",
         NOISE,
         B(".mul_(-2.0).sqrt_()", ".mul_(-1.0).sqrt_()", "noise is too small by sqrt 2", True),
         B("words.bitwise_right_shift(11)", "words.bitwise_right_shift(31)", "noise has 33 bits", True, CHACHA_VALUES),
@@ -195,7 +201,7 @@ STEPS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "workers/chacha.py",
+        "workers/noise/chacha.py",
         CHACHA,
         B(
             "ChaChaStream(fresh_key(), device)",
@@ -209,15 +215,15 @@ STEPS: Final[tuple[Mutant, ...]] = (
         B("for _ in range(10):", "for _ in range(4):", "ChaCha8 instead of ChaCha20", True),
     ),
     *bugs_in(
-        "workers/poisson_gaps.py",
-        ("tests/workers/test_poisson_gaps.py",),
+        "workers/sampling/poisson_gaps.py",
+        ("tests/workers/sampling/test_poisson_gaps.py",),
         B("* _ONE) - 1", "* _ONE) * 2", "rows join twice as often", True),
         B("* _ONE) - 1", "* _ONE) + 1", "rows join more often than is stated", True),
         B("k % 2 == 1", "k % 2 == 0", "events occur where they should not", True),
         B("words > np.uint64(most)", "words > np.uint64(2**64 - 1)", "small integers are more likely", True),
     ),
     *bugs_in(
-        "workers/sampling.py",
+        "workers/sampling/samplers.py",
         SAMPLING,
         B(
             "if noise_source_kind(noise_source).is_secret:\n        return KeyedRows",
@@ -248,7 +254,7 @@ STEPS: Final[tuple[Mutant, ...]] = (
         B("joins[ties] = self._stream.words(len(ties)) < rest", "joins[ties] = True", "ties all join"),
     ),
     *bugs_in(
-        "accounting/planning.py",
+        "accounting/calibration/planning.py",
         PRIVACY,
         B(
             'contributions = "estimate" if planned.noise_follows_results else self.contributions',
@@ -262,11 +268,11 @@ STEPS: Final[tuple[Mutant, ...]] = (
             "self.run",
             "the noise that is searched is not in the run",
             True,
-            ("tests/accounting/test_planning.py",),
+            ("tests/accounting/calibration/test_planning.py",),
         ),
     ),
     *bugs_in(
-        "workers/trial_mechanism.py",
+        "workers/training/trial_mechanism.py",
         NORMS,
         B(
             "repeatable = spec.augmentation is None and not spec.execution.autocast",
@@ -298,8 +304,8 @@ STEPS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "workers/contributions.py",
-        ("tests/workers/test_recording.py",),
+        "workers/training/contributions.py",
+        ("tests/workers/training/test_recording.py",),
         B("order * (order - 1.0) / 2.0 / noise", "1e-9 / noise", "several rules count as their root mean square", True),
         B(
             "clamp(0.0, self.steps) / self.steps",
@@ -313,8 +319,8 @@ STEPS: Final[tuple[Mutant, ...]] = (
         B("clamp(min=self.ruled_since)", "clamp(min=-1e18)", "norms are interpolated across rules", True),
     ),
     *bugs_in(
-        "workers/recording.py",
-        ("tests/workers/test_recording.py",),
+        "workers/training/recording.py",
+        ("tests/workers/training/test_recording.py",),
         B(
             "min(0.75 * step, max(2.0 * steps_per_epoch, 0.25 * step))",
             "1e9",

@@ -10,8 +10,8 @@ from tests.mutants.of_steps import DRAWS, TRAINING
 
 WORKERS: Final[tuple[Mutant, ...]] = (
     *bugs_in(
-        "workers/requirements.py",
-        ("tests/workers/test_training_norms.py",),
+        "workers/training/requirements.py",
+        ("tests/workers/training/test_training_norms.py",),
         B(
             "method.refreshes or mechanism.sampling.displaced",
             "method.refreshes",
@@ -20,8 +20,8 @@ WORKERS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "workers/preprocessing.py",
-        ("tests/workers/test_preprocessing.py",),
+        "workers/training/preprocessing.py",
+        ("tests/workers/training/test_preprocessing.py",),
         B(
             "noise.added(moments[rows, columns], self.noise_multiplier)",
             "noise.added(moments[rows, columns], 0.0)",
@@ -36,8 +36,8 @@ WORKERS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "workers/robust_ranges.py",
-        ("tests/workers/test_preprocessing.py::TestRobustRanges",),
+        "workers/training/robust_ranges.py",
+        ("tests/workers/training/test_preprocessing.py::TestRobustRanges",),
         B(
             "std = noise_multiplier * math.sqrt(ROUNDS)",
             "std = noise_multiplier",
@@ -46,13 +46,13 @@ WORKERS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "workers/standardisation.py",
-        ("tests/workers/test_preprocessing.py::TestStandardised",),
+        "workers/training/standardisation.py",
+        ("tests/workers/training/test_preprocessing.py::TestStandardised",),
         B("return total / math.sqrt(2.0)", "return total", "sums and squares are accounted as one of both", True),
     ),
     *bugs_in(
-        "workers/trial.py",
-        ("tests/workers/test_death.py::test_the_key_of_the_noise_does_not_outlive_the_training",),
+        "workers/trials/trial.py",
+        ("tests/workers/trials/test_death.py::test_the_key_of_the_noise_does_not_outlive_the_training",),
         B(
             "begun.dataset, predictions, inputs, code)\n    forget_checkpoint(files.checkpoint)",
             "begun.dataset, predictions, inputs, code)",
@@ -75,7 +75,7 @@ WORKERS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "workers/batch_gradients.py",
+        "workers/training/batch_gradients.py",
         DRAWS,
         B(
             "start_generator(self.augmentation_rng, spec.noise_source,",
@@ -85,8 +85,8 @@ WORKERS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "workers/data_parallel.py",
-        ("tests/workers/test_ranks.py",),
+        "workers/trials/data_parallel.py",
+        ("tests/workers/trials/test_ranks.py",),
         B(
             "self._group.scatter(given, _sizes(parts))",
             "self._group.scatter(given.flip(0), _sizes(parts))",
@@ -126,18 +126,18 @@ WORKERS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "workers/ranks.py",
-        ("tests/workers/test_ranks.py",),
+        "workers/trials/ranks.py",
+        ("tests/workers/trials/test_ranks.py",),
         B("for each in others:", "for each in others[1:]:", "a rank's sum is left out"),
     ),
     *bugs_in(
         "accounting/records/local_files.py",
-        ("tests/workers/test_checkpoint.py",),
+        ("tests/workers/machine/test_checkpoint.py",),
         B(" or _is_partial_of(each, name)", "", "temporary files keep the key of the noise", True),
     ),
     *bugs_in(
-        "workers/evaluation.py",
-        ("tests/workers/test_evaluation.py",),
+        "workers/evaluation/scores.py",
+        ("tests/workers/evaluation/test_scores.py",),
         B(
             "group.main - before[group.name] for",
             "before[group.name] - group.main for",
@@ -145,7 +145,7 @@ WORKERS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "workers/losses.py",
+        "workers/tasks/losses.py",
         ("tests/workers/tasks/test_tasks.py",),
         B(
             "return losses.sum(1) / counted",
@@ -168,8 +168,8 @@ WORKERS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "workers/augmentation.py",
-        ("tests/workers/test_training_augmentation.py",),
+        "workers/training/augmentation.py",
+        ("tests/workers/training/test_training_augmentation.py",),
         B(
             "if y.ndim < 3:",
             "if y.ndim < 9:",
@@ -193,8 +193,8 @@ WORKERS: Final[tuple[Mutant, ...]] = (
         B("counter=first * counters", "counter=0", "every block is masked alike"),
     ),
     *bugs_in(
-        "workers/rates.py",
-        ("tests/workers/test_rates.py",),
+        "workers/evaluation/rates.py",
+        ("tests/workers/evaluation/test_rates.py",),
         B(
             "highest(values) - lowest(values))",
             "highest(values) - values.mean(-1))",
@@ -209,8 +209,8 @@ WORKERS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "workers/outcomes.py",
-        ("tests/workers/test_outcomes.py",),
+        "workers/evaluation/outcomes.py",
+        ("tests/workers/evaluation/test_outcomes.py",),
         B(
             "write_private(uri, stream.getvalue().to_pybytes())",
             "open(uri, 'wb').write(stream.getvalue().to_pybytes())",
@@ -218,8 +218,8 @@ WORKERS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "workers/attacks.py",
-        ("tests/workers/test_attacks.py",),
+        "workers/trials/attacks.py",
+        ("tests/workers/trials/test_attacks.py",),
         B(
             "chosen_members[half:] <= threshold",
             "chosen_members[:half] <= threshold",

@@ -12,8 +12,8 @@ from dpsweep.accounting.records.layout import TrialFiles
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import SweepSpec
-from dpsweep.workers.imports import NO_CODE, UserCode
-from dpsweep.workers.trial import run_trial
+from dpsweep.workers.own_code.imports import NO_CODE, UserCode
+from dpsweep.workers.trials.trial import run_trial
 from tests.accounting.stored_trial import account_trial, job_of
 
 

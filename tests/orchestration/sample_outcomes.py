@@ -16,9 +16,9 @@ from dpsweep.orchestration.records.published import (
     PublishedTrial,
 )
 from dpsweep.orchestration.records.states import TrialState
-from dpsweep.workers.evaluation import fairness
-from dpsweep.workers.outcomes import Outcomes
-from dpsweep.workers.rates import ConfusionCounts, calibration_error, confusion_counts, mean_by_group
+from dpsweep.workers.evaluation.outcomes import Outcomes
+from dpsweep.workers.evaluation.rates import ConfusionCounts, calibration_error, confusion_counts, mean_by_group
+from dpsweep.workers.evaluation.scores import fairness
 
 NAMES = ("many", "few")
 SIZES = (3000, 1000)

@@ -7,10 +7,10 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from dpsweep.accounting.estimates import PrivacyEstimate
-from dpsweep.accounting.mechanism import Segment, Trace
+from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
+from dpsweep.accounting.mechanism.samplings import PoissonSampling
+from dpsweep.accounting.mechanism.trace import Segment, Trace
 from dpsweep.accounting.records import write_trace
-from dpsweep.accounting.samplings import PoissonSampling
 from dpsweep.orchestration.comparison.reasons import claimed
 from dpsweep.orchestration.comparison.record import SweepRecord, rows
 from dpsweep.orchestration.records.layout import SweepFiles
@@ -21,10 +21,10 @@ from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.records.status import TrialStatus, status_of
 from dpsweep.orchestration.sweeps.grid import GridPoint, grid
 from dpsweep.orchestration.sweeps.schema import parse_sweep
-from dpsweep.workers.evaluation import Evaluation, GroupEvaluation
-from dpsweep.workers.history import EpochRecord, TrainingResult
-from dpsweep.workers.reasons import reasons_of_trial
+from dpsweep.workers.evaluation.scores import Evaluation, GroupEvaluation
 from dpsweep.workers.spec import NoiseSpec
+from dpsweep.workers.training.history import EpochRecord, TrainingResult
+from dpsweep.workers.training.reasons import reasons_of_trial
 from tests.orchestration.sample_grids import small
 
 DELTA = 1e-5

@@ -19,10 +19,10 @@ from dpsweep.orchestration.records.results import TrialResult, read_exact_statis
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.tracking.protocol import group_table
-from dpsweep.workers.attack_results import AttackResults, MembershipAttack, read_attacks, write_attacks
-from dpsweep.workers.counters import read_counters
-from dpsweep.workers.digests import note_written
-from dpsweep.workers.trial import run_trial
+from dpsweep.workers.evaluation.attack_results import AttackResults, MembershipAttack, read_attacks, write_attacks
+from dpsweep.workers.machine.digests import note_written
+from dpsweep.workers.training.counters import read_counters
+from dpsweep.workers.trials.trial import run_trial
 from tests.orchestration.public_values import is_public, words
 from tests.orchestration.sample_grids import small, trial_in
 

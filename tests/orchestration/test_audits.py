@@ -19,9 +19,9 @@ from dpsweep.orchestration.records.manifest import open_manifest, write_manifest
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.tracking.protocol import group_table
-from dpsweep.workers.attack_results import read_attacks, write_attacks
-from dpsweep.workers.digests import note_written
-from dpsweep.workers.trial import run_trial
+from dpsweep.workers.evaluation.attack_results import read_attacks, write_attacks
+from dpsweep.workers.machine.digests import note_written
+from dpsweep.workers.trials.trial import run_trial
 from tests.orchestration.public_values import is_public, words
 from tests.orchestration.sample_grids import keys_of, small
 

@@ -28,9 +28,9 @@ from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
-from dpsweep.workers.history import Progress
-from dpsweep.workers.imports import NO_CODE
-from dpsweep.workers.trial import run_trial
+from dpsweep.workers.own_code.imports import NO_CODE
+from dpsweep.workers.training.history import Progress
+from dpsweep.workers.trials.trial import run_trial
 from tests.orchestration.sample_grids import small
 from tests.workers.trial_specs import small_trial
 

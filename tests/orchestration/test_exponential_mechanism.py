@@ -23,7 +23,7 @@ from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
 from dpsweep.workers.data import load_dataset
-from dpsweep.workers.held_out import read_wrong
+from dpsweep.workers.evaluation.held_out import read_wrong
 from dpsweep.workers.spec import DataPart, DataSpec
 from tests.orchestration.sample_grids import small
 

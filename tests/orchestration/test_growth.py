@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from dpsweep.accounting.calibration import calibrate_noise_multiplier
+from dpsweep.accounting.calibration.calibrate import calibrate_noise_multiplier
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
-from dpsweep.accounting.mechanism import Trace
+from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.records import TrialFiles, read_sealed, write_sealed
 from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.execution.removal import forget_keys
@@ -28,7 +28,7 @@ from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
 from dpsweep.workers.spec import ExecutionSpec
-from dpsweep.workers.trial import Progress, run_trial
+from dpsweep.workers.trials.trial import Progress, run_trial
 from tests.orchestration.sample_grids import small
 
 from mlflow import MlflowClient  # isort: skip  (after dpsweep.orchestration.pipeline, which keeps it quiet)
@@ -210,7 +210,7 @@ def test_calibrations_are_stored_reused_and_checked(files: SweepFiles, monkeypat
         searched.append(target)
         return calibrate_noise_multiplier(run, target, *asked)
 
-    monkeypatch.setattr("dpsweep.accounting.planning.calibrate_noise_multiplier", search)
+    monkeypatch.setattr("dpsweep.accounting.calibration.planning.calibrate_noise_multiplier", search)
     run(Path(files.root), seeds=[0, 1])
     assert searched == [], "a further seed has the same mechanism"
     run(Path(files.root), **MORE)

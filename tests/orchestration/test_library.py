@@ -19,7 +19,7 @@ from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.user_code import allowed_again, permitted
 from dpsweep.workers.data import load_dataset
-from dpsweep.workers.trial import run_trial
+from dpsweep.workers.trials.trial import run_trial
 from tests.orchestration.sample_grids import small
 
 MODEL = """

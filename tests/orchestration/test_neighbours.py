@@ -15,7 +15,7 @@ from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.user_code import permitted
-from dpsweep.workers.trial import run_trial
+from dpsweep.workers.trials.trial import run_trial
 from tests.orchestration import own_people
 from tests.orchestration.processes import dpsweep
 from tests.orchestration.public_values import Values, may_vary, published, shown_digests, tracked, unexplained, unhidden

@@ -12,7 +12,7 @@ import pytest
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records import read_sealed, write_sealed
-from dpsweep.orchestration.execution.backend import backend
+from dpsweep.orchestration.execution.backends import backend
 from dpsweep.orchestration.execution.environment import EMBEDDED, IN_PROCESS
 from dpsweep.orchestration.execution.in_process import nothing_left
 from dpsweep.orchestration.execution.on_ray import embedded, on_cluster

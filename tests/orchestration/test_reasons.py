@@ -15,11 +15,11 @@ import pytest
 from typer.testing import CliRunner
 
 import dpsweep
-from dpsweep.accounting.accountants import account
-from dpsweep.accounting.mechanism import Segment, Trace
-from dpsweep.accounting.reasons import REASONS, Reason
+from dpsweep.accounting.accountants.one_run import account
+from dpsweep.accounting.mechanism.reasons import REASONS, Reason
+from dpsweep.accounting.mechanism.samplings import PoissonSampling
+from dpsweep.accounting.mechanism.trace import Segment, Trace
 from dpsweep.accounting.records.sealed import read_sealed, write_sealed
-from dpsweep.accounting.samplings import PoissonSampling
 from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.commands.tables import print_outcome
 from dpsweep.orchestration.comparison.best import best

@@ -28,7 +28,7 @@ from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.tune import candidates_of
 from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
-from dpsweep.workers.trial import run_trial
+from dpsweep.workers.trials.trial import run_trial
 from tests.orchestration.sample_grids import small
 
 TUNE = {
@@ -200,7 +200,7 @@ def test_a_killed_selection_goes_on_with_the_runs_that_were_drawn(
     asked = request(tmp_path, seeds=[0], clipping=["none", "flat"], tune={**TUNE, "trials": 6})
     files = SweepFiles(asked.files.root)
     monkeypatch.setattr("dpsweep.orchestration.sweeps.selection.RandomTrials.number_at", lambda law, uniform: 3)
-    monkeypatch.setattr("dpsweep.workers.trial.run_trial", killed)
+    monkeypatch.setattr("dpsweep.workers.trials.trial.run_trial", killed)
     with pytest.raises(Killed):
         run_sweep(asked)
     stage = SweepFiles(files.selection)
@@ -219,7 +219,7 @@ def test_a_killed_selection_goes_on_with_the_runs_that_were_drawn(
         trained.append(spec.key)
         return train(spec, *rest, **options)
 
-    monkeypatch.setattr("dpsweep.workers.trial.run_trial", counted)
+    monkeypatch.setattr("dpsweep.workers.trials.trial.run_trial", counted)
     outcome = run_sweep(asked)
     assert len(trained) == len(set(trained)) == 6
     assert trained[:2] == before

@@ -23,7 +23,7 @@ from dpsweep.orchestration.comparison.settings import finished_settings
 from dpsweep.orchestration.records.published import PublishedGroup, PublishedPrivacy, PublishedQuality, PublishedTrial
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.tracking.embedded import client_of, embedded_tracking_uri
-from dpsweep.workers.outcomes import ScoredOutcomes
+from dpsweep.workers.evaluation.outcomes import ScoredOutcomes
 from dpsweep.workers.tasks import TASKS
 from tests.orchestration.report.pages import Page
 from tests.workers.data_folders import make_masks, make_numbers, make_texts, make_tokenizer

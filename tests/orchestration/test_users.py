@@ -20,7 +20,7 @@ from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.pipeline import RunRequest, render_again, run_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
-from dpsweep.workers.outcomes import Outcomes, read_outcomes
+from dpsweep.workers.evaluation.outcomes import Outcomes, read_outcomes
 from tests.orchestration.sample_people import sweep_of_people, write_people
 
 pytestmark = pytest.mark.long

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import torch
 
-from dpsweep.workers import chacha
-from dpsweep.workers.history import Progress
-from dpsweep.workers.ranks import RankLost, connected
+from dpsweep.workers.noise import chacha
 from dpsweep.workers.spec import TrialSpec
-from dpsweep.workers.trial import follow_trial, run_trial
+from dpsweep.workers.training.history import Progress
+from dpsweep.workers.trials.ranks import RankLost, connected
+from dpsweep.workers.trials.trial import follow_trial, run_trial
 from tests.warm import FORKS
-from tests.workers.own_code import code_of
+from tests.workers.user_modules import code_of
 
 LOST = 3
 """Exit code of a rank that another one has left alone."""

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpsweep.accounting.accountants import account
+from dpsweep.accounting.accountants.one_run import account
 from dpsweep.accounting.records import read_private_sealed
 from dpsweep.accounting.records.layout import TrialFiles
 from dpsweep.accounting.records.traces import read_trace
 from dpsweep.workers.spec import TrialSpec
-from dpsweep.workers.training import Trainer
-from dpsweep.workers.trial import run_trial
-from tests.workers.own_code import code_of
+from dpsweep.workers.training.trainer import Trainer
+from dpsweep.workers.trials.trial import run_trial
+from tests.workers.user_modules import code_of
 
 
 class Killed(BaseException):

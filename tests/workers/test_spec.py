@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.mechanism import GaussianRelease
-from dpsweep.workers.augmentation import FlipAndCrop
+from dpsweep.accounting.mechanism.trace import GaussianRelease
 from dpsweep.workers.clipping.bounds import PrivateMedian
-from dpsweep.workers.preprocessing import DPPCA, FrozenFeatures
 from dpsweep.workers.spec import BudgetSpec, Component, DataSpec, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec
-from dpsweep.workers.trial import run_trial
+from dpsweep.workers.training.augmentation import FlipAndCrop
+from dpsweep.workers.training.preprocessing import DPPCA, FrozenFeatures
+from dpsweep.workers.trials.trial import run_trial
 from tests.workers.trial_specs import small_trial
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dpsweep.accounting.accountants import account
+from dpsweep.accounting.accountants.one_run import account
 from dpsweep.accounting.records.layout import TrialFiles
 from dpsweep.accounting.records.traces import read_trace
 
@@ -33,11 +33,11 @@ for package in (importlib.import_module("dpsweep.accounting"), importlib.import_
         if module.name != "dpsweep.accounting.jobs.parallel":
             importlib.import_module(module.name)
 
-from dpsweep.accounting.accountants import account
+from dpsweep.accounting.accountants.one_run import account
 from dpsweep.accounting.records.layout import TrialFiles
 from dpsweep.accounting.records.traces import read_trace
 from tests.workers.trial_specs import small_trial
-from dpsweep.workers.trial import run_trial
+from dpsweep.workers.trials.trial import run_trial
 
 run_trial(small_trial(), sys.argv[1])
 assert not {"torch._dynamo", "torch._inductor", "sympy"} & set(sys.modules), "a trial loads the compiler"

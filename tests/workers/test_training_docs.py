@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from dpsweep.workers.augmentation import AUGMENTATIONS
 from dpsweep.workers.clipping import CLIPPING
-from dpsweep.workers.noise_sources import NOISE_SOURCES
-from dpsweep.workers.optimizers import AVERAGES, LEARNING_RATE_SCHEDULES, OPTIMIZERS
-from dpsweep.workers.sampling import SAMPLERS
+from dpsweep.workers.noise.noise_sources import NOISE_SOURCES
+from dpsweep.workers.sampling.samplers import SAMPLERS
+from dpsweep.workers.training.augmentation import AUGMENTATIONS
+from dpsweep.workers.training.optimizers import AVERAGES, LEARNING_RATE_SCHEDULES, OPTIMIZERS
 
 TEXT = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
 REGISTRIES = [CLIPPING, SAMPLERS, NOISE_SOURCES, OPTIMIZERS, LEARNING_RATE_SCHEDULES, AVERAGES, AUGMENTATIONS]

@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from dpsweep.accounting.mechanism import Trace
+from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.records.layout import TrialFiles
 from dpsweep.accounting.records.shards import NormShards, PartNorms
 from dpsweep.accounting.records.traces import read_trace
 from dpsweep.workers.data import load_dataset
-from dpsweep.workers.history import TrainingResult
 from dpsweep.workers.spec import TrialSpec
-from dpsweep.workers.trial import run_trial
-from tests.workers.own_code import code_of
+from dpsweep.workers.training.history import TrainingResult
+from dpsweep.workers.trials.trial import run_trial
 from tests.workers.trial_specs import TUMOURS
+from tests.workers.user_modules import code_of
 
 TRAIN_SIZE = len(load_dataset(TUMOURS).train)
 ROWS = ("example_ids", "groups", "norms", "contributions", "losses")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from dpsweep.accounting.mechanism import Release, SideQuery
+from dpsweep.accounting.mechanism.trace import Release, SideQuery
 from dpsweep.accounting.registry import build
 from dpsweep.workers.clipping.automatic import AutomaticClipping
 from dpsweep.workers.clipping.bounds import PrivateMedian, released_bound
@@ -29,7 +29,7 @@ from dpsweep.workers.clipping.protocol import (
     PublicFacts,
 )
 from dpsweep.workers.clipping.quantile import QuantileClipping
-from dpsweep.workers.imports import NO_CODE, UserCode, import_function, is_import_path
+from dpsweep.workers.own_code.imports import NO_CODE, UserCode, import_function, is_import_path
 from dpsweep.workers.spec import Component
 
 __all__ = [

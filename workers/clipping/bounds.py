@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dpsweep.accounting.errors import InvalidInput, keep_whole, require_finite
-from dpsweep.accounting.mechanism import GaussianRelease
+from dpsweep.accounting.mechanism.trace import GaussianRelease
 from dpsweep.accounting.registry import nearest
 
 SMALLEST_BOUND, LARGEST_BOUND = 1e-8, 1e8

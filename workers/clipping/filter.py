@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dpsweep.accounting.errors import require_finite
-from dpsweep.accounting.filters import StepPrices
+from dpsweep.accounting.mechanism.filters import StepPrices
 from dpsweep.workers.clipping.protocol import (
     RISING,
     ClippingMethod,

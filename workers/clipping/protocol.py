@@ -29,8 +29,8 @@ import torch
 from torch import Tensor
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.filters import StepPrices
-from dpsweep.accounting.mechanism import SideQuery
+from dpsweep.accounting.mechanism.filters import StepPrices
+from dpsweep.accounting.mechanism.trace import SideQuery
 from dpsweep.workers.clipping.bounds import LARGEST_BOUND, Bound, initial_bound
 
 NORM_ERROR = 1e-5

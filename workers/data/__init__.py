@@ -34,8 +34,15 @@ from dpsweep.workers.data.table import table
 from dpsweep.workers.data.texts import text
 from dpsweep.workers.data.utkface import utkface
 from dpsweep.workers.dataset_description import DatasetDescription, RowsPerUser
-from dpsweep.workers.imports import NO_CODE, UserCode, blamed_on, import_function, is_import_path, with_checked_types
-from dpsweep.workers.own_sources import GIVEN
+from dpsweep.workers.own_code.imports import (
+    NO_CODE,
+    UserCode,
+    blamed_on,
+    import_function,
+    is_import_path,
+    with_checked_types,
+)
+from dpsweep.workers.own_code.own_sources import GIVEN
 from dpsweep.workers.spec import DataSpec
 
 _SOURCES: Mapping[str, Callable[..., Source]] = {

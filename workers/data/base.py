@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dpsweep.accounting.errors import InvalidInput, PrivateDetail, require_choice
-from dpsweep.accounting.reasons import FROM_ROWS, Reason, union
+from dpsweep.accounting.mechanism.reasons import FROM_ROWS, Reason, union
 from dpsweep.workers.data.mapped import ColumnFiles
 from dpsweep.workers.data.preparation import require_one_by_one
 from dpsweep.workers.tasks import task_called
@@ -153,7 +153,7 @@ class Source:
 
     notes: facts about the data that readers of the results must know (pixels that differ from the original, dropped
     rows). Names and notes may be lists; a single note may be a string. reasons: what was read off the rows without
-    noise, by names of `dpsweep.accounting.reasons`, for which every epsilon is an estimate.
+    noise, by names of `dpsweep.accounting.mechanism.reasons`, for which every epsilon is an estimate.
 
     Raises: InvalidInput when names, labels, groups, ids or shapes are inconsistent, and when the preparation of an
     example depends on other examples.

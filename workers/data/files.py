@@ -21,7 +21,7 @@ from PIL import Image
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.accounting.registry import lookup
-from dpsweep.workers.user_cache import CACHE
+from dpsweep.workers.machine.user_cache import CACHE
 
 T = TypeVar("T")
 DATA_VARIABLE = "DPSWEEP_DATA"

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils import data as torch_data
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
-from dpsweep.accounting.reasons import Reason
+from dpsweep.accounting.mechanism.reasons import Reason
 from dpsweep.accounting.records import parsed_json
 from dpsweep.workers.data.base import Scaling, Source, Split, Tokens, make_split
 from dpsweep.workers.data.table import table

@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from dpsweep.accounting.errors import InvalidInput, PrivateDetail
-from dpsweep.accounting.reasons import Reason
+from dpsweep.accounting.mechanism.reasons import Reason
 from dpsweep.workers.data.base import Indices, Source, Split, encode, make_split, numbered, pixels, repeated
 from dpsweep.workers.data.files import reading, require_path
 from dpsweep.workers.data.mapped import Blocks, Form, digest_of, once_on_node

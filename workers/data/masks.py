@@ -12,7 +12,7 @@ from PIL import Image
 from pydantic import Field
 
 from dpsweep.accounting.errors import InvalidInput, PrivateDetail
-from dpsweep.accounting.reasons import Reason
+from dpsweep.accounting.mechanism.reasons import Reason
 from dpsweep.workers.data.base import Source, make_split
 from dpsweep.workers.data.files import reading, require_path
 from dpsweep.workers.data.images import (

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.imports import blamed_on
+from dpsweep.workers.own_code.imports import blamed_on
 
 _TRIED_EXAMPLES: Final = 8
 """Number of examples on which a preparation is tried."""

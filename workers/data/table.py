@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, FiniteFloat
 from torch import Tensor
 
 from dpsweep.accounting.errors import InvalidInput, PrivateDetail
-from dpsweep.accounting.reasons import Reason
+from dpsweep.accounting.mechanism.reasons import Reason
 from dpsweep.accounting.registry import nearest
 from dpsweep.workers.data.base import Source, Split, make_split, numbered, repeated
 from dpsweep.workers.data.conventions import Convention, parsed

@@ -24,6 +24,8 @@ __all__ = [
     "in_its_precision",
     "modes_kept",
     "modes_of",
+    "reached",
     "require_autocast",
+    "rows_at_once",
     "set_modes",
 ]

@@ -15,7 +15,6 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.registry import build
 from dpsweep.workers.data import Dataset, Preparation, Tokens
-from dpsweep.workers.imports import NO_CODE, UserCode, import_function, is_import_path, with_checked_types
 from dpsweep.workers.models.convolutional import cnn_dpsgdf, cnn_papernot
 from dpsweep.workers.models.dense import cancer_net, logistic, mlp, pca_mlp
 from dpsweep.workers.models.hugging_face import hugging_face
@@ -24,6 +23,7 @@ from dpsweep.workers.models.pretrained import load_weights
 from dpsweep.workers.models.residual import resnet20_gn, wide_resnet, wrn16_4
 from dpsweep.workers.models.transformer import language_model, transformer
 from dpsweep.workers.models.unet import unet
+from dpsweep.workers.own_code.imports import NO_CODE, UserCode, import_function, is_import_path, with_checked_types
 from dpsweep.workers.spec import Component
 
 _MODELS: Mapping[str, Callable[..., nn.Module]] = {

@@ -41,4 +41,15 @@ def main_score(accuracy: float | None, scores: Mapping[str, float]) -> float | N
     return next((scores[name] for name in MAIN_SCORES if name in scores), None)
 
 
-__all__ = ["IGNORED", "MAIN_SCORES", "TASKS", "Score", "Task", "Unit", "known", "main_score", "task_called"]
+__all__ = [
+    "IGNORED",
+    "MAIN_SCORES",
+    "TASKS",
+    "Score",
+    "Task",
+    "Unit",
+    "known",
+    "losses",
+    "main_score",
+    "task_called",
+]

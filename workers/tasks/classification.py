@@ -1,4 +1,5 @@
-"""Classification: one class for each example. Rates are computed from confusion matrices (`dpsweep.workers.rates`)."""
+"""Classification: one class for each example. Rates are computed from confusion matrices
+(`dpsweep.workers.evaluation.rates`)."""
 
 from __future__ import annotations
 

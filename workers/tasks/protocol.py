@@ -53,7 +53,8 @@ class Task(Protocol):
 
     @property
     def scores(self) -> tuple[Score, ...]:
-        """Scores computed from sums of `kept`; none for classification, whose rates are in `dpsweep.workers.rates`."""
+        """Scores computed from sums of `kept`; none for classification, whose rates are in
+        `dpsweep.workers.evaluation.rates`."""
         ...
 
     @property

@@ -20,7 +20,7 @@ def test_randomised_response_about_membership_stays_below_the_limit(epsilon: flo
 def test_a_gaussian_answer_about_membership_stays_below_the_limit() -> None:
     from scipy.stats import norm
 
-    from dpsweep.accounting.gaussian import gaussian_epsilon
+    from dpsweep.accounting.numerics.gaussian import gaussian_epsilon
 
     for mean in (0.1, 0.5, 1.0, 2.0):
         assert norm.cdf(mean / math.sqrt(2.0)) < area_limit(gaussian_epsilon(mean, 1e-5)[1], 1e-5)

@@ -17,9 +17,9 @@ from dpsweep.accounting.individual import pld
 from dpsweep.accounting.individual.contributions import StepWeights
 from dpsweep.accounting.individual.epsilons import IndividualEpsilons, individual_epsilons
 from dpsweep.accounting.individual.rdp import RenyiCosts
-from dpsweep.accounting.mechanism import Segment, Trace
-from dpsweep.accounting.renyi import ORDERS
-from dpsweep.accounting.samplings import PoissonSampling
+from dpsweep.accounting.mechanism.samplings import PoissonSampling
+from dpsweep.accounting.mechanism.trace import Segment, Trace
+from dpsweep.accounting.numerics.renyi import ORDERS
 from tests.accounting.known import known
 
 Array = NDArray[np.float64]

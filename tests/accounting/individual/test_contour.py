@@ -8,7 +8,7 @@ import pytest
 
 from dpsweep.accounting.individual.contour import EXPONENTS, UNKNOWN, Array, Complex, Contour, decay_bound, moment_table
 from dpsweep.accounting.individual.contributions import StepLaw
-from dpsweep.accounting.renyi import ORDERS, sampled_gaussian_rdp
+from dpsweep.accounting.numerics.renyi import ORDERS, sampled_gaussian_rdp
 
 NODES = np.square(np.linspace(0.0, 1.5, 120))
 

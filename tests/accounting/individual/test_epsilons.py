@@ -17,13 +17,19 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from dpsweep.accounting.accountants import account
+from dpsweep.accounting.accountants.one_run import account
 from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism
 from dpsweep.accounting.individual.algorithm_2 import algorithm_2
 from dpsweep.accounting.individual.epsilons import INDIVIDUAL_ACCOUNTANTS, IndividualEpsilons, individual_epsilons
-from dpsweep.accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
-from dpsweep.accounting.renyi import ORDERS
-from dpsweep.accounting.samplings import Adjacency, FixedBatchSampling, PoissonSampling, Sampling, ShuffledSampling
+from dpsweep.accounting.mechanism.samplings import (
+    Adjacency,
+    FixedBatchSampling,
+    PoissonSampling,
+    Sampling,
+    ShuffledSampling,
+)
+from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Segment, SideQuery, Trace
+from dpsweep.accounting.numerics.renyi import ORDERS
 from tests.accounting.known import known
 
 DELTA = 1e-5

@@ -9,14 +9,14 @@ import sys
 import numpy as np
 import pytest
 
-from dpsweep.accounting.accountants import account
-from dpsweep.accounting.gaussian import gaussian_epsilon
+from dpsweep.accounting.accountants.one_run import account
 from dpsweep.accounting.individual import individual_epsilons, pld
 from dpsweep.accounting.individual.contributions import RecordedContributions
-from dpsweep.accounting.mechanism import GaussianRelease, PureRelease, Segment, Trace
+from dpsweep.accounting.mechanism.samplings import PoissonSampling
+from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Segment, Trace
+from dpsweep.accounting.numerics.gaussian import gaussian_epsilon
+from dpsweep.accounting.numerics.renyi import sampled_gaussian_rdp
 from dpsweep.accounting.pld import PairBounds
-from dpsweep.accounting.renyi import sampled_gaussian_rdp
-from dpsweep.accounting.samplings import PoissonSampling
 from tests.accounting.known import known
 
 MEASURE = """
@@ -24,8 +24,8 @@ import json, sys
 from pathlib import Path
 import numpy as np
 from dpsweep.accounting.individual import individual_epsilons
-from dpsweep.accounting.mechanism import Segment, Trace
-from dpsweep.accounting.samplings import PoissonSampling
+from dpsweep.accounting.mechanism.trace import Segment, Trace
+from dpsweep.accounting.mechanism.samplings import PoissonSampling
 from tests.accounting.work import counted
 segments, delta = json.loads(sys.argv[1])
 parts, step = [], 0

@@ -14,7 +14,7 @@ from dpsweep.accounting.individual.contributions import RecordedContributions
 from dpsweep.accounting.individual.inversion import Bucket, left_out, raise_bounds, tail_places
 from dpsweep.accounting.individual.rdp import renyi_costs
 from dpsweep.accounting.individual.spreading import spread_linearly
-from dpsweep.accounting.mechanism import GaussianRelease, Trace
+from dpsweep.accounting.mechanism.trace import GaussianRelease, Trace
 from tests.accounting.individual.test_kernels import python_of
 
 DELTA = 1e-5

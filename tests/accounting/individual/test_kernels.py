@@ -14,8 +14,8 @@ import pytest
 
 from dpsweep.accounting.individual import inversion, kernels, rdp, spectrum_kernels, spreading
 from dpsweep.accounting.individual.epsilons import individual_epsilons
-from dpsweep.accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
-from dpsweep.accounting.samplings import PoissonSampling
+from dpsweep.accounting.mechanism.samplings import PoissonSampling
+from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Segment, SideQuery, Trace
 from tests.accounting.known import known
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -8,12 +8,17 @@ import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution
 
-from dpsweep.accounting.accountants import account
+from dpsweep.accounting.accountants.joint_cost import account_together
+from dpsweep.accounting.accountants.one_run import account
 from dpsweep.accounting.individual import epsilon_of_many_rounds, many_rounds
-from dpsweep.accounting.joint_cost import account_together
-from dpsweep.accounting.mechanism import GaussianRelease, PureRelease, Release, Segment, Trace
+from dpsweep.accounting.mechanism.samplings import (
+    FixedBatchSampling,
+    PoissonSampling,
+    Sampling,
+    TruncatedPoissonSampling,
+)
+from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Release, Segment, Trace
 from dpsweep.accounting.pld import GroupRounds, PairBounds, epsilon_of_rounds, rounds_of_group
-from dpsweep.accounting.samplings import FixedBatchSampling, PoissonSampling, Sampling, TruncatedPoissonSampling
 from tests.accounting.known import known
 from tests.accounting.work import counted
 

@@ -7,8 +7,8 @@ import pytest
 from numpy.typing import NDArray
 
 from dpsweep.accounting.individual import individual_epsilons
-from dpsweep.accounting.mechanism import Segment, Trace
-from dpsweep.accounting.samplings import PoissonSampling
+from dpsweep.accounting.mechanism.samplings import PoissonSampling
+from dpsweep.accounting.mechanism.trace import Segment, Trace
 
 Array = NDArray[np.float64]
 

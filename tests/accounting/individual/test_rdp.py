@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from dpsweep.accounting.individual.contributions import RecordedContributions, StepWeights
 from dpsweep.accounting.individual.rdp import FEW_ORDERS, classic_epsilons, rdp_epsilons, renyi_costs
 from dpsweep.accounting.individual.spreading import spread_linearly
-from dpsweep.accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
-from dpsweep.accounting.renyi import (
+from dpsweep.accounting.mechanism.samplings import PoissonSampling
+from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Segment, SideQuery, Trace
+from dpsweep.accounting.numerics.renyi import (
     ORDERS,
     Array,
     classic_terms,
@@ -22,7 +23,6 @@ from dpsweep.accounting.renyi import (
     pure_rdp,
     sampled_gaussian_rdp,
 )
-from dpsweep.accounting.samplings import PoissonSampling
 
 STEPS = (0, 40, 80)
 TRACES = {

@@ -9,8 +9,8 @@ from dpsweep.accounting.individual import individual_epsilons, pld
 from dpsweep.accounting.individual.contour import Contour, MomentTable, moment_table
 from dpsweep.accounting.individual.contributions import Array, StepLaw
 from dpsweep.accounting.individual.table_cache import kept
-from dpsweep.accounting.mechanism import Segment, Trace
-from dpsweep.accounting.samplings import PoissonSampling
+from dpsweep.accounting.mechanism.samplings import PoissonSampling
+from dpsweep.accounting.mechanism.trace import Segment, Trace
 
 
 def test_the_least_recently_used_go_when_there_are_too_many_bytes() -> None:

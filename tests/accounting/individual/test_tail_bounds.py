@@ -12,8 +12,8 @@ from dpsweep.accounting.individual.epsilons import individual_epsilons
 from dpsweep.accounting.individual.inversion import buckets
 from dpsweep.accounting.individual.rdp import renyi_costs
 from dpsweep.accounting.individual.spreading import spread_linearly
-from dpsweep.accounting.mechanism import GaussianRelease, PureRelease, Segment, Trace
-from dpsweep.accounting.samplings import PoissonSampling
+from dpsweep.accounting.mechanism.samplings import PoissonSampling
+from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Segment, Trace
 from tests.accounting.known import known
 
 DELTA = 1e-6

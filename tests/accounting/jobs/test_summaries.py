@@ -29,9 +29,9 @@ from dpsweep.accounting.jobs import (
     summarise,
 )
 from dpsweep.accounting.jobs.examples import gathered
+from dpsweep.accounting.jobs.release import ReleaseSpec, release_counted
 from dpsweep.accounting.jobs.summaries import BitHistogram, order_statistics
 from dpsweep.accounting.records.epsilons import Epsilons, StoredEpsilons, write_epsilons
-from dpsweep.accounting.release import ReleaseSpec, release_counted
 
 LEVELS = (0.1, 0.3, 0.5, 0.7, 0.9)
 BOUND = 4.0

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dpsweep.accounting.calibration import calibrate_filter
+from dpsweep.accounting.calibration.calibrate import calibrate_filter
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.accounting.individual import individual_epsilons
 from dpsweep.accounting.jobs import (
@@ -29,7 +29,8 @@ from dpsweep.accounting.jobs import (
 from dpsweep.accounting.jobs import users as users_module
 from dpsweep.accounting.jobs.user_epsilons import epsilons_of_users
 from dpsweep.accounting.jobs.users import AccountShares, ReuseShares, SortRows, account_users
-from dpsweep.accounting.mechanism import Segment, Trace
+from dpsweep.accounting.mechanism.samplings import PoissonSampling
+from dpsweep.accounting.mechanism.trace import Segment, Trace
 from dpsweep.accounting.pld import epsilon_of_examples
 from dpsweep.accounting.records import (
     KEY_VARIABLE,
@@ -46,7 +47,6 @@ from dpsweep.accounting.records import (
 )
 from dpsweep.accounting.records.objects import Piece, read_piece
 from dpsweep.accounting.records.part_files import PartFiles
-from dpsweep.accounting.samplings import PoissonSampling
 from tests.accounting.known import known
 from tests.accounting.stored_trial import job_of, snapshot, write_norms, write_trial
 

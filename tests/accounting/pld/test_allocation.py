@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 from scipy import integrate, special
 
-from dpsweep.accounting.accountants import account
-from dpsweep.accounting.calibration import calibrate_filter
+from dpsweep.accounting.accountants.joint_cost import account_together
+from dpsweep.accounting.accountants.one_run import account
+from dpsweep.accounting.accountants.selection import account_selection
+from dpsweep.accounting.calibration.calibrate import calibrate_filter
 from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism
-from dpsweep.accounting.gaussian import gaussian_epsilon
 from dpsweep.accounting.individual import individual_epsilons
-from dpsweep.accounting.joint_cost import account_together
-from dpsweep.accounting.mechanism import GaussianRelease, Segment, SideQuery, Trace
+from dpsweep.accounting.mechanism.random_trials import RandomTrials
+from dpsweep.accounting.mechanism.samplings import PoissonSampling, RandomAllocationSampling
+from dpsweep.accounting.mechanism.trace import GaussianRelease, Segment, SideQuery, Trace
+from dpsweep.accounting.numerics.gaussian import gaussian_epsilon
 from dpsweep.accounting.pld import CertifiedEpsilon, delta_pld, epsilon_of_examples, epsilon_pld
-from dpsweep.accounting.random_trials import RandomTrials
-from dpsweep.accounting.samplings import PoissonSampling, RandomAllocationSampling
-from dpsweep.accounting.selection import account_selection
 
 LONG = pytest.mark.long
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpsweep.accounting.gaussian import gaussian_epsilon
-from dpsweep.accounting.mechanism import GaussianRelease, Segment, Trace
+from dpsweep.accounting.mechanism.samplings import PoissonSampling
+from dpsweep.accounting.mechanism.trace import GaussianRelease, Segment, Trace
+from dpsweep.accounting.numerics.gaussian import gaussian_epsilon
 from dpsweep.accounting.pld import composition, fourier
 from dpsweep.accounting.pld.composition import delta_pld, epsilon_pld
 from dpsweep.accounting.pld.curve import Composed
@@ -21,7 +22,6 @@ from dpsweep.accounting.pld.lattice import make_plan
 from dpsweep.accounting.pld.loss import DIRECTIONS, Direction, discretise
 from dpsweep.accounting.pld.saddlepoint import Cumulants, Saddle, cumulants, saddle_at_delta, saddle_at_epsilon
 from dpsweep.accounting.pld.sensitivity import RoundLaw, SensitivityMixture, group_law
-from dpsweep.accounting.samplings import PoissonSampling
 from tests.accounting.known import known
 
 RATE, SIGMA = 0.2, 0.9

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpsweep.accounting.mechanism import PureRelease, Segment, Trace
+from dpsweep.accounting.mechanism.samplings import PoissonSampling
+from dpsweep.accounting.mechanism.trace import PureRelease, Segment, Trace
 from dpsweep.accounting.pld import delta_pld, epsilon_pld
 from dpsweep.accounting.pld.exact import exact_deltas, exact_epsilon
 from dpsweep.accounting.pld.group_rounds import rounds_of_group
-from dpsweep.accounting.samplings import PoissonSampling
 
 
 def epsilons(trace: Trace, delta: float) -> tuple[float, float]:

@@ -11,13 +11,13 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution
 from scipy import integrate, stats
 
-from dpsweep.accounting.accountants import account
+from dpsweep.accounting.accountants.one_run import account
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.mechanism import Segment, Trace
+from dpsweep.accounting.mechanism.samplings import SMALLEST_RATE, PoissonSampling
+from dpsweep.accounting.mechanism.trace import Segment, Trace
 from dpsweep.accounting.pld import SensitivityMixture, epsilon_of_examples, examples_law, group_law
 from dpsweep.accounting.pld.composition import delta_pld, epsilon_pld
 from dpsweep.accounting.pld.loss import Bound
-from dpsweep.accounting.samplings import SMALLEST_RATE, PoissonSampling
 from tests.accounting.known import known
 from tests.accounting.work import counted
 
@@ -44,10 +44,10 @@ CASES = [  # sample rate, noise multiplier, steps, delta, group size
 MEASURE = """
 import json, sys
 from pathlib import Path
-from dpsweep.accounting.accountants import account
+from dpsweep.accounting.accountants.one_run import account
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.mechanism import Segment, Trace
-from dpsweep.accounting.samplings import SMALLEST_RATE, PoissonSampling
+from dpsweep.accounting.mechanism.trace import Segment, Trace
+from dpsweep.accounting.mechanism.samplings import SMALLEST_RATE, PoissonSampling
 from tests.accounting.work import counted
 for rate, sigma, steps, delta, size in json.loads(sys.argv[1]):
     trace = Trace(50_000, (Segment(0, steps, PoissonSampling(rate), sigma),))
@@ -62,9 +62,9 @@ MEASURE_MEMBERS = """
 import json, os, sys
 os.cpu_count = lambda: 16  # as many lattices are filled at the same time as on a larger machine
 from pathlib import Path
-from dpsweep.accounting.mechanism import GaussianRelease, Segment, Trace
+from dpsweep.accounting.mechanism.trace import GaussianRelease, Segment, Trace
 from dpsweep.accounting.pld import epsilon_of_examples
-from dpsweep.accounting.samplings import FixedBatchSampling, PoissonSampling
+from dpsweep.accounting.mechanism.samplings import FixedBatchSampling, PoissonSampling
 from tests.accounting.work import counted
 segments, starts, members, delta = json.loads(sys.argv[1])
 parts, step = [], 0

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from scipy import optimize, stats
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.mechanism import Segment, SideQuery, Trace
+from dpsweep.accounting.mechanism.samplings import FixedBatchSampling, PoissonSampling, ShuffledSampling
+from dpsweep.accounting.mechanism.trace import Segment, SideQuery, Trace
 from dpsweep.accounting.pld import (
     LatticeLoss,
     SensitivityMixture,
@@ -26,7 +27,6 @@ from dpsweep.accounting.pld import (
     vadhan_epsilon,
 )
 from dpsweep.accounting.pld.loss import DIRECTIONS, Bound, Direction
-from dpsweep.accounting.samplings import FixedBatchSampling, PoissonSampling, ShuffledSampling
 from tests.accounting.known import known
 
 MIXTURES = {

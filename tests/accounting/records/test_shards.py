@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
-from dpsweep.accounting.mechanism import GaussianRelease, PureRelease, Segment, SideQuery, Trace
+from dpsweep.accounting.mechanism.samplings import (
+    Adjacency,
+    FixedBatchSampling,
+    PoissonSampling,
+    Sampling,
+    ShuffledSampling,
+)
+from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Segment, SideQuery, Trace
 from dpsweep.accounting.records import UnsafeFile
 from dpsweep.accounting.records import files as storage
 from dpsweep.accounting.records.epsilons import (
@@ -26,7 +33,6 @@ from dpsweep.accounting.records.files import list_files, open_filesystem, read_b
 from dpsweep.accounting.records.layout import TrialFiles
 from dpsweep.accounting.records.shards import NormShards, NormSnapshot, read_contributions
 from dpsweep.accounting.records.traces import read_trace, write_trace
-from dpsweep.accounting.samplings import Adjacency, FixedBatchSampling, PoissonSampling, Sampling, ShuffledSampling
 from tests.accounting.stored_trial import snapshot, write_norms, write_trial
 
 STEPS = (0, 40, 80)

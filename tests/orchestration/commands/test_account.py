@@ -18,10 +18,10 @@ from pyarrow import parquet
 from typer.testing import CliRunner, Result
 
 from dpsweep import accounting
-from dpsweep.accounting.accountants import account
+from dpsweep.accounting.accountants.one_run import account
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
-from dpsweep.accounting.estimates import PrivacyEstimate
 from dpsweep.accounting.individual.epsilons import IndividualEpsilons, individual_epsilons
+from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.pld import epsilon_of_examples
 from dpsweep.accounting.records import StoredUsers
 from dpsweep.accounting.records.epsilons import read_epsilons

@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from dpsweep.accounting import Segment, Trace
+from dpsweep.accounting.mechanism.samplings import RandomAllocationSampling
 from dpsweep.accounting.pld import epsilon_pld
-from dpsweep.accounting.samplings import RandomAllocationSampling
 from dpsweep.orchestration.commands.main import app
 
 BATCHES = ("--sampling", "random_allocation", "--dataset-size", 1000, "--batch-size", 250)

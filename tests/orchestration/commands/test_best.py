@@ -18,7 +18,7 @@ from dpsweep.orchestration.comparison.evidence import gather
 from dpsweep.orchestration.comparison.findings import Difference, findings
 from dpsweep.orchestration.comparison.intervals import ConfidenceInterval, Covers
 from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.workers.outcomes import write_outcomes
+from dpsweep.workers.evaluation.outcomes import write_outcomes
 from tests.orchestration.execution.test_upkeep import files as files
 from tests.orchestration.execution.test_upkeep import trained as trained
 from tests.orchestration.sample_grids import keys_of, small

@@ -10,16 +10,16 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from dpsweep.accounting.accountants import account
+from dpsweep.accounting.accountants.one_run import account
 from dpsweep.accounting.individual.algorithm_2 import algorithm_2
 from dpsweep.accounting.individual.epsilons import individual_epsilons
-from dpsweep.accounting.mechanism import GaussianRelease, Segment, SideQuery, Trace
+from dpsweep.accounting.mechanism.samplings import FixedBatchSampling, PoissonSampling, Sampling, ShuffledSampling
+from dpsweep.accounting.mechanism.schedules import make_schedule
+from dpsweep.accounting.mechanism.trace import GaussianRelease, Segment, SideQuery, Trace
 from dpsweep.accounting.pld.groups import epsilon_of_examples
 from dpsweep.accounting.records.layout import TrialFiles
 from dpsweep.accounting.records.shards import NormSnapshot
 from dpsweep.accounting.records.traces import write_trace
-from dpsweep.accounting.samplings import FixedBatchSampling, PoissonSampling, Sampling, ShuffledSampling
-from dpsweep.accounting.schedules import make_schedule
 from dpsweep.orchestration.commands import main as cli
 from dpsweep.orchestration.commands.run_shape import RunShape
 from tests.accounting.stored_trial import write_norms

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from dpsweep.accounting import PoissonSampling, Segment, Trace, account
-from dpsweep.accounting.noise import BandedNoise, prefix_sum_errors
+from dpsweep.accounting.mechanism.noise_strategies import BandedNoise, prefix_sum_errors
 from dpsweep.orchestration.commands.main import app
 
 SIZES = ("--dataset-size", 1000, "--batch-size", 50)

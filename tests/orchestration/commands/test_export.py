@@ -21,7 +21,7 @@ from dpsweep.orchestration.comparison.metrics import of_task
 from dpsweep.orchestration.comparison.stored import stored_record, stored_settings
 from dpsweep.orchestration.comparison.trials_table import FORMULA, as_csv, as_parquet
 from dpsweep.orchestration.report.writing import write_reports
-from dpsweep.workers.outcomes import write_outcomes
+from dpsweep.workers.evaluation.outcomes import write_outcomes
 from tests.orchestration.sample_grids import keys_of, small
 from tests.orchestration.sample_outcomes import outcomes
 from tests.orchestration.sample_results import EXACT, stored_sample

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dpsweep.accounting import attack_risk, curve_of_examples, privacy_curve, read_trace
-from dpsweep.accounting.reasons import weakened
+from dpsweep.accounting.mechanism.reasons import weakened
 from dpsweep.accounting.records.epsilons import Epsilons, read_epsilons
 from dpsweep.accounting.records.layout import TrialFiles
 from dpsweep.accounting.records.shards import NormShards
@@ -24,8 +24,8 @@ from dpsweep.orchestration.records.audits import AuditRecord, write_audit
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
-from dpsweep.workers.outcomes import Outcomes, read_outcomes
-from dpsweep.workers.trial import run_trial
+from dpsweep.workers.evaluation.outcomes import Outcomes, read_outcomes
+from dpsweep.workers.trials.trial import run_trial
 from tests.orchestration.commands.test_main import run_main
 from tests.orchestration.sample_grids import small
 

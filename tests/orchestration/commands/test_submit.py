@@ -16,7 +16,7 @@ from dpsweep.orchestration.records.limits import Limits
 from dpsweep.orchestration.records.manifest import open_manifest, write_manifest
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.tracking.access import opened, own_access, sealed
-from dpsweep.workers.imports import NO_CODE
+from dpsweep.workers.own_code.imports import NO_CODE
 from tests.orchestration.sample_grids import small
 
 MODEL = """

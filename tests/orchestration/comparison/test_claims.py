@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 import dpsweep
 from dpsweep import orchestration
-from dpsweep.accounting.accountants import account
+from dpsweep.accounting.accountants.one_run import account
 from dpsweep.accounting.errors import DataCorruption
-from dpsweep.accounting.reasons import Reason, weakened
+from dpsweep.accounting.mechanism.reasons import Reason, weakened
 from dpsweep.accounting.records import TrialFiles
 from dpsweep.accounting.records.sealed import read_sealed, write_sealed
 from dpsweep.orchestration.commands.main import app

@@ -25,7 +25,7 @@ from dpsweep.orchestration.comparison.settings import finished_settings, group_v
 from dpsweep.orchestration.comparison.spoken import unknown_of_one_seed
 from dpsweep.orchestration.records.published import PublishedSweep, PublishedTrial, PublishedTuning
 from dpsweep.orchestration.report.prose import headline
-from dpsweep.workers.outcomes import Outcomes
+from dpsweep.workers.evaluation.outcomes import Outcomes
 from tests.orchestration.sample_outcomes import GROUPS, LABELS, LUCK, of_predictions, outcomes, sweep_of, trial
 
 SHARES = {"none": (0.95, 0.92), "flat": (0.90, 0.80), "dpsgd_f": (0.899, 0.803), "individual": (0.85, 0.62)}

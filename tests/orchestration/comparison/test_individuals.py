@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dpsweep.accounting.estimates import PrivacyEstimate
 from dpsweep.accounting.jobs import CountedEpsilons, Counting, Members, summarise
+from dpsweep.accounting.jobs.release import GroupStatistics, ReleasedStatistics
+from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.records.epsilons import Epsilons
 from dpsweep.accounting.records.sealed import write_sealed
-from dpsweep.accounting.release import GroupStatistics, ReleasedStatistics
 from dpsweep.orchestration.comparison.densities import density, loss_density
 from dpsweep.orchestration.comparison.individuals import (
     exact_statistics,

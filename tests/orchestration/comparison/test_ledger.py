@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from dpsweep.accounting.accountants import account
+from dpsweep.accounting.accountants.one_run import account
 from dpsweep.accounting.errors import DataCorruption
-from dpsweep.accounting.mechanism import GaussianRelease, Segment, Trace
-from dpsweep.accounting.samplings import FixedBatchSampling, PoissonSampling, ShuffledSampling
+from dpsweep.accounting.mechanism.samplings import FixedBatchSampling, PoissonSampling, ShuffledSampling
+from dpsweep.accounting.mechanism.trace import GaussianRelease, Segment, Trace
 from dpsweep.orchestration.comparison.ledger import composed, composed_epsilon
 from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.pipeline import Outcome, RunRequest, render_again, run_sweep

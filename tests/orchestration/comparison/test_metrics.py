@@ -22,7 +22,7 @@ from dpsweep.orchestration.records.published import (
     PublishedTrial,
 )
 from dpsweep.orchestration.records.states import TrialState
-from dpsweep.workers.rates import ConfusionCounts
+from dpsweep.workers.evaluation.rates import ConfusionCounts
 
 TRIAL = PublishedTrial(
     key="flat-0",

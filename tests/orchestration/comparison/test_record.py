@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dpsweep.accounting.reasons import in_words
+from dpsweep.accounting.mechanism.reasons import in_words
 from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE
 from dpsweep.orchestration.comparison.findings import findings
 from dpsweep.orchestration.comparison.record import SweepRecord, exact, parse_failures, rows

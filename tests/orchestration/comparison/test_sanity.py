@@ -17,7 +17,7 @@ from dpsweep.orchestration.comparison.settings import best_trade_offs
 from dpsweep.orchestration.records.published import PublishedSweep, PublishedTrial
 from dpsweep.orchestration.report.page import render
 from dpsweep.orchestration.report.prose import headline
-from dpsweep.workers.outcomes import Outcomes
+from dpsweep.workers.evaluation.outcomes import Outcomes
 from tests.orchestration.sample_outcomes import LABELS, of_predictions, outcomes, sweep_of, trial
 
 CONSTANT = float((LABELS == 0).mean())

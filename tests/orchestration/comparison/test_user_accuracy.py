@@ -9,7 +9,7 @@ import pytest
 
 from dpsweep.orchestration.comparison.evidence import gather
 from dpsweep.orchestration.comparison.settings import finished_settings
-from dpsweep.workers.rates import shares_of_users
+from dpsweep.workers.evaluation.rates import shares_of_users
 from tests.orchestration.sample_outcomes import GROUPS, LABELS, of_predictions, trial
 
 RIGHT = np.random.default_rng(0).random(len(GROUPS)) < 0.8

@@ -114,9 +114,9 @@ SEARCH = """
 import sys
 from pathlib import Path
 import ray
-from dpsweep.accounting.planning import Calibration, TrialMechanism, solved
-from dpsweep.accounting.samplings import PoissonSampling
-from dpsweep.accounting.schedules import make_schedule
+from dpsweep.accounting.calibration.planning import Calibration, TrialMechanism, solved
+from dpsweep.accounting.mechanism.samplings import PoissonSampling
+from dpsweep.accounting.mechanism.schedules import make_schedule
 from dpsweep.orchestration.execution import calibrations
 
 run = TrialMechanism(make_schedule("constant", 1.0), PoissonSampling(0.05), 2_000, (), (), "estimate")

@@ -11,24 +11,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpsweep.accounting.accountants import account
+from dpsweep.accounting.accountants.one_run import account
 from dpsweep.accounting.individual.epsilons import IndividualEpsilons, individual_epsilons
 from dpsweep.accounting.jobs import Scatter, account_in_process
-from dpsweep.accounting.mechanism import Trace
+from dpsweep.accounting.jobs.release import ReleaseSpec
+from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.records.epsilons import read_epsilons
 from dpsweep.accounting.records.layout import TrialFiles
 from dpsweep.accounting.records.traces import read_trace
-from dpsweep.accounting.release import ReleaseSpec
 from dpsweep.orchestration.execution.completion import Times, complete_stopped, complete_trial, epsilon_so_far
 from dpsweep.orchestration.records.published import IndividualStatistics
 from dpsweep.orchestration.records.results import TrialResult, read_exact_statistics
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
-from dpsweep.workers.attack_results import read_attacks
-from dpsweep.workers.counters import read_counters
-from dpsweep.workers.history import Progress
-from dpsweep.workers.trial import run_trial
+from dpsweep.workers.evaluation.attack_results import read_attacks
+from dpsweep.workers.training.counters import read_counters
+from dpsweep.workers.training.history import Progress
+from dpsweep.workers.trials.trial import run_trial
 from tests.orchestration.sample_grids import small
 
 DELTA = 1e-4

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from dpsweep.accounting import attack_risk, privacy_curve
-from dpsweep.accounting.mechanism import Segment, SideQuery, Trace
-from dpsweep.accounting.reasons import weakened
+from dpsweep.accounting.mechanism.reasons import weakened
+from dpsweep.accounting.mechanism.samplings import PoissonSampling
+from dpsweep.accounting.mechanism.trace import Segment, SideQuery, Trace
 from dpsweep.accounting.records.traces import read_trace
-from dpsweep.accounting.samplings import PoissonSampling
 from dpsweep.orchestration.execution.completion import Times, bounding_trace, complete_trial
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.results import TrialResult, read_result
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.schema import parse_sweep
-from dpsweep.workers.trial import run_trial
+from dpsweep.workers.trials.trial import run_trial
 from tests.orchestration.sample_grids import small
 
 FOLLOWING = {"name": "validation", "factor": 0.5, "period": 1, "threshold": -2.0}

@@ -35,8 +35,8 @@ from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.tracking.protocol import RunStatus, TrackedSweep
-from dpsweep.workers.imports import NO_CODE
-from dpsweep.workers.trial import Progress, run_trial
+from dpsweep.workers.own_code.imports import NO_CODE
+from dpsweep.workers.trials.trial import Progress, run_trial
 from tests.orchestration.sample_grids import keys_of, small
 
 TEXT = small(clipping=["none", {"name": "flat", "bound": 1.0}], noise="constant", seeds=[0, 1])

@@ -12,7 +12,7 @@ from dpsweep.orchestration.execution.early_start import ray_ahead
 from dpsweep.orchestration.execution.environment import EMBEDDED, IN_PROCESS
 from dpsweep.orchestration.execution.shared_connection import kept
 from dpsweep.orchestration.sweeps.schema import parse_sweep
-from dpsweep.workers.imports import NO_CODE
+from dpsweep.workers.own_code.imports import NO_CODE
 from tests.orchestration.execution.test_shared_connection import connections
 from tests.orchestration.processes import PATIENCE, environment
 
@@ -34,7 +34,7 @@ from dpsweep.orchestration.execution.environment import EMBEDDED, prepare_enviro
 prepare_environment(EMBEDDED)
 from dpsweep.orchestration.execution.early_start import ray_ahead
 from dpsweep.orchestration.sweeps.schema import parse_sweep
-from dpsweep.workers.imports import NO_CODE
+from dpsweep.workers.own_code.imports import NO_CODE
 
 def workers():
     return len(set(Path(os.environ["RAY_TMPDIR"]).glob("ray/session_2*/logs/worker-*.out")))

@@ -13,7 +13,7 @@ from dpsweep.orchestration.execution.estimate_quality import quality_of_estimate
 from dpsweep.orchestration.records.published import EstimateQuality
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
-from dpsweep.workers.trial import run_trial
+from dpsweep.workers.trials.trial import run_trial
 from tests.accounting.stored_trial import account_trial, job_of
 from tests.orchestration.sample_grids import small
 

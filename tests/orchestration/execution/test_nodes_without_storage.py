@@ -31,7 +31,7 @@ from dpsweep.orchestration.execution.on_ray import on_cluster
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.accounting.stored_trial import job_of, write_trial
-from dpsweep.workers.imports import NO_CODE
+from dpsweep.workers.own_code.imports import NO_CODE
 
 address, folder, text = sys.argv[1:]
 files = SweepFiles(folder)
@@ -80,7 +80,7 @@ from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.accounting.stored_trial import job_of, write_trial
 from tests.orchestration.processes import descendants
-from dpsweep.workers.imports import NO_CODE
+from dpsweep.workers.own_code.imports import NO_CODE
 
 address, folder, text = sys.argv[1:]
 files, warnings = SweepFiles(folder), []

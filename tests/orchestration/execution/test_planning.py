@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from dpsweep.accounting.calibration.planning import PROCESSES
 from dpsweep.accounting.errors import DpsweepError, InvalidInput
-from dpsweep.accounting.planning import PROCESSES
 from dpsweep.orchestration.execution.planning import plan_at
 from dpsweep.orchestration.sweeps.grid import NO_PAST
 from dpsweep.orchestration.sweeps.plan import plan_sweep
@@ -23,11 +23,11 @@ TEXT = small(clipping="flat", noise="constant", seeds=[0, 1])
 DRIVER = """
 import json, sys
 import dpsweep.orchestration.execution.on_ray, dpsweep.orchestration.pipeline
-from dpsweep.accounting.planning import PROCESSES
+from dpsweep.accounting.calibration.planning import PROCESSES
 from dpsweep.orchestration.execution.planning import plan_at
 from dpsweep.orchestration.sweeps.grid import NO_PAST
 from dpsweep.orchestration.sweeps.schema import parse_sweep
-from dpsweep.workers.imports import NO_CODE
+from dpsweep.workers.own_code.imports import NO_CODE
 plan = plan_at(sys.argv[1], parse_sweep(sys.argv[2]), NO_CODE, NO_PAST, PROCESSES)
 print(json.dumps({"plan": repr(plan), "torch": "torch" in sys.modules}))
 """

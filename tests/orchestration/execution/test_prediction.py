@@ -29,9 +29,9 @@ from dpsweep.orchestration.sweeps.planned import Plan
 from dpsweep.orchestration.sweeps.resources import ResourceSettings
 from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
 from dpsweep.orchestration.sweeps.user_code import permitted
-from dpsweep.workers.imports import UserCode
-from dpsweep.workers.probe import TrialProbe
+from dpsweep.workers.own_code.imports import UserCode
 from dpsweep.workers.spec import AttackSpec, NormSpec, RmiaSpec
+from dpsweep.workers.trials.probe import TrialProbe
 from tests.orchestration.sample_grids import small
 
 SWEEP = small(clipping=["none", {"name": "flat", "bound": [1.0, 2.0]}], noise="constant", seeds=[0, 1], epochs=10)

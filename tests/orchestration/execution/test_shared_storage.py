@@ -16,7 +16,7 @@ from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.resources import ResourceSettings
 from dpsweep.orchestration.sweeps.schema import parse_sweep
-from dpsweep.workers.imports import NO_CODE
+from dpsweep.workers.own_code.imports import NO_CODE
 from tests.orchestration.sample_grids import small
 
 

@@ -24,8 +24,8 @@ from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.schema import parse_sweep
-from dpsweep.workers.imports import NO_CODE
-from dpsweep.workers.trial import Progress, TrainingResult, run_trial
+from dpsweep.workers.own_code.imports import NO_CODE
+from dpsweep.workers.trials.trial import Progress, TrainingResult, run_trial
 from tests.accounting.stored_trial import account_trial, job_of
 from tests.orchestration.reference import run_undisturbed
 from tests.orchestration.sample_grids import small
@@ -101,7 +101,7 @@ def test_what_refuses_for_good_fails_the_trial(
         raise OSError(errno.ENOSPC, "no space left on device")
 
     monkeypatch.setattr(storage_retries, "PAUSES", (0.0, 0.0))
-    monkeypatch.setattr("dpsweep.workers.trial.run_trial", counted)
+    monkeypatch.setattr("dpsweep.workers.trials.trial.run_trial", counted)
     monkeypatch.setattr(storage, "_put_object", refuse)
     monkeypatch.setattr(local_files, "replace_file", refuse)
     context = TrialContext(

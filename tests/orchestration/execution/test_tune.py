@@ -12,8 +12,8 @@ from typing import Any
 import mlflow
 import pytest
 
-from dpsweep.accounting.accountants import account
-from dpsweep.accounting.reasons import weakened
+from dpsweep.accounting.accountants.one_run import account
+from dpsweep.accounting.mechanism.reasons import weakened
 from dpsweep.accounting.records.files import exists
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.results import StoppedTrial, read_result

@@ -20,7 +20,7 @@ from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.manifest import open_manifest, write_manifest
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
-from dpsweep.workers.trial import run_trial
+from dpsweep.workers.trials.trial import run_trial
 from tests.orchestration.sample_grids import keys_of, small
 
 TEXT = small(

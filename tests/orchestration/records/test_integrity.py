@@ -25,7 +25,7 @@ from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
 from dpsweep.orchestration.sweeps.user_code import permitted
-from dpsweep.workers.trial import run_trial
+from dpsweep.workers.trials.trial import run_trial
 from tests.orchestration import own_people
 from tests.orchestration.sample_grids import small
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpsweep.accounting.mechanism import Segment, Trace
-from dpsweep.accounting.samplings import PoissonSampling
+from dpsweep.accounting.mechanism.samplings import PoissonSampling
+from dpsweep.accounting.mechanism.trace import Segment, Trace
 from dpsweep.orchestration.comparison.evidence import Evidence, gather
 from dpsweep.orchestration.comparison.findings import Findings, findings
 from dpsweep.orchestration.comparison.metrics import metric
@@ -25,7 +25,7 @@ from dpsweep.orchestration.report.html import sentence
 from dpsweep.orchestration.report.page import render
 from dpsweep.orchestration.report.style import style_of
 from dpsweep.orchestration.report.summary import summary_pdf
-from dpsweep.workers.outcomes import Outcomes
+from dpsweep.workers.evaluation.outcomes import Outcomes
 from tests.orchestration.report.pages import Page, rendered
 from tests.orchestration.report.test_browser import CHROMIUM, answers
 from tests.orchestration.sample_outcomes import LABELS, of_predictions, outcomes, sweep_of, trial

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from dpsweep.accounting.release import OwnerReport
+from dpsweep.accounting.jobs.release import OwnerReport
 from dpsweep.orchestration.report.owner import owner_page, owner_sentences
 
 

@@ -14,10 +14,10 @@ from dpsweep.accounting import (
     parse_schedule,
     planned_trace,
 )
-from dpsweep.accounting.mechanism import Trace
+from dpsweep.accounting.jobs.release import ReleaseSpec
+from dpsweep.accounting.mechanism.samplings import Sampling
+from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.pld import vadhan_epsilon
-from dpsweep.accounting.release import ReleaseSpec
-from dpsweep.accounting.samplings import Sampling
 from dpsweep.orchestration.comparison.formats import number
 from dpsweep.orchestration.records.attempts import Attempt
 from dpsweep.orchestration.records.published import Label, PublishedSweep, PublishedTrial, PublishedTuning

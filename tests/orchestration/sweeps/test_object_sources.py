@@ -8,7 +8,7 @@ import pytest
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.sweeps.object_sources import source_of
-from dpsweep.workers.own_modules import BYTECODE
+from dpsweep.workers.own_code.own_modules import BYTECODE
 from tests.orchestration.sweeps.cells import run_cells
 
 

@@ -14,9 +14,9 @@ from torch import nn
 
 import dpsweep
 from dpsweep.orchestration.sweeps.objects import Objects
-from dpsweep.workers.imports import UserCode
-from dpsweep.workers.losses import build_loss
+from dpsweep.workers.own_code.imports import UserCode
 from dpsweep.workers.spec import Component
+from dpsweep.workers.tasks.losses import build_loss
 from tests.orchestration.sweeps.cells import run_cells
 
 CELLS = run_cells(

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from torch import nn
 
-from dpsweep.accounting import planning
-from dpsweep.accounting.accountants import account
+from dpsweep.accounting.accountants.one_run import account
+from dpsweep.accounting.calibration import planning
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.sweeps import plan as plan_module
 from dpsweep.orchestration.sweeps.plan import plan_sweep

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from dpsweep.accounting.schedules import NOISES
+from dpsweep.accounting.mechanism.schedules import NOISES
 from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE
 from dpsweep.orchestration.comparison.findings import findings
 from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS

@@ -21,8 +21,8 @@ from dpsweep.orchestration.tracking.models import shared_view
 from dpsweep.orchestration.tracking.protocol import TrackingUnavailable
 from dpsweep.orchestration.tracking.registry import register_best
 from dpsweep.workers.data import load_dataset
-from dpsweep.workers.trained_model import load_trained
-from dpsweep.workers.trial import run_trial
+from dpsweep.workers.trials.trained_model import load_trained
+from dpsweep.workers.trials.trial import run_trial
 from tests.orchestration.sample_outcomes import sweep_of
 from tests.orchestration.tracking.recordings import (
     DATA,

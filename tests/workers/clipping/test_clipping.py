@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor, nn
 
-from dpsweep.accounting.filters import RenyiFilter
+from dpsweep.accounting.mechanism.filters import RenyiFilter
 from dpsweep.workers.clipping import (
     CLIPPING,
     NORM_ERROR,

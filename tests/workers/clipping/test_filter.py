@@ -13,11 +13,11 @@ import torch
 from hypothesis import given, settings
 from numpy.typing import NDArray
 
-from dpsweep.accounting.accountants import account
-from dpsweep.accounting.calibration import calibrate_filter
-from dpsweep.accounting.filters import GaussianFilter, IndividualFilter, RenyiFilter
-from dpsweep.accounting.mechanism import Segment, Trace
-from dpsweep.accounting.samplings import PoissonSampling
+from dpsweep.accounting.accountants.one_run import account
+from dpsweep.accounting.calibration.calibrate import calibrate_filter
+from dpsweep.accounting.mechanism.filters import GaussianFilter, IndividualFilter, RenyiFilter
+from dpsweep.accounting.mechanism.samplings import PoissonSampling
+from dpsweep.accounting.mechanism.trace import Segment, Trace
 from dpsweep.workers.clipping import ClippingMethod, Examples, PublicFacts, make_clipping
 from dpsweep.workers.spec import Component
 

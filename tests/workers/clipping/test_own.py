@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.mechanism import SideQuery
+from dpsweep.accounting.mechanism.trace import SideQuery
 from dpsweep.workers.clipping import (
     BatchQuery,
     ClippingMethod,
@@ -30,9 +30,9 @@ from dpsweep.workers.clipping.per_layer import PerLayerClipping
 from dpsweep.workers.clipping.protocol import clip_factor
 from dpsweep.workers.clipping.quantile import QuantileClipping
 from dpsweep.workers.spec import Component
-from tests.workers.own_code import allowed
 from tests.workers.trial_runs import norms_of, train
 from tests.workers.trial_specs import small_trial
+from tests.workers.user_modules import allowed
 
 HERE = allowed(__file__)
 SETTING = PublicFacts(("a", "b"), ("first", "last"), dataset_size=40, batch_size=10)

@@ -9,11 +9,11 @@ import pytest
 import yaml
 
 from dpsweep.workers.data import SOURCES, load_source
-from dpsweep.workers.losses import LOSSES
 from dpsweep.workers.models import MODELS
-from dpsweep.workers.preprocessing import PREPROCESSING
 from dpsweep.workers.spec import DataSpec
-from tests.workers.own_code import allowed
+from dpsweep.workers.tasks.losses import LOSSES
+from dpsweep.workers.training.preprocessing import PREPROCESSING
+from tests.workers.user_modules import allowed
 
 PAGE = (Path(__file__).parents[3] / "docs" / "data.md").read_text()
 

@@ -32,7 +32,7 @@ from tests.workers.data_folders import (
     make_cifar_jpegs,
     make_fashion,
 )
-from tests.workers.own_code import allowed
+from tests.workers.user_modules import allowed
 
 
 class TestIdx:

@@ -13,8 +13,8 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.data import Source, Tokens, load_dataset, make_split
 from dpsweep.workers.data.base import Preparation
 from dpsweep.workers.spec import DataSpec
-from tests.workers.own_code import allowed
 from tests.workers.private_details import assert_private
+from tests.workers.user_modules import allowed
 
 ROWS = np.random.default_rng(0).random((40, 3), dtype=np.float32)
 

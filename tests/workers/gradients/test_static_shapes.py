@@ -16,7 +16,7 @@ from dpsweep.workers.spec import ExecutionSpec
 from tests.workers.brute_force import per_example_loss
 from tests.workers.devices import NAME
 from tests.workers.gradients.test_engine import CASES
-from tests.workers.test_training import new_trainer
+from tests.workers.training.test_trainer import new_trainer
 from tests.workers.trial_specs import small_trial
 
 SOME = (

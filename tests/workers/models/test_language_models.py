@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.gradients import GradientEngine
-from dpsweep.workers.losses import build_loss
 from dpsweep.workers.models import build_for_shape
 from dpsweep.workers.spec import Component
 from dpsweep.workers.tasks import IGNORED
+from dpsweep.workers.tasks.losses import build_loss
 
 LENGTH, VOCABULARY = 6, 11
 SMALL = {"width": 8, "depth": 2, "heads": 2}

@@ -16,7 +16,7 @@ from dpsweep.workers.models import MODELS, build_for_shape, build_model
 from dpsweep.workers.models.convolutional import TemperedSigmoid
 from dpsweep.workers.models.layers import WeightStandardizedConv2d
 from dpsweep.workers.spec import Component, DataSpec
-from tests.workers.own_code import allowed
+from tests.workers.user_modules import allowed
 
 MNIST, CIFAR = (1, 28, 28), (3, 32, 32)
 # name, parameters, shape of an example, number of trainable parameters for ten classes

@@ -16,13 +16,13 @@ from torch.nn import functional
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records import TrialFiles
 from dpsweep.workers.data import Source, as_targets, load_source, make_split
+from dpsweep.workers.evaluation.outcomes import ScoredOutcomes, read_outcomes
 from dpsweep.workers.gradients import GradientEngine
-from dpsweep.workers.losses import LOSSES, TASK_OF, build_loss
-from dpsweep.workers.outcomes import ScoredOutcomes, read_outcomes
 from dpsweep.workers.spec import Component, DataSpec, TrialSpec
 from dpsweep.workers.tasks import IGNORED, MAIN_SCORES, TASKS, main_score
-from dpsweep.workers.trained_model import load_trained
-from dpsweep.workers.trial import run_trial
+from dpsweep.workers.tasks.losses import LOSSES, TASK_OF, build_loss
+from dpsweep.workers.trials.trained_model import load_trained
+from dpsweep.workers.trials.trial import run_trial
 from tests.workers.data_folders import make_masks, make_numbers, make_texts, make_tokenizer
 from tests.workers.trial_specs import small_trial
 

@@ -1,0 +1,10 @@
+"""Accountants of one run, of a chosen run, and of several runs together.
+
+Other packages import only the modules in `__all__`.
+"""
+
+__all__ = [
+    "joint_cost",
+    "one_run",
+    "selection",
+]

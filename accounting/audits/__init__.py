@@ -1,0 +1,18 @@
+"""Tests that turn the guesses of an audit into proven lower bounds on epsilon."""
+
+from dpsweep.accounting.audits.auditing import Guesses, audited_epsilon, best_audited_epsilon, p_value, provable
+from dpsweep.accounting.audits.gaussian_tests import f_dp_epsilon, gdp_epsilon
+from dpsweep.accounting.audits.scaled_noise import StatedRun, curve_epsilon, ranks_epsilon
+
+__all__ = [
+    "Guesses",
+    "StatedRun",
+    "audited_epsilon",
+    "best_audited_epsilon",
+    "curve_epsilon",
+    "f_dp_epsilon",
+    "gdp_epsilon",
+    "p_value",
+    "provable",
+    "ranks_epsilon",
+]

@@ -1,0 +1,133 @@
+"""Upper limits on the privacy cost of a run, which calibration meets and which stop a run before it exceeds them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from dpsweep.accounting.accountants.one_run import account, total_rho
+from dpsweep.accounting.accountants.selection import account_selection
+from dpsweep.accounting.attacks import privacy_curve, rate_name
+from dpsweep.accounting.errors import keep_finite
+from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
+from dpsweep.accounting.mechanism.random_trials import RandomTrials
+from dpsweep.accounting.mechanism.rounds import require_group_size
+from dpsweep.accounting.mechanism.trace import Trace
+
+_RESOLUTION = 5e-5  # certified bounds are 1e-4 apart or more: solving more finely gains nothing
+
+
+class Budget(Protocol):
+    """An upper limit on the privacy cost of a run."""
+
+    @property
+    def limit(self) -> float:
+        """The largest accepted cost."""
+        ...
+
+    @property
+    def unit(self) -> str:
+        """The name of the cost in messages, such as "epsilon"."""
+        ...
+
+    @property
+    def resolution(self) -> float:
+        """Relative precision of the cost beyond which solving more finely gains nothing."""
+        ...
+
+    def cost(self, trace: Trace) -> float:
+        """Return the cost of the run; infinite without noise."""
+        ...
+
+
+@dataclass(frozen=True)
+class RhoBudget:
+    """A budget of rho in zero-concentrated DP, as in paper C: each shuffled epoch costs 1/(2 sigma^2)."""
+
+    limit: float
+    group_size: int = 1
+    unit: str = "rho"
+    resolution: float = 0.0
+
+    def __post_init__(self) -> None:
+        keep_finite(self, "limit", "budget rho", above=0.0)
+        object.__setattr__(self, "group_size", require_group_size(self.group_size))
+
+    def cost(self, trace: Trace) -> float:
+        return total_rho(trace, self.group_size)
+
+
+@dataclass(frozen=True)
+class EpsilonBudget:
+    """A budget of epsilon at ``delta``, computed by ``accountant``, for groups of ``group_size`` examples.
+
+    trials: if given, the budget is for releasing only the best of this random number of runs (`account_selection`).
+    """
+
+    limit: float
+    delta: float
+    accountant: str = "auto"
+    group_size: int = 1
+    trials: RandomTrials | None = None
+    unit: str = "epsilon"
+
+    def __post_init__(self) -> None:
+        keep_finite(self, "limit", "target epsilon", above=0.0)
+        keep_finite(self, "delta", "delta", above=0.0, below=1.0)
+        object.__setattr__(self, "group_size", require_group_size(self.group_size))
+
+    @property
+    def resolution(self) -> float:
+        """5e-5 for pld, whose bounds are 1e-4 apart and costly to evaluate; 0 for the others."""
+        return _RESOLUTION if self.accountant in ("pld", "auto") else 0.0
+
+    def estimate(self, trace: Trace) -> PrivacyEstimate:
+        """Return the epsilon of the run, and what it claims."""
+        if self.trials is not None:
+            return account_selection(trace, self.trials, self.delta, self.accountant, self.group_size)
+        return account(trace, self.delta, self.accountant, self.group_size)
+
+    def cost(self, trace: Trace) -> float:
+        return self.estimate(trace).epsilon
+
+
+@dataclass(frozen=True)
+class AdvantageBudget:
+    """A budget of membership advantage, the largest true minus false positive rate of any attack (`PrivacyCurve`)."""
+
+    limit: float
+    group_size: int = 1
+    unit: str = "advantage"
+    resolution: float = _RESOLUTION
+
+    def __post_init__(self) -> None:
+        keep_finite(self, "limit", "target advantage", above=0.0, below=1.0)
+        object.__setattr__(self, "group_size", require_group_size(self.group_size))
+
+    def cost(self, trace: Trace) -> float:
+        return privacy_curve(trace, self.group_size).advantage.upper
+
+
+@dataclass(frozen=True)
+class TruePositiveRateBudget:
+    """A budget of the true positive rate of any attack at ``false_positive_rate``; it must exceed that rate.
+
+    Guessing without looking at the run already has a true positive rate equal to the false positive rate.
+    """
+
+    limit: float
+    false_positive_rate: float
+    group_size: int = 1
+    resolution: float = _RESOLUTION
+
+    def __post_init__(self) -> None:
+        keep_finite(self, "false_positive_rate", "false positive rate", above=0.0, below=1.0)
+        keep_finite(self, "limit", "target true positive rate", above=self.false_positive_rate, below=1.0)
+        object.__setattr__(self, "group_size", require_group_size(self.group_size))
+
+    @property
+    def unit(self) -> str:
+        return rate_name(self.false_positive_rate)
+
+    def cost(self, trace: Trace) -> float:
+        return privacy_curve(trace, self.group_size).true_positive_rate(self.false_positive_rate).upper

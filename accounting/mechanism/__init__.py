@@ -1,0 +1,21 @@
+"""The closed description of a run that trainer, planner and accountants share: samplings, noise, releases, traces.
+
+Other packages import only the modules in `__all__`.
+"""
+
+__all__ = [
+    "correlated",
+    "estimates",
+    "exponential_choice",
+    "filters",
+    "noise_strategies",
+    "random_trials",
+    "reasons",
+    "reductions",
+    "rounds",
+    "samplings",
+    "schedules",
+    "toeplitz",
+    "trace",
+    "units",
+]

@@ -1,0 +1,63 @@
+"""The choice of a backend, and of who solves calibrations, by ``--address``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from dpsweep.accounting.calibration.planning import PROCESSES, Solver
+from dpsweep.accounting.records import exists
+from dpsweep.orchestration.execution.backend import Opening
+from dpsweep.orchestration.execution.environment import EMBEDDED, IN_PROCESS
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.sweeps.planned import Plan
+
+
+def backend(address: str, plan: Plan, files: SweepFiles) -> Opening:
+    """Return the backend for ``--address``: this process, a Ray cluster started for the sweep, or a running cluster.
+
+    No cluster is started for a sweep whose trials all have results.
+    """
+    if address == EMBEDDED and all(exists(files.trial(planned.key).result) for planned in plan.trials):
+        return _nothing_left()
+    return opening(address)
+
+
+def opening(address: str) -> Opening:
+    """As `backend`, for work that needs a cluster even if all trials have results, such as accounting them again."""
+    return _OPENINGS.get(address, _on_cluster)()
+
+
+def solver(address: str, files: SweepFiles) -> Solver:
+    """Return the solver of many noise calibrations: nodes of a running cluster, otherwise processes on this machine."""
+    if address in _OPENINGS:
+        return PROCESSES
+    from dpsweep.orchestration.execution.calibrations import OnCluster
+
+    return OnCluster(address, files.log)
+
+
+def _nothing_left() -> Opening:
+    from dpsweep.orchestration.execution.in_process import nothing_left
+
+    return nothing_left
+
+
+def _in_process() -> Opening:
+    from dpsweep.orchestration.execution.in_process import in_process
+
+    return in_process
+
+
+def _embedded() -> Opening:
+    from dpsweep.orchestration.execution.on_ray import embedded
+
+    return embedded
+
+
+def _on_cluster() -> Opening:
+    from dpsweep.orchestration.execution.on_ray import on_cluster
+
+    return on_cluster
+
+
+_OPENINGS: Mapping[str, Callable[[], Opening]] = {IN_PROCESS: _in_process, EMBEDDED: _embedded}

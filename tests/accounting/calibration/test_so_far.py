@@ -1,0 +1,102 @@
+"""Epsilon of the first epochs: that of the run's own accountant, rising to the end, and never below the true one."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from dpsweep.accounting.accountants.one_run import account, account_again
+from dpsweep.accounting.calibration.so_far import cost_so_far
+from dpsweep.accounting.mechanism.random_trials import RandomTrials
+from dpsweep.accounting.mechanism.samplings import PoissonSampling, RandomAllocationSampling
+from dpsweep.accounting.mechanism.trace import Segment, Trace
+from dpsweep.accounting.mechanism.units import Unit
+from dpsweep.accounting.pld import epsilon_pld
+
+DELTA = 1e-5
+
+
+def run(epochs: int, per_epoch: int = 20, segments: int = 1) -> Trace:
+    length = epochs * per_epoch // segments
+    steps = (Segment(at * length, length, PoissonSampling(0.052), 1.1 - 0.01 * at) for at in range(segments))
+    return Trace(1437, segments=tuple(steps))
+
+
+def ends(epochs: int, per_epoch: int = 20) -> tuple[int, ...]:
+    return tuple(range(per_epoch, epochs * per_epoch + 1, per_epoch))
+
+
+def test_every_epoch_costs_what_pld_says_and_the_last_fifth_is_not_free() -> None:
+    trace = run(20)
+    shown = [cost_so_far(trace, ends(20), step, DELTA, "pld") for step in ends(20)]
+    for step, epsilon in zip(ends(20)[::3], shown[::3], strict=True):
+        exact = epsilon_pld(trace.until(step), DELTA)
+        assert exact.lower is not None
+        assert exact.lower <= epsilon == pytest.approx(exact.upper, rel=2e-3)
+    assert all(later > earlier * 1.01 for earlier, later in itertools.pairwise(shown))
+
+
+def test_between_the_epochs_that_are_asked_the_next_one_bounds_them() -> None:
+    trace = run(100, 4)
+    shown = [cost_so_far(trace, ends(100, 4), step, DELTA, "pld") for step in ends(100, 4)]
+    assert len(set(shown)) == 12
+    assert shown[70] < shown[80] < shown[90] < shown[99], "the last fifth is not free"
+    for place in (0, 42, 97):
+        exact = epsilon_pld(trace.until(ends(100, 4)[place]), DELTA)
+        assert exact.lower is not None
+        assert shown[place] >= exact.lower
+
+
+def test_a_run_of_many_segments_asks_less_often() -> None:
+    trace = run(20, segments=10)
+    shown = [cost_so_far(trace, ends(20), step, DELTA, "pld") for step in ends(20)]
+    assert len(set(shown)) == 4
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "filter", "rdp-classic"])
+def test_quick_accountants_are_asked_at_every_epoch(accountant: str) -> None:
+    trace, name = run(30), "rdp" if accountant == "filter" else accountant
+    for step in ends(30)[::7]:
+        expected = account(trace.until(step), DELTA, name).epsilon
+        assert cost_so_far(trace, ends(30), step, DELTA, accountant) == expected
+
+
+def test_a_step_after_the_planned_ones_is_accounted_for_itself() -> None:
+    trace = run(10)
+    assert cost_so_far(trace, ends(5), 140, DELTA, "pld") > cost_so_far(trace, ends(5), 100, DELTA, "pld")
+
+
+def test_noise_that_decays_to_nothing_costs_infinity_from_there_on() -> None:
+    trace = Trace(1000, segments=(Segment(0, 4, PoissonSampling(0.1), 1.0), Segment(4, 4, PoissonSampling(0.1), 0.0)))
+    shown = [cost_so_far(trace, (4, 8), step, DELTA, "gdp") for step in (4, 8)]
+    assert shown[0] == pytest.approx(epsilon_pld(trace.until(4), DELTA).upper, rel=3e-3)
+    assert shown[1] == float("inf")
+
+
+def test_what_is_not_sampled_costs_what_the_gaussian_does() -> None:
+    trace = Trace(1000, segments=(Segment(0, 8, PoissonSampling(1.0), 5.0),))
+    assert cost_so_far(trace, (4, 8), 4, DELTA, "gdp") == pytest.approx(account(trace.until(4), DELTA, "gdp").epsilon)
+
+
+ALLOCATED = Trace(1000, segments=(Segment(0, 4, RandomAllocationSampling(2), 2.0),))
+SAMPLED = Trace(1000, segments=(Segment(0, 4, PoissonSampling(0.5), 2.0),))
+
+
+@pytest.mark.parametrize(
+    ("trace", "named"),
+    [
+        (ALLOCATED, "rdp"),
+        pytest.param(replace(ALLOCATED, selection=RandomTrials(2.0)), "selection-pld", marks=pytest.mark.long),
+        (replace(SAMPLED, unit=Unit("user", 3)), "rdp"),
+        (SAMPLED, "gdp"),
+    ],
+)
+def test_a_method_that_covers_the_rounds_alone_is_not_asked_about_the_run(trace: Trace, named: str) -> None:
+    """Bounds of `pld` may bear the names of Renyi DP and of one Gaussian, which refuse such runs."""
+    least = account(trace, DELTA).lower_epsilon or 0.5 * account(trace, DELTA).epsilon
+    assert (
+        least <= cost_so_far(trace, (2, 4), 4, DELTA, named) == pytest.approx(account(trace, DELTA).epsilon, rel=4e-3)
+    )
+    assert account_again(trace, DELTA, named) == account(trace, DELTA)

@@ -1,0 +1,153 @@
+"""Correlated noise of the trainer: C^-1 times the draws of its source, whatever the step at which it is resumed."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import linalg, stats
+
+from dpsweep.accounting.errors import UnsupportedMechanism
+from dpsweep.accounting.mechanism.noise_strategies import (
+    INDEPENDENT,
+    BandedNoise,
+    CorrelatedNoise,
+    InverseRootNoise,
+    LambdaNoise,
+)
+from dpsweep.accounting.mechanism.toeplitz import column_norm
+from dpsweep.accounting.numerics.rounding import release_grid
+from dpsweep.workers.noise.gaussian_sources import NoiseSource
+from dpsweep.workers.noise.noise_sources import NOISE_SOURCES, make_noise_source
+from dpsweep.workers.noise.step_noise import CorrelatedSteps, make_step_noise
+
+STEPS, CPU = 12, torch.device("cpu")
+STRATEGIES: list[CorrelatedNoise] = [
+    BandedNoise(1, STEPS),
+    BandedNoise(4, STEPS),
+    BandedNoise(STEPS, STEPS),
+    InverseRootNoise(5, STEPS),
+    LambdaNoise(0.7, STEPS),
+]
+every_strategy = pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.stored_name)
+SHAPES = {"weight": (3, 5), "bias": (4,)}
+ZEROS = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+
+
+def flat(values: dict[str, torch.Tensor]) -> np.ndarray:
+    return torch.cat([each.flatten() for each in values.values()]).numpy()
+
+
+def matrix_of(strategy: CorrelatedNoise) -> np.ndarray:
+    """C of the strategy as a dense matrix [STEPS, STEPS]."""
+    column = strategy.column()
+    return linalg.toeplitz(np.pad(column, (0, STEPS - len(column))), np.zeros(STEPS))
+
+
+def same(name: str, source: NoiseSource) -> NoiseSource:
+    """Another source that makes the draws which ``source`` makes next."""
+    other = make_noise_source(name, 0, CPU)
+    other.restore(copy.deepcopy(source.state()))
+    return other
+
+
+@every_strategy
+@pytest.mark.parametrize("name", NOISE_SOURCES)
+def test_noise_is_the_inverse_times_the_draws(name: str, strategy: CorrelatedNoise) -> None:
+    """By dense linear algebra, up to rounding to the grid; sensitivity differs from step to step."""
+    source = make_noise_source(name, 7, CPU)
+    twin, noise = same(name, source), make_step_noise(strategy, source)
+    stds = 2.0 + np.arange(STEPS) % 3
+    found = [noise.released(ZEROS, std) for std in stds]
+    draws = np.stack([torch.cat(list(twin.standard(19))).numpy() for _ in range(STEPS)])
+    matrix = matrix_of(strategy)
+    expected = stds[:, None] * np.linalg.norm(matrix[:, 0]) * (np.linalg.inv(matrix) @ draws)
+    for step, (values, std) in enumerate(found):
+        spread = stds[step] * np.linalg.norm(matrix[:, 0]) * np.linalg.norm(np.linalg.inv(matrix)[step])
+        assert std == pytest.approx(spread, rel=1e-8)
+        coarse = 1e-6 * std if name == "seeded" else 0.5001 * release_grid(std)
+        np.testing.assert_allclose(flat(values), expected[step], atol=coarse)
+
+
+@every_strategy
+def test_covariance_of_the_released_noise(strategy: CorrelatedNoise) -> None:
+    """Of many weights: sigma^2 ||c||^2 C^-1 C^-T, each entry within five standard errors."""
+    count, noise = 4000, make_step_noise(strategy, make_noise_source("os_entropy", 0, CPU))
+    zeros = {"weight": torch.zeros(count)}
+    seen = np.stack([flat(noise.released(zeros, 1.5).values) for _ in range(STEPS)]).astype(np.float64)
+    inverse = np.linalg.inv(matrix_of(strategy))
+    stated = (1.5 * column_norm(strategy.column())) ** 2 * inverse @ inverse.T
+    error = np.sqrt((stated**2 + np.outer(np.diag(stated), np.diag(stated))) / count)
+    assert (np.abs(seen @ seen.T / count - stated) < 5.0 * error).all()
+    whitened = matrix_of(strategy) @ seen / (1.5 * column_norm(strategy.column()))
+    assert stats.kstest(whitened.ravel(), "norm").pvalue > 1e-4
+
+
+@pytest.mark.thinned(3)
+@every_strategy
+@pytest.mark.parametrize("name", NOISE_SOURCES)
+def test_it_goes_on_with_the_same_bits_from_any_step(name: str, strategy: CorrelatedNoise) -> None:
+    source = make_noise_source(name, 3, CPU)
+    noise = CorrelatedSteps(strategy, source)
+    states, released = [], []
+    for _ in range(STEPS):
+        states.append(copy.deepcopy((source.state(), noise.state())))
+        released.append(flat(noise.released(ZEROS, 1.0).values))
+    for step, (of_source, of_noise) in enumerate(states):
+        other = make_noise_source(name, 99, CPU)
+        other.restore(of_source)
+        resumed = CorrelatedSteps(strategy, other)
+        resumed.restore(of_noise)
+        for expected in released[step:]:
+            np.testing.assert_array_equal(flat(resumed.released(ZEROS, 1.0).values), expected)
+
+
+def test_a_buffer_that_is_kept_wrongly_is_found() -> None:
+    """The test of covariance would fail if rows were shifted by a step: whitened noise is then no longer white."""
+    strategy = BandedNoise(4, STEPS)
+    noise = CorrelatedSteps(strategy, make_noise_source("os_entropy", 0, CPU))
+    zeros, seen = {"weight": torch.zeros(4000)}, []
+    for _ in range(STEPS):
+        seen.append(flat(noise.released(zeros, 1.0).values).astype(np.float64))
+        noise.restore({**noise.state(), "rows": noise.state()["rows"].roll(1, 0)})
+    whitened = matrix_of(strategy) @ np.stack(seen) / column_norm(strategy.column())
+    correlations = whitened @ whitened.T / 4000 - np.eye(STEPS)
+    assert np.abs(correlations).max() > 10.0 / math.sqrt(4000)
+
+
+@pytest.mark.parametrize("name", ["os_entropy", "os_entropy_secure"])
+def test_released_values_lie_on_the_grid_of_their_own_spread(name: str) -> None:
+    noise = make_step_noise(BandedNoise(4, STEPS), make_noise_source(name, 0, CPU))
+    for _ in range(3):
+        values, std = noise.released({"weight": torch.full((50,), 0.1)}, 3.0)
+        ratio = flat(values) / release_grid(std)
+        np.testing.assert_array_equal(ratio, np.round(ratio))
+
+
+def test_steps_without_sensitivity_still_draw() -> None:
+    """A step of std 0 releases the sum itself, and those after it are as if it had noise."""
+    strategy = LambdaNoise(0.5, STEPS)
+    first, second = make_noise_source("os_entropy", 0, CPU), make_noise_source("os_entropy", 0, CPU)
+    second.restore(first.state())
+    one, other = make_step_noise(strategy, first), make_step_noise(strategy, second)
+    assert torch.equal(one.released({"bias": torch.ones(4)}, 0.0).values["bias"], torch.ones(4))
+    other.released({"bias": torch.ones(4)}, 1.0)
+    assert torch.equal(*(each.released({"bias": torch.ones(4)}, 1.0).values["bias"] for each in (one, other)))
+
+
+def test_independent_noise_is_that_of_the_source() -> None:
+    source = make_noise_source("os_entropy", 0, CPU)
+    twin, noise = same("os_entropy", source), make_step_noise(INDEPENDENT, source)
+    for _ in range(2):
+        values, std = noise.released(ZEROS, 2.0)
+        np.testing.assert_array_equal(flat(values), flat(twin.added_to_each(ZEROS, 2.0)))
+        assert std == 2.0
+    assert dict(noise.kept) == {}
+
+
+def test_an_unknown_strategy_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedMechanism, match="no accountant knows the noise strategy int"):
+        make_step_noise(3, make_noise_source("seeded", 0, CPU))  # type: ignore[arg-type]

@@ -1,0 +1,56 @@
+"""Audits of correlated noise by canaries among the rows: `pytest -m audit` runs them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpsweep.accounting.mechanism.noise_strategies import Recurrence
+from dpsweep.workers.noise.step_noise import CorrelatedSteps
+from dpsweep.workers.spec import Component, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
+from tests.workers.training import test_one_run_audit as of_rows
+
+pytestmark = [pytest.mark.audit, pytest.mark.long]
+
+
+def correlated(noise: Component, sampling: SamplingSpec) -> TrialSpec:
+    """Canaries among the rows, whose gradients are orthogonal and of one length; 400 steps, an epsilon of about 1."""
+    return replace(
+        of_rows.spec(seed=1),
+        noise=NoiseSpec(50.0, noise),
+        sampling=sampling,
+        epochs=100,
+        norms=NormSpec(),
+        optimizer=Component("sgd", {"learning_rate": 1e-3}),
+    )
+
+
+CORRELATED = {
+    "lambda in one order": correlated(Component("lambda_cgd", {"decay": 0.5}), SamplingSpec("fixed_order", 100)),
+    "bisr in one order": correlated(Component("bisr", {"bands": 8}), SamplingSpec("fixed_order", 100)),
+    "banded in one order": correlated(Component("banded", {"bands": 4}), SamplingSpec("fixed_order", 100)),
+    "banded in turns": correlated(
+        Component("banded", {"bands": 4}), SamplingSpec("cyclic_poisson", 100, cycle_length=4)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CORRELATED)
+def test_rows_accuse_no_run_of_correlated_noise(name: str, tmp_path: Path) -> None:
+    spec = CORRELATED[name]
+    assert of_rows.audited(spec, of_rows.trainer_of(spec, tmp_path)).everyone.epsilon <= of_rows.claimed(spec)
+
+
+def test_rows_find_a_wrong_buffer_of_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of the last draw is taken off, so that the noise of the sum of all gradients is that of one step."""
+    spec = CORRELATED["lambda in one order"]
+    claim, used = of_rows.claimed(spec), CorrelatedSteps._use
+
+    def wrong(self: CorrelatedSteps, recurrence: Recurrence, norm: float) -> None:
+        used(self, replace(recurrence, of_draws=np.array([1.0, -1.0])), norm)
+
+    monkeypatch.setattr(CorrelatedSteps, "_use", wrong)
+    assert of_rows.audited(spec, of_rows.trainer_of(spec, tmp_path)).everyone.epsilon > claim

@@ -1,0 +1,312 @@
+"""Gradient canaries: directions, batches and contributions as the claim has them, and what they prove."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dpsweep.accounting import InvalidInput, PoissonSampling, Segment, Trace, account
+from dpsweep.accounting.audits import StatedRun
+from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.orchestration.sweeps.plan import plan_sweep
+from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.workers.clipping import Examples, PublicFacts, make_clipping
+from dpsweep.workers.data.base import Dataset, make_split
+from dpsweep.workers.evaluation.attack_results import AuditResult
+from dpsweep.workers.noise.gaussian_sources import SeededNoise
+from dpsweep.workers.own_code.imports import NO_CODE
+from dpsweep.workers.sampling.users import population_of
+from dpsweep.workers.spec import (
+    AuditSpec,
+    Component,
+    DataSpec,
+    ExecutionSpec,
+    NoiseSpec,
+    NormSpec,
+    SamplingSpec,
+    TrialSpec,
+    UserSpec,
+)
+from dpsweep.workers.training.audit import audit_gradient_scores
+from dpsweep.workers.training.gradient_canaries import Directions, GradientCanaries, longest
+from dpsweep.workers.training.parts import parts_of
+from dpsweep.workers.training.recording import StoredNorms
+from dpsweep.workers.training.trainer import Trainer
+from dpsweep.workers.training.trial_mechanism import mechanism_of
+from tests.orchestration.sample_grids import small
+from tests.workers.devices import DEVICE, NAME
+
+ROWS, CANARIES = 100, 600
+AUDIT = AuditSpec(CANARIES, 0.95, "gradient", "iterates")
+
+
+def trial(audit: AuditSpec = AUDIT, method: str = "poisson", sigma: float = 2.0, **changes: Any) -> TrialSpec:
+    settings = {
+        "key": "audit",
+        "data": DataSpec("audit"),
+        "model": Component("mlp", {"hidden": (32,)}),
+        "sampling": SamplingSpec(method, 20),
+        "clipping": Component("flat", {"bound": 2.0}),
+        "noise": NoiseSpec(sigma),
+        "epochs": 6,
+        "delta": 1e-5,
+        "seed": 0,
+        "optimizer": Component("sgd", {"learning_rate": 0.1}),
+        "norms": NormSpec("off"),
+        "execution": ExecutionSpec(device=NAME),
+        "audit": audit,
+    }
+    return TrialSpec(**{**settings, **changes})
+
+
+def data() -> Dataset:
+    generator = np.random.default_rng(0)
+    features = generator.normal(size=(ROWS, 20)).astype(np.float32)
+    users = np.arange(ROWS) // 2
+    split = make_split(features, (features[:, 0] > 0).astype(np.int64), np.arange(ROWS) % 2, user_ids=users)
+    return Dataset("audit", split, split, None, ("even", "odd"), ("a", "b"))
+
+
+def trainer_of(spec: TrialSpec, root: Path, noise: type[SeededNoise] = SeededNoise) -> Trainer:
+    dataset = data()
+    mechanism = mechanism_of(spec, population_of(spec, dataset))
+    parts = parts_of(spec, dataset, NO_CODE)
+    return Trainer(spec, mechanism, dataset, noise(spec.seed, DEVICE), StoredNorms(TrialFiles(str(root))), parts)
+
+
+def canaries_of(trainer: Trainer) -> GradientCanaries:
+    assert trainer.gradient_canaries is not None
+    return trainer.gradient_canaries
+
+
+def audited(spec: TrialSpec, trainer: Trainer) -> AuditResult:
+    assert spec.audit is not None
+    start = parts_of(spec, data(), NO_CODE).model().to(DEVICE)
+    trainer.begin()
+    while trainer.may_continue():
+        trainer.step()
+    found = trainer.audited(start)
+    assert found is not None
+    return found
+
+
+def claimed(spec: TrialSpec) -> float:
+    return account(mechanism_of(spec, population_of(spec, data())).trace(spec.epochs), spec.delta).epsilon
+
+
+def test_directions_are_orthonormal_and_one_each() -> None:
+    shapes = {"a": torch.Size([7, 3]), "b": torch.Size([12])}
+    directions = Directions(shapes, 30, 5)
+    like = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    every = [directions.along(directions.combined(weights, like)) for weights in np.eye(30)]
+    np.testing.assert_allclose(every, np.eye(30), atol=1e-6)
+    assert not np.array_equal(directions._places, Directions(shapes, 30, 6)._places)
+    with pytest.raises(InvalidInput, match=r"audit\.canaries is 34, but the model has 33 trainable parameters"):
+        Directions(shapes, 34, 5)
+
+
+@pytest.mark.parametrize("name", ["flat", "automatic", "quantile", "dpsgd_f", "naive", "global", "global_adaptive"])
+def test_a_canary_adds_the_most_that_the_rule_lets_through(name: str) -> None:
+    method, facts = make_clipping(Component(name, {"bound": 3.0})), PublicFacts(("a", "b"), ("layer",), 100, 20)
+    state = method.start(3.0, facts)
+    nobody = Examples(torch.rand(8), torch.arange(8) % 2, torch.arange(8))
+    rule = method.decide(state, method.answer(state, nobody, facts), facts)
+    assert rule.sensitivity * 0.998 < longest(rule, 2) <= rule.sensitivity * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(
+    "method", ["poisson", pytest.param("fixed", marks=pytest.mark.long), "shuffle", "random_allocation"]
+)
+def test_canaries_join_batches_as_examples_do(method: str, tmp_path: Path) -> None:
+    """Poisson and fixed: at the rate of the examples, in any number of batches. Others: once an epoch, in any batch."""
+    canaries = canaries_of(trainer_of(trial(method=method), tmp_path))
+    steps, epochs = 5, 60
+    joined = np.array([canaries._batches.next()[:CANARIES] for _ in range(epochs * steps)])
+    by_epoch = joined.reshape(epochs, steps, CANARIES)
+    if method in ("shuffle", "random_allocation"):
+        assert (by_epoch.sum(1) == 1).all()
+        assert (by_epoch.sum(0) > 0).all()
+    else:
+        assert abs(joined.mean() - 0.2) < 4 * math.sqrt(0.2 * 0.8 / joined.size)
+        assert np.var(by_epoch.sum(1)) == pytest.approx(5 * 0.2 * 0.8, rel=0.05)
+
+
+def test_the_sum_grows_by_the_canaries_in_the_batch_that_take_part(tmp_path: Path) -> None:
+    trainer = trainer_of(trial(), tmp_path)
+    trainer.begin()
+    trainer.step()
+    canaries, zeros = canaries_of(trainer), {name: torch.zeros_like(p) for name, p in trainer._parameters.items()}
+    added = canaries.directions.along(canaries.with_canaries(zeros, trainer._rule, 2))
+    expected = np.zeros(canaries.directions.count)
+    expected[: len(canaries.included)] = 2.0 * canaries._drawn * canaries.included
+    np.testing.assert_allclose(added, expected, atol=1e-5)
+    assert not expected[CANARIES:].any(), "references and witnesses take no part"
+    assert 0 < np.count_nonzero(added > 1.0) < canaries._drawn[:CANARIES].sum()
+
+
+@pytest.mark.parametrize("method", ["poisson", pytest.param("shuffle", marks=pytest.mark.long), "random_allocation"])
+def test_a_resumed_audit_is_the_same_bit_for_bit(method: str, tmp_path: Path) -> None:
+    whole, first, second = (trainer_of(trial(method=method), tmp_path / name) for name in ("a", "b", "c"))
+    for each in (whole, first):
+        each.begin()
+    for step in range(14):
+        whole.step()
+        if step < 7:
+            first.step()
+    second.restore(first.state())
+    for _ in range(7):
+        second.step()
+    np.testing.assert_array_equal(canaries_of(second).evidence, canaries_of(whole).evidence)
+    np.testing.assert_array_equal(canaries_of(second).included, canaries_of(whole).included)
+    for one, other in zip(whole._model.parameters(), second._model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+class WeakNoise(SeededNoise):
+    """What a trainer with a bug would draw."""
+
+    def normal(self, shape: tuple[int, ...], std: float) -> torch.Tensor:
+        return super().normal(shape, std) / 2.0
+
+
+@pytest.mark.parametrize(("method", "seed"), [("poisson", 0), pytest.param("shuffle", 1, marks=pytest.mark.long)])
+def test_the_iterates_prove_most_of_the_claim_and_that_noise_is_missing(method: str, seed: int, tmp_path: Path) -> None:
+    spec = trial(method=method, seed=seed)
+    right, wrong = (
+        audited(spec, trainer_of(spec, tmp_path / kind.__name__, kind)) for kind in (SeededNoise, WeakNoise)
+    )
+    assert {test.name for test in right.tests} == {"ranks", "gdp", "f_dp", "steinke"}
+    assert 0.5 * claimed(spec) < right.everyone.epsilon <= claimed(spec)
+    assert wrong.everyone.epsilon > claimed(spec)
+    assert right.everyone.epsilon == max(test.lower_bound for test in right.tests)
+
+
+FILTER = {"bound": 2.0, "epsilon": 3.0}
+KINDS: dict[str, tuple[float, dict[str, Any]]] = {
+    "fixed": (0.1, {"method": "fixed"}),
+    "shuffle": (0.4, {"method": "shuffle"}),
+    "random allocation": (0.4, {"method": "random_allocation"}),
+    "dpsgd_f": (0.4, {"clipping": Component("dpsgd_f", {"count_noise_multiplier": 20.0})}),
+    "individual": (0.4, {"clipping": Component("individual", {"bound": 2.0}), "norms": NormSpec(1.0)}),
+    "filter": (0.2, {"clipping": Component("filter", FILTER), "norms": NormSpec(1.0), "sigma": 1.2}),
+    "rows of users": (0.4, {"users": UserSpec("els", 2)}),
+    "users": (0.4, {"users": UserSpec("uls", 2), "sampling": SamplingSpec("poisson", 10)}),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_run_is_audited_and_none_is_accused(kind: str, seed: int, tmp_path: Path) -> None:
+    """Bounds are at least the share of the claim beside each kind. Fixed batches: a canary displaces nobody."""
+    least, changes = KINDS[kind]
+    spec = trial(seed=seed, **changes)
+    found = audited(spec, trainer_of(spec, tmp_path)).everyone.epsilon / claimed(spec)
+    assert least < found <= 1.0
+
+
+def test_a_canary_spends_the_budget_of_a_filter_and_then_adds_nothing(tmp_path: Path) -> None:
+    spec = trial(sigma=1.2, clipping=Component("filter", FILTER), norms=NormSpec(1.0))
+    trainer = trainer_of(spec, tmp_path)
+    trainer.begin()
+    while trainer.may_continue():
+        trainer.step()
+    canaries = canaries_of(trainer)
+    assert canaries._length == 0.0
+    assert 1 < canaries.full_steps <= canaries.steps < trainer.step_count
+
+
+def test_the_last_model_proves_less(tmp_path: Path) -> None:
+    spec = trial(replace(AUDIT, transcript="last_model"))
+    result = audited(spec, trainer_of(spec, tmp_path))
+    assert {test.name for test in result.tests} == {"curve", "ranks", "f_dp", "steinke"}
+    assert 0.0 < result.everyone.epsilon < claimed(spec)
+    assert result.everyone.epsilon == max(each.lower_bound for each in result.tests if each.name != "ranks")
+    counted = {test.canaries for test in result.tests if test.name != "ranks"}
+    assert counted == {CANARIES * 9 // 10}, "a tenth chooses and does not count"
+
+
+def scores_of_poisson(
+    sigma: float, rate: float, steps: int, canaries: int, generator: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Evidence about canaries, and four references each, drawn from the mechanism of the claim itself."""
+    included, evidence = np.zeros(5 * canaries, np.bool_), np.zeros(5 * canaries)
+    included[:canaries] = generator.random(canaries) < 0.5
+    for _ in range(steps):
+        seen = included * (generator.random(len(included)) < rate) + sigma * generator.normal(size=len(included))
+        evidence += np.logaddexp(math.log1p(-rate), math.log(rate) + (seen - 0.5) / sigma**2)
+    return evidence, included
+
+
+def poisson(sigma: float, steps: int) -> StatedRun:
+    trace = Trace(1000, (Segment(0, steps, PoissonSampling(0.2), sigma),))
+    return StatedRun(trace, trace, 1e-5)
+
+
+@pytest.mark.parametrize("runs", [1, pytest.param(1000, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("sigma", "steps"), [(1.0, 20), pytest.param(0.6, 5, marks=pytest.mark.long)])
+@pytest.mark.parametrize("transcript", ["iterates", pytest.param("last_model", marks=pytest.mark.long)])
+def test_a_known_mechanism_is_never_above_its_claim(transcript: Any, sigma: float, steps: int, runs: int) -> None:
+    """Of Poisson batches, whose trade-off function is not that of a Gaussian: no more alarms than 5 %, by any test."""
+    run, audit = poisson(sigma, steps), replace(AUDIT, canaries=400, transcript=transcript)
+    claim = account(run.trace, 1e-5).epsilon
+    generator, bounds, alarms = np.random.default_rng(1), [], 0
+    for seed in range(runs):
+        scores, included = scores_of_poisson(sigma, 0.2, steps, audit.canaries, generator)
+        found = audit_gradient_scores((scores,), included, audit, run, seed)
+        bounds.append(found.everyone.epsilon)
+        alarms += max(test.lower_bound for test in found.tests) > claim
+    assert alarms <= 0.05 * runs
+    assert np.mean(bounds) > 0.2 * claim
+
+
+@pytest.mark.long
+def test_scores_that_know_nothing_prove_nothing_and_those_that_know_all_prove_much() -> None:
+    generator = np.random.default_rng(0)
+    included = np.arange(5 * CANARIES) < CANARIES
+    included[:CANARIES] = generator.random(CANARIES) < 0.5
+    for spec in (AUDIT, replace(AUDIT, transcript="last_model")):
+
+        def bound(scores: np.ndarray, spec: AuditSpec = spec) -> float:
+            return audit_gradient_scores((scores,), included, spec, poisson(1.0, 20), 0).everyone.epsilon
+
+        assert bound(generator.normal(size=len(included))) < 0.5
+        assert bound(np.where(included, 9.0, -9.0)) > 4.0
+        assert not math.isnan(bound(np.full(len(included), np.nan)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (
+            {"sampling": {"method": "poisson", "batch_size": 128, "max_batch_size": 200}},
+            "sampling.max_batch_size is 200: canaries would not displace",
+        ),
+        ({"clipping": "per_layer"}, "clipping 'per_layer' is by layer"),
+    ],
+)
+def test_what_has_no_proof_is_refused_by_the_plan(changes: dict[str, object], reason: str) -> None:
+    audit = {"canaries": 200, "kind": "gradient", "transcript": "iterates"}
+    plan = plan_sweep(
+        parse_sweep(small(**{"clipping": "flat", "noise": "constant", "seeds": 0, "audit": audit, **changes}))
+    )
+    assert not [each for each in plan.trials if each.spec.is_private]
+    assert f"audit.kind is gradient, but {reason}" in plan.reasons()[0]
+
+
+def test_rows_are_not_scored_by_the_iterates() -> None:
+    with pytest.raises(InvalidInput, match=r"audit\.transcript is iterates, but audit\.kind is rows"):
+        AuditSpec(200, transcript="iterates")
+
+
+def test_baselines_of_a_sweep_have_no_gradient_canaries() -> None:
+    audit = {"canaries": 200, "kind": "gradient"}
+    trials = plan_sweep(parse_sweep(small(clipping="flat", noise="constant", seeds=0, audit=audit))).trials
+    assert [(each.spec.is_private, each.spec.audit is not None) for each in trials].count((True, True)) == 1
+    assert not any(each.spec.audit for each in trials if not each.spec.is_private)

@@ -1,0 +1,212 @@
+"""A loop of one's own is a trial: the same steps, trace and epsilons, and it goes on bit for bit."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+import dpsweep
+from dpsweep.accounting import PoissonSampling, Trace, account, individual_epsilons, parse_schedule, planned_trace
+from dpsweep.workers.clipping import CLIPPING
+from dpsweep.workers.data import load_dataset
+from dpsweep.workers.models import build_model
+from dpsweep.workers.spec import SamplingSpec
+from dpsweep.workers.training.private_training import PrivateTraining
+from dpsweep.workers.trials.trained_model import load_model
+from tests.workers.own_clipping import NoisyCount
+from tests.workers.trial_runs import norms_of, train
+from tests.workers.trial_specs import TUMOURS, clipping_by, small_trial
+
+FEATURES = torch.randn(120, 5, generator=torch.Generator().manual_seed(0))
+LABELS = (FEATURES[:, 0] > 0).long()
+
+
+def net() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Linear(5, 4), nn.Dropout(0.2), nn.Tanh(), nn.Linear(4, 2))
+
+
+UNCALIBRATED: dict[str, Any] = {"noise": 1.0, "target_epsilon": None}
+
+
+def engine_of(model: nn.Module, **changes: Any) -> PrivateTraining:
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    given = {"sampling": 30, "epochs": 2, "delta": 1e-4, "target_epsilon": 3.0, "data": (FEATURES, LABELS), **changes}
+    return PrivateTraining(model, nn.CrossEntropyLoss(), optimizer, **given)
+
+
+def run(engine: PrivateTraining, until: int = 10**6) -> PrivateTraining:
+    for batch in engine:
+        engine.step(batch)
+        if engine.steps >= until:
+            break
+    return engine
+
+
+@pytest.mark.parametrize(
+    ("clipping", "sampling"),
+    [("flat", "poisson"), ("dpsgd_f", "shuffle"), ("individual", "fixed"), ("filter", "poisson")],
+)
+def test_a_loop_with_a_seed_is_the_trial_with_it(clipping: str, sampling: str, tmp_path: Path) -> None:
+    spec = small_trial(clipping=clipping_by(clipping), sampling=SamplingSpec(sampling, 24))
+    _, trace, files = train(spec, tmp_path)
+    dataset = load_dataset(TUMOURS)
+    engine = PrivateTraining(
+        build_model(spec.model, dataset, spec.seed),
+        "cross_entropy",
+        {"name": spec.optimizer.name, **spec.optimizer.params},
+        dataset,
+        {"name": clipping, **spec.clipping.params},
+        1.0,
+        {"method": sampling, "batch_size": 24},
+        epochs=spec.epochs,
+        delta=spec.delta,
+        norms=2.0,
+        seed=spec.seed,
+        execution=spec.execution,
+    )
+    run(engine)
+    assert engine.trace == trace
+    stored, trained = load_model(files, spec), engine._trainer.released_model()
+    assert all(torch.equal(stored.state_dict()[name], value.cpu()) for name, value in trained.state_dict().items())
+    np.testing.assert_allclose(engine._recorded()[1], norms_of(files).contributions, rtol=2e-7)
+
+
+@pytest.mark.parametrize("name", [name for name in CLIPPING if name not in ("none", "flat", "dpsgd_f", "individual")])
+def test_every_clipping_method_steps(name: str) -> None:
+    groups = {"groups": np.arange(120) % 3, "group_names": ("a", "b", "c")}
+    method = {"name": name, **({"epsilon": 5.0} if name == "filter" else {})}
+    engine = run(engine_of(net(), clipping=method, **groups, **UNCALIBRATED), until=2)
+    assert ((engine._recorded()[1] >= 0.0) & (engine._recorded()[1] <= 1.0)).all()
+    assert engine.trace.steps == 2
+
+
+def test_it_goes_on_bit_for_bit_from_a_file_and_leaves_the_callers_randomness_alone() -> None:
+    first = net()
+    engine = run(engine_of(first, **UNCALIBRATED), until=3)
+    saved = io.BytesIO()
+    torch.save(engine.state_dict(), saved)
+    before = torch.get_rng_state()
+    run(engine)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(7)
+    second = net()
+    again = engine_of(second, **UNCALIBRATED)
+    saved.seek(0)
+    again.load_state_dict(torch.load(saved, weights_only=True))
+    second.eval()
+    run(again)
+    assert all(map(torch.equal, first.parameters(), second.parameters()))
+    assert np.array_equal(engine._recorded()[1], again._recorded()[1])
+    assert (again.steps, len(again)) == (8, 8)
+    other = net()
+    run(engine_of(other, **UNCALIBRATED))
+    assert not all(map(torch.equal, first.parameters(), other.parameters())), "each run has keys of its own"
+    with pytest.raises(dpsweep.InvalidInput, match="the state is that of another run"):
+        engine_of(net(), epochs=3, **UNCALIBRATED).load_state_dict(engine.state_dict())
+
+
+def test_defaults_are_poisson_batches_and_secret_keys_and_the_epsilon_so_far_rises() -> None:
+    engine = engine_of(net())
+    assert isinstance(engine.planned.epsilon, float)
+    assert (engine.planned.kind, engine.planned.reasons, engine.epsilon) == ("guarantee", (), 0.0)
+    (segment,) = run(engine, until=2).trace.segments
+    assert segment.sampling == PoissonSampling(0.25)
+    two, largest = engine.epsilon, engine.epsilons().upper.max()
+    assert 0.0 < two < run(engine).epsilon == engine.planned.epsilon <= 3.0
+    assert largest <= two
+    assert engine.privacy(4).epsilon > engine.epsilon_of([3, 4]).upper > engine.epsilons().upper[[3, 4]].max()
+
+
+class Rows(Dataset[tuple[Tensor, int]]):
+    def __len__(self) -> int:
+        return len(FEATURES)
+
+    def __getitem__(self, at: int) -> tuple[Tensor, int]:
+        return FEATURES[at], int(LABELS[at])
+
+
+def test_data_of_many_kinds_are_the_same_data() -> None:
+    kinds: list[Any] = [
+        (FEATURES, LABELS),
+        (FEATURES.double().numpy(), LABELS.int().numpy()),
+        (FEATURES.tolist(), LABELS.tolist()),
+        TensorDataset(FEATURES, LABELS),
+        Rows(),
+    ]
+    assert len({engine_of(net(), data=data, **UNCALIBRATED)._owner for data in kinds}) == 1
+
+
+def test_what_makes_an_epsilon_an_estimate_is_named() -> None:
+    own_method = NoisyCount()
+    for changes, reason in (
+        ({"seed": 1}, "known_seed"),
+        ({"clipping": own_method}, "own_clipping"),
+        ({"groups": np.repeat(["a", "b"], 60)}, "groups_from_rows"),
+    ):
+        assert engine_of(net(), **changes, **UNCALIBRATED)._reasons() == (reason,)
+
+
+def test_a_batch_is_stepped_once_and_none_is_passed_over() -> None:
+    engine = engine_of(net(), **UNCALIBRATED)
+    batches = iter(engine)
+    batch = next(batches)
+    assert torch.equal(batch.features, FEATURES[batch.rows])
+    assert torch.equal(batch.labels, LABELS[batch.rows])
+    assert (len(batch), batch.step, batch.epoch) == (len(batch.rows), 0, 0)
+    with pytest.raises(dpsweep.InvalidInput, match="take the state after step"):
+        engine.state_dict()
+    with pytest.raises(dpsweep.InvalidInput, match="the batch of step 0 was drawn and not given to step"):
+        next(batches)
+    assert next(iter(engine)) is batch, "an interrupted loop meets it again"
+    engine.step(batch)
+    with pytest.raises(dpsweep.InvalidInput, match="the batch that the engine drew last, once"):
+        engine.step(batch)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"noise": 1.0}, "give a noise multiplier, or a schedule that target_epsilon calibrates"),
+        ({"target_epsilon": None}, "give a noise multiplier, or a schedule that target_epsilon calibrates"),
+        ({"noise": "validation:factor=0.5,period=1"}, "needs public data"),
+        ({"clipping": "none"}, "without clipping the sensitivity is infinite"),
+        ({"clipping": {"bound": 1.0}}, "a mapping with the key name"),
+        ({"data": (FEATURES, LABELS[:5])}, "120 examples and 5 labels"),
+        ({"data": "table.csv"}, "data is str; give a pair of features and labels"),
+        ({"data": (np.full((120, 5), "a"), LABELS)}, "features are of type <U1"),
+        ({"groups": np.arange(120), "group_names": ("a",)}, "indices of the 1 group_names"),
+        ({"sampling": 4000}, "batch_size is 4000"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(dpsweep.InvalidInput, match=said):
+        engine_of(net(), **changes)
+
+
+def test_an_optimizer_of_other_parameters_and_a_model_that_mixes_rows_are_refused() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(net().parameters(), lr=0.1)
+    rest: dict[str, Any] = {"sampling": 30, "epochs": 1, "delta": 1e-4, "target_epsilon": 3.0}
+    with pytest.raises(dpsweep.InvalidInput, match="the optimizer must hold the trainable parameters"):
+        PrivateTraining(model, nn.CrossEntropyLoss(), optimizer, (FEATURES, LABELS), **rest)
+    mixing = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    with pytest.raises(dpsweep.InvalidInput, match="BatchNorm"):
+        run(engine_of(mixing, **UNCALIBRATED))
+
+
+def test_account_and_individual_epsilons_have_one_default_method() -> None:
+    """The example that contributes most pays what the run says."""
+    trace = planned_trace(parse_schedule("constant", 1.0), PoissonSampling(0.1), 3, 10, dataset_size=100)
+    assert isinstance(trace, Trace)
+    worst, single = account(trace, 1e-5), individual_epsilons([0], [[1.0], [0.3]], trace, 1e-5)
+    assert single.method == worst.accountant == "pld"
+    assert single.upper[0] == pytest.approx(worst.epsilon, rel=1e-3)

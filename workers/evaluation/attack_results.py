@@ -1,0 +1,161 @@
+"""Results of attacks and audits as data, and the file that keeps them. Private data.
+
+Imports no torch, because commands that compare trials read results only.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from dpsweep.accounting.errors import DataCorruption
+from dpsweep.accounting.records import read_private_sealed, write_private_sealed
+from dpsweep.workers.evaluation.scores import Evaluation
+
+_QUANTILE: Final = 1.959963984540054
+"""0.975 quantile of the standard normal distribution, for 95% intervals."""
+
+
+@dataclass(frozen=True)
+class GroupAttack:
+    """Attack on one group, measured on ``examples`` examples, half of them members.
+
+    threshold: examples with at most this loss are predicted to be members; chosen on other examples than the measured
+    ones. correct: number of correct predictions; guessing gives half.
+    """
+
+    name: str
+    examples: int
+    threshold: float
+    correct: int
+
+    __pydantic_config__ = ConfigDict(ser_json_inf_nan="strings")
+
+    @property
+    def success_rate(self) -> float:
+        """Share of correct predictions."""
+        return self.correct / self.examples
+
+    @property
+    def standard_error(self) -> float:
+        """Binomial standard error of the success rate, computed at the rate (correct + 1) / (examples + 2).
+
+        At the success rate itself it would be 0 whenever all predictions are correct, even for two examples.
+        """
+        rate = (self.correct + 1) / (self.examples + 2)
+        return math.sqrt(rate * (1.0 - rate) / self.examples)
+
+
+@dataclass(frozen=True)
+class GroupAudit:
+    """Audit on the canaries of one group, or of all groups.
+
+    canaries: number of canaries. guesses: number of them that were guessed. correct: number of correct guesses.
+    epsilon: lower bound on the trial's epsilon that these guesses prove; 0 if they prove none.
+    """
+
+    name: str
+    canaries: int
+    guesses: int
+    correct: int
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class AuditTest:
+    """Lower bound by one test. name: ``steinke``, ``f_dp`` or ``gdp`` (see `dpsweep.accounting.attacks`).
+
+    guesses, correct: among the canaries that count for the test, and the right ones of these. lower_bound: on epsilon.
+    """
+
+    name: str
+    canaries: int
+    guesses: int
+    correct: int
+    lower_bound: float
+
+
+@dataclass(frozen=True)
+class AuditResult:
+    """Lower bounds on epsilon at ``delta`` that hold together with probability ``confidence``. Private data.
+
+    everyone: the best bound from all canaries. groups: bounds from the canaries of each group with enough to prove
+    anything. tests: the bound of each test that was made on all canaries. kind, transcript: as of the `AuditSpec`.
+    """
+
+    delta: float
+    confidence: float
+    everyone: GroupAudit
+    groups: tuple[GroupAudit, ...]
+    tests: tuple[AuditTest, ...] = ()
+    kind: str = "rows"
+    transcript: str = "last_model"
+
+
+@dataclass(frozen=True)
+class MembershipAttack:
+    """RMIA on one group, measured on ``examples`` examples, half of them members.
+
+    `auc`: probability that a member scores above a non-member, ties counting half; guessing gives 0.5. `lower`,
+    `upper`: 95% interval of auc. `loss_auc`, `gradient_auc`: auc of the negative loss, and of the negative norm of the
+    gradient, as the score, on the same examples; for their intervals, see `auc_interval`.
+    """
+
+    name: str
+    examples: int
+    auc: float
+    lower: float
+    upper: float
+    loss_auc: float
+    gradient_auc: float
+
+
+def auc_interval(auc: float, per_side: int) -> tuple[float, float]:
+    """Return a 95% interval of an AUC measured on ``per_side`` members and equally many non-members.
+
+    For all distributions of scores the variance is at most auc (1 - auc) / per_side (van Dantzig 1951), the variance of
+    a binomial proportion, so this is Wilson's interval for a proportion. It has positive width even at auc 1.
+
+    >>> [round(end, 3) for end in auc_interval(1.0, 50)]
+    [0.929, 1.0]
+    """
+    square = _QUANTILE**2 / per_side
+    middle = (auc + square / 2.0) / (1.0 + square)
+    half = _QUANTILE / (1.0 + square) * math.sqrt(auc * (1.0 - auc) / per_side + square / (4.0 * per_side))
+    return max(middle - half, 0.0), min(middle + half, 1.0)
+
+
+@dataclass(frozen=True)
+class AttackResults:
+    """Results of the audit and the attacks on one trial, named as in `dpsweep.workers.spec.AttackSpec`. Private data.
+
+    training_scores: evaluation of the final model on its training examples, with every group that has any.
+    """
+
+    loss_threshold: tuple[GroupAttack, ...] = ()
+    audit: AuditResult | None = None
+    rmia: tuple[MembershipAttack, ...] = ()
+    training_scores: Evaluation | None = None
+
+    __pydantic_config__ = ConfigDict(ser_json_inf_nan="strings")
+
+
+_RESULTS: TypeAdapter[AttackResults] = TypeAdapter(AttackResults)
+
+
+def write_attacks(uri: str, results: AttackResults) -> None:
+    """Store the results in a file that only its owner may read."""
+    write_private_sealed(uri, _RESULTS.dump_json(results))
+
+
+def read_attacks(uri: str) -> AttackResults:
+    """Return the stored results; empty if the trial was not attacked. Raises: DataCorruption when they are damaged."""
+    next_step = "restore it from a backup, or delete it: the trial is then shown without attacks"
+    content = read_private_sealed(uri, next_step)
+    try:
+        return AttackResults() if content is None else _RESULTS.validate_json(content)
+    except ValidationError as error:
+        raise DataCorruption(f"{uri} holds no attacks of this version of dpsweep; {next_step}") from error

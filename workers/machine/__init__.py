@@ -1,0 +1,15 @@
+"""The node that a trial runs on: devices, memory, folders, and files of tensors.
+
+Other packages import only the modules in `__all__`.
+"""
+
+__all__ = [
+    "checkpoint",
+    "device_use",
+    "devices",
+    "digests",
+    "memory",
+    "node_folder",
+    "stored_tensors",
+    "user_cache",
+]

@@ -1,0 +1,133 @@
+"""Devices that trials run on, by their names in torch."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import platform
+import time
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.machine.device_use import DeviceUse
+from dpsweep.workers.machine.memory import peak_bytes
+
+_VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+"""Environment variable with the GPUs that a process may use; Ray sets it to those that a worker has reserved."""
+_RESERVE: Final = "reserve a GPU with resources.gpus where there is one, or set execution.device to auto or cpu"
+_DRIVER: Final = Path("/proc/driver/nvidia/version")
+_SAMPLE_PERIOD: Final = 1.0
+"""Seconds between two samples of a GPU's utilization; NVML averages over up to one second."""
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device called ``name``; ``auto`` is the GPU if there is one, else the CPU.
+
+    Raises: InvalidInput when the name is unknown or this machine has no such device.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device, found = known_device(name), torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= found:
+        remedy = _remedy() if os.environ.get(_VISIBLE) else _RESERVE
+        raise InvalidInput(f"device is {name!r}, but torch finds {found} CUDA devices here: {gpus_seen()}; {remedy}")
+    return device
+
+
+def missing_gpu() -> str | None:
+    """Return why torch sees no GPU in this process, and what to do about it, in words; None if it sees one."""
+    return None if torch.cuda.is_available() else f"{gpus_seen()}; {_remedy()}"
+
+
+def gpus_seen() -> str:
+    """Return the build of torch, the driver, and the GPUs that the environment lets this process see, in words."""
+    build = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
+    visible = os.environ.get(_VISIBLE)
+    shown = f"{_VISIBLE} is not set" if visible is None else f"{_VISIBLE} is {visible!r}"
+    return f"torch {torch.__version__} is {build}, {_driver()}, {shown}"
+
+
+def _driver() -> str:
+    """Return the version of NVIDIA's kernel driver, in words."""
+    try:
+        words = _DRIVER.read_text().split("Module")[1].split()
+    except (OSError, IndexError):
+        return "no NVIDIA driver is loaded"
+    return f"the NVIDIA driver is {next((word for word in words if word[0].isdigit()), 'of unknown version')}"
+
+
+def _remedy() -> str:
+    """Return the next step for a process that has a GPU which torch does not see."""
+    if torch.version.cuda is None:
+        return "install a build of torch with CUDA there"
+    if not _DRIVER.exists():
+        return "install NVIDIA's driver there, or give the container its devices"
+    return "choose a build of torch that this driver supports, and devices that exist"
+
+
+class DeviceMeter:
+    """Measures the use of ``device`` by this process, from its construction on."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._next = device, 0.0
+        self._samples = self._total = 0.0
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+
+    def sample(self) -> None:
+        """Take a sample of the GPU's utilization, if the last one is a second old; costs nothing on a CPU."""
+        if self._device.type != "cuda" or time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + _SAMPLE_PERIOD
+        try:
+            percent = torch.cuda.utilization(self._device)
+        except Exception:  # the library of NVML defines its own errors; it is optional, and not every GPU has a counter
+            self._next = math.inf
+            return
+        self._samples, self._total = self._samples + 1.0, self._total + percent / 100.0
+
+    def use(self) -> DeviceUse:
+        """Return the use so far."""
+        if self._device.type == "cpu":
+            return DeviceUse("cpu", _cpu_name(), peak_bytes())
+        name, peak = torch.cuda.get_device_name(self._device), torch.cuda.max_memory_allocated(self._device)
+        index = torch.cuda.current_device() if self._device.index is None else self._device.index
+        return DeviceUse(f"cuda:{index}", name, peak, self._total / self._samples if self._samples else None)
+
+
+def _cpu_name() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def sent(values: Tensor, device: torch.device) -> Tensor:
+    """``values`` [...] from the CPU, copied to the device; for a GPU the host does not wait for the copy."""
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
+
+
+def known_device(name: str) -> torch.device:
+    """Return the device by its torch name, whether or not this machine has it. Raises: InvalidInput for another
+    name.
+    """
+    with contextlib.suppress(RuntimeError):
+        device = torch.device(name)
+        if device.type in ("cpu", "cuda"):
+            return device
+    raise InvalidInput(f"unknown device {name!r}; use auto, cpu, cuda or cuda:N")
+
+
+def room_for_data(device: torch.device) -> float:
+    """Return the bytes of data that a trial may keep on a device.
+
+    On a GPU, half of its free memory; models and gradients need the rest. On the CPU, any number, because the data are
+    in its memory already.
+    """
+    return math.inf if device.type == "cpu" else torch.cuda.mem_get_info(device)[0] / 2

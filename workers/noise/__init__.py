@@ -1,0 +1,12 @@
+"""Gaussian noise from seeded and secret sources, and its correlation over steps.
+
+Other packages import only the modules in `__all__`.
+"""
+
+__all__ = [
+    "chacha",
+    "gaussian_sources",
+    "generators",
+    "noise_sources",
+    "step_noise",
+]

@@ -1,0 +1,11 @@
+"""The user's own modules: how they are imported, stored and told apart by content.
+
+Other packages import only the modules in `__all__`.
+"""
+
+__all__ = [
+    "imports",
+    "own_modules",
+    "own_record",
+    "own_sources",
+]

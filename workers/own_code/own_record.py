@@ -1,0 +1,155 @@
+"""The record of the user's code that a trial was trained with, in the trial's folder ``code``.
+
+It holds the sources themselves, not only their digests. So a reader sees the difference, a model loads where its module
+was edited or lost, and edits that change nothing that runs are recognised. It is no part of the trial's key: under
+another key an edited file would silently be trained again, which costs privacy again.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import Final
+
+from dpsweep.accounting.errors import START_ANEW, InvalidInput
+from dpsweep.accounting.records import TrialFiles, delete_folder, exists, list_files, read_bytes, write_bytes_atomically
+from dpsweep.workers.own_code.imports import UserCode, UserModule, is_import_path
+from dpsweep.workers.own_code.own_modules import SourceFile
+from dpsweep.workers.own_code.own_sources import digests_of, folder_of
+from dpsweep.workers.spec import TrialSpec
+
+
+def own_locations(spec: TrialSpec) -> tuple[str, ...]:
+    """Return the modules and files of the user's own that a trial names, each once."""
+    names = (spec.data.name, spec.model.name, spec.loss.name, spec.clipping.name)
+    return tuple(dict.fromkeys(name.rpartition(":")[0] for name in names if is_import_path(name)))
+
+
+def own_code(spec: TrialSpec, code: UserCode) -> Mapping[str, bytes]:
+    """Return the sources that a trial runs of ``code``, by their place below `TrialFiles.code`.
+
+    Raises: InvalidInput if its components import different modules by one name, as a process has only one of them.
+    """
+    modules = filter(None, map(code.named, own_locations(spec)))
+    found: dict[str, SourceFile] = {}
+    for file in (file for module in modules for file in module.sources()):
+        same = found.setdefault(file.name or file.place, file)
+        if same.content != file.content:
+            raise InvalidInput(
+                f"the trial's own components import two modules as {file.name!r}, {same.path} and {file.path}; rename "
+                "one of them"
+            )
+    return {file.place: file.content for file in found.values()}
+
+
+def store_code(files: TrialFiles, spec: TrialSpec, code: UserCode) -> None:
+    """Store the sources that the trial is about to run, in place of an earlier start's."""
+    if own_locations(spec):
+        delete_folder(files.code)
+    for place, content in own_code(spec, code).items():
+        write_bytes_atomically(f"{files.code}/{place}", content)
+
+
+def changed_code(files: TrialFiles, spec: TrialSpec, code: UserCode) -> tuple[str, ...]:
+    """Return the files of ``code`` that are not as they were when the trial began, by their place below
+    `TrialFiles.code`.
+
+    Only modules that are in ``code`` are compared. Comments, layout and texts that nothing reads do not count. A file
+    that is gone counts if all modules that the trial names are in ``code``.
+    """
+    now = own_code(spec, code)
+    changed = [name for place in now for name in _changed(place, _stored(files, place), now[place])]
+    modules = [code.named(location) for location in own_locations(spec)]
+    is_whole = bool(now) and all(module is not None and module.sources() for module in modules)
+    gone = (place for place in list_files(files.code) if place not in now) if is_whole and not changed else ()
+    return (*changed, *gone)
+
+
+def require_same_code(files: TrialFiles, spec: TrialSpec, code: UserCode, next_step: str = START_ANEW) -> None:
+    """Raises: InvalidInput, ending in ``next_step``, if files of ``code`` are not as they were when the trial began."""
+    changed = changed_code(files, spec, code)
+    if changed:
+        raise InvalidInput(
+            f"{has_changed(changed)} since the trial in {files.root} began; restore what is kept in {files.code}, or "
+            f"{next_step}"
+        )
+
+
+def has_changed(files: Sequence[str]) -> str:
+    """Words for files that are not as they were.
+
+    >>> has_changed(["net.py"]), has_changed(["net.py", "layers.py"])
+    ('net.py has changed', 'net.py and layers.py have changed')
+    """
+    *others, last = files
+    return f"{', '.join(others)} and {last} have changed" if others else f"{last} has changed"
+
+
+def stored_code(files: TrialFiles, spec: TrialSpec) -> UserCode:
+    """Return the code that a trial in a local folder was trained with, from its record; installed modules as they
+    are.
+    """
+    return UserCode(tuple(_recorded(files, location).as_it_is() for location in own_locations(spec)))
+
+
+def _recorded(files: TrialFiles, location: str) -> UserModule:
+    path = PurePath(files.code, folder_of(location))
+    if location.endswith(".py"):
+        return UserModule(location, str(path / PurePath(location).name))
+    top = location.partition(".")[0]
+    is_installed = exists(f"{files.code}/{digests_of(top)}")
+    return UserModule(location, None if is_installed else str(path))
+
+
+def _stored(files: TrialFiles, place: str) -> bytes | None:
+    try:
+        return read_bytes(f"{files.code}/{place}")
+    except FileNotFoundError:
+        return None
+
+
+def _changed(place: str, before: bytes | None, now: bytes) -> tuple[str, ...]:
+    """Return the files at a place that differ: itself, or files of an installed package that its digests name."""
+    if before == now:
+        return ()
+    if not place.endswith(".py"):
+        lines = {*(before or b"").decode().splitlines()} ^ {*now.decode().splitlines()}
+        return tuple(sorted({f"{line.rpartition(' ')[2]} (installed)" for line in lines}))
+    return () if before is not None and _meaning(before) == _meaning(now) else (place,)
+
+
+def _meaning(source: bytes) -> str | bytes:
+    """Return what a source runs: its syntax without positions, comments and texts that stand alone; itself if it has
+    none.
+
+    Where a source reads a ``__doc__``, texts count.
+    """
+    try:
+        return _syntax(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two of one that is nested deeply
+        return source
+
+
+def _syntax(source: bytes) -> str:
+    tree = ast.parse(source)
+    nodes = [*ast.walk(tree)]
+    names = {node.id if isinstance(node, ast.Name) else node.attr for node in nodes if isinstance(node, _NAMED)}
+    if not names & {"__doc__", "getdoc"}:
+        for node in nodes:
+            for name in ("body", "orelse", "finalbody"):
+                block = getattr(node, name, None)
+                if isinstance(block, list):
+                    setattr(node, name, [each for each in block if not _is_text(each)])
+    return ast.dump(tree)
+
+
+_NAMED: Final = (ast.Name, ast.Attribute)
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )

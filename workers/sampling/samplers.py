@@ -1,0 +1,498 @@
+"""Batch samplers. Each draws batches with exactly the distribution that the trace states to the accountant."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from dpsweep.accounting.errors import InvalidInput, require_finite
+from dpsweep.accounting.mechanism.samplings import (
+    CYCLIC_POISSON,
+    FIXED_ORDER,
+    RANDOM_ALLOCATION,
+    RandomAllocationSampling,
+    Sampling,
+    sampling_of_sizes,
+)
+from dpsweep.accounting.registry import lookup
+from dpsweep.workers.noise.chacha import ChaChaBits
+from dpsweep.workers.noise.gaussian_sources import derive_seed
+from dpsweep.workers.noise.noise_sources import noise_source_kind
+from dpsweep.workers.sampling.poisson_gaps import are_worth_it, rows_by_gaps
+from dpsweep.workers.spec import SamplingSpec
+
+Rows = npt.NDArray[np.int64]
+
+
+class Sampler(Protocol):
+    """Draws batches of rows of the training set, reproducibly from `state`.
+
+    Guarantee: while the seed or key of its `RowDraws` is secret, batches have the distribution of the trial's
+    `planned_sampling` and are independent of the data and of all noise. The rows of a batch are distinct and ascending,
+    so sums over a batch do not depend on the order of drawing.
+    """
+
+    def next_batch(self) -> Rows:
+        """Return the rows of the next batch, int64 [b]; a Poisson batch may be empty."""
+        ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+
+class RowDraws(Protocol):
+    """Random choices among the rows 0 .. n - 1, independent of each other and reproducible from `state`."""
+
+    def each(self, n: int, expected: int) -> Rows:
+        """Return the rows of a Poisson batch: each row joins independently with probability expected / n; ascending."""
+        ...
+
+    def subset(self, n: int, count: int) -> Rows:
+        """Return a uniformly random subset of ``count`` rows; ascending."""
+        ...
+
+    def order(self, n: int) -> Rows:
+        """Return a uniformly random permutation of the rows."""
+        ...
+
+    def places(self, n: int, count: int) -> Rows:
+        """Return a uniformly random number below ``count`` for each of ``n`` rows, independently; int64 [n]."""
+        ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+
+class SeededRows:
+    """Random choices of research mode: numpy's PCG64, seeded by the trial.
+
+    For large data sets a Poisson batch is drawn as a binomial size and a random subset of that size.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._rng = np.random.Generator(np.random.PCG64(seed))
+
+    def each(self, n: int, expected: int) -> Rows:
+        if are_worth_it(n, expected):
+            return self.subset(n, int(self._rng.binomial(n, expected / n)))
+        return np.flatnonzero(self._rng.random(n) < expected / n)
+
+    def subset(self, n: int, count: int) -> Rows:
+        return np.sort(self._rng.choice(n, count, replace=False))
+
+    def order(self, n: int) -> Rows:
+        return self._rng.permutation(n)
+
+    def places(self, n: int, count: int) -> Rows:
+        return self._rng.integers(count, size=n)
+
+    def state(self) -> dict[str, Any]:
+        return {"generator": self._rng.bit_generator.state}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._rng.bit_generator.state = state["generator"]
+
+
+class KeyedBits(Protocol):
+    """Uniform bits from a secret key, reproducible from `state`."""
+
+    def octets(self, count: int) -> npt.NDArray[np.uint8]:
+        """``count`` uniform bytes."""
+        ...
+
+    def words(self, count: int) -> npt.NDArray[np.uint64]:
+        """``count`` uniform 64-bit words."""
+        ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+
+class KeyedRows:
+    """Random choices from a secret key, with the stated distribution if the bits of the stream are uniform.
+
+    For large data sets the gaps between the rows of a Poisson batch are drawn.
+    """
+
+    def __init__(self, stream: KeyedBits) -> None:
+        self._stream = stream
+
+    def each(self, n: int, expected: int) -> Rows:
+        """Return the rows of a Poisson batch, by gaps for large data sets (`rows_by_gaps`), otherwise by 72 bits for
+        each row.
+
+        The probability is rounded down to a multiple of 2^-72, which never weakens the guarantee. A row's first byte
+        decides unless it equals the threshold (one row in 256); only then are the other 64 bits drawn.
+        """
+        if are_worth_it(n, expected):
+            return rows_by_gaps(self._stream, n, expected)
+        threshold, rest = divmod((expected << 72) // n, 1 << 64)
+        first = self._stream.octets(n)
+        rows = np.flatnonzero(first <= threshold)
+        joins = first[rows] < threshold
+        ties = np.flatnonzero(~joins)
+        joins[ties] = self._stream.words(len(ties)) < rest
+        return rows[joins]
+
+    def subset(self, n: int, count: int) -> Rows:
+        """Return the ``count`` rows with the smallest random numbers, whose base-256 digits are drawn only while
+        rows tie.
+        """
+        rows, chosen = np.arange(n), list[Rows]()
+        while 0 < count < len(rows):
+            digits = self._stream.octets(len(rows))
+            last = int(np.searchsorted(np.cumsum(np.bincount(digits)), count))
+            chosen.append(rows[digits < last])
+            count -= len(chosen[-1])
+            rows = rows[digits == last]
+        return np.sort(np.concatenate([*chosen, rows[:count]]))
+
+    def order(self, n: int) -> Rows:
+        """Return the rows sorted by random 64-bit words; if two words are equal, all are drawn again."""
+        words = self._stream.words(n)
+        rows = np.argsort(words)
+        return rows if (np.diff(words[rows]) > 0).all() else self.order(n)
+
+    def places(self, n: int, count: int) -> Rows:
+        """Return 64-bit words modulo ``count``; words from the largest multiple of it on are drawn again."""
+        words, limit = self._stream.words(n), (1 << 64) - (1 << 64) % count
+        if limit < 1 << 64 and (words >= np.uint64(limit)).any():
+            words = words.copy()
+            while (again := np.flatnonzero(words >= np.uint64(limit))).size:
+                words[again] = self._stream.words(len(again))
+        return (words % np.uint64(count)).astype(np.int64)
+
+    def state(self) -> dict[str, Any]:
+        return self._stream.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._stream.restore(state)
+
+
+def make_row_draws(noise_source: str, seed: int, purpose: str = "sampling") -> RowDraws:
+    """Return random choices for batches: from a secret key if the noise source is secret, else from ``seed`` and
+    ``purpose``.
+
+    Privacy amplification by sampling holds only while the batches are secret.
+    """
+    if noise_source_kind(noise_source).is_secret:
+        return KeyedRows(ChaChaBits.from_os())
+    return SeededRows(derive_seed(seed, purpose))
+
+
+class _RowSampler:
+    """State shared by the samplers: data set size, batch size and the source of random choices."""
+
+    def __init__(self, dataset_size: int, batch_size: int, draws: RowDraws) -> None:
+        self._dataset_size, self._batch_size = dataset_size, batch_size
+        self._draws = draws
+
+    def state(self) -> dict[str, Any]:
+        return self._draws.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._draws.restore(state)
+
+
+class PoissonSampler(_RowSampler):
+    """Each row joins each batch independently with probability batch_size / dataset_size.
+
+    Of small data sets several batches are drawn at once, as one batch from as many copies of the rows: the start of a
+    draw takes longer than the draw. The state holds that of the random choices before the last draw, which `restore`
+    repeats.
+    """
+
+    def __init__(self, dataset_size: int, batch_size: int, draws: RowDraws) -> None:
+        super().__init__(dataset_size, batch_size, draws)
+        self._at_once = max(1, min(_MOST_BATCHES, _MOST_ROWS // dataset_size))
+        self._before, self._ahead = draws.state(), deque[Rows]()
+
+    def next_batch(self) -> Rows:
+        if not self._ahead:
+            self._draw()
+        return self._ahead.popleft()
+
+    def _draw(self) -> None:
+        self._before = self._draws.state()
+        size, count = self._dataset_size, self._at_once
+        rows = self._draws.each(count * size, count * self._batch_size)
+        starts = size * np.arange(count)
+        parts = np.split(rows, np.searchsorted(rows, starts[1:]))
+        self._ahead = deque(part - start for part, start in zip(parts, starts, strict=True))
+
+    def state(self) -> dict[str, Any]:
+        return {"draws": super().state(), "before": self._before, "ahead": len(self._ahead)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        super().restore(state["before"])
+        self._draw()
+        while len(self._ahead) > state["ahead"]:
+            self._ahead.popleft()
+        super().restore(state["draws"])
+
+
+_MOST_BATCHES: Final = 64
+_MOST_ROWS: Final = 2**19
+"""Largest number of batches that are drawn at once, and of rows to choose from."""
+
+
+class FixedBatchSampler(_RowSampler):
+    """Each batch is a uniformly random subset of exactly batch_size rows."""
+
+    def next_batch(self) -> Rows:
+        return self._draws.subset(self._dataset_size, self._batch_size)
+
+
+class ShuffledSampler(_RowSampler):
+    """Each epoch splits a fresh random permutation into disjoint batches; the last one may be smaller."""
+
+    def __init__(self, dataset_size: int, batch_size: int, draws: RowDraws) -> None:
+        super().__init__(dataset_size, batch_size, draws)
+        self._remaining: Rows = np.empty(0, np.int64)
+
+    def next_batch(self) -> Rows:
+        if len(self._remaining) == 0:
+            self._remaining = self._draws.order(self._dataset_size)
+        batch, self._remaining = np.split(self._remaining, [self._batch_size])
+        return np.sort(batch)
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "remaining": self._remaining.tolist()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        super().restore(state)
+        self._remaining = np.array(state["remaining"], np.int64)
+
+
+class AllocatedSampler:
+    """Each row joins one of ``steps`` steps, chosen uniformly and independently; after these, all choose again.
+
+    The state holds that of the random choices before the block, which `restore` repeats, and the steps left of it.
+    """
+
+    def __init__(self, dataset_size: int, steps: int, draws: RowDraws) -> None:
+        self._dataset_size, self._steps, self._draws = dataset_size, steps, draws
+        self._before, self._ahead = draws.state(), deque[Rows]()
+
+    def next_batch(self) -> Rows:
+        if not self._ahead:
+            self._draw()
+        return self._ahead.popleft()
+
+    def _draw(self) -> None:
+        self._before = self._draws.state()
+        places = self._draws.places(self._dataset_size, self._steps)
+        rows = np.argsort(places, kind="stable")
+        sizes = np.bincount(places, minlength=self._steps)
+        self._ahead = deque(np.split(rows, np.cumsum(sizes)[:-1]))
+
+    def state(self) -> dict[str, Any]:
+        return {"draws": self._draws.state(), "before": self._before, "ahead": len(self._ahead)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._draws.restore(state["before"])
+        self._ahead = deque[Rows]()
+        if state["ahead"]:
+            self._draw()
+        else:
+            self._before = state["before"]
+        while len(self._ahead) > state["ahead"]:
+            self._ahead.popleft()
+        self._draws.restore(state["draws"])
+
+
+class CyclicPoissonSampler:
+    """Groups of rows take turns: a row joins the step of its group with probability ``expected`` / n, independently.
+
+    The group of each of the n rows is drawn uniformly and independently of the others, once and for all. A cycle of
+    ``groups`` steps is drawn at once, as one Poisson batch of all rows, in time of order ``expected`` for large data.
+    The state holds that of the random choices before the groups and before the cycle, which `restore` repeats.
+    """
+
+    def __init__(self, dataset_size: int, groups: int, expected: int, draws: RowDraws) -> None:
+        """`expected`: rows of a whole cycle, at most ``dataset_size``."""
+        self._dataset_size, self._groups, self._expected, self._draws = dataset_size, groups, expected, draws
+        self._first = draws.state()
+        self._group_of = draws.places(dataset_size, groups)
+        self._before, self._ahead = draws.state(), deque[Rows]()
+
+    def next_batch(self) -> Rows:
+        if not self._ahead:
+            self._draw()
+        return self._ahead.popleft()
+
+    def _draw(self) -> None:
+        self._before = self._draws.state()
+        rows = self._draws.each(self._dataset_size, self._expected)
+        groups = self._group_of[rows]
+        sizes = np.bincount(groups, minlength=self._groups)
+        self._ahead = deque(np.split(rows[np.argsort(groups, kind="stable")], np.cumsum(sizes)[:-1]))
+
+    def state(self) -> dict[str, Any]:
+        ahead = len(self._ahead)
+        return {"draws": self._draws.state(), "first": self._first, "before": self._before, "ahead": ahead}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._first = state["first"]
+        self._draws.restore(self._first)
+        self._group_of = self._draws.places(self._dataset_size, self._groups)
+        self._before, self._ahead = state["before"], deque[Rows]()
+        if state["ahead"]:
+            self._draws.restore(state["before"])
+            self._draw()
+        while len(self._ahead) > state["ahead"]:
+            self._ahead.popleft()
+        self._draws.restore(state["draws"])
+
+
+class FixedOrderSampler:
+    """Each epoch visits the rows in one random order, drawn once and for all; the last batch may be smaller.
+
+    The state holds that of the random choices before the order, which `restore` repeats, and the next batch.
+    """
+
+    def __init__(self, dataset_size: int, batch_size: int, draws: RowDraws) -> None:
+        self._dataset_size, self._batch_size, self._draws, self._next = dataset_size, batch_size, draws, 0
+        self._order()
+
+    def _order(self) -> None:
+        self._first = self._draws.state()
+        order = self._draws.order(self._dataset_size)
+        cuts = np.arange(self._batch_size, self._dataset_size, self._batch_size)
+        self._batches = [np.sort(batch) for batch in np.split(order, cuts)]
+
+    def next_batch(self) -> Rows:
+        batch = self._batches[self._next]
+        self._next = (self._next + 1) % len(self._batches)
+        return batch
+
+    def state(self) -> dict[str, Any]:
+        return {"first": self._first, "next": self._next}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._draws.restore(state["first"])
+        self._order()
+        self._next = state["next"]
+
+
+class LeavesOut(Protocol):
+    """Names rows to exclude from all batches."""
+
+    @property
+    def absent(self) -> Rows:
+        """The excluded rows; they may change when a state is restored."""
+        ...
+
+
+class PartialSampler:
+    """Batches of another sampler without the excluded rows, as drawn from the neighbouring data set without them.
+
+    Poisson batches, cyclic ones and randomly allocated ones are then drawn from the other rows alone (add/remove
+    adjacency). In epochs the excluded rows keep their places as null records (zero-out adjacency).
+    """
+
+    def __init__(self, whole: Sampler, leaves_out: LeavesOut) -> None:
+        self._whole, self._leaves_out = whole, leaves_out
+
+    def next_batch(self) -> Rows:
+        rows = self._whole.next_batch()
+        kept: Rows = rows[~np.isin(rows, self._leaves_out.absent)]
+        return kept
+
+    def state(self) -> dict[str, Any]:
+        return self._whole.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._whole.restore(state)
+
+
+class CutSampler:
+    """Batches of another sampler, cut to a uniformly random subset of ``max_batch_size`` rows if larger.
+
+    The subset is drawn independently of everything else, as the accounting of `TruncatedPoissonSampling` assumes.
+    """
+
+    def __init__(self, uncut: Sampler, max_batch_size: int, draws: RowDraws) -> None:
+        self._uncut, self._max_batch_size, self._draws = uncut, max_batch_size, draws
+
+    def next_batch(self) -> Rows:
+        rows = self._uncut.next_batch()
+        if len(rows) <= self._max_batch_size:
+            return rows
+        kept: Rows = rows[self._draws.subset(len(rows), self._max_batch_size)]
+        return kept
+
+    def state(self) -> dict[str, Any]:
+        return self._uncut.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._uncut.restore(state)
+
+
+def _allocated(spec: SamplingSpec, dataset_size: int, draws: RowDraws) -> Sampler:
+    sampling = planned_sampling(spec, dataset_size)
+    assert isinstance(sampling, RandomAllocationSampling), "the method of the spec names it"
+    return AllocatedSampler(dataset_size, sampling.block, draws)
+
+
+def _cyclic(spec: SamplingSpec, dataset_size: int, draws: RowDraws) -> Sampler:
+    groups = spec.cycle_length or 1
+    return CyclicPoissonSampler(dataset_size, groups, groups * spec.expected_size(dataset_size), draws)
+
+
+SAMPLERS: Final[Mapping[str, Callable[[SamplingSpec, int, RowDraws], Sampler]]] = {
+    "poisson": lambda spec, size, draws: PoissonSampler(size, spec.expected_size(size), draws),
+    "fixed": lambda spec, size, draws: FixedBatchSampler(size, spec.expected_size(size), draws),
+    "shuffle": lambda spec, size, draws: ShuffledSampler(size, spec.expected_size(size), draws),
+    RANDOM_ALLOCATION: _allocated,
+    CYCLIC_POISSON: _cyclic,
+    FIXED_ORDER: lambda spec, size, draws: FixedOrderSampler(size, spec.expected_size(size), draws),
+}
+
+
+AUDITABLE: Final = ("poisson", "shuffle", RANDOM_ALLOCATION, CYCLIC_POISSON, FIXED_ORDER)
+"""Samplings that can leave canaries out of batches as a neighbouring data set would.
+
+``fixed`` cannot: its batches, without the canaries, would be smaller than those of the neighbouring data set.
+"""
+
+
+def make_sampler(
+    spec: SamplingSpec, dataset_size: int, draws: RowDraws, leaves_out: LeavesOut | None = None
+) -> Sampler:
+    """Return the sampler that a trial names, over rows 0 .. dataset_size - 1. Raises: InvalidInput as
+    `planned_sampling`.
+
+    leaves_out: rows to exclude from every batch before it is cut to ``max_batch_size``; `AUDITABLE` samplings only.
+    """
+    planned_sampling(spec, dataset_size)
+    sampler = lookup(SAMPLERS, spec.method, "sampling")(spec, dataset_size, draws)
+    sampler = sampler if leaves_out is None else PartialSampler(sampler, leaves_out)
+    return sampler if spec.max_batch_size is None else CutSampler(sampler, spec.max_batch_size, draws)
+
+
+def planned_sampling(spec: SamplingSpec, dataset_size: int) -> Sampling:
+    """Return the sampling that the trace of a trial will state; needs only the size of the data.
+
+    Raises: InvalidInput for an unknown method or a batch larger than the data.
+
+    >>> planned_sampling(SamplingSpec("poisson", batch_size=600), dataset_size=60_000)
+    PoissonSampling(sample_rate=0.01)
+    """
+    require_finite("training set size", dataset_size, at_least=1)
+    batch_size = dataset_size if spec.batch_size == "full" else spec.batch_size
+    if not 1 <= batch_size <= dataset_size:
+        raise InvalidInput(
+            f"batch_size is {batch_size}, but must be between 1 and the {dataset_size} training examples; "
+            "choose a smaller batch_size"
+        )
+    return sampling_of_sizes(
+        spec.method, dataset_size, batch_size, spec.max_batch_size, spec.per_epoch, spec.cycle_length
+    )

@@ -1,0 +1,172 @@
+"""Training that protects users: at most m rows of each are kept, and either rows or users are sampled.
+
+``els``, example sampling: Poisson batches of rows, each row clipped. A user is a group of at most m rows.
+
+``uls``, user sampling: Poisson batches of users. The gradient of a user is the mean over their kept rows. It is clipped
+once, so that any change of all rows of one user moves the sum of a batch by at most the sensitivity.
+
+Which m rows of a user are kept is a uniformly random draw of the trial, made for each user independently of all others
+and kept over the whole run. Given the draws of the others, adding or removing a user adds or removes at most m rows, or
+one user. Every epsilon holds on average over the draws too, because hockey-stick divergences are jointly convex; the
+guarantee does not need the draw to be secret.
+
+The number of rows (``els``) or of users (``uls``) that remain is public, as the number of rows is elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from dpsweep.accounting.errors import InvalidInput, PrivateDetail
+from dpsweep.workers.data import Dataset, Split, rows_per_user
+from dpsweep.workers.dataset_description import RowsPerUser
+from dpsweep.workers.sampling.rows_per_user import RELEASE
+from dpsweep.workers.sampling.samplers import RowDraws, Rows, make_row_draws
+from dpsweep.workers.spec import AttackSpec, TrialSpec, UserSpec
+from dpsweep.workers.tasks.losses import Loss
+
+PER_USER: Final = ("none", "flat", "per_layer", "automatic", "quantile")
+"""Clipping methods that are proven per user: each weight, and each answer on a batch, follows from one norm alone."""
+
+
+def rows_kept(histogram: RowsPerUser, most: int) -> int:
+    """Return how many rows remain if each user keeps at most ``most``."""
+    return sum(min(rows, most) * users for rows, users in histogram)
+
+
+def population(users: UserSpec | None, rows: int, histogram: RowsPerUser) -> int:
+    """Return the size of the population that is sampled: rows, rows that users keep, or users.
+
+    rows: number of training examples. histogram: of `rows_per_user`. Raises: InvalidInput if the data name no users.
+    """
+    if users is None:
+        return rows
+    if not histogram:
+        raise InvalidInput(
+            "privacy.unit is user, but the data name no users: give data.user, the column of a table or of texts that "
+            "says whose row it is, or user_ids of make_split in a source of your own"
+        )
+    if users.sampling == "uls":
+        return sum(count for _, count in histogram)
+    return rows_kept(histogram, users.max_records)
+
+
+def require_strangers(spec: TrialSpec, shared: int) -> None:
+    """Raise `InvalidInput` if the trial protects users and people who train own test examples, too.
+
+    shared: of `shared_users`. Measures of test data would show these people, and no epsilon covers that.
+    """
+    if spec.users is not None and shared:
+        raise InvalidInput(
+            "privacy.unit is user, but people of the training data own rows of the test data, too: measures of these "
+            "rows show people who train, which no epsilon covers; take their rows out of the test table, or leave out "
+            "test_path, so that data.test_fraction holds out whole people"
+        ) from PrivateDetail(f"{shared} people own rows of both")
+
+
+def population_of(spec: TrialSpec, dataset: Dataset) -> int:
+    """Return `population` of a trial on a data set whose users still have all of their rows."""
+    return population(spec.users, len(dataset.train), rows_per_user(dataset.train) if spec.users else ())
+
+
+def with_rows_of_users(spec: TrialSpec, dataset: Dataset, state: Any = None) -> tuple[Dataset, Any]:
+    """Return the data set with at most ``max_records`` random rows of each user, and the state that draws them again.
+
+    state: what an earlier call returned, of a checkpoint; None draws again. As it is, and None, without users.
+    """
+    ids = dataset.train.user_ids
+    if spec.users is None or ids is None:
+        return dataset, None
+    draws = make_row_draws(spec.noise_source, spec.seed, "rows of users")
+    if state is not None:
+        draws.restore(state)
+    before = draws.state()
+    kept = kept_rows(ids.numpy(), spec.users.max_records, draws)
+    return replace(dataset, train=dataset.train.select(kept)), before
+
+
+def kept_rows(user_ids: npt.NDArray[np.int64], most: int, draws: RowDraws) -> Rows:
+    """Return up to ``most`` rows of each user, ascending: a uniformly random subset, independent for each user."""
+    order = draws.order(len(user_ids))
+    by_user = order[np.argsort(user_ids[order], kind="stable")]
+    sorted_ids = user_ids[by_user]
+    first = np.flatnonzero(np.concatenate([[True], sorted_ids[1:] != sorted_ids[:-1]]))
+    place = np.arange(len(by_user)) - np.repeat(first, np.diff(np.append(first, len(by_user))))
+    return np.sort(by_user[place < most])
+
+
+def slots_of(split: Split, most: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Return the rows of each user, int64 [users, most], and their weights, float64 of the same shape.
+
+    Users are ascending by id. The mean of ``most`` losses with these weights is the mean over the user's r rows: each
+    has the weight most / r. A user with fewer rows fills up with their own copies first row at weight 0, so that
+    nothing of others enters. No user may have more than ``most`` rows.
+    """
+    assert split.user_ids is not None, "users are sampled only where the data name them"
+    _, user_of, counts = np.unique(split.user_ids.numpy(), return_inverse=True, return_counts=True)
+    assert counts.max() <= most, "each user keeps at most so many rows"
+    rows = np.argsort(user_of, kind="stable")
+    first = np.cumsum(counts) - counts
+    place = np.arange(most)
+    own = place < counts[:, None]
+    return rows[first[:, None] + np.where(own, place, 0)], np.where(own, most / counts[:, None], 0.0)
+
+
+def with_weights(labels: Tensor, weights: Tensor) -> Tensor:
+    """Labels [b, ...] and weights [b] in one float64 tensor [b, 1 + labels of a row], which holds both exactly.
+
+    Class indices and tokens are whole numbers below 2^53.
+    """
+    return torch.cat([weights[:, None], labels.reshape(len(labels), -1).double()], dim=1)
+
+
+def per_user(loss: Loss, labels: Tensor) -> Loss:
+    """Return ``loss`` for targets of `with_weights`. labels: of the training split, whose form they had."""
+    shape, kind = labels.shape[1:], torch.float32 if labels.is_floating_point() else torch.int64
+
+    def weighted(outputs: Tensor, targets: Tensor) -> Tensor:
+        losses = loss(outputs, targets[:, 1:].reshape(-1, *shape).to(kind))
+        return losses * targets[:, 0].to(losses)
+
+    return weighted
+
+
+def require_per_user(spec: TrialSpec, releases: Iterable[str]) -> None:
+    """Raises: InvalidInput that names everything in the trial of which no epsilon per user is proven, or that does not
+    exist per user. releases: names of what the trial releases besides its steps.
+    """
+    users = spec.users
+    if users is None:
+        return
+    sampled = "rows" if users.sampling == "els" else "users"
+    released = ", ".join(name for name in releases if name != RELEASE)
+    refused = {
+        f"sampling.method {spec.sampling.method} ({sampled} are drawn by poisson)": spec.sampling.method != "poisson",
+        "sampling.max_batch_size": spec.sampling.max_batch_size is not None,
+        f"clipping {spec.clipping.name} (one of {', '.join(PER_USER)})": spec.clipping.name not in PER_USER,
+        f"norms.refreshes_per_epoch {spec.norms.refreshes_per_epoch} (epsilons of single examples; auto or off)": (
+            spec.norms.refreshes_per_epoch not in ("auto", "off")
+        ),
+        "norms.exact_examples": spec.norms.exact_examples > 0,
+        "attacks (they attack single examples)": spec.attacks != AttackSpec(),
+        "audit of rows (they are single examples; give kind: gradient)": (
+            spec.audit is not None and spec.audit.kind == "rows"
+        ),
+        "tune with a private selection": spec.selection is not None or spec.data.part is not None,
+        f"adjacency {spec.adjacency} (a user is added or removed)": spec.adjacency not in (None, "add_remove"),
+        f"{released}, released from rows": users.sampling == "uls" and bool(released),
+        "augmentation": users.sampling == "uls" and spec.augmentation is not None,
+    }
+    found = [what for what, is_so in refused.items() if is_so]
+    if found:
+        raise InvalidInput(
+            f"privacy.unit is user with user_sampling {users.sampling}, which does not cover {'; '.join(found)}; "
+            "leave it out, or choose unit: example"
+        )

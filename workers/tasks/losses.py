@@ -1,0 +1,199 @@
+"""Per-example losses: outputs [b, ...] of a model, labels [b, ...] (`dpsweep.workers.tasks`) -> losses [b]."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dpsweep.accounting.errors import InvalidInput, require_finite
+from dpsweep.accounting.registry import build
+from dpsweep.workers.own_code.imports import NO_CODE, UserCode, import_function, is_import_path
+from dpsweep.workers.spec import Component
+from dpsweep.workers.tasks import IGNORED
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def cross_entropy() -> Loss:
+    """Cross-entropy: -log softmax(logits)[label]."""
+    return _cross_entropy
+
+
+def hinge(margin: float = 1.0) -> Loss:
+    """Multi-class hinge (Yu et al. 2023, App. F): mean over the classes of max(0, margin - z_label + z_other)."""
+    require_finite("margin of hinge", margin, above=0.0)
+
+    def loss(logits: Tensor, labels: Tensor) -> Tensor:
+        # not torch's multi_margin_loss, which returns 0 for NaN and so hides a diverged model
+        violations = functional.relu(margin - logits.gather(1, labels[:, None]) + logits)
+        is_other = torch.arange(logits.shape[1], device=logits.device) != labels[:, None]
+        return torch.where(is_other, violations, 0.0).sum(1) / logits.shape[1]
+
+    return loss
+
+
+def binary_logistic() -> Loss:
+    """Logistic loss log(1 + exp(-s z)) of two classes, s = +1 for class 1 and -1 for class 0.
+
+    z: the single logit, or logit 1 minus logit 0.
+
+    Raises (when called): InvalidInput for more than two classes.
+    """
+    return _binary_logistic
+
+
+def mse() -> Loss:
+    """Return the mean over targets of (output - target)^2: outputs and labels [b, T]."""
+    return _mse
+
+
+def binary_cross_entropy() -> Loss:
+    """Return the mean over labels of -ln p(0 or 1), p = sigmoid(logit): logits and labels [b, L]."""
+    return _binary_cross_entropy
+
+
+def masked_lm() -> Loss:
+    """Return the mean of -ln p(token) over the counted positions of an example, 0 without any: logits [b, t, V], labels
+    [b, t].
+
+    The sum of an example is divided by its own number of counted positions, so that its gradient depends on no other
+    example. With a mean over the counted tokens of the batch, as in torch's `cross_entropy`, an example would affect
+    the gradients of others, which clipping does not bound.
+    """
+    return _masked_lm
+
+
+def pixel_cross_entropy() -> Loss:
+    """Return the mean of -ln p(class) over the counted pixels of an example, 0 without any: logits [b, K, h, w], labels
+    [b, h, w].
+
+    The sum of an example is divided by its own number of counted pixels, for the reason given at `masked_lm`.
+    """
+    return _pixel_cross_entropy
+
+
+def _mse(outputs: Tensor, labels: Tensor) -> Tensor:
+    return (outputs - labels).square().mean(1)
+
+
+def _binary_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    return functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="none").mean(1)
+
+
+def _masked_lm(logits: Tensor, labels: Tensor) -> Tensor:
+    return _mean_of_counted(logits, labels)
+
+
+def _pixel_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    return _mean_of_counted(logits.movedim(1, -1), labels)
+
+
+def _mean_of_counted(logits: Tensor, labels: Tensor) -> Tensor:
+    """Logits [b, ..., K], labels [b, ...] -> [b]: mean of -ln p over the counted positions of each example."""
+    counted = (labels != IGNORED).flatten(1).sum(1).clamp(min=1)
+    # flattened, because torch has no deterministic algorithm for sequences and pictures on CUDA
+    rows, classes = logits.flatten(0, -2), labels.flatten()
+    losses = functional.cross_entropy(rows, classes, reduction="none", ignore_index=IGNORED).view(len(labels), -1)
+    return losses.sum(1) / counted
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    return functional.cross_entropy(logits, labels, reduction="none")
+
+
+def _binary_logistic(logits: Tensor, labels: Tensor) -> Tensor:
+    if logits.shape[1] > 2:
+        raise InvalidInput(f"binary_logistic takes two classes, but there are {logits.shape[1]}; use cross_entropy")
+    margin = logits[:, -1] - (logits[:, 0] if logits.shape[1] == 2 else torch.zeros_like(logits[:, 0]))
+    return functional.softplus(torch.where(labels == 1, -margin, margin))
+
+
+LOSSES: Mapping[str, Callable[..., Loss]] = {
+    "binary_cross_entropy": binary_cross_entropy,
+    "binary_logistic": binary_logistic,
+    "causal_lm": masked_lm,
+    "cross_entropy": cross_entropy,
+    "hinge": hinge,
+    "masked_lm": masked_lm,
+    "mse": mse,
+    "pixel_cross_entropy": pixel_cross_entropy,
+}
+"""Losses by name. ``causal_lm`` is the same function as ``masked_lm``; its labels are the next tokens."""
+TASK_OF: Mapping[str, str] = {
+    "binary_cross_entropy": "multi_label",
+    "binary_logistic": "classification",
+    "causal_lm": "language_modelling",
+    "cross_entropy": "classification",
+    "hinge": "classification",
+    "masked_lm": "language_modelling",
+    "mse": "regression",
+    "pixel_cross_entropy": "segmentation",
+}
+"""Task of each loss in `LOSSES`; the user's own losses are accepted for every task."""
+
+
+FURTHER_COLUMNS: Final = (
+    "further columns, such as of a second head, need a loss of your own, and the first ones are taken"
+)
+
+
+def build_loss(
+    component: Component, code: UserCode = NO_CODE, task: str | None = None, columns: int | None = None
+) -> Loss:
+    """Return the per-example loss called ``component.name``.
+
+    `task`: the task of the data, if known. `columns`: its number of outputs, if known; the loss then refuses rows with
+    more, unless it is the user's. A loss of the user's own is ``module:function(**params)`` with a module in ``code``;
+    the function returns a `Loss`.
+
+    Raises: InvalidInput for unknown names, keys and values, a loss of another task, or the user's own loss whose module
+    is not in ``code``.
+
+    >>> hinge = build_loss(Component("hinge", {"margin": 1.0}))
+    >>> hinge(torch.tensor([[2.0, 0.5], [0.0, 0.0]]), torch.tensor([0, 1]))
+    tensor([0.0000, 0.5000])
+    """
+    name = component.name
+    if not is_import_path(name):
+        known = build(LOSSES, name, component.params, "loss")
+        if task is not None and TASK_OF[name] != task:
+            fitting = " or ".join(each for each, of in TASK_OF.items() if of == task)
+            raise InvalidInput(
+                f"loss {name!r} is for {TASK_OF[name]}, but the data are for {task}; set loss: {fitting}"
+            )
+        return known if columns is None else _of_columns(known, columns)
+    loss: object = build({name: import_function(name, "loss", code)}, name, component.params, "loss")
+    if not callable(loss):
+        raise InvalidInput(
+            f"loss {name!r} returned {type(loss).__name__}, but must return a function of logits [b, classes] and "
+            "labels [b] that returns a loss for each row [b]"
+        )
+    return loss
+
+
+def of_each_row(loss: nn.Module) -> Loss:
+    """Return a loss module of torch as the loss of each row, [b]: the mean where a row has several targets."""
+    single = copy.copy(loss)
+    vars(single)["reduction"] = "none"
+
+    def of_each(outputs: Tensor, labels: Tensor) -> Tensor:
+        losses: Tensor = single(outputs, labels)
+        return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
+
+    return of_each
+
+
+def _of_columns(known: Loss, columns: int) -> Loss:
+    """Return the loss, for rows of at most so many outputs: cross-entropy would take others for further classes."""
+
+    def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+        if outputs.ndim == 2 and outputs.shape[1] > columns:
+            raise InvalidInput(f"the model returns {outputs.shape[1]} outputs for {columns}; {FURTHER_COLUMNS}")
+        return known(outputs, labels)
+
+    return loss

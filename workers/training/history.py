@@ -1,0 +1,103 @@
+"""Progress and result of a training run. All of it may be published.
+
+Clipping bounds come from configuration and noisy answers, evaluations from held-out and public examples; nothing else
+here depends on the training data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from dpsweep.accounting.errors import DataCorruption
+from dpsweep.accounting.mechanism.reasons import Reason
+from dpsweep.accounting.mechanism.trace import Trace
+from dpsweep.accounting.records import read_bytes
+from dpsweep.workers.evaluation.scores import Evaluation
+from dpsweep.workers.machine.device_use import DeviceUse
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """One completed epoch.
+
+    epoch: counted from 0. step: number of steps done. noise_multiplier: of this epoch. sensitivity, bounds: sensitivity
+    and clipping bounds (by group, layer or "all") of its last step; sensitivity is None without clipping.
+    """
+
+    epoch: int
+    step: int
+    noise_multiplier: float
+    learning_rate_factor: float
+    sensitivity: float | None
+    bounds: dict[str, float]
+    test: Evaluation
+    public: Evaluation | None = None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Progress of a running trial. epoch: number of completed epochs. trace: of the steps so far. device: what trains
+    it, and how much of that is used; ignored when two runs are compared."""
+
+    epoch: int
+    step: int
+    total_steps: int
+    noise_multiplier: float
+    trace: Trace
+    evaluation: Evaluation
+    public_evaluation: Evaluation | None = None
+    device: DeviceUse | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """A finished training run.
+
+    stopped: ``completed`` after all planned epochs, ``budget`` if another epoch would have exceeded the budget.
+    evaluation: the final model on held-out data. reasons: why the epsilons of the trial are estimates
+    (`dpsweep.workers.training.reasons`). references: scores of simple models that were trained beside it
+    (`dpsweep.workers.evaluation.references`). example_shape, example_type: of one example as the data source stores it.
+    output_axes: number of axes of what the model returns for one example.
+    """
+
+    key: str
+    epochs: int
+    steps: int
+    steps_per_epoch: int
+    stopped: Literal["completed", "budget"]
+    train_size: int
+    test_size: int
+    group_names: tuple[str, ...]
+    parameters: int
+    initial_bound: float | None
+    history: tuple[EpochRecord, ...]
+    evaluation: Evaluation
+    notes: tuple[str, ...] = ()
+    reasons: tuple[Reason, ...] = ()
+    references: dict[str, float] = field(default_factory=dict)
+    example_shape: tuple[int, ...] = ()
+    example_type: str = "float32"
+    output_axes: int = 1
+
+    __pydantic_config__ = ConfigDict(ser_json_inf_nan="strings")
+
+    def to_json(self) -> bytes:
+        return _RESULT.dump_json(self, indent=2)
+
+
+_RESULT: TypeAdapter[TrainingResult] = TypeAdapter(TrainingResult)
+_HISTORY: TypeAdapter[tuple[EpochRecord, ...]] = TypeAdapter(tuple[EpochRecord, ...])
+
+
+def read_training_result(uri: str) -> TrainingResult:
+    """Return the stored result.
+
+    Raises: FileNotFoundError when there is none, DataCorruption when it is damaged.
+    """
+    try:
+        return _RESULT.validate_json(read_bytes(uri))
+    except ValidationError as error:
+        raise DataCorruption(f"{uri} is damaged ({error.error_count()} errors); delete it and resume") from error

@@ -1,0 +1,486 @@
+"""Preprocessing that is fitted once before training: DP-PCA, private ranges, and features of a frozen network.
+
+The fitted state is a dictionary of tensors. The checkpoint stores it, so that a resumed run does not draw noise again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from dpsweep.accounting.errors import DataCorruption, InvalidInput, keep_whole, require_finite
+from dpsweep.accounting.mechanism.trace import GaussianRelease, Release
+from dpsweep.accounting.registry import build, lookup
+from dpsweep.workers.data import IMAGENET_SCALING, Dataset, Scaling, Split
+from dpsweep.workers.machine.checkpoint import fingerprint, load_checkpoint, save_checkpoint
+from dpsweep.workers.models import load_weights
+from dpsweep.workers.noise.gaussian_sources import NoiseSource
+from dpsweep.workers.spec import Component
+from dpsweep.workers.training.robust_ranges import private_ranges, scaled_by
+from dpsweep.workers.training.standardisation import private_moments, standardised_by
+
+State = dict[str, Tensor]
+_CACHE: Final = "cache of frozen_features:"
+_ROWS: Final = 512
+_PIXELS: Final = 512 * 64 * 64
+"""Rows, and pixels of pictures, processed at once; they bound memory."""
+
+
+class Preprocessing(Protocol):
+    """Transformation of features: fitted on the training split at the cost of ``releases``, applied to every split."""
+
+    @property
+    def releases(self) -> tuple[Release, ...]:
+        """Releases that fitting makes from the training data; known without data, so a planner can account for them."""
+        ...
+
+    def output_shape(self, feature_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of one example after the transformation. Raises: InvalidInput when the shape does not
+        fit.
+        """
+        ...
+
+    def fit(self, dataset: Dataset, noise: NoiseSource) -> State:
+        """Return the state of the transformation, fitted on the training split with ``noise``."""
+        ...
+
+    def transform(self, dataset: Dataset, state: State) -> Dataset:
+        """Return the data set with new features; labels, groups and ids are kept."""
+        ...
+
+    def rehearse(self, dataset: Dataset) -> Dataset:
+        """Return a dry run of `transform` for a plan: features of the same shape and type, from a state that ignores
+        the data.
+
+        Fits, downloads and stores nothing. Raises: InvalidInput when a worker could not transform ``dataset``.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class DPPCA:
+    """Projection on the leading eigenvectors of a noisy second-moment matrix (Dwork et al. 2014, "Analyze Gauss").
+
+    Guarantee: `fit` is one Gaussian mechanism with noise multiplier ``noise_multiplier`` under add/remove and zero-out
+    adjacency. Each flattened example x is scaled to norm at most 1, so it changes sum x x^T by a matrix of Frobenius
+    norm ||x||^2 <= 1. Only the entries on and above the diagonal are released; their L2 sensitivity is at most 1, and
+    each gets independent noise N(0, noise_multiplier^2). Examples that are not finite count as zero. Eigenvectors and
+    projections are post-processing.
+
+    Yu et al. (2019) use 60 dimensions and noise multiplier 16 for MNIST. Prepared features are projected without the
+    scaling, and are not centred, because a private mean would be a second release.
+    """
+
+    dimensions: int = 60
+    noise_multiplier: float = 16.0
+
+    def __post_init__(self) -> None:
+        keep_whole(self, "dimensions", "dimensions of dp_pca", at_least=1)
+        require_finite("noise_multiplier of dp_pca", self.noise_multiplier, above=0.0)
+
+    @property
+    def releases(self) -> tuple[Release, ...]:
+        return (GaussianRelease("dp_pca", self.noise_multiplier),)
+
+    def output_shape(self, feature_shape: tuple[int, ...]) -> tuple[int, ...]:
+        size = math.prod(feature_shape)
+        if self.dimensions > size:
+            raise InvalidInput(f"dimensions of dp_pca is {self.dimensions}, but an example has {size} features")
+        return (self.dimensions,)
+
+    def fit(self, dataset: Dataset, noise: NoiseSource) -> State:
+        self.output_shape(dataset.feature_shape)
+        moments = second_moments(dataset.train, dataset)
+        size = len(moments)
+        rows, columns = torch.triu_indices(size, size)
+        released = noise.added(moments[rows, columns], self.noise_multiplier)
+        noisy = torch.empty_like(moments)
+        noisy[rows, columns] = released
+        noisy[columns, rows] = released
+        return {"projection": _leading_eigenvectors(noisy, self.dimensions).float()}
+
+    def transform(self, dataset: Dataset, state: State) -> Dataset:
+        projection = state["projection"]
+        note = f"features projected on {self.dimensions} private principal components"
+        project = _in_blocks(_ROWS, lambda features: dataset.prepare(features).flatten(1).float() @ projection)
+        return _with_features(dataset, project, note)
+
+    def rehearse(self, dataset: Dataset) -> Dataset:
+        self.output_shape(dataset.feature_shape)
+        size = math.prod(dataset.feature_shape)
+        return self.transform(dataset, {"projection": torch.randn(size, self.dimensions) / size**0.5})
+
+
+def second_moments(split: Split, dataset: Dataset) -> Tensor:
+    """Second-moment matrix sum x x^T over the split, float64 [d, d]; each flattened example x has norm at most 1.
+
+    Sensitivity: 1 in Frobenius norm, under add/remove and zero-out adjacency.
+    """
+    size = math.prod(dataset.feature_shape)
+    total = torch.zeros(size, size, dtype=torch.float64)
+    for start in range(0, len(split), _ROWS):
+        rows = dataset.prepare(split.features[start : start + _ROWS]).flatten(1).double()
+        rows = torch.where(rows.isfinite().all(1, keepdim=True), rows, 0.0)
+        norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+        clipped = rows / norms.clamp(min=1.0)
+        total += clipped.T @ clipped
+    return total
+
+
+def _leading_eigenvectors(symmetric: Tensor, count: int) -> Tensor:
+    """[d, count], largest eigenvalue first; signs are chosen so that each vector's largest entry is positive."""
+    vectors: Tensor = torch.linalg.eigh(symmetric)[1]
+    leading = vectors.flip(1)[:, :count]
+    largest = leading.gather(0, leading.abs().argmax(0, keepdim=True))
+    return leading * largest.sign()
+
+
+@dataclass(frozen=True)
+class RobustRanges:
+    """Numbers of a table on a scale found privately: centred, of deviation 1, and logarithmic beyond most rows.
+
+    Guarantee: `fit` costs no more than one Gaussian mechanism with noise multiplier ``noise_multiplier``, under
+    add/remove and zero-out adjacency (`dpsweep.workers.training.robust_ranges`; proof in docs/accounting-proofs.md).
+    Ranges and scaled features are post-processing. Numbers may be scaled by declared ranges before, or ``unscaled``.
+
+    columns: number of leading features that are numbers; others stay as they are. None: all. outside: the share of rows
+    that lies beyond each end of a range, where the scale becomes logarithmic.
+    """
+
+    columns: int | None = None
+    noise_multiplier: float = 8.0
+    outside: float = 0.05
+
+    def __post_init__(self) -> None:
+        if self.columns is not None:
+            keep_whole(self, "columns", "columns of robust_ranges", at_least=1)
+        require_finite("noise_multiplier of robust_ranges", self.noise_multiplier, above=0.0)
+        require_finite("outside of robust_ranges", self.outside, above=0.0, below=0.5)
+
+    @property
+    def releases(self) -> tuple[Release, ...]:
+        return (GaussianRelease("robust_ranges", self.noise_multiplier),)
+
+    def output_shape(self, feature_shape: tuple[int, ...]) -> tuple[int, ...]:
+        return _require_columns("robust_ranges", self.columns, feature_shape)
+
+    def fit(self, dataset: Dataset, noise: NoiseSource) -> State:
+        width = self.columns or self.output_shape(dataset.feature_shape)[0]
+        self.output_shape(dataset.feature_shape)
+        return private_ranges(lambda: _leading(dataset, width), width, noise, self.noise_multiplier, self.outside)
+
+    def transform(self, dataset: Dataset, state: State) -> Dataset:
+        change = _in_blocks(_ROWS, lambda features: scaled_by(state, dataset.prepare(features).clone()))
+        return _with_features(dataset, change, "numbers on a private scale, logarithmic beyond most rows")
+
+    def rehearse(self, dataset: Dataset) -> Dataset:
+        self.output_shape(dataset.feature_shape)
+        width = self.columns or dataset.feature_shape[0]
+        zeros, ones = torch.zeros(width), torch.ones(width)
+        return self.transform(dataset, {"low": zeros, "high": ones, "mean": zeros, "deviation": ones})
+
+
+@dataclass(frozen=True)
+class Standardised:
+    """Numbers that declared ranges scale to [0, 1], centred, and divided by their common deviation.
+
+    Guarantee: `fit` is one Gaussian mechanism with noise multiplier ``noise_multiplier``, under add/remove and zero-out
+    adjacency (`dpsweep.workers.training.standardisation`). columns: as of `RobustRanges`, which asks for no ranges,
+    but for more rows.
+    """
+
+    columns: int | None = None
+    noise_multiplier: float = 8.0
+
+    def __post_init__(self) -> None:
+        if self.columns is not None:
+            keep_whole(self, "columns", "columns of standardised", at_least=1)
+        require_finite("noise_multiplier of standardised", self.noise_multiplier, above=0.0)
+
+    @property
+    def releases(self) -> tuple[Release, ...]:
+        return (GaussianRelease("standardised", self.noise_multiplier),)
+
+    def output_shape(self, feature_shape: tuple[int, ...]) -> tuple[int, ...]:
+        return _require_columns("standardised", self.columns, feature_shape)
+
+    def fit(self, dataset: Dataset, noise: NoiseSource) -> State:
+        width = self.columns or self.output_shape(dataset.feature_shape)[0]
+        self.output_shape(dataset.feature_shape)
+        rows = len(dataset.train)
+        return private_moments(lambda: _leading(dataset, width), width, rows, noise, self.noise_multiplier)
+
+    def transform(self, dataset: Dataset, state: State) -> Dataset:
+        change = _in_blocks(_ROWS, lambda features: standardised_by(state, dataset.prepare(features).clone()))
+        return _with_features(dataset, change, "numbers centred and scaled by private moments")
+
+    def rehearse(self, dataset: Dataset) -> Dataset:
+        self.output_shape(dataset.feature_shape)
+        width = self.columns or dataset.feature_shape[0]
+        return self.transform(dataset, {"mean": torch.full((width,), 0.5), "deviation": torch.tensor([0.25])})
+
+
+def _require_columns(name: str, columns: int | None, feature_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of a row of a table. Raises: InvalidInput for other features, and fewer than ``columns``."""
+    if len(feature_shape) != 1:
+        raise InvalidInput(f"{name} takes rows of a table, but features have shape {feature_shape}")
+    if columns is not None and columns > feature_shape[0]:
+        raise InvalidInput(f"columns of {name} is {columns}, but a row has {feature_shape[0]} features")
+    return feature_shape
+
+
+def _leading(dataset: Dataset, width: int) -> Iterator[Tensor]:
+    """Yield the first ``width`` features of the training rows, block by block."""
+    for block in torch.split(dataset.train.features, _ROWS):
+        yield dataset.prepare(block)[:, :width]
+
+
+@dataclass(frozen=True)
+class VisionTrunk:
+    """A torchvision network without its classifier: ``cut`` maps it to pictures -> [b, width].
+
+    smallest: smallest side of a picture, in pixels, that the network accepts.
+    """
+
+    width: int
+    smallest: int
+    cut: Callable[[nn.Module], nn.Module]
+
+
+def _vgg_trunk(network: nn.Module) -> nn.Module:
+    features = network.get_submodule("features")
+    return nn.Sequential(features, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+def _resnet_trunk(network: nn.Module) -> nn.Module:
+    return nn.Sequential(*list(network.children())[:-1], nn.Flatten())
+
+
+TRUNKS: Final[Mapping[str, VisionTrunk]] = {
+    "resnet18": VisionTrunk(512, 1, _resnet_trunk),
+    "resnet50": VisionTrunk(2048, 1, _resnet_trunk),
+    "vgg16": VisionTrunk(512, 32, _vgg_trunk),
+}
+
+
+@dataclass(frozen=True)
+class FrozenFeatures:
+    """Features of a network trained on public data (Yu et al. 2019, Sec. V: VGG16 for CIFAR-10).
+
+    Guarantee: no privacy cost under add/remove, zero-out and replace-one adjacency, because each example is transformed
+    by itself and the network's weights do not depend on the training data.
+
+    `network`: vgg16, resnet18 or resnet50. `weights`: a file with the state dict, or ``imagenet`` for torchvision's
+    own, which are downloaded unless they are in torch's hub folder. `size`: pictures are resized to size x size first;
+    None leaves them as they are. `cache`: a folder (or URI) that keeps the features for other trials on the same
+    pictures, and for resuming; features reveal much of a picture, so they are as private as the pictures.
+    """
+
+    network: str = "vgg16"
+    weights: str = "imagenet"
+    size: int | None = None
+    cache: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("network", self.network), ("weights", self.weights), ("cache", self.cache)):
+            if not isinstance(value, str) and not (name == "cache" and value is None):
+                raise InvalidInput(f"{name} of frozen_features is {value!r}, but must be text; put it in quotes")
+        lookup(TRUNKS, self.network, "network")
+        if self.weights != "imagenet" and not Path(self.weights).is_file():
+            raise InvalidInput(
+                f"weights of frozen_features: there is no file {Path(self.weights).absolute()}; correct the path"
+            )
+        if self.size is not None:
+            keep_whole(self, "size", "size of frozen_features", at_least=1)
+
+    @property
+    def releases(self) -> tuple[Release, ...]:
+        return ()
+
+    def output_shape(self, feature_shape: tuple[int, ...]) -> tuple[int, ...]:
+        if len(feature_shape) != 3 or feature_shape[0] not in (1, 3):
+            raise InvalidInput(f"frozen_features needs pictures, but features have shape {feature_shape}")
+        trunk = TRUNKS[self.network]
+        if min(self._sides(feature_shape)) < trunk.smallest:
+            raise InvalidInput(
+                f"pictures of {feature_shape[1]} x {feature_shape[2]} pixels are too small for {self.network}; "
+                f"set `size` to {trunk.smallest} or more"
+            )
+        return (trunk.width,)
+
+    def _sides(self, feature_shape: tuple[int, ...]) -> tuple[int, int]:
+        return (feature_shape[1], feature_shape[2]) if self.size is None else (self.size, self.size)
+
+    def fit(self, dataset: Dataset, noise: NoiseSource) -> State:
+        return {}
+
+    def transform(self, dataset: Dataset, state: State) -> Dataset:
+        self._require_pictures(dataset)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        weights = self._weights_file()
+        trunk = functools.cache(lambda: self._load_trunk(weights).to(device))
+
+        def extract(features: Tensor) -> Tensor:
+            pictures: Tensor = IMAGENET_SCALING(features.to(device).expand(-1, 3, -1, -1))
+            if self.size is not None:
+                pictures = nn.functional.interpolate(pictures, (self.size, self.size), mode="bilinear", antialias=True)
+            with torch.no_grad():
+                extracted: Tensor = trunk()(pictures)
+            return extracted.cpu()
+
+        rows = _PIXELS // math.prod(self._sides(dataset.feature_shape))
+        features_of = _in_blocks(min(max(rows, 1), _ROWS), extract)
+        if self.cache is not None:
+            features_of = _kept_in(self.cache, fingerprint(self.network, self.size, _digest(weights)), features_of)
+        note = f"features of a frozen {self.network}, weights {Path(self.weights).name}"
+        return _with_features(dataset, features_of, note)
+
+    def rehearse(self, dataset: Dataset) -> Dataset:
+        """Return random features of the network's output shape. Weights from a file are loaded, to check that they
+        fit.
+        """
+        self._require_pictures(dataset)
+        if self.cache is not None:
+            _require_folder(self.cache)
+        if self.weights != "imagenet":
+            self._load_trunk(Path(self.weights))
+        return _with_features(
+            dataset, lambda features: torch.randn(len(features), TRUNKS[self.network].width), "rehearsed"
+        )
+
+    def _require_pictures(self, dataset: Dataset) -> None:
+        self.output_shape(dataset.feature_shape)
+        stored = dataset.train.features.dtype
+        if stored != torch.uint8:
+            raise InvalidInput(
+                f"frozen_features needs pictures of bytes (torch.uint8), but those of {dataset.name!r} are {stored}"
+            )
+
+    def _weights_file(self) -> Path:
+        """Return the file of weights, downloaded if need be."""
+        if self.weights != "imagenet":
+            return Path(self.weights)
+        import torchvision  # late: importing it takes seconds
+
+        published = torchvision.models.get_model_weights(self.network).DEFAULT
+        file = Path(torch.hub.get_dir()) / "checkpoints" / Path(published.url).name
+        if not file.is_file():
+            try:
+                published.get_state_dict(progress=False, check_hash=True)
+            except (OSError, RuntimeError) as error:
+                raise InvalidInput(
+                    f"the weights of {self.network} are not at {file}, and {published.url} cannot be downloaded "
+                    f"({error}); put the file there, or name another by `weights`"
+                ) from error
+        return file
+
+    def _load_trunk(self, weights: Path) -> nn.Module:
+        import torchvision  # late: importing it takes seconds
+
+        with torch.device("meta"):
+            network = torchvision.models.get_model(self.network, weights=None)
+        stored = load_weights(weights)
+        try:
+            network.load_state_dict(stored, assign=True)
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())[:120]
+            raise InvalidInput(
+                f"{weights} does not hold the weights of torchvision's {self.network} ({reason}); name another file"
+            ) from error
+        return TRUNKS[self.network].cut(network).float().eval().requires_grad_(False)
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+Change = Callable[[Tensor], Tensor]
+"""Transformation of a split: stored features [n, ...] -> new features [n, ...]."""
+
+
+def _in_blocks(rows: int, change: Change) -> Change:
+    """``change``, applied to ``rows`` rows at a time."""
+    return lambda features: torch.cat([change(block) for block in torch.split(features, rows)])
+
+
+def _kept_in(folder: str, owner: str, change: Change) -> Change:
+    """``change`` with results cached in private files of ``folder``, each named by a hash of all its inputs.
+
+    A damaged file is written again.
+    """
+
+    def kept(features: Tensor) -> Tensor:
+        pictures = hashlib.sha256(features.contiguous().numpy().tobytes()).hexdigest()
+        key = fingerprint(owner, tuple(features.shape), pictures)
+        uri = f"{folder if '://' in folder else os.path.realpath(folder)}/{key}.features"
+        stored = None
+        with contextlib.suppress(DataCorruption):
+            stored = load_checkpoint(uri, key)
+        if stored is None:
+            stored = {"features": change(features)}
+            try:
+                save_checkpoint(uri, key, stored)
+            except FileNotFoundError as error:
+                raise InvalidInput(f"{_CACHE} {folder!r} cannot be made ({error}); name another folder") from error
+        found: Tensor = stored["features"]
+        return found
+
+    return kept
+
+
+def _require_folder(cache: str) -> None:
+    """Refuse a local folder that can be neither written nor created. Other URIs are checked on first use only."""
+    if "://" in cache:
+        return
+    folder = Path(cache).absolute()
+    there = next(level for level in (folder, *folder.parents) if level.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise InvalidInput(f"{_CACHE} {cache!r} is no folder that can be written: see {there}, or name another folder")
+
+
+def _with_features(dataset: Dataset, change: Change, note: str) -> Dataset:
+    """``dataset`` with ``change`` applied to the stored features of every split."""
+
+    def changed(split: Split) -> Split:
+        return replace(split, features=change(split.features))
+
+    return replace(
+        dataset,
+        train=changed(dataset.train),
+        test=changed(dataset.test),
+        public=None if dataset.public is None else changed(dataset.public),
+        preparation=Scaling(),
+        notes=(*dataset.notes, note),
+        held_out=None if dataset.held_out is None else changed(dataset.held_out),
+    )
+
+
+PREPROCESSING: Final[Mapping[str, Callable[..., Preprocessing]]] = {
+    "dp_pca": DPPCA,
+    "frozen_features": FrozenFeatures,
+    "robust_ranges": RobustRanges,
+    "standardised": Standardised,
+}
+
+
+def make_preprocessing(component: Component) -> Preprocessing:
+    """Return the preprocessing that a trial names. Raises: InvalidInput for unknown names, keys and impossible
+    values.
+    """
+    return build(PREPROCESSING, component.name, component.params, "preprocessing")
+
+
+def planned_releases(component: Component | None) -> tuple[Release, ...]:
+    """Return the releases of a trial's preprocessing, known before any data is read."""
+    return () if component is None else make_preprocessing(component).releases

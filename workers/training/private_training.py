@@ -1,0 +1,492 @@
+"""A training loop of one's own around the steps of a trial: the same clipping, sampling, noise, trace and epsilons."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from dpsweep.accounting.accountants.one_run import account
+from dpsweep.accounting.calibration.planning import Calibration, TrialMechanism
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.individual import individual_epsilons, individual_reasons
+from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
+from dpsweep.accounting.mechanism.reasons import Reason, union, weakened
+from dpsweep.accounting.mechanism.samplings import Adjacency
+from dpsweep.accounting.mechanism.schedules import split_schedule
+from dpsweep.accounting.mechanism.trace import Trace
+from dpsweep.accounting.pld import CertifiedEpsilon, epsilon_of_examples
+from dpsweep.accounting.records import Epsilons, NormSnapshot
+from dpsweep.workers.clipping import CLIPPING, ClippingMethod, PublicFacts, make_clipping, own_clipping, rehearse
+from dpsweep.workers.data import Dataset, Scaling, Split, Tokens, as_tensor, columns_of
+from dpsweep.workers.gradients import modes_of, set_modes
+from dpsweep.workers.machine.checkpoint import fingerprint
+from dpsweep.workers.noise.noise_sources import make_noise_source
+from dpsweep.workers.spec import (
+    Component,
+    DataSpec,
+    ExecutionSpec,
+    NoiseSpec,
+    NormSpec,
+    Refreshes,
+    SamplingSpec,
+    TrialSpec,
+)
+from dpsweep.workers.tasks.losses import Loss, build_loss, of_each_row
+from dpsweep.workers.training.optimizers import Optimizer, Parameters, make_optimizer
+from dpsweep.workers.training.parts import Parts
+from dpsweep.workers.training.reasons import reasons_of_trial
+from dpsweep.workers.training.recording import NormStore
+from dpsweep.workers.training.reproducible import explained, reproducible
+from dpsweep.workers.training.trainer import Trainer
+from dpsweep.workers.training.trial_mechanism import mechanism_with, with_noise
+
+_SECURE: Final = "os_entropy_secure"
+_SEEDED: Final = "seeded"
+Named = str | Mapping[str, Any]
+"""A registered part as sweep files name it: ``"flat"``, or ``{"name": "flat", "bound": 0.5}``."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Training examples that were drawn for one step; private data, as is their number.
+
+    step, epoch: counted from 0. rows: positions in the data, int64 [b], ascending.
+    """
+
+    step: int
+    epoch: int
+    rows: Tensor
+    _inputs: Callable[[Tensor], tuple[Tensor, Tensor]] = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def features(self) -> Tensor:
+        """The examples [b, ...] as the model takes them, on its device."""
+        return self._inputs(self.rows)[0]
+
+    @property
+    def labels(self) -> Tensor:
+        """Their labels [b, ...], on the device of the model."""
+        return self._inputs(self.rows)[1]
+
+
+class PrivateTraining:
+    """Trains a model with differential privacy, one batch at a time.
+
+    >>> model = nn.Linear(2, 2)
+    >>> engine = PrivateTraining(
+    ...     model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.5),
+    ...     (np.eye(2).repeat(50, axis=0), np.arange(2).repeat(50)), sampling=20,
+    ...     epochs=2, target_epsilon=3.0, delta=1e-3,
+    ... )
+    >>> for batch in engine:
+    ...     engine.step(batch)
+    >>> engine.steps, 2.9 < engine.epsilon <= 3.0, engine.privacy().kind
+    (10, True, 'guarantee')
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss | nn.Module | Named,
+        optimizer: torch.optim.Optimizer | Named,
+        data: object,
+        clipping: float | Named | ClippingMethod = 1.0,
+        noise: float | Named = "constant",
+        sampling: int | Mapping[str, Any] = 64,
+        *,
+        epochs: int,
+        delta: float,
+        target_epsilon: float | None = None,
+        groups: npt.ArrayLike | None = None,
+        group_names: Sequence[str] | None = None,
+        norms: Refreshes = "auto",
+        seed: int | None = None,
+        adjacency: Adjacency | None = None,
+        execution: ExecutionSpec | None = None,
+    ) -> None:
+        """Plan the run; nothing is released before the first step but a clipping bound that is a private median.
+
+        model: trained where it is, on the device of its parameters; each step puts its modules in the modes that they
+        have now. loss: of each example, [b] (``reduction="none"``; a loss module of torch is taken so by itself).
+        optimizer: torch's, over the parameters of the model. data: features and labels as arrays, tensors or frames
+        (a pair), or a map-style data set of torch, which is read once. clipping: the bound of flat clipping, any method
+        of sweep files, or your own. noise: a noise multiplier, or a schedule (``"exponential:decay=0.1"``) that
+        ``target_epsilon`` at ``delta`` calibrates. sampling: the expected size of Poisson batches, or as in sweep
+        files. groups: of each example, for methods and epsilons by group; indices into ``group_names``, which are
+        public. norms: how often those of all examples are taken, as ``norms.refreshes_per_epoch``; ``off`` for no
+        epsilons of examples. seed: research mode: reproducible, and no guarantee. By default noise and batches come
+        from secret keys. execution: micro-batches and other settings of speed and memory.
+
+        Raises: InvalidInput for parts that cannot be trained privately, Unreachable for a target that no noise meets.
+        """
+        device = next((each.device for each in model.parameters()), torch.device("cpu"))
+        execution = replace(execution or ExecutionSpec(threads=torch.get_num_threads()), device=str(device))
+        self._dataset = _dataset(data, groups, group_names)
+        component, make = _clipping(clipping)
+        schedule, multiplier = _noise(noise)
+        if (multiplier is None) == (target_epsilon is None):
+            raise InvalidInput(
+                f"noise is {noise!r} and target_epsilon {target_epsilon!r}; give a noise multiplier, or a schedule "
+                "that target_epsilon calibrates"
+            )
+        if schedule.name == "validation":
+            raise InvalidInput("the validation schedule needs public data, which only trials of sweeps have")
+        self._spec = TrialSpec(
+            key="loop",
+            data=DataSpec("own"),
+            model=Component(type(model).__qualname__),
+            sampling=SamplingSpec(**sampling) if isinstance(sampling, Mapping) else SamplingSpec("poisson", sampling),
+            clipping=component,
+            noise=NoiseSpec(1.0 if multiplier is None else multiplier, schedule),
+            epochs=epochs,
+            delta=delta,
+            seed=0 if seed is None else seed,
+            norms=NormSpec(norms),
+            noise_source=_SECURE if seed is None else _SEEDED,
+            execution=execution,
+            adjacency=adjacency,
+        ).checked()
+        size = len(self._dataset.train)
+        if target_epsilon is not None:
+            uncalibrated = mechanism_with(make(component), self._spec, size)
+            sigma = Calibration(uncalibrated, epochs, target_epsilon, delta, "auto").solve()
+            self._spec = with_noise(self._spec, make(component).example_budget, sigma, target_epsilon)
+        method = make(self._spec.clipping)
+        mechanism = mechanism_with(method, self._spec, size)
+        if component.name not in CLIPPING:
+            expected = self._spec.sampling.expected_size(size)
+            rehearse(method, PublicFacts(self._dataset.group_names, ("first layer", "last layer"), size, expected))
+        self._whole = mechanism.trace(epochs)
+        self._owner = fingerprint(self._spec.to_json(), mechanism, self._dataset.digest())
+        self._norms, self._modes = _KeptNorms(), modes_of(model)
+        self._pending: Batch | None = None
+        parts = Parts(method, lambda: model, lambda: _loss(loss), lambda values: _optimizer(optimizer, values))
+        self._random_state: tuple[Tensor, Tensor | None] | None = None
+        self._trainer = self._made(mechanism, parts, device)
+
+    def _made(self, mechanism: TrialMechanism, parts: Parts, device: torch.device) -> Trainer:
+        spec = self._spec
+        with self._own_randomness(device):
+            noise = make_noise_source(spec.noise_source, spec.seed, device)
+            trainer = Trainer(spec, mechanism, self._dataset, noise, self._norms, parts)
+            trainer.begin()
+        return trainer
+
+    @contextlib.contextmanager
+    def _own_randomness(self, device: torch.device) -> Iterator[None]:
+        """Settings and random state of torch as in a trial; the caller's come back afterwards."""
+        with reproducible(self._spec.execution, self._spec.seed), explained(self._spec.execution):
+            is_cuda = device.type == "cuda"
+            if self._random_state is not None:
+                on_cpu, on_cuda = self._random_state
+                torch.set_rng_state(on_cpu)
+                if on_cuda is not None:
+                    torch.cuda.set_rng_state(on_cuda, device)
+            try:
+                yield
+            finally:
+                self._random_state = torch.get_rng_state(), torch.cuda.get_rng_state(device) if is_cuda else None
+
+    def __len__(self) -> int:
+        """Return the number of planned steps."""
+        return self._trainer.total_steps
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield the batches that are left, each drawn when it is asked for; one that was not stepped comes again.
+
+        Raises: InvalidInput for a batch that is passed over: choosing batches by their content costs privacy that
+        nothing accounts for.
+        """
+        while self._pending is not None or self._trainer.may_continue():
+            batch = self._pending = self._pending or self._drawn()
+            yield batch
+            if self._pending is batch:
+                raise InvalidInput(
+                    f"the batch of step {batch.step} was drawn and not given to step(); every batch that is drawn is "
+                    "trained on, as the accounting assumes"
+                )
+
+    def _drawn(self) -> Batch:
+        trainer = self._trainer
+        return Batch(trainer.step_count, trainer.epoch, trainer.draw(), trainer.local.data.inputs)
+
+    def step(self, batch: Batch) -> None:
+        """Clip the gradients of the batch, add noise to their sum, and update the model.
+
+        Raises: InvalidInput for anything but the batch that was drawn last, and for models and losses whose rows are
+        not independent; LackOfMemory.
+        """
+        if batch is not self._pending:
+            raise InvalidInput("step() takes the batch that the engine drew last, once; iterate over the engine")
+        with self._own_randomness(batch.rows.device):
+            set_modes(self._trainer.local.model, self._modes)
+            self._trainer.step(batch.rows)
+        self._pending = None
+
+    @property
+    def steps(self) -> int:
+        """Number of steps so far."""
+        return self._trainer.step_count
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Standard deviation of the noise over the sensitivity at the next step."""
+        return self._trainer.noise_multiplier
+
+    @property
+    def trace(self) -> Trace:
+        """The mechanisms of the steps so far, which accountants take; `dpsweep.accounting.write_trace` stores it."""
+        return self._trainer.trace()
+
+    @property
+    def epsilon(self) -> float:
+        """Epsilon of the steps so far; `privacy` says what it claims."""
+        return self.privacy().epsilon
+
+    @cached_property
+    def planned(self) -> PrivacyEstimate:
+        """Return what the whole run costs, whatever happens in it."""
+        return self._claim(self._whole)
+
+    def privacy(self, group_size: int = 1) -> PrivacyEstimate:
+        """Return the epsilon of the steps so far at the run's delta, for any ``group_size`` examples together.
+
+        It is that of a run of this length. Where results decide that a run ends, `planned` is the guarantee.
+        """
+        return self._claim(self.trace, group_size)
+
+    def _claim(self, trace: Trace, group_size: int = 1) -> PrivacyEstimate:
+        return weakened(account(trace, self._spec.delta, group_size=group_size), self._reasons())
+
+    def _reasons(self) -> tuple[Reason, ...]:
+        return reasons_of_trial(self._spec, self._dataset.reasons)
+
+    def epsilons(self, method: str = "pld") -> Epsilons:
+        """Return the epsilon of every example from its own contributions so far, [n] in the order of the data; private
+        data.
+
+        None is above `epsilon`, which bounds what any example pays.
+        Raises: InvalidInput before the first step, and with ``norms="off"``.
+        """
+        steps, contributions, last = self._recorded()
+        trace, train = self.trace, self._dataset.train
+        found = individual_epsilons(steps, contributions, trace, self._spec.delta, method)
+        known = Epsilons(
+            example_ids=train.example_ids.numpy(),
+            groups=train.groups.numpy().astype(np.int32),
+            upper=np.minimum(found.upper, self.epsilon),
+            lower=found.lower,
+            losses=np.asarray(last.losses, np.float32),
+            delta=found.delta,
+            method=found.method,
+            kind=found.kind,
+        )
+        return weakened(known, union((self._reasons(), individual_reasons(trace))))
+
+    def epsilon_of(self, examples: Sequence[int] | npt.NDArray[np.integer[Any]]) -> CertifiedEpsilon:
+        """Return the epsilon of the given examples together, such as all records of one user, from their contributions
+        so far.
+
+        Raises: as `epsilons`.
+        """
+        steps, contributions, _ = self._recorded()
+        return epsilon_of_examples(self.trace, steps, contributions[np.asarray(examples)], self._spec.delta)
+
+    def _recorded(self) -> tuple[list[int], npt.NDArray[np.float64], NormSnapshot]:
+        """Return the steps of the snapshots, contributions [n, snapshots], and the last snapshot."""
+        found = {**self._norms.snapshots, **{each.step: each for each in self._trainer.norms_so_far()}}
+        if not found:
+            why = "norms is off" if self._spec.norms.are_off else "no step was taken yet"
+            raise InvalidInput(f"there are no contributions of examples: {why}")
+        ordered = [found[step] for step in sorted(found)]
+        contributions = np.stack([np.asarray(each.contributions, np.float64) for each in ordered], axis=1)
+        return [each.step for each in ordered], contributions, ordered[-1]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that `load_state_dict` needs to go on bit for bit: model, optimizer, keys of noise and batches.
+
+        Private data, like the examples: whoever has it can take the noise away. Raises: InvalidInput between drawing a
+        batch and its step.
+        """
+        if self._pending is not None:
+            raise InvalidInput("a batch was drawn and not stepped; take the state after step()")
+        with self._own_randomness(self._trainer.local.data.device):
+            state = {"trainer": self._trainer.state(), "norms": self._norms.state()}
+        return {"owner": self._owner, **copy.deepcopy(state)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state_dict` of the same run. Raises: InvalidInput for that of another one."""
+        if state["owner"] != self._owner:
+            raise InvalidInput(
+                "the state is that of another run: data, parts, lengths, privacy and execution (threads, device) must "
+                "be those that it began with"
+            )
+        state, self._pending = copy.deepcopy(dict(state)), None
+        with self._own_randomness(self._trainer.local.data.device):
+            self._norms.restore(state["norms"])
+            self._trainer.restore(state["trainer"])
+
+
+@dataclass
+class _KeptNorms:
+    """Snapshots of norms in memory, by their step: the only store of a loop of one's own."""
+
+    snapshots: dict[int, NormSnapshot] = field(default_factory=dict)
+
+    def everyone(self, rows_per_part: int) -> NormStore:
+        return self
+
+    def exact(self, rows_per_part: int) -> NormStore:
+        raise AssertionError("a loop tracks no examples at every step besides")
+
+    def write(self, snapshot: NormSnapshot) -> None:
+        self.snapshots[snapshot.step] = snapshot
+
+    def wait(self) -> None:
+        return
+
+    def complete(self) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+    def state(self) -> list[dict[str, Any]]:
+        """Return the snapshots as values that ``torch.load`` reads without running code."""
+        columns = (dataclasses.asdict(each) for each in self.snapshots.values())
+        return [
+            {name: value if name == "step" else torch.from_numpy(np.array(value)) for name, value in each.items()}
+            for each in columns
+        ]
+
+    def restore(self, state: Sequence[Mapping[str, Any]]) -> None:
+        found = (
+            NormSnapshot(**{name: value if name == "step" else value.numpy() for name, value in each.items()})
+            for each in state
+        )
+        self.snapshots = {each.step: each for each in found}
+
+
+@dataclass
+class TorchOptimizer:
+    """An optimizer of torch that is given the noisy gradients of every step."""
+
+    parameters: Parameters
+    optimizer: torch.optim.Optimizer
+
+    def step(self, gradients: Mapping[str, Tensor], factor: float, noise_std: float) -> None:
+        for name, gradient in gradients.items():
+            self.parameters[name].grad = gradient
+        self.optimizer.step()
+        for name in gradients:
+            self.parameters[name].grad = None
+
+    def state(self) -> dict[str, Any]:
+        return dict(self.optimizer.state_dict())
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.optimizer.load_state_dict(dict(state))
+
+
+def _optimizer(given: torch.optim.Optimizer | Named, parameters: Parameters) -> Optimizer:
+    if not isinstance(given, torch.optim.Optimizer):
+        return make_optimizer(_component(given, "optimizer"), parameters)
+    held = {id(each) for group in given.param_groups for each in group["params"]}
+    missing = [name for name, each in parameters.items() if id(each) not in held]
+    if missing or len(held) > len(parameters):
+        what = f"lacks {', '.join(missing[:5])}" if missing else "holds others or frozen ones too"
+        raise InvalidInput(
+            f"the optimizer must hold the trainable parameters of the model, but {what}; make it of "
+            "model.parameters() after freezing"
+        )
+    return TorchOptimizer(parameters, given)
+
+
+def _loss(given: Loss | nn.Module | Named) -> Loss:
+    if isinstance(given, str | Mapping):
+        return build_loss(_component(given, "loss"))
+    if not isinstance(given, nn.Module) or not hasattr(given, "reduction"):
+        return given
+    return of_each_row(given)
+
+
+def _component(given: Named, what: str) -> Component:
+    if isinstance(given, str):
+        return Component(given)
+    if not isinstance(given.get("name"), str):
+        raise InvalidInput(f"{what} is {dict(given)!r}; give a name, or a mapping with the key name")
+    return Component(given["name"], {key: value for key, value in given.items() if key != "name"})
+
+
+Make = Callable[[Component], ClippingMethod]
+
+
+def _clipping(given: float | Named | ClippingMethod) -> tuple[Component, Make]:
+    """Return the method as a specification names it, and what makes it of that."""
+    if isinstance(given, str | Mapping):
+        return _component(given, "clipping"), make_clipping
+    if not isinstance(given, ClippingMethod):
+        return Component("flat", {"bound": given}), make_clipping
+    kind, own = type(given), f"{type(given).__module__}:{type(given).__qualname__}"
+    name = next((name for name, registered in CLIPPING.items() if registered is kind), None)
+    if name is None:
+        return Component(own), lambda component: own_clipping(component.name, given)
+    params = {each.name: getattr(given, each.name) for each in dataclasses.fields(given) if each.init}
+    return Component(name, params), make_clipping
+
+
+def _noise(given: float | Named) -> tuple[Component, float | None]:
+    """Return the schedule, and its initial noise multiplier if that is given."""
+    if isinstance(given, str):
+        name, params = split_schedule(given)
+        return Component(name, dict(params)), None
+    if isinstance(given, Mapping):
+        named = _component(given, "noise")
+        params = dict(named.params)
+        initial = params.pop("noise_multiplier", None)
+        return Component(named.name, params), initial
+    return Component("constant"), given
+
+
+def _dataset(data: object, groups: npt.ArrayLike | None, group_names: Sequence[str] | None) -> Dataset:
+    """Return the data as the training split of a data set without others."""
+    if isinstance(data, Dataset):
+        return data
+    features, labels = _columns(data)
+    count, reasons = len(features), list[Reason]()
+    if len(labels) != count:
+        raise InvalidInput(f"there are {count} examples and {len(labels)} labels; give each example one")
+    names: tuple[str, ...] = ("all",)
+    places = torch.zeros(count, dtype=torch.int64)
+    if groups is not None:
+        given = np.asarray(groups)
+        if group_names is None:
+            found, given = np.unique(given, return_inverse=True)
+            group_names, reasons = [str(each) for each in found], ["groups_from_rows"]
+        names, places = tuple(group_names), torch.from_numpy(given.astype(np.int64))
+        if not 0 <= int(places.min()) <= int(places.max()) < len(names):
+            raise InvalidInput(f"groups must be indices of the {len(names)} group_names, from 0 to {len(names) - 1}")
+    train = Split(features, labels, places, torch.arange(count))
+    nobody = train.select(np.empty(0, dtype=np.int64))
+    is_tokens = features.dtype in (torch.int32, torch.int64)
+    preparation = Tokens() if is_tokens else Scaling()
+    return Dataset("own", train, nobody, None, names, ("output",), preparation, reasons=tuple(reasons))
+
+
+def _columns(data: object) -> tuple[Tensor, Tensor]:
+    features, labels, *_ = columns_of(data)
+    x, y = as_tensor(features, "features"), as_tensor(labels, "labels")
+    return x.float() if x.is_floating_point() else x, y.float() if y.is_floating_point() else y.long()

@@ -1,0 +1,70 @@
+"""Settings of torch for one trial (threads, determinism, precision, random state), and clearer errors of torch."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+
+import torch
+
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.machine.devices import choose_device
+from dpsweep.workers.spec import ExecutionSpec
+from dpsweep.workers.training.less_memory import LackOfMemory
+
+
+@contextlib.contextmanager
+def reproducible(execution: ExecutionSpec, seed: int) -> Iterator[None]:
+    """Set threads, determinism, precision and torch's global random state for one trial, and restore them afterwards.
+
+    TensorFloat-32 is off: it rounds factors to 10 bits, so a clipped gradient could exceed its bound by far more than
+    the rounding error that the noise covers. Debug mode "error" does the same as torch.use_deterministic_algorithms but
+    does not import the compiler (torch._inductor), which reads its own setting from the environment.
+    """
+    device = choose_device(execution.device)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required by deterministic algorithms on CUDA
+    if execution.deterministic:
+        os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")
+    threads, deterministic = torch.get_num_threads(), torch.get_deterministic_debug_mode()
+    precision, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        _use_threads(execution.threads)
+        torch.set_deterministic_debug_mode("error" if execution.deterministic else "default")
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = False
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            _use_threads(threads)
+            torch.set_deterministic_debug_mode(deterministic)
+            torch.set_float32_matmul_precision(precision)
+            torch.backends.cudnn.allow_tf32 = convolutions
+
+
+def _use_threads(threads: int) -> None:
+    if torch.get_num_threads() != threads:  # setting the same number would empty torch's cache of kernels
+        torch.set_num_threads(threads)
+
+
+@contextlib.contextmanager
+def explained(execution: ExecutionSpec) -> Iterator[None]:
+    """Turn torch errors that a field of ``execution`` can prevent into an `InvalidInput` that names the field."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        if "does not have a deterministic implementation" in reason:
+            operation = reason.split()[0]
+            raise InvalidInput(
+                f"torch has no deterministic algorithm for {operation} on device {execution.device!r}; "
+                "set execution.deterministic: false, or use a model without it"
+            ) from error
+        if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in reason:
+            raise LackOfMemory(
+                f"memory of device {execution.device!r} does not suffice at execution.micro_batch_size: "
+                f"{json.dumps(execution.micro_batch_size)} (null is the whole batch at once); set it lower"
+            ) from error
+        raise

@@ -1,0 +1,166 @@
+"""The mutable state of a training run. Each component saves and restores its own part of the checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Final, Protocol
+
+import torch
+from pydantic import ConfigDict, TypeAdapter
+from torch import nn
+
+from dpsweep.accounting.errors import START_ANEW, InvalidInput
+from dpsweep.accounting.mechanism.estimates import Claim
+from dpsweep.workers.clipping import ClippingState
+from dpsweep.workers.gradients import modes_of, set_modes
+from dpsweep.workers.training.counters import COUNTERS, Counters
+from dpsweep.workers.training.history import EpochRecord
+
+
+class Stateful(Protocol):
+    """A component that changes from step to step.
+
+    Guarantee: a new component of the same trial that restores this state continues bit-identically. The state consists
+    of tensors, numbers, text, bytes and containers of them; it is private.
+    """
+
+    def state(self) -> Any:
+        """Return the current state, for `restore`."""
+        ...
+
+    def restore(self, state: Any) -> None:
+        """Continue from a `state`."""
+        ...
+
+
+@dataclass
+class RunState:
+    """Progress of a run. The checkpoint holds each field under its name.
+
+    `clipping`: the state of the clipping method. `contributions`: whether recorded contributions are guarantees or
+    estimates, see `Trace`. `initial_bound`: the first clipping bound, None without clipping. `history`: one record per
+    completed epoch.
+    """
+
+    contributions: Claim
+    clipping: ClippingState = field(default_factory=lambda: ClippingState(bound=1.0))
+    step_count: int = 0
+    initial_bound: float | None = None
+    counters: Counters = field(default_factory=Counters)
+    history: tuple[EpochRecord, ...] = ()
+
+    def state(self) -> dict[str, Any]:
+        return {each.name: _WRITERS.get(each.name, _unchanged)(getattr(self, each.name)) for each in fields(self)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        for each in fields(self):
+            setattr(self, each.name, _READERS.get(each.name, _unchanged)(state[each.name]))
+
+
+_HISTORY: TypeAdapter[tuple[EpochRecord, ...]] = TypeAdapter(
+    tuple[EpochRecord, ...], config=ConfigDict(ser_json_inf_nan="constants")
+)
+_WRITERS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "clipping": asdict,
+    "counters": COUNTERS.dump_json,
+    "history": _HISTORY.dump_json,
+}
+"""Writers of the fields that are dataclasses.
+
+Fields that grow with the epochs become JSON, which keeps every bit of a double and is a hundred times faster than
+`torch.save`, which stores each number by itself.
+"""
+_READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "clipping": lambda state: ClippingState(**state),
+    "counters": COUNTERS.validate_json,
+    "history": _HISTORY.validate_json,
+}
+
+
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+class ModelValues:
+    """Parameters and buffers of a model, as stored in a checkpoint.
+
+    A frozen parameter that still has its initial value is not stored, because the model is built with it again; the
+    checkpoint holds a digest of these values instead, so the checkpoint of an adapter is as small as the adapter.
+    Frozen parameters that the model changes in place are stored.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._built = {id(value): value._version for value in model.parameters() if not value.requires_grad}
+        self._digest = _digest_of_frozen(model)
+
+    def state(self) -> dict[str, Any]:
+        stored = self._model.state_dict(keep_vars=True)
+        kept = {name: value for name, value in stored.items() if not self._is_unchanged_frozen(value)}
+        values = {name: each.detach() if isinstance(each, torch.Tensor) else each for name, each in kept.items()}
+        return {"values": values, "built": self._digest}
+
+    def _is_unchanged_frozen(self, value: Any) -> bool:
+        """Return whether ``value`` is a frozen parameter that was never changed in place."""
+        return id(value) in self._built and value._version == self._built[id(value)]
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Set the values of a `state`. Raises: InvalidInput if the model was built with other parameters."""
+        if state["built"] != self._digest:
+            raise InvalidInput(
+                "the model is built with other names, shapes or frozen values of parameters than when the trial began; "
+                f"build it from the same weights, or {START_ANEW}"
+            )
+        self._model.load_state_dict(state["values"], strict=False)
+
+
+def _digest_of_frozen(model: nn.Module) -> str:
+    """sha256 of the names, types and shapes of all parameters, and of the values of frozen ones."""
+    digest = hashlib.sha256()
+    for name, value in model.named_parameters():
+        digest.update(repr((name, value.dtype, tuple(value.shape), value.requires_grad)).encode())
+        if not value.requires_grad:
+            digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class ModelModes:
+    """The mode, training or evaluation, of every module of a model."""
+
+    model: nn.Module
+
+    def state(self) -> dict[str, bool]:
+        return modes_of(self.model)
+
+    def restore(self, state: Mapping[str, bool]) -> None:
+        set_modes(self.model, state)
+
+
+@dataclass(frozen=True)
+class CpuGenerator:
+    """A torch random number generator on the CPU."""
+
+    generator: torch.Generator
+
+    def state(self) -> torch.Tensor:
+        return self.generator.get_state()
+
+    def restore(self, state: torch.Tensor) -> None:
+        self.generator.set_state(state)
+
+
+@dataclass(frozen=True)
+class CudaGenerator:
+    """The global generator of a CUDA device. On a CPU its state is None, so a run may resume on the other kind."""
+
+    device: torch.device
+
+    def state(self) -> torch.Tensor | None:
+        return torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
+
+    def restore(self, state: torch.Tensor | None) -> None:
+        if state is not None and self.device.type == "cuda":
+            torch.cuda.set_rng_state(state, self.device)

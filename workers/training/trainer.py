@@ -1,0 +1,471 @@
+"""One differentially private training run, step by step.
+
+Each step draws a batch, lets the clipping method choose a rule (from a noisy answer about the batch, if it asks for
+one), sums the clipped gradients, adds noise of std sigma * S to the sum, divides by the public expected batch size and
+passes the result to the optimiser. An empty batch is a step like any other: it adds noise and the accountant counts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from dpsweep.accounting.audits import StatedRun
+from dpsweep.accounting.calibration.planning import TrialMechanism
+from dpsweep.accounting.errors import START_ANEW, InvalidInput
+from dpsweep.accounting.mechanism.trace import Trace
+from dpsweep.accounting.records import NormSnapshot
+from dpsweep.workers.clipping import NORM_ERROR, ClippingState, ClipRule, Examples, released_bound
+from dpsweep.workers.data import Dataset, Split
+from dpsweep.workers.evaluation.attack_results import AuditResult
+from dpsweep.workers.evaluation.predictions import Predictions, evaluate, with_evaluated_on
+from dpsweep.workers.evaluation.scores import Evaluation
+from dpsweep.workers.gradients import RandomState, WeightedSum, modes_of
+from dpsweep.workers.machine.devices import choose_device, sent
+from dpsweep.workers.noise.gaussian_sources import NoiseSource, derive_seed
+from dpsweep.workers.noise.generators import seed_torch
+from dpsweep.workers.noise.step_noise import make_step_noise
+from dpsweep.workers.sampling.samplers import make_row_draws, make_sampler
+from dpsweep.workers.spec import TrialSpec
+from dpsweep.workers.tasks.losses import Loss
+from dpsweep.workers.training.audit import Canaries, audit_gradient_scores
+from dpsweep.workers.training.batch_gradients import NO_ANSWER, BatchGradients, Decision, LocalGradients
+from dpsweep.workers.training.contributions import generator_rate
+from dpsweep.workers.training.counters import Counters
+from dpsweep.workers.training.gradient_canaries import GradientCanaries
+from dpsweep.workers.training.group_history import new_courses, new_departures, note_departures, note_epoch
+from dpsweep.workers.training.history import EpochRecord
+from dpsweep.workers.training.optimizers import make_average, make_learning_rate_schedule
+from dpsweep.workers.training.parts import Parts
+from dpsweep.workers.training.recording import NormRecorder, NormStores, choose_rows, is_due, oldest_norm
+from dpsweep.workers.training.requirements import check_spec, with_chosen_norms
+from dpsweep.workers.training.run_state import CpuGenerator, CudaGenerator, ModelModes, ModelValues, RunState, Stateful
+from dpsweep.workers.training.trial_mechanism import affordable_epochs, moment_order
+
+_POINTS: Final = 8
+"""Number of models at which `Trainer.drift` takes gradients."""
+_MOST_ROWS: Final = 8192
+"""Most examples whose gradients it takes."""
+
+
+class Trainer:
+    """A training run, one step at a time. After `restore` of a `state` it continues bit-identically."""
+
+    def __init__(
+        self,
+        spec: TrialSpec,
+        mechanism: TrialMechanism,
+        dataset: Dataset,
+        noise: NoiseSource,
+        norms: NormStores,
+        parts: Parts,
+    ) -> None:
+        """norms: where norms are kept."""
+        device = choose_device(spec.execution.device)
+        self._method = parts.clipping
+        spec = with_chosen_norms(spec, mechanism, self._method)
+        self._spec, self._noise = spec, noise
+        self._step_noise = make_step_noise(mechanism.strategy, noise)
+        check_spec(spec, mechanism, self._method, 0 if dataset.public is None else len(dataset.public))
+        self.total_steps = spec.epochs * mechanism.steps_per_epoch
+        self._paid_epochs = 0
+        self._tested: Predictions | None = None
+
+        self.local = local = LocalGradients(spec, dataset, parts)
+        self.gradients: BatchGradients = local
+        """What computes norms and clipped sums."""
+        self._model, self._data = local.model, local.data
+        self._modes = modes_of(self._model)
+        self._dataset = with_evaluated_on(device, dataset)
+        self._parameters = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
+        self._optimizer = parts.optimizer(self._parameters)
+        self._learning_rate = make_learning_rate_schedule(
+            spec.learning_rate_schedule, self.total_steps, mechanism.steps_per_epoch
+        )
+        self._average = make_average(spec.averaging, self._parameters) if spec.averaging else None
+        rows = make_row_draws(spec.noise_source, spec.seed)
+        self.canaries = self._make_canaries()
+        self.gradient_canaries = self._make_gradient_canaries()
+        self._sampler = make_sampler(spec.sampling, len(self._data), rows, self.canaries)
+        seed_torch(spec.noise_source, spec.seed, "model")
+
+        draws = not self._method.keeps_to_contributions and local.engine.draws(*self._data.inputs(torch.arange(1)))
+        self._planned = mechanism
+        self._run = RunState(contributions="estimate" if draws else mechanism.contributions)
+        self._everyone, self._exact = self._make_recorders(norms)
+        self.recorders = tuple(filter(None, (self._everyone, self._exact))) if not spec.norms.are_off else ()
+        """What stores norms: wait for it before a checkpoint, complete it after training, and close it in any case."""
+        self._facts = local.facts
+        self._order = moment_order(spec, mechanism)
+        self._rule = ClipRule(float("inf"), lambda examples: torch.ones_like(examples.norms))
+        self._decided_from: ClippingState | None = None
+        self._components = self._make_components(device)
+
+    def _make_components(self, device: torch.device) -> Mapping[str, Stateful]:
+        """Everything that changes from step to step, besides `RunState`, by its name in the checkpoint."""
+        return {
+            "model": ModelValues(self._model),
+            "modes": ModelModes(self._model),
+            "optimizer": self._optimizer,
+            **({"average": self._average} if self._average else {}),
+            **({"canaries": self.canaries} if self.canaries else {}),
+            **({"gradient canaries": self.gradient_canaries} if self.gradient_canaries else {}),
+            "sampler": self._sampler,
+            "noise": self._noise,
+            **self._step_noise.kept,
+            "augmentation": CpuGenerator(self.local.augmentation_rng),
+            "torch": CpuGenerator(torch.default_generator),
+            "cuda": CudaGenerator(device),
+            "interval": self._everyone,
+        }
+
+    def _make_canaries(self) -> Canaries | None:
+        spec = self._spec
+        if spec.audit is None or spec.audit.kind != "rows":
+            return None
+        coins = make_row_draws(spec.noise_source, spec.seed, "coins of canaries")
+        return Canaries(spec.audit, len(self._dataset.train), spec.seed, coins)
+
+    def _make_gradient_canaries(self) -> GradientCanaries | None:
+        spec = self._spec
+        if spec.audit is None or spec.audit.kind != "gradient":
+            return None
+        facts = self.local.facts
+        return GradientCanaries(spec, spec.audit, self._parameters, facts.dataset_size, self._method, facts)
+
+    def _make_recorders(self, stores: NormStores) -> tuple[NormRecorder, NormRecorder | None]:
+        norms, population = self._spec.norms, len(self._data)
+        everyone = NormRecorder(
+            self._data, torch.arange(population), self.gradients, stores.everyone(norms.rows_per_part)
+        )
+        if norms.exact_examples == 0:
+            return everyone, None
+        rows = choose_rows(population, norms.exact_examples, derive_seed(self._spec.seed, "exact examples"))
+        return everyone, NormRecorder(self._data, rows, self.gradients, stores.exact(norms.rows_per_part))
+
+    def divide(self, gradients: BatchGradients) -> None:
+        """Use ``gradients``, which several processes compute with the same model, from here on."""
+        self.gradients = gradients
+        for recorder in self.recorders:
+            recorder.gradients = gradients
+
+    def begin(self) -> None:
+        """Start a new run; an initial bound that is a median is released here (its cost is in the trace).
+
+        Raises: InvalidInput when the budget does not cover one epoch.
+        """
+        if not self.may_continue():
+            raise InvalidInput(
+                f"the budget {self._spec.budget} does not pay for one epoch at noise multiplier "
+                f"{self.noise_multiplier:.6g}; raise the budget or the noise"
+            )
+        bound = released_bound(
+            self._method.bound,
+            lambda: self._everyone.measure().examples.norms,
+            lambda std: float(self._noise.normal((1,), std)),
+        )
+        self._run.initial_bound = bound if self._spec.clipping.name != "none" else None
+        self._run.clipping = self._method.start(bound, self._facts)
+        if self.gradient_canaries:
+            self.gradient_canaries.begin(bound)
+
+    @property
+    def mechanism(self) -> TrialMechanism:
+        """The planned mechanism; contributions become estimates if the model drew random numbers or changed modes."""
+        return replace(self._planned, contributions=self._run.contributions)
+
+    @property
+    def step_count(self) -> int:
+        return self._run.step_count
+
+    @property
+    def initial_bound(self) -> float | None:
+        return self._run.initial_bound
+
+    @property
+    def history(self) -> tuple[EpochRecord, ...]:
+        return self._run.history
+
+    @property
+    def counters(self) -> Counters:
+        return self._run.counters
+
+    @property
+    def epoch(self) -> int:
+        """Completed epochs."""
+        return self.step_count // self._planned.steps_per_epoch
+
+    @property
+    def at_epoch_end(self) -> bool:
+        return self.step_count % self._planned.steps_per_epoch == 0
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self._parameters.values())
+
+    @property
+    def public_accuracies(self) -> tuple[float, ...]:
+        return tuple(record.public.main for record in self.history if record.public is not None)
+
+    @property
+    def noise_multiplier(self) -> float:
+        """sigma of the current epoch."""
+        return self._planned.schedule.noise_multiplier(self.epoch, self.public_accuracies)
+
+    @property
+    def _snapshot_is_due(self) -> bool:
+        often = self._spec.norms.snapshots_per_epoch
+        return often is None or is_due(self.step_count, often, self._planned.steps_per_epoch)
+
+    def trace(self) -> Trace:
+        """Return the trace of the steps so far."""
+        epochs = -(-self.step_count // self._planned.steps_per_epoch)
+        return self.mechanism.trace(epochs, self.public_accuracies).until(self.step_count)
+
+    def may_continue(self) -> bool:
+        """Return whether another step is planned and within the budget.
+
+        The budget is checked again only after the last affordable epoch: by then a validation-driven schedule may have
+        cost less than planned.
+        """
+        if self.epoch >= self._paid_epochs:
+            self._paid_epochs = affordable_epochs(self._spec, self.mechanism, self.public_accuracies)
+        return self.epoch < self._paid_epochs
+
+    def draw(self) -> Tensor:
+        """Return the rows of the next batch, int64 [b], on the device."""
+        return sent(torch.from_numpy(self._sampler.next_batch()), self._data.device)
+
+    def step(self, rows: Tensor | None = None) -> None:
+        """One step: compute all norms if a refresh is due, clip, add noise, update.
+
+        rows: those that `draw` gave last, if it was called since the last step.
+        """
+        before = RandomState.of(self._data.device)
+        if self._snapshot_is_due:
+            self.refresh()
+        self.advance(rows)
+        self._look_again(before)
+
+    def refresh(self) -> None:
+        """Store the last snapshot of all norms, and compute them again; with ``when_sampled``, only old ones."""
+        step, rate = self.step_count, generator_rate(self._order, self.noise_multiplier)
+        if self._spec.norms.when_sampled and step > 0:
+            self._everyone.renew_as_old_as(oldest_norm(step, self._planned.steps_per_epoch))
+            self._everyone.continue_at(step, rate)
+        else:
+            self.store_norms()
+            self._run.clipping = self._method.refresh(self._run.clipping, self._everyone.open(step, rate))
+
+    def measure(self, first: int) -> None:
+        """Compute the norms of the ``first`` examples and discard them, to measure the time."""
+        self._everyone.measure(first)
+
+    @property
+    def needs_norms(self) -> bool:
+        """Return whether `advance` needs the norms of all examples."""
+        return self._method.refreshes or self._spec.norms.when_sampled
+
+    def advance(self, rows: Tensor | None = None) -> None:
+        """The part of a step after the norms of all examples: clip, add noise, update. rows: as of `step`."""
+        sigma, step = self.noise_multiplier, self.step_count
+        prices = self._planned.prices(sigma)
+        if prices is not None:
+            self._run.clipping = self._method.pay(self._run.clipping, prices)
+            if self.gradient_canaries:
+                self.gradient_canaries.pay(prices)
+
+        rows = self.draw() if rows is None else rows
+        clipped = self._clipped_sum(rows)
+        self.counters.non_finite_gradients += clipped.non_finite
+        self.counters.empty_batches += int(len(rows) == 0)
+
+        if self._spec.norms.when_sampled:
+            self._everyone.renew(rows, clipped.norms)
+        self._everyone.extend(self._rule)
+        if self._exact is not None:
+            self._exact.open(step, generator_rate(self._order, sigma))
+            self._exact.extend(self._rule)
+            self._exact.store()
+        self._update(clipped.gradients, sigma)
+        self._run.step_count += 1
+
+    def _look_again(self, before: RandomState) -> None:
+        """Downgrade contributions if this step drew torch random numbers or changed modes.
+
+        The measured norms may then differ from the norms of the summed gradients. A model can begin to do so at any
+        step.
+        """
+        repeatable = before.is_current() and modes_of(self._model) == self._modes
+        if not (repeatable and self.gradients.others_repeat) and not self._method.keeps_to_contributions:
+            self._run.contributions = "estimate"
+
+    def norms_so_far(self) -> tuple[NormSnapshot, ...]:
+        """Return the snapshots that are not stored yet, as they would be if the run ended here; the run does not
+        change.
+        """
+        return () if self._spec.norms.are_off else self._everyone.so_far()
+
+    def store_norms(self) -> None:
+        """Have all snapshots stored that are not yet. Call it before the next refresh and at the end of training."""
+        self._everyone.store()
+
+    def _clipped_sum(self, rows: Tensor) -> WeightedSum:
+        """Return the clipped sum under the rule of this step.
+
+        A method without a query chooses its rule before the batch, which saves a second pass over micro-batches.
+        """
+        if self._method.query is None:
+            self._decide(NO_ANSWER)
+            assert self._decided_from is not None, "the rule of this step was decided from it"
+            return self.gradients.weighted_sum_rowwise(rows, Decision(self._rule, self._decided_from))
+        return self.gradients.weighted_sum(rows, lambda norms: self._weigh(self._data.examples(rows, norms)))
+
+    def _weigh(self, batch: Examples) -> Tensor:
+        """Weights by the rule that the method chooses from the noisy answer to its query."""
+        query = self._method.query
+        assert query is not None, "methods without a query decide before the batch"
+        answer = self._method.answer(self._run.clipping, batch, self._facts)
+        self._decide(self._noise.added(answer, query.noise_std).cpu())
+        return self._rule.weights(batch)
+
+    def _decide(self, noisy_answer: Tensor) -> None:
+        """Set the rule of this step; without a query, the last rule is reused while the clipping state is unchanged."""
+        clipping = self._run.clipping
+        if self._method.query is not None or clipping is not self._decided_from:
+            self._rule = self._method.decide(clipping, noisy_answer, self._facts)
+            self._decided_from = clipping
+        self._run.clipping = self._method.advance(clipping, noisy_answer, self._facts)
+
+    def _update(self, gradients: Mapping[str, Tensor], sigma: float) -> None:
+        """Add noise of std sigma S (1 + NORM_ERROR), which covers the rounding error of clipped norms, and update."""
+        std = sigma * self._rule.sensitivity * (1.0 + NORM_ERROR) if sigma > 0.0 else 0.0
+        batch_size = self._facts.batch_size
+        canaries = self.gradient_canaries
+        summed = canaries.with_canaries(gradients, self._rule, self._facts.num_groups) if canaries else gradients
+        noisy, spread = self._step_noise.released(summed, std)
+        if canaries:
+            canaries.see(gradients, noisy, std)
+        torch._foreach_div_(list(noisy.values()), batch_size)
+        self._optimizer.step(noisy, self._learning_rate(self.step_count), spread / batch_size)
+        if self._average is not None:
+            self._average.update(self._parameters)
+        self._tested = None
+        self.gradients.model_changed()
+
+    def end_epoch(self) -> EpochRecord:
+        """Evaluate on held-out and public data, and append the public record of the completed epoch to the history."""
+        step, epoch = self.step_count, self.epoch - 1
+        test, public = self.evaluations()
+        record = EpochRecord(
+            epoch=epoch,
+            step=step,
+            noise_multiplier=self._planned.schedule.noise_multiplier(epoch, self.public_accuracies),
+            learning_rate_factor=self._learning_rate(step - 1),
+            sensitivity=self._rule.sensitivity if self.initial_bound is not None else None,
+            bounds=dict(self._rule.bounds),
+            test=test,
+            public=public,
+        )
+        self._run.history = (*self.history, record)
+        self._note_departures(record.noise_multiplier)
+        if not self._spec.norms.are_off:
+            self.counters.courses = self.counters.courses or new_courses(self._dataset.train.groups)
+            note_epoch(self.counters.courses, self._everyone.measured, self._rule)
+        return record
+
+    def evaluations(self) -> tuple[Evaluation, Evaluation | None]:
+        """Return the model as it is now on held-out test data and, if there are any, on public data."""
+        shown, public, dataset = self.released_model(), self._dataset.public, self._dataset
+        others = dataset, self.local.loss, self._spec.min_group_size, self._predict
+        test = evaluate(shown, dataset.test, *others)
+        return test, None if public is None else evaluate(shown, public, *others)
+
+    def predictions(self) -> tuple[Predictions, Predictions | None]:
+        """Predictions of the current model on test data and, if there are any, on the examples that it is chosen by."""
+        shown, dataset, loss = self.released_model(), self._dataset, self.local.loss
+        tested = self._tested or self._predict(shown, dataset.test, dataset, loss)
+        chosen_by = dataset.held_out
+        return tested, None if chosen_by is None else self._predict(shown, chosen_by, dataset, loss)
+
+    def _predict(self, model: nn.Module, split: Split, dataset: Dataset, loss: Loss) -> Predictions:
+        """Predictions on ``split``; those on test data are kept until the model changes."""
+        found = self.gradients.predict(model, split, dataset, loss)
+        if split is dataset.test:
+            self._tested = found
+        return found
+
+    def _note_departures(self, sigma: float) -> None:
+        prices, groups = self._planned.prices(sigma), self._dataset.train.groups
+        if prices is not None:
+            self.counters.departures = self.counters.departures or new_departures(groups)
+            note_departures(self.counters.departures, groups[self._method.used_up(self._run.clipping, prices)])
+
+    def audited(self, start: nn.Module) -> AuditResult | None:
+        """Return what gradient canaries prove, after the last step; None without any. `start`: the first model."""
+        canaries, audit = self.gradient_canaries, self._spec.audit
+        if canaries is None or audit is None:
+            return None
+        drift = self._drift(start) if audit.transcript == "last_model" else ()
+        scores = canaries.scores(start, self.released_model(), drift)
+        whole = self._until(self.step_count)
+        run = StatedRun(whole, whole, self._spec.delta)
+        if self._method.example_budget is not None:
+            run = StatedRun(self._until(canaries.steps), self._until(canaries.full_steps), self._spec.delta)
+        return audit_gradient_scores(scores, canaries.included, audit, run, self._spec.seed)
+
+    def _until(self, steps: int) -> Trace:
+        """Return the trace of the first ``steps`` steps, without releases, and without the filter that ended them."""
+        return replace(self.trace().until(steps), filter=None, releases=())
+
+    def _drift(self, start: nn.Module) -> list[dict[str, Tensor]]:
+        """Return clipped gradient sums of real examples at `_POINTS` models from ``start`` to the released one, on a
+        line, by parameter. The rule is that of the last step. The model is left as it is.
+        """
+        end = {name: value.detach().clone() for name, value in self._parameters.items()}
+        first, released = dict(start.named_parameters()), dict(self.released_model().named_parameters())
+        last = {name: released[name].detach().clone() for name in end}
+        rows = torch.arange(min(len(self._data), _MOST_ROWS), device=self._data.device)
+        found = []
+        for share in torch.linspace(0.0, 1.0, _POINTS).tolist():
+            self._set({name: torch.lerp(first[name].detach().to(last[name]), last[name], share) for name in end})
+            summed = self.local.weighted_sum(rows, lambda norms: self._rule.weights(self._data.examples(rows, norms)))
+            found.append(dict(summed.gradients))
+        self._set(end)
+        return found
+
+    def _set(self, values: Mapping[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                parameter.copy_(values[name])
+
+    def released_model(self) -> nn.Module:
+        """Return the model to evaluate and store: a copy with averaged parameters if averaging is on."""
+        return self._model if self._average is None else self._average.averaged(self._model)
+
+    def state(self) -> dict[str, Any]:
+        """Everything that `restore` needs to continue bit for bit; private data."""
+        components = {name: component.state() for name, component in self._components.items()}
+        rule_stands = self._method.query is None and self._run.clipping is self._decided_from
+        return {**self._run.state(), **components, "rule_stands": rule_stands}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state`. Raises: InvalidInput when it lacks a component."""
+        missing = sorted(self.state().keys() - state.keys())
+        if missing:
+            raise InvalidInput(
+                f"the checkpoint lacks {', '.join(missing)}: another version of dpsweep wrote it. Finish the trial "
+                f"with that one, or {START_ANEW}"
+            )
+        self._tested = None
+        self._run.restore(state)
+        for name, component in self._components.items():
+            component.restore(state[name])
+        if state["rule_stands"]:
+            self._decided_from = self._run.clipping
+            self._rule = self._method.decide(self._run.clipping, NO_ANSWER, self._facts)
+            self._everyone.keep_rule(self._rule)

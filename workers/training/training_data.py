@@ -1,0 +1,77 @@
+"""The training split on the device, from which a step takes the rows of its batch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dpsweep.workers.clipping import Examples
+from dpsweep.workers.data import Dataset, as_targets
+from dpsweep.workers.gradients import BatchNorms
+from dpsweep.workers.machine.devices import room_for_data
+from dpsweep.workers.sampling.users import slots_of, with_weights
+from dpsweep.workers.spec import UserSpec
+
+
+class TrainingData:
+    """The training split, kept on the device if it fits. ``rows`` are positions in the split, int64 [b].
+
+    `room`: largest number of bytes of features and labels to keep on the device; larger data stay in the memory of the
+    host, and each batch is copied to the device.
+    """
+
+    def __init__(self, dataset: Dataset, device: torch.device, room: float) -> None:
+        split = dataset.train
+        place = device if split.features.nbytes + split.labels.nbytes <= room else torch.device("cpu")
+        self._preparation = dataset.preparation
+        self._features, self._labels = split.features.to(place), split.labels.to(place)
+        self._groups, self._ids = split.groups.to(device), split.example_ids
+        self.device = device
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def inputs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Prepared features [b, ...] and labels [b, ...], copies of those stored.
+
+        index_select copies whole rows, indexing single values.
+        """
+        at = rows.to(self._features.device)
+        features, labels = self._features.index_select(0, at), self._labels.index_select(0, at)
+        return self._preparation(features.to(self.device)), as_targets(labels.to(self.device))
+
+    def examples(self, rows: Tensor, norms: BatchNorms) -> Examples:
+        """Return what a clipping method may know about the examples ``rows``."""
+        return Examples(norms.norms, self._groups.index_select(0, rows), rows, norms.layer_norms)
+
+    def ids(self, rows: Tensor) -> Tensor:
+        """Example ids [b], on the CPU."""
+        return self._ids[rows.cpu()]
+
+
+class UserData(TrainingData):
+    """The training split as users, each an example of ``most`` consecutive rows
+    (`dpsweep.workers.sampling.users.slots_of`).
+
+    ``rows`` are positions among the users. Targets carry the weights of the rows
+    (`dpsweep.workers.sampling.users.per_user`).
+    """
+
+    def __init__(self, dataset: Dataset, device: torch.device, room: float, most: int) -> None:
+        super().__init__(dataset, device, room)
+        slots, weights = slots_of(dataset.train, most)
+        self._slots, self._weights = torch.from_numpy(slots).to(device), torch.from_numpy(weights).to(device)
+        self._groups, self._ids = torch.zeros(len(slots), dtype=torch.int64, device=device), torch.arange(len(slots))
+
+    def inputs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Prepared features and weighted targets of the users' rows, [b * most, ...]."""
+        features, labels = super().inputs(self._slots.index_select(0, rows.to(self.device)).flatten())
+        return features, with_weights(labels, self._weights.index_select(0, rows.to(self.device)).flatten())
+
+
+def training_data(dataset: Dataset, users: UserSpec | None, device: torch.device) -> TrainingData:
+    """Return the population that is sampled: the rows of the training split, or its users."""
+    room = room_for_data(device)
+    if users is not None and users.sampling == "uls":
+        return UserData(dataset, device, room, users.max_records)
+    return TrainingData(dataset, device, room)

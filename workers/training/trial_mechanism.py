@@ -1,0 +1,139 @@
+"""The mechanism that a trial runs, and how many epochs its budget covers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from dpsweep.accounting.accountants.one_run import optimal_order
+from dpsweep.accounting.calibration.budgets import Budget, EpsilonBudget, RhoBudget
+from dpsweep.accounting.calibration.calibrate import calibrate_filter, count_within_budget
+from dpsweep.accounting.calibration.planning import TrialMechanism
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.mechanism.schedules import make_noise
+from dpsweep.accounting.mechanism.trace import Release, Trace
+from dpsweep.workers import clipping
+from dpsweep.workers.own_code.imports import NO_CODE, UserCode
+from dpsweep.workers.sampling.rows_per_user import release_of
+from dpsweep.workers.sampling.samplers import planned_sampling
+from dpsweep.workers.spec import BudgetSpec, Component, TrialSpec
+from dpsweep.workers.training.preprocessing import planned_releases
+
+LEAST_ORDER: Final = 4.0
+"""Least `moment_order`: mean contributions are made for tails, which low orders neglect."""
+
+
+def mechanism_of(
+    spec: TrialSpec, dataset_size: int, releases: tuple[Release, ...] = (), code: UserCode = NO_CODE
+) -> TrialMechanism:
+    """Return the mechanism of ``spec`` on a population of ``dataset_size`` training examples, or users if they are
+    sampled.
+
+    releases: made from the same data in addition to training. code: the user's modules that may be imported, for their
+    own clipping method.
+    """
+    return mechanism_with(clipping.make_clipping(spec.clipping, code), spec, dataset_size, releases)
+
+
+def mechanism_with(
+    method: clipping.ClippingMethod, spec: TrialSpec, dataset_size: int, releases: tuple[Release, ...] = ()
+) -> TrialMechanism:
+    """`mechanism_of` with a clipping method that was made.
+
+    Contributions are output-specific if norms are computed at every step for exactly the gradients that are summed, or
+    if clipping enforces the recorded contributions. With augmentation the summed gradients come from other inputs, and
+    with autocast their rounding depends on the batch size. Norms at every step are then estimates. A filter is
+    calibrated here, from all epochs of the spec, so that planner and trainer use the same one.
+    """
+    named, sampling = spec.noise.schedule, planned_sampling(spec.sampling, dataset_size)
+    steps = spec.epochs * sampling.steps_per_epoch
+    schedule, strategy = make_noise(named.name, spec.noise.initial_noise_multiplier, named.params, steps)
+    budget = method.example_budget
+    repeatable = spec.augmentation is None and not spec.execution.autocast
+    exact = spec.norms.refreshes_per_epoch == "every_step" and repeatable
+    unfiltered = TrialMechanism(
+        schedule=schedule,
+        sampling=sampling,
+        dataset_size=dataset_size,
+        side_queries=clipping.side_queries(method),
+        releases=(*planned_releases(spec.preprocessing), *_of_users(spec), *clipping.releases(method), *releases),
+        contributions="output_specific" if exact or method.keeps_to_contributions else "estimate",
+        adjacency=spec.adjacency,
+        selection=spec.selection,
+        unit=spec.unit,
+        strategy=strategy,
+    )
+    if budget is None or budget.epsilon is None:
+        return unfiltered
+    limit = calibrate_filter(unfiltered.trace(spec.epochs), budget.epsilon, spec.delta)
+    return replace(unfiltered, filter=limit)
+
+
+def _of_users(spec: TrialSpec) -> tuple[Release, ...]:
+    """Return the release of the rows per user that the trial was planned by, if there was one."""
+    if spec.users is None or spec.users.counted_with is None or not spec.is_private:
+        return ()
+    return (release_of(spec.users.counted_with, spec.unit),)
+
+
+def with_noise(
+    trial: TrialSpec, budget: clipping.ExampleBudget | None, noise_multiplier: float, target_epsilon: float
+) -> TrialSpec:
+    """Return the trial with the calibrated noise multiplier.
+
+    budget: if the clipping method has a budget per example (a privacy filter), the noise multiplier is multiplied by
+    its noise_factor, and the target epsilon becomes the budget of every example. Raises: InvalidInput if the method
+    already has its own epsilon.
+    """
+    if budget is None:
+        return replace(trial, noise=replace(trial.noise, initial_noise_multiplier=noise_multiplier))
+    if budget.epsilon is not None:
+        raise InvalidInput(
+            f"the budget of clipping method {trial.clipping.name!r} is privacy.target_epsilon; leave out its epsilon "
+            f"{budget.epsilon:g}, or give privacy.noise_multiplier instead"
+        )
+    sigma = float(f"{budget.noise_factor * noise_multiplier:.6g}")
+    limited = Component(trial.clipping.name, {**trial.clipping.params, "epsilon": target_epsilon})
+    return replace(trial, noise=replace(trial.noise, initial_noise_multiplier=sigma), clipping=limited)
+
+
+def moment_order(spec: TrialSpec, mechanism: TrialMechanism) -> float:
+    """Return the order of moments by which the contributions of several steps are averaged, at least 4.
+
+    It is the order that gives the epsilon of the planned run by Renyi DP: a mean of a higher order would over-estimate
+    the epsilons of single examples more than needed, and one of a lower order under-estimate them. The cost of a
+    private selection does not matter: it needs no epsilons of single examples, as a run without norms.
+    """
+    if spec.norms.are_off:
+        return LEAST_ORDER
+    planned = replace(mechanism, selection=None).trace(spec.epochs)
+    return max(optimal_order(planned, spec.delta), LEAST_ORDER) if planned.is_private else LEAST_ORDER
+
+
+def affordable_epochs(spec: TrialSpec, mechanism: TrialMechanism, public_accuracies: Sequence[float]) -> int:
+    """Return the number of planned epochs that fit in the trial's budget, given the public accuracies so far.
+
+    An epoch whose cost would exceed the budget is not started (paper C, Sec. IV-A).
+    """
+    if spec.budget is None:
+        return spec.epochs
+    budget = make_budget(spec.budget, spec.delta)
+
+    def paid(epochs: int) -> Trace:
+        return paid_by(spec.budget, mechanism.trace(epochs, public_accuracies))
+
+    return count_within_budget(paid, budget, spec.epochs)
+
+
+def paid_by(spec: BudgetSpec | None, trace: Trace) -> Trace:
+    """Return the part of ``trace`` that the budget covers; releases outside it still count towards epsilon."""
+    return replace(trace, releases=()) if spec is not None and spec.covers == "training" else trace
+
+
+def make_budget(spec: BudgetSpec, delta: float) -> Budget:
+    """Return the budget of ``spec``. delta: of the trial, at which a budget in epsilon is meant."""
+    if spec.rho is not None:
+        return RhoBudget(spec.rho)
+    assert spec.epsilon is not None, "a budget has exactly one of the two"
+    return EpsilonBudget(spec.epsilon, delta)

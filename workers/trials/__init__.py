@@ -1,0 +1,13 @@
+"""A trial from its specification to its results, and what is checked or attacked around it.
+
+Other packages import only the modules in `__all__`.
+"""
+
+__all__ = [
+    "feasibility",
+    "probe",
+    "ranks",
+    "stopping",
+    "trained_model",
+    "trial",
+]

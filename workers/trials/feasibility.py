@@ -1,0 +1,212 @@
+"""Tries the first step of a trial on a few examples when a sweep is planned.
+
+Data, preprocessing, model, loss and augmentation run through the trainer's own code, so that a combination that a
+worker would refuse is refused before training starts. Nothing is fitted, downloaded or stored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dpsweep.accounting.errors import DpsweepError, InvalidInput, public_text
+from dpsweep.workers.data import Dataset, as_targets
+from dpsweep.workers.gradients import OUTERMOST, GradientEngine, in_its_precision, modes_kept, require_autocast
+from dpsweep.workers.gradients.reached import listed, require_reached
+from dpsweep.workers.models import build_model
+from dpsweep.workers.own_code.imports import UserCode, blamed_on, is_import_path
+from dpsweep.workers.spec import Component
+from dpsweep.workers.tasks import task_called
+from dpsweep.workers.tasks.losses import FURTHER_COLUMNS, Loss, build_loss
+from dpsweep.workers.training.augmentation import augmented, make_augmentation
+from dpsweep.workers.training.preprocessing import make_preprocessing
+
+EXAMPLES: Final = 3
+"""Examples in the trial step: as many as the check of per-example gradients compares."""
+_LOOKED_AT: Final = 51
+_AT_ONCE: Final = 16
+"""Examples that are searched for a gradient of parameters to which the trial step gives none, and how many at once."""
+_COPIES: Final = 2
+"""Augmented copies per example in the trial step."""
+_EMBEDDING_HINT: Final = "; whole numbers need a model that embeds them, such as transformer with `vocabulary`"
+
+
+@dataclass(frozen=True)
+class TriedModel:
+    """A model that can train: the number of its trainable parameters, and sentences about it."""
+
+    parameters: int
+    facts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StepSpec:
+    """The fields of a trial that decide whether a step is possible.
+
+    without_gradient: patterns of names of trainable parameters that need not get a gradient.
+    """
+
+    model: Component
+    loss: Component
+    preprocessing: Component | None
+    augmentation: Component | None
+    autocast: bool
+    without_gradient: tuple[str, ...] = ()
+
+
+def excerpt(dataset: Dataset) -> Dataset:
+    """Return a copy of the first few examples of ``dataset``, so that the others can be freed."""
+    train = dataset.train.select(np.arange(min(_LOOKED_AT, len(dataset.train))))
+    test = dataset.test.select(np.arange(min(EXAMPLES, len(dataset.test))))
+    return replace(dataset, train=train, test=test, public=None)
+
+
+def check_feasible(combination: StepSpec, dataset: Dataset, code: UserCode) -> TriedModel:
+    """Compute per-example gradients of ``dataset`` (an `excerpt`) on the CPU, as a training step does.
+
+    The sentences of the result say which parameters train, if not all do, and which layers run once per example.
+
+    Raises: InvalidInput naming the component that does not fit the others, or trainable parameters that do not affect
+    the loss, which noise alone would change.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        if combination.preprocessing is not None:
+            with _blamed_on("preprocessing", combination.preprocessing, dataset.train.features):
+                dataset = make_preprocessing(combination.preprocessing).rehearse(dataset)
+        x, y, copies = _batch(combination.augmentation, dataset, slice(EXAMPLES))
+        loss = build_loss(combination.loss, code, dataset.task)
+        model = build_model(combination.model, dataset, 0, code)
+        autocast = torch.bfloat16 if combination.autocast else None
+        with _blamed_on("model", combination.model, x):
+            require_autocast(model, autocast)
+            logits = _checked_logits(model.cpu(), x, y, dataset, is_import_path(combination.loss.name))
+        with _blamed_on("loss", combination.loss, logits):
+            loss(logits, y)
+        with _blamed_on("model", combination.model, x):
+            engine = GradientEngine(model, loss, multiplicity=copies, autocast=autocast)
+            engine.norms(x, y)
+            reached = _reached(combination, model, loss, dataset)
+            facts = (*_trained_share(model), *_per_example(engine), *reached)
+        trained = sum(each.numel() for each in model.parameters() if each.requires_grad)
+        return TriedModel(trained, tuple(f"model {combination.model.name!r} {fact}" for fact in facts))
+
+
+def _reached(combination: StepSpec, model: nn.Module, loss: Loss, dataset: Dataset) -> tuple[str, ...]:
+    """Refuse trainable parameters that get no gradient from ``dataset``; see `require_reached`, also for the result."""
+
+    def losses(place: slice) -> Tensor:
+        x, y, _ = _batch(combination.augmentation, dataset, place)
+        return loss(model(x), y)
+
+    later = range(EXAMPLES, len(dataset.train), _AT_ONCE)
+    places = (slice(EXAMPLES), *(slice(start, start + _AT_ONCE) for start in later))
+    return require_reached(model, losses, places, combination.without_gradient)
+
+
+def _trained_share(model: nn.Module) -> tuple[str, ...]:
+    parameters = dict(model.named_parameters())
+    trained = [name for name, parameter in parameters.items() if parameter.requires_grad]
+    if len(trained) == len(parameters):
+        return ()
+    numbers = sum(parameters[name].numel() for name in trained)
+    total = sum(parameter.numel() for parameter in parameters.values())
+    return (f"trains {numbers:,} of its {total:,} parameters: {listed(trained)}",)
+
+
+def _per_example(engine: GradientEngine) -> tuple[str, ...]:
+    """Return which layers run once per example, why, and what that costs."""
+    slow: dict[str, list[str]] = {}
+    for name, why in engine.per_example.items():
+        slow.setdefault(why, []).append(name)
+    return tuple(_costing(engine.model, names, why) for why, names in slow.items())
+
+
+def _costing(model: nn.Module, names: list[str], why: str) -> str:
+    layers = [model if name == OUTERMOST else model.get_submodule(name) for name in names]
+    kinds = sorted({type(layer).__name__ for layer in layers})
+    numbers = sum(each.numel() for layer in layers for each in layer.parameters() if each.requires_grad)
+    return (
+        f"runs {listed(names)} ({', '.join(kinds)}) once per example, as {why}; that may take several times a plain "
+        f"step, and memory for {numbers:,} gradients of each example in a micro-batch; see docs/performance.md"
+    )
+
+
+@contextlib.contextmanager
+def _blamed_on(what: str, component: Component, features: Tensor) -> Iterator[None]:
+    """Turn any error into an `InvalidInput` that names the component and the features it was given.
+
+    Messages of other libraries and of the user's code may quote rows, so they stay in the cause; only the type and the
+    place of the error are shown.
+    """
+    subject = f"{what} {component.name!r}"
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        reason = public_text(error)
+        if isinstance(error, DpsweepError) and reason == str(error):
+            raise error if reason.startswith(subject) else InvalidInput(f"{subject}: {reason}") from error
+        raise InvalidInput(
+            f"{subject} cannot take features of shape {tuple(features.shape[1:])} and type {features.dtype} ({reason})"
+            f"{'' if features.is_floating_point() else _EMBEDDING_HINT}"
+        ) from error
+
+
+def _batch(augmentation: Component | None, dataset: Dataset, place: slice) -> tuple[Tensor, Tensor, int]:
+    """Prepared rows of the training examples at ``place``, their labels, and the number of rows per example."""
+    with blamed_on(dataset.name, "the preparation of"):
+        x, y = dataset.prepare(dataset.train.features[place]), as_targets(dataset.train.labels[place])
+    if augmentation is None:
+        return x, y, 1
+    augment = make_augmentation(augmentation)
+    with _blamed_on("augmentation", augmentation, x):
+        copies, labels = (
+            each.unflatten(0, (len(x), augment.multiplicity))[:, :_COPIES]
+            for each in augmented(augment, x, y, torch.Generator().manual_seed(0))
+        )
+    return copies.flatten(0, 1), labels.flatten(0, 1), copies.shape[1]
+
+
+def _check_shape(logits: object, rows: int, output: tuple[int, ...], outputs: str, has_own_loss: bool) -> None:
+    """Refuse logits of another shape than [rows, *output].
+
+    `has_own_loss`: whether the loss is the user's, which may take further columns, as of a second head. `outputs`: what
+    a row must have, for the error. Raises: InvalidInput.
+    """
+    shape = tuple(logits.shape) if isinstance(logits, Tensor) else ()
+    is_wider = len(shape) == 2 and len(output) == 1 and shape[0] == rows and shape[1] > output[0]
+    if shape == (rows, *output) or (is_wider and has_own_loss):
+        return
+    lost = "; a squeeze() takes off the batch axis: name the axis, as in squeeze(-1)" * (shape[:1] != (rows,))
+    wider = f"; {FURTHER_COLUMNS}" * is_wider
+    raise InvalidInput(
+        f"for {rows} row{'s' * (rows > 1)} it returns the shape {shape}, but must return {(rows, *output)}: for each "
+        f"row {outputs}{lost}{wider}"
+    )
+
+
+def _checked_logits(model: nn.Module, x: Tensor, y: Tensor, dataset: Dataset, has_own_loss: bool) -> Tensor:
+    """Return the logits of ``x``, checked here because a later failure in the gradients would not name the cause."""
+    with torch.enable_grad(), in_its_precision(model, x.device):
+        logits = model(x)
+    if not isinstance(logits, Tensor):
+        raise InvalidInput(f"its forward returns a {type(logits).__name__}, but must return a tensor of logits")
+    task = task_called(dataset.task)
+    output, outputs = task.output_shape(y, dataset.class_names), task.outputs(dataset.class_names)
+    _check_shape(logits, len(x), output, outputs, has_own_loss)
+    with torch.no_grad(), modes_kept(model), in_its_precision(model, x.device):
+        model.eval()  # batch normalisation, which the engine refuses by name, takes no single row in training
+        _check_shape(model(x[:1]), 1, output, outputs, has_own_loss)
+    if not logits.is_floating_point():
+        raise InvalidInput(f"it returns logits of {logits.dtype}, but they must be floating-point numbers")
+    if not logits.requires_grad:
+        raise InvalidInput(
+            "its logits do not depend on a trainable parameter; do not detach them, nor compute them under no_grad"
+        )
+    return logits

@@ -1,0 +1,167 @@
+"""Communication between the processes (ranks) that train one trial together, on one node.
+
+Rank 0 trains; the others compute their share of its gradients (`dpsweep.workers.trials.data_parallel`). Only tensors
+are sent, so nothing is unpickled, and all sockets listen on the loopback interface only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Final
+
+import torch
+import torch.distributed as distributed
+from torch import Tensor
+
+from dpsweep.accounting.errors import DpsweepError
+
+_TIMEOUT: Final = timedelta(days=30)
+"""Timeout of a rank that waits for others, which may evaluate or store meanwhile; a lost rank is noticed at once."""
+_VALUES_AT_ONCE: Final = 2**24
+"""Number of values of a sum that are gathered at a time."""
+
+
+_MOST_AXES: Final = 8
+_DTYPES: Final = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool)
+
+
+class RankLost(DpsweepError):
+    """Another process of the trial has ended; the trial continues from its checkpoint when it is started again."""
+
+
+class RankGroup:
+    """Processes connected by torch.distributed. All of them make matching calls in the same order.
+
+    Results are bit-identical for equal inputs, because sums are added in the order of ranks.
+
+    Raises: RankLost, from every method, when another process has ended.
+    """
+
+    def __init__(self, rank: int, size: int, through_host: bool) -> None:
+        self.rank, self.size, self._through_host = rank, size, through_host
+
+    def meet(self) -> None:
+        """Wait until rank 0 has called this too."""
+        self.broadcast(torch.zeros(1))
+
+    def broadcast(self, values: Tensor) -> Tensor:
+        """Return the values of rank 0. Others pass a tensor of the same shape, dtype and device, which may be
+        overwritten.
+        """
+        if not values.numel():
+            return values
+        sent = self._ready(values)
+        with _reporting_lost_ranks():
+            distributed.broadcast(sent, 0)
+        return sent.to(values.device)
+
+    def shared(self, values: Tensor | None, device: torch.device) -> Tensor | None:
+        """Return the tensor or None that rank 0 passes; others pass None. On ``device``, unless rank 0 has it on the
+        CPU.
+        """
+        header = torch.full((_MOST_AXES + 3,), -1)
+        if values is not None:
+            place = int(values.device.type != "cpu")
+            header[: values.dim() + 3] = torch.tensor([_DTYPES.index(values.dtype), place, values.dim(), *values.shape])
+        kind, place, axes, *shape = self.broadcast(header).tolist()
+        if kind < 0:
+            return None
+        sent = torch.empty(shape[:axes], dtype=_DTYPES[kind]) if values is None else values.cpu()
+        return self.broadcast(sent).to(device if place else sent.device)
+
+    def gathered(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
+        """At rank 0: the rows ``part`` and what others `give`, in the order of ranks. sizes: rows of each rank."""
+        sent = _padded(self._ready(part), max(1, *sizes))
+        received = self._gather_equal(sent)
+        return torch.cat([each[:size] for each, size in zip(received, sizes, strict=True)]).to(part.device)
+
+    def give(self, part: Tensor, most: int) -> None:
+        """At ranks other than 0: send rows to `gathered`. most: largest number of rows that any rank sends."""
+        self._send_to_rank_0(_padded(self._ready(part), max(1, most)))
+
+    def scatter(self, whole: Tensor, sizes: Sequence[int]) -> None:
+        """At rank 0: send each rank its rows of ``whole``, in the order of ranks."""
+        most = max(1, *sizes)
+        parts = [_padded(each, most) for each in torch.split(self._ready(whole), list(sizes))]
+        with _reporting_lost_ranks():
+            distributed.scatter(torch.empty_like(parts[0]), parts, 0)
+
+    def taken(self, like: Tensor, most: int) -> Tensor:
+        """At ranks other than 0: the rows from `scatter`, with the shape, dtype and device of ``like``.
+
+        most: largest number of rows that any rank receives.
+        """
+        own = self._ready(like.new_empty(max(1, most), *like.shape[1:]))
+        with _reporting_lost_ranks():
+            distributed.scatter(own, None, 0)
+        return own[: len(like)].to(like.device)
+
+    def total(self, part: Tensor) -> Tensor:
+        """At rank 0: the sum [n] of ``part`` and what others `add`, in double precision, in the order of ranks."""
+        sums = []
+        for piece in torch.split(self._ready(part), _VALUES_AT_ONCE):
+            first, *others = self._gather_equal(piece)
+            whole = first.double()
+            for each in others:
+                whole += each
+            sums.append(whole.to(part))
+        return torch.cat(sums)
+
+    def add(self, part: Tensor) -> None:
+        """At ranks other than 0: send ``part`` [n] to be added by `total`."""
+        for piece in torch.split(self._ready(part), _VALUES_AT_ONCE):
+            self._send_to_rank_0(piece)
+
+    def _gather_equal(self, part: Tensor) -> list[Tensor]:
+        received = [torch.empty_like(part) for _ in range(self.size)]
+        with _reporting_lost_ranks():
+            distributed.gather(part, received, 0)
+        return received
+
+    def _send_to_rank_0(self, part: Tensor) -> None:
+        with _reporting_lost_ranks():
+            distributed.gather(part, None, 0)
+
+    def _ready(self, values: Tensor) -> Tensor:
+        return (values.cpu() if self._through_host else values).contiguous()
+
+
+@contextlib.contextmanager
+def connected(rank: int, size: int, meeting_place: str, *, nccl: bool) -> Iterator[RankGroup]:
+    """Connect this process with the other ranks of its trial on this node for the duration of a ``with`` block.
+
+    `meeting_place`: path of a file that does not exist yet, the same for all ranks, in a folder closed to other users.
+    `nccl`: whether each rank has its own GPU; otherwise values go through the memory of the host.
+    """
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
+    with _reporting_lost_ranks():
+        distributed.init_process_group(
+            "cpu:gloo,cuda:nccl" if nccl else "gloo",
+            store=distributed.FileStore(meeting_place, size),  # type: ignore[attr-defined]  # a compiled class
+            rank=rank,
+            world_size=size,
+            timeout=_TIMEOUT,
+        )
+    try:
+        yield RankGroup(rank, size, through_host=not nccl)
+    finally:
+        distributed.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _reporting_lost_ranks() -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise RankLost("another process of the trial has ended") from error
+
+
+def _padded(rows: Tensor, size: int) -> Tensor:
+    if len(rows) == size:
+        return rows
+    return torch.cat([rows, rows.new_zeros(size - len(rows), *rows.shape[1:])])

@@ -1,0 +1,406 @@
+"""Runs one trial in this process, from its spec to the stored model, norm shards and trace, without Ray or MLflow."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpsweep.accounting.errors import START_ANEW, DataCorruption, InvalidInput
+from dpsweep.accounting.mechanism.trace import Release
+from dpsweep.accounting.records import (
+    TrialFiles,
+    exists,
+    read_bytes,
+    read_trace,
+    write_bytes_atomically,
+    write_private,
+    write_private_sealed,
+    write_trace,
+    write_users,
+)
+from dpsweep.workers.clipping import claims
+from dpsweep.workers.data import Dataset, load_dataset, shared_users
+from dpsweep.workers.evaluation.attack_results import AttackResults, write_attacks
+from dpsweep.workers.evaluation.held_out import write_wrong
+from dpsweep.workers.evaluation.outcomes import outcomes_of, write_outcomes
+from dpsweep.workers.evaluation.predictions import Predictions, counted, evaluate
+from dpsweep.workers.evaluation.references import reference_scores
+from dpsweep.workers.machine.checkpoint import fingerprint, forget_checkpoint, load_checkpoint, save_checkpoint
+from dpsweep.workers.machine.device_use import DeviceUse, write_device_use
+from dpsweep.workers.machine.devices import DeviceMeter, choose_device
+from dpsweep.workers.machine.digests import note_written
+from dpsweep.workers.models import build_model
+from dpsweep.workers.noise.noise_sources import make_noise_source
+from dpsweep.workers.own_code.imports import NO_CODE, UserCode
+from dpsweep.workers.own_code.own_record import require_same_code, store_code
+from dpsweep.workers.sampling.users import population_of, require_strangers, with_rows_of_users
+from dpsweep.workers.spec import AttackSpec, TrialSpec, at_speed_of
+from dpsweep.workers.tasks import task_called
+from dpsweep.workers.tasks.losses import build_loss
+from dpsweep.workers.training.audit import audit
+from dpsweep.workers.training.batch_gradients import LocalGradients
+from dpsweep.workers.training.history import Progress, TrainingResult, read_training_result
+from dpsweep.workers.training.parts import parts_of
+from dpsweep.workers.training.preprocessing import make_preprocessing
+from dpsweep.workers.training.reasons import reasons_of_trial
+from dpsweep.workers.training.recording import StoredNorms, closed_afterwards, is_due
+from dpsweep.workers.training.reproducible import explained, reproducible
+from dpsweep.workers.training.run_state import ModelModes, ModelValues
+from dpsweep.workers.training.trainer import Trainer
+from dpsweep.workers.training.trial_mechanism import mechanism_of
+from dpsweep.workers.trials.attacks import attack
+from dpsweep.workers.trials.data_parallel import DividedGradients, first_random_states, follow, restore_random_state
+from dpsweep.workers.trials.membership import likelihood_ratio_attack
+from dpsweep.workers.trials.ranks import RankGroup
+from dpsweep.workers.trials.trained_model import describe_inputs
+
+__all__ = ["Begun", "Progress", "TrainingResult", "begin", "follow_trial", "run_trial"]
+
+OnProgress = Callable[[Progress], None]
+
+
+def run_trial(
+    spec: TrialSpec,
+    root: str,
+    *,
+    code: UserCode = NO_CODE,
+    releases: tuple[Release, ...] = (),
+    on_progress: OnProgress | None = None,
+    group: RankGroup | None = None,
+) -> TrainingResult:
+    """Train ``spec`` in the folder ``root``, or continue where an earlier call was interrupted.
+
+    A finished trial is not run again; its stored result is returned. code: the user's modules that may be imported.
+    releases: made from the same data outside training; they are added to the trace. on_progress: called after every
+    epoch; an exception in it ends the call, and the trial can be resumed. group: the processes that share its
+    gradients; this one is rank 0; the others call `follow_trial`.
+
+    Raises:
+        InvalidInput: an impossible spec, ``root`` holds another trial or one that began with another number of ranks,
+            or torch has no deterministic algorithm for the model.
+        RankLost: another process of the group has ended.
+        LackOfMemory: the memory of the device does not suffice at ``execution.micro_batch_size``.
+        DataCorruption: a stored file is damaged; training does not start again by itself.
+    """
+    files = TrialFiles(root)
+    spec = as_begun(files, spec.checked(), code)
+    if exists(files.training):
+        _refuse_other_releases(files, releases)
+        forget_checkpoint(files.checkpoint)
+        _meet(group)
+        return read_training_result(files.training)
+    with reproducible(spec.execution, spec.seed), explained(spec.execution):
+        return _train(spec, files, code, releases, on_progress or _ignore, group)
+
+
+def follow_trial(
+    spec: TrialSpec,
+    root: str,
+    group: RankGroup,
+    *,
+    code: UserCode = NO_CODE,
+    releases: tuple[Release, ...] = (),
+) -> None:
+    """Compute this rank's share of the gradients of the trial that rank 0 runs; see `run_trial`, also for errors."""
+    files, dataset = TrialFiles(root), load_dataset(spec.data, code)
+    _meet(group)
+    if exists(files.training):
+        return
+    spec = as_begun(files, spec.checked(), code)
+    with reproducible(spec.execution, spec.seed), explained(spec.execution):
+        mechanism = mechanism_of(spec, population_of(spec, dataset), releases, code)
+        owner = fingerprint(spec.to_json(), mechanism, dataset.digest())
+        stored = load_checkpoint(files.checkpoint, owner)
+        assert stored is not None, "rank 0 has stored it before the ranks meet"
+        dataset, _ = with_rows_of_users(spec, dataset, stored.get("users"))
+        dataset = _preprocessed(spec, dataset, stored["preprocessing"])
+        local = LocalGradients(spec, dataset, parts_of(spec, dataset, code))
+        ModelValues(local.model).restore(stored["trainer"]["model"])
+        ModelModes(local.model).restore(stored["trainer"]["modes"])
+        restore_random_state(local, stored["ranks"][group.rank - 1])
+        follow(local, dataset, group)
+
+
+def _meet(group: RankGroup | None) -> None:
+    """Wait until rank 0 has stored the first checkpoint, so that all ranks begin from it."""
+    if group is not None:
+        group.meet()
+
+
+def _ignore(progress: Progress) -> None:
+    return None
+
+
+def as_begun(files: TrialFiles, spec: TrialSpec, code: UserCode) -> TrialSpec:
+    """``spec`` with the speed settings (`SPEED`) that the trial began with.
+
+    Other settings would round the steps since the checkpoint differently, and as a resumed run repeats its noise, the
+    noise would not hide such a difference. Raises: InvalidInput if the folder holds another trial, or one that began
+    with other ``code``; DataCorruption if the stored spec is damaged.
+    """
+    if not exists(files.spec):
+        return spec
+    try:
+        stored = TrialSpec.from_json(read_bytes(files.spec))
+    except ValueError as error:
+        raise DataCorruption(f"{files.spec} is damaged; {START_ANEW}") from error
+    spec = at_speed_of(spec, stored.execution)
+    ours, theirs = asdict(spec), asdict(stored)
+    different = [name for name in ours if ours[name] != theirs[name]]
+    if different:
+        raise InvalidInput(
+            f"{files.root} holds a trial that differs in {', '.join(different)}; use another folder, or {START_ANEW}"
+        )
+    require_same_code(files, spec, code)
+    return spec
+
+
+def _refuse_other_releases(files: TrialFiles, releases: tuple[Release, ...]) -> None:
+    """Refuse a finished trial whose stored trace does not end in ``releases``."""
+    stored = read_trace(files.trace).releases
+    if stored[len(stored) - len(releases) :] != releases:
+        raise InvalidInput(
+            f"{files.root} holds a finished trial with the releases {stored}, which do not end in {releases}; "
+            f"use another folder, or {START_ANEW}"
+        )
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A trial before its first step, or at its checkpoint.
+
+    source: the data set before preprocessing. fitted: state of the preprocessing. random_states: of the other ranks.
+    save: writes the checkpoint.
+    """
+
+    trainer: Trainer
+    source: Dataset
+    dataset: Dataset
+    fitted: dict[str, Tensor]
+    random_states: tuple[Tensor, ...]
+    save: Callable[[], None]
+
+
+def begin(spec: TrialSpec, files: TrialFiles, code: UserCode, releases: tuple[Release, ...], ranks: int = 1) -> Begun:
+    """Load the data, build the model, and continue from the checkpoint in ``files``, or write the first one.
+
+    Call it within `reproducible`. ranks: how many processes will share the gradients. Raises: as `run_trial`.
+    """
+    dataset = source = load_dataset(spec.data, code)
+    require_strangers(spec, shared_users(dataset))
+    mechanism = mechanism_of(spec, population_of(spec, dataset), releases, code)
+    digest = dataset.digest()
+    owner = fingerprint(spec.to_json(), mechanism, digest)
+    stored = load_checkpoint(files.checkpoint, owner)
+    device = choose_device(spec.execution.device)
+    noise = make_noise_source(spec.noise_source, spec.seed, device)
+    dataset, drawn = with_rows_of_users(spec, dataset, stored.get("users") if stored else None)
+    fitted = stored["preprocessing"] if stored else {}
+    if spec.preprocessing is not None and stored is None:
+        fitted = make_preprocessing(spec.preprocessing).fit(dataset, noise)
+    dataset = _preprocessed(spec, dataset, fitted)
+    random_states = first_random_states(spec, ranks, device)
+    if stored is not None:
+        random_states = _of_as_many(stored, ranks)
+    trainer = Trainer(spec, mechanism, dataset, noise, StoredNorms(files), parts_of(spec, dataset, code))
+
+    def save() -> None:
+        for recorder in trainer.recorders:
+            recorder.wait()
+        others = trainer.gradients.random_states() or random_states
+        more = {**({"ranks": others} if others else {}), **({"users": drawn} if drawn else {})}
+        state = {"preprocessing": fitted, "trainer": trainer.state(), **more}
+        save_checkpoint(files.checkpoint, owner, state)
+
+    if stored is None:
+        trainer.begin()
+        if not exists(files.spec):  # else the code is that of the start before, which has been compared
+            store_code(files, spec, code)
+        write_bytes_atomically(files.spec, spec.to_json().encode())
+        _write_users(spec, files, dataset)
+        write_private_sealed(files.data_fingerprint, json.dumps({"data": digest}).encode())
+        save()
+    else:
+        trainer.restore(stored["trainer"])
+    return Begun(trainer, source, dataset, fitted, random_states, save)
+
+
+def _preprocessed(spec: TrialSpec, dataset: Dataset, fitted: dict[str, Tensor]) -> Dataset:
+    if spec.preprocessing is None:
+        return dataset
+    return make_preprocessing(spec.preprocessing).transform(dataset, fitted)
+
+
+def _of_as_many(stored: Mapping[str, Any], ranks: int) -> tuple[Tensor, ...]:
+    """Return random states of the other ranks in a checkpoint. Raises: InvalidInput unless the checkpoint has ``ranks``
+    ranks.
+
+    Another number of ranks rounds sums differently, and repeated noise would not hide the difference.
+    """
+    found: tuple[Tensor, ...] = tuple(stored.get("ranks", ()))
+    if len(found) + 1 != ranks:
+        raise InvalidInput(
+            f"the trial began with its gradients shared by {len(found) + 1} ranks and cannot go on with {ranks}, which "
+            f"round sums otherwise; set resources.ranks to {len(found) + 1}, or {START_ANEW}"
+        )
+    return found
+
+
+def _train(
+    spec: TrialSpec,
+    files: TrialFiles,
+    code: UserCode,
+    releases: tuple[Release, ...],
+    report: OnProgress,
+    group: RankGroup | None,
+) -> TrainingResult:
+    begun = begin(spec, files, code, releases, 1 if group is None else group.size)
+    trainer, meter = begun.trainer, DeviceMeter(choose_device(spec.execution.device))
+    with closed_afterwards(trainer.recorders):
+        if group is not None:
+            group.meet()
+            trainer.divide(DividedGradients(trainer.local, group, begun.random_states))
+        _train_to_the_end(spec, trainer, begun.save, report, meter)
+        trainer.store_norms()
+        for recorder in trainer.recorders:
+            recorder.complete()
+        predictions = trainer.predictions()
+        trainer.gradients.finish()
+    write_device_use(files.device, meter.use())
+    inputs = describe_inputs(spec, begun.source, begun.dataset, begun.fitted)
+    result = _finish(spec, files, trainer, begun.dataset, predictions, inputs, code)
+    forget_checkpoint(files.checkpoint)
+    return result
+
+
+def _write_users(spec: TrialSpec, files: TrialFiles, dataset: Dataset) -> None:
+    """Store the user of each training example, if the data name users and norms of examples are taken."""
+    train = dataset.train
+    if train.user_ids is not None and spec.users is None:
+        write_users(files.users, train.example_ids.numpy(), train.user_ids.numpy(), spec.norms.rows_per_part)
+
+
+def _train_to_the_end(
+    spec: TrialSpec, trainer: Trainer, save: Callable[[], None], report: OnProgress, meter: DeviceMeter
+) -> None:
+    saves_per_epoch, steps_per_epoch = 1.0 / spec.execution.checkpoint_every_epochs, trainer.mechanism.steps_per_epoch
+    while trainer.may_continue():
+        trainer.step()
+        meter.sample()
+        progress = _end_epoch(trainer, meter.use()) if trainer.at_epoch_end else None
+        if is_due(trainer.step_count, saves_per_epoch, steps_per_epoch) or not trainer.may_continue():
+            save()
+        if progress is not None:
+            report(progress)
+
+
+def _end_epoch(trainer: Trainer, device: DeviceUse) -> Progress:
+    record = trainer.end_epoch()
+    return Progress(
+        epoch=trainer.epoch,
+        step=trainer.step_count,
+        total_steps=trainer.total_steps,
+        noise_multiplier=record.noise_multiplier,
+        trace=trainer.trace(),
+        evaluation=record.test,
+        public_evaluation=record.public,
+        device=device,
+    )
+
+
+def _finish(
+    spec: TrialSpec,
+    files: TrialFiles,
+    trainer: Trainer,
+    dataset: Dataset,
+    predictions: tuple[Predictions, Predictions | None],
+    inputs: Mapping[str, Any],
+    code: UserCode,
+) -> TrainingResult:
+    """Store the results of the run. The training result is written last: its presence marks the trial as finished.
+
+    predictions: of the test and the held-out examples. A model that was trained without noise is private data, as the
+    examples are.
+    """
+    model = trainer.released_model()
+    weights = {name: value.cpu() for name, value in model.state_dict().items()}
+    unprotected = not spec.is_private
+    write_bytes_atomically(files.model, _saved(weights), unprotected)
+    write_bytes_atomically(files.inputs, _saved(inputs), unprotected)
+    write_trace(files.trace, trainer.trace())
+    write_private(files.private_training, json.dumps(asdict(trainer.counters)).encode())
+    if spec.attacks != AttackSpec() or spec.audit is not None:
+        write_attacks(files.attacks, _attacked(spec, trainer, dataset, files, code))
+    tested, held_out = predictions
+    if dataset.held_out is not None and held_out is not None:
+        write_wrong(files.held_out, held_out, dataset.held_out)
+    write_outcomes(files.outcomes, outcomes_of(tested, dataset.test, dataset))
+    result = TrainingResult(
+        key=spec.key,
+        epochs=trainer.epoch,
+        steps=trainer.step_count,
+        steps_per_epoch=trainer.mechanism.steps_per_epoch,
+        stopped="completed" if trainer.step_count == trainer.total_steps else "budget",
+        train_size=len(dataset.train),
+        test_size=len(dataset.test),
+        group_names=dataset.group_names,
+        parameters=trainer.num_parameters,
+        initial_bound=trainer.initial_bound,
+        history=trainer.history,
+        evaluation=counted(trainer.history[-1].test, tested, dataset.test, dataset),
+        notes=(*dataset.notes, *claims(spec.clipping), *_of_norms(spec)),
+        reasons=reasons_of_trial(spec, dataset.reasons),
+        references=reference_scores(dataset) if spec.reference and not spec.is_private else {},
+        example_shape=tuple(inputs["example_shape"]),
+        example_type=inputs["example_type"],
+        output_axes=len(task_called(dataset.task).output_shape(dataset.train.labels, dataset.class_names)),
+    )
+    note_written(files)
+    write_bytes_atomically(files.training, result.to_json())
+    return result
+
+
+def _of_norms(spec: TrialSpec) -> tuple[str, ...]:
+    """Return a note for readers of results without epsilons of single examples."""
+    if spec.users is not None and spec.is_private:
+        return ("every epsilon is that of a user with all their rows; none is computed for single examples",)
+    if not (spec.norms.are_off and spec.is_private):
+        return ()
+    return (
+        "norms.refreshes_per_epoch is off: the epsilons of single examples were not computed, and the worst case holds "
+        "for each of them",
+    )
+
+
+def _attacked(spec: TrialSpec, trainer: Trainer, dataset: Dataset, files: TrialFiles, code: UserCode) -> AttackResults:
+    """Results of the attacks and the audit that the trial asks for. Left-out canaries do not count as members."""
+    model, loss, canaries = trainer.released_model(), build_loss(spec.loss, code), trainer.canaries
+    trained, audited = dataset, None
+    if spec.audit is not None and canaries is not None:
+        members = np.setdiff1d(np.arange(len(dataset.train)), canaries.absent)
+        trained = replace(dataset, train=dataset.train.select(members))
+        initial = build_model(spec.model, dataset, spec.seed, code).to(next(model.parameters()).device)
+        audited = audit(initial, model, dataset, loss, canaries, spec.audit, spec.delta)
+    if spec.audit is not None and trainer.gradient_canaries is not None:
+        initial = build_model(spec.model, dataset, spec.seed, code).to(next(model.parameters()).device)
+        audited = trainer.audited(initial)
+    threshold = attack(model, trained, loss, spec.seed) if spec.attacks.loss_threshold else ()
+    ratio = likelihood_ratio_attack(model, trained, loss, spec, files, code) if spec.attacks.rmia else ()
+    scored = evaluate(model, trained.train, trained, loss, 1) if spec.attacks.training_scores else None
+    return AttackResults(threshold, audited, ratio, scored)
+
+
+def _saved(content: Mapping[str, Any]) -> bytes:
+    """Return the bytes of a file with tensors, numbers, strings and containers of them, which loads without running
+    code.
+    """
+    buffer = io.BytesIO()
+    torch.save(dict(content), buffer)
+    return buffer.getvalue()
