@@ -8,7 +8,8 @@ A row shows shares of sweeps, or of settings in them, in percent, and mean width
 should be 95 or more, ``false`` (sweeps with any wrong verdict) 5 or less, ``power`` high and ``width`` small. The
 columns are those measured by the case; medians are beside means that a few sweeps decide. Some cases are followed by a
 row for each method of `benchmarks.other_intervals`, for the first of these sweeps: ``told`` is how often a true
-difference is found to differ from 0.
+difference is found to differ from 0. Sweeps whose name begins with ``until`` add seeds as ``run --until told-apart``
+does: ``false`` counts those with a wrong verdict at any look.
 """
 
 from __future__ import annotations
@@ -24,11 +25,14 @@ from typing import Final
 import numpy as np
 
 from benchmarks.other_intervals import METHODS, Ends, Sweep
-from benchmarks.simulated import Population, compared, drawn, simulated
+from benchmarks.simulated import Population, compared, drawn, published, simulated
 from dpsweep.orchestration.comparison.best import best
-from dpsweep.orchestration.comparison.findings import Findings, Verdict
+from dpsweep.orchestration.comparison.evidence import gather
+from dpsweep.orchestration.comparison.findings import Findings, Verdict, findings
 from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
 from dpsweep.orchestration.comparison.settings import Setting
+from dpsweep.orchestration.pipeline.until import more_seeds, told_apart
+from dpsweep.workers.evaluation.outcomes import AnyOutcomes
 
 Numbers = Iterator[tuple[str, float]]
 Measured = Callable[[Population, Findings], Numbers]
@@ -145,11 +149,32 @@ def told_first_from_last(metric: str, better: Verdict = "better") -> Measured:
 
 
 def best_of_many(population: Population, found: Findings) -> Numbers:
-    """Coverage of the interval of the best setting, as `dpsweep best` prints it."""
+    """Coverage of the interval of the best setting, as `dpsweep best` prints it, and of the report's other intervals of
+    that setting: of its worst-served group, and of its change against the baseline.
+    """
     chosen = best(found)
     place = private(found).index(chosen.setting)
-    yield "cover", covers(chosen.interval, population.accuracy(place))
-    yield "width", width(chosen.interval)
+    truth = population.accuracy(place)
+    for name, interval, value in (
+        ("", chosen.interval, truth),
+        ("_worst", found.interval_of_chosen(chosen.setting, found.worst_group.name), population.worst(place)),
+        ("_change", found.change_of_chosen(chosen.setting, chosen.by), truth - population.without_privacy()),
+    ):
+        yield f"cover{name}", covers(interval, value)
+        yield f"width{name}", width(interval)
+
+
+def at_looks(population: Population, outcomes: Mapping[str, AnyOutcomes]) -> Iterator[Findings]:
+    """Yield the findings at each look of a sweep that adds seeds until its settings are told apart."""
+    seeds, look = 2, 1
+    while True:
+        known = {key: each for key, each in outcomes.items() if int(key.rpartition("-")[2]) < seeds}
+        data = replace(published(population, known), looks=look)
+        found = findings(data, gather(data.trials, known, resamples=300))
+        yield found
+        if told_apart(found) or seeds >= population.runs:
+            return
+        seeds, look = more_seeds(seeds, population.runs), look + 1
 
 
 def _equal(count: int, *logits: float) -> tuple[tuple[float, ...], ...]:
@@ -190,7 +215,11 @@ def _cases() -> dict[str, Case]:
             )
             for size in (30, 100)
         },
-        **{f"best-{s}": Case(replace(small, logits=_equal(s, 1.7), runs=5), (best_of_many,)) for s in (6, 20)},
+        **{
+            f"best-{s}": Case(replace(small, logits=_equal(s, 1.7), runs=5, baseline=2.2), (best_of_many,))
+            for s in (6, 20)
+        },
+        "best-10-groups": Case(Population((40,) * 10, _equal(6, *(1.2,) * 10), 3, baseline=2.2), (best_of_many,)),
         **{f"users-{rows}": Case(replace(users, rows=rows), (means, differences)) for rows in (10, 30)},
         "front": Case(Population((150, 150), ((0.8, 2.4), (1.9, 1.9), (2.4, 0.8), (1.2, 1.2)), 3), (wrong_verdicts,)),
         **{
@@ -225,6 +254,25 @@ def _cases() -> dict[str, Case]:
 
 
 CASES: Final = _cases()
+
+
+LOOKS: Final = {
+    "until-equal": Population((200,), _equal(3, 1.7), 20),
+    "until-apart": Population((200,), ((2.7,), (1.7,), (1.7,)), 20),
+}
+"""Sweeps that add seeds until their settings are told apart; `runs` is the largest number of them."""
+
+
+def measure_looks(population: Population, sweeps: int, seed: int = 0) -> dict[str, float]:
+    """Return the share of sweeps with a wrong verdict at any look, the share told apart, and the mean number of looks,
+    in hundredths.
+    """
+    rows = []
+    for number in range(sweeps):
+        looks = list(at_looks(population, drawn(population, np.random.default_rng((seed, number)))))
+        wrong = [dict(wrong_verdicts(population, found))["false"] for found in looks]
+        rows.append((max(wrong), float(told_apart(looks[-1])), len(looks) / 100.0))
+    return dict(zip(("false", "told", "looks"), map(float, np.mean(rows, axis=0)), strict=True))
 
 
 _LONG_TAILED: Final = ("width_compared", "width_change", "width_worst_change")
@@ -295,12 +343,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sweeps", type=int, default=120, help="simulated sweeps of each case")
     parser.add_argument("--others", type=int, default=20, help="simulated sweeps in which other methods are measured")
-    parser.add_argument("--case", action="append", choices=CASES, help="only this case (may be repeated)")
+    parser.add_argument("--case", action="append", choices=[*CASES, *LOOKS], help="only this case (may be repeated)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the simulation")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     options = parser.parse_args()
-    for name in options.case or CASES:
-        row = measure(CASES[name], options.sweeps, options.seed)
+    for name in options.case or [*CASES, *LOOKS]:
+        row = (
+            measure_looks(LOOKS[name], options.sweeps, options.seed)
+            if name in LOOKS
+            else measure(CASES[name], options.sweeps, options.seed)
+        )
         print(json.dumps({"case": name, **row}) if options.json else f"{name:<18}{_shown(row)}", flush=True)
         others = measure_others(CASES[name].population, options.others, options.seed) if name in BESIDE else {}
         for method, found in others.items():

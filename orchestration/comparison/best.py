@@ -127,7 +127,11 @@ def best(
     chosen: tuple[Reason, ...] = ("chosen_by_private_results",) if any(metric(n).exact for n in (name, *least)) else ()
     reasons = union((winner.reasons, chosen))
     warned = (*in_words(reasons), *(each for each in warnings(found) if each != found.unknown_cost))
-    interval = found.interval_of_best(winner, name, allowed)
+    # conditions on results choose too: of all settings that cost so little, whatever they reached
+    candidates = [setting for setting in found.private if _fulfils(setting, max_epsilon, {})]
+    interval = (
+        found.interval_of_chosen(winner, name, candidates) if least else found.interval_of_best(winner, name, allowed)
+    )
     return Best(winner, name, value, interval, alike, unordered, warned, reasons, found.unknown_cost)
 
 

@@ -132,24 +132,33 @@ class Evidence:
             low, high = extreme_bounds(extreme, found, tail)
             better = corrected(extreme, found) if len(names) > len(extreme.of) else None
         ends = _finite(ConfidenceInterval(value, low, high, found.runs, found.covers, better))
-        return ends and ends.within(*possible(_format(name)))
+        return ends and ends.within(*_possible(name))
 
     def best_interval(
-        self, setting: Setting, name: str, among: Sequence[Setting], value: Callable[[Setting], float]
+        self,
+        setting: Setting,
+        name: str,
+        among: Sequence[Setting],
+        value: Callable[[Setting], float],
+        beside: Setting | None = None,
     ) -> ConfidenceInterval | None:
         """Return the interval of a setting that was chosen as the best of S settings ``among`` by ``value``.
 
-        Say that higher is better, and that L_s and U_s are bounds of each setting s with value p_s. The chosen one lies
-        above L_s except with S times the probability for one (Bonferroni). It lies below p_s + max_t (U_t - p_t) as a
-        single setting does: else the truly best one, m, which has p_m <= p_s, would lie above U_m.
+        beside: subtract this setting, which was not chosen. Say that higher is better, and that L_s and U_s are bounds
+        of each setting s with value p_s. The chosen one lies above L_s except with S times the probability for one
+        (Bonferroni). It lies below p_s + max_t (U_t - p_t) as a single setting does: else the truly best one, m, which
+        has p_m <= p_s, would lie above U_m.
         """
-        plain = self.interval(setting, name)
-        known = [(each, self.interval(each, name)) for each in among]
-        spans = [(value(each), found) for each, found in known if found is not None]
-        if plain is None or len(spans) < 2:
-            return plain
-        strict = self.interval(setting, name, level=1.0 - (1.0 - LEVEL) / len(among))
-        if strict is None:
+
+        def interval(each: Setting, level: float) -> ConfidenceInterval | None:
+            if beside is None:
+                return self.interval(each, name, level=level)
+            return self.difference(each, beside, name, level=level)
+
+        plain = interval(setting, LEVEL)
+        spans = [(value(each), found) for each in among if (found := interval(each, LEVEL)) is not None]
+        strict = interval(setting, 1.0 - (1.0 - LEVEL) / max(1, len(among)))
+        if plain is None or strict is None or len(spans) < 2:
             return plain
         chosen = value(setting)
         if metric(name).better == "lower":
@@ -158,7 +167,7 @@ class Evidence:
         else:
             high = chosen + max(found.high - mean for mean, found in spans)
             found = replace(strict, high=max(high, strict.low))
-        return found.within(*possible(_format(("", name))))
+        return found.within(*(_possible_differences if beside else _possible)(("", name)))
 
     def difference(
         self, one: Setting, other: Setting, name: str, group: str = "", comparisons: int = 1, level: float = LEVEL
@@ -332,6 +341,10 @@ def _extreme(name: Name) -> Extreme | None:
 def _reach(name: Name) -> tuple[float, float]:
     least, most = possible(_format(name))
     return (least, most) if np.isfinite((least, most)).all() else (0.0, 1.0)  # not asked for: it is no share
+
+
+def _possible(name: Name) -> tuple[float, float]:
+    return possible(_format(name))
 
 
 def _possible_differences(name: Name) -> tuple[float, float]:

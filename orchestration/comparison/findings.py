@@ -161,10 +161,7 @@ class Findings:
         it.
         """
         sign = 1.0 if metric(name).better == "higher" else -1.0
-        known = [
-            setting for setting in (self.useful if among is None else among) if not np.isnan(self.value(setting, name))
-        ]
-        return max(known, key=lambda setting: sign * self.value(setting, name), default=None)
+        return max(self._known(name, among), key=lambda setting: sign * self.value(setting, name), default=None)
 
     def value(self, setting: Setting, name: str) -> float:
         """Return the mean of a metric by which settings are ordered; NaN if unknown.
@@ -178,13 +175,40 @@ class Findings:
         return mean if found is None or found.corrected is None else found.corrected
 
     def interval_of_best(
-        self, best: Setting, name: str, among: Iterable[Setting] | None = None
+        self, best: Setting, name: str, among: Iterable[Setting] | None = None, beside: Setting | None = None
     ) -> ConfidenceInterval | None:
-        """Return the interval of the setting that `best` has chosen from ``among``, which allows for that choice."""
-        known = [
-            setting for setting in (self.useful if among is None else among) if not np.isnan(self.value(setting, name))
-        ]
-        return self.evidence.best_interval(best, name, known, lambda setting: self.value(setting, name))
+        """Return the interval of the setting that `best` has chosen from ``among``, which allows for that choice.
+
+        beside: a setting to subtract.
+        """
+        known = self._known(name, among)
+        return self.evidence.best_interval(best, name, known, lambda setting: self.value(setting, name), beside)
+
+    def interval_of_chosen(
+        self, chosen: Setting, name: str, among: Iterable[Setting] | None = None
+    ) -> ConfidenceInterval | None:
+        """Return the interval of a setting that was chosen from ``among``, by default `useful`, by any results.
+
+        The intervals of all settings it was chosen from hold together (Bonferroni). The best one in this very metric
+        has that of `interval_of_best`.
+        """
+        if among is None and chosen is self.best(name):
+            return self.interval_of_best(chosen, name)
+        count = len(self.useful if among is None else tuple(among))
+        return self.evidence.interval(chosen, name, level=1.0 - (1.0 - LEVEL) / max(1, count))
+
+    def change_of_chosen(self, chosen: Setting, name: str) -> ConfidenceInterval | None:
+        """As `interval_of_chosen`, of the metric minus that of the best baseline; None without one."""
+        if not self.baselines:
+            return None
+        if len(self.baselines) == 1 and chosen is self.best(name):
+            return self.interval_of_best(chosen, name, beside=self.baselines[0])
+        pairs = max(1, len(self.useful) * len(self.baselines))
+        return self.evidence.difference(chosen, self.baselines[0], name, comparisons=pairs)
+
+    def _known(self, name: str, among: Iterable[Setting] | None) -> list[Setting]:
+        """Return the settings of ``among``, by default `useful`, whose metric is known."""
+        return [each for each in (self.useful if among is None else among) if not np.isnan(self.value(each, name))]
 
     def detectable(self, name: str) -> float | None:
         """Return the difference of two methods in a metric that these seeds and test examples find in four of five

@@ -13,6 +13,7 @@ number of examples (Korn and Graubard 1998).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
@@ -497,12 +498,16 @@ def difference_bounds(found: Moments, tail: float = TAIL) -> tuple[float, float]
 def _is_due_to_chance(value: float, varies: float, units: float, tail: float) -> bool:
     """Return whether two shares of the same units may be equal by the exact test of McNemar.
 
-    Of several runs, the mean difference of each unit counts, by its square. varies: variance of the difference by the
-    choice of units.
+    Of several runs, the mean difference of each unit counts, by its square. Small differences of many units with one
+    sign say more than that: a sum of terms a_i whose signs are fair coins reaches s with a probability of at most
+    exp(-s^2 / (2 sum a_i^2)) (Hoeffding 1963, Theorem 2). varies: variance of the difference by the choice of units.
     """
     unlike = units * (units * max(varies, 0.0) + value**2)
     if unlike <= 0.0:
         return True
-    ahead = min((unlike + units * abs(value)) / 2.0, unlike)
+    sum_of_all = units * abs(value)
+    if math.exp(-(sum_of_all**2) / (2.0 * unlike)) <= tail:
+        return False
+    ahead = min((unlike + sum_of_all) / 2.0, unlike)
     # P(at least `ahead` of `unlike` fair coins), for numbers that need not be whole
     return float(special.betainc(ahead, unlike - ahead + 1.0, 0.5)) > tail

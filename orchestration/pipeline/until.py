@@ -55,8 +55,8 @@ def run_until_told_apart(request: RunRequest, most: int, display: Display) -> Ou
         if seeds >= most:
             display.warn(f"not told apart with {seeds} seeds, as many as --max-seeds allows")
             return outcome
-        more = min(most, math.ceil(_GROWTH * seeds))
-        display.warn(f"not told apart with {seeds} seeds: {more - seeds} more are trained, which costs privacy")
+        more = more_seeds(seeds, most)
+        display.warn(f"not told apart with {seeds} seeds: the sweep goes on to {more}, which costs privacy")
         request = replace(request, retry=(), sources=())
         text = _looking(outcome.record.manifest.text, _seeds(spec.seeds, more), spec.compare.looks + 1)
 
@@ -64,6 +64,11 @@ def run_until_told_apart(request: RunRequest, most: int, display: Display) -> Ou
 def _run(request: RunRequest, display: Display) -> Outcome:
     is_tuned = request.sweep.tune is None or request.sweep.adapted is not None
     return run_stage(request, display) if is_tuned else run_tuning(request, display)
+
+
+def more_seeds(seeds: int, most: int) -> int:
+    """Return the number of seeds of the look that follows one with ``seeds`` of them, at most ``most``."""
+    return min(most, math.ceil(_GROWTH * seeds))
 
 
 def told_apart(found: Findings) -> bool:

@@ -48,20 +48,18 @@ def _most_accurate(found: Findings, best: Setting, delta: float) -> str:
     most = "most accurate" if found.main.name == "accuracy" else "best"
     which = "private" if len(found.private) == 1 else f"{most} private"
     word = "" if found.main.name == "accuracy" else f"{_main_name(found)} "
-    reached = f"{word}{_with_interval(found, best, found.main.name, chosen=True)}"
+    reached = f"{word}{_with_interval(found, best, found.main.name)}"
     return (
         f"The {which} setting, {best.name}, reaches {reached} on test data"
         f"{_against_baseline(found, best)}, at ε = {number(cost.mean if cost else None)}, δ = {delta:g}{_seeds(best)}."
     )
 
 
-def _with_interval(found: Findings, setting: Setting, name: str, chosen: bool = False) -> str:
-    """Return a metric with its interval. chosen: whether the setting is the best of several, which its interval
-    allows for.
-    """
+def _with_interval(found: Findings, setting: Setting, name: str) -> str:
+    """Return a metric of a setting that results have chosen, with its interval."""
     of = metric(name)
     mean, shown = setting.over_seeds(of.value), of.format.one
-    interval = found.interval_of_best(setting, name) if chosen else found.interval(setting, name)
+    interval = found.interval_of_chosen(setting, name)
     text = shown(mean.mean if mean else None)
     if interval is None:
         return text
@@ -77,7 +75,7 @@ def _against_baseline(found: Findings, best: Setting) -> str:
     change, shown = best.over_seeds(metric(f"{found.main.name}_change").value), found.main.format
     if found.unknown_cost:
         text = ""
-    elif found.baselines and (interval := found.evidence.difference(best, found.baselines[0], found.main.name)):
+    elif interval := found.change_of_chosen(best, found.main.name):
         over = "over test examples alone " if interval.is_of_one_seed else ""
         ends = f"{over}{difference_between(interval, shown)}"
         text = f", {_below(interval.value, shown)} the best non-private setting ({ends})"
@@ -111,7 +109,7 @@ def _fairest(found: Findings, fairest: Setting, best: Setting) -> str:
     worst, by = found.worst_group, spoken_worst(found.worst_group)
     low, high = ("lowest", "highest") if worst.better == "higher" else ("highest", "lowest")
     groups = " or ".join(sorted(whose(worst, fairest)))
-    whom = f"group {groups} gets {_with_interval(found, fairest, worst.name, chosen=True)}"
+    whom = f"group {groups} gets {_with_interval(found, fairest, worst.name)}"
     if len(found.private) == 1:
         return f"Of all groups, {whom}, the {low} {by}."
     if fairest is best:

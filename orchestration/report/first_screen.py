@@ -118,9 +118,11 @@ def _bracketed(
 def _against_baseline(
     found: Findings, setting: Setting, name: str = ""
 ) -> tuple[float | None, ConfidenceInterval | None]:
-    """Return the difference to the best non-private setting in a metric, by default the main one, with its interval."""
+    """Return the difference of the setting to take to the best non-private one, by default in the main metric, with
+    its interval.
+    """
     of = name or found.main.name
-    interval = found.evidence.difference(setting, found.baselines[0], of)
+    interval = found.change_of_chosen(setting, of)
     if interval is not None:
         return interval.value, interval
     own, other = (each.over_seeds(metric(of).value) for each in (setting, found.baselines[0]))
@@ -132,7 +134,7 @@ def _served_worst(found: Findings, best: Setting) -> str:
     mean = best.over_seeds(worst.value)
     if not groups or mean is None:
         return "no group is large enough to be shown"
-    interval = found.interval(best, worst.name)
+    interval = found.interval_of_chosen(best, worst.name)
     within = _bracketed(between, interval, worst.format)
     by = spoken_worst(worst)
     word = "" if by == spoken(group_metric(found.main.name)) else f" {by}"
@@ -269,7 +271,7 @@ def _with_intervals(found: Findings) -> str:
 
 def _worst_words(found: Findings, setting: Setting) -> str:
     worst = found.worst_group
-    interval = found.interval(setting, worst.name)
+    interval = found.interval_of_chosen(setting, worst.name)
     within = _bracketed(between, interval, worst.format)
     text = f"{spoken_worst(worst).capitalize()} of the worst-served group{_corrected(worst, setting, interval)}{within}"
     if found.baselines and not found.unknown_cost:
@@ -292,7 +294,7 @@ def _gap_words(found: Findings, setting: Setting) -> Iterator[str]:
         between_groups = _ends_of_gap(setting, rate)
         if mean is None or between_groups is None:
             continue
-        interval = found.interval(setting, name)
+        interval = found.interval_of_chosen(setting, name)
         within = f"{_corrected(of, setting, interval)}{_bracketed(between, interval, of.format)}"
         (low_group, low), (high_group, high) = between_groups
         yield (

@@ -76,8 +76,8 @@ TERMS = (
         "Better, worse, not distinguishable, unknown",
         "Differences are paired: equal seed, equal split, equal test examples. Their intervals are widened so that all "
         "of them together hold in 95 of 100 sweeps (Bonferroni, over all pairs of private settings and two metrics). "
-        "A setting is better or worse where the interval leaves out 0, and with one seed nothing is known. The "
-        "interval of the best of several settings, on the first screen, allows for that choice.",
+        "A setting is better or worse where the interval leaves out 0, and with one seed nothing is known. In "
+        "sentences, intervals of the best of several settings allow for that choice.",
     ),
     (
         "Pareto front",

@@ -80,6 +80,7 @@ RESULTS: Final[tuple[Mutant, ...]] = (
         B("freedom < _FEW, np.maximum", "freedom < 0, np.maximum", "two seeds that agree by chance are certain"),
         B("(1.0 / count + found.overlap)", "(1.0 / count)", "overlapping splits count as independent"),
         B("if _is_due_to_chance(value, varies, units, tail):", "if False:", "a difference of one example is a verdict"),
+        B("return False\n    ahead", "pass\n    ahead", "small differences of many examples are never told apart"),
         B(
             "between = across if is_paired else nothing",
             "between = nothing",
@@ -113,6 +114,7 @@ RESULTS: Final[tuple[Mutant, ...]] = (
         B("(self.interval.low > 0.0) == (metric", "(self.interval.low < 0.0) == (metric", "better is worse"),
         B("if self.interval.is_of_one_seed:", "if False:", "one seed is a verdict"),
         B("comparisons=self.comparisons,", "comparisons=1,", "every difference is the only one"),
+        B("(1.0 - LEVEL) / max(1, count)", "(1.0 - LEVEL)", "numbers of the chosen setting ignore the choice"),
         B(
             "if setting.is_baseline and not has_diverged(setting)]",
             "if setting.is_baseline]",

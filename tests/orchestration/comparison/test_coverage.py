@@ -10,10 +10,13 @@ from scipy import stats
 
 from benchmarks.coverage import (
     CASES,
+    LOOKS,
     Case,
+    at_looks,
     gaps,
     means,
     measure,
+    measure_looks,
     measure_others,
     of_each,
     positives,
@@ -92,6 +95,23 @@ def test_every_case_covers_and_seldom_errs(name: str) -> None:
             assert value >= 0.95 - error, (kind, found)
         if kind in ("false", "false_front", "reversed"):
             assert value <= 0.05 + error, (kind, found)
+
+
+def test_every_look_adds_seeds_at_a_stricter_level() -> None:
+    """Two equal settings, three seeds at most."""
+    population = Population((60,), ((1.7,),) * 2, 3)
+    looks = list(at_looks(population, drawn(population, np.random.default_rng(0))))
+    assert [len(found.settings[0].trials) for found in looks] == [2, 3]
+    assert looks[0].level < looks[1].level
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", LOOKS)
+def test_verdicts_hold_at_every_look(name: str) -> None:
+    sweeps = 60
+    found = measure_looks(LOOKS[name], sweeps)
+    assert found["false"] <= 0.05 + 2.0 * (0.05 * 0.95 / sweeps) ** 0.5
+    assert name != "until-apart" or found["told"] > 0.8
 
 
 @pytest.mark.long

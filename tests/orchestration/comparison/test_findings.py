@@ -475,7 +475,23 @@ def test_the_interval_of_the_best_of_several_allows_for_the_choice(sample: Findi
     assert chosen.interval is not None
     assert chosen.interval.low < alone.low - 0.1 * (alone.high - alone.low)
     one = best(sample, max_epsilon=8.0, at_least={"accuracy": chosen.value - 1e-9})
-    assert one.interval == alone, "the only one that fulfils the condition"
+    assert one.interval is not None
+    assert one.interval.low == chosen.interval.low, "the only one that fulfils the condition is chosen by it"
+    assert one.interval.high > alone.high
+
+
+def test_other_numbers_of_the_chosen_setting_allow_for_the_choice(sample: Findings) -> None:
+    chosen, baseline = best(sample).setting, sample.baselines[0]
+    assert sample.interval_of_chosen(chosen, "accuracy") == best(sample).interval
+    pairs = [
+        (sample.interval_of_chosen(chosen, "accuracy_gap"), sample.interval(chosen, "accuracy_gap")),
+        (sample.change_of_chosen(chosen, "accuracy"), sample.evidence.difference(chosen, baseline, "accuracy")),
+    ]
+    for found, alone in pairs:
+        assert found is not None
+        assert alone is not None
+        assert found.low < alone.low < alone.value < alone.high <= found.high
+    assert replace(sample, settings=sample.private).change_of_chosen(chosen, "accuracy") is None
 
 
 def test_settings_without_common_test_examples_are_not_compared() -> None:

@@ -113,6 +113,22 @@ def test_one_example_decides_nothing_however_many_seeds_agree_on_it() -> None:
     assert low <= 0.0 < high
 
 
+def test_many_seeds_tell_small_differences_of_many_examples_apart() -> None:
+    """Of ten seeds, each errs on another tenth of the examples, and the other method on another tenth besides. No
+    example differs by more than a tenth, so that squares of differences add up to two examples of 200."""
+    places, draw = np.arange(200), np.random.default_rng(0)
+    weights = draw.multinomial(200, np.full(200, 1 / 200), 300) / 200
+
+    def runs(errs: int, units: int = 200) -> RunValues:
+        right = np.array([(places - run) % 10 >= errs for run in range(10)], dtype=np.float64)
+        return RunValues.of_one(right.mean(1), right @ weights.T, np.zeros(10, np.int64), units)
+
+    low, high = difference_bounds(paired(runs(1), runs(2)), 1e-4)
+    assert 0.0 < low < 0.1 < high
+    low, _ = difference_bounds(paired(runs(1, 10), runs(2, 10)), 1e-4)
+    assert low <= 0.0, "ten examples decide less"
+
+
 def test_splits_of_the_same_data_are_not_independent() -> None:
     values, splits = (0.70, 0.71, 0.80, 0.81, 0.75, 0.76), [0, 0, 1, 1, 2, 2]
     apart, overlapping = (moments(of_seeds(*values, splits=splits, overlap=share)) for share in (0.0, 0.25))

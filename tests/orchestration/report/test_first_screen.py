@@ -55,7 +55,7 @@ def test_the_decision_names_setting_quality_cost_and_who_is_served_worst() -> No
     assert accuracy is not None
     assert worst is not None
     interval = found.interval_of_best(best, "accuracy")
-    against = found.evidence.difference(best, of(found, "non-private"), "accuracy")
+    against = found.change_of_chosen(best, "accuracy")
     assert interval is not None
     assert against is not None
     assert said == (
@@ -77,7 +77,7 @@ def _corrected(found: Findings, setting: Setting, value: float) -> str:
 
 
 def _ends(found: Findings, setting: Setting, name: str) -> str:
-    interval = found.interval(setting, name)
+    interval = found.interval_of_chosen(setting, name)
     assert interval is not None
     return f"{100 * interval.low:.1f} to {interval.high:.1%}"
 
