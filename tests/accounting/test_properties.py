@@ -58,6 +58,7 @@ def test_more_exposure_costs_no_less(
     assert_not_cheaper(epsilon(run(rate, noise, steps), sure, method), cheap)
 
 
+@pytest.mark.long
 @given(**RUN, delta=st.sampled_from(DELTAS[1:]), size=st.integers(2, 5))
 @quickly
 def test_a_group_costs_no_less_than_its_members(rate: float, noise: float, steps: int, delta: float, size: int) -> None:
@@ -88,6 +89,7 @@ def test_runs_together_cost_what_one_run_of_their_length_costs(rate: float, nois
     assert (exact.lower_epsilon or 0.0) <= together <= exact.epsilon * (1.0 + 1e-9)
 
 
+@pytest.mark.long
 @given(**RUN, epsilons=st.lists(st.sampled_from((0.0, 1e-6, 0.1, 2.0, 50.0)), min_size=2, max_size=2))
 @quickly
 def test_delta_falls_with_epsilon_and_its_bounds_enclose_it(

@@ -115,6 +115,7 @@ def test_attacks_and_correlations_stay_private(tmp_path: Path, release: str) -> 
         assert f'data-figure="{name}' not in Path(files.report).read_text()
 
 
+@pytest.mark.long
 def test_exact_results_are_disclosed_by_raw_alone(tmp_path: Path) -> None:
     files = finished(tmp_path / "sweep", "raw")
     assert words(files.report).count(f"{SHOWN} ± 0.4%") == 20
@@ -144,6 +145,7 @@ def test_exact_results_are_disclosed_by_raw_alone(tmp_path: Path) -> None:
     assert 0.0 < exact.loss_correlation < 1.0, "digits fitted badly have longer gradients"
 
 
+@pytest.mark.long
 def test_a_trial_whose_attack_was_deleted_is_shown_without(tmp_path: Path) -> None:
     files = finished(tmp_path / "sweep", "none")
     Path(trial_in(files.root, "non-private-seed0").attacks).unlink()
@@ -151,6 +153,7 @@ def test_a_trial_whose_attack_was_deleted_is_shown_without(tmp_path: Path) -> No
     assert words(files.private_report).count(f"{SHOWN} ±") == 10
 
 
+@pytest.mark.long
 def test_results_of_earlier_versions_know_no_attacks(tmp_path: Path) -> None:
     files = finished(tmp_path / "sweep", "none")
     trial = trial_in(files.root, "flat-seed0")

@@ -111,6 +111,7 @@ def test_every_candidate_trains_on_its_own_part_and_one_is_taken_as_it_is(chosen
         assert not any(key.encode() in path.read_bytes() for key in losers), path
 
 
+@pytest.mark.long
 def test_the_epsilon_is_that_of_one_candidate_which_covers_the_choice(chosen: tuple[Outcome, Path]) -> None:
     outcome, _ = chosen
     rows = {row["key"]: row for row in json.loads(Path(outcome.files.results).read_text())}

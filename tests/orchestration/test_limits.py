@@ -94,6 +94,7 @@ def test_a_run_trains_as_many_trials_as_it_may_and_the_next_one_the_rest(tmp_pat
     assert said(second.files)[0] == "finished"
 
 
+@pytest.mark.long
 def test_when_its_time_is_over_a_run_keeps_the_checkpoint_of_the_trial_that_it_stops(tmp_path: Path) -> None:
     outcome = run(tmp_path, limits=Limits(hours=1e-9), epochs=3)
     assert states(outcome) == [TrialState.PENDING] * 3
@@ -158,6 +159,7 @@ def test_a_finished_trial_starts_anew_when_asked_and_both_starts_are_counted(tmp
     assert math.isclose(rows[other]["composed_epsilon"], rows[other]["epsilon"])
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("name", "message"),
     [("nothing", "is no trial of the sweep; give failed, all, or one of: flat-"), ("flat-", "fits 3 trials")],
@@ -211,6 +213,7 @@ def result_of_an_earlier_run(key: str) -> TrialResult:
     return replace(result_of(grid(parse_sweep(small()))[0], 0.5), key=key, started=10.0, ended=900.0)
 
 
+@pytest.mark.long
 def test_a_driver_that_its_job_starts_again_has_what_the_earlier_one_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,6 +78,7 @@ def test_it_starts_anew_with_a_quarter_of_the_micro_batch_until_that_fits(tmp_pa
     assert [len(read_attempts(outcome.files, point.key)) for point in outcome.record.points] == [0, 1]
 
 
+@pytest.mark.long
 def test_one_example_that_is_too_much_fails(tmp_path: Path) -> None:
     outcome = run(tmp_path, 0, 24, ["none"], Told())
     (point,) = outcome.record.points

@@ -58,6 +58,7 @@ def test_with_exact_statistics_everything_is_the_owners(tmp_path: Path) -> None:
     assert mode(files.root) == 0o700
 
 
+@pytest.mark.long
 def test_a_baseline_says_that_it_protects_nobody(tmp_path: Path) -> None:
     files = run(tmp_path, "none")
     baseline = trial_in(files.root, "non-private-seed0")

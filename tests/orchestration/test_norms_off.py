@@ -50,6 +50,7 @@ def test_the_model_and_the_worst_case_are_those_with_norms(swept: dict[str, Swee
     assert weights[0] == weights[1]
 
 
+@pytest.mark.long
 def test_nothing_of_single_examples_is_stored(swept: dict[str, SweepFiles]) -> None:
     trial = trial_in(swept["off"].root, "flat-seed0")
     for folder in (trial.norms, trial.exact_norms, trial.epsilons):

@@ -126,6 +126,7 @@ def test_a_scheduler_that_compares_trials_needs_a_cluster(tmp_path: Path) -> Non
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.long
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("mode", ["token", "disabled", None])
 def test_joining_a_cluster_without_authentication_warns(

@@ -251,6 +251,7 @@ def copied(sweep: FinishedSweep, folder: Path) -> SweepFiles:
     return SweepFiles(shutil.copytree(sweep.files.root, folder / "copy", ignore=ignored).as_posix())
 
 
+@pytest.mark.long
 def test_report_notices_damage_to_every_file_of_a_trial(sweep: FinishedSweep, tmp_path: Path) -> None:
     files = copied(sweep, tmp_path)
     root = Path(trial_in(files.root, "individual-seed0").root)

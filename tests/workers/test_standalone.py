@@ -45,6 +45,7 @@ print(account(read_trace(TrialFiles(sys.argv[1]).trace), delta=1e-5).epsilon)
 """
 
 
+@pytest.mark.long
 def test_training_and_accounting_need_nothing_of_orchestration(tmp_path: Path) -> None:
     """Every module but the Ray actors imports, and a private trial trains and is accounted for, without them."""
     root = str(tmp_path / "trial")

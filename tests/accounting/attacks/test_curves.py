@@ -211,6 +211,7 @@ class TestOfCompositions:
 
 
 class TestProperties:
+    @pytest.mark.long
     @settings(deadline=None, max_examples=9)
     @given(
         st.floats(-3.0, 0.0),

@@ -74,7 +74,7 @@ def _digests_with(threads: int) -> dict[str, str]:
     return found
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(("method", "steps"), METHOD_STEPS)
 def test_threads_change_no_bit(method: str, steps: int) -> None:
     """This process has as many as it was given, or as there are cores: 1 in the gate."""
@@ -93,6 +93,7 @@ def test_blocks_change_no_bit(method: str, steps: int, block: int, monkeypatch: 
     assert_equal_lower(parts, whole, rows)
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(("method", "steps"), METHOD_STEPS)
 def test_parts_change_no_bit(method: str, steps: int) -> None:
     whole = _whole(method, steps)

@@ -73,7 +73,7 @@ def test_after_two_epochs_examples_are_accounted_alone_where_there_are_few(
         assert not refined or found.upper[row] <= 1.01 * exact.epsilon
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize(
     ("segments", "delta"),
     [

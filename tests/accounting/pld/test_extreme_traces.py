@@ -100,6 +100,7 @@ def poisson(rate: float, sigma: float, steps: int) -> Trace:
     return Trace(50_000, (Segment(0, steps, PoissonSampling(rate), sigma),))
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("cases", [CASES[::9], pytest.param(CASES, marks=pytest.mark.long)], ids=["some", "all"])
 def test_every_trace_is_answered_in_a_gibibyte_by_few_points_and_not_above_renyi(
     cases: tuple[tuple[float, float, int, float, int], ...],

@@ -43,7 +43,7 @@ def exact_delta(rate: float, sigma: float, steps: int, epsilon: float, lost: flo
     return float(total * a / 64.0 / np.pi)
 
 
-@pytest.mark.thinned(7)
+@pytest.mark.thinned(14)
 @pytest.mark.parametrize(
     ("rate", "sigma", "steps", "delta", "gap"),
     [

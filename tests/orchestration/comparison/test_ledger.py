@@ -201,6 +201,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return run_sweep(request(tmp_path_factory.mktemp("sweep"), release="private"))
 
 
+@pytest.mark.long
 def test_averages_and_headline_carry_what_their_trials_cost_together(outcome: Outcome) -> None:
     rows = json.loads(Path(outcome.files.results).read_text())
     composed_here = rows[0]["composed"]["seeds"]["epsilon"]

@@ -52,6 +52,7 @@ def kinds(address: str, folder: Path) -> Counter[str]:
     return Counter(node["Labels"]["dpsweep"] for node in nodes if "dpsweep" in node["Labels"])
 
 
+@pytest.mark.long
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("resources", "reserved"),

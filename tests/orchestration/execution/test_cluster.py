@@ -158,6 +158,7 @@ def test_a_node_that_trains_is_lost(nodes: Nodes, tmp_path: Path) -> None:
         assert_same_trial(files.trial(key), undisturbed.trial(key), True)
 
 
+@pytest.mark.long
 def test_trials_are_accounted_again_on_the_nodes(address: str, tmp_path: Path) -> None:
     """With the bits that this process gives, for single examples and for what it prints."""
     files = trained_sweep(tmp_path / "out", TEXT)
@@ -331,6 +332,7 @@ def test_a_gpu_that_is_reserved_and_not_used_is_refused_in_words(address: str, t
     assert not (tmp_path / "out" / "sweep.json").exists()
 
 
+@pytest.mark.long
 def test_a_node_with_other_versions_is_refused_in_one_line(address: str, tmp_path: Path) -> None:
     """What is installed is read from the packages' metadata, here from some that stand before them on this side."""
     for name, version in (("dpsweep", "0.0.9"), ("torch", "2.11.0")):

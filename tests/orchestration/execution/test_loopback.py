@@ -58,6 +58,7 @@ def listeners() -> Iterator[tuple[str, ipaddress.IPv4Address | ipaddress.IPv6Add
                 yield columns[9], ipaddress.ip_address(big)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="no /proc that tells who listens where")
 def test_an_embedded_cluster_listens_on_loopback_only(tmp_path: Path) -> None:
     with subprocess.Popen(

@@ -265,6 +265,7 @@ def test_a_longer_one_is_refused_where_ray_is_told_to_use_it(tmp_path: Path) -> 
         assert not list(folder.iterdir())
 
 
+@pytest.mark.long
 def test_one_that_is_not_there_is_refused_where_ray_is_told_to_use_it(tmp_path: Path) -> None:
     assert "cannot make a folder for Ray in /absent: No such file" in refusal(tmp_path, Path("/absent"))
 

@@ -62,6 +62,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch, after: int, times: int) -> Callabl
     return lambda: counts["refused"]
 
 
+@pytest.mark.long
 def test_a_store_that_refuses_for_a_while_changes_no_bit(
     planned: PlannedTrial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -166,7 +166,7 @@ def test_a_budget_of_training_alone_says_what_the_whole_run_costs() -> None:
     assert training.trials[0].worst_case.epsilon == pytest.approx(rho + 2.0 * (rho * math.log(1e5)) ** 0.5, rel=1e-9)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 @pytest.mark.parametrize("clipping", ["flat", {"name": "dpsgd_f", "count_noise_multiplier": 0.001}])
 def test_noise_that_protects_nobody_has_a_cost_all_the_same(accountant: str, clipping: object) -> None:

@@ -48,6 +48,7 @@ def test_a_second_store_is_a_copy_without_what_the_first_one_held(
     assert [name for name, _ in experiments(second)] == [name for name, _ in experiments(first)] == ["Default"]
 
 
+@pytest.mark.long
 def test_a_damaged_one_is_made_anew(tmp_path: Path, cache: Path) -> None:
     made(tmp_path / "first")
     (kept,) = cache.iterdir()

@@ -187,6 +187,7 @@ def test_two_users_record_as_themselves(served: Served, monkeypatch: pytest.Monk
         MlflowTracker(served.address, experiment="sweeps of ann").open_sweep(SWEEP)
 
 
+@pytest.mark.long
 @REAL
 def test_a_name_that_the_server_does_not_allow_is_one_line_with_its_option(served: Served) -> None:
     port = urlsplit(served.address).port

@@ -124,7 +124,7 @@ def test_a_rehearsal_finds_what_contradicts_the_statement(kind: str) -> None:
     assert str(raised.value).startswith(f"clipping method '{__file__}:own': ")
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("kind", ["flat", "individual", "per_layer", "quantile", "median"])
 def test_right_methods_pass_and_train_as_the_registered_ones(tmp_path: Path, kind: str) -> None:
     rehearse(make_clipping(component(kind), HERE), SETTING)

@@ -113,6 +113,7 @@ def zeroed(layer: nn.Linear) -> nn.Linear:
     return layer
 
 
+@pytest.mark.long
 @pytest.mark.thinned(8)
 @pytest.mark.parametrize("name", MODELS)
 def test_later_comparisons_change_nothing(name: str) -> None:

@@ -43,7 +43,7 @@ IN_PIECES: dict[str, Any] = {"micro_batch_size": 4}
 BY_LAYER: dict[str, Any] = {"layerwise": True, "multiplicity": 2}
 
 
-@pytest.mark.thinned(8)
+@pytest.mark.thinned(20)
 @pytest.mark.parametrize(
     ("name", "options"),
     [

@@ -170,7 +170,7 @@ def batch(name: str, rows: int = 6) -> tuple[Tensor, Tensor]:
     return x, torch.arange(rows) % 3
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("micro_batch_size", [None, 4])
 @pytest.mark.parametrize("name", MODELS)
 def test_models_as_shipped_take_the_fast_path(name: str, micro_batch_size: int | None) -> None:

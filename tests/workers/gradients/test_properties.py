@@ -84,6 +84,7 @@ def assert_agrees(model: nn.Module, shape: tuple[int, ...], multiplicity: int, m
 EXECUTIONS = st.tuples(st.sampled_from([1, 2]), st.sampled_from([None, 1]))
 
 
+@pytest.mark.long
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(convolutional_models(), EXECUTIONS)
 def test_random_convolutional_models(model: nn.Module, execution: tuple[int, int | None]) -> None:

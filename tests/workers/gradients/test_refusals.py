@@ -102,6 +102,7 @@ def test_random_numbers_from_elsewhere_are_refused_where_two_passes_must_agree()
         engine.weighted_sum(x, y, lambda norms: norms.norms)
 
 
+@pytest.mark.long
 def test_random_numbers_of_torch_are_drawn_again_even_in_evaluation() -> None:
     model = Calls(lambda m, x: m.second(functional.dropout(m.first(x), 0.5)))
     x, y = batch()

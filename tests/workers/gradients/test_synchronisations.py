@@ -70,6 +70,7 @@ def counted(run: Callable[[], object]) -> Counter[str]:
     return waits.counts
 
 
+@pytest.mark.long
 @pytest.mark.thinned(16)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n == "wrn16_4" else n for n in STEPS])
 def test_a_step_waits_for_the_device_once(name: str) -> None:

@@ -133,6 +133,7 @@ class Changing(nn.Module):
         return out
 
 
+@pytest.mark.long
 @pytest.mark.thinned(4)
 @pytest.mark.parametrize("what", ["modes", "draws"])
 @pytest.mark.parametrize(("after", "claim"), [(12, "estimate"), (10_000, "output_specific")])

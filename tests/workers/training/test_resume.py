@@ -108,7 +108,7 @@ def assert_noise_followed(schedule: Component, result: TrainingResult) -> None:
     assert schedule.name == "constant" or len(set(used)) > 1
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(10)
 @pytest.mark.parametrize(("clipping", "schedule", "sampling"), COMBINATIONS)
 def test_every_combination_resumes_bit_for_bit(
     clipping: str, schedule: str, sampling: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -124,6 +124,7 @@ def test_every_combination_resumes_bit_for_bit(
     assert_same_trial(spec, tmp_path / "undisturbed", tmp_path / "resumed")
 
 
+@pytest.mark.long
 @pytest.mark.thinned(4)
 @pytest.mark.parametrize("sampling", EPSILONS_OF_EXAMPLES)
 def test_epsilons_of_all_examples_are_those_of_an_undisturbed_run(
@@ -180,6 +181,7 @@ def test_every_kind_of_state_resumes_bit_for_bit(
     assert_same_trial(spec, tmp_path / "undisturbed", tmp_path / "resumed")
 
 
+@pytest.mark.long
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("noise_source", sorted(set(NOISE_SOURCES) - {"seeded"}))
 def test_replayed_steps_repeat_secret_noise(noise_source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,6 +189,7 @@ def test_a_damaged_checkpoint_is_an_error_and_never_a_restart(
     assert stored_bytes(tmp_path) == before
 
 
+@pytest.mark.long
 def test_a_lost_checkpoint_costs_time_and_never_another_draw_of_noise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

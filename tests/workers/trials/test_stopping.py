@@ -44,7 +44,7 @@ def stopped(spec: TrialSpec, folder: Path) -> int:
     return step
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("checkpoints", "refreshes"), [(1.0, 0.5), (1.0, 2.0), (2.0, 0.5), (9.0, 1.0)])
 def test_its_norms_and_trace_are_those_of_a_trial_that_ended_there(
     checkpoints: float, refreshes: float, tmp_path: Path
