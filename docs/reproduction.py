@@ -125,8 +125,8 @@ def _counted(stored: Mapping[str, StoredSweep]) -> Iterator[str]:
     said = Counter(found for name, sweep in stored.items() for found in judged(EXPERIMENTS[name].items, sweep).said)
     yield (
         f"Of {len(results)} tables and figures that a sweep tries, {outcomes['reproduced']} are reproduced, "
-        f"{outcomes['in shape']} in shape, {outcomes['not']} not; {outcomes['cannot be told']} cannot be told from "
-        f"one run, {outcomes['not judged']} print no number, {outcomes['cannot be tried']} cannot be tried here."
+        f"{outcomes['in shape']} in shape, {outcomes['not']} not. Another {outcomes['cannot be told']} cannot be told "
+        f"from one run, {outcomes['not judged']} print no number, {outcomes['cannot be tried']} cannot be tried here."
     )
     yield (
         f"Of {said.total()} printed numbers of trained models, {said['inside']} lie inside our interval and "
