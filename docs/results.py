@@ -16,30 +16,11 @@ from dpsweep.orchestration.records.layout import SweepFiles
 
 _HEAD = """# Results: every file, every name
 
-Look up a file or a name here; `python docs/results.py` writes this page. Start with `report.html`. Programs read
+Look up a file or a name here. Start with `report.html`. Programs read
 `results.json` (trials with the metrics that the release mode shows), `comparison.json` (settings over their seeds,
 with intervals and verdicts), or `dpsweep export` (a flat table with the same names). From Python:
 [python.md](python.md). The epsilon to quote: [accounting.md](accounting.md#which-epsilon-to-quote). The readers of
 each file: [SECURITY.md](../SECURITY.md#every-output-and-who-may-read-it).
-"""
-
-_FIRST_SCREEN = """
-## Ten questions that the first screen answers
-
-The top of `report.html`, seen without scrolling at 1400 x 900:
-
-| question | where the answer stands |
-|---|---|
-| Which setting do I take? | under the title: "Take …", or why nothing trained here is of use |
-| How good is it, and how sure is that? | there: the number, with its 95% interval |
-| What can it not be told from? | the next sentence |
-| How private is one model? | *How private?*, the large number: worst-case ε |
-| Is that a guarantee, at which δ, for which neighbours? | *How private?*, first line |
-| How private is all that this page shows? | *How private?*, second line: the composed ε |
-| For whom is it worst? | *For whom?*, the large number; without privacy in grey |
-| Do groups differ in selection, false positives or false negatives? | *For whom?*, a line for each gap |
-| What does privacy cost? | *At what cost?*, the large number, with its interval |
-| Which differences could these seeds have shown? | *At what cost?*, last line |
 """
 
 _NOT_LISTED = {"local_folder", "earlier_tune"}
@@ -58,8 +39,8 @@ _FURTHER_FILES = (
 _FILES = """
 ## Files
 
-`SWEEP` is the output folder, `TRIAL` the folder `SWEEP/trials/KEY` of a trial. Files that a sweep does not need do not
-exist. Everything below a folder `private` is private data of the training examples.
+`SWEEP` is the output folder, `TRIAL` the folder `SWEEP/trials/KEY` of a trial. Everything below a folder `private` is
+private data of the training examples.
 """
 
 _METRICS = """
@@ -68,8 +49,7 @@ _METRICS = """
 A name with a slash is the name in MLflow; `results.json` has its last part, or the first name where there are two. A
 name without a slash is a parameter of the run in MLflow. **Exact** metrics are computed from training examples
 without noise: private reports show them, and with `release: raw` all outputs. Accuracy, losses, scores, rates and
-their gaps are measured on test data, which no ε covers. A sentence that holds for several metrics stands at the first
-of them.
+their gaps are measured on test data, which no ε covers.
 """
 
 _GROUPS = """
@@ -120,9 +100,8 @@ steps so far), `clipping_bound` or `clipping_bound/GROUP`, `noise_multiplier`, `
 | `composed_epsilon_kind`, `composed_reasons` | of averages and sweeps: what their composed ε claims, and why |
 | `composed_refusal` | of averages and sweeps: why there is no composed ε; empty otherwise |
 | `seeds` | of averages: number of seeds |
-| `dpsweep.groups_digest` | of sweeps: sha256 of the table of groups, by which it is written once |
-| `dpsweep.data` | name of the data set and a digest of its description; the sweep's run is linked to it |
-| `dpsweep.digest` | sha256 of what is recorded of a trial, by which nothing is recorded twice |
+| `dpsweep.data` | name of the data set and a digest of its description |
+| `dpsweep.digest`, `dpsweep.groups_digest` | sha256 of content, by which nothing is recorded twice |
 | `best_setting` | of sweeps: the setting with the best main score |
 """
 
@@ -130,9 +109,8 @@ steps so far), `clipping_bound` or `clipping_bound/GROUP`, `noise_multiplier`, `
 _AUDIT = """
 ## An audit
 
-`dpsweep audit` writes an object of this JSON schema (`audit_schema` in `orchestration/records/audits.py`). Where audits
-may be shown, a row of `results.json` has them under `audits` without `key`, `seed`, `delta`, `claim` and `seconds`: the
-claim is the row's `epsilon`. An audit of the trial itself has the name "".
+`dpsweep audit` writes an object of this JSON schema. Where audits may be shown, a row of `results.json` has them under
+`audits`: the claim is the row's `epsilon`. An audit of the trial itself has the name "".
 
 """
 
@@ -141,6 +119,8 @@ def _audit() -> str:
     """Return the section on audits: words, and the JSON schema of a stored one."""
     schema = audit_schema()
     described = " ".join(schema.pop("description").split())
+    for field in schema["properties"].values():
+        del field["title"]
     return f"{_AUDIT}{described}\n\n```json\n{json.dumps(schema)}\n```\n"
 
 
@@ -150,7 +130,6 @@ def results() -> str:
     return "".join(
         (
             _HEAD,
-            _FIRST_SCREEN,
             _FILES,
             _table(("file", "content"), files),
             _METRICS,

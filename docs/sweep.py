@@ -19,32 +19,27 @@ from dpsweep.workers import spec
 
 _HEAD = """# Sweep files: every key
 
-Look up a key here; `python docs/sweep.py` writes this page from the schema. `dpsweep init DATA.csv --label L
---group G` drafts a sweep for a table of your own, and [sweeps/quickstart.yaml](../sweeps/quickstart.yaml) is a
-commented one. Data sources and models: [data.md](data.md). Clipping, sampling, noise and attacks:
-[training.md](training.md). Accountants and schedules: [accounting.md](accounting.md).
+Look up a key here. [sweeps/quickstart.yaml](../sweeps/quickstart.yaml) is a commented sweep. Data sources and models:
+[data.md](data.md). Clipping, sampling, noise and attacks: [training.md](training.md). Accountants and schedules:
+[accounting.md](accounting.md).
 
 A sweep file is YAML; `dpsweep plan FILE` checks it and shows every trial. "Or a list" marks an axis: the
 sweep has one trial for each combination of the values of all axes. A component is a name (`flat`) or a
-mapping with its parameters (`{name: flat, bound: 0.5}`). A key without a default must be given.
+mapping with its parameters. A key without a default must be given.
 
 **Lists inside.** A list may stand for any value inside a component or section of an axis:
-`clipping: {name: flat, bound: [0.5, 1, 2]}`, `sampling: {method: poisson, batch_size: [256, 512]}`, `data: {name:
-adult, split_seed: [0, 1, 2]}`. Several lists are combined. Where a parameter itself takes a list, such as `hidden` of
-`mlp`, a list is one value and a list of lists is several. `{each: [...]}` is always several: write it for parameters
-of functions of your own.
+`clipping: {name: flat, bound: [0.5, 1, 2]}`. Several lists are combined. Where a parameter itself takes a list, such as
+`hidden` of `mlp`, a list of lists is several. `{each: [...]}` is always several: write it for parameters of functions
+of your own.
 
 **Axes that vary together.** `zip: [clipping, optimizer]` pairs the values of these axes, which must be
-equally many, in place of combining them; lists inside count with all their values. Several groups are a list
-of such lists. A private trial is compared with the baseline that has the same data, seed and other shared
-values.
+equally many, in place of combining them. Several groups are a list of such lists.
 
 **Noise of a schedule.** `noise: [{name: constant, noise_multiplier: 1.1}, ...]` gives a schedule its
 initial noise multiplier; such trials are not calibrated to `privacy.target_epsilon`.
 
 **The worst-served group.** `compare: {worst_group: tpr}` compares settings by the group with the lowest true
-positive rate, in place of the lowest accuracy. It changes no trial: run the sweep again, and only its comparison is
-written again.
+positive rate, in place of the lowest accuracy. It changes no trial.
 """
 
 
@@ -59,13 +54,14 @@ def reference() -> str:
     return "\n".join([_HEAD, *tables, _COMPONENTS_HEAD, *components])
 
 
+_MOST_NAMES = 6
+"""Longer lists of names are cut."""
 _WRITTEN = ("Adapted",)
 """Sections that dpsweep writes, and users do not."""
 _COMPONENTS_HEAD = """## Components
 
-The names that a key may take, each with its parameters and their defaults; a parameter without one must be
-given. A key with `module:function` also takes a function of your own ([data.md](data.md#your-own-code)),
-whose parameters are its own.
+The names that a key may take, each with its parameters and their defaults. A key with `module:function` also takes a
+function of your own ([data.md](data.md#your-own-code)).
 """
 
 
@@ -136,7 +132,8 @@ def _values(key: str, value: Mapping[str, Any], sections: Mapping[str, str]) -> 
         is_none_by_default = "default" in value and value["default"] in (None, [None])
         return " or ".join(kind for kind in kinds if kind != "none" or not is_none_by_default)
     if "enum" in value or "const" in value:
-        return ", ".join(f"`{each}`" for each in value.get("enum", [value.get("const")]))
+        names = [f"`{each}`" for each in value.get("enum", [value.get("const")])]
+        return ", ".join(names if len(names) <= _MOST_NAMES else [*names[:_MOST_NAMES], "... (a wrong name lists all)"])
     match value.get("type"):
         case "array":
             items = _values(key, value["items"], sections)
@@ -197,7 +194,12 @@ def _default(key: str, value: Mapping[str, Any], found: Mapping[str, Any]) -> st
 
 def _components(key: str, registry: Mapping[str, Callable[..., object]]) -> str:
     own = ", or `module:function`" if key in ("data", "model", "clipping") else ""
-    rows = [f"| `{name}` | {', '.join(_parameters(make)) or 'none'} |" for name, make in registry.items()]
+    first: dict[str, str] = {}  # the first name of each long list of parameters
+    rows = []
+    for name, make in registry.items():
+        parameters = ", ".join(_parameters(make)) or "none"
+        earlier = first.setdefault(parameters, name) if parameters.count(",") > 4 else name
+        rows.append(f"| `{name}` | {parameters if earlier == name else f'as `{earlier}`'} |")
     return "\n".join([f"### Components for `{key}`", "", f"| name{own} | parameters |", "|---|---|", *rows, ""])
 
 

@@ -115,8 +115,8 @@ class SamplingSpec:
 
     max_batch_size: a larger Poisson batch is cut to a uniformly random subset of this size.
 
-    per_epoch: with random_allocation, the number of the n / batch_size steps of an epoch that each example joins; a
-    batch then has per_epoch times batch_size examples on average. None is 1.
+    per_epoch: with random_allocation, the number of the n / batch_size steps of an epoch that each example joins; None
+    is 1.
 
     cycle_length: with cyclic_poisson, the number of groups of examples that take turns, at least the bands of banded
     noise. None is 1, which is Poisson sampling.
@@ -174,7 +174,7 @@ class BudgetSpec:
     """Budget as an epsilon at the sweep's delta."""
     covers: Annotated[Literal["everything", "training"], Field(exclude_if=_is_everything)] = "everything"
     """What the budget covers: every release, or only the training steps, without releases made from the whole data
-    such as ``dp_pca``, a private clipping bound, or statistics. Reported epsilons always count every release."""
+    such as ``dp_pca``. Reported epsilons always count every release."""
 
     def __post_init__(self) -> None:
         check_bounds(self, "budget")
@@ -192,9 +192,9 @@ class NormSpec:
     """The rate at which the gradient norms of all examples are computed.
 
     refreshes_per_epoch: times per epoch (gamma of paper A); every_step: at every step; when_sampled: all norms once, at
-    step 0, then each example's norm whenever it is in a batch, where it is computed anyway, and once an epoch those
-    that have become old; off: never, so that no epsilon of single examples is computed; auto: when_sampled, or once per
-    epoch where the clipping method or the sampling needs that. rows_per_part: examples in one part of the stored norms;
+    step 0, then each example's norm whenever it is in a batch, and once an epoch those that have become old; off:
+    never, so that no epsilon of single examples is computed; auto: when_sampled, or once per epoch where that is
+    needed. rows_per_part: examples in one part of the stored norms;
     each part is accounted on its own.
     """
 

@@ -35,8 +35,7 @@ def _points(value: object) -> object:
 
 
 class CompareSettings(SweepSection):
-    """Metric by which settings are compared, besides accuracy or the main score of another task. Changing it changes no
-    trial, so nothing is trained again."""
+    """Metric by which settings are compared. A change of it trains nothing again."""
 
     worst_group: Annotated[
         Literal[
@@ -70,15 +69,13 @@ class CompareSettings(SweepSection):
         | None,
         BeforeValidator(_full_name),
     ] = None
-    """Metric of groups; a setting is compared by its value for the group where it is worst. ``tpr`` and ``fpr`` are
-    short for the true and the false positive rate. By default accuracy, or the main score of another task: r2,
-    micro_f1, token_accuracy, mean_iou."""
+    """Metric of groups; a setting is compared by its value for the group where it is worst. By default accuracy, or the
+    main score of another task: r2, micro_f1, token_accuracy, mean_iou. ``tpr`` and ``fpr`` are short names."""
     detect: Annotated[float, Field(gt=0.0, lt=1.0), BeforeValidator(_points)] | None = None
-    """Smallest difference in accuracy between two settings that the sweep should show, such as ``3 points`` (or the
-    share 0.03). `dpsweep plan` warns if the planned seeds and test examples cannot show it."""
+    """Smallest difference in accuracy that the sweep should show, such as ``3 points``; `dpsweep plan` warns if the
+    planned seeds and test examples cannot."""
     looks: Annotated[int, Field(ge=0, le=1000)] = 0
-    """Number of times that verdicts have been read to decide whether to add seeds; written by ``dpsweep run --until``.
-    At look k verdicts hold with 1 - 0.05 * 6 / (pi^2 k^2), so that any at any look is wrong with at most 0.05."""
+    """Number of times that verdicts were read to decide whether to add seeds; written by ``dpsweep run --until``."""
 
 
 def _names(task: Task) -> tuple[str, ...]:

@@ -19,12 +19,11 @@ _Place = Literal["data", "preprocessing", "model", "loss", "clipping", "noise"]
 
 
 class ResourceSettings(SweepSection):
-    """CPUs and GPUs that each trial reserves, the nodes that it may run on, concurrent trials, and retries. In a list
-    of such sections, a trial uses the first one whose ``when`` holds."""
+    """Resources that each trial reserves. In a list of such sections, a trial uses the first one whose ``when`` holds;
+    the last one has no conditions, and gives ``max_concurrent`` and ``max_failures`` for all trials."""
 
     when: dict[_Place, Axis[str]] = Field(default_factory=dict)
-    """In a list: names of components that a trial must have, such as ``{model: [resnet20, wrn16_4]}``. The last section
-    has no conditions."""
+    """In a list: names of components that a trial must have, such as ``{model: [resnet20, wrn16_4]}``."""
     cpus: Quantity = Field(default=1.0, gt=0.0)
     """CPUs of each trial."""
     gpus: Annotated[Quantity, AfterValidator(whole_or_share)] = Field(default=0.0, ge=0.0)
@@ -35,11 +34,9 @@ class ResourceSettings(SweepSection):
     """Labels that a node must have, given by ``ray start --labels``, or Ray's own ``ray.io/accelerator-type``, such as
     ``A100``."""
     max_concurrent: int | None = Field(default=None, ge=1)
-    """Maximum number of trials that run at the same time; by default as many as fit. In a list, the last section gives
-    it, for all trials together."""
+    """Maximum number of trials that run at the same time; by default as many as fit."""
     max_failures: int = Field(default=3, ge=0)
-    """How often a trial is continued from its checkpoint after its worker died. In a list, the last section gives it,
-    for all trials."""
+    """How often a trial is continued from its checkpoint after its worker died."""
 
     @model_validator(mode="after")
     def _one_gpu_for_each_rank(self) -> ResourceSettings:

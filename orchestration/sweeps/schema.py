@@ -106,7 +106,7 @@ class PrivacySettings(SweepSection):
     max_records_per_user: Axis[MaxRecords] | None = None
     """With unit ``user``: how many rows each user keeps at most, chosen at random once per trial."""
     rows_per_user: RowsPerUserSettings | None = None
-    """With unit ``user``: how many users have how many rows, if that is public or was released."""
+    """With unit ``user``: how many users have how many rows."""
 
     @model_validator(mode="after")
     def _one_level(self) -> Self:
@@ -143,22 +143,18 @@ class AccountingSettings(SweepSection):
     group_sizes: Several[Annotated[int, Field(ge=1, le=10_000)]] = (1,)
     """Sizes of groups whose worst-case epsilon is reported."""
     actors: int | None = Field(default=None, ge=1, le=1024)
-    """Maximum number of parts, over all trials, that are accounted at the same time. By default as many as fit onto the
-    cluster; on an embedded one, one for each CPU."""
+    """Maximum number of parts that are accounted at the same time; by default as many as fit."""
     cpus: Quantity | None = Field(default=None, ge=0.0)
-    """CPUs that each part reserves. By default 1 on a running cluster, and none on an embedded one, where parts share
-    the CPUs of training trials. On a running cluster, 0 reserves the smallest amount that Ray counts, so that no part
-    runs on a node without CPUs, unless the part reserves a `resource`."""
+    """CPUs that each part reserves. By default 1 on a running cluster, and none on an embedded one."""
     resource: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$")] | None = None
-    """Custom Ray resource, such as ``accounting``. Each part reserves 1 unit and so runs on a node that was started
-    with it (``ray start --resources='{"accounting": 4}'``). Not used on an embedded cluster."""
+    """Custom Ray resource of which each part reserves 1, such as ``accounting`` of nodes that were started with it
+    (``ray start --resources='{"accounting": 4}'``). Not used on an embedded cluster."""
 
 
 class SchedulerSettings(SweepSection):
     """Scheduling of trials. ``fifo`` trains each trial to its end. ``asha`` compares trials of one setting and seed,
-    which differ in optimizer, learning rate, bound, batch size or epochs, and stops those with a low metric; it never
-    stops a baseline. On private data, this selection costs privacy. The epsilon of a stopped trial is an estimate,
-    because results decided how long it trained; that of its plan is a guarantee."""
+    and stops those with a low metric; it never stops a baseline. On private data, this selection costs privacy. The
+    epsilon of a stopped trial is an estimate, because results decided how long it trained."""
 
     name: Literal["fifo", "asha"] = "fifo"
     """``asha`` stops trials early."""
@@ -173,10 +169,10 @@ class SchedulerSettings(SweepSection):
 
 
 class BaselineSettings(SweepSection):
-    """Overrides for the non-private trials; unclipped gradients are larger and may need a smaller learning rate."""
+    """Overrides for the non-private trials."""
 
     optimizer: Named | None = None
-    """Optimizer of the baseline, in place of the sweep's optimizer."""
+    """Optimizer in place of the sweep's; unclipped gradients are larger and may need a smaller learning rate."""
 
 
 _SECTIONS: Final = {"data": DataSpec, "sampling": SamplingSpec, "norms": NormSpec}
@@ -252,21 +248,21 @@ class SweepSpec(SweepSection):
     seeds: Axis[Seed] = (0,)
     """Training seeds, for initial parameters, batches and, with a seeded source, noise."""
     privacy: PrivacySettings
-    """Privacy of every private trial: delta, and a target epsilon or a noise multiplier."""
+    """Privacy of every private trial."""
     baseline: BaselineSettings = BaselineSettings()
     """Settings that differ for the non-private baseline."""
     reference: bool = False
     """Whether simple models (a rule on one column, logistic or linear regression) are trained beside the non-private
-    baselines of tables; a baseline below one of them says nothing about what privacy costs."""
+    baselines of tables."""
     norms: Axis[Norms] = (NormSpec(),)
     """How often the gradient norms of all examples are stored; ``off``: never."""
     attacks: Attacks | None = None
-    """Attacks on the trained models. None if the file has no such section."""
+    """Attacks on the trained models."""
     min_group_size: MinGroupSize | None = None
-    """Smallest number of test examples for which a group is shown; if the file does not give it, 10."""
+    """Smallest number of test examples for which a group is shown; by default 10."""
     without_gradient: Several[str] = ()
-    """Patterns of names of trainable parameters, such as ``experts.*``, that need not get a gradient from the examples
-    that a plan tries; without it such parameters are refused."""
+    """Patterns of names of trainable parameters, such as ``experts.*``, that need no gradient from the examples that a
+    plan tries."""
     audit: Audit | None = None
     """A lower bound on epsilon, measured in the trial's own training run."""
     noise_source: NoiseSourceName = "seeded"
@@ -280,14 +276,13 @@ class SweepSpec(SweepSection):
     scheduler: SchedulerSettings = SchedulerSettings()
     """Whether trials with a low metric are stopped."""
     resources: Axis[ResourceSettings] = (ResourceSettings(),)
-    """Ray resources of each trial: one section for all trials, or a list of sections with conditions."""
+    """Ray resources of each trial."""
     execution: Execution = ExecutionSpec()
     """Options that change only speed and memory."""
     notify: Several[Annotated[str, Field(min_length=1)]] = ()
-    """Addresses to POST to as JSON, or commands to run, when the sweep has finished, has failed or is stuck: once each.
-    ``${NAME}`` stands for an environment variable of the driver."""
+    """Addresses to POST to as JSON, or commands to run, when the sweep has finished, has failed or is stuck."""
     tune: TuneSettings | None = None
-    """Hyperparameters that each setting tunes before settings are compared (training.md, Tuning)."""
+    """Hyperparameters that each setting tunes before settings are compared."""
     adapted: Adapted | None = None
     """Tuned values of a sweep with ``tune``; written by dpsweep."""
     zip: Pairs | None = None
