@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import fields
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 from dpsweep.accounting.errors import DpsweepError, InvalidInput
@@ -41,17 +40,6 @@ def lookup(registry: Mapping[str, T], name: str, what: str) -> T:
     if name not in registry:
         raise InvalidInput(f"unknown {what} {name!r}; {nearest(name, registry)}")
     return registry[name]
-
-
-def with_fields(kinds: Iterable[type[T]], row: Mapping[str, Any]) -> T:
-    """Build the dataclass among ``kinds`` whose field names equal the keys of ``row``; no two kinds have equal fields.
-
-    Raises: KeyError if none matches, TypeError for a row that is no mapping.
-    """
-    for kind in kinds:
-        if {field.name for field in fields(kind)} == set(row):  # type: ignore[arg-type]
-            return kind(**row)
-    raise KeyError(f"nothing has exactly the fields {', '.join(row)}")
 
 
 def build(

@@ -9,6 +9,7 @@ __all__ = [
     "exponential_choice",
     "filters",
     "noise_strategies",
+    "plain",
     "random_trials",
     "reasons",
     "reductions",

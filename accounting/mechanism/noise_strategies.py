@@ -13,7 +13,7 @@ noise").
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final, final
 
 import numpy as np
@@ -208,14 +208,3 @@ def make_strategy(name: str, params: Mapping[str, Any], steps: int) -> NoiseStra
     Raises: InvalidInput with the nearest valid word for an unknown name or key.
     """
     return build(STRATEGIES, name, params, "noise strategy", steps=steps)
-
-
-def plain_strategy(strategy: NoiseStrategy) -> dict[str, Any]:
-    """Return name and fields of ``strategy``, from which `strategy_of` rebuilds it."""
-    return {"name": strategy.stored_name, **asdict(strategy)}
-
-
-def strategy_of(plain: Mapping[str, Any]) -> NoiseStrategy:
-    """Rebuild a strategy from its name and fields. Raises: InvalidInput for an unknown name or field."""
-    params = dict(plain)
-    return build(STRATEGIES, params.pop("name"), params, "noise strategy")
