@@ -154,9 +154,11 @@ def _metrics() -> Iterator[str]:
     """Yield a table for each task, and a line with the metrics whose names say enough."""
     told: set[str] = set()
     for task in dict.fromkeys(metric.task for metric in METRICS):
-        rows = [(_names(metric), _meaning(metric, told)) for metric in METRICS if metric.task == task]
-        yield f"\n### {_task(task)}\n{_table(('name', 'meaning'), [row for row in rows if row[1]])}"
-        yield f"\nAlso {', '.join(names for names, meaning in rows if not meaning)}.\n"
+        metrics = [metric for metric in METRICS if metric.task == task]
+        rows = [(metric, _meaning(metric, metrics[0].heading, told)) for metric in metrics]
+        table = [(_names(metric), meaning) for metric, meaning in rows if meaning]
+        yield f"\n### {_task(task)}\n{_table(('name', 'meaning'), table)}"
+        yield f"\nAlso {', '.join(_marked(metric) for metric, meaning in rows if not meaning)}.\n"
 
 
 def _names(metric: Metric) -> str:
@@ -165,11 +167,19 @@ def _names(metric: Metric) -> str:
     return ", ".join(f"`{name}`" for name in (*names, metric.tracked) if name)
 
 
-def _meaning(metric: Metric, told: set[str]) -> str:
-    """Return the meaning without the sentences that were ``told`` of an earlier metric."""
-    sentences = [sentence for sentence in re.split(r"(?<=\.) (?=[A-Z])", metric.meaning) if sentence not in told]
+def _meaning(metric: Metric, score: str, told: set[str]) -> str:
+    """Return the meaning without sentences ``told`` of an earlier metric, be it with another task's main ``score``."""
+    sentences = {
+        re.sub(re.escape(score), "SCORE", sentence, flags=re.IGNORECASE): sentence
+        for sentence in re.split(r"(?<=\.) (?=[A-Z])", metric.meaning)
+    }
+    fresh = [sentence for key, sentence in sentences.items() if key not in told]
     told.update(sentences)
-    return " ".join((["**Exact.**"] if metric.exact else []) + sentences)
+    return " ".join((["**Exact.**"] if metric.exact and any(fresh) else []) + fresh)
+
+
+def _marked(metric: Metric) -> str:
+    return _names(metric) + (" (**exact**)" if metric.exact else "")
 
 
 def _group_metrics() -> Iterator[str]:
