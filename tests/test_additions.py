@@ -1,0 +1,241 @@
+"""A sampling, a clipping method, a metric and a command are added in as few files as docs/architecture.md says.
+
+Each is planted in a copy of the product, by the edits that a person would make, and then used from the command line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("accounting", "workers", "orchestration", "dpsweep")
+
+WHOLE_SAMPLING = '''@final
+@dataclass(frozen=True)
+class WholeSampling:
+    """Every example is in every batch."""
+
+    stored_name: ClassVar[str] = "whole"
+    words: ClassVar[str] = "whole batches"
+    draws: ClassVar[Draws] = Draws.INDEPENDENT
+    draws_its_pair: ClassVar[bool] = True
+    displaced: ClassVar[int] = 0
+    adjacencies: ClassVar[tuple[Adjacency, ...]] = ("add_remove", "zero_out", "replace_one")
+    sample_rate: ClassVar[float] = 1.0
+    steps_per_epoch: ClassVar[int] = 1
+
+    members: int
+
+    @classmethod
+    def of_sizes(cls, dataset_size: int, batch_size: int) -> Self:
+        return cls(dataset_size)
+
+    def members_drawn(self, group_size: int) -> tuple[Array, Array]:
+        return np.array([float(group_size)]), np.zeros(1)
+
+    def require_fits(self, dataset_size: int) -> None:
+        """Accepts every size."""
+
+
+'''
+WHOLE_SAMPLER = '''class WholeSampler:
+    """Every row is in every batch."""
+
+    def __init__(self, dataset_size: int) -> None:
+        self._rows = np.arange(dataset_size)
+
+    def next_batch(self) -> Rows:
+        return self._rows
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        return
+
+
+'''
+HALVED = '''"""Toy clipping: half of flat clipping."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from dpsweep.workers.clipping.protocol import RISING, ClippingMethod, ClippingState, ClipRule, PublicFacts, clip_factor
+
+
+@dataclass(frozen=True)
+class HalvedClipping(ClippingMethod):
+    """Each gradient g becomes g * min(1, C / ||g||) / 2. Sensitivity C."""
+
+    def decide(self, state: ClippingState, noisy_answer: Tensor, facts: PublicFacts) -> ClipRule:
+        bound = state.bound
+        return ClipRule(bound, lambda examples: clip_factor(examples.norms, bound) / 2, {"all": bound}, RISING)
+'''
+GREETING = '''"""`dpsweep greet`: a toy."""
+
+from __future__ import annotations
+
+import typer
+
+from dpsweep.orchestration.commands import panels
+
+
+def greet() -> None:
+    """Greet."""
+    typer.echo("good morning")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command ``greet`` to ``app``."""
+    app.command(**panels.listed(panels.RESULTS, "greet"))(greet)
+'''
+STEPS = '    Metric("toy_delta", "privacy/toy_delta", "Toy", delta, NUMBER, "A toy.", frozenset(MetricTable)),\n'
+
+
+@dataclass(frozen=True)
+class Addition:
+    """before: by file and a text that it holds once, what is inserted in front of that. made: new files."""
+
+    before: Mapping[str, Mapping[str, str]]
+    made: Mapping[str, str]
+
+    @property
+    def files(self) -> int:
+        return len({*self.before, *self.made})
+
+    def plant(self, root: Path) -> None:
+        for name, insertions in self.before.items():
+            text = (root / name).read_text()
+            for place, inserted in insertions.items():
+                assert text.count(place) == 1, f"{name} holds {place!r} {text.count(place)} times"
+                text = text.replace(place, inserted + place)
+            (root / name).write_text(text)
+        for name, text in self.made.items():
+            (root / name).write_text(text)
+
+
+ADDITIONS: Mapping[str, tuple[Addition, int]] = {
+    "sampling": (
+        Addition(
+            {
+                "accounting/mechanism/samplings.py": {
+                    "SAMPLINGS: Mapping[str, type[SizedSampling]]": WHOLE_SAMPLING,
+                    '    "shuffle": ShuffledSampling,\n': '    "whole": WholeSampling,\n',
+                },
+                "workers/sampling/samplers.py": {
+                    "SAMPLERS: Final[": WHOLE_SAMPLER,
+                    '    "shuffle": lambda spec': '    "whole": lambda spec, size, draws: WholeSampler(size),\n',
+                },
+            },
+            {},
+        ),
+        5,
+    ),
+    "clipping method": (
+        Addition(
+            {
+                "workers/clipping/__init__.py": {
+                    '    "quantile": QuantileClipping,\n': '    "halved": HalvedClipping,\n',
+                    "from dpsweep.workers.clipping.individual import": (
+                        "from dpsweep.workers.clipping.halved import HalvedClipping\n"
+                    ),
+                }
+            },
+            {"workers/clipping/halved.py": HALVED},
+        ),
+        4,
+    ),
+    "metric": (
+        Addition(
+            {
+                "orchestration/comparison/metrics.py": {
+                    '    Metric("delta", "privacy/delta", "δ", delta, NUMBER),\n': STEPS,
+                }
+            },
+            {},
+        ),
+        2,
+    ),
+    "command": (
+        Addition(
+            {
+                "orchestration/commands/main.py": {
+                    "decryption.register(app)\n": "greeting.register(app)\n",
+                    "    init,\n": "    greeting,\n",
+                }
+            },
+            {"orchestration/commands/greeting.py": GREETING},
+        ),
+        2,
+    ),
+}
+"""What is added, and the largest number of files that it may touch."""
+
+SWEEP = """
+name: toys
+data: {name: digits}
+model: {name: logistic}
+epochs: 2
+sampling: {method: whole, batch_size: 64}
+clipping: {name: halved, bound: 1.0}
+noise: {name: constant, noise_multiplier: 5.0}
+privacy: {delta: 1.0e-5}
+seeds: [0]
+"""
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("copy")
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, root / package, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for addition, _ in ADDITIONS.values():
+        addition.plant(root)
+    return root
+
+
+def dpsweep(root: Path, folder: Path, *arguments: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(root), "XDG_CACHE_HOME": str(folder / "cache")}
+    command = [sys.executable, "-P", "-m", "dpsweep", *arguments]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_each_touches_few_files() -> None:
+    assert {name: addition.files for name, (addition, _) in ADDITIONS.items()} == {
+        "sampling": 2,
+        "clipping method": 2,
+        "metric": 1,
+        "command": 2,
+    }
+    assert all(addition.files <= most for addition, most in ADDITIONS.values())
+
+
+def test_a_toy_sampling_is_accounted_and_a_toy_command_runs(copy: Path, tmp_path: Path) -> None:
+    sizes = ("--dataset-size", "100", "--batch-size", "100", "--epochs", "3", "--noise-multiplier", "5")
+    shared = ("epsilon", *sizes, "--delta", "1e-5", "--json")
+    toy, known = (json.loads(dpsweep(copy, tmp_path, *shared, "--sampling", name)) for name in ("whole", "poisson"))
+    assert toy["epsilon"] == known["epsilon"], "every example is in every batch of both"
+    assert dpsweep(copy, tmp_path, "greet") == "good morning\n"
+
+
+@pytest.mark.long
+def test_a_sweep_trains_with_the_toys_and_shows_the_metric(copy: Path, tmp_path: Path) -> None:
+    (tmp_path / "toys.yaml").write_text(SWEEP)
+    dpsweep(copy, tmp_path, "run", "toys.yaml", "--output", "run", "--tracking-uri", "none", "--address", "in-process")
+    dpsweep(copy, tmp_path, "export", "run", "--to", "trials.csv")
+    assert "toy_delta" in (tmp_path / "trials.csv").read_text()
+    assert "Toy" in (tmp_path / "run" / "report.html").read_text()
