@@ -214,8 +214,8 @@ def _dp_accounting_rdp(row: Array, steps_each: int) -> float:
 def individual_pld(quick: bool) -> Iterator[Result]:
     """60,000 examples x 300 snapshots, 6000 steps, 128 contribution levels, both directions.
 
-    dp-accounting composes the PLDs of one example after the other: once with precomputed PLDs of the levels that all
-    examples share (their construction is not timed), and once with PLDs constructed for each example.
+    dp-accounting composes the PLDs of one example after the other. It does so once with precomputed PLDs of the levels
+    that all examples share (their construction is not timed), and once with PLDs constructed for each example.
     """
     rows, snapshots, sample = (4_000, 30, 3) if quick else (60_000, 300, 10)
     values, steps_each = contributions(rows, snapshots, LEVELS), 20

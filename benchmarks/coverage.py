@@ -4,7 +4,7 @@
     python -m benchmarks.coverage --case gap-10    one case
     python -m benchmarks.coverage --sweeps 600     more sweeps of each case; the standard error falls
 
-A row shows shares of sweeps, or of settings in them, in percent, and mean widths of 95% intervals in points: ``cover``
+A row shows shares of sweeps, or of settings in them, in percent, and mean widths of 95% intervals in points. ``cover``
 should be 95 or more, ``false`` (sweeps with any wrong verdict) 5 or less, ``power`` high and ``width`` small. The
 columns are those measured by the case; medians are beside means that a few sweeps decide. Some cases are followed by a
 row for each method of `benchmarks.other_intervals`, for the first of these sweeps: ``told`` is how often a true

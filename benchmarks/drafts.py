@@ -13,7 +13,7 @@ and test rows, and all scores are of the test rows: accuracy, and R² of regress
     opacus     PrivacyEngine at this epsilon on features standardised without noise, the best of nine learning rates and
                bounds by its score on the test rows: a lead that a draft does not have
 
-Scores are means over splits of the rows, each with a training seed of its own: two splits, or up to five where few rows
+Scores are means over splits of the rows, each with its own training seed: two splits, or up to five where few rows
 are tested. A table is cut to ``--rows``, by default all 200,000. Without Opacus its column notes it.
 """
 

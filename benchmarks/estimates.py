@@ -2,11 +2,11 @@
 
     python benchmarks/estimates.py [--quick] [--json] [--case NAME] [--norms VALUE]
 
-Each case is trained once for every value of norms.refreshes_per_epoch, with the same batches and noise, so that the
-trials differ only in the norms. The norms of some random examples are measured at every step as well. Printed for these
-are Pearson's r of the estimated epsilon and the epsilon from every step's norms, and the mean and the largest
-difference; further the worst case, and the CPU seconds of all norms of the trial, without the norms of every step.
-Adult, MNIST and CIFAR-10 are read where `DPSWEEP_DATA` says.
+Each case is trained once for every value of norms.refreshes_per_epoch, with the same batches and noise. The norms of
+some random examples are measured at every step as well. Printed for these are Pearson's r of the estimated epsilon and
+the epsilon from every step's norms, and the mean and the largest difference. Further: the worst case, and the CPU
+seconds of all norms of the trial, without the norms of every step. Adult, MNIST and CIFAR-10 are read where
+`DPSWEEP_DATA` says.
 """
 
 # ruff: noqa: E402

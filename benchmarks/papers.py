@@ -2,7 +2,7 @@
 
     python -m benchmarks.papers [--json] [--paper A|B|C|D]
 
-Prints a markdown table, or with --json one object per item, in under two minutes, and exits with 1 when an item is off.
+`--json` prints one object per item, else a markdown table follows. The exit status is 1 when an item is off.
 The papers are named in docs/architecture.md. Where a paper prints no number, the item is a statement of the paper, and
 `printed` is its bound. Experiments that train are in sweeps/papers/.
 """

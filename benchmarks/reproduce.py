@@ -2,9 +2,9 @@
 
     python -m benchmarks.reproduce NAME [--output DIR] [--address in-process] [--from DIR] [--collect]
 
-DIR, by default runs/NAME, is the folder of the sweep: an interrupted run is continued there. Trials train one after the
-other in this process; with --address local, on an embedded Ray. --collect trains nothing and stores the results in DIR;
---from reuses trials that another sweep has trained. The results go to benchmarks/reproduction/NAME.json, and
+`DIR`, by default runs/NAME, is the folder of the sweep: an interrupted run is continued there. Trials train one after
+the other in this process; with --address local, on an embedded Ray. `--collect` trains nothing and stores the results
+in DIR; `--from` reuses trials that another sweep has trained. The results go to benchmarks/reproduction/NAME.json, and
 `python -m docs.reproduction` writes the page from them. The data are read from $DPSWEEP_DATA.
 """
 

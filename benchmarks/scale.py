@@ -2,15 +2,15 @@
 
     python benchmarks/scale.py [--quick] [--json] [--task NAME] [--folder DIR]
 
-Prints a markdown table, or with --json one object per row. Trials are synthetic: norms of 1e6 examples at 50 snapshots
-and of 1e7 at 12 (--quick: 1e5 at 10 and 1e6 at 4), 0.6 and 1.4 GB on disk, written first into a temporary folder. Each
-row is measured in its own process, on a Ray cluster of this machine whose nodes have one CPU each.
+`--json` prints one object per row, else a markdown table follows. Trials are synthetic: norms of 1e6 examples at 50
+snapshots and of 1e7 at 12 (--quick: 1e5 at 10 and 1e6 at 4). They take 0.6 and 1.4 GB in a temporary folder. Each row
+is measured in its own process, on a Ray cluster of this machine whose nodes have one CPU each.
 
-- ours_cpu_s: CPU seconds of the parts and the driver, with tables and exact quantiles, without the start of processes.
-- read_hash_cpu_s: CPU seconds of reading and hashing the same norm files, in the same run and on the same nodes, all of
-  them at once. ratio: ours_cpu_s over read_hash_cpu_s.
-- driver_mb, worker_mb: peak memory of the driver, and of the largest worker.
-- efficiency: summed time of the parts over (nodes times elapsed time from the first part to the merged result).
+- `ours_cpu_s`: CPU seconds of the parts and the driver, with tables and exact quantiles.
+- `read_hash_cpu_s`: CPU seconds of reading and hashing the same norm files, in the same run and on the same nodes, all
+  of them at once. `ratio`: ours_cpu_s over read_hash_cpu_s.
+- `driver_mb`, `worker_mb`: peak memory of the driver, and of the largest worker.
+- `efficiency`: summed time of the parts over (nodes times elapsed time from the first part to the merged result).
 
 With fewer cores than nodes, computing cannot show how the queue scales. Rows named "... asleep" therefore replace each
 part's computation by a sleep as long as a part took on one node, at least 0.1 s; everything else is unchanged. Each

@@ -37,7 +37,7 @@ class Population:
     """The population that a simulated sweep draws from.
 
     A model is right about an example with a probability whose logit is the mean of its setting and group, plus normal
-    effects of the example (common to all models), of its user, of the seed (common to all settings), and of the run.
+    effects. They belong to the example (common to all models), its user, the seed (common to all settings) and the run.
     The mean of this probability is the true main score of every task: accuracy, R^2 or micro F1 (`_DRAWN`).
 
     `sizes`: [G], test examples of each group. `logits`: [S, G], by private setting and group. `runs`: seeds of each

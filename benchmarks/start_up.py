@@ -3,18 +3,18 @@
 
     python benchmarks/start_up.py [--trials 200] [--s3-trials 10] [--address local] [--json]
 
-Runs `dpsweep run` on a sweep of --trials private trials of 11 steps each, in ten settings with their own calibration,
-on a Ray cluster that it starts, without Ray (--address in-process), or on a running cluster, with the variables of a
-submitted driver. Its runs go to MLFLOW_TRACKING_URI, if that is set. With --s3-trials, runs as many trials again whose
-results go to an S3 server on this machine (moto, of `pip install 'dpsweep[test]'`), and counts the requests.
+A sweep of --trials private trials of 11 steps each, in ten settings with their own calibration, runs on a Ray cluster
+that it starts. `--address in-process` runs without Ray, an address on a running cluster, with the variables of a
+submitted driver. Its runs go to MLFLOW_TRACKING_URI, if that is set. With --s3-trials, as many trials run again whose
+results go to an S3 server on this machine (moto, of `pip install 'dpsweep[test]'`), and requests are counted.
 
-- first_s: seconds from the start of the command to the first file of a trial.
-- plan_s: seconds until the plan is stored, with imports and the start of Ray.
-- driver_cpu_s: CPU seconds of the driver's process per trial, from the first trial to the end of the command.
-- wall_s: elapsed seconds per trial in the same time.
-- after_last_s: seconds from the last trial's result to the end of the command, when all is recorded.
-- before_mb, most_mb: resident memory of the driver when the first trial begins, and at most.
-- requests: number per trial, by what they are about.
+- `first_s`: seconds from the start of the command to the first file of a trial.
+- `plan_s`: seconds until the plan is stored, with imports and the start of Ray.
+- `driver_cpu_s`: CPU seconds of the driver's process per trial, from the first trial to the end of the command.
+- `wall_s`: elapsed seconds per trial in the same time.
+- `after_last_s`: seconds from the last trial's result to the end of the command, when all is recorded.
+- `before_mb`, `most_mb`: resident memory of the driver when the first trial begins, and at most.
+- `requests`: number per trial, by what they are about.
 """
 
 from __future__ import annotations

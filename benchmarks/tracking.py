@@ -3,17 +3,17 @@
 
     python benchmarks/tracking.py [--trials 300] [--sweep DIR] [--database URI] [--auth] [--ray] [--json]
 
-Runs a sweep of --trials private trials of 11 steps each without MLflow and without Ray, or takes the stored one in
---sweep, then records it with `dpsweep record` into SQLite, and into an MLflow server that it starts on loopback, whose
-runs are in --database (by default SQLite; such as postgresql+psycopg2://USER@HOST/NAME). With --auth, once more into a
+A sweep of --trials private trials of 11 steps each runs without MLflow and without Ray, or the stored one in --sweep is
+taken. Then `dpsweep record` records it into SQLite, and into an MLflow server on loopback, whose runs are in --database
+(by default SQLite; such as postgresql+psycopg2://USER@HOST/NAME). With --auth, once more into a
 server with basic authentication, which checks the password again at every request; then once more with the
 `auth_cache_ttl_seconds` that docs/cluster.md recommends. With --ray, Ray's `MLflowLoggerCallback` records the
-same parameters and numbers in the same stores, one trial after the other, as Tune calls it; it makes no parent run, no
+same parameters and numbers in the same stores, one trial after the other, as Tune calls it. It makes no parent run, no
 averages, no comparison and no models.
 
-- requests: by HTTP, per trial, those for the whole sweep included.
-- seconds: elapsed per trial. whole_s: of all trials.
-- server_cpu_s: CPU seconds of the server per trial.
+- `requests`: by HTTP, per trial, those for the whole sweep included.
+- `seconds`: elapsed per trial. `whole_s`: of all trials.
+- `server_cpu_s`: CPU seconds of the server per trial.
 """
 
 from __future__ import annotations

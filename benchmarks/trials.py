@@ -2,8 +2,8 @@
 
     python benchmarks/trials.py [--quick] [--json] [--case NAME] [--device cuda]
 
-All methods of a case train the same model on the same data, in batches of the same expected size, for the same epochs,
-and after each epoch measure the accuracy of everybody and of every group on the test data. All are measured on this
+In a case all methods train the same model on the same data, in batches of the same expected size, for the same epochs.
+After each epoch they measure the accuracy of everybody and of every group on the test data. All are measured on this
 machine in one run, with one thread, in CPU seconds, which other work disturbs least (on a GPU in elapsed seconds). The
 data are read before.
 

@@ -244,8 +244,8 @@ class StoredSweep:
     ) -> Best:
         """Return the best private setting by the mean of a metric of `results`, as ``dpsweep best`` prints it.
 
-        by: a metric; by default accuracy or the main score of the task: r2, micro_f1, token_accuracy. max_epsilon:
-        largest epsilon of a trial of the setting. at_least: lowest means that the setting must reach, such as
+        `by`: a metric; by default accuracy or the main score of the task: r2, micro_f1, token_accuracy. `max_epsilon`:
+        largest epsilon of a trial of the setting. `at_least`: lowest means that the setting must reach, such as
         ``{"worst_group": 0.7}``. The model of the result ``found`` is ``trials[found.trial.key].model()``. Raises:
         InvalidInput for an unknown metric and if no setting meets the conditions, DataCorruption for damaged files.
         """
@@ -262,8 +262,8 @@ class StoredSweep:
         """Register the model of `best` in MLflow under a name, and give it an alias, as ``dpsweep best --register``.
 
         ``mlflow.pyfunc.load_model`` loads the ``location`` of the result as it is, and its ``address`` where MLflow's
-        tracking URI is that of the sweep; a model of the user's own carries the code that it was trained with, which
-        runs then. tracking_uri: where the sweep was recorded; by default
+        tracking URI is that of the sweep. A model of the user's own carries the code that it was trained with, which
+        runs then. `tracking_uri`: where the sweep was recorded; by default
         ``MLFLOW_TRACKING_URI``, else the store in its folder. Raises: InvalidInput for a name that MLflow refuses, and
         if MLflow has no weights of that model; TrackingUnavailable.
         """
@@ -321,7 +321,7 @@ Allowed = Sequence[str | Path | Callable[..., Any]]
 def open_sweep(folder: str | Path, *, allow_code: Allowed = ()) -> StoredSweep:
     """Open the sweep in a folder or at a URI that ``dpsweep run`` wrote; models are loaded only on request.
 
-    allow_code: the user's own modules and files that `Trial.model` and `Trial.predict` may import, such as
+    `allow_code`: the user's own modules and files that `Trial.model` and `Trial.predict` may import, such as
     ``["my_models.py"]``, or the classes and functions themselves; by default none. Every epsilon of a trial is compared
     with the cost of its trace; measures of test data and epsilons of single examples are as stored. Raises:
     InvalidInput if there is no sweep or a module is not found, DataCorruption for damaged files, and for claims that
@@ -342,7 +342,7 @@ def plan(sweep: SweepLike, *, allow_code: Allowed = ()) -> Plan:
     """Plan a sweep without training: noise, steps and worst-case epsilon of each trial, and reasons for refusals.
 
     A sweep file is code, as for ``dpsweep plan``: the user's own models in its folder (for text or a mapping, the
-    working directory) run on a few rows. allow_code: further modules and files that may be imported. Raises:
+    working directory) run on a few rows. `allow_code`: further modules and files that may be imported. Raises:
     InvalidInput for a sweep that cannot be read.
     """
     from dpsweep.orchestration.sweeps.plan import plan_sweep
@@ -369,9 +369,9 @@ def run(
     """Train, account and compare every trial of a sweep, as ``dpsweep run`` with the same options.
 
     A folder that holds the sweep, or an earlier version of it, is continued: trials with results keep them. The user's
-    own code is read again by every call; results of it as it was before an edit are not continued. retry: ``failed``,
-    ``all`` or keys of trials to train again. sources: folders of other sweeps, as ``--from``. console: of rich; shows
-    progress, and in a notebook a line for each trial that ends; by default nothing is shown. Failed trials are in
+    own code is read again by every call; results of it as it was before an edit are not continued. `retry`: ``failed``,
+    ``all`` or keys of trials to train again. `sources`: folders of other sweeps, as ``--from``. `console`: of rich;
+    shows progress, and in a notebook a line for each trial that ends; by default nothing is shown. Failed trials are in
     `StoredSweep.failed`. Raises: InvalidInput, before any trial starts, for a sweep that cannot run and for a process
     that is already connected to Ray.
     """

@@ -29,8 +29,8 @@ def trial_table(record: SweepRecord, settings: Mapping[str, Any] | None = None) 
     """Return one row of single values per trial, all with the same columns; None where a value is unknown or withheld.
 
     Columns: ``key``, the labels (``labels.clipping``, ..., always ``labels.seed``), the parameters that vary
-    (``parameters.sampling.batch_size``, ...), ``status``, ``error``, every metric, and the other values of results.json
-    except confusion matrices: rates by group (``by_group.Female.accuracy``), costs by group size
+    (``parameters.sampling.batch_size``, ...), ``status``, ``error`` and every metric. The other values of
+    results.json follow, except confusion matrices: rates by group (``by_group.Female.accuracy``), costs by group size
     (``groups.4.epsilon``). Several notes are one text. `settings`: as in `record.rows`; ends of intervals are columns
     too (``setting.intervals.accuracy.low``, ``setting.groups.Female.accuracy.low``). For an infinite epsilon the value
     is None and ``private`` is False.

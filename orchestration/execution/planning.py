@@ -1,6 +1,6 @@
 """Plan a sweep where its driver runs: in this process, or in a separate one, which takes torch with it when it ends.
 
-torch takes most of a driver's memory, and drivers share the head of a running cluster. A driver there needs torch for
+Most of a driver's memory is torch's, and drivers share the head of a running cluster. A driver there needs torch for
 its plan alone, as its trials train on the nodes.
 """
 

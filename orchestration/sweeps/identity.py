@@ -41,8 +41,8 @@ def content(
 ) -> str:
     r"""Canonical JSON of the trial's definition: equal for equal trials, whatever their keys.
 
-    target_epsilon: the epsilon to which ``accountant`` calibrates the noise; it replaces the noise multiplier, which
-    follows from it. release: the release of statistics after training.
+    `target_epsilon`: the epsilon to which ``accountant`` calibrates the noise; it replaces the noise multiplier, which
+    follows from it. `release`: the release of statistics after training.
 
     >>> from dpsweep.workers.spec import Component, DataSpec, NoiseSpec, SamplingSpec
     >>> spec = TrialSpec("any", DataSpec("digits"), Component("mlp"), SamplingSpec("poisson", 64), Component("flat"),

@@ -1,9 +1,9 @@
 """Recommend, before any training, whether to sample rows or users, and how many rows of each user to keep.
 
-The comparison is of the noise in the mean gradient of a step at equal compute: equally many gradients of rows a step,
-and equally many steps, where clipping changes nothing (Charles et al. 2024, arXiv 2407.07737, Section 3). The mean
-gradient of a user with r rows is as long as one row's gradient if the rows are alike. It is sqrt(r) times shorter if
-they are unrelated, and the clipping bound of ``uls`` may shrink with it. Only training shows which of the two holds.
+The comparison is of the noise in the mean gradient of a step at equal compute, where clipping changes nothing. That is
+equally many gradients of rows a step, and equally many steps (Charles et al. 2024, arXiv 2407.07737, Section 3). The
+mean gradient of a user with r rows is as long as one row's gradient if the rows are alike. It is sqrt(r) times shorter
+if they are unrelated, and the clipping bound of ``uls`` may shrink with it. Only training shows which of the two holds.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ def _best(ways: Sequence[Way], median: int) -> tuple[Verdict, Way | None, Way | 
     """Return the verdict at the median number of rows per user, and the best of each way.
 
     ``els`` keeps the median number of rows: more would add noise for the rows of few. ``uls`` keeps at least as many,
-    those with the least noise if the rows of a user are unrelated; where it is preferred for certain, as many as leave
-    it with less noise than ``els`` even if they are alike.
+    those with the least noise if the rows of a user are unrelated. Where it is preferred for certain, it keeps as many
+    as leave it with less noise than ``els`` even if they are alike.
     """
     by_rows = next((way for way in ways if way.sampling == "els" and way.most == median), None)
     by_users = [way for way in ways if way.sampling == "uls" and way.most >= median]

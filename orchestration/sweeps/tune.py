@@ -162,9 +162,12 @@ class Tried(SweepSection):
 
 
 class Winner(SweepSection):
-    """The chosen candidate of a setting. values: by parameter. score: by ``select_by``; none if private. candidates:
-    number tried, or offered to a private selection. candidate: index among them, set by the exponential mechanism.
-    seed: training seed of the run, set where the run itself is the trial. tried: all candidates; empty if private."""
+    """The chosen candidate of a setting.
+
+    `values`: by parameter. `score`: by ``select_by``; none if private. `candidates`: number tried, or offered to a
+    private selection. `candidate`: index among them, set by the exponential mechanism. `seed`: training seed of the
+    run, set where the run itself is the trial. `tried`: all candidates; empty if private.
+    """
 
     values: dict[str, Any]
     score: float | None
@@ -184,9 +187,9 @@ class DrawnRun(SweepSection):
 class Adapted(SweepSection):
     """Tuned values of a sweep with ``tune``: all candidates while tuning, then the best one of each setting.
 
-    candidates: values by parameter. winners: best candidate by setting, as named by `setting_of`. drawn: runs of each
-    private selection, by setting; their number is private. proposed: indices of the candidates that a setting tries, by
-    setting; a setting that is missing here tries all.
+    `candidates`: values by parameter. `winners`: best candidate by setting, as named by `setting_of`. `drawn`: runs of
+    each private selection, by setting; their number is private. `proposed`: indices of the candidates that a setting
+    tries, by setting; a setting that is missing here tries all.
     """
 
     candidates: Several[dict[str, Any]] = ()

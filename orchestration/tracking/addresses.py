@@ -28,8 +28,7 @@ def probe(tracking_uri: str) -> None:
     """Connect to an MLflow server or database once, to fail within seconds where MLflow would retry for minutes.
 
     Raises: TrackingUnavailable for a database whose driver is not installed, and for an SQLite file with a journal that
-    somebody else has made; the errors of sockets and SQLAlchemy if it
-    cannot be reached.
+    somebody else has made. Errors of sockets and SQLAlchemy pass through if it cannot be reached.
     """
     parts = urlsplit(tracking_uri)
     scheme = parts.scheme.split("+")[0]
