@@ -154,3 +154,8 @@ def test_whole_attacks_harm_nobody(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_is_planted_in_a_folder_harms_nobody(capsys: pytest.CaptureFixture[str]) -> None:
     """A few of all attempts; the gate tries the kinds in tests/accounting/records/test_local_files.py."""
     assert main(["--folders", "--cells", "60"]) == 0, capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_a_link_swapped_in_while_a_command_works_leads_it_nowhere(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--races", "6"]) == 0, capsys.readouterr().out

@@ -50,6 +50,7 @@ from dpsweep.accounting.records.local_files import (
     require_plain_file,
     require_plain_folder,
 )
+from dpsweep.accounting.records.parquet_schemas import require_shallow_schema
 from dpsweep.accounting.records.part_files import PartFiles
 from dpsweep.accounting.records.parts import MANIFEST, PartRecord
 from dpsweep.accounting.records.private_files import read_encrypted, read_private, write_private
@@ -140,6 +141,7 @@ __all__ = [
     "require_plain_entries",
     "require_plain_file",
     "require_plain_folder",
+    "require_shallow_schema",
     "shares_of",
     "verify_epsilons",
     "verify_users",

@@ -20,6 +20,8 @@ LARGEST_RATIO = 1_000
 """Largest accepted ratio of expanded to stored size: rows differ by their ids, which compress by less than 100."""
 ALWAYS_ALLOWED = 2**22
 """Expanded size in bytes that is accepted for a file of any size."""
+MOST_METADATA = 2**24
+"""Largest description of a message in bytes: a schema has about a hundred for each column."""
 _HEADER, _LENGTH, _BUFFERS, _COMPRESSION = 2, 0, 2, 3
 """Numbers of flatbuffer fields: the header of a Message; length, buffers and compression of a RecordBatch."""
 
@@ -46,6 +48,8 @@ def _read(data: bytes, columns: Sequence[str] | None) -> pa.Table:
     stream = pa.py_buffer(data)[_START:]
     allowed, expanded = min(max(LARGEST_RATIO * len(data), ALWAYS_ALLOWED), half_of_memory()), 0
     for message in _messages(stream):
+        if message.metadata.size > MOST_METADATA:
+            raise Oversized(f"its columns are described in more than {MOST_METADATA} bytes")
         expanded += sum(_expanded_lengths(message))
         if expanded > allowed:
             raise Oversized(f"its {len(data)} bytes would expand to more than {allowed}")

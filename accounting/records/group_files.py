@@ -13,6 +13,7 @@ from pyarrow import csv, parquet
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records.files import read_bytes
+from dpsweep.accounting.records.parquet_schemas import require_shallow_schema
 
 _COLUMNS = ["example_id", "group"]
 
@@ -44,6 +45,7 @@ def read_groups(uri: str) -> GroupFile:
     try:
         data = io.BytesIO(read_bytes(uri))
         if uri.endswith(".parquet"):
+            require_shallow_schema(data)
             table = parquet.read_table(data, columns=_COLUMNS)
         else:
             table = csv.read_csv(data, convert_options=csv.ConvertOptions(include_columns=_COLUMNS))
@@ -51,7 +53,7 @@ def read_groups(uri: str) -> GroupFile:
         groups = table.column("group").cast(pa.string())
     except FileNotFoundError:
         raise InvalidInput(f"{uri} does not exist; give a CSV or Parquet file of example_id and group") from None
-    except (pa.ArrowException, KeyError, ValueError) as error:
+    except (pa.ArrowException, KeyError, OSError, ValueError) as error:
         raise InvalidInput(
             f"{uri} cannot be read as groups; it needs the columns example_id, of whole numbers, and group, as CSV "
             "with a header or as .parquet"

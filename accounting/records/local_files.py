@@ -102,11 +102,15 @@ def replace_file(path: str, pieces: Sequence[bytes | memoryview], private: bool)
 
 
 def append(path: str, data: bytes) -> None:
-    """Append to a private file durably, or make it. Raises: OSError; UnsafeFile, also for a file of another user."""
+    """Append to a private file durably, or make it; it gets mode 0600.
+
+    Raises: OSError; UnsafeFile, also for a file of another user.
+    """
     with _entered(os.path.dirname(path), _LISTED) as folder:
         handle = _open_own(path, folder, os.O_WRONLY | os.O_APPEND)
         try:
             before = os.fstat(handle).st_size
+            os.fchmod(handle, 0o600)
             try:
                 _write_all(handle, data)
                 os.fsync(handle)
@@ -132,7 +136,7 @@ def make_private_folder(path: str) -> None:
     with _entered(path, _LISTED) as folder:
         found = os.fstat(folder)
         _require_owner(path, found)
-        if found.st_mode & 0o077:
+        if stat.S_IMODE(found.st_mode) != 0o700:  # bits that give what is made there to a group go too
             os.fchmod(folder, 0o700)
 
 

@@ -25,7 +25,7 @@ from dpsweep.orchestration.records.audits import read_audits
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.manifest import Manifest, read_manifest
 from dpsweep.orchestration.records.published import PublishedAccount, PublishedAudit, PublishedSweep
-from dpsweep.orchestration.records.results import StoppedTrial, TrialResult, read_result
+from dpsweep.orchestration.records.results import StoppedTrial, TrialResult, read_result_of
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.records.status import TrialStatus, status_of
 from dpsweep.orchestration.sweeps.grid import GridPoint, grid
@@ -91,7 +91,7 @@ def _is_there(files: SweepFiles, key: str) -> bool:
 
 
 def _read(files: SweepFiles, points: tuple[GridPoint, ...], manifest: Manifest) -> StoredTrials:
-    found = (read_result(files.trial(point.key).result) for point in points)
+    found = (read_result_of(point.key, files.trial(point.key).result) for point in points)
     results = {result.key: status_of(result) for result in found if result is not None}
     attempts = {point.key: _attempts(files, point, results.get(point.key)) for point in points if point.is_private}
     open_keys = [key for key in results if not is_closed(files.trial(key).private)] if _are_open(manifest) else []

@@ -39,7 +39,7 @@ from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.manifest import Manifest
 from dpsweep.orchestration.records.published import PublishedAccount, PublishedAudit, PublishedTrial
 from dpsweep.orchestration.records.recording import NOTHING_RECORDED, Recording
-from dpsweep.orchestration.records.results import StoppedTrial, StoredResult, read_result
+from dpsweep.orchestration.records.results import StoppedTrial, StoredResult, read_result_of
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.records.status import SweepStatus, TrialStatus, status_of
 from dpsweep.orchestration.report.writing import write_reports
@@ -104,7 +104,7 @@ class Coordinator:
         less than its trace costs. InvalidInput if the data have changed since finished trials were trained on them.
         """
         for key in self._planned:
-            result = read_result(self._files.trial(key).result)
+            result = read_result_of(key, self._files.trial(key).result)
             if result is not None:
                 self._status.restore(result)
                 self._accounts[key] = read_accounts(self._files.trial(key))

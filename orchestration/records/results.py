@@ -153,6 +153,14 @@ def read_result(uri: str) -> StoredResult | None:
         raise DataCorruption(f"{uri} is no result of this version of dpsweep; {next_step}") from error
 
 
+def read_result_of(key: str, uri: str) -> StoredResult | None:
+    """`read_result` of the trial ``key``. Raises: DataCorruption also for the result of another trial."""
+    found = read_result(uri)
+    if found is not None and found.key != key:
+        raise DataCorruption(f"{uri} is the result of another trial than {key}; restore it from a backup")
+    return found
+
+
 def write_statistics(uri: str, statistics: IndividualStatistics) -> None:
     """Store statistics of training examples that were released with noise."""
     write_sealed(uri, _STATISTICS.dump_json(statistics))

@@ -8,13 +8,15 @@
     python -m tests.hostile --folders --commands run,delete --cells 500
     python -m tests.hostile --attacks
     python -m tests.hostile --endings
+    python -m tests.hostile --races 20
 
 TMPDIR=/dev/shm saves the disk.
 
 With --folders, links, pipes, devices and more are planted in a sweep's folder, and commands run on it: every command
 with every kind at one place of each role, which includes every kind at every place and every command with every place;
 with --full, every command with every kind at every place. With --attacks, whole attacks are made, each with the command
-that it is aimed at. With --endings, each command that can take long is told to end where it works or waits.
+that it is aimed at. With --races, parts of a sweep's folder change places with links while a command works. With
+--endings, each command that can take long is told to end where it works or waits.
 
 The exit status is 1 when an input was answered with a traceback, with nothing within a minute of CPU time, or with too
 small an epsilon, when a command changed a file outside the folder, or ended late.
@@ -34,6 +36,7 @@ from tests.hostile.attempts import Asked, Counts, tried
 from tests.hostile.of_attacks import outcomes
 from tests.hostile.of_endings import endings
 from tests.hostile.of_folders import COMMANDS, KINDS
+from tests.hostile.of_races import races
 from tests.hostile.table import TARGETS
 from tests.hostile.target import Tally, fed
 
@@ -44,6 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _folders(options)
     if options.attacks:
         return _attacks()
+    if options.races:
+        return _races(options.races)
     if options.endings is not None:
         return _endings(options.endings)
     chosen = [target for target in TARGETS if options.only in target.name]
@@ -66,7 +71,16 @@ def _folders(options: argparse.Namespace) -> int:
     """Print the table of commands by kinds: how many attempts were refused, and how many were harmless."""
     commands, kinds = options.commands.split(","), options.kinds.split(",")
     began = time.monotonic()
-    asked = Asked(commands, kinds, options.full, options.cells, options.second_user, max(1, options.jobs), options.seed)
+    asked = Asked(
+        commands,
+        kinds,
+        options.full,
+        options.cells,
+        options.second_user,
+        max(1, options.jobs),
+        options.seed,
+        options.first,
+    )
     tally = tried(asked)
     print(f"{'refused/harmless':16} {' '.join(f'{kind:>16}' for kind in kinds)}")
     for command in commands:
@@ -95,6 +109,18 @@ def _attacks() -> int:
     return 1 if wrong else 0
 
 
+def _races(seconds: float) -> int:
+    """Print a line for each command: how often it was run, with which exit codes, and exchanges meanwhile."""
+    wrong: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="hostile-") as folder:
+        for each in races(Path(folder), seconds):
+            codes = ", ".join(f"{count} ended {code}" for code, count in sorted(each.codes.items(), key=str))
+            print(f"{each.command:9} {codes}; {each.swaps} exchanges; {len(each.wrong)} wrong", flush=True)
+            wrong += each.wrong
+    print(f"{len(wrong)} wrong", *wrong, sep="\n\n")
+    return 1 if wrong else 0
+
+
 def _endings(only: str) -> int:
     """Print a line for each command that was told to end."""
     wrong = 0
@@ -120,6 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--inputs", type=int, default=100_000, help="of all targets together")
     parser.add_argument("--only", default="", choices=["", *(target.name for target in TARGETS)])
     parser.add_argument("--attacks", action="store_true", help="make whole attacks, each with the command it aims at")
+    parser.add_argument("--races", type=float, metavar="SECONDS", help="swap links in while a command works, for each")
     parser.add_argument(
         "--endings", nargs="?", const="", metavar="TEXT", help="end commands by SIGTERM; TEXT: some of them, A,B"
     )
@@ -128,6 +155,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--kinds", default=",".join(KINDS), help="of --folders: some of what is planted")
     parser.add_argument("--full", action="store_true", help="of --folders: all that could be tried")
     parser.add_argument("--cells", type=int, help="of --folders: as many attempts, spread over all (default: all)")
+    parser.add_argument("--first", type=int, default=0, help="of --folders: the number of the first attempt")
     parser.add_argument("--jobs", type=int, default=2, help="of --folders: attempts at a time")
     parser.add_argument(
         "--second-user", action="store_true", help="of --folders: one user runs commands on another's folder (as root)"

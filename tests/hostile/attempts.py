@@ -6,6 +6,7 @@ processes that are forked from one which has run each of them before: that costs
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import os
@@ -22,9 +23,11 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Final
+
+import typer.main
 
 from dpsweep.accounting.errors import DpsweepError
 from tests.hostile.of_folders import (
@@ -75,8 +78,12 @@ class Template:
     seed: int = 0
 
     @classmethod
-    def made(cls, folder: Path, seed: int) -> Template:
-        """Make the folders, and run every command in this process, so that it has loaded what they need."""
+    def made(cls, folder: Path, seed: int, warmed: Iterable[str] = COMMANDS) -> Template:
+        """Make the folders, and run the commands ``warmed`` in this process, so that it has loaded what they need.
+
+        Forks of it build no parser of command lines, and look for no garbage among what is loaded.
+        """
+        typer.main.get_command = cache(typer.main.get_command)
         runs = folder / "runs"
         runs.mkdir(parents=True)
         (folder / "sweep.yaml").write_text(SWEEP)
@@ -90,10 +97,14 @@ class Template:
         shutil.copytree(runs / "small", runs / "other", symlinks=True)
         manifest = runs / "other" / "sweep.json"
         write_json(manifest, {**json.loads(manifest.read_bytes()), "sweep_id": "other"})  # else they are one sweep
-        for number, command in enumerate(COMMANDS):
+        for number, command in enumerate(warmed):
             world = made.copied(folder.parent / f"warm{number}")  # MLflow keeps a database open by its path
             made._run(world, command)
             shutil.rmtree(world.root)
+        for figure in runs.glob("*/mlflow-artifacts/*/artifacts/figures/*.html"):
+            figure.write_bytes(b"")  # nothing reads these megabytes, and each attempt copies them
+        gc.collect()
+        gc.freeze()
         return made
 
     def _run(self, world: World, command: str) -> None:
@@ -167,7 +178,8 @@ class Tried:
 
 @dataclass(frozen=True)
 class Asked:
-    """Which attempts to make: those of `chosen_cells` or, if is_full, `every_cell`; of these the first ``most``.
+    """Which attempts to make: those of `chosen_cells` or, if is_full, `every_cell`; of these at most ``most`` from
+    number ``first`` on.
 
     second_user: one user runs the commands on another's folder, in which all may write; else on his own. jobs:
     attempts at a time. seed: of the order of the attempts.
@@ -180,12 +192,14 @@ class Asked:
     second_user: bool = False
     jobs: int = 2
     seed: int = 0
+    first: int = 0
 
     def cells(self, template: Template) -> tuple[list[Cell], set[Pair]]:
         """The attempts in their order, and the pairs of all that could be made."""
         every = every_cell(template, self.commands, self.kinds)
         chosen = chosen_cells(every, self.seed)
-        return [*chosen, *(sorted(set(every) - set(chosen)) if self.is_full else ())][: self.most], pairs(every)
+        cells = [*chosen, *(sorted(set(every) - set(chosen)) if self.is_full else ())][self.first :]
+        return cells[: self.most], pairs(every)
 
 
 def tried(asked: Asked) -> Tried:

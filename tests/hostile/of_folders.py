@@ -182,6 +182,13 @@ def _open_to_all(path: Path, world: World) -> None:
     path.chmod(0o777 if path.is_dir() else 0o666)
 
 
+def _set_bits(path: Path, world: World) -> None:
+    """Rights to run as its owner, to give what is made there to a group, and to delete only one's own."""
+    if not path.exists():
+        _made_way(path).write_bytes(b"{}")
+    path.chmod(0o7000 | stat.S_IMODE(path.stat().st_mode))
+
+
 def _huge(path: Path, world: World) -> None:
     with _made_way(path).open("wb") as file:
         file.truncate(HUGE)
@@ -330,6 +337,7 @@ KINDS: Final[Mapping[str, Callable[[Path, World], None]]] = {
     "other kind": _other_kind,
     "of another": _of_another,
     "open to all": _open_to_all,
+    "set bits": _set_bits,
     "huge": _huge,
     "unreadable": _unreadable,
     "loops": _loops,

@@ -20,6 +20,7 @@ import pyarrow.csv as csv
 from PIL import Image
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.accounting.records import require_shallow_schema
 from dpsweep.accounting.registry import lookup
 from dpsweep.workers.machine.user_cache import CACHE
 
@@ -98,10 +99,20 @@ def reading(path: Path, shown: str | Path | None = None) -> Iterator[None]:
         if not path.is_dir() and not stat.S_ISREG(path.stat().st_mode):
             raise InvalidInput(f"{shown or path} is a pipe, a socket or a device; give the path of a file")
     try:
+        _require_shallow_tables(path)
         yield
     except UNREADABLE as error:
         error.add_note(f"file: {path}")
         raise DataCorruption(f"cannot read {shown or path}: {_reason(error)}; correct or replace the file") from error
+
+
+def _require_shallow_tables(path: Path) -> None:
+    """`require_shallow_schema`, of a Parquet file, or of all files in a folder that is read as one."""
+    if path.suffix.lower() == ".parquet":
+        for each in path.rglob("*") if path.is_dir() else (path,):
+            if each.is_file():
+                with each.open("rb") as file:
+                    require_shallow_schema(file)
 
 
 _NO_TEXT: Final = "it is not UTF-8 text, or not of the `encoding` that is declared (such as cp1252)"
@@ -109,6 +120,7 @@ _REASONS: Mapping[str, str] = {
     r"Expected (\d+) columns, got (\d+)": r"a row has \2 fields where the first has \1 (is a quote not closed, or does "
     r"a remark stand above the names?)",
     r"Empty CSV file": "it is empty",
+    r"(more than \d+ columns|columns nested more than \d+ levels deep) in a Parquet file": r"it has \1",
     r"invalid UTF8 data": _NO_TEXT,
 }
 """What is wrong with a CSV file, by a pattern of Arrow's message, which goes on with the content of the row."""

@@ -128,3 +128,30 @@ def test_so_does_a_trace(tmp_path: Path) -> None:
     (tmp_path / "trace.arrow").write_bytes(BOMB)
     with pytest.raises(DataCorruption, match=r"trace\.arrow is damaged"):
         read_trace(str(tmp_path / "trace.arrow"))
+
+
+def test_a_schema_of_millions_of_columns_is_refused_before_it_is_followed(tmp_path: Path) -> None:
+    """Names of columns are a part of it, as are the facts of a table, which are made sooner."""
+    table = pa.table({"a": pa.nulls(0)}).replace_schema_metadata({"run": 2**24 * "a"})
+    (tmp_path / "trace.arrow").write_bytes(encoded(table))
+    with pytest.raises(Oversized, match="its columns are described in more than 16777216 bytes"):
+        read_table((tmp_path / "trace.arrow").read_bytes())
+    with pytest.raises(DataCorruption, match=r"trace\.arrow is damaged"):
+        read_trace(str(tmp_path / "trace.arrow"))
+
+
+def test_a_schema_that_is_nested_without_end_is_an_error_of_arrow() -> None:
+    kind: pa.DataType = pa.int8()
+    for _ in range(200):
+        kind = pa.list_(kind)
+    with pytest.raises(ERRORS):
+        read_table(encoded(pa.table({"a": pa.array([], kind)})))
+
+
+@pytest.mark.parametrize("size", [2**31 - 1, 2**31, 2**32 - 2])
+def test_lengths_of_gigabytes_are_errors_of_arrow(size: int) -> None:
+    """The length of a first message, and that of the footer."""
+    whole = encoded(pa.table({"a": np.arange(9)}))
+    with pytest.raises(ERRORS):
+        read_table(whole[:12] + struct.pack("<I", size) + whole[16:])
+    assert read_table(whole[:-10] + struct.pack("<I", size) + whole[-6:]).num_rows == 9, "the footer is not used"

@@ -270,3 +270,33 @@ def test_a_name_of_a_record_that_leads_out_is_refused(tmp_path: Path, outside: P
 def test_so_is_one_in_an_address(uri: str) -> None:
     with pytest.raises(UnsafeFile, match="leads out of its folder"):
         storage.read_bytes(uri)
+
+
+SET_BITS = stat.S_ISUID | stat.S_ISGID | stat.S_ISVTX
+
+
+@pytest.mark.parametrize(
+    ("operation", "mode"),
+    [
+        ("write", 0o644),
+        ("write a private one", 0o600),
+        ("append", 0o600),
+        ("make private", 0o600),
+    ],
+)
+@pytest.mark.parametrize("is_there", [False, True])
+def test_nothing_written_passes_on_rights_that_a_folder_or_file_was_given(
+    tmp_path: Path, operation: str, mode: int, is_there: bool
+) -> None:
+    """Bits by which a file runs as its owner, or a folder gives what is made in it to a group."""
+    path = tmp_path / "folder" / "inner" / "file"
+    for folder in (path.parent.parent, path.parent):
+        folder.mkdir()
+        folder.chmod(SET_BITS | 0o755)
+    if is_there:
+        path.write_text("old")
+        path.chmod(SET_BITS | 0o777)
+    OPERATIONS[operation](str(path))
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+    if "private" in operation and operation != "make private":
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700

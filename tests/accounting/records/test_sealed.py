@@ -26,6 +26,20 @@ def test_what_is_no_sealed_object_is_refused(content: str, tmp_path: Path) -> No
         read_sealed(str(tmp_path / "a.json"), "do this")
 
 
+@pytest.mark.parametrize(
+    "twice", ['"epsilon": 8, "epsilon": 1', '"a": {"b": 1, "b": 2}', '"sha256": "0", "sha256": "SEAL"']
+)
+def test_a_name_that_is_given_twice_is_damage(twice: str, tmp_path: Path) -> None:
+    """Readers differ in which value they take; Python's takes the last, which has the checksum here."""
+    whole = "{" + twice.replace(', "sha256": "SEAL"', "").replace('"sha256": "0"', "") + "}"
+    seal = hashlib.sha256(json.dumps(json.loads(whole), sort_keys=True).encode()).hexdigest()
+    text = "{" + twice.replace("SEAL", seal) + ("" if "SEAL" in twice else f', "sha256": "{seal}"') + "}"
+    (tmp_path / "a.json").write_text(text)
+    assert json.loads(text)["sha256"] == seal
+    with pytest.raises(DataCorruption, match="is damaged: it is no JSON object with a checksum"):
+        read_sealed(str(tmp_path / "a.json"), "")
+
+
 def test_a_few_lists_in_one_another_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(nested(50))
     assert json.loads(read_sealed(str(tmp_path / "a.json"), "") or b"").keys() == {"a"}

@@ -10,7 +10,7 @@ import pytest
 
 from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.records.sealed import read_sealed, write_sealed
-from dpsweep.orchestration.records.results import StoredResult, read_result, write_result
+from dpsweep.orchestration.records.results import StoredResult, read_result, read_result_of, write_result
 from dpsweep.orchestration.sweeps.grid import grid
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.sample_grids import small
@@ -29,3 +29,15 @@ def test_the_reasons_of_a_trial_are_stored_and_an_unknown_one_is_refused(tmp_pat
         write_sealed(uri, json.dumps({**values, "reasons": ["no_such_reason"]}).encode())
         with pytest.raises(DataCorruption, match="is no result of this version"):
             read_result(uri)
+
+
+@pytest.mark.parametrize("key", ["other", "../../other/trials/x"])
+def test_the_result_of_another_trial_is_damage(tmp_path: Path, key: str) -> None:
+    point = grid(parse_sweep(small(clipping="flat", noise="constant", seeds=0)))[0]
+    uri, result = str(tmp_path / "result.json"), result_of(point, 0.7)
+    write_result(uri, result)
+    assert read_result_of(result.key, uri) == result
+    values = json.loads(read_sealed(uri, "") or b"")
+    write_sealed(uri, json.dumps(values).replace(f'"{result.key}"', f'"{key}"').encode())
+    with pytest.raises(DataCorruption, match=rf"result\.json is the result of another trial than {result.key}"):
+        read_result_of(result.key, uri)

@@ -223,6 +223,14 @@ OTHER_TEXTS = {
         "\n".join(["a0: &a0 [1, 1, 1]", *(f"a{n}: &a{n} [{', '.join(9 * [f'*a{n - 1}'])}]" for n in range(1, 10))]),
         "more than 100,000 values",
     ),
+    "merges of merges": (
+        "\n".join(
+            ["a0: &a0 {b: 1}", *(f"a{n}: &a{n} {{<<: [{', '.join(9 * [f'*a{n - 1}'])}]}}" for n in range(1, 10))]
+        ),
+        "more than 100,000 values",
+    ),
+    "a merge of itself": ("a: &b {<<: *b}", "an alias holds itself"),
+    "anchors without end": ("&" * 5_000 + "a", "line 1, column 2"),
     "a list as a key": ("? [a]\n: 1", "unhashable key"),
 }
 

@@ -1,0 +1,126 @@
+"""A link that is put in between check and use: parts of a sweep's folder change places with links while commands work.
+
+Another process does so in a tight loop. The links lead to the same places of another sweep, which must not change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import random
+import shutil
+import signal
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from tests.hostile.attempts import Template, called, words_of
+from tests.hostile.of_folders import World, private_key
+from tests.orchestration.processes import environment, set_up_command
+from tests.warm import FORKS
+
+RACED: Final = ("run", "report", "account", "prune", "forget", "delete")
+_EXCHANGE: Final = 2
+"""RENAME_EXCHANGE of renameat2(2): two names change places at once."""
+_HERE: Final = -100
+"""AT_FDCWD: a path is relative to the working directory."""
+
+
+@dataclass
+class Raced:
+    """What became of a command that was run again and again. swaps: exchanges meanwhile, of all its runs."""
+
+    command: str
+    codes: Counter[int | None] = field(default_factory=Counter)
+    swaps: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+
+def races(folder: Path, seconds: float) -> Iterator[Raced]:
+    """Run each command for as long, on a folder of one's own whose parts change places with links."""
+    process = FORKS.Process(target=_race_all, args=(str(folder), seconds))
+    process.start()
+    process.join()
+    assert process.exitcode == 0, (folder / "said").read_text(errors="replace")[-4000:]
+    for line in (folder / "raced").read_text().splitlines():
+        command, codes, swaps, wrong = json.loads(line)
+        yield Raced(command, Counter(codes), swaps, wrong)
+
+
+def _race_all(root: str, seconds: float) -> None:
+    folder = Path(root)
+    for name in ("home", "tmp"):
+        (folder / name).mkdir()
+    changes = environment(HOME=f"{root}/home", TMPDIR=f"{root}/tmp")
+    set_up_command(["dpsweep"], changes, root, "/dev/null", f"{root}/said")
+    template = Template.made(folder / "template", 0, RACED)
+    with (folder / "raced").open("w") as lines:
+        for command in RACED:
+            found, until = Raced(command), time.monotonic() + seconds
+            while time.monotonic() < until:
+                with tempfile.TemporaryDirectory(dir=folder) as above:
+                    _run_once(template.copied(Path(above) / "world"), found)
+            lines.write(f"{json.dumps((command, [*found.codes.elements()], found.swaps, found.wrong))}\n")
+
+
+def _run_once(world: World, found: Raced) -> None:
+    if found.command == "run":  # something is to be trained
+        shutil.rmtree(world.planted / "trials" / private_key(world.other))
+    before, swaps = world.untouched(), world.root / "swaps"
+    words = words_of(found.command, world, world.planted)
+    with _swapping(world, swaps):
+        code, said = called(world, words, None)
+    found.codes[code] += 1
+    found.swaps += int(swaps.read_text() or 0)
+    if world.untouched() != before:
+        found.wrong.append(f"destroyed: {said[-600:]}")
+    elif code is None or "Traceback" in said:
+        found.wrong.append(f"{'hung' if code is None else 'traceback'}: {said[-1500:]}")
+
+
+@contextlib.contextmanager
+def _swapping(world: World, swaps: Path) -> Iterator[None]:
+    """Let another process exchange parts of the planted sweep with links in a ``with`` block."""
+    swaps.touch()
+    child = os.fork()
+    if not child:
+        try:
+            _swap(world, swaps)
+        finally:
+            os._exit(1)
+    try:
+        yield
+    finally:
+        os.kill(child, signal.SIGTERM)
+        os.waitpid(child, 0)
+
+
+def _swap(world: World, swaps: Path) -> None:
+    key = private_key(world.other)
+    trial = f"trials/{key}"
+    places = (
+        *("trials", "private", "attempts", ".lock", "results.json", "dpsweep.log", "status.json", "report.html"),
+        *(trial, f"{trial}/private", f"{trial}/result.json", f"{trial}/trace.arrow", f"attempts/{key}"),
+    )
+    aside = world.root / "aside"
+    aside.mkdir()
+    pairs = []
+    for number, place in enumerate(places):
+        (aside / str(number)).symlink_to(world.other / place)
+        pairs.append((os.fsencode(world.planted / place), os.fsencode(aside / str(number))))
+    exchange = ctypes.CDLL(None).renameat2
+    is_ended: list[bool] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: is_ended.append(True))
+    done = 0
+    while not is_ended:
+        for one, other in pairs:
+            for _ in range(2):  # there and back, or a place above it hides it
+                done += exchange(_HERE, one, _HERE, other, _EXCHANGE) == 0
+                time.sleep(random.expovariate(5000.0))
+    swaps.write_text(str(done))
