@@ -52,7 +52,8 @@ def best_lines(found: Best, model: str, show_all: bool = False) -> Iterator[str]
         named = unknown if show_all else unknown[:_NEAREST]
         more = f" and {len(unknown) - len(named)} more" if len(unknown) > len(named) else ""
         if unknown:
-            yield f"cannot be compared with it, without common seeds or test examples: {', '.join(named)}{more}"
+            why = "without common test examples, or with a run that has no finite score"
+            yield f"cannot be compared with it, {why}: {', '.join(named)}{more}"
     yield f"model: {model}"
     yield from found.warnings
 

@@ -122,6 +122,8 @@ class Evidence:
         if whole is None or not np.isfinite(value := float(whole.values.mean())):
             return None
         cells = self._cells(setting.trials, extreme)
+        if cells is None and extreme is not None and extreme.is_between_groups:
+            return None
         if extreme is None or cells is None:
             found = moments(whole, self._pool(setting, [name]))
             low, high = (float(each[0]) for each in singles(found, tail))
@@ -199,6 +201,8 @@ class Evidence:
             return None
         join, extreme = self._joined(one, other, common), _extreme(name)
         cells = [self._cells(trials, extreme) for trials in (ours, theirs)]
+        if None in cells and extreme is not None and extreme.is_between_groups:
+            return None
         if extreme is None or None in cells:
             found = join(first, second, [name])
             low, high = difference_bounds(found, tail)
@@ -266,7 +270,7 @@ class Evidence:
     def _cells(
         self, trials: Sequence[PublishedTrial], extreme: Extreme | None, groups: Set[str] | None = None
     ) -> tuple[tuple[Name, ...], RunValues] | None:
-        """Return the numbers of groups that an extreme is of, with their names; None if it has none in every trial.
+        """Return the numbers of groups that an extreme is of, with their names; None if too few have one.
 
         `groups`: groups to take, by default all that have a number in every trial.
         """
@@ -281,7 +285,7 @@ class Evidence:
             and all(np.isfinite(each.values.get((group, name), [np.nan])[0]) for each in every for name in extreme.of)
         ]
         names = tuple((group, name) for name in extreme.of for group in known)
-        runs = self._runs(trials, names) if known else None
+        runs = self._runs(trials, names) if len(known) > extreme.is_between_groups else None
         return None if runs is None else (names, runs)
 
     def _pool(self, setting: Setting, names: Sequence[Name]) -> SpreadOfSeeds | None:

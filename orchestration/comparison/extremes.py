@@ -34,6 +34,11 @@ class Extreme:
     kind: Kind
     of: tuple[str, ...]
 
+    @property
+    def is_between_groups(self) -> bool:
+        """Return whether it takes two groups, as a gap does."""
+        return self.kind in ("gap", "ratio")
+
     def value(self, cells: Array) -> Array:
         """Return the extreme of cells [..., len(of) * G], metric by metric."""
         parts = cells.reshape(*cells.shape[:-1], len(self.of), -1)
@@ -123,7 +128,8 @@ def corrected(extreme: Extreme, found: Moments) -> float:
     """Return the extreme of the means without the bias of choosing it among noisy numbers.
 
     The bias is found by a parametric bootstrap around the estimates of James and Stein: the same noise, around means
-    that are as different as the measured ones are beyond noise.
+    that are as different as the measured ones are beyond noise. The lowest value is at most any mean over groups; the
+    mean by precision limits it.
     """
     noise, value = deviations(found), found.value
     parts = value.reshape(len(extreme.of), -1)
@@ -141,4 +147,9 @@ def corrected(extreme: Extreme, found: Moments) -> float:
     means = centre + np.repeat(kept, parts.shape[1]) * (value - centre)
     draws = np.random.default_rng(_NOISE_SEED).normal(size=(_DRAWS, len(value)))
     bias = float(extreme.value(means + noise * draws).mean() - extreme.value(means))
-    return float(extreme.value(value)) - bias
+    found_value = float(extreme.value(value)) - bias
+    weights = 1.0 / np.maximum(noise, 1e-9).reshape(parts.shape) ** 2
+    limits = (weights * parts).sum(-1) / weights.sum(-1)
+    if extreme.kind == "lowest":
+        return min(found_value, float(limits.min()))
+    return max(found_value, float(limits.max())) if extreme.kind == "highest" else found_value

@@ -87,7 +87,7 @@ def _against_baseline(found: Findings, best: Setting) -> str:
 
 def _below(change: float, shown: Format) -> str:
     amount = f"{abs(100 * change):.1f} points" if shown in SHARES else f"{abs(change):.3g}"
-    return f"{amount} {'below' if change < 0 else 'above'}"
+    return f"{amount} {'below' if change <= 0 else 'above'}"
 
 
 def _main_name(found: Findings) -> str:
@@ -158,7 +158,8 @@ def _unordered(found: Findings, best: Setting, differences: Sequence[Difference]
         said += [f"Whether {best.name} is better than {first_few(single)} {where} is unknown (one common seed)."]
     if apart and found.interval(best, found.main.name):
         said += [
-            f"{best.name} cannot be compared with {first_few(apart)} {where}: no test examples are common to both."
+            f"{best.name} cannot be compared with {first_few(apart)} {where}: no test examples are common to both, or "
+            "a run has no finite score."
         ]
     return said
 
@@ -200,21 +201,30 @@ def _could_show(found: Findings) -> list[str]:
     known = [(name, size) for name in found.headline if (size := found.detectable(name)) is not None]
     if not known:
         return []
-    sizes = []
+    sizes, hidden = [], []
     for name, size in known:
         is_share = metric(name).format in SHARES
-        amount = f"{min(100 * size, 100.0):.1f} points" if is_share else number(size)
+        amount = f"{100 * size:.1f} points" if is_share else number(size)
         where = (
             _main_name(found)
             if name == found.main.name
             else f"the {spoken_worst(found.worst_group)} of the worst group"
         )
-        sizes.append(f"{amount} in {where}")
-    seeds = min(len(setting.trials) for setting in found.methods)
-    return [
-        f"With {seeds} runs of each setting, differences of {listed(sizes)} are found in 4 of 5 sweeps; smaller ones "
-        "often stay hidden."
-    ]
+        if is_share and size >= 1.0:
+            hidden.append(where)
+        else:
+            sizes.append(f"{amount} in {where}")
+    counts = sorted(len(setting.trials) for setting in found.methods)
+    runs = f"{counts[0]}" if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"
+    said = []
+    if sizes:
+        said += [
+            f"With {runs} runs of each setting, differences of {listed(sizes)} are found in 4 of 5 sweeps; smaller "
+            "ones often stay hidden."
+        ]
+    if hidden:
+        said += [f"With {runs} runs of each setting, no difference in {listed(hidden)} can be found reliably."]
+    return said
 
 
 def _looks(found: Findings) -> list[str]:

@@ -377,7 +377,9 @@ def _seeds_words(found: Findings, best: Setting) -> list[str]:
     size = found.detectable(found.main.name)
     if runs == 1 or size is None:
         return []
-    amount = f"{min(100 * size, 100.0):.1f} points" if found.main.format in SHARES else number(size)
+    if found.main.format in SHARES and size >= 1.0:
+        return [f"{of_seeds(runs).capitalize()} find no difference between methods reliably."]
+    amount = f"{100 * size:.1f} points" if found.main.format in SHARES else number(size)
     return [f"{of_seeds(runs).capitalize()} find differences between methods of {amount} in 4 of 5 sweeps."]
 
 

@@ -71,6 +71,15 @@ def test_the_worst_of_ten_equal_groups_is_corrected_on_average() -> None:
     assert abs(np.mean(better[40:])) < 0.025
 
 
+def test_the_corrected_worst_group_is_no_better_than_the_mean_over_groups() -> None:
+    """One test example of a group says nothing, and cannot lift the other group above itself."""
+    values, units = np.array([1.0, 0.8]), np.array([1.0, 200.0])
+    resampled = np.random.default_rng(0).binomial(200, values, (1, 200, 2)) / 200
+    found = moments(RunValues(values[None], resampled, np.zeros(1, np.int64), units, np.tile([0.0, 1.0], (2, 1))))
+    assert 0.8 <= corrected(Extreme("lowest", ("accuracy",)), found) < 0.81
+    assert corrected(Extreme("highest", ("accuracy",)), found) >= 0.8
+
+
 def test_users_are_resampled_with_all_their_rows() -> None:
     """Rows of a user that are all alike say as much as one row."""
     population = Population((200,), ((0.0,),), 2, of_example=0.0, of_user=8.0, of_run=0.01, of_seed=0.01, rows=20)

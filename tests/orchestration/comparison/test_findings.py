@@ -285,7 +285,9 @@ def test_settings_of_unknown_order_have_a_word_of_their_own() -> None:
     assert [each["verdict"] for each in chosen.as_dict()["unknown_order"]] == ["unknown (one seed)", "unknown"]
     lines = " | ".join(best_lines(chosen, "here"))
     assert "order unknown (one common seed): flat · constant (" in lines
-    assert "cannot be compared with it, without common seeds or test examples: individual · constant" in lines
+    assert (
+        "cannot be compared with it, without common test examples, or with a run that has no finite score: ind" in lines
+    )
     assert "cannot be told from it" not in lines
     said = " ".join(headline(data, every))
     assert "Whether dpsgd_f · constant is better than flat · constant in accuracy is unknown (one common seed)." in said
@@ -382,6 +384,21 @@ def test_every_setting_is_stored_with_all_its_intervals(sample: Findings) -> Non
     assert {"true_positive_rate", "log_loss", "calibration_error"} <= stored["groups"]["few"].keys()
     low, value, high = (stored["groups"]["few"]["log_loss"][name] for name in ("low", "value", "high"))
     assert low < value < high
+
+
+def test_a_group_without_positives_has_no_interval_of_equalized_odds() -> None:
+    """Only one group has a true positive rate, and two have a false positive rate: the larger gap is of that."""
+    trials, found = sweep_of({"flat": (0.9, 0.8), "dpsgd_f": (0.85, 0.8)}, seeds=2)
+    kept = {key: replace(each, labels=np.where(each.groups == 1, 0, each.labels)) for key, each in found.items()}
+    for place, each in enumerate(trials):
+        trials[place] = trial(kept[each.key], str(each.labels["clipping"]), int(str(each.labels["seed"])))
+    every = found_in(trials, kept)
+    odds = metric_called("equalized_odds_difference")
+    assert every.settings[0].over_seeds(odds.value) is not None
+    assert every.interval(every.settings[0], odds.name) is None
+    one, other = every.settings
+    assert every.evidence.difference(one, other, odds.name) is None
+    assert as_dict(every)["settings"][0]["intervals"]["demographic_parity_difference"] is not None
 
 
 def test_one_shown_group_has_no_gaps() -> None:

@@ -197,6 +197,7 @@ RULES: Final[Sequence[tuple[str, Rule]]] = (
     (r"best: the interval is of the choice of test examples alone", _of_one_seed),
     (r"(?:best: )?Warning: no clipping method was tuned", _true),
     (r"With \d runs of each setting, differences of .* are found in 4 of 5 sweeps", _true),
+    (r"With \d runs of each setting, no difference in .* can be found reliably", _true),
     (r"What single training examples paid is withheld|best: model: here", _true),
 )
 """What each sentence states, by a pattern. A sentence without one fails the test: nothing goes unread."""
