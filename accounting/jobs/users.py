@@ -2,7 +2,7 @@
 
 A user's epsilon needs all records of that user at every snapshot together. Users are divided into as many shares as
 there are parts, by the remainder of their id. Tasks over a few parts each read their norms once and write the rows in
-the order of shares (`dpsweep.accounting.records.user_rows`); then one task for each share reads its rows from these
+the order of shares (`dpsweep.accounting.records.user_rows`). Then one task for each share reads its rows from these
 files and accounts its users. So every byte is read a fixed number of times, however many parts there are. Where one or
 two shares are to be accounted, each reads the norms themselves.
 

@@ -6,7 +6,7 @@ q N(1, sigma^2), in both directions: the sampled Gaussian mechanism with rate q 
 - Poisson sampling: q is the sample rate (Mironov, Talwar and Zhang 2019, Theorem 4).
 - Fixed batches of B out of n: q = B / n. Adding or removing an example also displaces another one from the batch,
   so the sum moves by twice the sensitivity and sigma is halved (paper B, Theorem 3.3, at group size 1). Refused under
-  ``zero_out``: a batch with the blanked example holds one fewer of the others, which reveals its presence, so that
+  ``zero_out``: a batch with the blanked example holds one fewer of the others. That reveals its presence, so that
   sampling does not amplify as it does here (docs/group-proof.md).
 - Shuffled epochs under ``zero_out``: the example is in exactly one batch of the epoch. For every order of the data the
   epoch is one Gaussian, at worst that of its lowest noise: one round with q = 1 per epoch (paper C, Theorem 2).

@@ -22,7 +22,7 @@ class GroupCountClipping(ClippingMethod, ABC):
     """A clipping method whose side query counts examples by group. Each is in one count, so the sensitivity is 1.
 
     `count_noise_multiplier`: noise std of each count over the sensitivity. `count_memory`: weight of earlier counts in
-    a moving average of the noisy counts, which costs no privacy; 0 uses only the latest counts, and values close to 1
+    a moving average of the noisy counts, which costs no privacy. `0` uses only the latest counts, and values close to 1
     help when groups have few examples per batch.
     """
 

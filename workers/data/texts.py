@@ -87,7 +87,7 @@ def text(
     share ``mask_fraction`` of the tokens; ``causal_lm`` predicts each token from those before it. The masked tokens of
     a row depend only on ``mask_seed`` and the position of the row. group, user, test_path, classes, groups, encoding:
     as in tables. Rows with a missing value are left out, and notes count them. cache: a folder of this node for
-    memory-mapped files of tokens, made once and read batch by batch, for texts that exceed memory; they are as private
+    memory-mapped files of tokens, made once and read batch by batch, for texts that exceed memory. They are as private
     as the texts.
 
     Raises: InvalidInput for unknown columns and tokens, and undeclared values; DataCorruption for unreadable files.

@@ -200,7 +200,7 @@ class Correlations(Planned):
     def _gram_norm_sq(self) -> Tensor:
         """Ghost norms without unfolding: inner products of patches are sums of inner products of pixels.
 
-        <patch_t, patch_s> = sum_o <x[t + o], x[s + o]> over kernel offsets o, so the Gram matrix of patches is the
+        <patch_t, patch_s> = sum_o <x[t + o], x[s + o]> over kernel offsets o. So the Gram matrix of patches is the
         Gram matrix of pixels summed along its diagonals, one axis after the other. This takes 1 / prod(kernel) of the
         operations of a product of unfolded patches.
         """

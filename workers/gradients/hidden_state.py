@@ -1,7 +1,7 @@
 """The state of a model and its loss besides parameters and buffers: attributes, closures, and globals of the user's
 code.
 
-A model that stores the mean of its first batch in a Python attribute uses it for all later batches: one example moves
+A model that stores the mean of its first batch in a Python attribute uses it for all later batches. One example moves
 the gradients of all others, and no noise covers it. `HiddenState` reads such values, and restores them.
 """
 

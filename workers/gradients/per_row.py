@@ -47,7 +47,7 @@ class Reading:
     """One call of a layer that reads its parameters per row.
 
     An argument of an operation holds the batch if its first axis has the length of the batch, and never had another
-    length at the same position: a later batch may happen to have as many rows as the argument has entries. It also does
+    length at the same position. A later batch may happen to have as many rows as the argument has entries. It also does
     if it stacks the rows of the batch with other axes (`Axes`).
     """
 

@@ -2,7 +2,7 @@
 
 At the size of a whole batch that depends on model and shapes alone, and takes as long as several epochs of a very short
 training. It is therefore shown once for all trials that a worker process trains, and in an embedded run once for all
-trials on this node: it is noted in the run's own folder, which only this user can enter and which the run removes when
+trials on this node. It is noted in the run's own folder, which only this user can enter and which the run removes when
 it ends. Nothing is kept longer, as packages may change, or elsewhere, as others could forge it.
 """
 

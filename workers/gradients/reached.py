@@ -38,9 +38,9 @@ def require_reached(
 ) -> tuple[str, ...]:
     """Refuse trainable parameters that the losses do not depend on, and adapters that are all frozen. Moves the model.
 
-    A parameter is refused if its gradient from the examples at every place is exactly 0, while others get one: after
-    steps along the gradients from those at the first, and after random moves of all trainable parameters. The gradient
-    of LoRA's first factor, for example, is 0 only until the second, which begins at 0, has moved.
+    A parameter is refused if its gradient from the examples at every place is exactly 0, while others get one. This is
+    tried after steps along the gradients from those at the first, and after random moves of all trainable parameters.
+    The gradient of LoRA's first factor, for example, is 0 only until the second, which begins at 0, has moved.
 
     places: of examples, each with a few; those after the first are read only if it does not reach all parameters.
     allowed: patterns of names that need no gradient, such as ``experts.*``.

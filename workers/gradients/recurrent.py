@@ -252,7 +252,7 @@ class _Lstm(torch.autograd.Function):
     """(gates [b, t, 4H] of the inputs, h_0 [b, H], c_0 [b, H], weight_hh, ends [b]) -> (h [b, t, H], c [b, H]).
 
     gates: the linear map of the inputs, without that of the states. ends: last position of each example, or None if it
-    is the last one for all; the returned c is the cell state there.
+    is the last one for all. The returned c is the cell state there.
 
     With sigmoid gates i, f, o and the tanh gate g: c_t = f c_{t-1} + i g and h_t = o tanh(c_t).
     """

@@ -1,8 +1,8 @@
 """Allocator settings for processes that train, and the peak memory of a process.
 
 A private step keeps every output gradient until all norms are known. By default glibc returns such large blocks to the
-system as soon as they are freed, and the next step causes new page faults: a fifth of the time of a ResNet20 step on
-two cores (docs/performance.md).
+system as soon as they are freed, and the next step causes new page faults. They are a fifth of the time of a ResNet20
+step on two cores (docs/performance.md).
 """
 
 from __future__ import annotations

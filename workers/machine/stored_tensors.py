@@ -1,7 +1,7 @@
 """Reads what `torch.save` has stored: tensors and plain values, and no code.
 
 A file may come from somebody else. Only tensors and plain values are unpickled, and only from archives whose entries
-are stored as they are, as `torch.save` makes them: a few kilobytes that are compressed may unfold to all memory. So may
+are stored as they are, as `torch.save` makes them. A few kilobytes that are compressed may unfold to all memory. So may
 a few bytes that ask for a ``bytearray`` of some length, which torch allows.
 """
 

@@ -25,7 +25,7 @@ def seed_torch(noise_source: str, seed: int, purpose: str) -> None:
 def start_generator(generator: torch.Generator, noise_source: str, seed: int, purpose: str) -> None:
     """Seed a CPU generator from the trial's seed, or from a secret key if the noise source is secret.
 
-    Why secret: one more example in a batch shifts the draws of all others in it, so for an adversary who knows the
+    Why secret: one more example in a batch shifts the draws of all others in it. For an adversary who knows the
     draws, the sum changes by more than the contribution of one example. All 19,937 bits of the initial state are
     secret; `torch.Generator.manual_seed` takes 32. The generator is a Mersenne Twister, which is not cryptographic.
     """

@@ -81,7 +81,7 @@ class CorrelatedSteps:
     """Noise C^-1 w by the recurrence of the strategy.
 
     Guarantee: rounding errors of z do not add up. z_t is stored as a double, and C z in exact arithmetic differs from
-    the draws w by the rounding of one step; what is released is rounded to a public grid that is far coarser
+    the draws w by the rounding of one step. The released value is rounded to a public grid that is far coarser
     (docs/accounting-proofs.md, "Correlated noise").
     """
 

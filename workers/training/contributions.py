@@ -170,8 +170,8 @@ class SnapshotInterval:
     examples, and the maximum would grossly over-estimate it. With one step, or one rule and one norm, the mean is
     exact.
 
-    Between two measurements of an example under one rule, the generator is taken to change linearly from step to step:
-    norms mostly fall, so the first of both would over-estimate, and the second under-estimate. Therefore the interval
+    Between two measurements of an example under one rule, the generator is taken to change linearly from step to step.
+    Norms mostly fall, so the first of both would over-estimate, and the second under-estimate. Therefore the interval
     ``before`` is stored only when this one ends. Changes by a norm at steps of still earlier ones are counted there.
 
     measured: norms as known at step ``start``. latest: norms as known now, except for ``renewals``, which are applied

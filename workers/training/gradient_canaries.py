@@ -1,7 +1,7 @@
 """Gradient canaries: made-up contributions along their own directions, which batches take in like examples.
 
 The canaries are no examples. Each has a direction, and all directions are orthogonal. A secret fair coin for each
-decides whether it takes part; one that does joins batches by the sampling of the trial, drawn on its own, and then adds
+decides whether it takes part. One that does joins batches by the sampling of the trial, drawn on its own, and then adds
 its direction times the longest gradient that the clipping rule of the step lets through, as often as rows of it join if
 it is a user with several. That is a record of the adjacency of the claim, so the claim covers every coin. In fixed
 batches it displaces nobody, and so shows at most half of what an example that joins and displaces another may show.

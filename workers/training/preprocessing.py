@@ -283,7 +283,7 @@ class FrozenFeatures:
     `network`: vgg16, resnet18 or resnet50. `weights`: a file with the state dict, or ``imagenet`` for torchvision's
     own, which are downloaded unless they are in torch's hub folder. `size`: pictures are resized to size x size first;
     None leaves them as they are. `cache`: a folder (or URI) that keeps the features for other trials on the same
-    pictures, and for resuming; features reveal much of a picture, so they are as private as the pictures.
+    pictures, and for resuming. Features reveal much of a picture, so they are as private as the pictures.
     """
 
     network: str = "vgg16"

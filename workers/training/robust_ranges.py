@@ -3,7 +3,7 @@
 Guarantee: `private_ranges` is an adaptive composition of `ROUNDS` Gaussian mechanisms. Each round counts, for each of d
 columns, the rows in disjoint intervals, which depend on earlier noisy counts alone. A row adds 1 to at most one count
 of each column, so that a round has L2 sensitivity sqrt(d) under add/remove and zero-out adjacency. Each count gets
-independent noise N(0, s^2 d R) with R rounds and noise multiplier s: a round is (1 / (s sqrt(R)))-GDP, and all rounds
+independent noise N(0, s^2 d R) with R rounds and noise multiplier s. A round is (1 / (s sqrt(R)))-GDP, and all rounds
 together are (1 / s)-GDP (Dong, Roth and Su 2022, Corollary 3.3), like one Gaussian mechanism with multiplier s.
 """
 
@@ -107,7 +107,7 @@ def _grid(low: Tensor, high: Tensor) -> Tensor:
 def _between(counts: Tensor, edges: Tensor, outside: float, error: float) -> tuple[Tensor, Tensor]:
     """Ends of the intervals beyond which the share ``outside`` of the rows lies; the whole range if they cross.
 
-    A sum of k counts has a noise of error sqrt(k), which the share is raised by: a range that is a bit too narrow does
+    A sum of k counts has a noise of error sqrt(k), which the share is raised by. A range that is a bit too narrow does
     less harm than one that noise has widened, because the scale goes on beyond its ends.
     """
     total = counts.sum(1, keepdim=True).clamp(min=0.0)

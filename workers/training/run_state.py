@@ -86,8 +86,8 @@ def _unchanged(value: Any) -> Any:
 class ModelValues:
     """Parameters and buffers of a model, as stored in a checkpoint.
 
-    A frozen parameter that still has its initial value is not stored, because the model is built with it again; the
-    checkpoint holds a digest of these values instead, so the checkpoint of an adapter is as small as the adapter.
+    A frozen parameter that still has its initial value is not stored, because the model is built with it again. The
+    checkpoint holds a digest of these values instead, so the one of an adapter is as small as the adapter.
     Frozen parameters that the model changes in place are stored.
     """
 

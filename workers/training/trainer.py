@@ -1,8 +1,9 @@
 """One differentially private training run, step by step.
 
 Each step draws a batch, lets the clipping method choose a rule (from a noisy answer about the batch, if it asks for
-one), sums the clipped gradients, adds noise of std sigma * S to the sum, divides by the public expected batch size and
-passes the result to the optimiser. An empty batch is a step like any other: it adds noise and the accountant counts it.
+one), and sums the clipped gradients. Then it adds noise of std sigma * S to the sum, divides by the public expected
+batch size and passes the result to the optimiser. An empty batch is a step like any other: it adds noise and the
+accountant counts it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Membership inference per group by a likelihood ratio with few reference models (RMIA; Zarifzadeh et al. 2024).
 
 The score of an example x is r(x) = Pr(x | attacked model) / Pr(x), where Pr(x) is the mean of Pr(x | model) over
-reference models; half of them were trained with x and half without. Pr(x | model) is exp(-loss), the probability of the
+reference models. Half of them were trained with x and half without. Pr(x | model) is exp(-loss), the probability of the
 label under cross-entropy. RMIA itself scores x by the number of population examples z for which r(x) / r(z) exceeds a
 factor. All x are compared with the same z, so this number orders examples as r does, and r is used instead.
 

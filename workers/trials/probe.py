@@ -61,8 +61,8 @@ class TrialProbe:
 def probe_trial(spec: TrialSpec, releases: tuple[Release, ...] = (), code: UserCode = NO_CODE) -> TrialProbe:
     """Begin the trial in a temporary folder that only its owner can enter, take a few steps, and delete the folder.
 
-    Seconds exclude other work of the machine: on a CPU they are the CPU time of the calling thread, which takes part in
-    all parallel work; on a GPU they are elapsed time. Raises: InvalidInput as `run_trial` would.
+    Seconds exclude other work of the machine. On a CPU they are the CPU time of the calling thread, which takes part in
+    all parallel work. On a GPU they are elapsed time. Raises: InvalidInput as `run_trial` would.
     """
     device = choose_device(spec.execution.device)
     with (
