@@ -119,7 +119,7 @@ class SamplingSpec:
     is 1.
 
     cycle_length: with cyclic_poisson, the number of groups of examples that take turns, at least the bands of banded
-    noise. None is 1, which is Poisson sampling.
+    noise. None is 1.
     """
 
     method: Annotated[str, name_in(SAMPLINGS)]
@@ -278,10 +278,8 @@ class AttackSpec:
     """Attacks on the trained model. They do not change the training; their results are private data.
 
     loss_threshold: membership inference by a loss threshold, per group (see `dpsweep.workers.trials.attacks`).
-    training_scores: loss and scores, such as accuracy, on the training examples, per group; training accuracy minus
-    test accuracy is the advantage of the attack that guesses "member" for each correctly predicted example (Yeom et
-    al. 2018). rmia: membership inference by a likelihood ratio with reference models (see
-    `dpsweep.workers.trials.membership`).
+    training_scores: loss and scores, such as accuracy, on the training examples, per group.
+    rmia: membership inference by a likelihood ratio with reference models (see `dpsweep.workers.trials.membership`).
     """
 
     loss_threshold: bool = False

@@ -90,13 +90,13 @@ class PrivacySettings(SweepSection):
     delta: Delta
     """Delta of every (epsilon, delta) claim; choose it well below 1/n."""
     target_epsilon: Axis[Annotated[float, Field(gt=0.0)]] | None = None
-    """Epsilon of every private trial, including everything that it releases; its noise is calibrated to it."""
+    """Epsilon of everything that a private trial releases; its noise is calibrated to it."""
     noise_multiplier: Axis[NoiseMultiplier] | None = None
     """Noise standard deviation divided by sensitivity; with a schedule, its initial value."""
     budget: Budget | None = None
     """Training stops before the first epoch that would exceed this budget."""
     adjacency: Adjacency | None = None
-    """Adjacency of the claims; by default the one under which the sampling method is accounted for."""
+    """Adjacency of the claims; by default that of the sampling."""
     accountant: str = "auto"
     """Accountant for calibration and for the worst-case epsilon in reports."""
     unit: UnitName = "example"
@@ -226,7 +226,7 @@ class SweepSpec(SweepSection):
     model: Axis[Named]
     """The model, or a function of your own."""
     preprocessing: Axis[Named | None] = (None,)
-    """Transformation of stored features into the model's input; its releases are accounted for."""
+    """Transformation of stored features into the model's input."""
     loss: Axis[Named] = (Component("cross_entropy"),)
     """The loss of one example."""
     optimizer: Axis[Named] = (Component("sgd", {"learning_rate": 0.1}),)
@@ -246,7 +246,7 @@ class SweepSpec(SweepSection):
     noise: Axis[Named] = (Component("constant"),)
     """Schedule of the noise over epochs, or a strategy that correlates it over steps."""
     seeds: Axis[Seed] = (0,)
-    """Training seeds, for initial parameters, batches and, with a seeded source, noise."""
+    """Training seeds: of initial parameters, batches and, if seeded, noise."""
     privacy: PrivacySettings
     """Privacy of every private trial."""
     baseline: BaselineSettings = BaselineSettings()
@@ -286,7 +286,7 @@ class SweepSpec(SweepSection):
     adapted: Adapted | None = None
     """Tuned values of a sweep with ``tune``; written by dpsweep."""
     zip: Pairs | None = None
-    """Axes that vary together, value by value, such as ``[clipping, optimizer]``, or several such lists."""
+    """Axes that vary together, such as ``[clipping, optimizer]``, or several such lists."""
 
     @property
     def disclosure(self) -> Disclosure:

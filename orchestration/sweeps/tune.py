@@ -110,8 +110,8 @@ class TuneSettings(SweepSection):
     shape: Annotated[float, Field(ge=0.0, le=10.0)] | None = None
     """For ``private_selection``: shape of that number's distribution; 1, the default, is geometric, 0 logarithmic."""
     epsilon: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
-    """For ``exponential_mechanism``: epsilon of the choice among the candidates. A trial costs the larger of it and one
-    candidate's epsilon, so a choice up to the target epsilon adds no cost."""
+    """For ``exponential_mechanism``: epsilon of the choice among the candidates. Up to the
+    target epsilon it adds no cost."""
 
     @model_validator(mode="after")
     def _belong_together(self) -> Self:
