@@ -29,12 +29,12 @@ _LABEL_TYPES: Final = (torch.int64, torch.float32, torch.int32, torch.int16)
 class Split:
     """Examples of one split; every tensor has the same length n.
 
-    features: [n, ...] in their stored type (uint8 images, float32 rows, int32 or int64 tokens). labels: [n, ...], in
-    the form of the data set's task (`dpsweep.workers.tasks`); for classification int64 [n], indices into its class
-    names. Labels of tokens and pixels may be int32 or int16; `as_targets` converts them batch by batch. groups: int64
-    [n], indices into its group names. example_ids: int64 [n], positions in the source; unique within the data set, and
-    the same in every run. user_ids: int64 [n], the owner of each example if the source names one; all examples of a
-    user stay in the same split, except where candidates train on disjoint parts. place: location of memory-mapped
+    `features`: [n, ...] in their stored type (uint8 images, float32 rows, int32 or int64 tokens). `labels`: [n, ...],
+    in the form of the data set's task (`dpsweep.workers.tasks`); for classification int64 [n], indices into its class
+    names. Labels of tokens and pixels may be int32 or int16; `as_targets` converts them batch by batch. `groups`: int64
+    [n], indices into its group names. `example_ids`: int64 [n], positions in the source; unique within the data set,
+    and the same in every run. `user_ids`: int64 [n], the owner of each example if the source names one; all examples of
+    a user stay in the same split, except where candidates train on disjoint parts. `place`: location of memory-mapped
     features, and labels if they are mapped too; None if in memory.
     """
 
@@ -131,8 +131,8 @@ def pixels(mean: Sequence[float] = (0.5,), std: Sequence[float] = (0.5,)) -> Sca
 class Tokens:
     """Token ids as int64, for models whose first layer is an embedding.
 
-    vocabulary: number of tokens. padding: token that fills short texts. causal: whether a position may depend only on
-    earlier ones. Each is None if the source does not know it, and otherwise offered to models that take it
+    `vocabulary`: number of tokens. `padding`: token that fills short texts. `causal`: whether a position may depend
+    only on earlier ones. Each is None if the source does not know it, and otherwise offered to models that take it
     (`dpsweep.workers.models.offered`).
     """
 
@@ -146,13 +146,13 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Source:
-    """All data of a source, before any split. test: None if the source has no test set.
+    """All data of a source, before any split. `test`: None if the source has no test set.
 
-    class_names: names of the outputs of a model: classes, targets, labels or tokens, depending on the task. task: a
+    `class_names`: names of the outputs of a model: classes, targets, labels or tokens, depending on the task. `task`: a
     name in `dpsweep.workers.tasks.TASKS`; it determines the form of labels.
 
-    notes: facts about the data that readers of the results must know (pixels that differ from the original, dropped
-    rows). Names and notes may be lists; a single note may be a string. reasons: what was read off the rows without
+    `notes`: facts about the data that readers of the results must know (pixels that differ from the original, dropped
+    rows). Names and notes may be lists; a single note may be a string. `reasons`: what was read off the rows without
     noise, by names of `dpsweep.accounting.mechanism.reasons`, for which every epsilon is an estimate.
 
     Raises: InvalidInput when names, labels, groups, ids or shapes are inconsistent, and when the preparation of an
@@ -241,8 +241,8 @@ def numbered(what: str, count: int) -> tuple[str, ...]:
 class Dataset:
     """Data of one trial, in disjoint splits.
 
-    public: examples that are treated as public; no guarantee covers them. held_out: private examples that the trial is
-    not trained on, used to choose among candidates. reasons: as in `Source`.
+    `public`: examples that are treated as public; no guarantee covers them. `held_out`: private examples that the trial
+    is not trained on, used to choose among candidates. `reasons`: as in `Source`.
     """
 
     name: str
@@ -301,8 +301,8 @@ def make_split(
 ) -> Split:
     """Return a split from arrays. Ids default to first_id, first_id + 1, ...
 
-    labels: classes [n], or labels of other tasks [n, ...], where floats become float32, and int16 and int32 are kept.
-    groups: by default the labels [n], or one group for labels with more axes.
+    `labels`: classes [n], or labels of other tasks [n, ...], where floats become float32, and int16 and int32 are kept.
+    `groups`: by default the labels [n], or one group for labels with more axes.
 
     Raises: InvalidInput for columns that are not whole numbers, or have another length than ``features``.
     """

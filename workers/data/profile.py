@@ -34,15 +34,15 @@ from dpsweep.workers.data.tabular import as_text, is_numeric, numbers
 class ColumnProfile:
     """Profile of one column.
 
-    span: smallest and largest number; None if the column does not hold numbers. whole: whether all numbers are whole.
-    values: distinct values as text, as a sweep declares them; None for more than the limit. distinct: number of
-    distinct values. missing: share of the rows without a value, in [0, 1]. written: how the texts write numbers, if
-    they do. markers: texts besides the empty one that count as missing. unreadable: the type of values that cannot be
-    read. places: number of places of an embedding, whose numbers are described together; 0 for one value a row.
-    all_different: whether no two rows have the same value. is_order: whether whole numbers only count the rows, as
-    identifiers do. same_as: an earlier column of equal values. rare: of the listed values, those of fewer than
-    `FEW_ROWS` rows. apart: a number that many rows share, far from all others. ways: texts that write numbers in
-    several ways. has_lists: whether texts spell lists of numbers.
+    `span`: smallest and largest number; None if the column does not hold numbers. `whole`: whether all numbers are
+    whole. `values`: distinct values as text, as a sweep declares them; None for more than the limit. `distinct`: number
+    of distinct values. `missing`: share of the rows without a value, in [0, 1]. `written`: how the texts write numbers,
+    if they do. `markers`: texts besides the empty one that count as missing. `unreadable`: the type of values that
+    cannot be read. `places`: number of places of an embedding, whose numbers are described together; 0 for one value a
+    row. `all_different`: whether no two rows have the same value. `is_order`: whether whole numbers only count the
+    rows, as identifiers do. `same_as`: an earlier column of equal values. `rare`: of the listed values, those of fewer
+    than `FEW_ROWS` rows. `apart`: a number that many rows share, far from all others. `ways`: texts that write numbers
+    in several ways. `has_lists`: whether texts spell lists of numbers.
     """
 
     name: str
@@ -66,9 +66,9 @@ class ColumnProfile:
 
 @dataclass(frozen=True)
 class TableProfile:
-    """The columns of a file, and its number of rows. encoding: to be declared, if the file is not UTF-8. repeated:
-    names of several columns of the file. has_values_as_names: whether the names look like a row of values, as in a file
-    without names."""
+    """The columns of a file, and its number of rows. `encoding`: to be declared, if the file is not UTF-8.
+    `repeated`: names of several columns of the file. `has_values_as_names`: whether the names look like a row of
+    values, as in a file without names."""
 
     rows: int
     columns: tuple[ColumnProfile, ...]
@@ -87,7 +87,7 @@ class TableProfile:
 
 
 def profile_table(path: str, texts: tuple[str, ...], most_values: int) -> TableProfile:
-    """Return the profile of a .csv, .tsv or .parquet file. texts: columns read as text, even if they hold numbers.
+    """Return the profile of a .csv, .tsv or .parquet file. `texts`: columns read as text, even if they hold numbers.
 
     Values are listed up to ``most_values``. Raises: InvalidInput for a missing file or one without rows, DataCorruption
     for one that cannot be read.

@@ -43,8 +43,8 @@ _REPEATED: Final = b"repeated names"
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a CSV file is written. columns: names to read it by, where they differ from its header as written. repeated:
-    names that the header has more than once. skipped: lines before what is read."""
+    """How a CSV file is written. `columns`: names to read it by, where they differ from its header as written.
+    `repeated`: names that the header has more than once. `skipped`: lines before what is read."""
 
     encoding: str
     separator: str
@@ -62,7 +62,7 @@ class Dialect:
 
 
 def dialect_of(path: Path, encoding: str | None) -> Dialect:
-    """Return the dialect of a CSV file, by its first line. encoding: declared; else by a byte order mark, else UTF-8.
+    """Return the dialect of a CSV file, by its first line. `encoding`: declared; else by a byte order mark, else UTF-8.
 
     A line ``sep=;``, as spreadsheets write it, names the separator. Otherwise it is the one of comma, semicolon, tab
     and bar that gives the header most fields, and in a .tsv file the tab. Raises: InvalidInput for an unknown encoding.
@@ -247,7 +247,7 @@ READERS: Final[Mapping[str, Callable[[Path, Mapping[str, Values], str | None], p
 def read_table(path: str, texts: Mapping[str, Values], encoding: str | None = None) -> pa.Table:
     """Return the rows of a .csv, .tsv or .parquet file; columns of one name get different ones (`different_names`).
 
-    texts: columns of a CSV file to read as text, with declared values. encoding: of a CSV file.
+    `texts`: columns of a CSV file to read as text, with declared values. `encoding`: of a CSV file.
     Raises: InvalidInput for a missing file, a folder or another file type; DataCorruption for a file that cannot be
     read.
     """

@@ -81,12 +81,12 @@ def text(
 ) -> Source:
     """Return the column ``text`` of a .csv, .tsv (with a header), .parquet or .jsonl file, as token ids.
 
-    tokenizer: a file of the package tokenizers (tokenizer.json). Texts are cut to ``max_length`` tokens, and shorter
-    ones are filled with ``padding_token``, by default the tokenizer's own. objective: ``label`` learns the column
+    `tokenizer`: a file of the package tokenizers (tokenizer.json). Texts are cut to ``max_length`` tokens, and shorter
+    ones are filled with ``padding_token``, by default the tokenizer's own. `objective`: ``label`` learns the column
     ``label`` (several columns for ``task`` regression or multi_label, as in tables); ``masked_lm`` predicts a random
     share ``mask_fraction`` of the tokens; ``causal_lm`` predicts each token from those before it. The masked tokens of
     a row depend only on ``mask_seed`` and the position of the row. group, user, test_path, classes, groups, encoding:
-    as in tables. Rows with a missing value are left out, and notes count them. cache: a folder of this node for
+    as in tables. Rows with a missing value are left out, and notes count them. `cache`: a folder of this node for
     memory-mapped files of tokens, made once and read batch by batch, for texts that exceed memory. They are as private
     as the texts.
 
@@ -152,7 +152,8 @@ def _labels(objective: Objective, label: str | Sequence[str] | None, task: Table
 
 @dataclass(frozen=True)
 class _Encoder:
-    """A tokenizer that pads and truncates texts to ``length`` tokens. tokens: names by id. padding: id of the token."""
+    """A tokenizer that pads and truncates texts to ``length`` tokens. `tokens`: names by id. `padding`: id of the
+    token."""
 
     tokenizer: Tokenizer
     path: Path
@@ -189,7 +190,7 @@ class _Encoder:
         return cls(tokenizer, path, length, names, padding)
 
     def token(self, name: str, key: str) -> int:
-        """Return the id of a token. key: parameter that names it. Raises: InvalidInput for an unknown token."""
+        """Return the id of a token. `key`: parameter that names it. Raises: InvalidInput for an unknown token."""
         found = self.tokenizer.token_to_id(name)
         if found is None:
             raise InvalidInput(f"the tokenizer {self.path} has no token {name!r}; name one that it has by `{key}`")
@@ -232,8 +233,8 @@ def _padding(tokenizer: Tokenizer, path: Path, named: str | None) -> int:
 
 @dataclass(frozen=True)
 class _File:
-    """A file without its texts. columns: all rows of the columns with a role. has_text: which rows have one.
-    rows: indices of the complete rows."""
+    """A file without its texts. `columns`: all rows of the columns with a role. `has_text`: which rows have one.
+    `rows`: indices of the complete rows."""
 
     path: Path
     text: str
@@ -270,7 +271,7 @@ class _File:
         return self.columns.append_column(self.text, pa.array(self.has_text, mask=~self.has_text))
 
     def blocks(self, encoder: _Encoder, learn: Learn, first: int) -> Blocks:
-        """Return the columns of features and labels of the complete rows, block by block. first: id of the first
+        """Return the columns of features and labels of the complete rows, block by block. `first`: id of the first
         row.
         """
         start, size = 0, max(1, _TOKENS_AT_ONCE // encoder.length)
@@ -377,8 +378,8 @@ def _targets(objective: Objective, encoder: _Encoder, mask: str, fraction: float
 class _Learner:
     """Converts the rows of files to splits.
 
-    columns: number of arrays that ``learn`` returns. cache: folder for memory-mapped tokens, or None. settings: all
-    settings that tokens depend on, besides file and position; part of the hash that names the cached files.
+    `columns`: number of arrays that ``learn`` returns. `cache`: folder for memory-mapped tokens, or None. `settings`:
+    all settings that tokens depend on, besides file and position; part of the hash that names the cached files.
     """
 
     encoder: _Encoder
@@ -388,13 +389,13 @@ class _Learner:
     settings: str
 
     def splits(self, files: Sequence[_File], encoding: Encoding, user: str | None) -> list[Split]:
-        """Return the split of each file; ids count the rows of one file after another. user: the column of users."""
+        """Return the split of each file; ids count the rows of one file after another. `user`: the column of users."""
         users = user_names([each.columns for each in files], user)
         starts = itertools.accumulate((each.columns.num_rows for each in files), initial=0)
         return [self._split(each, encoding, users, first) for each, first in zip(files, starts, strict=False)]
 
     def _split(self, each: _File, encoding: Encoding, users: tuple[str, ...], first: int) -> Split:
-        """Return the split of the complete rows of a file. first: id of its first row."""
+        """Return the split of the complete rows of a file. `first`: id of its first row."""
         if len(each.rows) == 0:
             raise InvalidInput("no row has a text and all other values; correct the column `text`, or choose others")
         complete = each.columns.take(each.rows)

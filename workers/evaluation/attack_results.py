@@ -23,8 +23,8 @@ _QUANTILE: Final = 1.959963984540054
 class GroupAttack:
     """Attack on one group, measured on ``examples`` examples, half of them members.
 
-    threshold: examples with at most this loss are predicted to be members; chosen on other examples than the measured
-    ones. correct: number of correct predictions; guessing gives half.
+    `threshold`: examples with at most this loss are predicted to be members; chosen on other examples than the measured
+    ones. `correct`: number of correct predictions; guessing gives half.
     """
 
     name: str
@@ -53,8 +53,8 @@ class GroupAttack:
 class GroupAudit:
     """Audit on the canaries of one group, or of all groups.
 
-    canaries: number of canaries. guesses: number of them that were guessed. correct: number of correct guesses.
-    epsilon: lower bound on the trial's epsilon that these guesses prove; 0 if they prove none.
+    `canaries`: number of canaries. `guesses`: number of them that were guessed. `correct`: number of correct guesses.
+    `epsilon`: lower bound on the trial's epsilon that these guesses prove; 0 if they prove none.
     """
 
     name: str
@@ -66,9 +66,10 @@ class GroupAudit:
 
 @dataclass(frozen=True)
 class AuditTest:
-    """Lower bound by one test. name: ``steinke``, ``f_dp`` or ``gdp`` (see `dpsweep.accounting.attacks`).
+    """Lower bound by one test. `name`: ``steinke``, ``f_dp`` or ``gdp`` (see `dpsweep.accounting.attacks`).
 
-    guesses, correct: among the canaries that count for the test, and the right ones of these. lower_bound: on epsilon.
+    `guesses`, `correct`: among the canaries that count for the test, and the right ones of these. `lower_bound`: on
+    epsilon.
     """
 
     name: str
@@ -82,8 +83,9 @@ class AuditTest:
 class AuditResult:
     """Lower bounds on epsilon at ``delta`` that hold together with probability ``confidence``. Private data.
 
-    everyone: the best bound from all canaries. groups: bounds from the canaries of each group with enough to prove
-    anything. tests: the bound of each test that was made on all canaries. kind, transcript: as of the `AuditSpec`.
+    `everyone`: the best bound from all canaries. `groups`: bounds from the canaries of each group with enough to prove
+    anything. `tests`: the bound of each test that was made on all canaries. `kind`, `transcript`: as of the
+    `AuditSpec`.
     """
 
     delta: float
@@ -132,7 +134,7 @@ def auc_interval(auc: float, per_side: int) -> tuple[float, float]:
 class AttackResults:
     """Results of the audit and the attacks on one trial, named as in `dpsweep.workers.spec.AttackSpec`. Private data.
 
-    training_scores: evaluation of the final model on its training examples, with every group that has any.
+    `training_scores`: evaluation of the final model on its training examples, with every group that has any.
     """
 
     loss_threshold: tuple[GroupAttack, ...] = ()
