@@ -10,8 +10,9 @@ The names exported here are the library's interface. Importing it loads neither 
 Ray tasks.
 """
 
+from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.accountants.joint_cost import account_together, epsilon_of_examples_together
-from dpsweep.accounting.accountants.one_run import ACCOUNTANTS, account
+from dpsweep.accounting.accountants.one_run import ACCOUNTANTS
 from dpsweep.accounting.accountants.selection import account_choice, account_selection
 from dpsweep.accounting.attacks import (
     AttackRisk,

@@ -34,8 +34,8 @@ from numpy.typing import NDArray
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # so that `benchmarks` is found wherever it starts
 
+from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.accountants.events import dp_accounting_pld
-from dpsweep.accounting.accountants.one_run import account
 from dpsweep.accounting.individual.epsilons import individual_epsilons
 from dpsweep.accounting.mechanism.samplings import PoissonSampling
 from dpsweep.accounting.mechanism.schedules import make_schedule, planned_trace

@@ -26,7 +26,7 @@ from unittest import mock
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # so that `benchmarks` is found wherever it starts
 
 from benchmarks.cases import DELTA, DIGITS, KINDS, Case
-from dpsweep.accounting.accountants.one_run import account
+from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.jobs import AccountingJob, CountedEpsilons, Counting, store_epsilons
 from dpsweep.accounting.records import StoredEpsilons, TrialFiles, read_trace
 from dpsweep.orchestration.execution.estimate_quality import quality_of_estimates

@@ -4,7 +4,7 @@ import sys
 
 import numpy as np
 
-from dpsweep.accounting.accountants.one_run import account
+from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.individual.epsilons import individual_epsilons
 from dpsweep.accounting.records.layout import TrialFiles
 from dpsweep.accounting.records.shards import NormShards

@@ -32,7 +32,7 @@ def test_import_contracts_hold() -> None:
     ("module", "unwanted"),
     [
         ("dpsweep.accounting", {"torch", "ray", "mlflow", "numba"}),
-        ("dpsweep.accounting.accountants.one_run", {"torch", "ray", "mlflow"}),
+        ("dpsweep.accounting.accountants.account", {"torch", "ray", "mlflow"}),
         ("dpsweep.accounting.individual.epsilons", {"torch", "ray", "mlflow", "numba"}),
         ("dpsweep.accounting.calibration.calibrate", {"torch", "ray", "mlflow"}),
         ("dpsweep.workers.trials.trial", {"ray", "mlflow"}),

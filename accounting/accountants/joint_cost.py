@@ -10,7 +10,8 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from dpsweep.accounting.accountants.one_run import account, total_rdp
+from dpsweep.accounting.accountants.account import account
+from dpsweep.accounting.accountants.one_run import total_rdp
 from dpsweep.accounting.accountants.selection import selected_rdp
 from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism, require_finite
 from dpsweep.accounting.individual import epsilon_of_many_rounds

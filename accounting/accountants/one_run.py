@@ -19,16 +19,15 @@ from scipy.special import log_expit, logsumexp, ndtri_exp
 from dpsweep.accounting import pld
 from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism, require_finite, require_numbers
 from dpsweep.accounting.individual import epsilon_of_many_rounds
-from dpsweep.accounting.mechanism.estimates import Kind, PrivacyEstimate, of_group
+from dpsweep.accounting.mechanism.estimates import Kind, PrivacyEstimate
 from dpsweep.accounting.mechanism.reasons import weakened
-from dpsweep.accounting.mechanism.reductions import by_rows, is_attained, rarest_apart
+from dpsweep.accounting.mechanism.reductions import is_attained, rarest_apart
 from dpsweep.accounting.mechanism.rounds import (
     Round,
     SampledGaussian,
     enforced_epsilon,
     gaussian_rounds,
     pure_epsilons,
-    require_group_size,
 )
 from dpsweep.accounting.mechanism.trace import GaussianRelease, Trace
 from dpsweep.accounting.mechanism.units import EXAMPLE
@@ -365,41 +364,14 @@ ACCOUNTANTS: Mapping[str, Callable[[Trace, float, int], PrivacyEstimate]] = {
 }
 
 
-def account(trace: Trace, delta: float, accountant: str = "auto", group_size: int = 1) -> PrivacyEstimate:
-    """(epsilon, delta) of ``trace`` under its own adjacency, for groups of ``group_size`` examples or users.
+def account_one(trace: Trace, delta: float, accountant: str, group_size: int) -> PrivacyEstimate:
+    """(epsilon, delta) of a run of rows that is released whatever it found; see `dpsweep.accounting.account`.
 
-    The result's ``kind`` says whether this is a guarantee. A trace without noise has epsilon infinity and the kind
-    ``none``; if the noise followed earlier results, kind is at best ``estimate``. The epsilon that a filter enforced
-    for every example is returned instead, as accountant ``filter``, if it is lower or if only it is a guarantee. For a
-    private selection the result is the epsilon after the selection (`dpsweep.accounting.accountants.selection`).
-
-    Raises: UnsupportedMechanism when the accountant does not cover the trace, InvalidInput for an unknown accountant or
-    a delta outside (0, 1).
+    Raises: UnsupportedMechanism when the accountant does not cover the trace, InvalidInput for an unknown accountant.
     """
-    delta, group_size = require_finite("delta", delta, above=0.0, below=1.0), require_group_size(group_size)
-    if trace.unit != EXAMPLE:
-        rows, size = by_rows(trace, group_size)
-        return of_group(account(rows, delta, accountant, size), group_size, trace.unit)
-    if trace.selection is not None:
-        from dpsweep.accounting.accountants.selection import account_selected  # late: it rests on this module
-
-        return account_selected(replace(trace, selection=None), trace.selection, delta, accountant, group_size)
     found = lookup(ACCOUNTANTS, accountant, "accountant")(trace, delta, group_size)
     found = weakened(found, trace.reasons)
     if trace.filter is None or group_size > 1:
         return found
     enforced = PrivacyEstimate(enforced_epsilon(trace.filter, trace, delta), delta, trace.adjacency, "filter")
     return enforced if found.kind != "guarantee" or enforced.epsilon < found.epsilon else found
-
-
-def account_again(trace: Trace, delta: float, claimed: str, group_size: int = 1) -> PrivacyEstimate:
-    """Return the cost that a claim is compared with, by the accountant that it names, ``claimed``.
-
-    By ``auto`` where that is no accountant, such as ``filter``, or does not cover the trace: a bound of ``pld`` may
-    bear the name of a method that covers its rounds alone. Raises: as `account`.
-    """
-    name = claimed if claimed in ACCOUNTANTS else "auto"
-    try:
-        return account(trace, delta, name, group_size)
-    except UnsupportedMechanism:
-        return account(trace, delta, "auto", group_size)

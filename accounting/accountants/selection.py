@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from dpsweep.accounting.accountants.one_run import account, total_rdp
+from dpsweep.accounting.accountants.one_run import account_one, total_rdp
 from dpsweep.accounting.attacks import privacy_curve
 from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism, require_finite
 from dpsweep.accounting.mechanism.estimates import Kind, PrivacyEstimate
@@ -61,13 +61,14 @@ def account_choice(
     Raises: UnsupportedMechanism for groups of several examples and for users, whose rows may lie in several parts, and
     where the accountant does not cover the trace.
     """
+    delta = require_finite("delta", delta, above=0.0, below=1.0)
     require_rows(trace)
     if require_group_size(group_size) > 1:
         raise UnsupportedMechanism(
             f"the {group_size} examples of a group may lie in several parts of the data that candidates were trained "
             "on, and no bound for that is proven here; account for single examples, group size 1"
         )
-    run = account(replace(trace, selection=None), delta, accountant)
+    run = account_one(replace(trace, selection=None), delta, accountant, 1)
     return replace(
         run, epsilon=max(run.epsilon, choice.epsilon), accountant=f"choice-{run.accountant}", lower_epsilon=None
     )
@@ -114,7 +115,7 @@ def account_selection(
     if accountant not in ("auto", *_METHODS):
         raise InvalidInput(f"accountant {accountant!r} covers no selection among trials; choose auto, pld or rdp")
     if trials.gamma == 1.0 or not trace.is_private:
-        return account(trace, delta, accountant, group_size)
+        return account_one(trace, delta, accountant, group_size)
     unit = trace.unit.of(group_size)
     found: dict[str, float] = {}
     refusals: list[str] = []

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from dpsweep.accounting.accountants.one_run import account
+from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.attacks import privacy_curve
 from dpsweep.accounting.audits.auditing import Guesses
 from dpsweep.accounting.audits.gaussian_tests import contradicts

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from dpsweep.accounting.accountants.one_run import account, total_rho
+from dpsweep.accounting.accountants.account import account
+from dpsweep.accounting.accountants.one_run import total_rho
 from dpsweep.accounting.accountants.selection import account_selection
 from dpsweep.accounting.attacks import privacy_curve, rate_name
 from dpsweep.accounting.errors import keep_finite

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Protocol, final
 
-from dpsweep.accounting.accountants.one_run import account
+from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.accountants.selection import before_choice
 from dpsweep.accounting.calibration.calibrate import calibrate_noise_multiplier
 from dpsweep.accounting.errors import DpsweepError

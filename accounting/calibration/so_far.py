@@ -12,7 +12,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Final
 
-from dpsweep.accounting.accountants.one_run import ACCOUNTANTS, Accountant, Bounds, account_again, bounds_pld
+from dpsweep.accounting.accountants.account import account_again
+from dpsweep.accounting.accountants.one_run import ACCOUNTANTS, Accountant, Bounds, bounds_pld
 from dpsweep.accounting.mechanism.reductions import by_rows
 from dpsweep.accounting.mechanism.rounds import enforced_epsilon
 from dpsweep.accounting.mechanism.trace import Trace

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from rich.table import Table
 
-from dpsweep.accounting.accountants.one_run import account
+from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.jobs.release import SecretDraws
 from dpsweep.accounting.mechanism.trace import Trace

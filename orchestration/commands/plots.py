@@ -10,7 +10,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from dpsweep.accounting.accountants.one_run import account
+from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.errors import UnsupportedMechanism
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.orchestration.commands.output_files import write_file

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.accountants.joint_cost import account_together
-from dpsweep.accounting.accountants.one_run import account
 from dpsweep.accounting.accountants.selection import account_selection
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpsweep.accounting.accountants.one_run import account
+from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.accounting.individual import (
     INDIVIDUAL_ACCOUNTANTS,

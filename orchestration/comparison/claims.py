@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from dpsweep.accounting.accountants.one_run import account, account_again
+from dpsweep.accounting.accountants.account import account, account_again
 from dpsweep.accounting.attacks import FALSE_POSITIVE_RATES, AttackRisk, attack_risk, privacy_curve, rate_name
 from dpsweep.accounting.calibration.so_far import cost_so_far
 from dpsweep.accounting.errors import START_ANEW, DataCorruption
@@ -94,7 +94,7 @@ def unfounded(files: SweepFiles, record: SweepRecord) -> Iterator[str]:
 
 
 def recomputed(trace: Trace, delta: float, accountant: str, size: int = 1) -> PrivacyEstimate:
-    """Return `dpsweep.accounting.accountants.one_run.account`, remembered for the same trace and question. Raises: as
+    """Return `dpsweep.accounting.accountants.account.account`, remembered for the same trace and question. Raises: as
     it."""
     question = f"cost {trace!r} {delta!r} {accountant} {size}"
     found = parsed_json(remembered(question, lambda: json.dumps(asdict(account(trace, delta, accountant, size)))))

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from dpsweep.accounting.accountants.one_run import account
+from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.calibration.so_far import cost_so_far
 from dpsweep.accounting.individual import individual_reasons
 from dpsweep.accounting.jobs import (

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dpsweep.accounting.accountants.one_run import ACCOUNTANTS, account
+from dpsweep.accounting.accountants.account import account
+from dpsweep.accounting.accountants.one_run import ACCOUNTANTS
 from dpsweep.accounting.mechanism.samplings import PoissonSampling, Sampling, ShuffledSampling
 from dpsweep.accounting.mechanism.schedules import SCHEDULES, make_schedule, planned_trace
 

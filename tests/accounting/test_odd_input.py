@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from dpsweep.accounting import pld
 from dpsweep.accounting.accountants import joint_cost
 from dpsweep.accounting.accountants import one_run as accountants
+from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.calibration import budgets
 from dpsweep.accounting.calibration import calibrate as calibration
 from dpsweep.accounting.errors import DpsweepError, InvalidInput
@@ -117,9 +118,7 @@ def _mixture(draw: Draw) -> Any:
 
 
 PUBLIC: dict[str, Callable[[Draw], Any]] = {
-    "account": lambda d: (
-        accountants.account(_trace(d), _delta(d), _one_of(d, *accountants.ACCOUNTANTS), _size(d)).epsilon
-    ),
+    "account": lambda d: account(_trace(d), _delta(d), _one_of(d, *accountants.ACCOUNTANTS), _size(d)).epsilon,
     "individual_epsilons": lambda d: epsilons.individual_epsilons(
         *_snapshots(d), _trace(d), _delta(d), _one_of(d, "rdp", "rdp-classic", "pld")
     ),
@@ -175,14 +174,14 @@ def test_the_smallest_contribution_beside_the_largest_is_rounded_up() -> None:
 @pytest.mark.parametrize(("epsilon", "size"), [(1000.0, 1), (1.0, 800), (1e12, 1)])
 @pytest.mark.parametrize("accountant", ["gdp", "rdp", "zcdp", "strong"])
 def test_pure_releases_of_any_size_cost_what_they_cost(accountant: str, epsilon: float, size: int) -> None:
-    found = accountants.account(Trace(1000, releases=(PureRelease("x", epsilon),)), 1e-5, accountant, size)
+    found = account(Trace(1000, releases=(PureRelease("x", epsilon),)), 1e-5, accountant, size)
     exact = size * epsilon + math.log1p(-1e-5 * (1 + math.exp(-min(size * epsilon, 700))))
     assert exact * (1 - 1e-12) <= found.epsilon <= size * epsilon * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("accountant", ["auto", "pld"])
 def test_a_pure_release_that_protects_nobody_is_composed(accountant: str) -> None:
-    assert accountants.account(Trace(10, releases=(PureRelease("x", 1e3),)), 1e-5, accountant).epsilon <= 1e3
+    assert account(Trace(10, releases=(PureRelease("x", 1e3),)), 1e-5, accountant).epsilon <= 1e3
 
 
 def _gaussian_delta(mean: float, epsilon: float) -> Any:
@@ -212,4 +211,4 @@ def test_lists_are_arrays_and_numbers_of_numpy_are_numbers() -> None:
     sizes: list[Any] = [np.array([1, 2]), [1.0, 2.0]]
     assert pld.group_epsilons(trace, 1e-5, sizes[0]) == pld.group_epsilons(trace, 1e-5, sizes[1])
     with pytest.raises(InvalidInput, match=r"group_size is 2000000.*at most 1000000"):
-        accountants.account(trace, 1e-5, group_size=2_000_000)
+        account(trace, 1e-5, group_size=2_000_000)

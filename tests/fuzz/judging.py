@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpsweep.accounting.accountants.one_run import account
+from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.errors import UnsupportedMechanism
 from dpsweep.accounting.individual import individual_epsilons
 from dpsweep.accounting.pld import epsilon_of_examples

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import yaml
 from hypothesis import strategies as st
 
-from dpsweep.accounting.accountants.one_run import account
+from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.sweeps.grid import grid
 from dpsweep.orchestration.sweeps.plan import plan_sweep

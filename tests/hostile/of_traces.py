@@ -14,7 +14,7 @@ from typing import Any, Literal
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from dpsweep.accounting.accountants.one_run import account
+from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.mechanism.filters import RenyiFilter
 from dpsweep.accounting.mechanism.samplings import (
     FixedBatchSampling,

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 import dpsweep
-from dpsweep.accounting.accountants.one_run import account
+from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.mechanism.reasons import REASONS, Reason
 from dpsweep.accounting.mechanism.samplings import PoissonSampling
 from dpsweep.accounting.mechanism.trace import Segment, Trace

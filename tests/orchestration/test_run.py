@@ -13,7 +13,7 @@ import mlflow
 import numpy as np
 import pytest
 
-from dpsweep.accounting.accountants.one_run import account
+from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.records.epsilons import read_epsilons
 from dpsweep.accounting.records.layout import TrialFiles

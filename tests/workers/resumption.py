@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpsweep.accounting.accountants.one_run import account
+from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.records import read_private_sealed
 from dpsweep.accounting.records.layout import TrialFiles
 from dpsweep.accounting.records.traces import read_trace

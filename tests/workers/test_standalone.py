@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dpsweep.accounting.accountants.one_run import account
+from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.records.layout import TrialFiles
 from dpsweep.accounting.records.traces import read_trace
 
@@ -33,7 +33,7 @@ for package in (importlib.import_module("dpsweep.accounting"), importlib.import_
         if module.name != "dpsweep.accounting.jobs.parallel":
             importlib.import_module(module.name)
 
-from dpsweep.accounting.accountants.one_run import account
+from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.records.layout import TrialFiles
 from dpsweep.accounting.records.traces import read_trace
 from tests.workers.trial_specs import small_trial

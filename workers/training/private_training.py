@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from dpsweep.accounting.accountants.one_run import account
+from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.calibration.planning import Calibration, TrialMechanism
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.individual import individual_epsilons, individual_reasons

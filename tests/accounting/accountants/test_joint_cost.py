@@ -9,8 +9,8 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, get_epsilon_gaussian
 from dp_accounting.pld import PLDAccountant
 
+from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.accountants.joint_cost import account_together, epsilon_of_examples_together
-from dpsweep.accounting.accountants.one_run import account
 from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism
 from dpsweep.accounting.mechanism.filters import RenyiFilter
 from dpsweep.accounting.mechanism.random_trials import RandomTrials

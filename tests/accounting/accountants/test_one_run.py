@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
+from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.accountants.events import dp_accounting_pld
-from dpsweep.accounting.accountants.one_run import ACCOUNTANTS, account, strong_composition, total_rdp, total_rho
+from dpsweep.accounting.accountants.one_run import ACCOUNTANTS, strong_composition, total_rdp, total_rho
 from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism
 from dpsweep.accounting.mechanism.rounds import Round, SampledGaussian, gaussian_rounds
 from dpsweep.accounting.mechanism.samplings import Adjacency, FixedBatchSampling, PoissonSampling, ShuffledSampling

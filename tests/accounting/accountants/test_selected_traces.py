@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from dpsweep.accounting import pld
+from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.accountants.events import to_event
 from dpsweep.accounting.accountants.joint_cost import account_together
-from dpsweep.accounting.accountants.one_run import ACCOUNTANTS, account, total_rdp, total_rho
+from dpsweep.accounting.accountants.one_run import ACCOUNTANTS, total_rdp, total_rho
 from dpsweep.accounting.accountants.selection import account_selection, selection_rdp
 from dpsweep.accounting.attacks import curve_of_examples, privacy_curve
 from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism

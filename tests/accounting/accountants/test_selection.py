@@ -20,8 +20,8 @@ from scipy.optimize import brentq
 from scipy.special import gammaln
 from scipy.stats import binom, norm
 
+from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.accountants.joint_cost import account_together
-from dpsweep.accounting.accountants.one_run import account
 from dpsweep.accounting.accountants.selection import account_selection
 from dpsweep.accounting.calibration.budgets import EpsilonBudget
 from dpsweep.accounting.calibration.calibrate import noise_multiplier_within_budget

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dpsweep.accounting.accountants.one_run import account
+from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.calibration.budgets import Budget, EpsilonBudget, RhoBudget
 from dpsweep.accounting.calibration.calibrate import (
     calibrate_decay,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from dpsweep.accounting.accountants.one_run import account, account_again
+from dpsweep.accounting.accountants.account import account, account_again
 from dpsweep.accounting.calibration.so_far import cost_so_far
 from dpsweep.accounting.mechanism.random_trials import RandomTrials
 from dpsweep.accounting.mechanism.samplings import PoissonSampling, RandomAllocationSampling

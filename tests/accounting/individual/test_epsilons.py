@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from dpsweep.accounting.accountants.one_run import account
+from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism
 from dpsweep.accounting.individual.algorithm_2 import algorithm_2
 from dpsweep.accounting.individual.epsilons import INDIVIDUAL_ACCOUNTANTS, IndividualEpsilons, individual_epsilons

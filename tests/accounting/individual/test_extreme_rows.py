@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from dpsweep.accounting.accountants.one_run import account
+from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.individual import individual_epsilons, pld
 from dpsweep.accounting.individual.contributions import RecordedContributions
 from dpsweep.accounting.mechanism.samplings import PoissonSampling

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution
 
+from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.accountants.joint_cost import account_together
-from dpsweep.accounting.accountants.one_run import account
 from dpsweep.accounting.individual import epsilon_of_many_rounds, many_rounds
 from dpsweep.accounting.mechanism.samplings import (
     FixedBatchSampling,

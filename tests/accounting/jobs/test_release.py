@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.stats import kstest, norm
 
-from dpsweep.accounting.accountants.one_run import account
+from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.jobs.release import (
     OwnerReport,

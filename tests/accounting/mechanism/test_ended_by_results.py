@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dpsweep.accounting.accountants.one_run import account
+from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.attacks import privacy_curve
 from dpsweep.accounting.individual import individual_epsilons
 from dpsweep.accounting.mechanism.samplings import PoissonSampling

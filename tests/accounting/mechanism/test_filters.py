@@ -10,7 +10,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from dpsweep.accounting.accountants.one_run import account
+from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.calibration.calibrate import calibrate_filter, calibrate_noise_multiplier
 from dpsweep.accounting.errors import InvalidInput, Unreachable, UnsupportedMechanism
 from dpsweep.accounting.individual import individual_epsilons

@@ -9,7 +9,7 @@ import pytest
 from dp_accounting.rdp import compute_epsilon
 from scipy import stats
 
-from dpsweep.accounting.accountants.one_run import account
+from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.mechanism.samplings import PoissonSampling
 from dpsweep.accounting.mechanism.trace import Segment, Trace
 from dpsweep.accounting.numerics.renyi import (

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from scipy import integrate, special
 
+from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.accountants.joint_cost import account_together
-from dpsweep.accounting.accountants.one_run import account
 from dpsweep.accounting.accountants.selection import account_selection
 from dpsweep.accounting.calibration.calibrate import calibrate_filter
 from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism

@@ -11,7 +11,7 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution
 from scipy import integrate, stats
 
-from dpsweep.accounting.accountants.one_run import account
+from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.mechanism.samplings import SMALLEST_RATE, PoissonSampling
 from dpsweep.accounting.mechanism.trace import Segment, Trace
@@ -44,7 +44,7 @@ CASES = [  # sample rate, noise multiplier, steps, delta, group size
 MEASURE = """
 import json, sys
 from pathlib import Path
-from dpsweep.accounting.accountants.one_run import account
+from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.mechanism.trace import Segment, Trace
 from dpsweep.accounting.mechanism.samplings import SMALLEST_RATE, PoissonSampling

@@ -18,7 +18,7 @@ from pyarrow import parquet
 from typer.testing import CliRunner, Result
 
 from dpsweep import accounting
-from dpsweep.accounting.accountants.one_run import account
+from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.accounting.individual.epsilons import IndividualEpsilons, individual_epsilons
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import dpsweep
 from dpsweep import orchestration
-from dpsweep.accounting.accountants.one_run import account
+from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.mechanism.reasons import Reason, weakened
 from dpsweep.accounting.records import TrialFiles

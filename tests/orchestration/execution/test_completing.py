@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpsweep.accounting.accountants.one_run import account
+from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.individual.epsilons import IndividualEpsilons, individual_epsilons
 from dpsweep.accounting.jobs import Scatter, account_in_process
 from dpsweep.accounting.jobs.release import ReleaseSpec

@@ -12,7 +12,7 @@ from typing import Any
 import mlflow
 import pytest
 
-from dpsweep.accounting.accountants.one_run import account
+from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.mechanism.reasons import weakened
 from dpsweep.accounting.records.files import exists
 from dpsweep.orchestration.records.layout import SweepFiles

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from dpsweep.accounting.accountants.one_run import account
+from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.calibration import planning
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.sweeps import plan as plan_module

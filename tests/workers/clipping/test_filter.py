@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from numpy.typing import NDArray
 
-from dpsweep.accounting.accountants.one_run import account
+from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.calibration.calibrate import calibrate_filter
 from dpsweep.accounting.mechanism.filters import GaussianFilter, IndividualFilter, RenyiFilter
 from dpsweep.accounting.mechanism.samplings import PoissonSampling

@@ -11,7 +11,7 @@ import pytest
 import torch
 from scipy import linalg
 
-from dpsweep.accounting.accountants.one_run import account
+from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.errors import DpsweepError, UnsupportedMechanism
 from dpsweep.accounting.mechanism.noise_strategies import BandedNoise, IndependentNoise, InverseRootNoise
 from dpsweep.accounting.mechanism.samplings import CyclicPoissonSampling, FixedOrderSampling

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpsweep.accounting.accountants.one_run import account
+from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records.layout import TrialFiles
 from dpsweep.accounting.records.traces import read_trace
