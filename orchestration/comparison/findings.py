@@ -23,6 +23,7 @@ from dpsweep.orchestration.comparison.sanity import (
     best_constant,
     has_diverged,
     is_constant,
+    lost_runs,
     why_cost_is_unknown,
     why_useless,
 )
@@ -107,8 +108,13 @@ class Findings:
 
     @cached_property
     def useless(self) -> Mapping[str, str]:
-        """Private settings that have learnt nothing, and why, by name; they are never recommended (`why_useless`)."""
-        found = {setting.name: why_useless(setting, self.evidence, self.main) for setting in self.private}
+        """Private settings that have learnt nothing, and why, by name (`why_useless`, `lost_runs`); they are never
+        recommended.
+        """
+        found = {
+            setting.name: lost_runs(setting, self.main) or why_useless(setting, self.evidence, self.main)
+            for setting in self.private
+        }
         return {name: why for name, why in found.items() if why}
 
     @cached_property

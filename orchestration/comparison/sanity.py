@@ -56,6 +56,15 @@ def constant_score(setting: Setting, main: Metric) -> float | None:
     return found.mean if found else None
 
 
+def lost_runs(setting: Setting, main: Metric) -> str:
+    """Return, as a clause, in how many runs a setting diverged while others have a score; "" if in none or all.
+
+    The mean of the others would be that of the lucky ones.
+    """
+    found, runs = setting.over_seeds(main.value), len(setting.trials)
+    return f"diverged in {runs - found.count} of {runs} runs" if found is not None and found.count < runs else ""
+
+
 def why_useless(setting: Setting, evidence: Evidence, main: Metric) -> str:
     """Return why a setting is never recommended, as a clause that follows its name; "" if it has learnt something.
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.simulated import Population, compared, drawn, published
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.commands.choice_text import best_lines
 from dpsweep.orchestration.comparison.best import best
@@ -17,7 +18,7 @@ from dpsweep.orchestration.comparison.settings import best_trade_offs
 from dpsweep.orchestration.records.published import PublishedSweep, PublishedTrial
 from dpsweep.orchestration.report.page import render
 from dpsweep.orchestration.report.prose import headline
-from dpsweep.workers.evaluation.outcomes import Outcomes
+from dpsweep.workers.evaluation.outcomes import Outcomes, ScoredOutcomes
 from tests.orchestration.sample_outcomes import LABELS, of_predictions, outcomes, sweep_of, trial
 
 CONSTANT = float((LABELS == 0).mean())
@@ -44,6 +45,18 @@ def nearly_constant() -> Outcomes:
     predicted = np.zeros_like(LABELS)
     predicted[few] = 1
     return of_predictions(predicted)
+
+
+def test_the_mean_of_runs_that_did_not_diverge_is_not_recommended() -> None:
+    population = Population((60,), ((1.7,), (3.7,), (0.9,)), 3, task="regression")
+    found = drawn(population, np.random.default_rng(0))
+    lost = found["m1-0-1"]
+    assert isinstance(lost, ScoredOutcomes)
+    found["m1-0-1"] = replace(lost, kept=np.full_like(lost.kept, np.nan))
+    every = compared(population, found)
+    assert every.useless == {"m1 · constant": "diverged in 1 of 3 runs"}
+    assert best(every).name == "m0 · constant"
+    assert "Not recommended: m1 · constant diverged in 1 of 3 runs." in headline(published(population, found), every)
 
 
 @pytest.mark.parametrize("useless", [of_predictions(np.zeros_like(LABELS)), nearly_constant()])
