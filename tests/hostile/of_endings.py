@@ -36,6 +36,7 @@ _SWEEPS: Final[Mapping[str, Mapping[str, Any]]] = {
     },
     "chosen": {
         **_LONG,
+        "noise_source": "os_entropy",
         "data": {"name": "digits", "public_fraction": 0.1},
         "tune": {"parameters": {"clipping.bound": [1, 4]}, "privacy": "private_selection", "trials": 4},
     },
@@ -185,6 +186,7 @@ ENDINGS: Final[tuple[Ending, ...]] = (
     ),
     Ending("drafts", "init table.csv --label y --to draft.yaml", _after(1.0)),
     Ending("watches", "status runs/small --watch", _after(1.0)),
+    Ending("audits", "audit runs/small --canaries 20 --tracking-uri none", _there("small/private/audited-copy")),
     Ending("serves", "dashboard runs", _reads_slowly),
 )
 
