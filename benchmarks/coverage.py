@@ -243,6 +243,9 @@ def _cases() -> dict[str, Case]:
             for r in (2, 5)
         },
         "splits": Case(replace(small, logits=_equal(2, 1.7), runs=1, splits=5), (means, differences)),
+        "power-r5": Case(
+            replace(small, logits=(*_equal(5, 1.7), (1.2,)), runs=5), (simultaneous, told_first_from_last("accuracy"))
+        ),
         "power-r2": Case(replace(small, logits=apart, runs=2), (simultaneous, told_first_from_last("accuracy"))),
         **{
             f"eightfold-r{r}": Case(
