@@ -116,6 +116,7 @@ def test_the_report_speaks_of_the_task(ran: tuple[str, Path]) -> None:
     assert ("Every label, target or class" in page.text) == (task != "language_modelling")
 
 
+@pytest.mark.thinned(4)
 def test_mlflow_has_its_metrics(ran: tuple[str, Path]) -> None:
     task, output = ran
     client = client_of(embedded_tracking_uri(output))
@@ -130,6 +131,7 @@ def test_mlflow_has_its_metrics(ran: tuple[str, Path]) -> None:
     assert ("final/iou_of_disc" in trials[0].data.metrics) == (task == "segmentation")
 
 
+@pytest.mark.thinned(4)
 def test_the_best_and_the_table_go_by_its_main_number(ran: tuple[str, Path]) -> None:
     task, output = ran
     sweep = dpsweep.open(output)

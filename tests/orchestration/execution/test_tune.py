@@ -106,6 +106,7 @@ def test_a_stopped_trial_costs_what_it_ran(files: SweepFiles, trials: dict[str, 
     assert not exists(files.trial(STOPPED).checkpoint), "it holds the key of the noise"
 
 
+@pytest.mark.long
 def test_the_report_says_when_it_was_stopped(files: SweepFiles, trials: dict[str, dict[str, Any]]) -> None:
     page = Path(files.report).read_text()
     assert "4 of 5 trials finished" in page
@@ -113,6 +114,7 @@ def test_the_report_says_when_it_was_stopped(files: SweepFiles, trials: dict[str
     assert "by the scheduler after epoch 2 of 5" in page
 
 
+@pytest.mark.long
 def test_every_table_marks_it(files: SweepFiles, trials: dict[str, dict[str, Any]], tmp_path: Path) -> None:
     (tmp_path / "sweep.yaml").write_text(small(clipping="flat", noise="constant", seeds=0))
     other = ("run", tmp_path / "sweep.yaml", "--output", tmp_path / "other", "--address", "in-process")
@@ -129,6 +131,7 @@ def test_every_table_marks_it(files: SweepFiles, trials: dict[str, dict[str, Any
         assert {row["status"] for row in csv.DictReader(rows) if row["key"] == STOPPED} == {"stopped"}
 
 
+@pytest.mark.long
 def test_mlflow_tells_it_from_a_failure(files: SweepFiles, trials: dict[str, dict[str, Any]]) -> None:
     client = mlflow.MlflowClient(f"sqlite:///{files.root}/mlflow.db")
     runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
@@ -141,6 +144,7 @@ def test_mlflow_tells_it_from_a_failure(files: SweepFiles, trials: dict[str, dic
     assert found[GOOD].data.tags["dpsweep.outcome"] == "finished"
 
 
+@pytest.mark.long
 def test_it_is_not_trained_again(files: SweepFiles, trials: dict[str, dict[str, Any]]) -> None:
     before = {path: path.stat().st_mtime_ns for path in Path(files.root).rglob("trials/**/*")}
     assert run(files) == trials
