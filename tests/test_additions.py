@@ -101,7 +101,7 @@ def register(app: typer.Typer) -> None:
     """Add the command ``greet`` to ``app``."""
     app.command(**panels.listed(panels.RESULTS, "greet"))(greet)
 '''
-STEPS = '    Metric("toy_delta", "privacy/toy_delta", "Toy", delta, NUMBER, "A toy.", frozenset(MetricTable)),\n'
+TOY_METRIC = '    Metric("toy_delta", "privacy/toy_delta", "Toy", delta, NUMBER, "A toy.", frozenset(MetricTable)),\n'
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ ADDITIONS: Mapping[str, tuple[Addition, int]] = {
         Addition(
             {
                 "orchestration/comparison/metrics.py": {
-                    '    Metric("delta", "privacy/delta", "δ", delta, NUMBER),\n': STEPS,
+                    '    Metric("delta", "privacy/delta", "δ", delta, NUMBER),\n': TOY_METRIC,
                 }
             },
             {},

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, Final
@@ -48,7 +49,14 @@ def to_plain(trace: Trace) -> dict[str, Any]:
         **({"unit": asdict(trace.unit)} if trace.unit != EXAMPLE else {}),
         "releases": [_kind_of(release, _RELEASES) for release in trace.releases],
         "segments": [
-            {**asdict(segment), "sampling": _kind_of(segment.sampling, _samplings())} for segment in trace.segments
+            {
+                "start_step": segment.start_step,
+                "steps": segment.steps,
+                "sampling": _kind_of(segment.sampling, _samplings()),
+                "noise_multiplier": segment.noise_multiplier,
+                "side_queries": [asdict(query) for query in segment.side_queries],
+            }
+            for segment in trace.segments
         ],
     }
 
@@ -72,6 +80,7 @@ def of_plain(plain: Mapping[str, Any]) -> Trace:
     )
 
 
+@functools.cache
 def _samplings() -> Mapping[str, type[Sampling]]:
     return {kind.stored_name: kind for kind in stored_kinds()}
 

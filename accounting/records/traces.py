@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ _NEXT = "restore it from a backup, or run the trial again"
 _COLUMN_TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string()}
 
 
+@functools.cache
 def _sampling_columns() -> dict[str, pa.DataType]:
     """Return one column for each field of any sampling."""
     kinds = stored_kinds()
