@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, Final
@@ -37,6 +36,7 @@ def to_plain(trace: Trace) -> dict[str, Any]:
     Raises: UnsupportedMechanism for a mechanism that no reader would know.
     """
     require_supported(trace)
+    samplings = _samplings()
     return {
         "dataset_size": trace.dataset_size,
         "adjacency": trace.adjacency,
@@ -52,7 +52,7 @@ def to_plain(trace: Trace) -> dict[str, Any]:
             {
                 "start_step": segment.start_step,
                 "steps": segment.steps,
-                "sampling": _kind_of(segment.sampling, _samplings()),
+                "sampling": _kind_of(segment.sampling, samplings),
                 "noise_multiplier": segment.noise_multiplier,
                 "side_queries": [asdict(query) for query in segment.side_queries],
             }
@@ -67,10 +67,10 @@ def of_plain(plain: Mapping[str, Any]) -> Trace:
     Raises: KeyError, TypeError, ValueError or AttributeError for values of another form, among them unknown kinds;
     DpsweepError for an impossible run.
     """
-    run = dict(plain)
+    run, samplings = dict(plain), _samplings()
     limit, selection, strategy, unit = (run.pop(name, None) for name in ("filter", "selection", "strategy", "unit"))
     return Trace(
-        segments=tuple(_segment(segment) for segment in run.pop("segments")),
+        segments=tuple(_segment(segment, samplings) for segment in run.pop("segments")),
         releases=tuple(_built(release, _RELEASES) for release in run.pop("releases")),
         filter=None if limit is None else _built(limit, FILTERS),
         selection=None if selection is None else _built(selection, _SELECTIONS),
@@ -80,14 +80,13 @@ def of_plain(plain: Mapping[str, Any]) -> Trace:
     )
 
 
-@functools.cache
 def _samplings() -> Mapping[str, type[Sampling]]:
     return {kind.stored_name: kind for kind in stored_kinds()}
 
 
-def _segment(plain: Mapping[str, Any]) -> Segment:
+def _segment(plain: Mapping[str, Any], samplings: Mapping[str, type[Sampling]]) -> Segment:
     queries = tuple(SideQuery(**query) for query in plain["side_queries"])
-    return Segment(**{**plain, "sampling": _built(plain["sampling"], _samplings()), "side_queries": queries})
+    return Segment(**{**plain, "sampling": _built(plain["sampling"], samplings), "side_queries": queries})
 
 
 def _kind_of(part: Any, kinds: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:

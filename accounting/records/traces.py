@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from typing import Any, get_type_hints
 
@@ -24,7 +23,6 @@ _NEXT = "restore it from a backup, or run the trial again"
 _COLUMN_TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string()}
 
 
-@functools.cache
 def _sampling_columns() -> dict[str, pa.DataType]:
     """Return one column for each field of any sampling."""
     kinds = stored_kinds()
@@ -64,7 +62,7 @@ def read_trace(path: str) -> Trace:
 
     Raises: FileNotFoundError when there is none, `DataCorruption` when it is damaged or describes an impossible run.
     """
-    data = read_bytes(path)
+    data, columns = read_bytes(path), _sampling_columns()
     try:
         table = read_table(data)
         if not table.schema.equals(_schema()):
@@ -76,7 +74,7 @@ def read_trace(path: str) -> Trace:
     if not intact:
         raise DataCorruption(f"{path} is damaged; {_NEXT}")
     try:
-        return of_plain({**run, "segments": [_segment(row) for row in rows]})
+        return of_plain({**run, "segments": [_segment(row, columns) for row in rows]})
     except DpsweepError as error:
         raise DataCorruption(f"{path} holds no possible run: {error}; {_NEXT}") from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -89,8 +87,7 @@ def _row(segment: Mapping[str, Any]) -> dict[str, Any]:
     return {**segment, "sampling": fields_of_sampling.pop("kind"), **fields_of_sampling}
 
 
-def _segment(row: Mapping[str, Any]) -> dict[str, Any]:
-    columns = _sampling_columns()
+def _segment(row: Mapping[str, Any], columns: Collection[str]) -> dict[str, Any]:
     own = {name: row[name] for name in columns if row[name] is not None}
     segment = {name: value for name, value in row.items() if name not in columns}
     return {**segment, "sampling": {"kind": row["sampling"], **own}}
