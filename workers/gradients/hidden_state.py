@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import sys
-import sysconfig
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +33,7 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.own_code.own_sources import is_installed
 
 _OF_TORCH: Final = frozenset(
     {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training", "forward"}
@@ -64,12 +64,6 @@ _MOST_ENTRIES: Final = 10_000
 _MOST_BYTES: Final = 2**24
 """Of larger tensors and arrays, every k-th value is compared, so that about this many bytes are."""
 
-_INSTALLED: Final = tuple(
-    str(path)
-    for name in ("stdlib", "purelib", "platlib")
-    for path in (Path(sysconfig.get_path(name)), Path(sysconfig.get_path(name)).resolve())
-)
-
 Contents = Mapping[str, Hashable]
 """A fingerprint of each value, by its place, such as ``1.mean`` or ``1.seen[0]``."""
 
@@ -92,7 +86,7 @@ class HiddenState:
         self._registered = {id(each) for each in (*self.model.parameters(), *self.model.buffers())}
         self._modules = {id(module): module for module in self.model.modules()}
         self._roots = {type(module).__module__ for module in self.model.modules()} | _homes(self.loss)
-        self._own = {name for name in self._roots if not is_installed(name)}
+        self._own = {name for name in self._roots if not is_of_a_package(name)}
         self.keep()
 
     def keep(self) -> None:
@@ -430,9 +424,12 @@ def _homes(loss: object) -> set[str]:
 
 
 @cache
-def is_installed(home: str) -> bool:
-    """Return whether the module is of Python, of dpsweep or of an installed package, whose globals keep no examples."""
+def is_of_a_package(home: str) -> bool:
+    """Return whether the module is of Python, of dpsweep or of an installed package, whose globals keep no examples.
+
+    Packages may stand in several environments: one with access to the system's packages, a cluster job's own, conda's.
+    """
     if home.partition(".")[0] == "dpsweep":  # which may run from a checkout
         return True
     file = getattr(sys.modules.get(home), "__file__", None)
-    return home != "__main__" if file is None else str(file).startswith(_INSTALLED)
+    return home != "__main__" if file is None else is_installed(Path(file).resolve(), Path("/"))

@@ -33,7 +33,7 @@ from dpsweep.accounting.records import (
     read_bytes,
     write_in_private_folder,
 )
-from dpsweep.workers.gradients.hidden_state import UNKNOWN, HiddenState, code_digest, is_installed
+from dpsweep.workers.gradients.hidden_state import UNKNOWN, HiddenState, code_digest, is_of_a_package
 from dpsweep.workers.gradients.modes import modes_of
 from dpsweep.workers.machine.node_folder import node_folder
 
@@ -139,7 +139,7 @@ def _settings() -> tuple[object, ...]:
 
 def _own_modules() -> list[ModuleType]:
     """Loaded modules that are not part of Python, of an installed package or of dpsweep, by name."""
-    own = [module for name, module in list(sys.modules.items()) if not is_installed(name)]
+    own = [module for name, module in list(sys.modules.items()) if not is_of_a_package(name)]
     return sorted(own, key=lambda module: module.__name__)
 
 

@@ -19,8 +19,8 @@ from typing import Final
 
 from dpsweep.workers.own_code.own_modules import SourceFile, python_finds
 
-_INSTALLED = re.compile(r"(site|dist)-packages|python3\.\d+")
-"""Names of folders with installed packages; a sweep file's folder may contain a Python environment."""
+_INSTALLED = re.compile(r"(^|/)((site|dist)-packages|lib(64)?/python3\.\d+)/")
+"""Folders with installed packages; a sweep file's folder may contain a Python environment."""
 _ALL: Final = "*"
 GIVEN: Final = "given"
 """Folder in the names of the modules of functions and classes that Python code gave: ``given/Net.py``."""
@@ -83,7 +83,7 @@ def module_file(folder: Path, location: str) -> Path | None:
 def is_installed(file: Path, within: Path) -> bool:
     """Return whether ``file`` belongs to this Python, or to an environment below ``within``."""
     standard = file.is_relative_to(Path(sysconfig.get_path("stdlib")).resolve())
-    return standard or any(map(_INSTALLED.fullmatch, file.relative_to(within).parts))
+    return standard or _INSTALLED.search(file.relative_to(within).as_posix()) is not None
 
 
 def _is_own(file: Path) -> bool:

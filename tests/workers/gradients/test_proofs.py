@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import os
 import re
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -184,3 +186,15 @@ def test_code_that_a_model_or_a_loss_calls_in_the_users_files_is_part_of_it(tmp_
         code = UserCode((UserModule(str(file)),))
         digests.add(digest(Sized(), import_function(f"{file}:loss", "loss", code)()))
     assert len(digests) == 2
+
+
+def test_packages_of_other_environments_are_not_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder, name in (("env/lib/python3.12/site-packages", "far_package"), ("python3.12/mine", "near_module")):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / f"{name}.py").write_text("def helper(x):\n    return x\n")
+        monkeypatch.syspath_prepend(str(tmp_path / folder))
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        importlib.import_module(name)
+    own = {module.__name__ for module in proofs._own_modules()}
+    assert "near_module" in own
+    assert "far_package" not in own
