@@ -49,11 +49,9 @@ def losses(setting: str, of: str, printed: Mapping[str, tuple[str, str]]) -> Ite
     """Paper D, Table 2, by group: the average loss, and the average gradient norm in both ways to read the paper."""
     for group, (loss, norm) in printed.items():
         yield Item(f"Table 2: {of}, loss, {group}", setting, f"by_group.{group}.loss", loss, "plain")
-        norms = (("mean norm", "by_group.{}.gradient_norm"), ("norm of the mean", "mean_gradient.{}"))
+        norms = (("mean gradient norm", "by_group.{}.gradient_norm"), ("norm of mean gradient", "mean_gradient.{}"))
         for reading, number in norms:
-            yield Item(
-                f"Table 2: {of}, gradient, {group}, as the {reading}", setting, number.format(group), norm, "plain"
-            )
+            yield Item(f"Table 2: {of}, {reading}, {group}", setting, number.format(group), norm, "plain")
 
 
 def adult(title: str) -> Experiment:

@@ -22,6 +22,8 @@ a figure, and ``{NAME: setting: number}`` for a number; ``one − other`` as the
 `_PARTS` stand for the scorecard and what belongs to it."""
 _NOT_HERE: Final = "795eb17334"
 """The commit of stored results whose history is lost; they were not trained again."""
+_LACKING: Final = "not measured"
+"""Stands for a number that no run gave; a row of nothing else is left out."""
 _CORNER: Final = re.compile(r"^Table \d+(?=: )")
 _PLACE: Final = re.compile(r"\{([\w-]+): ([^:{}]+): ([^:{}]+?)(?:: (share|change|plain))?\}")
 
@@ -63,7 +65,7 @@ def _table(experiment: Experiment, sweep: StoredSweep) -> Iterator[str]:
     done = (
         f"{sweep.finished} {trials}" if sweep.finished == sweep.asked else f"{sweep.finished} of {sweep.asked} {trials}"
     )
-    rows = f"{sweep.train_size:,} rows train, {sweep.test_size:,} test"
+    rows = f"{sweep.train_size:,} + {sweep.test_size:,} rows"
     command = sweep.command.removeprefix("python -m benchmarks.reproduce ")
     yield f"`{command}`, `{sweep.commit}`: {done}{_runs(experiment, sweep)}; {spent}; {rows}."
     if not experiment.items:
@@ -81,13 +83,13 @@ def _table(experiment: Experiment, sweep: StoredSweep) -> Iterator[str]:
 def _runs(experiment: Experiment, sweep: StoredSweep) -> str:
     numbers = [number for item in experiment.items if (number := number_of(sweep, item)) is not None]
     runs = sorted({len(number.values) for number in numbers})
-    return f", {' or '.join(map(str, runs))} {'run' if runs == [1] else 'runs'} a setting" if runs else ""
+    return f", {' or '.join(map(str, runs))} a setting" if runs else ""
 
 
 def _cell(item: Item, sweep: StoredSweep) -> str:
     """Return the printed number, if any, and the measured one, in bold if its interval holds the printed one."""
     number = number_of(sweep, item)
-    measured = _shown(number, item.form) if number else "not measured"
+    measured = _shown(number, item.form) if number else _LACKING
     bold = "**" if verdict(item, number) == "inside" else ""
     return f"{item.printed} → {bold}{measured}{bold}" if item.printed not in ("", "none") else measured
 
@@ -104,6 +106,7 @@ def _grid(corner: str, items: Mapping[str, str]) -> list[str]:
             continue
         rows, columns = (list(dict.fromkeys(place[axis] for place in places)) for axis in (0, 1))
         if min(len(rows), len(columns)) > 1 and len(places) == len(items) == len(rows) * len(columns):
+            rows = [row for row in rows if not all(places[row, each].endswith(_LACKING) for each in columns)]
             head = [f"| {corner} | {' | '.join(columns)} |", f"|---{'|---' * len(columns)}|"]
             return head + [f"| {row} | {' | '.join(places[row, column] for column in columns)} |" for row in rows]
     return []
@@ -113,7 +116,7 @@ def _made(stored: Mapping[str, StoredSweep]) -> Iterator[str]:
     """Yield what the lines above the tables have in common, and how to read them."""
     hardware, versions = ({getattr(sweep, name) for sweep in stored.values()} for name in ("hardware", "version"))
     yield f"All were trained on {' or '.join(sorted(hardware))} by dpsweep {' or '.join(sorted(versions))}."
-    yield "Above each table: the sweep, the commit that trained it, trials and runs, CPU time and sizes of the data."
+    yield "Above each table: the sweep, the commit that trained it, trials, CPU time, rows for training and test."
     if any(sweep.commit == _NOT_HERE for sweep in stored.values()):
         yield f"The commit `{_NOT_HERE}` is not in this repository."
 
@@ -207,12 +210,13 @@ def _form(form: str | None, number: str, settings: str) -> Form:
 
 
 def _shown(number: Number, form: Form) -> str:
-    """The mean, and its interval where it is known.
+    """The mean, and its interval where it is known and runs differ.
 
     >>> _shown(Number((0.5, 0.25), 0.25, 0.5), "share")
     '.375 [.250, .500]'
     """
-    ends = f" [{', '.join(_one(end, form) for end in number.ends)}]" if number.ends else ""
+    known = number.ends is not None and number.ends[0] < number.ends[1]
+    ends = f" [{', '.join(_one(end, form) for end in number.ends)}]" if number.ends and known else ""
     return f"{_one(number.mean, form)}{ends}"
 
 
