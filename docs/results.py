@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,9 +17,9 @@ _HEAD = """# Results: every file, every name
 
 Look up a file or a name here. Start with `report.html`. Programs read
 `results.json` (trials with the metrics that the release mode shows), `comparison.json` (settings over their seeds,
-with intervals and verdicts), or `dpsweep export` (a flat table with the same names). From Python:
-[python.md](python.md). The epsilon to quote: [accounting.md](accounting.md#which-epsilon-to-quote). The readers of
-each file: [SECURITY.md](../SECURITY.md#every-output-and-who-may-read-it).
+with intervals and verdicts), `dpsweep export` (a flat table), or [Python](python.md). The epsilon to quote:
+[accounting.md](accounting.md#which-epsilon-to-quote). Who may read each file:
+[SECURITY.md](../SECURITY.md#every-output-and-who-may-read-it).
 """
 
 _FIRST_SCREEN = """
@@ -48,7 +47,7 @@ _NOT_LISTED = {"local_folder", "earlier_tune"}
 _FURTHER_FILES = (
     (
         "`SWEEP/attempts/KEY`",
-        "What each start of a trial has released (JSON); deleting the trial or the sweep leaves it.",
+        "What each start of a trial has released (JSON); deletions leave it.",
     ),
     ("`SWEEP/private/audits/KEY`", "Results of `dpsweep audit` (JSON, [schema](#an-audit)), a file for each kind."),
     ("`TRIAL/private/accounts`", "Results of `dpsweep account`, a folder for each δ and method."),
@@ -58,8 +57,8 @@ _FURTHER_FILES = (
 _FILES = """
 ## Files
 
-`SWEEP` is the output folder, `TRIAL` the folder `SWEEP/trials/KEY` of a trial. Everything below a folder `private` is
-private data of the training examples.
+`SWEEP` is the output folder, `TRIAL` stands for `SWEEP/trials/KEY`. Everything below a folder `private` is for the
+owner of the data alone.
 """
 
 _METRICS = """
@@ -80,8 +79,8 @@ In `results.json` under `by_group`, in MLflow in the table `groups.json` of the 
 _FURTHER = """
 ## Further names in MLflow
 
-A sweep has one parent run; below it a run for each trial, and for each setting with several seeds a run with the means
-over its seeds. The tag `dpsweep.kind` tells them apart: `sweep`, `trial` or `average`.
+A sweep has one parent run; below it a run for each trial, and for each setting the average over its seeds. The tag
+`dpsweep.kind` tells them apart: `sweep`, `trial` or `average`.
 
 | metric | value |
 |---|---|
@@ -128,19 +127,21 @@ steps so far), `clipping_bound` or `clipping_bound/GROUP`, `noise_multiplier`, `
 _AUDIT = """
 ## An audit
 
-`dpsweep audit` writes an object of this JSON schema. Where audits may be shown, a row of `results.json` has them under
+`dpsweep audit` writes a JSON object. Where audits may be shown, a row of `results.json` has them under
 `audits`: the claim is the row's `epsilon`. An audit of the trial itself has the name "".
 
 """
 
 
 def _audit() -> str:
-    """Return the section on audits: words, and the JSON schema of a stored one."""
+    """Return the section on audits: the fields of a stored one, and their types."""
     schema = audit_schema()
-    described = " ".join(schema.pop("description").split())
-    for field in schema["properties"].values():
-        del field["title"]
-    return f"{_AUDIT}{described}\n\n```json\n{json.dumps(schema)}\n```\n"
+    described = " ".join(schema["description"].split())
+    of_type: dict[str, list[str]] = {}
+    for name, field in schema["properties"].items():
+        of_type.setdefault(field["type"], []).append(f"`{name}`")
+    types = "; ".join(f"{', '.join(names)}: {kind}" for kind, names in of_type.items())
+    return f"{_AUDIT}{described}\n\nTypes: {types}; an object has numbers by name.\n"
 
 
 def results() -> str:

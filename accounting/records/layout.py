@@ -25,7 +25,7 @@ class TrialFiles:
 
     @property
     def code(self) -> str:
-        """Folder of the sources of the user's own code that the trial was trained with, as when it began."""
+        """Folder of the user's own code that the trial was trained with."""
         return self._below("code")
 
     @property
@@ -45,7 +45,7 @@ class TrialFiles:
 
     @property
     def training(self) -> str:
-        """Measurements of training (JSON): the history per epoch and the evaluation on test data."""
+        """The history per epoch and the evaluation on test data (JSON)."""
         return self._below("training.json")
 
     @property
@@ -70,7 +70,7 @@ class TrialFiles:
 
     @property
     def epsilons(self) -> str:
-        """Folder of the per-example epsilons of the trial's own accounting."""
+        """Folder of the epsilons of all training examples."""
         return self._below("private", "epsilons")
 
     def accounted_again(self, claim: str) -> str:
@@ -84,7 +84,7 @@ class TrialFiles:
 
     @property
     def rows_by_user(self) -> str:
-        """Rows of the norms in the order of their users, while users are accounted."""
+        """Rows of the norms by users, while users are accounted."""
         return self._below("private", "rows-by-user")
 
     @property
@@ -94,32 +94,32 @@ class TrialFiles:
 
     @property
     def released(self) -> str:
-        """Statistics of the epsilons, released with noise (JSON); drawn once, because every draw costs privacy."""
+        """Statistics of the epsilons, released with noise (JSON)."""
         return self._below("released.json")
 
     @property
     def exact_norms(self) -> str:
-        """Norms of a few random examples at every step, to measure the error of estimates from rarer norms."""
+        """Norms of `exact_examples` random examples at every step."""
         return self._below("private", "exact-norms")
 
     @property
     def private_training(self) -> str:
-        """Counts of anomalies in training batches (JSON): gradients that were not finite, empty batches."""
+        """Counts of gradients that were not finite and of empty batches (JSON)."""
         return self._below("private", "training.json")
 
     @property
     def attacks(self) -> str:
-        """Results of attacks on the trained model (JSON), for trials whose ``attacks`` setting asks for them."""
+        """Results of attacks on the trained model (JSON)."""
         return self._below("private", "attacks.json")
 
     @property
     def held_out(self) -> str:
-        """Number of wrong predictions on held-out examples (JSON), for a candidate of an exponential choice."""
+        """Number of wrong predictions of a candidate of an exponential choice (JSON)."""
         return self._below("private", "held-out.json")
 
     @property
     def outcomes(self) -> str:
-        """The final model's prediction for each test example, and its user if known (Arrow), for paired comparisons."""
+        """The final model's prediction for each test example, and its user if known (Arrow)."""
         return self._below("private", "outcomes.ipc")
 
     @property
@@ -134,7 +134,7 @@ class TrialFiles:
 
     @property
     def error(self) -> str:
-        """Message and traceback of the error that ended the trial or its last attempt; they may quote the data."""
+        """Message and traceback of the error that ended the trial; they may quote the data."""
         return self._below("private", "error.txt")
 
     @property

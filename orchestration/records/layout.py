@@ -107,7 +107,7 @@ class SweepFiles:
 
     @property
     def manifest(self) -> str:
-        """The manifest (JSON): the submitted sweep, versions, git state, hardware, and where your own code was read."""
+        """The submitted sweep, versions, git state, hardware, and where your own code was read (JSON)."""
         return self._below("sweep.json")
 
     @property
@@ -127,17 +127,17 @@ class SweepFiles:
 
     @property
     def private_report(self) -> str:
-        """The report with exact statistics of the training examples: for the owner of the data only."""
+        """The report with exact statistics of the training examples."""
         return self._below("private", "report.html")
 
     @property
     def report_digests(self) -> str:
-        """sha256 of the report, `comparison` and `results` (JSON), as private as these are."""
+        """sha256 of the report, `comparison` and `results`, as private as these are."""
         return self._below("digests.json")
 
     @property
     def private_report_digests(self) -> str:
-        """sha256 of `private_report` (JSON, private)."""
+        """sha256 of `private_report`."""
         return self._below("private", "digests.json")
 
     def audits(self, key: str) -> str:
@@ -146,7 +146,7 @@ class SweepFiles:
 
     @property
     def audited_copy(self) -> str:
-        """The copy of a trial that `dpsweep audit` trains, and deletes when it ends (private)."""
+        """The copy of a trial that `dpsweep audit` trains and deletes."""
         return str(self.local_folder / "private" / "audited-copy")
 
     def given(self, name: str) -> str:
@@ -155,12 +155,12 @@ class SweepFiles:
 
     @property
     def error(self) -> str:
-        """Withheld texts and tracebacks of the errors for which the plan was refused (private)."""
+        """Withheld texts and tracebacks of errors of the plan."""
         return str(self.local_folder / "private" / "error.txt")
 
     @property
     def tune(self) -> str:
-        """Local folder of Ray Tune's own state; nothing in it is needed to resume, and only the driver writes there."""
+        """Local folder of Ray Tune's own state, which is not needed to resume."""
         return str(self.local_folder / "tune")
 
     @property
@@ -193,27 +193,27 @@ class SweepFiles:
 
     @property
     def tuning(self) -> str:
-        """Folder of the tuning sweep, which trains the candidates."""
+        """Folder of the tuning sweep."""
         return self._below("tuning")
 
     @property
     def selection(self) -> str:
-        """Folder of the candidates of a private selection, deleted after the selection (private)."""
+        """Folder of the candidates of a private selection, deleted after it."""
         return self._below("private", "selection")
 
     @property
     def claim(self) -> str:
-        """The claim of the driver that runs the sweep (JSON). Object stores only; a local folder is locked instead."""
+        """The claim of the driver that runs the sweep; object stores only."""
         return self._below("driver.json")
 
     @property
     def status(self) -> str:
-        """Progress of the sweep (JSON), rewritten every few seconds; it may be shown like the report."""
+        """Progress of the sweep (JSON); it may be shown like the report."""
         return self._below("status.json")
 
     @property
     def probe(self) -> str:
-        """File that the driver writes and every node reads, to check that the storage is shared."""
+        """File by which nodes check that the storage is shared."""
         return self._below("storage-probe")
 
     @property
