@@ -67,7 +67,8 @@ _METRICS = """
 A name with a slash is the name in MLflow; `results.json` has its last part, or the first name where there are two. A
 name without a slash is a parameter of the run in MLflow. **Exact** metrics are computed from training examples
 without noise: private reports show them, and with `release: raw` all outputs. Accuracy, losses, scores, rates and
-their gaps are measured on test data, which no ε covers.
+their gaps are measured on test data, which no ε covers. An ε is a
+guarantee unless its row says estimate. The report explains each at length.
 """
 
 _GROUPS = """
@@ -189,14 +190,16 @@ def _names(metric: Metric) -> str:
 
 
 def _meaning(metric: Metric, score: str, told: set[str]) -> str:
-    """Return the meaning without sentences ``told`` of an earlier metric, be it with another task's main ``score``."""
+    """Return the first sentence of the meaning that was not ``told`` of an earlier metric, be it with another task's
+    main ``score``.
+    """
     sentences = {
         re.sub(re.escape(score), "SCORE", sentence, flags=re.IGNORECASE): sentence
         for sentence in re.split(r"(?<=\.) (?=[A-Z])", metric.meaning)
     }
     fresh = [sentence for key, sentence in sentences.items() if key not in told]
     told.update(sentences)
-    return " ".join((["**Exact.**"] if metric.exact and any(fresh) else []) + fresh)
+    return " ".join((["**Exact.**"] if metric.exact and any(fresh) else []) + fresh[:1])
 
 
 def _marked(metric: Metric) -> str:
