@@ -45,7 +45,8 @@ def init(
     off the rows, so the file is private data (mode 0600) until you have confirmed it.
     """
     # Errors name the columns that are there, which those of `plan` and `run` withhold: whoever drafts a sweep looks at
-    # their own table on their own terminal, has to choose columns by these names, and nothing of it is stored.
+    # their own table on their own terminal, has to choose columns by these names, and nothing of it is stored. Where a
+    # name is a number they are withheld here too: the table may have no names.
     from dpsweep.orchestration.sweeps.draft import TextColumn, draft_sweep
 
     if text is None and (tokenizer is not None or pretrained is not None):

@@ -77,10 +77,19 @@ class TableProfile:
     has_values_as_names: bool = False
 
     def column(self, name: str, role: str) -> ColumnProfile:
-        """Return the column called ``name``. Raises: InvalidInput with the nearest name if there is none."""
+        """Return the column called ``name``.
+
+        Raises: InvalidInput if there is none: with the nearest name, unless one is a number. Then all may be a row of
+        a table without names.
+        """
         for column in self.columns:
             if column.name == name:
                 return column
+        if any(number_of(each.name, "point") is not None for each in self.columns):
+            raise InvalidInput(
+                f"the {role} column {name!r} is not in the table; its first line holds numbers, so it is not shown, as "
+                "it may be a row: look at it, and give the table a first line of names"
+            )
         raise InvalidInput(
             f"the {role} column {name!r} is not in the table; {nearest(name, [each.name for each in self.columns])}"
         )

@@ -13,7 +13,7 @@ import pyarrow.parquet as parquet
 import pytest
 import yaml
 
-from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput, full_text
 from dpsweep.orchestration.comparison.record import rows
 from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.pipeline import RunRequest, run_sweep
@@ -172,6 +172,14 @@ def test_texts_are_drafted_with_a_pretrained_model(tmp_path: Path) -> None:
     plan = plan_sweep(parse_sweep((tmp_path / "own.yaml").read_text()))
     assert plan.refusals == ()
     assert plan.trials[0].spec.model.params["path"] == str(model)
+
+
+def test_a_row_in_place_of_the_names_is_not_quoted(tmp_path: Path) -> None:
+    table = tmp_path / "people.csv"
+    table.write_text("Canary,41,Paris\n" + "Other,42,Rome\n" * 60)
+    with pytest.raises(InvalidInput, match="first line holds numbers, so it is not shown") as refused:
+        draft_sweep(table, ["approved"], None)
+    assert "Canary" not in full_text(refused.value)
 
 
 def test_labels_that_are_not_alike_are_refused(tmp_path: Path) -> None:
