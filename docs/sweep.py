@@ -19,18 +19,17 @@ from dpsweep.workers import spec
 
 _HEAD = """# Sweep files: every key
 
-Look up a key here. [sweeps/quickstart.yaml](../sweeps/quickstart.yaml) is a commented sweep. Data sources and models:
-[data.md](data.md). Clipping, sampling, noise and attacks: [training.md](training.md). Accountants and schedules:
+Look up a key here. [sweeps/quickstart.yaml](../sweeps/quickstart.yaml) is a commented sweep. More on data and models:
+[data.md](data.md); on training: [training.md](training.md); on accountants and schedules:
 [accounting.md](accounting.md).
 
-A sweep file is YAML; `dpsweep plan FILE` checks it and shows every trial. "Or a list" marks an axis: the
-sweep has one trial for each combination of the values of all axes. A component is a name (`flat`) or a
-mapping with its parameters. A key without a default must be given.
+`dpsweep plan FILE` checks a sweep file and shows every trial. "Or a list" marks an axis: the sweep has one trial for
+each combination of the values of all axes. A component is a name (`flat`) or a mapping with its parameters. A key
+without a default must be given.
 
 **Lists inside.** A list may stand for any value inside a component or section of an axis:
 `clipping: {name: flat, bound: [0.5, 1, 2]}`. Several lists are combined. Where a parameter itself takes a list, such as
-`hidden` of `mlp`, a list of lists is several. `{each: [...]}` is always several: write it for parameters of functions
-of your own.
+`hidden` of `mlp`, a list of lists is several. `{each: [...]}` is always several.
 
 **Axes that vary together.** `zip: [clipping, optimizer]` pairs the values of these axes, which must be
 equally many, in place of combining them. Several groups are a list of such lists.
@@ -38,8 +37,6 @@ equally many, in place of combining them. Several groups are a list of such list
 **Noise of a schedule.** `noise: [{name: constant, noise_multiplier: 1.1}, ...]` gives a schedule its
 initial noise multiplier; such trials are not calibrated to `privacy.target_epsilon`.
 
-**The worst-served group.** `compare: {worst_group: tpr}` compares settings by the group with the lowest true
-positive rate, in place of the lowest accuracy. It changes no trial.
 """
 
 
