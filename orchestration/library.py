@@ -263,9 +263,8 @@ class StoredSweep:
 
         ``mlflow.pyfunc.load_model`` loads the ``location`` of the result as it is, and its ``address`` where MLflow's
         tracking URI is that of the sweep. A model of the user's own carries the code that it was trained with, which
-        runs then. `tracking_uri`: where the sweep was recorded; by default
-        ``MLFLOW_TRACKING_URI``, else the store in its folder. Raises: InvalidInput for a name that MLflow refuses, and
-        if MLflow has no weights of that model; TrackingUnavailable.
+        runs then. `tracking_uri`: by default ``MLFLOW_TRACKING_URI``, else where you recorded the sweep. Raises:
+        InvalidInput for a name that MLflow refuses, and if MLflow has no weights of that model; TrackingUnavailable.
         """
         from dpsweep.orchestration.execution.same_code import own_files
         from dpsweep.orchestration.tracking.registry import register_best

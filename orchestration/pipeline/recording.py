@@ -13,7 +13,7 @@ from dpsweep.accounting.errors import InvalidInput, StorageError
 from dpsweep.accounting.records import exists, read_bytes
 from dpsweep.orchestration.comparison.claims import checked_record
 from dpsweep.orchestration.comparison.findings import findings
-from dpsweep.orchestration.comparison.plain_text import MASK, masked
+from dpsweep.orchestration.comparison.plain_text import masked
 from dpsweep.orchestration.comparison.stored import stored_evidence
 from dpsweep.orchestration.execution.publication import publication
 from dpsweep.orchestration.pipeline.stage import open_tracker, recording_in
@@ -24,9 +24,7 @@ from dpsweep.orchestration.records.release_modes import release_mode
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.records.status_snapshot import PERIOD, read_snapshot, write_snapshot
 from dpsweep.orchestration.tracking.abandoned import end_abandoned
-from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
-from dpsweep.orchestration.tracking.given_stores import given_experiment, is_given
-from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
+from dpsweep.orchestration.tracking.given_stores import given_experiment, given_store
 from dpsweep.orchestration.tracking.protocol import tracked
 from dpsweep.orchestration.tracking.recorder import TrackingRecorder
 
@@ -54,39 +52,13 @@ def record_again(
         raise InvalidInput(f"{files.root} holds no sweep, so there is nothing to record; name one that ran there")
     with exclusive(files.local_folder, files.root), claimed(files.claim):
         for stage in stages:
-            uri = _store(stage, tracking_uri)
+            uri = given_store(stage, tracking_uri)
             if problem := _end_elsewhere(stage, uri):
                 warn(problem)
             found = _record_stage(stage, uri, show)
             if found.missing():
                 return found
     return found
-
-
-def _store(files: SweepFiles, given: str | None) -> str:
-    """Return the tracking URI: as given, that of the environment, or that of the driver.
-
-    Raises: InvalidInput for 'none', and for a driver that recorded elsewhere than this user has before.
-    """
-    uri = given or os.environ.get("MLFLOW_TRACKING_URI")
-    if uri == NO_TRACKING:
-        raise InvalidInput("a sweep is recorded in MLflow; give the --tracking-uri of one in place of 'none'")
-    snapshot = read_snapshot(files.status)
-    if uri or snapshot is None or snapshot.recording is None:
-        return uri or embedded_tracking_uri(files.local_folder)
-    store = snapshot.recording.store
-    if MASK in store:
-        raise InvalidInput(
-            f"the sweep was recorded in {store}, whose password is not stored; give it as --tracking-uri, or in "
-            "MLFLOW_TRACKING_URI"
-        )
-    own = embedded_tracking_uri(files.local_folder)
-    if store != own and not is_given(snapshot.recording, snapshot.sweep_id, files):
-        raise InvalidInput(
-            f"{files.status} says that the sweep was recorded in {store}, where you have not recorded it from this "
-            f"folder; if you want to, give it as --tracking-uri. The sweep's own store is {own}"
-        )
-    return store
 
 
 def _end_elsewhere(files: SweepFiles, uri: str) -> str:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import os
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.orchestration.comparison.plain_text import masked
+from dpsweep.orchestration.comparison.plain_text import MASK, masked
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.recording import Recording
 from dpsweep.orchestration.records.remembered import is_noted, note
-from dpsweep.orchestration.records.status_snapshot import SweepSnapshot
+from dpsweep.orchestration.records.status_snapshot import SweepSnapshot, read_snapshot
 from dpsweep.orchestration.tracking.addresses import VARIABLE, experiment_name
+from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
+from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
 
 
 def note_given(recording: Recording, sweep_id: str, files: SweepFiles) -> None:
@@ -26,6 +28,34 @@ def note_given(recording: Recording, sweep_id: str, files: SweepFiles) -> None:
 def is_given(recording: Recording, sweep_id: str, files: SweepFiles) -> bool:
     """Return whether this user has recorded the sweep, or its candidates, in this store and experiment before."""
     return any(is_noted(_fact(recording, sweep_id, each)) for each in (files, SweepFiles(files.tuning)))
+
+
+def given_store(files: SweepFiles, given: str | None) -> str:
+    """Return the tracking URI: as given, that of the environment, that of the driver, or the sweep's own store.
+
+    Raises: InvalidInput for 'none', and for a driver that recorded elsewhere than this user has before.
+    """
+    uri = given or os.environ.get("MLFLOW_TRACKING_URI")
+    if uri == NO_TRACKING:
+        raise InvalidInput(
+            "models are registered, and sweeps recorded, in MLflow; give the --tracking-uri of one in place of 'none'"
+        )
+    snapshot = read_snapshot(files.status)
+    own = embedded_tracking_uri(files.local_folder)
+    store = "" if snapshot is None or snapshot.recording is None else snapshot.recording.store
+    if uri or snapshot is None or snapshot.recording is None or store in ("", own):
+        return uri or own
+    if MASK in store:
+        raise InvalidInput(
+            f"the sweep was recorded in {store}, whose password is not stored; give it as --tracking-uri, or in "
+            "MLFLOW_TRACKING_URI"
+        )
+    if not is_given(snapshot.recording, snapshot.sweep_id, files):
+        raise InvalidInput(
+            f"{files.status} says that the sweep was recorded in {store}, where you have not recorded it from this "
+            f"folder; if you want to, give it as --tracking-uri. The sweep's own store is {own}"
+        )
+    return store
 
 
 def given_experiment(uri: str, snapshot: SweepSnapshot | None, files: SweepFiles) -> str:

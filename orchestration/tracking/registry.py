@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -24,9 +23,8 @@ from dpsweep.orchestration.records.safety import require_safe_tracking
 from dpsweep.orchestration.records.status_snapshot import read_snapshot
 from dpsweep.orchestration.tracking.addresses import probe, reported
 from dpsweep.orchestration.tracking.embedded import client_of, embedded_tracking_uri, timed
-from dpsweep.orchestration.tracking.given_stores import given_experiment
+from dpsweep.orchestration.tracking.given_stores import given_experiment, given_store
 from dpsweep.orchestration.tracking.models import SETTING, SWEEP, TRIAL, ModelLog
-from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
 
 _MODEL: Final = "dpsweep.logged_model"
 ALIAS: Final = "champion"
@@ -54,13 +52,12 @@ def register_best(
 ) -> Registered:
     """Register the best model as a version of the registered model ``name``, and give this version the alias.
 
-    A model that is already registered gets no new version, only the alias. tracking_uri: where the sweep was recorded;
-    by default ``MLFLOW_TRACKING_URI``, else the store in the sweep's folder. Raises: InvalidInput if tracking is off,
-    if MLflow has no weights of the model, and for names that MLflow refuses; TrackingUnavailable.
+    A model that is already registered gets no new version, only the alias. tracking_uri: by default
+    ``MLFLOW_TRACKING_URI``, else where the sweep was recorded. Raises: InvalidInput if tracking is off, for a store
+    that only the sweep's folder names, if MLflow has no weights of the model, and for names that MLflow refuses;
+    TrackingUnavailable.
     """
-    uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or embedded_tracking_uri(files.local_folder)
-    if uri == NO_TRACKING:
-        raise InvalidInput("a model is registered in MLflow; give the --tracking-uri of one in place of 'none'")
+    uri = given_store(files, tracking_uri)
     if uri == embedded_tracking_uri(files.local_folder):
         require_safe_tracking(files)
     name_there = given_experiment(uri, read_snapshot(files.status), files)

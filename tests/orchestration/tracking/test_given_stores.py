@@ -19,7 +19,7 @@ from dpsweep.orchestration.records.manifest import read_manifest
 from dpsweep.orchestration.records.recording import Recording
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.records.status_snapshot import STALE_AFTER, SweepSnapshot, TrialSnapshot, write_snapshot
-from dpsweep.orchestration.tracking.given_stores import is_given, note_given
+from dpsweep.orchestration.tracking.given_stores import given_store, is_given, note_given
 from tests.orchestration.sample_results import stored_sample
 
 from mlflow import MlflowClient  # isort: skip
@@ -66,14 +66,18 @@ def dpsweep(*arguments: str) -> Result:
     return CliRunner().invoke(app, arguments)
 
 
-@pytest.mark.parametrize("command", ["status", "list", "record"])
+ASKING = [["status"], ["list"], ["record"], ["best", "--register", "people"]]
+"""Commands that open the store in which a sweep was recorded."""
+
+
+@pytest.mark.parametrize("command", ASKING, ids=lambda command: command[0])
 def test_the_address_of_a_record_gets_no_request_and_no_login(
-    files: SweepFiles, listening: socket.socket, command: str, monkeypatch: pytest.MonkeyPatch
+    files: SweepFiles, listening: socket.socket, command: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "secret")
     store = f"http://127.0.0.1:{listening.getsockname()[1]}"
     left(files, store)
-    done = dpsweep(command, files.root)
+    done = dpsweep(*command, files.root)
     said = done.stderr + str(done.exception or "")
     assert store in said
     assert "MLFLOW_TRACKING_URI to its address" in said or "give it as --tracking-uri" in said
@@ -81,11 +85,11 @@ def test_the_address_of_a_record_gets_no_request_and_no_login(
         listening.accept()
 
 
-@pytest.mark.parametrize("command", ["status", "list", "record"])
-def test_the_database_of_a_record_is_not_opened(files: SweepFiles, tmp_path: Path, command: str) -> None:
+@pytest.mark.parametrize("command", ASKING, ids=lambda command: command[0])
+def test_the_database_of_a_record_is_not_opened(files: SweepFiles, tmp_path: Path, command: list[str]) -> None:
     (tmp_path / "mine.db").write_bytes(b"")
     left(files, f"sqlite:///{tmp_path}/mine.db")
-    dpsweep(command, files.root)
+    dpsweep(*command, files.root)
     assert (tmp_path / "mine.db").read_bytes() == b""
 
 
@@ -106,6 +110,17 @@ def test_a_store_is_given_for_one_sweep_in_one_folder(files: SweepFiles) -> None
     assert not is_given(replace(here, store="http://other"), "a", files)
     assert not is_given(replace(here, experiment="of ben"), "a", files)
     assert not is_given(here, "a", SweepFiles(f"{files.root}-copy"))
+
+
+def test_it_is_by_default_where_the_same_user_recorded(files: SweepFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    left(files, "http://host", sweep_id="a")
+    with pytest.raises(InvalidInput, match="says that the sweep was recorded in http://host, where you have not"):
+        given_store(files, None)
+    note_given(recording_of("http://host"), "a", files)
+    assert given_store(files, None) == "http://host"
+    assert given_store(files, "http://other") == "http://other"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://third")
+    assert given_store(files, None) == "http://third"
 
 
 def test_an_experiment_that_only_a_record_names_is_not_written_to(
