@@ -159,3 +159,10 @@ def test_what_is_planted_in_a_folder_harms_nobody(capsys: pytest.CaptureFixture[
 @pytest.mark.long
 def test_a_link_swapped_in_while_a_command_works_leads_it_nowhere(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--races", "6"]) == 0, capsys.readouterr().out
+
+
+@pytest.mark.long
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+def test_a_link_that_another_user_swaps_in_leads_nowhere(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also in the place of temporary files, in a folder in which both can write."""
+    assert main(["--races", "4", "--second-user"]) == 0, capsys.readouterr().out

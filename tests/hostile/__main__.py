@@ -9,14 +9,16 @@
     python -m tests.hostile --attacks
     python -m tests.hostile --endings
     python -m tests.hostile --races 20
+    python -m tests.hostile --races 20 --second-user
 
 TMPDIR=/dev/shm saves the disk.
 
 With --folders, links, pipes, devices and more are planted in a sweep's folder, and commands run on it: every command
 with every kind at one place of each role, which includes every kind at every place and every command with every place;
 with --full, every command with every kind at every place. With --attacks, whole attacks are made, each with the command
-that it is aimed at. With --races, parts of a sweep's folder change places with links while a command works. With
---endings, each command that can take long is told to end where it works or waits.
+that it is aimed at. With --races, parts of a sweep's folder change places with links while a command works; with
+--second-user the folder's owner does that to somebody else. With --endings, each command that can take long is told to
+end where it works or waits.
 
 The exit status is 1 when an input was answered with a traceback, with nothing within a minute of CPU time, or with too
 small an epsilon, when a command changed a file outside the folder, or ended late.
@@ -36,7 +38,7 @@ from tests.hostile.attempts import Asked, Counts, tried
 from tests.hostile.of_attacks import outcomes
 from tests.hostile.of_endings import endings
 from tests.hostile.of_folders import COMMANDS, KINDS
-from tests.hostile.of_races import races
+from tests.hostile.of_races import ONE, TWO, Users, races
 from tests.hostile.table import TARGETS
 from tests.hostile.target import Tally, fed
 
@@ -48,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.attacks:
         return _attacks()
     if options.races:
-        return _races(options.races)
+        return _races(options.races, TWO if options.second_user else ONE)
     if options.endings is not None:
         return _endings(options.endings)
     chosen = [target for target in TARGETS if options.only in target.name]
@@ -109,11 +111,11 @@ def _attacks() -> int:
     return 1 if wrong else 0
 
 
-def _races(seconds: float) -> int:
+def _races(seconds: float, users: Users) -> int:
     """Print a line for each command: how often it was run, with which exit codes, and exchanges meanwhile."""
     wrong: list[str] = []
     with tempfile.TemporaryDirectory(prefix="hostile-") as folder:
-        for each in races(Path(folder), seconds):
+        for each in races(Path(folder), seconds, users):
             codes = ", ".join(f"{count} ended {code}" for code, count in sorted(each.codes.items(), key=str))
             print(f"{each.command:9} {codes}; {each.swaps} exchanges; {len(each.wrong)} wrong", flush=True)
             wrong += each.wrong
@@ -158,7 +160,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--first", type=int, default=0, help="of --folders: the number of the first attempt")
     parser.add_argument("--jobs", type=int, default=2, help="of --folders: attempts at a time")
     parser.add_argument(
-        "--second-user", action="store_true", help="of --folders: one user runs commands on another's folder (as root)"
+        "--second-user", action="store_true", help="one user runs commands on another's folder (as root)"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the first inputs, or of the order of attempts")
     return parser

@@ -285,10 +285,10 @@ def attempt(
         world = template.copied(root / "world", lot)
         path = world.planted / place
         if user is not None:
-            _give_away(world, user, ATTACKER if second_user else user)
+            give_away(world, user, ATTACKER if second_user else user)
         KINDS[kind](path, world)
         if second_user:
-            _open_to_everybody(world)
+            open_to_everybody(world)
         before, began = world.untouched(), time.monotonic()
         code, said = called(world, words_of(command, world, path), user)
         shown = said + "".join(file.read_text() for file in (world.root / "table.csv",) if file.exists())
@@ -322,13 +322,13 @@ def words_of(command: str, world: World, path: Path) -> list[str]:
     return [named.get(word, word) for word in words]
 
 
-def _give_away(world: World, user: int, planter: int) -> None:
+def give_away(world: World, user: int, planter: int) -> None:
     """The planted sweep becomes the planter's; the rest becomes the user's who runs commands on it."""
     for path in (world.root, *world.root.rglob("*")):
         os.lchown(path, *(2 * [planter if path.is_relative_to(world.planted) else user]))
 
 
-def _open_to_everybody(world: World) -> None:
+def open_to_everybody(world: World) -> None:
     """Its owner lets everybody write in the planted sweep, and owns what was planted there."""
     for path in (world.planted, *world.planted.rglob("*")):
         if path.lstat().st_uid == 0:

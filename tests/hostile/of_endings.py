@@ -6,6 +6,7 @@ That it begins again afterwards where it was is shown by `tests/orchestration/te
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -16,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from tests.hostile.of_attacks import made
-from tests.hostile.of_folders import World
+from tests.hostile.of_attacks import called, made
+from tests.hostile.of_folders import World, write_json
 from tests.orchestration.processes import Running, able_to_write, descendants, start
 from tests.orchestration.sample_grids import small
 from tests.orchestration.servers import mlflow_server, mute, paused
@@ -41,6 +42,7 @@ _SWEEPS: Final[Mapping[str, Mapping[str, Any]]] = {
         "tune": {"parameters": {"clipping.bound": [1, 4]}, "privacy": "private_selection", "trials": 4},
     },
     "short": {"epochs": 1},
+    "raw": {"epochs": 1, "privacy": {"noise_multiplier": 1.0, "delta": 1e-5}, "release": "raw"},
     "told": {"epochs": 1, "notify": ["http://MUTE/", "sleep 1000"]},
     "costly": {
         "epochs": [*range(1, 40)],
@@ -136,7 +138,8 @@ class Ending:
 
 
 _NEW: Final = "--output runs/new"
-_HERE: Final = f"{_NEW} --address in-process --tracking-uri none"
+_ALONE: Final = "--address in-process --tracking-uri none"
+_HERE: Final = f"{_NEW} {_ALONE}"
 _S3: Final = (
     ("AWS_ENDPOINT_URL", "http://MUTE"),
     *((name, "x") for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION")),
@@ -156,7 +159,7 @@ ENDINGS: Final[tuple[Ending, ...]] = (
     Ending("accounts on Ray", f"run accounted.yaml {_NEW}", _writes("training.json")),
     Ending("a dead MLflow", f"run short.yaml {_NEW} --tracking-uri http://MUTE", _waits_for("mute")),
     Ending("a dead MLflow", "record runs/small --tracking-uri http://MUTE", _waits_for("mute")),
-    Ending("a dead MLflow", "account runs/small --delta 1e-7 --tracking-uri http://MUTE", _waits_for("mute")),
+    Ending("a dead MLflow", "account runs/raw --delta 1e-7 --tracking-uri http://MUTE", _waits_for("mute")),
     Ending("MLflow falls silent", f"run long.yaml {_NEW} --tracking-uri MLFLOW", _TRAINS, silent=True),
     Ending(
         "MLflow falls silent", f"run long.yaml {_NEW} --address in-process --tracking-uri MLFLOW", _TRAINS, silent=True
@@ -185,7 +188,7 @@ ENDINGS: Final[tuple[Ending, ...]] = (
         _after(1.0),
     ),
     Ending("drafts", "init table.csv --label y --to draft.yaml", _after(1.0)),
-    Ending("watches", "status runs/small --watch", _after(1.0)),
+    Ending("watches", "status runs/raw --watch", lambda scene: "trials done" in scene.said),
     Ending("audits", "audit runs/small --canaries 20 --tracking-uri none", _there("small/private/audited-copy")),
     Ending("serves", "dashboard runs", _reads_slowly),
 )
@@ -212,6 +215,10 @@ def endings(folder: Path, only: str = "") -> Iterator[Ended]:
     for name, changes in _SWEEPS.items():
         text = small(**{"clipping": ["flat"], "noise": "constant", "seeds": 0, **changes})
         (template.root / f"{name}.yaml").write_text(text)
+    said = called(template, f"run raw.yaml --output runs/raw {_ALONE}".split())
+    assert said.code == 0, said.text
+    status = template.root / "runs" / "raw" / "status.json"
+    write_json(status, {**json.loads(status.read_bytes()), "state": "running"})  # so that there is more to watch
     with (template.root / "table.csv").open("w") as table:
         table.write("x,y,z\n" + "0.123456,1,abc\n0.5,0,d\n" * 2_000_000)
     report = next(iter((template.planted).glob("report.html")))
