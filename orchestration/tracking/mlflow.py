@@ -259,7 +259,8 @@ class MlflowTracker:
     def _create(self, kind: str, key: str, name: str, started: float | None = None, tags: Tags = _NO_TAGS) -> str:
         """Create a run together with its identifying tags, so that a resume finds it even after a kill.
 
-        After a failed attempt, MLflow is asked first whether it has made the run nevertheless.
+        After a failed attempt, MLflow is asked first whether it has made the run nevertheless. A server that was held
+        up may still make it after that answer: `close` removes it.
         """
         own = {SWEEP: self._sweep_id, KIND: kind}
         if kind != "sweep":
@@ -271,10 +272,12 @@ class MlflowTracker:
                     self._written.know(run)
                     self._runs[kind, key] = str(run.info.run_id)
                     return self._runs[kind, key]
+        is_first = (kind, key) not in self._unsure
         self._unsure.add((kind, key))
         parent = {} if kind == "sweep" else {_PARENT: self._parent}
         self._runs[kind, key] = self._written.create(name, {**tags, **own, **parent}, started)
-        self._unsure.discard((kind, key))
+        if is_first:
+            self._unsure.discard((kind, key))
         return self._runs[kind, key]
 
     def _trial_run(self, trial: PublishedTrial) -> str:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -310,6 +310,28 @@ def test_a_run_whose_answer_was_lost_is_found_by_any_name(
         tracker.log_trial(named)
     assert tracker.log_trial(named) == made[0]
     assert len(made) == 1
+
+
+def test_a_run_that_a_server_makes_long_after_it_was_given_up_is_removed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create, held_up = MlflowRuns.create, list[Callable[[], str]]()
+
+    def held(self: MlflowRuns, name: str, tags: Mapping[str, str], started: float | None = None) -> str:
+        if held_up:
+            return create(self, name, tags, started)
+        held_up.append(lambda: create(self, name, tags, started))
+        raise TrackingUnavailable("no answer")
+
+    trial, tracker = tracked(sample_trial(disclosure="none")), opened(folder)
+    monkeypatch.setattr(MlflowRuns, "create", held)
+    with pytest.raises(TrackingUnavailable):
+        tracker.log_trial(trial)
+    kept, late = tracker.log_trial(trial), held_up[0]()
+    tracker.close()
+    runs = [run.info.run_id for run in runs_of(client_of(folder)) if run.data.tags["dpsweep.kind"] == "trial"]
+    assert runs == [kept]
+    assert late != kept
 
 
 def test_an_experiment_that_another_sweep_has_just_made_is_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
