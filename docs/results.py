@@ -96,7 +96,7 @@ A sweep has one parent run; below it a run for each trial, and for each setting 
 | `privacy/account/NAME/...` | what `dpsweep account` computed under `release: raw` |
 | `privacy/composed_release_epsilon` | of averages and sweeps: the composed ε of the releases besides the steps |
 | `privacy/composed_epsilon_group_of_K` | of averages and sweeps: the composed ε of K records together |
-| `compared/NAME` | what MLflow's comparison shows, to four decimals (ε rounded up), under short names |
+| `view/NAME` | what MLflow's comparison shows, to four decimals (ε rounded up), under short names |
 | `setting/NAME_corrected` | the number of its setting by which the comparison is ordered |
 | `deviation/METRIC` | of averages: standard deviation of METRIC over the seeds |
 | `trials/STATE` | of sweeps: number of trials that ended in this state |

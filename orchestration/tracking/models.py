@@ -35,7 +35,7 @@ from dpsweep.orchestration.tracking.protocol import TrackingUnavailable
 from dpsweep.workers.training.history import read_training_result
 
 SWEEP, TRIAL, SETTING, KIND = "dpsweep.sweep", "dpsweep.trial_key", "dpsweep.setting", "dpsweep.kind"
-COMPARED: Final = "compared/"
+COMPARED: Final = "view/"
 """Section of rounded numbers with short names. Without a section, ``epsilon`` is the series of epsilon so far."""
 _LONGEST_NAME: Final = 250
 _SECTION: Final = "dpsweep"
@@ -74,7 +74,7 @@ def columns(found: Findings) -> tuple[str, ...]:
 def short_names(found: Findings) -> dict[str, str]:
     """Return the names of the numbers in `columns`, of one section, by the names of the metrics that compare settings.
 
-    MLflow's table shows the first four letters of each.
+    MLflow's table shows the first thirteen letters of each, with the prefix.
     """
     main, worst = found.main.name, found.worst_group
     names = {
@@ -95,8 +95,8 @@ def _corrected(found: Findings) -> str:
 def rounded(values: Mapping[str, float], short: Mapping[str, str]) -> dict[str, float]:
     """Return the ``values`` that have a short name, by it, to four decimals; epsilons are rounded up.
 
-    >>> rounded({"privacy/epsilon": 2.99991, "final/accuracy": 0.93456}, {"privacy/epsilon": "compared/epsilon"})
-    {'compared/epsilon': 3.0}
+    >>> rounded({"privacy/epsilon": 2.99991, "final/accuracy": 0.93456}, {"privacy/epsilon": "view/epsilon"})
+    {'view/epsilon': 3.0}
     """
     return {
         name: (math.ceil(1e4 * values[of]) / 1e4 if of == "privacy/epsilon" else round(values[of], 4))

@@ -113,7 +113,7 @@ def test_another_metric_of_the_worst_group_orders_runs_and_models(folder: Path) 
     experiment = client.get_experiment_by_name("dpsweep")
     assert experiment is not None
     view = json.loads(experiment.tags[f"mlflow.sharedViewState.{SWEEP.sweep_id}"])
-    name = "metrics.`compared/worst_group_false_positive_rate`"
+    name = "metrics.`view/worst_group_false_positive_rate`"
     assert name in view["selectedColumns"]
     corrected = "setting/worst_group_false_positive_rate_corrected"
     assert (view["orderByKey"], view["orderByAsc"]) == (f"metrics.`{corrected}`", True), "the lowest rates first"
@@ -152,9 +152,9 @@ def test_the_sweeps_own_run_has_the_headline_and_its_address_opens_the_compariso
     view = json.loads(experiment.tags[f"mlflow.sharedViewState.{SWEEP.sweep_id}"])
     shown = view["selectedColumns"]
     assert shown == [
-        *("attributes.`Created`", "tags.`private`", "params.`clipping`", "metrics.`compared/epsilon`"),
-        *(f"metrics.`compared/{each}`" for each in ("worst_group_accuracy", "corrected_worst_group_accuracy")),
-        *("metrics.`compared/accuracy`", "metrics.`compared/gap_of_accuracy`"),
+        *("attributes.`Created`", "tags.`private`", "params.`clipping`", "metrics.`view/epsilon`"),
+        *(f"metrics.`view/{each}`" for each in ("worst_group_accuracy", "corrected_worst_group_accuracy")),
+        *("metrics.`view/accuracy`", "metrics.`view/gap_of_accuracy`"),
     ], "what varies, and no schedule, of which there is one"
     alone = json.loads(shared_view("x", replace(found, settings=found.private[:1])))["selectedColumns"]
     assert set(shown) - set(alone) == {"tags.`private`", "params.`clipping`"}
@@ -206,11 +206,11 @@ def test_the_columns_of_the_comparison_are_short_and_rounded_and_name_every_run_
     assert kinds["average"] == kinds["trial"], "a mean stands with its trials"
     for run in shown:
         values = {name: run.data.metrics[name] for name in names & run.data.metrics.keys()}
-        assert {"compared/accuracy", "compared/worst_group_accuracy"} <= values.keys()
+        assert {"view/accuracy", "view/worst_group_accuracy"} <= values.keys()
         assert all(len(f"{value:.10g}") <= 7 for value in values.values())
-        assert values["compared/accuracy"] == pytest.approx(run.data.metrics["final/accuracy"], abs=5e-5)
-        assert values.get("compared/epsilon", 3.0) >= run.data.metrics.get("privacy/epsilon", 3.0)
-        assert (run.data.tags["private"] == "false") == ("compared/epsilon" not in values)
+        assert values["view/accuracy"] == pytest.approx(run.data.metrics["final/accuracy"], abs=5e-5)
+        assert values.get("view/epsilon", 3.0) >= run.data.metrics.get("privacy/epsilon", 3.0)
+        assert (run.data.tags["private"] == "false") == ("view/epsilon" not in values)
 
 
 def test_a_damaged_store_is_one_line_with_the_way_out(folder: Path, tmp_path: Path) -> None:
