@@ -17,7 +17,7 @@ def main() -> None:
     """Run the table of faults, or two teams on one cluster."""
     parser = argparse.ArgumentParser(prog="python -m tests.hosts", description=__doc__)
     parser.add_argument("what", choices=["faults", "teams"])
-    parser.add_argument("--only", default="", help="part of FAULT-STAGE, such as mlflow or recording")
+    parser.add_argument("--only", nargs="+", help="names of faults, such as mlflow driver stop (default: all)")
     parser.add_argument("--keep", type=Path, help="a folder for the hosts' files, which is kept")
     given = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM):  # in the background of a shell too, the hosts must end
@@ -27,7 +27,7 @@ def main() -> None:
         kept.mkdir(parents=True, exist_ok=True)
         kept.chmod(0o755)
         with network(kept.resolve()) as made:
-            good = run_table(made, given.only.lower()) if given.what == "faults" else run_teams(made)
+            good = run_table(made, given.only) if given.what == "faults" else run_teams(made)
     sys.exit(0 if good else 1)
 
 

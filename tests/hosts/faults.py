@@ -1,4 +1,4 @@
-"""The table of faults: each in training, accounting and recording of a sweep, and what is left of it."""
+"""The table of faults: a sweep for each, broken while it trains, accounts and records; and what is left of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,7 +15,8 @@ from tests.hosts.cluster import Cluster, Services, cluster
 from tests.hosts.network import Host, Network
 from tests.hosts.sweeps import DIGESTS, RECORDED, Submitted, Watcher, answer, submitted, text_of
 
-TRIALS: Final = 4
+TRIALS: Final = 12
+"""So many that training is not over when the second stage is broken."""
 AWAY: Final = 25.0
 """Seconds that a service, a link or a node is away."""
 _STOPPED_WITHIN: Final = 10.0
@@ -86,12 +87,17 @@ FAULTS: Final[Mapping[str, Fault]] = {
 }
 
 
+_END_THE_DRIVER: Final = ("GCS", "driver")
+"""Faults after which another driver goes on: that of the next job, or of the same one."""
+
+
 def _is_training(status: dict[str, Any]) -> bool:
     return bool(status["counts"].get("training", 0))
 
 
 def _is_accounting(status: dict[str, Any]) -> bool:
-    return bool(status["counts"].get("accounting", 0) + status["counts"].get("finished", 0))
+    """Whether a trial is accounted while others are yet to end."""
+    return bool(status["counts"].get("accounting", 0))
 
 
 def _is_almost_over(status: dict[str, Any]) -> bool:
@@ -104,39 +110,53 @@ def _has_ended(status: dict[str, Any]) -> bool:
     return bool(status["counts"].get("finished", 0) == status["trials"])
 
 
-STAGES: Final = ("training", "accounting", "recording")
+def _break_while_running(place: Place, sweep: Submitted, name: str, holds: Callable[[dict[str, Any]], bool]) -> str:
+    """Do the fault at the first status for which ``holds``, and wait for the driver that goes on; returns that
+    status in words.
+    """
+    with Watcher(sweep) as watcher:
+        found = watcher.wait(holds)
+        FAULTS[name].do(place)
+        if name == "GCS":  # the job was lost with the head
+            _submitted(place, sweep.name)
+        if name in _END_THE_DRIVER:
+            watcher.wait(lambda status: bool(status["pid"] != found["pid"]))
+    return _in_words(found)
 
 
-def _break(place: Place, watcher: Watcher, fault: Fault, stage: str) -> None:
-    """Do the fault when the sweep is in the stage."""
-    if stage != "recording":
-        watcher.wait({"training": _is_training, "accounting": _is_accounting}[stage])
-        fault.do(place)
-        return
-    with _held(place, watcher) as release:
-        fault.do(place, meanwhile=release)
+def _break_while_recording(place: Place, sweep: Submitted, name: str) -> str:
+    """Do the fault when all trials have ended and MLflow was held; it goes on while the fault lasts."""
+    with Watcher(sweep) as watcher, _held(place, watcher) as (found, release):
+        FAULTS[name].do(place, meanwhile=release)
+    if name == "GCS":
+        _submitted(place, sweep.name)
+    return _in_words(found)
+
+
+def _in_words(status: dict[str, Any]) -> str:
+    return ", ".join(f"{count} {state}" for state, count in status["counts"].items() if count)
 
 
 @contextlib.contextmanager
-def _held(place: Place, watcher: Watcher) -> Iterator[Callable[[], None]]:
-    """Hold MLflow until all trials have ended, so that none is recorded by then; yields what lets it go on."""
+def _held(place: Place, watcher: Watcher) -> Iterator[tuple[dict[str, Any], Callable[[], None]]]:
+    """Hold MLflow until all trials have ended, so that not all are recorded by then; yields the status, and a function
+    that lets it go on.
+    """
     watcher.wait(_is_almost_over)
     place.services.pause("MLflow")
     try:
-        watcher.wait(_has_ended)
-        yield lambda: place.services.resume("MLflow")
+        yield watcher.wait(_has_ended), lambda: place.services.resume("MLflow")
     finally:
         place.services.resume("MLflow")
 
 
-def _row(place: Place, name: str, stage: str, expected: Mapping[str, str]) -> tuple[str, bool]:
-    called, started = f"{name.lower()}-{stage}", time.monotonic()
+def _row(place: Place, name: str, expected: Results) -> tuple[str, bool]:
+    called, started = name.lower(), time.monotonic()
     sweep = _submitted(place, called)
-    with Watcher(sweep) as watcher:
-        _break(place, watcher, FAULTS[name], stage)
-    if name == "GCS":  # the job was lost with the head
-        sweep = _submitted(place, called)
-    return _told(place, sweep, name, stage, expected, started)
+    for stage, holds in (("training", _is_training), ("accounting", _is_accounting)):
+        print(f"  {name} in {stage}: {_break_while_running(place, sweep, name, holds)}", flush=True)
+    print(f"  {name} in recording: {_break_while_recording(place, sweep, name)}", flush=True)
+    return _told(place, sweep, name, expected, started)
 
 
 def _submitted(place: Place, name: str) -> Submitted:
@@ -144,7 +164,7 @@ def _submitted(place: Place, name: str) -> Submitted:
     return submitted(place.client, place.cluster, place.services.environment, text, name, f"s3://bucket/{name}")
 
 
-def _stopped(place: Place, expected: Mapping[str, str]) -> tuple[str, bool]:
+def _stopped(place: Place, expected: Results) -> tuple[str, bool]:
     """Stop a sweep while MLflow takes nothing, and record what is missing by the command that `stop` names."""
     sweep, started = _submitted(place, "stop-recording"), time.monotonic()
     with Watcher(sweep) as watcher, _held(place, watcher):
@@ -157,39 +177,49 @@ def _stopped(place: Place, expected: Mapping[str, str]) -> tuple[str, bool]:
     assert command[:1] == ["record"], done.stdout + done.stderr
     recorded = place.client.dpsweep(*command, **sweep.environment)
     assert recorded.returncode == 0, recorded.stderr
-    line, is_good = _told(place, sweep, "stop", "recording", expected, started, "STOPPED")
+    line, is_good = _told(place, sweep, "stop", expected, started, "STOPPED")
     return line, is_good and took < _STOPPED_WITHIN
 
 
+@dataclass(frozen=True)
+class Results:
+    """What a sweep has left: digests of its objects with norms and epsilons, and of the numbers of its trials."""
+
+    objects: Mapping[str, str]
+    trials: Mapping[str, str]
+
+
+def _results(place: Place, name: str) -> Results:
+    found = answer(place.client, DIGESTS, name, **place.services.environment)
+    return Results(found["objects"], found["trials"])
+
+
 def _told(
-    place: Place,
-    sweep: Submitted,
-    fault: str,
-    stage: str,
-    expected: Mapping[str, str],
-    started: float,
-    ends: str = "SUCCEEDED",
+    place: Place, sweep: Submitted, fault: str, expected: Results, started: float, ends: str = "SUCCEEDED"
 ) -> tuple[str, bool]:
     """The line of a sweep once it has ended, and whether nothing is missing in it."""
-    state, environment = sweep.end(), place.services.environment
+    state = sweep.end()
     seconds = time.monotonic() - started
-    recorded = answer(place.client, RECORDED, sweep.name, **environment)
-    found = answer(place.client, DIGESTS, sweep.name, **environment)
-    same = sum(found.get(name) == digest for name, digest in expected.items())
+    recorded = answer(place.client, RECORDED, sweep.name, **place.services.environment)
+    found = _results(place, sweep.name)
     with Watcher(sweep) as watcher:
         failed = watcher.wait(lambda status: True)["counts"].get("failed", 0)
-    equal = f"{same} of {len(expected)}" + (f", {len(found) - same} others" if len(found) > same else "")
     line = (
-        f"{fault:<11} {stage:<11} {state.lower():<10} {failed:>6} {recorded['finished']:>4} of {TRIALS:<4} "
-        f"{','.join(recorded['parents']).lower():<10} {equal:<16} {seconds:5.0f} s"
+        f"{fault:<11} {state.lower():<10} {failed:>6} {recorded['finished']:>4} of {TRIALS:<4} "
+        f"{','.join(recorded['parents']).lower():<10} {_same(found.objects, expected.objects):<16} "
+        f"{_same(found.trials, expected.trials):<16} {seconds:5.0f} s"
     )
-    numbers = (failed, recorded["finished"], recorded["trials"], same, len(found))
-    is_whole = numbers == (0, TRIALS, TRIALS, len(expected), len(expected))
+    is_whole = (failed, recorded["finished"], recorded["trials"], found) == (0, TRIALS, TRIALS, expected)
     return line, is_whole and state == ends and recorded["parents"] == ["FINISHED"]
 
 
-def run_table(network: Network, only: str) -> bool:
-    """Run the cells whose names hold ``only``, and print a line for each; whether all are as they should be."""
+def _same(found: Mapping[str, str], expected: Mapping[str, str]) -> str:
+    same = sum(found.get(name) == digest for name, digest in expected.items())
+    return f"{same} of {len(expected)}" + (f", {len(found) - same} others" if len(found) > same else "")
+
+
+def run_table(network: Network, only: Sequence[str] | None) -> bool:
+    """Run the faults with these names, or all; print a line for each. Returns whether all are as they should be."""
     services = Services(network.add("services"))
     services.begin()
     made = cluster(network)
@@ -197,23 +227,22 @@ def run_table(network: Network, only: str) -> bool:
         made.add(name, "--num-cpus=1")
     place = Place(network, made, services, network.add("client", **made.head.environment))
     print("undisturbed", file=sys.stderr, flush=True)
-    reference = _submitted(place, "undisturbed")
+    started, reference = time.monotonic(), _submitted(place, "undisturbed")
     assert reference.end() == "SUCCEEDED"
-    expected = answer(place.client, DIGESTS, "undisturbed", **services.environment)
-    assert expected, "norms and epsilons are stored"
-    print("fault       stage       job        failed recorded  parent     objects equal", flush=True)
-    print(_told(place, reference, "none", "-", expected, time.monotonic())[0], flush=True)
-    cells: dict[str, Callable[[], tuple[str, bool]]] = {
-        f"{fault}-{stage}": functools.partial(_row, place, fault, stage, expected)
-        for fault in FAULTS
-        for stage in STAGES
+    expected = _results(place, "undisturbed")
+    assert expected.objects, "norms and epsilons are stored"
+    assert len(expected.trials) == TRIALS
+    print("fault       job        failed recorded  parent     objects equal    results equal", flush=True)
+    print(_told(place, reference, "none", expected, started)[0], flush=True)
+    rows: dict[str, Callable[[], tuple[str, bool]]] = {
+        fault: functools.partial(_row, place, fault, expected) for fault in FAULTS
     }
-    cells["stop-recording"] = functools.partial(_stopped, place, expected)
+    rows["stop"] = functools.partial(_stopped, place, expected)
     good = True
-    for name, cell in cells.items():
-        if only in name.lower():
+    for name, row in rows.items():
+        if only is None or name.lower() in map(str.lower, only):
             try:
-                line, is_good = cell()
+                line, is_good = row()
             except AssertionError as error:
                 line, is_good = f"{name}: {error}", False
                 _repair(place)
@@ -223,6 +252,6 @@ def run_table(network: Network, only: str) -> bool:
 
 
 def _repair(place: Place) -> None:
-    """Let the next cell begin with services that answer."""
+    """Let the next sweep begin with services that answer."""
     for name in ("MLflow", "S3"):
         place.services.resume(name)

@@ -34,16 +34,23 @@ while True:
 """
 """Prints a line whenever the status of a sweep has changed."""
 DIGESTS = """
-import hashlib, json, sys
+import hashlib, json, os, sys
+from dpsweep.orchestration.comparison.metrics import final_metrics
+from dpsweep.orchestration.comparison.stored import stored_record
+from dpsweep.orchestration.records.layout import SweepFiles
 from tests.orchestration.servers import objects_in
-import os
 start = sys.argv[1] + "/trials/"
 found = objects_in("bucket", dict(os.environ))
-kept = {name: hashlib.sha256(content).hexdigest() for name, content in found.items()
+kept = {name[len(start):]: hashlib.sha256(content).hexdigest() for name, content in found.items()
         if name.startswith(start) and "/private/" in name and name.endswith(".arrow")}
-print(json.dumps({name[len(start):]: digest for name, digest in kept.items()}))
+of_machine = ("system/", "final/wall_seconds")
+results = {trial.key: repr(sorted((name, value) for name, value in final_metrics(trial).items()
+                                  if not name.startswith(of_machine)))
+           for trial in stored_record(SweepFiles("s3://bucket/" + sys.argv[1])).data().trials}
+print(json.dumps({"objects": kept, "trials": results}))
 """
-"""Prints the sha256 of every object with norms or epsilons of a sweep."""
+"""Prints the sha256 of every object with norms or epsilons of a sweep, and all numbers of every trial but those of the
+machine."""
 RECORDED = """
 import json, os, sys
 from mlflow import MlflowClient
