@@ -386,8 +386,8 @@ def _diverged(found: Findings) -> list[str]:
     if not lost:
         return []
     return [
-        f"Warning: {first_few(lost)} learnt nothing (it diverged, or it is no better than always predicting "
-        f"{best_constant(found.main)}); it is compared with nothing."
+        f"Warning: {first_few(lost)} learnt nothing (diverged, or did no better than always predicting "
+        f"{best_constant(found.main)}), and nothing is compared with it."
     ]
 
 
@@ -422,7 +422,7 @@ def _constant(found: Findings) -> list[str]:
     rates = [rate for setting in flat if not np.isnan(rate := _mean(setting, "majority_class_rate"))]
     named = first_few([setting.name for setting in flat])
     return [
-        f"Warning: {named} predicts one class for everybody in each group. Its gaps between groups say nothing: a "
+        f"Warning: {named} predicted one class for everybody in each group. Gaps between groups say nothing then: a "
         f"constant prediction reaches {100 * max(rates):.1f}% here."
     ]
 

@@ -66,7 +66,8 @@ def lost_runs(setting: Setting, main: Metric) -> str:
 
 
 def why_useless(setting: Setting, evidence: Evidence, main: Metric) -> str:
-    """Return why a setting is never recommended, as a clause that follows its name; "" if it has learnt something.
+    """Return why a setting is never recommended, as a clause that follows its name or those of several; "" if it
+    has learnt something.
 
     It predicts one class, has diverged, or the 95% interval of its main score reaches down to a constant prediction.
     With one or two seeds that is the interval over test examples alone. Without an interval the mean counts.
@@ -75,16 +76,16 @@ def why_useless(setting: Setting, evidence: Evidence, main: Metric) -> str:
     shown = main.format.one
     always = f"always predicting {best_constant(main)}, which reaches {shown(constant)}" if constant is not None else ""
     if is_constant(setting):
-        return f"predicts one class for everybody in each group{f', and is no better than {always}' if always else ''}"
+        return f"predicted one class for everybody in each group{f', and did no better than {always}' if always else ''}"
     if has_diverged(setting):
-        return f"is no better than {always}" if always else "has diverged"
+        return f"did no better than {always}" if always else "diverged"
     if constant is None or found is None:
         return ""
     ends = _ends(setting, evidence, main)
     if ends is not None and ends[0] <= constant:
         between = f"{shown(ends[0])} to {shown(ends[1])}"
         return f"cannot be told from {always} (it reaches {shown(found.mean)}, 95% interval {between})"
-    return "" if found.mean > constant + 1e-9 else f"is no better than {always}"
+    return "" if found.mean > constant + 1e-9 else f"did no better than {always}"
 
 
 def _ends(setting: Setting, evidence: Evidence, main: Metric) -> tuple[float, float] | None:
@@ -152,7 +153,7 @@ def _without_change(scores: Mapping[str, float]) -> dict[str, float]:
 
 
 def _lost(best: Setting, main: Metric) -> str:
-    return f"diverged, or is no better than always predicting {best_constant(main)}"
+    return f"diverged, or did no better than always predicting {best_constant(main)}"
 
 
 def _reference(setting: Setting) -> tuple[str, float] | None:

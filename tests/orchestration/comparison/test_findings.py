@@ -226,7 +226,7 @@ def test_a_constant_predictor_is_flagged() -> None:
     assert gap is not None
     assert gap.mean == 0.0
     said = " ".join(warnings(all_found))
-    assert "Not recommended: flat · constant predicts one class for everybody in each group" in said
+    assert "Not recommended: flat · constant predicted one class for everybody in each group" in said
     assert "which reaches 59.3%" in said
 
 
