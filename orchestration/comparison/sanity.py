@@ -76,7 +76,9 @@ def why_useless(setting: Setting, evidence: Evidence, main: Metric) -> str:
     shown = main.format.one
     always = f"always predicting {best_constant(main)}, which reaches {shown(constant)}" if constant is not None else ""
     if is_constant(setting):
-        return f"predicted one class for everybody in each group{f', and did no better than {always}' if always else ''}"
+        return (
+            f"predicted one class for everybody in each group{f', and did no better than {always}' if always else ''}"
+        )
     if has_diverged(setting):
         return f"did no better than {always}" if always else "diverged"
     if constant is None or found is None:
