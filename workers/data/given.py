@@ -74,8 +74,9 @@ def source_of_arrays(
     """Return the source of examples in memory.
 
     features: numbers [n, ...], as the model takes them; whole numbers are tokens, bytes are pixels as they are. labels:
-    [n], values of ``classes`` in classification; for another task as it takes them. groups: indices into
-    ``group_names``, or any values, whose names are then read off the rows, as are classes that are not given. users:
+    [n], values of ``classes`` in classification; for another task as it takes them. groups: values of
+    ``group_names`` or indices into them, or any values without these; names are then read off the rows, as are classes
+    that are not given. users:
     the owner of each example, any values. test: further features, labels and groups.
 
     Raises: InvalidInput for columns of different lengths, and values that are not among the given ones.
@@ -107,6 +108,8 @@ def source_of_arrays(
             in_groups = [_places(each, found, "groups", "names") for each in grouped]
         else:
             called = tuple(group_names)
+            if any(each.dtype.kind not in "iu" for each in grouped):
+                in_groups = [_places(each, called, "groups", "group_names") for each in grouped]
     owners = None if users is None else np.unique(_values(users), return_inverse=True)[1].astype(np.int64)
     splits, first = [], 0
     for (examples, _, _), column, group in zip(parts, columns, in_groups, strict=True):

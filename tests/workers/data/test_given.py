@@ -51,6 +51,14 @@ def test_declared_names_make_no_estimate() -> None:
     assert found.test.example_ids.tolist() == [6, 7, 8, 9, 10, 11]
 
 
+def test_groups_may_be_named_by_their_declared_names() -> None:
+    found = source_of_arrays(X, Y, groups=["b", "a"] * 3, group_names=["a", "b"])
+    assert (found.group_names, found.train.groups.tolist()) == (("a", "b"), [1, 0] * 3)
+    assert "groups_from_rows" not in found.reasons
+    with pytest.raises(InvalidInput, match="some groups are not among the given group_names"):
+        source_of_arrays(X, Y, groups=["c", "a"] * 3, group_names=["a", "b"])
+
+
 def test_numbers_are_targets_of_another_task() -> None:
     found = source_of_arrays(X, np.arange(6.0), task="regression")
     assert (found.train.labels.shape, found.class_names, found.group_names) == ((6, 1), ("target 0",), ("all",))
