@@ -270,13 +270,15 @@ def _named(column: ColumnProfile, role: str) -> tuple[str, ...]:
 def _unusable(column: ColumnProfile, table: TableProfile) -> str | None:
     """Return why the column cannot be a feature of the draft, as a relative clause; None if it can."""
     if column.unreadable:
-        return f"whose values are of type {column.unreadable}; lists of equally many numbers can be features"
+        fixed = ", of no fixed size where rows have none" if column.unreadable.startswith("fixed_size_list") else ""
+        return f"whose values are of type {column.unreadable}; lists of equally many numbers{fixed} can be features"
     if column.same_as:
         return f"whose values are those of {_text(column.same_as)}"
     if column.distinct == 0:
         return "which has no values"
     if column.distinct == 1:
-        return "which has the same value in every row"
+        marked = f"; {' and '.join(map(_text, column.markers))} counts as missing" if column.markers else ""
+        return f"which has the same value in every row{' that has one' if column.missing else ''}{marked}"
     if column.missing > _MOST_MISSING:
         return f"which lacks {column.missing:.0%} of its values: rows without a value are left out of training"
     if column.is_order:

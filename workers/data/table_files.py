@@ -194,12 +194,34 @@ def _without_missing(values: pa.ChunkedArray, declared: Values) -> pa.ChunkedArr
 def _read_parquet(path: Path, texts: Mapping[str, Values], encoding: str | None) -> pa.Table:
     """Return the table, with a column for each place of lists of equally many numbers."""
     refuse_encoding(path, encoding)
-    rows = parquet.read_table(path)
+    rows = _stored(path)
     given, repeated = different_names(rows.column_names)
     columns: list[tuple[str, pa.ChunkedArray]] = []
     for name, values in zip(given, rows.columns, strict=True):
         columns += _places(name, values) or [(name, _plain(values))]
     return _table(columns, repeated)
+
+
+def _stored(path: Path) -> pa.Table:
+    """Return all columns. Lists of a fixed size of which rows have none are all null: Arrow writes, but cannot read
+    them.
+    """
+    try:
+        return parquet.read_table(path)
+    except pa.ArrowInvalid:
+        schema, size = parquet.read_schema(path), parquet.read_metadata(path).num_rows
+        if not any(map(pa.types.is_fixed_size_list, schema.types)) or len({*schema.names}) < len(schema):
+            raise
+        return pa.table({each.name: _alone(path, each, size) for each in schema})
+
+
+def _alone(path: Path, field: pa.Field, size: int) -> pa.ChunkedArray | pa.Array:
+    try:
+        return parquet.read_table(path, columns=[field.name])[field.name]
+    except pa.ArrowInvalid:
+        if not pa.types.is_fixed_size_list(field.type):
+            raise
+        return pa.nulls(size, field.type)
 
 
 def _plain(values: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -334,12 +334,16 @@ def test_an_embedding_is_features_and_other_nested_columns_are_left_out(tmp_path
         "emb": pa.array(lists, pa.list_(pa.float32(), 3)),
         "free": pa.array(lists, pa.list_(pa.float32())),
         "words": pa.array([["a"]] * 120),
+        "gaps": pa.array([None, *lists[1:]], pa.list_(pa.float32(), 3)),  # which Arrow writes, but cannot read
+        "states": pa.array([None, *["a"] * 119]),
         "raw": pa.array([bytes([255, row]) for row in range(120)]),
         "y": LABELS,
     }
     parquet.write_table(pa.table(columns), tmp_path / "emb.parquet")
     text = draft_sweep(tmp_path / "emb.parquet", ["y"], None)
     assert '  # left out: "words", whose values are of type list<element: string>' in text
+    assert '  # left out: "gaps", whose values are of type fixed_size_list<element: float>[3]' in text
+    assert '  # left out: "states", which has the same value in every row that has one' in text
     assert '  # left out: "raw", whose values are of type binary' in text
     sweep = parse_sweep(text)
     assert sweep.data[0].params["features"] == ["emb", "free"]
