@@ -1,7 +1,7 @@
 """Answers that take long to compute, kept in the user's own cache, where nobody else can write.
 
 A question is a text that determines its answer completely; the digest of it and of the code that answers is the key. A
-cache that cannot be used, such as one on a full disk, is as good as an empty one.
+fact that was noted needs no code. A cache that cannot be used, such as one on a full disk, is as good as an empty one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _UNUSABLE: Final = (sqlite3.Error, OSError, RuntimeError, DpsweepError)
 
 def remembered(question: str, answer: Callable[[], str]) -> str:
     """Return the answer to a question, or what the same code has answered before. Raises: as ``answer``."""
-    key = _key_of(question)
+    key = _key_of(f"{_code()}\n{question}")
     with contextlib.suppress(*_UNUSABLE), _opened() as store:
         row = store.execute("select answer from answers where key = ?", (key,)).fetchone()
         if row is not None:
@@ -42,20 +42,20 @@ def remembered(question: str, answer: Callable[[], str]) -> str:
 
 
 def note(fact: str) -> None:
-    """Remember a fact, if the cache can be used."""
-    remembered(fact, lambda: "")
+    """Remember a fact, which holds for every version, if the cache can be used."""
+    with contextlib.suppress(*_UNUSABLE), _opened() as store:
+        store.execute("insert or ignore into answers values (?, '')", (_key_of(fact),))
 
 
 def is_noted(fact: str) -> bool:
-    """Return whether this user has noted a fact, by the same code."""
-    key = _key_of(fact)
+    """Return whether this user has noted a fact."""
     with contextlib.suppress(*_UNUSABLE), _opened() as store:
-        return store.execute("select 1 from answers where key = ?", (key,)).fetchone() is not None
+        return store.execute("select 1 from answers where key = ?", (_key_of(fact),)).fetchone() is not None
     return False
 
 
-def _key_of(question: str) -> str:
-    return hashlib.sha256(f"{_code()}\n{question}".encode()).hexdigest()
+def _key_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @contextlib.contextmanager

@@ -117,7 +117,9 @@ def test_it_is_by_default_where_the_same_user_recorded(files: SweepFiles, monkey
     with pytest.raises(InvalidInput, match="says that the sweep was recorded in http://host, where you have not"):
         given_store(files, None)
     note_given(recording_of("http://host"), "a", files)
-    assert given_store(files, None) == "http://host"
+    with monkeypatch.context() as upgraded:
+        upgraded.setattr(remembered, "_code", lambda: "another version")
+        assert given_store(files, None) == "http://host"
     assert given_store(files, "http://other") == "http://other"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://third")
     assert given_store(files, None) == "http://third"
