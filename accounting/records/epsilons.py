@@ -105,7 +105,7 @@ def noted_epsilons(directory: str, part: int, inputs: str) -> tuple[PartRecord, 
             return None
         record = PartRecord(**note["record"])
         return record, _from_table(read_part(directory, EPSILON_SCHEMA, record))
-    except DataCorruption:
+    except (DataCorruption, LookupError, TypeError):
         return None
 
 

@@ -126,7 +126,7 @@ def noted_rows(directory: str, part: int, inputs: str) -> SortedRows | None:
             return None
         found = SortedRows(part, np.array(note["extents"], np.int64).tobytes(), bytes.fromhex(note["digests"]))
         return found if _is_intact(memoryview(read_bytes(_uri(directory, part))), found) else None
-    except (DataCorruption, FileNotFoundError):
+    except (DataCorruption, FileNotFoundError, LookupError, TypeError, ValueError, OverflowError):
         return None
 
 

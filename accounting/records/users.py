@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -80,8 +79,10 @@ class StoredUsers:
                 f"{directory} does not exist: the trial's data name no users; name "
                 "them (`user` of a table, `user_ids` of `make_split`) and train again, or leave --by-user out"
             )
-        summary: dict[str, Any] = parsed_json(content)
-        self.most_records = int(summary["most_records"])
+        most_records = parsed_json(content).get("most_records")
+        if not isinstance(most_records, int) or most_records < 0:
+            raise DataCorruption(f"{directory}/{_SUMMARY} holds no number of records; {_NEXT}")
+        self.most_records = most_records
         self._store = PartStore(directory, USER_SCHEMA)
         self._records = {record.part: record for record in self._store.records.values()}
 

@@ -58,8 +58,14 @@ def met_other_data(files: TrialFiles, data_digest: str) -> bool:
 
     Raises: DataCorruption if the stored fingerprint is damaged.
     """
-    content = read_private_sealed(files.data_fingerprint, f"restore it from a backup, or {START_ANEW}")
-    return content is not None and parsed_json(content)["data"] != data_digest
+    next_step = f"restore it from a backup, or {START_ANEW}"
+    content = read_private_sealed(files.data_fingerprint, next_step)
+    if content is None:
+        return False
+    stored = parsed_json(content).get("data")
+    if not isinstance(stored, str):
+        raise DataCorruption(f"{files.data_fingerprint} holds no fingerprint of data; {next_step}")
+    return stored != data_digest
 
 
 def damages(files: TrialFiles, result: StoredResult) -> Iterator[str]:

@@ -304,7 +304,7 @@ def attempt(
             verdict = f"exit code {code}"
         elif code and "error: " not in said:
             verdict = "refused without a word"
-        elif not code and kind == "forged claim" and command != "status" and _REPEATED.search(shown):
+        elif not code and kind == "forged claim" and not command.startswith("status") and _REPEATED.search(shown):
             verdict = "repeated"
         else:
             return ("refused" if code else "harmless"), ""

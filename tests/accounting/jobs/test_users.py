@@ -43,6 +43,7 @@ from dpsweep.accounting.records import (
     read_epsilons,
     read_private,
     read_trace,
+    write_private_sealed,
     write_users,
 )
 from dpsweep.accounting.records.objects import Piece, read_piece
@@ -369,6 +370,10 @@ def test_users_of_other_examples_and_damage_are_refused(job: AccountingJob) -> N
     summary.write_text(json.dumps({**json.loads(summary.read_text()), "most_records": 1}))
     with pytest.raises(DataCorruption, match="differs from its checksum"):
         StoredUsers(str(users))
+    for forged in (b"{}", b'{"most_records": []}', b'{"most_records": -1}'):
+        write_private_sealed(str(summary), forged)
+        with pytest.raises(DataCorruption, match="holds no number of records"):
+            StoredUsers(str(users))
 
 
 def test_examples_are_accounted_as_before(job: AccountingJob) -> None:

@@ -13,10 +13,11 @@ from typer.testing import CliRunner, Result
 from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.records.files import read_bytes
 from dpsweep.accounting.records.layout import TrialFiles
-from dpsweep.accounting.records.sealed import read_sealed
+from dpsweep.accounting.records.sealed import read_sealed, write_private_sealed
 from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.execution.completion import Times, complete_trial
 from dpsweep.orchestration.pipeline import render_again
+from dpsweep.orchestration.records.integrity import met_other_data
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.manifest import open_manifest, write_manifest
 from dpsweep.orchestration.records.report_digests import write_public_reports
@@ -69,6 +70,14 @@ def trained(tmp_path: Path) -> Trained:
     found = files.trial(planned.spec.key)
     run_trial(planned.spec, found.root, code=code, releases=planned.releases)
     return Trained(planned, found, sweep)
+
+
+def test_a_forged_fingerprint_of_data_is_damage(tmp_path: Path) -> None:
+    trial = SweepFiles(str(tmp_path)).trial("flat")
+    for forged in (b"{}", b'{"data": 1}'):
+        write_private_sealed(trial.data_fingerprint, forged)
+        with pytest.raises(DataCorruption, match="holds no fingerprint of data"):
+            met_other_data(trial, "0")
 
 
 def test_digests_of_private_files_are_private(trial: TrialFiles, tmp_path: Path) -> None:
