@@ -39,7 +39,7 @@ def nothing_to_take(found: Findings) -> str:
         return f"No private setting has {_main_name(found)} to compare."
     name, why = next(iter(found.useless.items()))
     others = len(found.useless) - 1
-    more = f", and {others} other settings learnt nothing either" if others else ""
+    more = f", and {others} other setting{'s' * (others > 1)} learnt nothing either" if others else ""
     return f"Nothing trained here with privacy is of use: {name} {why}{more}."
 
 
