@@ -94,6 +94,12 @@ class Trial:
         cost = "" if worst is None else f", ε{whose} {worst.epsilon:.4g} ({worst.kind})"
         return f"<Trial {self.key}: {self.state.word}{cost}>"
 
+    def _repr_html_(self) -> str:
+        found, result = f"<p>{html.escape(repr(self))}</p>", self.result
+        if result is None:
+            return found + (f"<p>{html.escape(self.error)}</p>" if self.error else "")
+        return found + self.history.tail(1).to_html(index=False, escape=True)
+
     @property
     def history(self) -> pd.DataFrame:
         """One row per completed epoch: step, noise multiplier, clipping bounds, metrics of test data, ε so far.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -12,10 +13,11 @@ from dpsweep.accounting.mechanism.estimates import Claim
 from dpsweep.accounting.mechanism.reasons import Reason, in_words, union
 from dpsweep.accounting.registry import nearest
 from dpsweep.orchestration.comparison.findings import Difference, Findings, warnings
-from dpsweep.orchestration.comparison.formats import per_unit
+from dpsweep.orchestration.comparison.formats import first_few, per_unit
 from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
 from dpsweep.orchestration.comparison.metrics import METRICS, metric
 from dpsweep.orchestration.comparison.settings import Setting, first_seed
+from dpsweep.orchestration.comparison.spoken import between
 from dpsweep.orchestration.comparison.values import epsilon
 from dpsweep.orchestration.records.published import PublishedTrial
 
@@ -48,6 +50,17 @@ class Best:
         cost = self.setting.over_seeds(epsilon)
         spent = f", ε{per_unit(self.unit)} {cost.high:.4g} ({self.kind})" if cost else ""
         return f"<Best {self.name}: {self.by} {self.value:.4g}{spent}, trial {self.trial.key}>"
+
+    def _repr_html_(self) -> str:
+        said = [repr(self)]
+        if self.unknown_cost:
+            said.append(self.unknown_cost)
+        if self.interval is not None:
+            said.append(f"95% interval {between(self.interval, metric(self.by).format)}")
+        for what, others in (("cannot be told from it", self.alike), ("order unknown", self.unordered)):
+            if others:
+                said.append(f"{what}: {first_few([each.other for each in others])}")
+        return "".join(f"<p>{html.escape(each)}</p>" for each in (*said, *self.warnings))
 
     @property
     def kind(self) -> Claim:

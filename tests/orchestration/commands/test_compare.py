@@ -67,6 +67,8 @@ def test_python_shows_little_and_has_the_table(one: Path, other: Path) -> None:
     assert {"key", "labels.clipping", "status", "epsilon", "kind", "accuracy", "worst_group_accuracy"} <= set(few)
     assert len(few.columns) <= 14 < len(sweep.results(all_columns=True).columns)
     assert f"<td>{finished.key}</td>" in sweep._repr_html_()
+    assert "<td>1</td>" in finished._repr_html_(), "its last epoch"
+    assert "no guarantee (known_seed)" in sweep.best()._repr_html_()
     assert sweep.plot("group-accuracy").layout.title.text == "Accuracy on test data"
     with pytest.raises(InvalidInput, match=r"the report has no figure 'accuracies'; it has: .*group-accuracy"):
         sweep.plot("accuracies")
