@@ -150,7 +150,7 @@ def noises() -> Iterator[Item]:
     """Paper D, Figure 3(b): DPSGD and DPSGD-F at each noise multiplier, for classes 2 and 8."""
     for method, of in (("flat", "DPSGD"), ("dpsgd_f", "DPSGD-F")):
         for sigma in ("0.8", "1.6", "3.2", "6.4"):
-            setting, name = f"{method} · constant · sigma {sigma}", f"{of}, noise multiplier {sigma}"
+            setting, name = f"{method} · constant · sigma {sigma}", f"{of}, σ {sigma}"
             yield Item(f"{name}, epsilon", setting, "epsilon", "", "plain")
             yield from _by_group(setting, name, "accuracy_change", dict.fromkeys(("2", "8"), ""), "change")
 

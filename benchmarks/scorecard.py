@@ -280,7 +280,7 @@ RESULTS: Final[Mapping[str, tuple[Result, ...]]] = {
         Result(
             "Figure 3(b), noise",
             "d-figure3",
-            "DPSGD-F, noise multiplier 3.2, 8",
+            "DPSGD-F, σ 3.2, 8",
             "under DPSGD-F the distance grows with the noise up to 3.2, as printed; DPSGD loses class 8 at any",
         ),
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -17,9 +17,10 @@ from benchmarks.scorecard import MISSING, RESULTS, RULE, Result, judged, number_
 
 DOCS: Final = Path(__file__).parent
 PAGES: Final = ("reproduction", "reproduction-tables", "beyond")
-"""The pages, each from a text of its name. A line ``@table NAME`` stands for the table of a sweep, ``@figure NAME`` for
+"""The pages, each from a text of its name. A line ``@table NAMES`` stands for one table of sweeps, ``@figure NAME`` for
 a figure, and ``{NAME: setting: number}`` for a number; ``one − other`` as the setting is a paired difference. The words
 `_PARTS` stand for the scorecard and what belongs to it."""
+_USUAL_ROWS: Final = "60,000 + 10,000 rows"
 _NOT_HERE: Final = "795eb17334"
 """The commit of stored results whose history is lost; they were not trained again."""
 _LACKING: Final = "not measured"
@@ -34,7 +35,7 @@ def page(text: str, stored: Mapping[str, StoredSweep]) -> str:
     for line in text.splitlines():
         word, _, name = line.partition(" ")
         if word == "@table":
-            lines += _table(EXPERIMENTS[name], stored[name])
+            lines += _table([(EXPERIMENTS[each], stored[each]) for each in name.split()])
         elif word in _PARTS:
             lines += _PARTS[word](stored)
         elif word == "@figure":
@@ -56,34 +57,58 @@ def stored_results() -> dict[str, StoredSweep]:
     return {name: sweep for name, sweep in found.items() if sweep is not None}
 
 
-def _table(experiment: Experiment, sweep: StoredSweep) -> Iterator[str]:
-    """Yield the source of a sweep's results and its numbers, as a grid of settings by numbers where they form one."""
-    spent = (
-        f"{sweep.cpu_seconds / 60.0:.0f} CPU minutes" if sweep.cpu_seconds >= 90 else f"{sweep.cpu_seconds:.0f} CPU s"
-    )
-    trials = "trial" if sweep.asked == 1 else "trials"
-    done = (
-        f"{sweep.finished} {trials}" if sweep.finished == sweep.asked else f"{sweep.finished} of {sweep.asked} {trials}"
-    )
-    rows = f"{sweep.train_size:,} + {sweep.test_size:,} rows"
-    command = sweep.command.removeprefix("python -m benchmarks.reproduce ")
-    yield f"`{command}`, `{sweep.commit}`: {done}{_runs(experiment, sweep)}; {spent}; {rows}."
-    if not experiment.items:
+_Parts = Sequence[tuple[Experiment, StoredSweep]]
+"""Sweeps that share a table."""
+
+
+def _table(parts: _Parts) -> Iterator[str]:
+    """Yield the sources of sweeps' results and their numbers, as a grid of settings by numbers where they form one."""
+    yield from (_source(*part) for part in parts)
+    cells = [(item.item, _cell(item, sweep)) for experiment, sweep in parts for item in experiment.items]
+    if not cells:
         return
     grids = [
-        _grid(corner, {item.item.removeprefix(f"{corner}: "): _cell(item, sweep) for item in of})
-        for corner, of in itertools.groupby(experiment.items, lambda item: "".join(_CORNER.findall(item.item)))
+        _grid(corner, {name.removeprefix(f"{corner}: "): cell for name, cell in of})
+        for corner, of in itertools.groupby(cells, lambda each: "".join(_CORNER.findall(each[0])))
     ]
-    whole = [f"| {item.item} | {_cell(item, sweep)} |" for item in experiment.items]
-    for table in grids if all(grids) else [["| item | printed → measured |", "|---|---|", *whole]]:
+    for table in grids if all(grids) else [_list(parts)]:
         yield from ("", *table)
     yield ""
+
+
+def _source(experiment: Experiment, sweep: StoredSweep) -> str:
+    minutes = sweep.cpu_seconds / 60.0
+    spent = f"{minutes:.0f} CPU minutes" if sweep.cpu_seconds >= 90 else f"{sweep.cpu_seconds:.0f} CPU s"
+    trials = "trial" if sweep.asked == 1 else "trials"
+    finished = "" if sweep.finished == sweep.asked else f"{sweep.finished} of "
+    rows = f"{sweep.train_size:,} + {sweep.test_size:,} rows"
+    command = sweep.command.removeprefix("python -m benchmarks.reproduce ")
+    found = (
+        f"{finished}{sweep.asked} {trials}",
+        _runs(experiment, sweep),
+        spent,
+        rows if rows != _USUAL_ROWS else "",
+    )
+    return f"`{command}`, `{sweep.commit}`: {'; '.join(filter(None, found))}."
+
+
+def _list(parts: _Parts) -> list[str]:
+    """Return a table of numbers by sweeps."""
+    columns = [{item.item: _cell(item, sweep) for item in experiment.items} for experiment, sweep in parts]
+    heads = [f"`{sweep.sweep}`" for _, sweep in parts] if len(parts) > 1 else ["printed → measured"]
+    names = dict.fromkeys(name for column in columns for name in column)
+    rows = [[name, *(column.get(name, "–") for column in columns)] for name in names]
+    return [
+        f"| item | {' | '.join(heads)} |",
+        f"|---{'|---' * len(heads)}|",
+        *(f"| {' | '.join(row)} |" for row in rows),
+    ]
 
 
 def _runs(experiment: Experiment, sweep: StoredSweep) -> str:
     numbers = [number for item in experiment.items if (number := number_of(sweep, item)) is not None]
     runs = sorted({len(number.values) for number in numbers})
-    return f", {' or '.join(map(str, runs))} a setting" if runs else ""
+    return f"{' or '.join(map(str, runs))} a setting" if runs and runs != [1] else ""
 
 
 def _cell(item: Item, sweep: StoredSweep) -> str:
@@ -116,7 +141,10 @@ def _made(stored: Mapping[str, StoredSweep]) -> Iterator[str]:
     """Yield what the lines above the tables have in common, and how to read them."""
     hardware, versions = ({getattr(sweep, name) for sweep in stored.values()} for name in ("hardware", "version"))
     yield f"All were trained on {' or '.join(sorted(hardware))} by dpsweep {' or '.join(sorted(versions))}."
-    yield "Above each table: the sweep, the commit that trained it, trials, CPU time, rows for training and test."
+    yield (
+        "Above each table: its sweeps in the order of their rows, the commits that trained them, trials, CPU time, and "
+        f"rows for training and test, unless these are {_USUAL_ROWS.removesuffix(' rows')}."
+    )
     if any(sweep.commit == _NOT_HERE for sweep in stored.values()):
         yield f"The commit `{_NOT_HERE}` is not in this repository."
 
@@ -143,23 +171,21 @@ def _scorecard(stored: Mapping[str, StoredSweep]) -> Iterator[str]:
         yield from (
             f"### {paper}",
             "",
-            "| item | printed | ours | inside | order | verdict | why |",
-            "|---|---|---|---|---|---|---|",
+            "| item | printed → ours | inside, order | verdict | why |",
+            "|---|---|---|---|---|",
         )
         for result in results:
             sweep = stored.get(result.sweep)
             found = judged(result.of(), sweep)
             item = next((each for each in result.of() if each.item == result.headline), None)
             number = number_of(sweep, item) if sweep is not None and item is not None else None
-            printed, ours = (
-                (item.printed if item else "") or "plot",
-                _shown(number, item.form) if number and item else "–",
-            )
+            ours = _shown(number, item.form) if number and item else "–"
+            shown = f"{item.printed} → {ours}" if item and item.printed else ours
             said = [each for each in found.said if each in ("inside", "outside")]
             inside = f"{said.count('inside')} of {len(said)}" if said else "–"
-            order = f"{sum(found.orders)} of {len(found.orders)}" if found.orders else "–"
+            order = f", {sum(found.orders)} of {len(found.orders)}" if found.orders else ""
             named = f"{result.item}: {_headline(result)}" if item else result.item
-            yield f"| {named} | {printed} | {ours} | {inside} | {order} | {found.outcome} | {result.why} |"
+            yield f"| {named} | {shown} | {inside}{order} | {found.outcome} | {result.why} |"
         yield ""
 
 
@@ -173,9 +199,7 @@ def _missing(_: Mapping[str, StoredSweep]) -> Iterator[str]:
 
 
 def _planned(_: Mapping[str, StoredSweep]) -> Iterator[str]:
-    yield from ("| sweep | experiment | why |", "|---|---|---|")
-    for name, reason in PLANNED_ONLY.items():
-        yield f"| `{name}` | {EXPERIMENTS[name].title} | {reason} |"
+    yield from (f"- `{name}`, {EXPERIMENTS[name].title}: {reason}.\n" for name, reason in PLANNED_ONLY.items())
 
 
 _PARTS: Final[Mapping[str, Callable[[Mapping[str, StoredSweep]], Iterator[str]]]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from dpsweep.accounting.records import TrialFiles
@@ -83,45 +83,45 @@ _FURTHER = """
 A sweep has one parent run; below it a run for each trial, and for each setting the average over its seeds. The tag
 `dpsweep.kind` tells them apart: `sweep`, `trial` or `average`.
 
-| metric | value |
-|---|---|
-| `fairness/NAME` | each gap between groups that can be computed |
-| `final/recall_of_class_N` | recall of class number N on test data |
-| `final/SCORE_of_NAME` | a score of one label, target or class, for tasks besides classification |
-| `privacy/epsilon_group_of_K` | worst-case ε of K records together |
-| `privacy/advantage_group_of_K`, `privacy/tpr_at_fpr_1pct_group_of_K` | bounds on attacks on K records together |
-| `privacy/epsilon_i_quantile_P` | the P quantile of the εᵢ |
-| `audit/lower_bound`, `audit/confidence`, `audit/lower_bound_TEST` | bounds of an audit on ε, and confidence |
-| `audit/NAME/...` | the same of `dpsweep audit` under `release: raw` |
-| `privacy/account/NAME/...` | what `dpsweep account` computed under `release: raw` |
-| `privacy/composed_release_epsilon` | of averages and sweeps: the composed ε of the releases besides the steps |
-| `privacy/composed_epsilon_group_of_K` | of averages and sweeps: the composed ε of K records together |
-| `view/NAME` | what MLflow's comparison shows, to four decimals (ε rounded up), under short names |
-| `setting/NAME_corrected` | the number of its setting by which the comparison is ordered |
-| `deviation/METRIC` | of averages: standard deviation of METRIC over the seeds |
-| `trials/STATE` | of sweeps: number of trials that ended in this state |
+Metrics:
+
+- `fairness/NAME`: each gap between groups that can be computed
+- `final/recall_of_class_N`: recall of class number N on test data
+- `final/SCORE_of_NAME`: a score of one label, target or class, for tasks besides classification
+- `privacy/epsilon_group_of_K`: worst-case ε of K records together
+- `privacy/advantage_group_of_K`, `privacy/tpr_at_fpr_1pct_group_of_K`: bounds on attacks on K records together
+- `privacy/epsilon_i_quantile_P`: the P quantile of the εᵢ
+- `audit/lower_bound`, `audit/confidence`, `audit/lower_bound_TEST`: bounds of an audit on ε, and confidence
+- `audit/NAME/...`: the same of `dpsweep audit` under `release: raw`
+- `privacy/account/NAME/...`: what `dpsweep account` computed under `release: raw`
+- `privacy/composed_release_epsilon` (averages and sweeps): the composed ε of the releases besides the steps
+- `privacy/composed_epsilon_group_of_K` (averages and sweeps): the composed ε of K records together
+- `view/NAME`: what MLflow's comparison shows, to four decimals (ε rounded up), under short names
+- `setting/NAME_corrected`: the number of its setting by which the comparison is ordered
+- `deviation/METRIC` (averages): standard deviation of METRIC over the seeds
+- `trials/STATE` (sweeps): number of trials that ended in this state
 
 Series over the epochs: `test_accuracy`, `test_loss`, `test_SCORE`, `public_accuracy`, `public_SCORE`, `epsilon` (of the
 steps so far), `clipping_bound` or `clipping_bound/GROUP`, `noise_multiplier`, `epoch`.
 
-| tag | value |
-|---|---|
-| `dpsweep.sweep`, `dpsweep.trial_key`, `dpsweep.setting` | which sweep, trial and setting a run belongs to |
-| `dpsweep.outcome` | running, finished, stopped (by a scheduler), failed or interrupted |
-| `baseline` | key of the non-private trial that this one is compared with |
-| `private` | false if ε is infinite |
-| `tuning` | how the tuning of the sweep is paid for, if it has one |
-| `accountant`, `adjacency`, `unit`, `epsilon_kind` | how `privacy/epsilon` was computed, whose it is, what it claims |
-| `noise_strategy` | how noise is correlated over steps, such as `banded:bands=4`; `independent` |
-| `epsilon_i_kind` | what the εᵢ claim |
-| `epsilon_reasons`, `epsilon_i_reasons` | [why](accounting.md#which-epsilon-to-quote) these are estimates |
-| `disclosure`, `sensitive` | the release mode; `sensitive=true` with `release: raw` |
-| `composed_epsilon_kind`, `composed_reasons` | of averages and sweeps: what their composed ε claims, and why |
-| `composed_refusal` | of averages and sweeps: why there is no composed ε; empty otherwise |
-| `seeds` | of averages: number of seeds |
-| `dpsweep.data` | name of the data set and a digest of its description |
-| `dpsweep.digest`, `dpsweep.groups_digest` | sha256 of content, by which nothing is recorded twice |
-| `best_setting` | of sweeps: the setting with the best main score |
+Tags:
+
+- `dpsweep.sweep`, `dpsweep.trial_key`, `dpsweep.setting`: which sweep, trial and setting a run belongs to
+- `dpsweep.outcome`: running, finished, stopped (by a scheduler), failed or interrupted
+- `baseline`: key of the non-private trial that this one is compared with
+- `private`: false if ε is infinite
+- `tuning`: how the tuning of the sweep is paid for, if it has one
+- `accountant`, `adjacency`, `unit`, `epsilon_kind`: how `privacy/epsilon` was computed, whose it is, what it claims
+- `noise_strategy`: how noise is correlated over steps, such as `banded:bands=4`; `independent`
+- `epsilon_i_kind`: what the εᵢ claim
+- `epsilon_reasons`, `epsilon_i_reasons`: [why](accounting.md#which-epsilon-to-quote) these are estimates
+- `disclosure`, `sensitive`: the release mode; `sensitive=true` with `release: raw`
+- `composed_epsilon_kind`, `composed_reasons` (averages and sweeps): what their composed ε claims, and why
+- `composed_refusal` (averages and sweeps): why there is no composed ε; empty otherwise
+- `seeds` (averages): number of seeds
+- `dpsweep.data`: name of the data set and a digest of its description
+- `dpsweep.digest`, `dpsweep.groups_digest`: sha256 of content, by which nothing is recorded twice
+- `best_setting` (sweeps): the setting with the best main score
 """
 
 
@@ -153,7 +153,7 @@ def results() -> str:
             _HEAD,
             _FIRST_SCREEN,
             _FILES,
-            _table(("file", "content"), files),
+            _list(files),
             _METRICS,
             *_metrics(),
             _GROUPS,
@@ -164,12 +164,13 @@ def results() -> str:
     )
 
 
-def _files(files: SweepFiles | TrialFiles) -> Iterator[Sequence[str]]:
+def _files(files: SweepFiles | TrialFiles) -> Iterator[tuple[str, str]]:
     """Path and description of each file and folder, in the order of the class."""
     layout = {name: each for name, each in vars(type(files)).items() if isinstance(each, property)}
     paths = {name: getattr(files, name) for name in layout if name not in _NOT_LISTED}
     for name in (name for name, path in paths.items() if isinstance(path, str)):  # lists of paths repeat single ones
-        yield f"`{paths[name]}`", inspect.cleandoc(layout[name].__doc__ or "").replace("``", "`")
+        about = inspect.cleandoc(layout[name].__doc__ or "").replace("``", "`")
+        yield f"`{paths[name]}`", about.replace(" (JSON)", "") if paths[name].endswith(".json") else about
 
 
 def _metrics() -> Iterator[str]:
@@ -179,7 +180,7 @@ def _metrics() -> Iterator[str]:
         metrics = [metric for metric in METRICS if metric.task == task]
         rows = [(metric, _meaning(metric, metrics[0].heading, told)) for metric in metrics]
         table = [(_names(metric), meaning) for metric, meaning in rows if meaning]
-        yield f"\n### {_task(task)}\n{_table(('name', 'meaning'), table)}"
+        yield f"\n### {_task(task)}\n{_list(table)}"
         yield f"\nAlso {', '.join(_marked(metric) for metric, meaning in rows if not meaning)}.\n"
 
 
@@ -217,9 +218,8 @@ def _task(task: str | None) -> str:
     return task.replace("_", " ").capitalize() if task else "Every task"
 
 
-def _table(heads: Sequence[str], rows: Iterator[Sequence[str]] | Sequence[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+def _list(rows: Iterable[tuple[str, str]]) -> str:
+    return "\n" + "".join(f"- {name}: {text}\n" for name, text in rows)
 
 
 if __name__ == "__main__":

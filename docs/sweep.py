@@ -24,8 +24,8 @@ Look up a key here. [sweeps/quickstart.yaml](../sweeps/quickstart.yaml) is a com
 [accounting.md](accounting.md).
 
 `dpsweep plan FILE` checks a sweep file and shows every trial. "Or a list" marks an axis: the sweep has one trial for
-each combination of the values of all axes. A component is a name (`flat`) or a mapping with its parameters. A key
-without a default must be given.
+each combination of the values of all axes. A component is a name (`flat`) or a mapping with its parameters. Only
+a `required` key must be given.
 
 **Lists inside.** A list may stand for any value inside a component or section of an axis:
 `clipping: {name: flat, bound: [0.5, 1, 2]}`. Several lists are combined. Where a parameter itself takes a list, such as
@@ -45,8 +45,10 @@ def reference() -> str:
     whole = SweepSpec.model_json_schema()
     sections = dict(_sections(whole))
     tables = [_table("A sweep", "", whole, sections)]
+    told = descriptions(SweepSpec)
     for name, key in sections.items():
-        tables.append(_table(f"`{key}`", inspect.getdoc(_class(name)) or "", whole["$defs"][name], sections))
+        about = " ".join((inspect.getdoc(_class(name)) or "").partition("\n\n")[0].split())
+        tables.append(_table(f"`{key}`", about.removeprefix(told.get(key, "")), whole["$defs"][name], sections))
     components = [_components(key, registry) for key, registry in COMPONENTS.items()]
     return "\n".join([_HEAD, *tables, _COMPONENTS_HEAD, *components])
 
@@ -57,8 +59,8 @@ _WRITTEN = ("Adapted",)
 """Sections that dpsweep writes, and users do not."""
 _COMPONENTS_HEAD = """## Components
 
-The names that a key may take, each with its parameters and their defaults. A key with `module:function` also takes a
-function of your own ([data.md](data.md#your-own-code)).
+The names that a key may take, each with its parameters and their defaults. `module:function` is a function of your own
+([data.md](data.md#your-own-code)).
 """
 
 
@@ -86,7 +88,7 @@ def _class(name: str) -> type[Any]:
 
 def _table(title: str, about: str, found: Mapping[str, Any], sections: Mapping[str, str]) -> str:
     described = {"name": "name of the source, [below](#components)"} if "params" in found["properties"] else {}
-    described |= descriptions(SweepSpec if not about else _class(found["title"]))
+    described |= descriptions(_class(found["title"]))
     rows = [
         f"| `{key}` | {_values(key, value, sections)} | {_default(key, value, found)} | {_words(described[key])} |"
         for key, value in found["properties"].items()
@@ -94,7 +96,7 @@ def _table(title: str, about: str, found: Mapping[str, Any], sections: Mapping[s
     ]
     if "params" in found["properties"]:
         rows.append("| any other | | | parameters of the component, [below](#components) |")
-    opening = _words(about.partition("\n\n")[0])
+    opening = _words(about)
     lead = [opening, ""] if opening and not re.match(r"\w+: ", opening) else []
     return "\n".join([f"## {title}", "", *lead, "| key | values | default | |", "|---|---|---|---|", *rows, ""])
 
@@ -149,7 +151,7 @@ def _values(key: str, value: Mapping[str, Any], sections: Mapping[str, str]) -> 
         case "string":
             return "text"
         case "integer" | "number" as kind:
-            return " ".join(filter(None, ("whole number" if kind == "integer" else "number", _bounds(value))))
+            return " ".join(filter(None, (kind, _bounds(value))))
     raise AssertionError(f"no words for {value}")
 
 
@@ -171,7 +173,7 @@ def _bounds(value: Mapping[str, Any]) -> str:
 
 def _default(key: str, value: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     if key in found.get("required", ()):
-        return ""
+        return "required"
     default = value.get("default")
     if isinstance(default, list) and len(default) == 1:
         (default,) = default
@@ -183,21 +185,20 @@ def _default(key: str, value: Mapping[str, Any], found: Mapping[str, Any]) -> st
         case None if "$ref" in value or "allOf" in value:
             return "its defaults"
         case None | [] | {}:
-            return "none"
+            return ""
         case {**fields} if fields:
             return "its defaults"
     return f"`{json.dumps(default)}`".replace('"', "")
 
 
 def _components(key: str, registry: Mapping[str, Callable[..., object]]) -> str:
-    own = ", or `module:function`" if key in ("data", "model", "clipping") else ""
-    first: dict[str, str] = {}  # the first name of each long list of parameters
-    rows = []
+    taking: dict[str, list[str]] = {}
     for name, make in registry.items():
-        parameters = ", ".join(_parameters(make)) or "none"
-        earlier = first.setdefault(parameters, name) if parameters.count(",") > 4 else name
-        rows.append(f"| `{name}` | {parameters if earlier == name else f'as `{earlier}`'} |")
-    return "\n".join([f"### Components for `{key}`", "", f"| name{own} | parameters |", "|---|---|", *rows, ""])
+        taking.setdefault(", ".join(_parameters(make)), []).append(f"`{name}`")
+    own = ["`module:function`"] if key in ("data", "model", "clipping") else []
+    alone = [", ".join([*taking.pop("", ()), *own])]
+    rows = [*filter(None, alone), *(f"{', '.join(names)}: {parameters}" for parameters, names in taking.items())]
+    return "\n".join([f"### Components for `{key}`", "", *(f"- {row}" for row in rows), ""])
 
 
 def _parameters(make: Callable[..., object]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -39,11 +40,12 @@ def _keys(found: Mapping[str, Any]) -> Iterator[str]:
 def test_every_component_is_there_with_its_parameters() -> None:
     for key, registry in SCRIPT["COMPONENTS"].items():
         listed = PAGE.partition(f"### Components for `{key}`\n")[2].partition("###")[0]
-        assert set(registry) == {line.split("`")[1] for line in listed.splitlines() if line.startswith("| `")}
-    assert "| `flat` | `bound=1.0` |" in PAGE
+        named = [re.findall(r"`([\w:]+)`(?=,|:|$)", line.partition(": ")[0]) for line in listed.splitlines()]
+        assert set(registry) == {name for line in named for name in line} - {"module:function"}
+    assert "`flat`, `per_layer`, `individual`: `bound=1.0`" in PAGE
 
 
 def test_the_page_shows_bounds_defaults_and_axes() -> None:
-    assert "| `epochs` | whole number ≥ 1 ≤ 10000000, or a list |  |" in PAGE
+    assert "| `epochs` | integer ≥ 1 ≤ 10000000, or a list | required |" in PAGE
     assert "| `test_fraction` | number > 0 < 1 | `0.2` |" in PAGE
     assert "[docs/sweep.md](docs/sweep.md)" in (ROOT / "README.md").read_text()

@@ -201,7 +201,7 @@ class NormSpec:
     refreshes_per_epoch: Annotated[float, Field(gt=0.0)] | _Often = "auto"
     rows_per_part: Annotated[int, Field(ge=1)] = 65_536
     exact_examples: Annotated[int, Field(ge=0)] = 0
-    """Number of random examples whose norms are stored at every step, to measure the error of the estimates."""
+    """Random examples whose norms are stored at every step, to measure the error of estimates."""
 
     def __post_init__(self) -> None:
         check_bounds(self, "norms")
@@ -313,7 +313,7 @@ class AuditSpec:
 
 @dataclass(frozen=True)
 class ExecutionSpec:
-    """How a trial is computed: fields that change only speed and memory, never the mechanism."""
+    """Options that change only speed and memory, never the mechanism."""
 
     device: str = "auto"
     """``auto``, ``cpu``, ``cuda`` or ``cuda:0``."""

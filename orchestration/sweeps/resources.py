@@ -19,8 +19,8 @@ _Place = Literal["data", "preprocessing", "model", "loss", "clipping", "noise"]
 
 
 class ResourceSettings(SweepSection):
-    """Resources that each trial reserves. In a list of such sections, a trial uses the first one whose ``when`` holds;
-    the last one has no conditions, and gives ``max_concurrent`` and ``max_failures`` for all trials."""
+    """Ray resources of each trial. In a list of such sections, a trial uses the first one whose ``when`` holds; the
+    last one has no conditions, and gives ``max_concurrent`` and ``max_failures`` for all trials."""
 
     when: dict[_Place, Axis[str]] = Field(default_factory=dict)
     """In a list: names of components that a trial must have, such as ``{model: [resnet20, wrn16_4]}``."""
@@ -34,7 +34,7 @@ class ResourceSettings(SweepSection):
     """Labels that a node must have, given by ``ray start --labels``, or Ray's own ``ray.io/accelerator-type``, such as
     ``A100``."""
     max_concurrent: int | None = Field(default=None, ge=1)
-    """Maximum number of trials that run at the same time; by default as many as fit."""
+    """Most trials that run at the same time; by default as many as fit."""
     max_failures: int = Field(default=3, ge=0)
     """How often a trial is continued from its checkpoint after its worker died."""
 

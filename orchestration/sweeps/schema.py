@@ -134,7 +134,7 @@ _OF_USERS: Final = {
 
 
 class AccountingSettings(SweepSection):
-    """Accounting of trained trials: accountants, group sizes, and Ray resources of the accounting work."""
+    """Accounting of trained trials."""
 
     individual: Annotated[str, name_in(INDIVIDUAL_ACCOUNTANTS)] = "rdp"
     """Accountant of the per-example epsilons."""
@@ -143,7 +143,7 @@ class AccountingSettings(SweepSection):
     group_sizes: Several[Annotated[int, Field(ge=1, le=10_000)]] = (1,)
     """Sizes of groups whose worst-case epsilon is reported."""
     actors: int | None = Field(default=None, ge=1, le=1024)
-    """Maximum number of parts that are accounted at the same time; by default as many as fit."""
+    """Most parts that are accounted at the same time; by default as many as fit."""
     cpus: Quantity | None = Field(default=None, ge=0.0)
     """CPUs that each part reserves. By default 1 on a running cluster, and none on an embedded one."""
     resource: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$")] | None = None
@@ -169,7 +169,7 @@ class SchedulerSettings(SweepSection):
 
 
 class BaselineSettings(SweepSection):
-    """Overrides for the non-private trials."""
+    """Settings that differ for the non-private baseline."""
 
     optimizer: Named | None = None
     """Optimizer in place of the sweep's; unclipped gradients are larger and may need a smaller learning rate."""
@@ -222,7 +222,7 @@ class SweepSpec(SweepSection):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=100)
     """Name of the sweep, and of its default folder; at most 100 characters."""
     data: Axis[Data]
-    """The data source and its splits."""
+    """A data source and its splits."""
     model: Axis[Named]
     """The model, or a function of your own."""
     preprocessing: Axis[Named | None] = (None,)
@@ -252,12 +252,12 @@ class SweepSpec(SweepSection):
     baseline: BaselineSettings = BaselineSettings()
     """Settings that differ for the non-private baseline."""
     reference: bool = False
-    """Whether simple models (a rule on one column, logistic or linear regression) are trained beside the non-private
-    baselines of tables."""
+    """Train simple models (a rule on one column, logistic or linear regression) beside the non-private baselines of
+    tables."""
     norms: Axis[Norms] = (NormSpec(),)
     """How often the gradient norms of all examples are stored; ``off``: never."""
     attacks: Attacks | None = None
-    """Attacks on the trained models."""
+    """Attacks on the trained model."""
     min_group_size: MinGroupSize | None = None
     """Smallest number of test examples for which a group is shown; by default 10."""
     without_gradient: Several[str] = ()
@@ -278,9 +278,9 @@ class SweepSpec(SweepSection):
     resources: Axis[ResourceSettings] = (ResourceSettings(),)
     """Ray resources of each trial."""
     execution: Execution = ExecutionSpec()
-    """Options that change only speed and memory."""
+    """Options that change only speed and memory, never the mechanism."""
     notify: Several[Annotated[str, Field(min_length=1)]] = ()
-    """Addresses to POST to as JSON, or commands to run, when the sweep has finished, has failed or is stuck."""
+    """Addresses to POST JSON to, or commands to run, when the sweep finished, failed or is stuck."""
     tune: TuneSettings | None = None
     """Hyperparameters that each setting tunes before settings are compared."""
     adapted: Adapted | None = None

@@ -85,7 +85,7 @@ def require_selectable(tune: TuneSettings | None, task: str) -> None:
 
 
 class TuneSettings(SweepSection):
-    """Hyperparameters that each setting tunes before settings are compared, and how its best candidate is chosen."""
+    """Hyperparameters that each setting tunes before settings are compared."""
 
     parameters: dict[str, Annotated[Any, BeforeValidator(_values)]] = Field(min_length=1)
     """Values by parameter, such as ``clipping.bound``: a list, ``{uniform: [a, b]}`` or ``{log_uniform: [a, b]}``."""
@@ -93,7 +93,7 @@ class TuneSettings(SweepSection):
     """``grid``: all combinations of the lists; ``random``: ``samples`` draws, the same for every setting; ``optuna``:
     half of the ``samples`` are such draws, and Optuna proposes the others."""
     samples: int | None = Field(default=None, ge=1, le=_MOST_CANDIDATES)
-    """Number of candidates per setting, for ``search: random`` and ``optuna``."""
+    """Candidates per setting, for ``search: random`` and ``optuna``."""
     seeds: Several[Seed] = (1_000_000,)
     """Training seeds of the tuning, different from those of the sweep."""
     select_by: Annotated[str, name_in(SELECTABLE)] = "accuracy"
