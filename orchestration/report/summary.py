@@ -22,7 +22,8 @@ _PATIENCE: Final = 120.0
 """Seconds that the browser may take."""
 _ONE_PAGE: Final = """<style>
 @page { size: A4 landscape; margin: 10mm; }
-main > section { display: none; } .cautions li { font-size: .8rem; } main { padding: 0; max-width: none; }
+:root { --page-width: 277mm; }
+main > section { display: none; } .cautions li { font-size: .8rem; }
 </style></head>"""
 
 
@@ -39,12 +40,17 @@ def summary_pdf(page: str) -> bytes:
         )
     with tempfile.TemporaryDirectory(prefix="dpsweep-summary-") as folder:
         source, printed = Path(folder) / "report.html", Path(folder) / "summary.pdf"
-        source.write_text(page.replace("</head>", _ONE_PAGE, 1), encoding="utf-8")
+        source.write_text(one_page(page), encoding="utf-8")
         asked = [*_FLAGS, f"--user-data-dir={folder}/profile", f"--print-to-pdf={printed}", source.as_uri()]
         said = _run([browser, *_without_sandbox(), *asked])
         if not printed.is_file():
             raise InvalidInput(f"{browser} printed nothing: {said or 'it gave no reason'}; print report.html by hand")
         return printed.read_bytes()
+
+
+def one_page(page: str) -> str:
+    """Return ``page`` with its first screen alone, laid out and drawn for the paper."""
+    return page.replace("</head>", _ONE_PAGE, 1).replace("<body>", '<body class="printed">', 1)
 
 
 def _without_sandbox() -> Sequence[str]:

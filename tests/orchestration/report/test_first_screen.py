@@ -24,7 +24,7 @@ from dpsweep.orchestration.report.first_screen import Tile, decision, tiles
 from dpsweep.orchestration.report.html import sentence
 from dpsweep.orchestration.report.page import render
 from dpsweep.orchestration.report.style import style_of
-from dpsweep.orchestration.report.summary import summary_pdf
+from dpsweep.orchestration.report.summary import one_page, summary_pdf
 from dpsweep.workers.evaluation.outcomes import Outcomes
 from tests.orchestration.report.pages import Page, rendered
 from tests.orchestration.report.test_browser import CHROMIUM, answers
@@ -215,12 +215,37 @@ def test_ten_questions_and_three_pictures_are_answered_without_scrolling(tmp_pat
     assert listed == list(QUESTIONS)
 
 
+PAPER = """<script>
+const wait = setInterval(() => {
+  if (!document.body.dataset.drawn) return;
+  clearInterval(wait);
+  dispatchEvent(new Event("beforeprint"));
+  const tops = Array.from(document.querySelectorAll(".tile"), tile => tile.getBoundingClientRect().top);
+  const edge = document.querySelector("main").getBoundingClientRect().right + 1;
+  const pictures = Array.from(document.querySelectorAll(".plot")).filter(plot => plot.offsetParent);
+  const isInside = plot => Array.from(plot.querySelectorAll(".main-svg"), svg => svg.getBoundingClientRect())
+    .every(svg => svg.width > 0 && svg.width <= plot.clientWidth + 1 && svg.right <= edge);
+  document.body.dataset.width = Math.round(document.querySelector("main").clientWidth);
+  document.body.dataset.outside = pictures.filter(plot => !isInside(plot)).map(plot => plot.dataset.figure);
+  document.body.dataset.pictures = pictures.length;
+  document.body.dataset.tops = new Set(tops).size;
+}, 50);
+</script></body>"""
+
+
 @pytest.mark.long
 @needs_browser
-def test_the_summary_is_one_page(tmp_path: Path) -> None:
-    printed = summary_pdf(rendered("private"))
+def test_the_summary_is_one_page_and_pictures_fit_the_paper(tmp_path: Path) -> None:
+    """Millimetres of CSS are 96 / 25.4 pixels: 277 of landscape A4 between its margins, 182 of upright A4."""
+    page = rendered("private")
+    printed = summary_pdf(page)
     assert printed.startswith(b"%PDF")
     assert len(re.findall(rb"/Type\s*/Page\b", printed)) == 1
+    for paper, window, width in ((one_page(page), 800, 1047), (page, 1400, 688)):
+        found = answers(paper.replace("</body>", PAPER), tmp_path, window)
+        assert (int(found["width"]), found["outside"]) == (width, "")
+        assert found["tops"] == "1"
+        assert int(found["pictures"]) >= 3
 
 
 def test_no_line_ends_between_a_symbol_and_its_number_or_inside_an_interval() -> None:
