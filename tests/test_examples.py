@@ -70,7 +70,6 @@ def test_programs_run(program: str, absent: tuple[str, ...], printed: str, tmp_p
     assert re.search(printed, finished.stdout), finished.stdout
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("file", sorted(FOLDER.glob("*.ipynb")), ids=lambda file: file.stem)
 def test_notebooks_run_in_a_kernel(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their outputs are those of a user: the plan as a table, the same predictions, and an edit that is refused."""

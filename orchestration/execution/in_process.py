@@ -53,7 +53,12 @@ class InProcess:
         """Train the trial; return the trial to train in its place after a lack of memory, else None."""
         observer.started(planned.key)
         try:
-            train_patiently(planned, self._context, self._context.code, partial(_report, observer, planned.key))
+            train_patiently(
+                planned,
+                self._context.files.trial(planned.key).root,
+                self._context.code,
+                partial(_report, observer, planned.key),
+            )
         except _Halted:
             return None
         except (Exception, SystemExit) as error:  # user code may raise anything

@@ -11,6 +11,7 @@ from typing import Generic, Self
 from dpsweep.accounting.errors import InvalidInput, StorageError, UnfitNode
 from dpsweep.accounting.jobs import Part, PartwiseJob, Result
 from dpsweep.accounting.records import read_bytes, write_bytes_atomically
+from dpsweep.orchestration.execution.storage_retries import patiently
 
 SHARED = "choose an --output that every node shares, such as s3:// or NFS"
 """What to do about storage that a node does not share."""
@@ -36,18 +37,28 @@ class Probe:
     def is_read(self) -> bool:
         """Return whether this process reads the content back."""
         try:
-            return read_bytes(self.uri) == self.content
+            self._require_content()
         except (OSError, StorageError):
             return False
+        return True
 
     def require(self) -> None:
-        """Raise `UnfitNode`, naming this node, unless this process reads the content back."""
-        if not self.is_read():
+        """Raise `UnfitNode`, naming this node, unless this process reads the content back.
+
+        A link that is down for a while is waited for, as object stores are.
+        """
+        try:
+            patiently(self.uri, self._require_content)
+        except (OSError, StorageError) as error:
             raise UnfitNode(
                 f"{self.uri} was written by the driver but cannot be read on node {socket.gethostname()}, which joined "
-                f"later; {SHARED}",
+                f"later: {error}; {SHARED}",
                 _this_node(),
-            )
+            ) from error
+
+    def _require_content(self) -> None:
+        if read_bytes(self.uri) != self.content:
+            raise OSError("it has other content there")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 
 from dpsweep.accounting.errors import StorageError
-from dpsweep.orchestration.execution.backend import TrialContext
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.workers.own_code.imports import UserCode
 from dpsweep.workers.training.history import Progress
@@ -15,16 +14,13 @@ PAUSES = (2.0, 6.0, 15.0, 25.0, 30.0)
 """Seconds to wait before each retry after a storage error; in total longer than most outages of object stores."""
 
 
-def train_patiently(
-    planned: PlannedTrial, context: TrialContext, code: UserCode, report: Callable[[Progress], None]
-) -> None:
-    """Train one trial in this process, with retries while an object store fails; see `patiently`.
+def train_patiently(planned: PlannedTrial, root: str, code: UserCode, report: Callable[[Progress], None]) -> None:
+    """Train one trial in this process, with retries while the object store of its folder fails; see `patiently`.
 
     A retry continues from the last checkpoint, and reports the epochs since then again.
     """
     from dpsweep.workers.trials.trial import run_trial  # late: it imports torch, and drivers import this module
 
-    root = context.files.trial(planned.key).root
     patiently(root, lambda: run_trial(planned.spec, root, code=code, releases=planned.releases, on_progress=report))
 
 

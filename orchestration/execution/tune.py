@@ -71,7 +71,7 @@ def _attempt(planned: PlannedTrial, context: TrialContext, resources: ResourceSe
         if resources.processes > 1:
             return train_together(planned, context, resources, _report)
         require_gpu(planned, resources)
-        train_patiently(planned, context, unpacked(context.code), _report)
+        train_patiently(planned, context.files.trial(planned.key).root, unpacked(context.code), _report)
     except RankLost:
         raise
     except BaseException as error:  # user code may raise anything, and Tune would store its text

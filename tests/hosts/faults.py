@@ -107,7 +107,8 @@ def _is_almost_over(status: dict[str, Any]) -> bool:
 
 
 def _has_ended(status: dict[str, Any]) -> bool:
-    return bool(status["counts"].get("finished", 0) == status["trials"])
+    ended = status["counts"].get("finished", 0) + status["counts"].get("failed", 0)
+    return bool(ended == status["trials"])
 
 
 def _break_while_running(place: Place, sweep: Submitted, name: str, holds: Callable[[dict[str, Any]], bool]) -> str:

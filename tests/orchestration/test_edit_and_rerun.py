@@ -40,7 +40,7 @@ IN_KERNEL = """
 import json, sys, dpsweep
 for line in sys.stdin:
     sweep, output, address, flags = json.loads(line)
-    options = {"resume": True} if not flags else {flags[0][2:].replace("from", "sources"): flags[1:]}
+    options = {flags[0][2:].replace("from", "sources"): flags[1:]} if flags else {}
     try:
         dpsweep.run(sweep, output=output, address=address, **options)
         print(flush=True)

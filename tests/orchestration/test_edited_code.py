@@ -240,7 +240,9 @@ def test_a_logged_model_carries_its_code(folder: Path, tmp_path: Path) -> None:
     rows, expected, addresses = torch.linspace(-1, 1, 60).reshape(2, 30), [], []
     store = f"sqlite:///{tmp_path}/mlflow.db"
     for output, activation in (("tanh", "Tanh"), ("relu", "ReLU")):
-        sweep = run(folder, output, tracking_uri=store)
+        sweep = run(
+            folder, output, tracking_uri=store, changes={"epochs": 12, "clipping": {"name": "flat", "bound": 1}}
+        )
         addresses.append(sweep.register(sweep.best(), output, tracking_uri=store).address)
         expected.append(one(sweep).predict(rows.numpy()).ravel().tolist())
         edit(folder, activation, "ReLU")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from pyarrow import fs
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.jobs import account_part
+from dpsweep.accounting.records import files as storage
+from dpsweep.orchestration.execution import storage_retries
 from dpsweep.orchestration.execution.backend import TrialContext
 from dpsweep.orchestration.execution.shared_storage import OnSharedStorage, Probe
 from dpsweep.orchestration.execution.tune import _attempt
@@ -29,6 +33,27 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     Path(probe.uri).unlink()
     with pytest.raises(InvalidInput, match=r"was written by the driver but cannot be read on node .*such as s3://"):
         other.require()
+
+
+def test_a_link_that_is_down_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that is cut off when its trial starts shares the storage all the same."""
+    probe, refused = Probe.written(f"mock://{uuid.uuid4()}/probe"), list[str]()
+    open_filesystem = storage.open_filesystem
+
+    def cut_off(uri: str) -> tuple[fs.FileSystem, str]:
+        if len(refused) < 2:
+            refused.append(uri)
+            raise OSError("network is unreachable")
+        return open_filesystem(uri)
+
+    monkeypatch.setattr(storage_retries, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(storage, "open_filesystem", cut_off)
+    probe.require()
+    assert refused == [probe.uri] * 2
+    monkeypatch.setattr(storage_retries, "PAUSES", ())
+    refused.clear()
+    with pytest.raises(InvalidInput, match=r"cannot be read on node .*network is unreachable.*; choose an --output"):
+        probe.require()
 
 
 @dataclass(frozen=True)
@@ -55,7 +80,7 @@ def test_no_part_is_accounted_on_a_node_that_does_not_share_the_storage(tmp_path
     assert (proven.root, account_part(proven, Number(21))) == ("trial", Number(42))
     Path(probe.uri).unlink()
     assert account_part(proven, Number(1)) == Number(2)
-    with pytest.raises(InvalidInput, match=r"cannot be read on node .*, which joined later; choose an --output"):
+    with pytest.raises(InvalidInput, match=r"cannot be read on node .*, which joined later: .*; choose an --output"):
         account_part(OnSharedStorage(job, Probe(probe.uri, b"of another folder")), Number(1))
 
 

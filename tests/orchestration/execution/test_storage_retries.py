@@ -73,7 +73,7 @@ def test_a_store_that_refuses_for_a_while_changes_no_bit(
     def report(progress: Progress) -> None:
         steps.append(progress.step)
 
-    train_patiently(planned, context, NO_CODE, report)
+    train_patiently(planned, context.files.trial(planned.key).root, NO_CODE, report)
     assert refused() == 3
     assert steps[0] < max(steps), "it went on from a checkpoint"
     assert len(set(steps)) == 4
@@ -109,5 +109,5 @@ def test_what_refuses_for_good_fails_the_trial(
         SweepFiles(root.format(name=uuid.uuid4(), folder=tmp_path)), parse_sweep(TEXT).disclosure, NO_CODE
     )
     with pytest.raises(StorageError, match="No space left"):
-        train_patiently(planned, context, NO_CODE, lambda progress: None)
+        train_patiently(planned, context.files.trial(planned.key).root, NO_CODE, lambda progress: None)
     assert begun == attempts
