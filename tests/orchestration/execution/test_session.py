@@ -23,7 +23,7 @@ from tests.orchestration.processes import PATIENCE, descendants, dpsweep, enviro
 from tests.orchestration.sample_grids import small
 
 SCRIPT = """
-import os, sys
+import os, signal, sys
 from pathlib import Path
 os.umask(0)
 from dpsweep.orchestration.execution.environment import EMBEDDED, prepare_environment
@@ -32,13 +32,17 @@ import ray
 from dpsweep.orchestration.execution.cluster import connected
 def speak():
     print("row of a patient", flush=True)
-with connected(EMBEDDED, Path(sys.argv[1])):
-    ray.get(ray.remote(num_cpus=0)(speak).remote())
-    print("ready", flush=True)
-    if sys.stdin.read() == "fail":
-        raise ZeroDivisionError
+signal.signal(signal.SIGTERM, lambda *told: print("told to end", file=sys.stderr))
+try:
+    with connected(EMBEDDED, Path(sys.argv[1])):
+        ray.get(ray.remote(num_cpus=0)(speak).remote())
+        print("ready", flush=True)
+        if sys.stdin.read() == "fail":
+            raise ZeroDivisionError
+finally:
+    os.kill(os.getpid(), signal.SIGTERM)
 """
-"""A driver whose worker prints something, and that lives until its stdin closes."""
+"""A driver whose worker prints something, and that lives until its stdin closes. It is told to end after that."""
 NOBODY = 65534
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 
@@ -138,7 +142,9 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
             (session,) = set(shared.iterdir()) - set(before)
             yield Running(shared, session, victim)
             process.communicate("fail", timeout=PATIENCE)
-        assert "ZeroDivisionError" in said_by(folder / "log").read_text()
+        said = said_by(folder / "log").read_text()
+        assert "told to end" in said, "the handler of a process outlives its connection to Ray"
+        assert "ZeroDivisionError" in said
         assert sorted(shared.iterdir()) == sorted(before)
         assert [path.name for path in victim.iterdir()] == ["precious"]
 
