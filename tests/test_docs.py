@@ -55,6 +55,13 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_table_has_a_head(page: Path) -> None:
+    """A blank line ends a table, and the rows below it would be shown as text."""
+    tables = re.findall(r"(?:^|\n)\n(\|.*\n)(.*\n)", page.read_text())
+    assert [first for first, second in tables if not re.fullmatch(r"\|[-: |]+\|\n", second)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_modules_and_tests_that_a_page_names_exist(page: Path) -> None:
     """Named from the root of the repository or from a package, such as `execution/autoscaler.py`."""
     named = set(re.findall(r"`((?:\w+/)+\w+\.py)`", page.read_text()))
