@@ -46,8 +46,11 @@ _ATTEMPT = TypeAdapter(Attempt)
 def read_attempts(files: SweepFiles, key: str) -> tuple[Attempt, ...]:
     """Return the attempts at one trial, in order. Raises: DataCorruption if a record is damaged or missing."""
     folder, found = files.attempts(key), []
+    next_step = "restore it from a backup: without it, part of the trial's cost is unknown"
     for number, name in enumerate(list_files(folder), start=1):
-        uri, next_step = f"{folder}/{name}", "restore it from a backup: without it, part of the trial's cost is unknown"
+        uri = f"{folder}/{_name(number)}"
+        if name != _name(number):  # shown as Python spells it, because a name may hold whole lines
+            raise DataCorruption(f"{folder} holds {name!r} in place of {_name(number)}; {next_step}")
         try:
             attempt = _ATTEMPT.validate_json(read_sealed(uri, next_step) or b"")
         except ValidationError as error:
@@ -65,7 +68,11 @@ def adopt_attempts(files: SweepFiles, key: str, attempts: Iterable[Attempt]) -> 
 
 
 def _write(files: SweepFiles, attempt: Attempt) -> None:
-    write_sealed(f"{files.attempts(attempt.key)}/{attempt.number:06d}.json", _ATTEMPT.dump_json(attempt))
+    write_sealed(f"{files.attempts(attempt.key)}/{_name(attempt.number)}", _ATTEMPT.dump_json(attempt))
+
+
+def _name(number: int) -> str:
+    return f"{number:06d}.json"
 
 
 def _covers(before: Attempt, now: Attempt) -> bool:

@@ -187,7 +187,10 @@ def test_the_log_only_grows(tmp_path: Path) -> None:
     log.note(replace(attempt(), trace=RUN.until(10), ended=False))
     assert [(each.number, each.trace.steps) for each in read_attempts(files, "a")] == [(1, 200), (2, 10)]
     Path(files.attempts("a"), "000001.json").unlink()
-    with pytest.raises(DataCorruption, match="is not the record of attempt 1"):
+    with pytest.raises(DataCorruption, match=r"holds '000002.json' in place of 000001.json"):
+        read_attempts(files, "a")
+    Path(files.attempts("a"), "\x1b]0;title\nerror: none").write_text("{}")
+    with pytest.raises(DataCorruption, match=r"holds '\\x1b\]0;title\\nerror: none' in place"):
         read_attempts(files, "a")
 
 
