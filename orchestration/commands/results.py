@@ -14,7 +14,6 @@ from rich.text import Text
 from dpsweep.accounting.registry import lookup
 from dpsweep.orchestration.commands import panels
 from dpsweep.orchestration.commands.arguments import AsJson, Folder, TrackingUri
-from dpsweep.orchestration.commands.choice_text import best_lines
 from dpsweep.orchestration.commands.console import show, stdout
 from dpsweep.orchestration.commands.output_files import write_file
 from dpsweep.orchestration.commands.running import print_json
@@ -110,7 +109,7 @@ def best(
     MLflow keeps it as a registered model, and the alias moves to it.
     """
     from dpsweep.orchestration.comparison.best import best as chosen
-    from dpsweep.orchestration.comparison.best import parse_conditions
+    from dpsweep.orchestration.comparison.best import best_lines, parse_conditions
     from dpsweep.orchestration.comparison.claims import checked_record
     from dpsweep.orchestration.comparison.findings import findings
     from dpsweep.orchestration.comparison.stored import stored_evidence

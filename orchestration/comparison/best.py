@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from dpsweep.accounting.errors import InvalidInput, require_finite
 from dpsweep.accounting.mechanism.estimates import Claim
 from dpsweep.accounting.mechanism.reasons import Reason, in_words, union
 from dpsweep.accounting.registry import nearest
+from dpsweep.orchestration.comparison.entries import by_selection
 from dpsweep.orchestration.comparison.findings import Difference, Findings, warnings
-from dpsweep.orchestration.comparison.formats import first_few, per_unit
+from dpsweep.orchestration.comparison.formats import SHARES, Format, difference, number, per_unit
 from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
 from dpsweep.orchestration.comparison.metrics import METRICS, metric
 from dpsweep.orchestration.comparison.settings import Setting, first_seed
-from dpsweep.orchestration.comparison.spoken import between
+from dpsweep.orchestration.comparison.spoken import (
+    between,
+    difference_between,
+    difference_says_nothing,
+    of_seeds,
+    says_nothing,
+)
 from dpsweep.orchestration.comparison.values import epsilon
 from dpsweep.orchestration.records.published import PublishedTrial
 
 WORST_GROUP: Final = "worst_group"
 """Short name for the worst-group metric by which the sweep compares settings."""
+
+_NEAREST: Final = 3
+"""Number of settings shown of those that cannot be told from the best."""
 
 
 @dataclass(frozen=True)
@@ -52,15 +62,8 @@ class Best:
         return f"<Best {self.name}: {self.by} {self.value:.4g}{spent}, trial {self.trial.key}>"
 
     def _repr_html_(self) -> str:
-        said = [repr(self)]
-        if self.unknown_cost:
-            said.append(self.unknown_cost)
-        if self.interval is not None:
-            said.append(f"95% interval {between(self.interval, metric(self.by).format)}")
-        for what, others in (("cannot be told from it", self.alike), ("order unknown", self.unordered)):
-            if others:
-                said.append(f"{what}: {first_few([each.other for each in others])}")
-        return "".join(f"<p>{html.escape(each)}</p>" for each in (*said, *self.warnings))
+        lines = (*_lines(self, _NEAREST, ""), f"trial: {self.trial.key}", *self.warnings)
+        return "".join(f"<p>{html.escape(each)}</p>" for each in lines)
 
     @property
     def kind(self) -> Claim:
@@ -215,3 +218,69 @@ def parse_conditions(texts: Sequence[str]) -> dict[str, float]:
         if not sign or not math.isfinite(found.get(name, math.nan)):
             raise InvalidInput(f"condition {text!r} must be METRIC=NUMBER, such as worst_group=0.7")
     return found
+
+
+def best_lines(found: Best, model: str, show_all: bool = False) -> Iterator[str]:
+    """Yield the lines that ``dpsweep best`` prints: on the setting, its value and interval, settings not
+    distinguishable from it or of unknown order, its model, and warnings.
+
+    show_all: show every such setting, not only the nearest.
+    """
+    yield from _lines(found, None if show_all else _NEAREST, " (--all shows the rest)")
+    yield f"model: {model}"
+    yield from found.warnings
+
+
+def _lines(found: Best, most: int | None, how_to_see_more: str) -> Iterator[str]:
+    """Yield the lines on a setting and on those near it, at most so many of each kind."""
+    shown, cost = metric(found.by).format, found.setting.over_seeds(epsilon)
+    interval = found.interval
+    within = ""
+    if interval is not None and says_nothing(interval, shown):
+        within = f" ({between(interval, shown)}: the 95% interval spans the whole range)"
+    elif interval is not None:
+        within = f" (95% interval {between(interval, shown)})"
+    if found.unknown_cost:
+        yield found.unknown_cost
+    words = by_selection(metric(found.by), found.value, interval)
+    within = f", {words}{within}" if words else within
+    claim = f"epsilon{per_unit(found.unit)} {number(cost.high if cost else None)} ({found.kind})"
+    yield f"{found.name}: {found.by} {shown.one(found.value)}{within}, {claim}"
+    if interval is None:
+        yield "no interval is known: what its models predict of single test examples is not stored"
+    elif interval.is_of_one_seed:
+        yield "the interval is of the choice of test examples alone; whether it is the best is unknown (one seed)"
+    yield from _nearest("cannot be told from it", found.alike, shown, most, how_to_see_more)
+    yield from _nearest("order unknown (one common seed)", found.unordered, shown, most, how_to_see_more)
+    if interval is not None:
+        unknown = [each.other for each in found.unordered if each.interval is None]
+        named = unknown[:most]
+        more = f" and {len(unknown) - len(named)} more" if len(unknown) > len(named) else ""
+        if unknown:
+            why = "without common test examples, or with a run that has no finite score"
+            yield f"cannot be compared with it, {why}: {', '.join(named)}{more}"
+
+
+def _nearest(
+    words: str, differences: Sequence[Difference], shown: Format, most: int | None, how_to_see_more: str
+) -> Iterator[str]:
+    """Yield the settings of these differences, which ``words`` are about: how many, and the nearest as measured."""
+    known = [(each, each.interval) for each in differences if each.interval is not None]
+    by_distance = sorted(known, key=lambda pair: abs(pair[1].value))
+    listed = by_distance[:most]
+    if len(known) > len(listed):
+        yield f"{words}: {len(known)} settings; the nearest {len(listed)}{how_to_see_more}:"
+    for each, interval in listed:
+        yield f"{words}: {_difference(each, interval, shown)}"
+
+
+def _difference(each: Difference, interval: ConfidenceInterval, shown: Format) -> str:
+    points = " points" * (shown in SHARES)
+    of_other = replace(interval, value=-interval.value, low=-interval.high, high=-interval.low)
+    if difference_says_nothing(of_other, shown):
+        measured = f"{difference(of_other.value, shown)}{points}"
+        return (
+            f"{each.other} (measured {measured}, but {of_seeds(interval.runs)} cannot tell: any difference is possible)"
+        )
+    alone = ", by test examples alone" * interval.is_of_one_seed
+    return f"{each.other} (differs by {difference_between(of_other, shown)}{points}{alone})"

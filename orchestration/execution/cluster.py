@@ -103,9 +103,9 @@ def connection(address: str, code: UserCode) -> Iterator[UserCode]:
 def _sigterm_handler_restored() -> Iterator[None]:
     """Restore the SIGTERM handlers that Ray replaces, in any thread: its own print a native stack trace, or abort.
 
-    Ray replaces the handler of the process, which calls that of Python, and in the main thread that of Python too. Its
-    shutdown then leaves none, so that the signal would kill.
-    Outside the main thread it warns that it cannot; that warning is suppressed.
+    Ray replaces the handler of the process, which calls that of Python, and in the main thread that of Python too.
+    Outside the main thread it warns that it cannot; that warning is suppressed. Its shutdown leaves no handler, so that
+    the signal would kill.
     """
     of_process, of_python = ctypes.pythonapi.PyOS_getsig, signal.getsignal(signal.SIGTERM)
     of_process.restype = ctypes.c_void_p

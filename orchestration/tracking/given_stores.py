@@ -40,11 +40,12 @@ def given_store(files: SweepFiles, given: str | None) -> str:
         raise InvalidInput(
             "models are registered, and sweeps recorded, in MLflow; give the --tracking-uri of one in place of 'none'"
         )
-    snapshot = read_snapshot(files.status)
-    own = embedded_tracking_uri(files.local_folder)
-    store = "" if snapshot is None or snapshot.recording is None else snapshot.recording.store
-    if uri or snapshot is None or snapshot.recording is None or store in ("", own):
-        return uri or own
+    if uri:
+        return uri
+    snapshot, own = read_snapshot(files.status), embedded_tracking_uri(files.local_folder)
+    if snapshot is None or snapshot.recording is None or snapshot.recording.store in ("", own):
+        return own
+    store = snapshot.recording.store
     if MASK in store:
         raise InvalidInput(
             f"the sweep was recorded in {store}, whose password is not stored; give it as --tracking-uri, or in "

@@ -11,9 +11,8 @@ from typer.testing import CliRunner, Result
 
 import dpsweep
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
-from dpsweep.orchestration.commands.choice_text import best_lines
 from dpsweep.orchestration.commands.main import app
-from dpsweep.orchestration.comparison.best import Best, best
+from dpsweep.orchestration.comparison.best import Best, best, best_lines
 from dpsweep.orchestration.comparison.evidence import gather
 from dpsweep.orchestration.comparison.findings import Difference, findings
 from dpsweep.orchestration.comparison.intervals import ConfidenceInterval, Covers

@@ -12,8 +12,7 @@ from fairlearn import metrics as fairlearn_metrics
 from sklearn import metrics as sklearn_metrics
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.orchestration.commands.choice_text import best_lines
-from dpsweep.orchestration.comparison.best import best, parse_conditions
+from dpsweep.orchestration.comparison.best import best, best_lines, parse_conditions
 from dpsweep.orchestration.comparison.entries import by_selection
 from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE, Evidence, gather
 from dpsweep.orchestration.comparison.findings import Findings, as_dict, findings, warnings

@@ -10,8 +10,7 @@ import pytest
 
 from benchmarks.simulated import Population, compared, drawn, published
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.orchestration.commands.choice_text import best_lines
-from dpsweep.orchestration.comparison.best import best
+from dpsweep.orchestration.comparison.best import best, best_lines
 from dpsweep.orchestration.comparison.evidence import gather
 from dpsweep.orchestration.comparison.findings import Findings, as_dict, findings
 from dpsweep.orchestration.comparison.settings import best_trade_offs

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.simulated import Population, drawn, published
-from dpsweep.orchestration.commands.choice_text import best_lines
-from dpsweep.orchestration.comparison.best import best
+from dpsweep.orchestration.comparison.best import best, best_lines
 from dpsweep.orchestration.comparison.evidence import gather
 from dpsweep.orchestration.comparison.findings import Findings, findings
 from dpsweep.orchestration.report.prose import headline
