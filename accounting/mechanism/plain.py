@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any, Final
 
 from dpsweep.accounting.mechanism.exponential_choice import ExponentialChoice
@@ -36,7 +36,7 @@ def to_plain(trace: Trace) -> dict[str, Any]:
     Raises: UnsupportedMechanism for a mechanism that no reader would know.
     """
     require_supported(trace)
-    samplings = _samplings()
+    samplings, of_segment = _samplings(), [field.name for field in fields(Segment)]
     return {
         "dataset_size": trace.dataset_size,
         "adjacency": trace.adjacency,
@@ -50,10 +50,8 @@ def to_plain(trace: Trace) -> dict[str, Any]:
         "releases": [_kind_of(release, _RELEASES) for release in trace.releases],
         "segments": [
             {
-                "start_step": segment.start_step,
-                "steps": segment.steps,
+                **{name: getattr(segment, name) for name in of_segment},
                 "sampling": _kind_of(segment.sampling, samplings),
-                "noise_multiplier": segment.noise_multiplier,
                 "side_queries": [asdict(query) for query in segment.side_queries],
             }
             for segment in trace.segments
