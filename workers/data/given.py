@@ -76,8 +76,7 @@ def source_of_arrays(
     features: numbers [n, ...], as the model takes them; whole numbers are tokens, bytes are pixels as they are. labels:
     [n], values of ``classes`` in classification; for another task as it takes them. groups: values of
     ``group_names`` or indices into them, or any values without these; names are then read off the rows, as are classes
-    that are not given. users:
-    the owner of each example, any values. test: further features, labels and groups.
+    that are not given. users: the owner of each example, any values. test: further features, labels and groups.
 
     Raises: InvalidInput for columns of different lengths, and values that are not among the given ones.
     """
@@ -108,7 +107,9 @@ def source_of_arrays(
             in_groups = [_places(each, found, "groups", "names") for each in grouped]
         else:
             called = tuple(group_names)
-            if any(each.dtype.kind not in "iu" for each in grouped):
+            if any(
+                isinstance(value, str) for each in grouped if each.dtype.kind not in "biuf" for value in each.tolist()
+            ):
                 in_groups = [_places(each, called, "groups", "group_names") for each in grouped]
     owners = None if users is None else np.unique(_values(users), return_inverse=True)[1].astype(np.int64)
     splits, first = [], 0

@@ -55,6 +55,8 @@ def test_groups_may_be_named_by_their_declared_names() -> None:
     found = source_of_arrays(X, Y, groups=["b", "a"] * 3, group_names=["a", "b"])
     assert (found.group_names, found.train.groups.tolist()) == (("a", "b"), [1, 0] * 3)
     assert "groups_from_rows" not in found.reasons
+    for indices in ([1.0, 0.0] * 3, [True, False] * 3, np.array([1, 0] * 3, dtype=object)):
+        assert source_of_arrays(X, Y, groups=indices, group_names=["a", "b"]).train.groups.tolist() == [1, 0] * 3
     with pytest.raises(InvalidInput, match="some groups are not among the given group_names"):
         source_of_arrays(X, Y, groups=["c", "a"] * 3, group_names=["a", "b"])
 
