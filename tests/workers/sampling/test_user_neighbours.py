@@ -21,7 +21,7 @@ from dpsweep.workers.models import build_model
 from dpsweep.workers.spec import Component, DataSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec, UserSpec
 from dpsweep.workers.tasks.losses import Loss
 from dpsweep.workers.trials.trial import run_trial
-from tests.workers.gradients import test_row_independence as adversarial
+from tests.workers.gradients import adversarial
 from tests.workers.people import MOST, people
 from tests.workers.trial_specs import small_trial
 from tests.workers.user_modules import code_of
