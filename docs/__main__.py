@@ -15,7 +15,7 @@ import rich
 from sphinx.application import Sphinx
 
 import dpsweep
-from docs.reference import MODULES
+from docs.reference import FURTHER, MODULES
 
 ROOT = Path(__file__).parent.parent
 _SETTINGS: dict[str, Any] = {
@@ -82,7 +82,7 @@ def _complete(_: Sphinx, name: str, source: list[str]) -> None:
 def _api() -> Iterator[str]:
     """Yield a section for each public module, with every name where it is first exported."""
     listed = ["set_fit_request", "set_score_request"]  # scikit-learn's own
-    for name in MODULES:
+    for name in (*MODULES, FURTHER):
         yield f"\n## {name}\n\n```{{eval-rst}}\n.. automodule:: {name}\n   :members:"
         yield f"   :exclude-members: {', '.join(listed)}\n```"
         listed += getattr(importlib.import_module(name), "__all__", [])

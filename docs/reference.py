@@ -13,19 +13,20 @@ from dpsweep import DPClassifier, PrivateTraining
 MODULES = (
     "dpsweep",
     "dpsweep.accounting",
-    "dpsweep.accounting.jobs.release",
 )
-"""What users import, in the order of the page, which leaves the last to the site."""
+"""What users import, in the order of the page."""
+FURTHER = "dpsweep.accounting.jobs.release"
+"""What the site shows besides."""
 
 
 def reference() -> str:
     """Return the page: each public function and class with its parameters and the first sentence of its docstring."""
     parts = [
         "# Reference\n\nLook up a name here; `help(dpsweep.run)` says more: types, errors, examples, and "
-        f"`help({MODULES[-1]})` how to release statistics of epsilons.\n"
+        f"`help({FURTHER})` how to release statistics of epsilons.\n"
     ]
     listed: set[object] = set()
-    for name in MODULES[:-1]:
+    for name in MODULES:
         module = importlib.import_module(name)
         parts.append(f"## {name}\n\n{_summary(module)}\n")
         parts.append("\n\n".join(_entries(module, listed)) + "\n")

@@ -18,7 +18,6 @@ WATCH = """
 import json, sys, time
 from dpsweep.accounting.errors import DpsweepError
 from dpsweep.orchestration.records.status_snapshot import read_snapshot
-last = None
 while True:
     try:
         found = read_snapshot(sys.argv[1] + "/status.json")
@@ -27,12 +26,10 @@ while True:
     if found is not None:
         counts = {state.value: count for state, count in found.counts().items()}
         now = {"state": found.state, "counts": counts, "trials": len(found.trials), "pid": found.pid}
-        if now != last:
-            print(json.dumps(now), flush=True)
-            last = now
+        print(json.dumps(now), flush=True)
     time.sleep(0.3)
 """
-"""Prints a line whenever the status of a sweep has changed."""
+"""Prints the status of a sweep again and again, so that whoever waits for one sees one that holds already."""
 DIGESTS = """
 import hashlib, json, os, sys
 from dpsweep.orchestration.comparison.metrics import final_metrics

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from tests.models.brought import Brought, Data
+from tests.models.of_torchvision import NO_BATCH, in_groups
 
 CLASSES, VOCABULARY, WIDTH = 4, 50, 16
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -45,7 +46,6 @@ SEEING = {
     **PICTURES,
 }
 BART = {"layers": 1, "attention_heads": 2, "ffn_dim": 24}
-NO_BATCH = r"torch\.nn\.GroupNorm"
 
 
 class Logits(nn.Module):
@@ -131,15 +131,6 @@ def last_layer(**options: object) -> nn.Module:
     model = shipped("Bert", "ForSequenceClassification", **{**SIZES, **options}).requires_grad_(False)
     model.classifier.requires_grad_(True)
     return Logits(model)
-
-
-def in_groups(model: nn.Module) -> nn.Module:
-    """The model with every batch norm replaced by a group norm."""
-    for module in list(model.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, nn.BatchNorm2d):
-                setattr(module, name, nn.GroupNorm(1, child.num_features))
-    return model
 
 
 def swin() -> nn.Module:
