@@ -62,11 +62,14 @@ _Parts = Sequence[tuple[Experiment, StoredSweep]]
 
 
 def _table(parts: _Parts) -> Iterator[str]:
-    """Yield the sources of sweeps' results and their numbers, as a grid of settings by numbers where they form one."""
+    """Yield the sources of sweeps' results and their numbers, as a grid of settings by numbers where they form one.
+
+    Where the paper prints no number, the sources stand alone.
+    """
     yield from (_source(*part) for part in parts)
-    cells = [(item.item, _cell(item, sweep)) for experiment, sweep in parts for item in experiment.items]
-    if not cells:
+    if not any(item.printed for experiment, _ in parts for item in experiment.items):
         return
+    cells = [(item.item, _cell(item, sweep)) for experiment, sweep in parts for item in experiment.items]
     grids = [
         _grid(corner, {name.removeprefix(f"{corner}: "): cell for name, cell in of})
         for corner, of in itertools.groupby(cells, lambda each: "".join(_CORNER.findall(each[0])))
