@@ -1,4 +1,4 @@
-"""Measures finished trials beyond `Sweep.results`, for the tables of docs/reproduction-tables.md.
+"""Measures finished trials beyond `Sweep.results`, for docs/reproduction.csv.
 
 The data of the papers are public, so values that a trial withholds or releases with noise are measured exactly here.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import re
 import runpy
@@ -73,22 +74,22 @@ SLOW_DATA = ("a-cifar", "a-cifar-small", "scattering-mnist", "scattering-fashion
 """Sweeps whose data take long to load."""
 
 
-def test_every_verdict_on_the_page_follows_from_the_numbers_beside_it() -> None:
-    """Computed anew from the page's own text, whose interval is rounded to three digits."""
-    page = (ROOT / "docs" / "reproduction-tables.md").read_text()
-    cell = r"(> )?([-+]?[\d.]+) → (\**)[-+\d.]+ \[([-+\d.]+), ([-+\d.]+)\]"
-    cells = re.findall(cell, page)
-    assert len(cells) > 150
-    for bound, printed, bold, low, high in cells:
-        unit = 10.0 ** -len(printed.partition(".")[2])
-        slack = 0.5 * unit + 0.0006 * max(1.0, abs(float(high)))
-        inside = float(printed) - slack <= float(high) and (bool(bound) or float(printed) + slack >= float(low))
-        clearly = slack < min(abs(float(printed) - float(end)) for end in (low, high))
-        assert not clearly or (bold == "**") == inside, (printed, low, high, bold)
-    beyond = (ROOT / "docs" / "beyond.md").read_text()
-    counts = re.search(r"Of \d+ printed numbers of trained models, (\d+) lie inside", SCORECARD.read_text())
+def test_every_verdict_follows_from_the_numbers_beside_it() -> None:
+    """Computed anew from the rows of the table, whose intervals are rounded to four digits."""
+    verdicts: Counter[str] = Counter()
+    for row in csv.DictReader((ROOT / "docs" / "reproduction.csv").open()):
+        verdicts[row["verdict"]] += 1
+        if row["verdict"] not in ("inside", "outside"):
+            continue
+        printed, low, high = row["printed"].removeprefix("> "), float(row["low"]), float(row["high"])
+        slack = 0.5 * 10.0 ** -len(printed.partition(".")[2]) + 0.0001 * max(1.0, abs(high))
+        inside = float(printed) - slack <= high and (row["printed"] > ">" or float(printed) + slack >= low)
+        clearly = slack < min(abs(float(printed) - end) for end in (low, high))
+        assert not clearly or inside == (row["verdict"] == "inside"), row
+    assert verdicts["inside"] + verdicts["outside"] > 150
+    counts = re.search(r"(\d+) lie inside our interval and (\d+) outside", SCORECARD.read_text())
     assert counts is not None
-    assert int(counts[1]) == page.count("→ **") + beyond.count("→ **")
+    assert [int(count) for count in counts.groups()] == [verdicts["inside"], verdicts["outside"]]
 
 
 def test_every_printed_number_belongs_to_one_line_of_the_scorecard() -> None:
@@ -158,13 +159,15 @@ class TestStored:
         for name in SCRIPT["PAGES"]:
             text = (docs / f"{name}.txt").read_text()
             assert SCRIPT["page"](text, stored) == (docs / f"{name}.md").read_text()
+        assert SCRIPT["table"](stored) == (docs / "reproduction.csv").read_text()
         for name, svg in SCRIPT["figures"](stored).items():
             assert (ROOT / "docs" / "images" / name).read_text() == svg
             assert ET.fromstring(svg).tag.endswith("svg")
 
-    def test_the_page_shows_everything_that_is_stored(self) -> None:
-        texts = [(ROOT / "docs" / f"{name}.txt").read_text() for name in SCRIPT["PAGES"]]
-        shown = {name for text in texts for line in re.findall(r"^@table (.*)$", text, re.M) for name in line.split()}
+    def test_everything_that_is_stored_is_shown(self) -> None:
+        rows = csv.DictReader((ROOT / "docs" / "reproduction.csv").open())
+        beyond = re.findall(r"^@source (.*)$", (ROOT / "docs" / "beyond.txt").read_text(), re.M)
+        shown = {row["sweep"] for row in rows} | {name for line in beyond for name in line.split()}
         assert SCRIPT["stored_results"]().keys() == shown
 
     def test_settings_of_the_page_are_stored(self) -> None:
