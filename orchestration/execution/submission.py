@@ -30,7 +30,6 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records import parsed_json
 from dpsweep.orchestration.execution.cluster import refused_token
 from dpsweep.orchestration.execution.job_package import Package
-from dpsweep.orchestration.records.ownership import PERIOD
 from dpsweep.orchestration.records.turn import Turn
 from dpsweep.orchestration.tracking.deadlines import Timed, within
 from dpsweep.workers.own_code.own_record import has_changed
@@ -185,10 +184,9 @@ class SubmittedSweeps:
                 )
         self._require_room(jobs, warn)
         name = f"{sweep_id}-{len(earlier) + 1}" if earlier else sweep_id
-        pause = 3.0 * PERIOD + 5.0 if "://" in output else 5.0
         variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_WITHIN), **environment}
         self._start(
-            entrypoint=f"python3 -P -m dpsweep.orchestration.execution.supervisor {name} {pause:g}",
+            entrypoint=f"python3 -P -m dpsweep.orchestration.execution.supervisor {name}",
             submission_id=name,
             runtime_env={"py_modules": list(package.folders), "env_vars": variables},
             metadata={

@@ -2,7 +2,7 @@
 
 The next driver continues the sweep of a killed one, so a restart is all that is needed. This module uses the standard
 library only, so that its process outlives a driver that ran out of memory. It is the entry point of the job:
-``python3 -P -m dpsweep.orchestration.execution.supervisor ID PAUSE``.
+``python3 -P -m dpsweep.orchestration.execution.supervisor ID``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Final
 
 RESTARTS = 10
 """Most restarts of a killed driver."""
-_LONGEST_PAUSE = 300.0
+_PAUSE, _LONGEST_PAUSE = 5.0, 300.0
 FEW_ARENAS: Final = {"MALLOC_ARENA_MAX": "2"}
 """glibc gives each of up to 64 threads that wait for accounting an arena, of which about 6 MB are never used again."""
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -32,8 +32,8 @@ _TOLD_WITHIN: Final = 120.0
 class Supervisor:
     """Runs ``command`` until it exits; restarts it up to ``restarts`` times if a signal kills it.
 
-    `pause`: seconds before the first restart, doubled with each further one; long enough for the workers and the claim
-    of the killed driver to disappear.
+    `pause`: seconds before the first restart, doubled with each further one; the workers of the killed driver disappear
+    meanwhile. A claim in an object store is waited for by the next driver itself.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], restarts: int, pause: float) -> None:
@@ -89,12 +89,12 @@ def _say(text: str) -> None:
 
 
 def main() -> None:
-    """Run the job with arguments ``ID PAUSE``. The driver runs in the home folder, where it may write `runs/`."""
-    job, pause = sys.argv[1], float(sys.argv[2])
+    """Run the job with the argument ``ID``. The driver runs in the home folder, where it may write `runs/`."""
+    job = sys.argv[1]
     os.chdir(Path.home())
     # the workers get the code and the variables that the driver ships, not the job's own package
     environment = {**FEW_ARENAS, **os.environ, "DPSWEEP_JOB": job, "RAY_OVERRIDE_JOB_RUNTIME_ENV": "1"}
-    supervisor = Supervisor((*_COMMAND, "drive"), environment, RESTARTS, pause)
+    supervisor = Supervisor((*_COMMAND, "drive"), environment, RESTARTS, _PAUSE)
     code = supervisor.run()
     if code and not supervisor.is_stopping:
         _tell(how_it_ended(code, job), environment)

@@ -1,8 +1,8 @@
 """Ensures one driver per sweep at a time: a file lock in a local folder, a renewed claim file in an object store.
 
 A file lock ends with its process. Linux passes it on to NFS servers, so it also holds between machines unless the
-folder is mounted with ``nolock``. Object stores have no locks: there the driver writes a claim file and renews it; a
-second driver is refused until the claim expires.
+folder is mounted with ``nolock``. Object stores have no locks: there the driver writes a claim file and renews it. A
+second driver waits for the next renewal, and is refused then; without one the claim expires.
 """
 
 from __future__ import annotations
@@ -79,18 +79,20 @@ def claimed(uri: str, period: float = PERIOD) -> Iterator[None]:
     and gets SIGTERM. Until then both write, and shards that differ are refused. This requires a store with strong
     read-after-write consistency, such as S3 and GCS.
 
-    A claim from the future is watched for two periods: if nobody renews it, it is taken over.
+    Whether a driver lives is seen from its next renewal. A claim that is not renewed for three periods is taken over.
 
-    period: seconds between renewals. Raises: InvalidInput while another driver renews its claim.
+    period: seconds between renewals. Raises: InvalidInput when another driver renews its claim.
     """
     if "://" not in uri:
         yield
         return
     mine = Claim(secrets.token_hex(8), socket.gethostname(), os.getpid(), time.time())
-    _require_free(uri, _read(uri), mine, period)
-    _write(uri, mine)
-    time.sleep(min(1.0, period / 4.0))
-    _require_free(uri, _read(uri), mine, period)
+    while True:
+        _await_free(uri, period)
+        _write(uri, replace(mine, renewed=time.time()))
+        time.sleep(min(1.0, period / 4.0))
+        if _is_ours(uri, mine):  # and not of one that found it free at the same time
+            break
     ended = threading.Event()
     renewal = threading.Thread(target=_renew, args=(uri, mine, period, ended), daemon=True)
     renewal.start()
@@ -104,24 +106,28 @@ def claimed(uri: str, period: float = PERIOD) -> Iterator[None]:
                 _write(uri, replace(mine, renewed=0.0))
 
 
-def _require_free(uri: str, found: Claim | None, mine: Claim, period: float) -> None:
-    if found is None or found.token == mine.token:
+def _await_free(uri: str, period: float) -> None:
+    """Return once there is no claim, or one that was not renewed for three periods. Raises: InvalidInput for a renewed
+    one.
+    """
+    found = _read(uri)
+    if found is None:
         return
-    age = time.time() - found.renewed
-    if age < -3.0 * period and not _is_renewed(uri, found, period):
-        return
+    age = max(time.time() - found.renewed, 0.0)  # a claim from the future, by a wrong clock or forged, is watched too
+    free = time.monotonic() + 3.0 * period - age
     if age < 3.0 * period:
-        raise InvalidInput(
-            f"another dpsweep drives {uri.rpartition('/')[0]}: process {found.pid} on {found.host}, heard of "
-            f"{max(age, 0.0):.0f} s ago; wait for it, or choose another --output. When its driver is lost, a sweep is "
-            f"free after {3.0 * period:.0f} s"
-        )
-
-
-def _is_renewed(uri: str, found: Claim, period: float) -> bool:
-    """Watch whether a claim from the future, by a clock that was wrong or as a forgery, is renewed, by our clock."""
-    time.sleep(2.0 * period)
-    return _read(uri) not in (None, found)
+        said = f"a driver of {uri.rpartition('/')[0]} was heard of {age:.0f} s ago"
+        print(f"warning: {said}; waiting up to {3.0 * period - age:.0f} s for another sign of it", file=sys.stderr)
+    while time.monotonic() < free:
+        time.sleep(min(2.0, period / 4.0))
+        now = _read(uri)
+        if now is None or now.renewed == 0.0:
+            return
+        if now != found:
+            raise InvalidInput(
+                f"another dpsweep drives {uri.rpartition('/')[0]}: process {now.pid} on {now.host}; wait for it, or "
+                "choose another --output"
+            )
 
 
 def _renew(uri: str, mine: Claim, period: float, ended: threading.Event) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dpsweep.orchestration.records.ownership import PERIOD
 from tests.hosts.cluster import Cluster, Services, cluster
 from tests.hosts.network import Host, Network
 from tests.hosts.sweeps import DIGESTS, RECORDED, Submitted, Watcher, answer, submitted, text_of
@@ -20,8 +19,6 @@ TRIALS: Final = 12
 """So many that training is not over when the second stage is broken."""
 AWAY: Final = 25.0
 """Seconds that a service, a link or a node is away."""
-_CLAIM_STANDS: Final = 3.0 * PERIOD
-"""Seconds for which a lost driver's claim on a sweep in an object store stands."""
 _STOPPED_WITHIN: Final = 10.0
 """Seconds in which a driver that records ends when it is told to stop."""
 
@@ -122,7 +119,7 @@ def _break_while_running(place: Place, sweep: Submitted, name: str, holds: Calla
         found = watcher.wait(holds)
         FAULTS[name].do(place)
         if name == "GCS":  # the job was lost with the head
-            _submitted_again(place, sweep)
+            _submitted(place, sweep.name)
         if name in _END_THE_DRIVER:
             watcher.wait(lambda status: bool(status["pid"] != found["pid"]))
     return _in_words(found)
@@ -133,7 +130,7 @@ def _break_while_recording(place: Place, sweep: Submitted, name: str) -> str:
     with Watcher(sweep) as watcher, _held(place, watcher) as (found, release):
         FAULTS[name].do(place, meanwhile=release)
     if name == "GCS":
-        _submitted_again(place, sweep)
+        _submitted(place, sweep.name)
     return _in_words(found)
 
 
@@ -166,12 +163,6 @@ def _row(place: Place, name: str, expected: Results) -> tuple[str, bool]:
 def _submitted(place: Place, name: str) -> Submitted:
     text = text_of(name, TRIALS)
     return submitted(place.client, place.cluster, place.services.environment, text, name, f"s3://bucket/{name}")
-
-
-def _submitted_again(place: Place, sweep: Submitted) -> None:
-    """Submit a sweep whose driver was lost with its host, once its claim is free, as the refusal before says."""
-    time.sleep(_CLAIM_STANDS)
-    _submitted(place, sweep.name)
 
 
 def _stopped(place: Place, expected: Results) -> tuple[str, bool]:

@@ -300,12 +300,9 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "orchestration/records/ownership.py",
         OWNERSHIP,
-        B(
-            "time.sleep(min(1.0, period / 4.0))\n    _require_free(uri, _read(uri), mine, period)",
-            "time.sleep(min(1.0, period / 4.0))",
-            "the claim is not read again",
-        ),
-        B("if age < 3.0 * period:", "if age < 0.0:", "a live claim is taken over"),
+        B("if _is_ours(uri, mine):", "if True:", "the claim is not read again"),
+        B("if now != found:", "if False:", "a live claim is taken over"),
+        B("period - age\n", "period\n", "a lost driver's claim stands for ever"),
         B("if not _is_ours(uri, mine):", "if False:", "a replaced driver goes on"),
     ),
     *bugs_in(

@@ -136,7 +136,7 @@ def test_on_an_object_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """There the driver's claim refuses, and afterwards neither it nor a local folder is left."""
     monkeypatch.chdir(tmp_path)
     files = SweepFiles(f"file://{stored_sample(tmp_path / 'sweep').root}")
-    with claimed(files.claim), pytest.raises(InvalidInput, match="another dpsweep drives"):
+    with claimed(files.claim, 0.2), pytest.raises(InvalidInput, match="another dpsweep drives"):
         raise delete(files.root, "--yes").exception or AssertionError
     assert delete(files.root, "--yes").exit_code == 0
     assert contents(tmp_path / "sweep") == {f"attempts/{KEY}/000001.json"}
