@@ -300,9 +300,8 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "orchestration/records/ownership.py",
         OWNERSHIP,
-        B("if _is_ours(uri, mine):", "if True:", "the claim is not read again"),
+        B("if _is_ours(uri, mine):  #", "if True:  #", "the claim is not read again"),
         B("if now != found:", "if False:", "a live claim is taken over"),
-        B("period - age\n", "period\n", "a lost driver's claim stands for ever"),
         B("if not _is_ours(uri, mine):", "if False:", "a replaced driver goes on"),
     ),
     *bugs_in(

@@ -69,13 +69,14 @@ def test_the_claim_of_a_lost_driver_is_taken_over(
 
 def test_of_two_that_start_at_once_one_is_refused(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both find the sweep free; the other's claim, written a moment later, is seen when this one reads again."""
-    file = tmp_path / "sweep" / "driver.json"
+    file, renewals = tmp_path / "sweep" / "driver.json", iter(range(3))
 
     def other_writes(seconds: float) -> None:
-        file.write_text(json.dumps({"token": "b", "host": "elsewhere", "pid": 2, "renewed": time.time()}))
+        if next(renewals, None) is not None:
+            file.write_text(json.dumps({"token": "b", "host": "elsewhere", "pid": 2, "renewed": time.time()}))
 
     monkeypatch.setattr("dpsweep.orchestration.records.ownership.time.sleep", other_writes)
-    with pytest.raises(InvalidInput, match="process 2 on elsewhere"), claimed(uri, 30.0):
+    with pytest.raises(InvalidInput, match="process 2 on elsewhere"), claimed(uri, PERIOD):
         pass
     assert stored(tmp_path)["token"] == "b", "the claim of the other stays"
 
