@@ -367,6 +367,13 @@ STEPS: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "workers/gradients/verification.py",
         ("tests/workers/gradients/test_verification.py",),
+        B(
+            "for ordered in moved:",
+            "for ordered in moved[1:]:",
+            "rows may depend on their place in the batch",
+            True,
+            ("tests/workers/gradients/test_row_independence.py",),
+        ),
         B("raise refused from None", "return True", "rows that are mixed pass in double precision", True),
         B(
             "if wrong or strange:",

@@ -85,6 +85,14 @@ def spread(examples: int, turn: int, most: int) -> list[int]:
     return sorted(list(dict.fromkeys(order))[: min(most, examples)])
 
 
+def order_of(examples: int, like: Tensor) -> Tensor:
+    """Return a random order of the examples, in which none stands at its place."""
+    generator = torch.Generator().manual_seed(examples)
+    drawn = torch.randperm(examples, generator=generator)
+    order = torch.empty_like(drawn).scatter_(0, drawn, drawn.roll(1))
+    return order.to(like.device)
+
+
 def of_examples(rows: Tensor, examples: Tensor, multiplicity: int) -> Tensor:
     """Return the rows of the examples at these indices, K consecutive rows each."""
     by_example = rows.reshape(-1, multiplicity, *rows.shape[1:])
@@ -97,7 +105,8 @@ class ComparedPasses:
 
     losses: loss of each row. multiplicity: K consecutive rows are one example. alone: number of single examples that
     are compared with autograd, spread over the batch. sides: one is kept while the others are replaced. sizes: of
-    smaller batches that pass before. repeats: how often the losses are computed again at the end.
+    smaller batches that pass before. orders: others of the examples, in which they pass again. repeats: how often the
+    losses are computed again at the end.
     """
 
     capturing: Capturing
@@ -109,6 +118,7 @@ class ComparedPasses:
     sides: Sequence[Side]
     alone: int = 0
     sizes: Sequence[int] = ()
+    orders: Sequence[Tensor] = ()
     repeats: int = 1
 
     @property
@@ -149,7 +159,7 @@ class ComparedPasses:
         singles: list[Gradients] = [
             {name: found[name].select(at).weighted_sum(one) for name in self._differentiated(found)} for at in places
         ]
-        return singles, [self._kept(losses, found, side, side.weights) for side in self.sides]
+        return singles, [self._kept(losses, found, side.kept, side.weights) for side in self.sides]
 
     def of_side(self, side: Side) -> Replaced:
         """Compare what is kept where the other examples are replaced.
@@ -164,9 +174,15 @@ class ComparedPasses:
         own = not capture.layers  # others read copies of their parameters
         tensors = list(self.parameters.values()) if own else []
         found, sums = capture.backward_with(scored, 1.0 / self.multiplicity, tensors)
-        kept = self._kept(losses.detach(), found, side, self._ones(len(side.kept)))
+        kept = self._kept(losses.detach(), found, side.kept, self._ones(len(side.kept)))
         strange = [name for name, each in found.items() if _is_touched(each.select(side.others), side.of_others)]
         return Replaced(kept, strange, self._named(sums) if own else None)
+
+    def of_order(self, order: Tensor) -> list[Kept]:
+        """Return what `of_all` does of each side, where example ``order[i]`` stands at place i."""
+        losses, found = self._backward(self._of_examples(self.x, order), self._of_examples(self.y, order))
+        places = order.argsort()
+        return [self._kept(losses, found, places[side.kept], side.weights) for side in self.sides]
 
     def losses_again(self) -> list[Kept]:
         """Return the losses of the examples of each side, as `of_all` computes them."""
@@ -194,9 +210,9 @@ class ComparedPasses:
         like = next(iter(self.parameters.values()))
         return torch.ones(count, device=like.device, dtype=like.dtype)
 
-    def _kept(self, losses: Tensor, found: Mapping[str, ExampleGradients], side: Side, weights: Tensor) -> Kept:
-        sums = {name: found[name].select(side.kept).weighted_sum(weights) for name in self._differentiated(found)}
-        return {LOSSES: losses.view(-1, self.multiplicity)[side.kept], **sums}
+    def _kept(self, losses: Tensor, found: Mapping[str, ExampleGradients], places: Tensor, weights: Tensor) -> Kept:
+        sums = {name: found[name].select(places).weighted_sum(weights) for name in self._differentiated(found)}
+        return {LOSSES: losses.view(-1, self.multiplicity)[places], **sums}
 
     def _backward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, ExampleGradients]]:
         """Return the losses, and per-example gradients of their sum."""

@@ -25,6 +25,7 @@ from dpsweep.workers.gradients.compared_passes import (
     LaterBatches,
     Side,
     of_examples,
+    order_of,
     sides_of,
     spread,
 )
@@ -327,7 +328,10 @@ class GradientEngine:
 
     def _prove(self, capturing: Capturing, x: Tensor, y: Tensor, alone: int) -> bool:
         """`verify` on these rows, both halves; ``alone`` of the examples are also compared one by one."""
-        return verify(self.model, self._loss, self._passes(capturing, x, y, self._sides(x), alone=alone, sizes=(1,)))
+        sides = self._sides(x)
+        orders = [order_of(len(x) // self._multiplicity, x)] if sides else []
+        passes = self._passes(capturing, x, y, sides, alone=alone, sizes=(1,), orders=orders)
+        return verify(self.model, self._loss, passes)
 
     def _check(self, capturing: Capturing, x: Tensor, y: Tensor, turn: int, sizes: Sequence[int] = ()) -> bool:
         """`check` on these rows; one half of the examples, another one in each turn, is kept. Returns True.

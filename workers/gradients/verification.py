@@ -39,6 +39,9 @@ DISPLACEMENT = 0.1
 ROUNDING = 1e-9
 """Tolerated relative difference, in double precision, of what must not depend on other rows."""
 
+ORDER_ROUNDING = 1e-5
+"""The same in single precision for what must not depend on the order of rows, by which kernels round differently."""
+
 LOSSES: Final = "the losses"
 
 Gradients = Mapping[str, Tensor | None]
@@ -71,11 +74,14 @@ class Passes(Protocol[S]):
     @property
     def sizes(self) -> Sequence[int]: ...
     @property
+    def orders(self) -> Sequence[Tensor]: ...
+    @property
     def repeats(self) -> int: ...
     def of_first(self, count: int) -> None: ...
     def of_all(self) -> tuple[list[Gradients], list[Kept]]: ...
     def of_single(self, index: int) -> Gradients: ...
     def of_side(self, side: S) -> Replaced: ...
+    def of_order(self, order: Tensor) -> list[Kept]: ...
     def losses_again(self) -> list[Kept]: ...
     def forward(self, side: S | None) -> None: ...
     def rows_of(self, side: S) -> tuple[int, Tensor]: ...
@@ -84,7 +90,7 @@ class Passes(Protocol[S]):
 def verify(model: nn.Module, loss: object, passes: Passes[S]) -> bool:
     """Compare the engine's gradients with autograd's, and prove that they depend on no other rows of the batch.
 
-    Four comparisons, on the rows of ``passes``:
+    Five comparisons, on the rows of ``passes``:
 
     1. The engine's gradients of a few examples in the batch equal autograd's of each example alone, up to `TOLERANCE`,
        and so do sums over the examples kept in 2, if no layer runs on copies of its parameters. They differ if a
@@ -95,6 +101,8 @@ def verify(model: nn.Module, loss: object, passes: Passes[S]) -> bool:
        input and in the output of every layer, their derivative is exactly 0. This finds what rounding would hide.
     4. Buffers, parameters and other state (`HiddenState`) are the same after passes of different examples, and the
        losses are the same bits after them.
+    5. In another order of the examples, loss and gradient of each are the same but for rounding. One example fewer
+       would move all after it.
 
     If the gradient of some parameter is 0 for all examples, as behind layers initialised at 0, all is also compared at
     perturbed parameters. Random draws are replaced by constants (`ConstantDraws`). A model with draws that cannot be
@@ -212,6 +220,7 @@ class _Comparison(Generic[S]):
         theirs = [run(partial(passes.of_single, index)) for index in passes.singles]
         replaced = [run(partial(passes.of_side, side)) for side in sides]
         sums = [(expected, one.sums) for expected, one in zip(kept, replaced, strict=True) if one.sums is not None]
+        moved = [run(partial(passes.of_order, order)) for order in passes.orders]
         again = [run(passes.losses_again) for _ in range(passes.repeats)]
         done = before.is_current() if draws is None else not draws.missed
         if not done:
@@ -232,6 +241,9 @@ class _Comparison(Generic[S]):
         for expected, other in zip(kept, replaced, strict=True):
             _require_kept(expected, other.kept, other.touched, partial(self._where, follow))
         _require_equal([*zip(ours, theirs, strict=True), *sums], self.tolerance)
+        for ordered in moved:
+            for expected, there in zip(kept, ordered, strict=True):
+                _require_placed(expected, there, self.tolerance)
         return True, [each for each in theirs if _norm(each).isfinite()]
 
     def _where(self, follow: Callable[[Callable[[], None]], None]) -> str | None:
@@ -393,6 +405,34 @@ def _require_kept(expected: Kept, found: Kept, strange: Sequence[str], place: Ca
             "alone, and one example may move those of all others. Model and loss must treat the rows of a batch "
             "independently and keep their order"
         )
+
+
+def _require_placed(expected: Kept, found: Kept, tolerance: float) -> None:
+    """Raises: Disagreement if losses or gradients have changed with the order of the examples.
+
+    tolerance: that of the comparison with single examples, which alone can be met where parts are in half precision.
+    """
+    rounding = tolerance if tolerance > TOLERANCE else ORDER_ROUNDING
+    size = _norm({name: each for name, each in expected.items() if name != LOSSES})
+    wrong = [
+        name
+        for name, value in expected.items()
+        if not _is_equal(value, found.get(name), value.norm() if name == LOSSES else size, rounding)
+    ]
+    if wrong:
+        raise Disagreement(
+            f"{', '.join(wrong)} of some examples depend on their place in the batch: one example fewer would move "
+            "those after it, and with them their gradients. Model and loss must treat the rows of a batch alike, "
+            "wherever they stand"
+        )
+
+
+def _is_equal(expected: Tensor, found: Tensor | None, size: Tensor, rounding: float) -> bool:
+    """Return whether values are equal but for rounding relative to ``size``; what is not finite is no evidence."""
+    if found is None:
+        return not bool(expected.any())
+    allowed = (ROUNDING if expected.dtype is torch.float64 else rounding) * size
+    return not bool((found - expected).norm() > allowed)
 
 
 def _is_kept(expected: Tensor | None, found: Tensor | None, size: Tensor | None) -> bool:

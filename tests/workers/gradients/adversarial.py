@@ -288,6 +288,20 @@ MIXING: dict[str, Step] = {
     "by complex numbers": lambda m, h: h + 1e-4 * torch.fft.fft(h, dim=0).real,
 }
 
+
+def _by_place(h: Tensor, weights: Callable[[Tensor], Tensor]) -> Tensor:
+    return h * weights(torch.arange(len(h), device=h.device)).to(h)[:, None]
+
+
+PLACED: dict[str, Step] = {
+    "the sign of every second row, from the fifth on": lambda m, h: _by_place(
+        h, lambda at: 1 - 2 * (at >= 4).long() * (at % 2)
+    ),
+    "a thousandth more for each row before": lambda m, h: _by_place(h, lambda at: 1.0 + 1e-3 * at),
+    "gradients by the place": lambda m, h: Coupled.apply(h, lambda g, _: _by_place(g, lambda at: 1.0 + 1e-3 * at)),
+}
+"""Steps that treat a row by its place in the batch: one row fewer moves all rows after it."""
+
 KEEPING: dict[str, tuple[Step, str]] = {
     "subtracts the first mean": (_first_mean, r"1\.noted"),
     "notes the first mean": (_first_mean_never_used, r"1\.noted"),

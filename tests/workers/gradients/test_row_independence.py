@@ -11,7 +11,18 @@ from dpsweep.workers.gradients import GradientEngine
 from tests.workers.brute_force import per_example_loss
 from tests.workers.devices import DEVICE
 from tests.workers.gradients import adversarial
-from tests.workers.gradients.adversarial import COUPLED, HARMLESS, KEEPING, MIXING, SEEN, Between, Step, batch, model
+from tests.workers.gradients.adversarial import (
+    COUPLED,
+    HARMLESS,
+    KEEPING,
+    MIXING,
+    PLACED,
+    SEEN,
+    Between,
+    Step,
+    batch,
+    model,
+)
 
 
 @pytest.mark.thinned(18)
@@ -21,6 +32,13 @@ def test_rows_that_depend_on_others_are_refused_by_the_name_of_the_module(name: 
         GradientEngine(model(MIXING[name]), per_example_loss).norms(*batch())
     backward_only = name.startswith("gradients")  # no forward pass shows it
     assert backward_only or "from module '1' (Between) on" in str(refused.value)
+
+
+@pytest.mark.parametrize("name", PLACED)
+def test_rows_that_depend_on_their_place_are_refused(name: str) -> None:
+    """Without its first row, the clipped sum of 40 rows would move by up to 8 bounds."""
+    with pytest.raises(InvalidInput, match="of some examples depend on their place in the batch"):
+        GradientEngine(model(PLACED[name]), per_example_loss).norms(*batch(40))
 
 
 @pytest.mark.thinned(5)
