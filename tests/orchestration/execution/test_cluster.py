@@ -1,4 +1,7 @@
-"""The same sweep on three nodes: same models and epsilons; storage and user code reach every node."""
+"""The same sweep on three nodes: same models and epsilons; storage and user code reach every node.
+
+Three nodes take a minute to start; the gate tries refusals for lack of resources on one, in test_gpus.py.
+"""
 
 from __future__ import annotations
 
@@ -239,7 +242,7 @@ def test_a_head_that_never_answers_is_refused_in_words(tmp_path: Path, monkeypat
             raise AssertionError("nothing answers")
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("section", "refusal"),
     [
@@ -319,6 +322,7 @@ def test_a_label_that_no_node_has_is_refused_in_words(address: str, tmp_path: Pa
     assert json.loads(done.stdout or "{}") == {}
 
 
+@pytest.mark.long
 def test_a_gpu_that_is_reserved_and_not_used_is_refused_in_words(address: str, tmp_path: Path) -> None:
     """Ray counts a GPU where torch sees none: such trials would train on the CPU and keep others off the GPU."""
     done = run_on(address, tmp_path, small(resources=[ON_A100, {}]))
