@@ -17,8 +17,9 @@ Data = Literal["vectors", "pictures", "tokens", "clips"]
 
 @dataclass(frozen=True)
 class Brought:
-    """A model. why: regular expression that the reason of a refusal has. settings: further keys of the sweep.
+    """A model. why: regular expression that the reason of a refusal, or of the generic path, has.
 
+    settings: further keys of the sweep.
     cure: name of the model of the table that follows the advice of the refusal, and trains.
     """
 

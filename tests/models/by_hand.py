@@ -195,9 +195,7 @@ VECTORS: Mapping[str, Brought] = {
         lambda: Calls(_routed, gate=nn.Linear(WIDTH, 3), experts=nn.ModuleList([linear() for _ in range(3)])),
         "vectors",
     ),
-    "experts, each on its rows": Brought(
-        Dispatched, "vectors", "refused", "every layer must see the batch there", "experts, all run on every row"
-    ),
+    "experts, each on its rows": Brought(Dispatched, "vectors", "generic path", "other rows than those of the batch"),
     "squeeze of a named axis": Brought(
         lambda: Calls(lambda m, x: m.conv(x[:, None]).squeeze(-1), conv=nn.Conv1d(1, 4, WIDTH)), "vectors"
     ),

@@ -225,14 +225,13 @@ ADAPTERS: Mapping[str, Make] = {
     "P-tuning": partial(adapted, "PromptEncoder", num_virtual_tokens=2, encoder_hidden_size=WIDTH),
 }
 
-PER_EXAMPLE = frozenset({"Mamba", "LoHa", "OFT"})
+PER_EXAMPLE = frozenset({"Mamba", "Mixtral", "LoHa", "OFT"})
 """Models with layers that run once per example."""
 WHY: Mapping[str, str] = {
     "XLNet": "do not change the loss",
     "DINOv2": "do not change the loss",
     "PoolFormer": "do not change the loss",
-    "Nystromformer": "no tensor with the batch",
-    "Mixtral": "no tensor with the batch",
+    "Nystromformer": r"depend on others of their batch, from module '.*attention\.self' \(Nystromformer",
     "ResNet": NO_BATCH,
 }
 """Why models are refused as shipped."""

@@ -32,8 +32,9 @@ from dpsweep.workers.gradients.compared_passes import (
 from dpsweep.workers.gradients.deferred_checks import Look, Looks, Outputs, Together
 from dpsweep.workers.gradients.deterministic_passes import draws
 from dpsweep.workers.gradients.factors import ExampleGradients, square_together, sum_together, widen
+from dpsweep.workers.gradients.fallback import WithoutBatch
 from dpsweep.workers.gradients.half_precision import has_half_precision
-from dpsweep.workers.gradients.layers import Form, are_aligned, find_layers, keep_axes, on_copies, without_batch
+from dpsweep.workers.gradients.layers import Form, are_aligned, around, find_layers, keep_axes, on_copies, without_batch
 from dpsweep.workers.gradients.micro_batches import (
     LastMicroBatch,
     MicroBatch,
@@ -273,9 +274,16 @@ class GradientEngine:
         if not per_row or isinstance(refused, torch.OutOfMemoryError):
             raise refused
         place = "" if isinstance(refused, InvalidInput) else f" ({public_text(refused)})"
-        why = f"what reads its parameters could not be told apart by rows{place}"
-        self._layers = find_layers(self.model, dict.fromkeys(per_row, why))
-        return self._compare(x, y)
+        whole = dict.fromkeys(per_row, f"what reads its parameters could not be told apart by rows{place}")
+        while True:
+            self._layers = find_layers(self.model, whole)
+            try:
+                return self._compare(x, y)
+            except WithoutBatch as error:
+                wider = around(self.model, error.layer, whole) - whole.keys()
+                if not wider:
+                    raise
+                whole |= dict.fromkeys(wider, "it gives layers other rows than those of the batch")
 
     def _compare(self, x: Tensor, y: Tensor) -> bool:
         return in_double_where_rounding_matters(self._compare_forms, self.model, x, y)

@@ -16,6 +16,17 @@ from dpsweep.accounting.errors import InvalidInput, public_text
 from dpsweep.workers.gradients.layers import Layer
 
 
+class WithoutBatch(InvalidInput):
+    """A layer that runs once per example sees other rows than those of the batch. layer: its name."""
+
+    def __init__(self, message: str, layer: str) -> None:
+        super().__init__(message, layer)
+        self.layer = layer
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class _Forward(nn.Module):
     """The forward of a module without its hooks; hooks run once for all rows, outside."""
 
@@ -34,7 +45,8 @@ def run_per_row(
 
     Tensors that hold the batch are split into batches of 1; other arguments are passed unchanged.
 
-    Raises: InvalidInput when no argument holds the batch, or when the module does not run on a batch of 1.
+    Raises: WithoutBatch when no argument or not every output holds the batch, InvalidInput when the module does not run
+    on a batch of 1.
     """
     leaves, structure = pytree.tree_flatten((args, dict(kwargs)))
     batched = _batched(layer, leaves, structure, rows)
@@ -121,9 +133,10 @@ def _batched(layer: Layer, leaves: list[Any], structure: pytree.TreeSpec, rows: 
             elif position not in layer.axes.without_batch:
                 found.append(index)
     if not found:
-        raise InvalidInput(
+        raise WithoutBatch(
             f"{layer.described} was given no tensor with the batch of {rows} rows "
-            "on its first axis; every layer must see the batch there"
+            "on its first axis; every layer must see the batch there",
+            layer.name,
         )
     return found
 
@@ -155,8 +168,9 @@ def _joined(layer: Layer, index: int, by_row: Tensor) -> Tensor:
     """Outputs [rows, ...] of batches of 1 -> the output of the whole batch."""
     axis = _batch_axis(layer, index)
     if by_row.dim() <= axis + 1:
-        raise InvalidInput(
+        raise WithoutBatch(
             f"{layer.described} returned a tensor of shape {list(by_row.shape[1:])} for one row; "
-            "every output must have the batch on its first axis"
+            "every output must have the batch on its first axis",
+            layer.name,
         )
     return by_row.movedim(0, axis).flatten(axis, axis + 1)

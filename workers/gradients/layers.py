@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -199,6 +199,25 @@ def find_layers(model: nn.Module, whole: Mapping[str, str] = NONE) -> tuple[Laye
     """
     names = {id(parameter): name for name, parameter in model.named_parameters() if parameter.requires_grad}
     return tuple(_walk(model, "", names, set(), whole))
+
+
+def around(model: nn.Module, name: str, names: Iterable[str]) -> set[str]:
+    """Return the nearest modules with a forward of their own around layer ``name`` and around those of its class among
+    ``names``; none for the outermost module, which has none around it.
+    """
+    kind = type(_module(model, name))
+    alike = {name, *(each for each in names if type(_module(model, each)) is kind)} - {OUTERMOST}
+    return {_around(model, each) for each in alike}
+
+
+def _around(model: nn.Module, name: str) -> str:
+    outer = name.rpartition(".")[0]
+    is_container = isinstance(_module(model, outer or OUTERMOST), nn.ModuleList | nn.ModuleDict)
+    return _around(model, outer) if outer and is_container else outer or OUTERMOST
+
+
+def _module(model: nn.Module, name: str) -> nn.Module:
+    return model if name == OUTERMOST else model.get_submodule(name)
 
 
 def _walk(

@@ -91,6 +91,32 @@ def test_a_buffer_written_per_example_is_refused_by_name_and_put_back() -> None:
     assert torch.equal(copy.deepcopy(model).state_dict()["0.last"], torch.zeros(4))
 
 
+class Experts(nn.Module):
+    """Experts of whom each sees the positions of all rows that the gate gives it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(8, 2)
+        self.experts = nn.ModuleList([nn.Linear(8, 8) for _ in range(2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.reshape(-1, 8)
+        best, out = self.gate(flat).softmax(1).max(1), torch.zeros_like(flat)
+        for number, expert in enumerate(self.experts):
+            (chosen,) = (best.indices == number).nonzero(as_tuple=True)
+            out = out.index_add(0, chosen, expert(flat[chosen]) * best.values[chosen, None])
+        return out.reshape(x.shape)
+
+
+def test_experts_that_see_some_of_the_rows_run_per_example_with_the_module_around_them() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), Experts(), nn.Flatten(), nn.Linear(32, 3))
+    assert_agrees(model, *batch())
+    engine = GradientEngine(model, per_example_loss)
+    engine.norms(*batch())
+    assert set(engine.per_example) == {"1"}
+
+
 class Checkpointed(nn.Module):
     """A layer that runs per example and one with a rule, in a part that is computed again in the backward pass."""
 
