@@ -153,6 +153,8 @@ def best(
 
 def _not_of_use(found: Findings, setting: Setting) -> str:
     """Return why the best setting under the conditions is not recommended, and which ones are."""
+    if found.too_few_to_test:
+        return f"no setting can be recommended: {found.too_few_to_test}, by data.test_fraction or with more data"
     others = ", ".join(each.name for each in found.useful[:3])
     step = (
         f"relax a condition: {others} learnt more" if others else "train longer, tune the bound, or allow more epsilon"

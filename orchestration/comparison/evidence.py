@@ -71,14 +71,16 @@ class _Numbers:
     """Metrics of one trial on its test set and on B resamples of it.
 
     `values`: [1 + B] by name; the first entry is on the original test examples. `units`: number of independent units
-    behind each rate, 0 for other numbers. `test_set`: identifies the test examples. `overlap`: number of test examples
-    divided by number of training examples.
+    behind each rate, 0 for other numbers. `test_set`: identifies the test examples. `unit`: which of them are
+    independent, "test example" or "test user". `overlap`: number of test examples divided by number of training
+    examples.
     """
 
     values: Mapping[Name, Array]
     units: Mapping[Name, float]
     groups: tuple[str, ...]
     test_set: str
+    unit: str
     overlap: float
 
 
@@ -105,6 +107,13 @@ class Evidence:
         if asked not in self._intervals:
             self._intervals[asked] = self._interval(setting, (group, name), (1.0 - level) / 2.0)
         return self._intervals[asked]
+
+    def units(self, setting: Setting, name: str) -> tuple[float, str]:
+        """Return the number of independent test examples or users behind a rate, the fewest of any trial, and what they
+        are called; 0 if it is not known.
+        """
+        found = [self._numbers[trial.key] for trial in setting.trials if trial.key in self._numbers]
+        return min(((each.units.get(("", name), 0.0), each.unit) for each in found), default=(0.0, ""))
 
     def over_examples(self, setting: Setting, name: str) -> tuple[float, float] | None:
         """Ends of the 95% interval of the mean of these very models over other test examples; None if unknown.
@@ -398,6 +407,7 @@ def _resampled(test_set: str, members: Sequence[_TestedTrial], resamples: int) -
             _units(each, found[each.trial.key][0]),
             each.shown,
             test_set,
+            "test example" if each.outcomes.users is None else "test user",
             _overlap(each.trial),
         )
         for each in members

@@ -24,6 +24,7 @@ from dpsweep.orchestration.comparison.sanity import (
     has_diverged,
     is_constant,
     lost_runs,
+    too_few_to_test,
     why_cost_is_unknown,
     why_useless,
 )
@@ -116,6 +117,12 @@ class Findings:
             for setting in self.private
         }
         return {name: why for name, why in found.items() if why}
+
+    @cached_property
+    def too_few_to_test(self) -> str:
+        """Why no private setting can be judged, as a clause, where too few were held out; "" otherwise."""
+        found = [too_few_to_test(setting, self.evidence, self.main) for setting in self.private]
+        return found[0] if found and all(found) else ""
 
     @cached_property
     def useful(self) -> tuple[Setting, ...]:

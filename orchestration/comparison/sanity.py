@@ -13,6 +13,7 @@ import numpy as np
 from dpsweep.orchestration.comparison.entries import Metric
 from dpsweep.orchestration.comparison.evidence import Evidence
 from dpsweep.orchestration.comparison.formats import first_few
+from dpsweep.orchestration.comparison.intervals import LEVEL
 from dpsweep.orchestration.comparison.metrics import metric
 from dpsweep.orchestration.comparison.settings import Setting
 from dpsweep.orchestration.comparison.values import CONSTANT_SCORES, has_learnt
@@ -65,11 +66,25 @@ def lost_runs(setting: Setting, main: Metric) -> str:
     return f"diverged in {runs - found.count} of {runs} runs" if found is not None and found.count < runs else ""
 
 
+def too_few_to_test(setting: Setting, evidence: Evidence, main: Metric) -> str:
+    """Return why a setting cannot be judged, as a clause that names the test users or examples; "" if it can.
+
+    They are so few that even a model without a mistake has an interval that reaches down to a constant prediction: of
+    n right answers out of n, Clopper and Pearson's lower end is the n-th root of 0.025.
+    """
+    constant, (units, unit) = constant_score(setting, main), evidence.units(setting, main.name)
+    if constant is None or units <= 0.0 or ((1.0 - LEVEL) / 2.0) ** (1.0 / units) > constant:
+        return ""
+    those = f"one {unit}" if units == 1.0 else f"{units:.0f} {unit}s"
+    return f"{those} cannot tell even a perfect model from always predicting {best_constant(main)}: hold out more"
+
+
 def why_useless(setting: Setting, evidence: Evidence, main: Metric) -> str:
     """Return why a setting is never recommended, as a clause that follows its name or those of several; "" if it
     has learnt something.
 
-    It predicts one class, has diverged, or the 95% interval of its main score reaches down to a constant prediction.
+    It predicts one class, has diverged, or the 95% interval of its main score reaches down to a constant prediction,
+    which it always does if too few were held out to test.
     With one or two seeds that is the interval over test examples alone. Without an interval the mean counts.
     """
     constant, found = constant_score(setting, main), setting.over_seeds(main.value)
@@ -83,6 +98,8 @@ def why_useless(setting: Setting, evidence: Evidence, main: Metric) -> str:
         return f"did no better than {always}" if always else "diverged"
     if constant is None or found is None:
         return ""
+    if few := too_few_to_test(setting, evidence, main):
+        return f"cannot be judged, as {few}"
     ends = _ends(setting, evidence, main)
     if ends is not None and ends[0] <= constant:
         between = f"{shown(ends[0])} to {shown(ends[1])}"
@@ -113,6 +130,8 @@ def why_cost_is_unknown(baselines: Sequence[Setting], evidence: Evidence, main: 
         return ""
     best = max(baselines, key=lambda setting: _mean(setting, main))
     reached, constant, shown = _mean(best, main), constant_score(best, main), main.format.one
+    if few := too_few_to_test(best, evidence, main):
+        return f"The cost of privacy is unknown: {few}."
     unknown = "the baseline learnt almost nothing; the cost of privacy is unknown."
     if all(has_diverged(setting) for setting in baselines):
         return f"No use as a reference: {unknown} {first_few([each.name for each in baselines])} {_lost(best, main)}."

@@ -37,6 +37,8 @@ def nothing_to_take(found: Findings) -> str:
         return "No private trial has finished, so there is no trade-off to show yet."
     if not found.useless:
         return f"No private setting has {_main_name(found)} to compare."
+    if found.too_few_to_test:
+        return f"Nothing trained here can be judged: {found.too_few_to_test}."
     name, why = next(iter(found.useless.items()))
     others = len(found.useless) - 1
     more = f", and {others} other setting{'s' * (others > 1)} learnt nothing either" if others else ""

@@ -58,7 +58,7 @@ def tiles(data: PublishedSweep, found: Findings, style: Style) -> tuple[Tile, ..
         return ()
     best = found.best(found.main.name)
     shown = best or found.private[0]
-    groups = _for_nobody(shown) if best is None else _for_whom(found, best)
+    groups = _for_nobody(found, shown) if best is None else _for_whom(found, best)
     picture = _by_group(found, shown, style)
     return (
         _how_private(data, found, shown),
@@ -240,8 +240,10 @@ def _bars(rows: Sequence[tuple[str, float]]) -> Plot | None:
     return figure
 
 
-def _for_nobody(setting: Setting) -> Tile:
-    """Return the answer where nothing was learnt, without its picture."""
+def _for_nobody(found: Findings, setting: Setting) -> Tile:
+    """Return the answer where nothing was learnt, or too few were tested, without its picture."""
+    if found.too_few_to_test:
+        return _of_groups("unknown", "Too few were held out to judge any group.")
     return _of_groups("nobody", f"{setting.name} learnt nothing, so its gaps between groups say nothing.")
 
 
@@ -348,7 +350,10 @@ def _by_group(found: Findings, setting: Setting, style: Style) -> Plot | None:
 def _at_what_cost(found: Findings, best: Setting | None, style: Style) -> Tile:
     of, word = found.main, spoken(group_metric(found.main.name))
     words: list[str] = []
-    if best is None:
+    if found.too_few_to_test:
+        big = "unknown"
+        words.append(f"{found.too_few_to_test.capitalize()}.")
+    elif best is None:
         big = "of no use"
         words.append("No private setting is better than a constant prediction.")
     elif found.unknown_cost:

@@ -93,6 +93,26 @@ def test_a_report_of_nothing_useful_decides_so_and_counts_no_points() -> None:
     assert "Pareto front" not in render(data, gather(kept, outcome)).split("<table")[1]
 
 
+def of_users(users: int) -> tuple[PublishedSweep, Findings]:
+    """A sweep of good models that are tested on the rows of so many people."""
+    trials, found = sweep_of({"none": (0.95, 0.92), "flat": (0.93, 0.9)}, seeds=3)
+    owners = np.arange(len(LABELS)) % users
+    return in_sweep(trials, {key: replace(each, users=owners) for key, each in found.items()})
+
+
+def test_so_few_people_that_a_perfect_model_could_not_be_told_from_constant_are_the_reason_that_is_given() -> None:
+    data, found = of_users(1)
+    why = "one test user cannot tell even a perfect model from always predicting the most frequent class: hold out more"
+    said = " ".join(headline(data, found))
+    assert said.count(f"Nothing trained here can be judged: {why}.") == 1
+    assert f"The cost of privacy is unknown: {why}." in said
+    assert "longer" not in said
+    with pytest.raises(InvalidInput, match=f"no setting can be recommended: {why}"):
+        best(found)
+    assert of_users(6)[1].too_few_to_test.startswith("6 test users cannot tell")  # 0.025 ** (1 / 6) is 0.54
+    assert of_users(40)[1].useless == {}
+
+
 @pytest.mark.parametrize("share", [CONSTANT + 0.04, CONSTANT + 0.005])
 def test_a_baseline_near_the_constant_prediction_leaves_the_cost_unknown(share: float) -> None:
     data, found = in_sweep(*sweep_of({"none": (share, share), "flat": (share - 0.001, share - 0.001)}, seeds=3))
