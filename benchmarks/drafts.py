@@ -10,6 +10,7 @@ and test rows, and all scores are of the test rows: accuracy, and R² of regress
     boosting   scikit-learn's HistGradientBoosting, no privacy
     baseline   the drafted setting without privacy, and its share of linear's score; the goal is 0.98 for every table
     private    the drafted DP-SGD at this epsilon, of which its own scaling of the numbers is a part
+    model      the model of the private setting: of two that are drafted, the better one, as `dpsweep best` takes it
     opacus     PrivacyEngine at this epsilon on features standardised without noise, the best of nine learning rates and
                bounds by its score on the test rows: a lead that a draft does not have
 
@@ -56,7 +57,7 @@ _FEWEST_SPLITS, _TESTED = 2, 500
 
 @dataclass(frozen=True)
 class Row:
-    """Scores of one table, means over the splits. opacus: None if it is not installed."""
+    """Scores of one table, means over the splits. opacus: None if it is not installed. model: of the private score."""
 
     table: str
     rows: int
@@ -68,6 +69,7 @@ class Row:
     baseline: float
     private: float
     opacus: float | None
+    model: str
 
     @property
     def share(self) -> float:
@@ -82,6 +84,7 @@ def measured(name: str, most_rows: int, repeats: int, epsilon: float) -> Row:
         drafted |= {"clipping": drafted["clipping"][:2], "norms": "off"}
         drafted["privacy"]["target_epsilon"] = epsilon
         scores: list[dict[str, float]] = []
+        of_drafted: dict[tuple[bool, str], list[float]] = {}
         of_opacus: list[list[float]] = []
         while True:
             split = len(scores)
@@ -95,8 +98,9 @@ def measured(name: str, most_rows: int, repeats: int, epsilon: float) -> Row:
             dataset = load_dataset(plan.trials[0].spec.data)
             scores.append({"constant": _constant(dataset), **_without_privacy(dataset)})
             for trial in plan.trials:
-                result = run_trial(trial.spec, f"{folder}/{split}-{trial.spec.is_private}")
-                scores[-1]["private" if trial.spec.is_private else "baseline"] = result.evaluation.main
+                setting = trial.spec.is_private, trial.spec.model.name
+                result = run_trial(trial.spec, "-".join([f"{folder}/{split}", *map(str, setting)]))
+                of_drafted.setdefault(setting, []).append(result.evaluation.main)
             if installed("opacus"):
                 of_opacus.append(list(_of_opacus(dataset, epsilon, plan.trials[0].spec.delta, split)))
             if split + 1 >= min(repeats, max(_FEWEST_SPLITS, math.ceil(_TESTED / len(dataset.test)))):
@@ -104,7 +108,15 @@ def measured(name: str, most_rows: int, repeats: int, epsilon: float) -> Row:
         means = {name: float(np.mean([each[name] for each in scores])) for name in scores[0]}
         rows, features = len(dataset.train) + len(dataset.test), dataset.feature_shape[0]
         best = float(np.mean(of_opacus, axis=0).max()) if of_opacus else None
-        return Row(name, rows, features, len(scores), opacus=best, **means)
+        (baseline, _), (private, model) = (
+            max(
+                (float(np.mean(found)), model) for (is_private, model), found in of_drafted.items() if is_private is own
+            )
+            for own in (False, True)
+        )
+        return Row(
+            name, rows, features, len(scores), baseline=baseline, private=private, opacus=best, model=model, **means
+        )
 
 
 def _constant(dataset: Dataset) -> float:
@@ -184,11 +196,12 @@ COLUMNS: Final = ("constant", "linear", "boosting", "baseline", "share", "privat
 
 def lines(rows: Sequence[Row]) -> Iterator[str]:
     """Yield the table as it is printed, and how many tables reach each goal."""
-    yield f"{'table':14}{'rows':>8}{'features':>9}{'splits':>7}" + "".join(f"{name:>10}" for name in COLUMNS)
+    names = "".join(f"{name:>10}" for name in COLUMNS)
+    yield f"{'table':14}{'rows':>8}{'features':>9}{'splits':>7}{names}  model"
     for row in rows:
         values: Mapping[str, float | None] = {**asdict(row), "share": row.share}
         shown = (f"{'absent' if (value := values[name]) is None else f'{value:.4f}':>10}" for name in COLUMNS)
-        yield f"{row.table:14}{row.rows:8,}{row.features:9,}{row.splits:7}" + "".join(shown)
+        yield f"{row.table:14}{row.rows:8,}{row.features:9,}{row.splits:7}{''.join(shown)}  {row.model}"
     reached = sum(row.share >= GOAL for row in rows)
     yield f"baseline at {GOAL} of linear or more: {reached} of {len(rows)} tables"
     beside = [row for row in rows if row.opacus is not None]

@@ -14,6 +14,7 @@ from typing import Final, Literal
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.workers.data import FEW_ROWS, ColumnProfile, TableProfile, TableTask, load_source, profile_table
+from dpsweep.workers.tasks import task_called
 from dpsweep.workers.training.robust_ranges import ROUNDS
 
 MOST_VALUES = 50
@@ -36,6 +37,12 @@ _FULL_RATE: Final = 100
 """Rows of a batch from which on the learning rate is that of a model without noise."""
 _BOUND: Final = 0.2
 """Clipping bound over the norm of a row."""
+_HIDDEN: Final = 64
+_OVER_NOISE: Final = 10.0
+"""Rows of a batch over the norm of the noise of all weights, for a multiplier of 1, from which on a hidden layer may
+learn more than a linear model at an epsilon of 1. More rows bear a bound that is larger by as much."""
+_LARGEST_BOUND: Final = 4.0
+"""Bound for many rows over that for few."""
 _FLAGS: Final = frozenset(("0", "1", "false", "true"))
 _TASKS: Final[Mapping[TableTask, str]] = {
     "regression": "the label is an amount; if its numbers are codes of classes, set classes in its place",
@@ -89,6 +96,11 @@ class _Subject:
     encoding: str | None
 
     @property
+    def outputs(self) -> int:
+        """Number of outputs of a model: classes, or labels."""
+        return len(self.labels[0].values or ()) if self.task == "classification" else len(self.labels)
+
+    @property
     def command(self) -> str:
         given = [f"--label {each.name}" for each in self.labels]
         given += [f"--{role} {name}" for role, name in (("group", self.group), ("user", self.user)) if name is not None]
@@ -132,11 +144,12 @@ def draft_sweep(
         *_data_section(subject),
         *(_features(subject, used, has_private_ranges) if text is None else _text_section(text)),
         "  test_fraction: 0.2    # held out for evaluation",
+        "  # public_fraction: 0.1    # of the rest, for tune: rows that you declare public",
     )
     below = (
         *(f"  # left out: {json.dumps(name)}, {why}" for name, why in left_out if text is None),
         "",
-        *_model(subject),
+        *_model(subject, scale.has_hidden_layer),
         *_preparation(scale),
         *_training_section(table.rows, subject, scale),
     )
@@ -160,14 +173,18 @@ class _Scale:
     With features divided by their norm, a learning rate of 4 with momentum 0.9 is stable for cross-entropy, whose
     Hessian has a norm of at most 1/2; squares are steeper by 4. A batch of fewer than 100 rows takes a smaller rate, as
     the noise of a step is divided by the batch. Gradients have a norm of about 1/2 at first and of 1/10 later. The
-    bound lies between: noise grows with it, and below it nothing is cut. `python -m benchmarks.drafts` tries these
-    values on ten tables.
+    bound lies between: noise grows with it, and below it nothing is cut.
+
+    A model with a hidden layer is drafted beside the linear one where the sizes of the table promise that the noise of
+    its many weights is small beside a batch. More rows then bear a larger bound, which lets both models learn faster.
+    `python -m benchmarks.drafts` tries these values on ten tables.
     """
 
     preprocessing: Literal["robust_ranges", "standardised"] | None
     noise_multiplier: float
     numbers: int
     squared_norm: float
+    has_hidden_layer: bool
     learning_rate: float
     bound: float
 
@@ -179,12 +196,21 @@ def _batch(rows: int) -> int:
 
 def _scale(used: Sequence[ColumnProfile], rows: int, subject: _Subject) -> _Scale:
     if subject.text is not None:
-        return _Scale(None, 0.0, 0, 4.0, 0.2, 1.0)
+        return _Scale(None, 0.0, 0, 4.0, False, 0.2, 1.0)
     numbers = sum(max(column.places, 1) for column in used if column.span is not None)
     name, noise = _private_scaling(0.8 * rows, numbers)
     squared = 1.0 + numbers * (_SQUARED_IN_RANGE if name is None else 1.0) + sum(each.span is None for each in used)
-    rate = (1.0 if subject.task == "regression" else 4.0) * min(1.0, _batch(rows) / _FULL_RATE)
-    return _Scale(name, noise, numbers, squared, _digits(rate / squared), _digits(_BOUND * math.sqrt(squared)))
+    rate = (1.0 if subject.task == "regression" else 4.0) * min(1.0, _batch(rows) / _FULL_RATE) / squared
+    bound = _BOUND * math.sqrt(squared)
+    inputs = numbers + sum(len(each.values or ()) for each in used if each.span is None)
+    over_noise = _batch(rows) / math.sqrt(_weights(inputs, subject.outputs)) / _OVER_NOISE
+    bound *= min(max(over_noise, 1.0), _LARGEST_BOUND)
+    return _Scale(name, noise, numbers, squared, over_noise >= 1.0, _digits(rate), _digits(bound))
+
+
+def _weights(inputs: int, outputs: int) -> int:
+    """Return the number of weights of a model with a hidden layer."""
+    return (inputs + 1) * _HIDDEN + (_HIDDEN + 1) * outputs
 
 
 def _private_scaling(rows: float, numbers: int) -> tuple[Literal["robust_ranges", "standardised"] | None, float]:
@@ -467,9 +493,14 @@ def _cure(column: ColumnProfile, by_letters: Mapping[str, Sequence[str]]) -> str
     return f"add ignore_case: [{_text(column.name)}], and list {lower}"
 
 
-def _model(subject: _Subject) -> Iterator[str]:
-    if subject.text is None:
-        yield f"model: logistic    # {_MODELS[subject.task]}; or {{name: mlp, hidden: [64]}}, or a function of your own"
+def _model(subject: _Subject, has_hidden_layer: bool) -> Iterator[str]:
+    layer = f"{{name: mlp, hidden: [{_HIDDEN}]}}"
+    if subject.text is None and has_hidden_layer:
+        yield "model:    # rows enough to try two: more weights learn what is not linear, and have more noise"
+        yield f"  - logistic    # {_MODELS[subject.task]}"
+        yield f"  - {layer}    # or a function of your own"
+    elif subject.text is None:
+        yield f"model: logistic    # {_MODELS[subject.task]}; too few rows for {layer}; or a function of your own"
     elif subject.text.pretrained is None:
         yield "model: transformer    # small; or a function of your own"
     else:
@@ -514,10 +545,11 @@ def _training_section(rows: int, subject: _Subject, scale: _Scale) -> Iterator[s
     yield "  - none    # the non-private baseline"
     yield f"  - {{name: flat, bound: {_number(bound)}}}    # DP-SGD; gradients are longer at first, shorter later"
     yield f"  - {{name: dpsgd_f, bound: {_number(bound)}, count_memory: 0.9}}    # larger for groups clipped more"
-    yield "# What matters most is the bound and the learning rate. To let each setting choose its own:"
+    yield "# Bound and learning rate matter most. To let each setting choose its own, by public_fraction in data:"
     bounds, rates = (", ".join(_number(_digits(each * by)) for by in (0.3, 1.0, 3.0)) for each in (bound, rate))
     places = f"clipping.bound: [{bounds}], optimizer.learning_rate: [{rates}]"
-    yield f"# tune: {{parameters: {{{places}}}, privacy: unaccounted}}"
+    by = "" if subject.task == "classification" else f" select_by: {task_called(subject.task).main},"
+    yield f"# tune: {{parameters: {{{places}}},{by} privacy: unaccounted}}"
     if subject.text is None:
         yield "reference: true    # a rule on one column and a linear model beside the baseline: is it as good?"
     yield "noise: constant"

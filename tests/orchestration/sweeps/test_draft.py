@@ -96,6 +96,20 @@ def test_a_draft_says_that_it_was_read_off_the_data(tmp_path: Path) -> None:
     assert parse_sweep(text).data[0].params["features"][0] == "age"
 
 
+@pytest.mark.parametrize(("rows", "models", "bound"), [(1_000, ["logistic"], 0.45), (3_000, ["logistic", "mlp"], 0.51)])
+def test_a_hidden_layer_is_drafted_where_a_batch_is_large_beside_its_noise(
+    tmp_path: Path, rows: int, models: list[str], bound: float
+) -> None:
+    draw = random.Random(0)
+    path = tmp_path / "table.csv"
+    numbers = (",".join(f"{draw.gauss(0, 1):.4f}" for _ in range(4)) for _ in range(rows))
+    path.write_text("a,b,c,d,y\n" + "".join(f"{each},{'nt'[row % 2]}\n" for row, each in enumerate(numbers)))
+    sweep = parse_sweep(draft_sweep(path, ["y"], None))
+    assert [each.name for each in sweep.model] == models
+    assert sweep.clipping[1].params["bound"] == bound
+    assert plan_sweep(sweep).refusals == ()
+
+
 @pytest.mark.parametrize(
     ("labels", "task", "loss", "ranges"),
     [
@@ -114,6 +128,8 @@ def test_other_tasks_are_drafted(tmp_path: Path, labels: list[str], task: str, l
     assert plan.trials[0].dataset.task == task
     assert plan.trials[0].dataset.reasons == ()
     assert [each.name for each in sweep.loss] == [loss]
+    tuned = text.replace("# tune:", "tune:").replace("# public_fraction:", "public_fraction:")
+    assert plan_sweep(parse_sweep(tuned)).refusals == (), "what is proposed in a comment plans"
     assert set(ranges) <= set(sweep.data[0].params["ranges"])
     assert not set(labels) & set(sweep.data[0].params["features"])
 
