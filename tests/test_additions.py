@@ -1,4 +1,4 @@
-"""A sampling, a clipping method, a metric and a command are added in as few files as docs/architecture.md says.
+"""A part is added in as few files as docs/architecture.md says.
 
 Each is planted in a copy of the product, by the edits that a person would make, and then used from the command line.
 """
@@ -101,6 +101,28 @@ def register(app: typer.Typer) -> None:
     """Add the command ``greet`` to ``app``."""
     app.command(**panels.listed(panels.RESULTS, "greet"))(greet)
 '''
+NOTING = '''"""A toy: notes the keys of trials in a file of the working directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dpsweep.orchestration.records.published import PublishedTrial
+from dpsweep.orchestration.tracking.no_tracking import NoTracker
+
+
+class NotingTracker(NoTracker):
+    """Notes the key of every trial."""
+
+    def log_trial(self, trial: PublishedTrial) -> str:
+        """Note the trial."""
+        with Path("noted.txt").open("a") as noted:
+            noted.write(f"{trial.key}\\n")
+        return ""
+'''
+OPENED = """        if uri == "notes":
+            return NotingTracker()
+"""
 TOY_METRIC = '    Metric("toy_delta", "privacy/toy_delta", "Toy", delta, NUMBER, "A toy.", frozenset(MetricTable)),\n'
 
 
@@ -168,6 +190,20 @@ ADDITIONS: Mapping[str, tuple[Addition, int]] = {
         ),
         2,
     ),
+    "tracker": (
+        Addition(
+            {
+                "orchestration/tracking/opening.py": {
+                    "        return MlflowTracker(uri, ": OPENED,
+                    "from dpsweep.orchestration.tracking.protocol import Tracker,": (
+                        "from dpsweep.orchestration.tracking.noting import NotingTracker\n"
+                    ),
+                }
+            },
+            {"orchestration/tracking/noting.py": NOTING},
+        ),
+        3,
+    ),
     "command": (
         Addition(
             {
@@ -219,6 +255,7 @@ def test_each_touches_few_files() -> None:
         "sampling": 2,
         "clipping method": 2,
         "metric": 1,
+        "tracker": 2,
         "command": 2,
     }
     assert all(addition.files <= most for addition, most in ADDITIONS.values())
@@ -235,7 +272,8 @@ def test_a_toy_sampling_is_accounted_and_a_toy_command_runs(copy: Path, tmp_path
 @pytest.mark.long
 def test_a_sweep_trains_with_the_toys_and_shows_the_metric(copy: Path, tmp_path: Path) -> None:
     (tmp_path / "toys.yaml").write_text(SWEEP)
-    dpsweep(copy, tmp_path, "run", "toys.yaml", "--output", "run", "--tracking-uri", "none", "--address", "in-process")
+    dpsweep(copy, tmp_path, "run", "toys.yaml", "--output", "run", "--tracking-uri", "notes", "--address", "in-process")
     dpsweep(copy, tmp_path, "export", "run", "--to", "trials.csv")
     assert "toy_delta" in (tmp_path / "trials.csv").read_text()
     assert "Toy" in (tmp_path / "run" / "report.html").read_text()
+    assert len(set((tmp_path / "noted.txt").read_text().splitlines())) == 1

@@ -31,7 +31,7 @@ from dpsweep.orchestration.comparison.spoken import unknown_of_one_seed
 from dpsweep.orchestration.records.published import NON_PRIVATE, Label, PublishedTrial
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.report.prose import together
-from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
+from dpsweep.orchestration.tracking.opening import ways_to_look
 
 if TYPE_CHECKING:  # these modules load torch, Ray and MLflow
     from dpsweep.orchestration.execution.prediction import Prediction
@@ -196,13 +196,10 @@ def print_outcome(outcome: Outcome) -> None:
     else:
         console.print("Open the report:", style="bold")
         console.print(Text(f"  {python} -m webbrowser {Path(report).as_uri()}"), soft_wrap=True)
-    if uri == NO_TRACKING:
-        return
-    console.print("Open MLflow:", style="bold")
-    page = outcome.recording.page if outcome.recording else ""
-    serve = f"{python} -m mlflow ui --backend-store-uri {shlex.quote(uri)}"
-    lines = [page or uri] if uri.startswith("http") else [serve, *([f"and then {page}"] if page else [])]
-    for line in lines:
+    ways = ways_to_look(uri, outcome.recording.page if outcome.recording else "", python)
+    if ways:
+        console.print(ways[0], style="bold")
+    for line in ways[1:]:
         console.print(Text(f"  {line}"), soft_wrap=True)
 
 

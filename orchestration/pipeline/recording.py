@@ -16,7 +16,7 @@ from dpsweep.orchestration.comparison.findings import findings
 from dpsweep.orchestration.comparison.plain_text import masked
 from dpsweep.orchestration.comparison.stored import stored_evidence
 from dpsweep.orchestration.execution.publication import publication
-from dpsweep.orchestration.pipeline.stage import open_tracker, recording_in
+from dpsweep.orchestration.pipeline.stage import recording_in
 from dpsweep.orchestration.records.layout import SweepFiles, absolute
 from dpsweep.orchestration.records.ownership import claimed, exclusive
 from dpsweep.orchestration.records.recording import NOTHING_RECORDED, Recording
@@ -25,6 +25,7 @@ from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.records.status_snapshot import PERIOD, read_snapshot, write_snapshot
 from dpsweep.orchestration.tracking.abandoned import end_abandoned
 from dpsweep.orchestration.tracking.given_stores import given_experiment, given_store
+from dpsweep.orchestration.tracking.opening import open_tracker
 from dpsweep.orchestration.tracking.protocol import tracked
 from dpsweep.orchestration.tracking.recorder import TrackingRecorder
 

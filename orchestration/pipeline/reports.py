@@ -8,13 +8,13 @@ from dpsweep.orchestration.comparison.stored import owned_record
 from dpsweep.orchestration.execution.publication import publication
 from dpsweep.orchestration.execution.upkeep import damaged_files
 from dpsweep.orchestration.pipeline.request import Outcome
-from dpsweep.orchestration.pipeline.stage import open_tracker
 from dpsweep.orchestration.records.layout import SweepFiles, absolute
 from dpsweep.orchestration.records.release_modes import release_mode
 from dpsweep.orchestration.records.status_snapshot import read_snapshot
 from dpsweep.orchestration.report.writing import write_reports
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri, stored_tracking_uri
 from dpsweep.orchestration.tracking.given_stores import given_experiment
+from dpsweep.orchestration.tracking.opening import open_tracker
 from dpsweep.orchestration.tracking.protocol import tracked
 
 

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.records import closed_to_strangers, exists, make_private_file, make_private_folder
 from dpsweep.orchestration.comparison.plain_text import masked
 from dpsweep.orchestration.comparison.stored import kept_trials
@@ -29,7 +29,6 @@ from dpsweep.orchestration.records.manifest import Manifest, open_manifest, writ
 from dpsweep.orchestration.records.ownership import claimed, exclusive
 from dpsweep.orchestration.records.recording import Recording
 from dpsweep.orchestration.records.release_modes import release_mode
-from dpsweep.orchestration.records.safety import require_safe_tracking
 from dpsweep.orchestration.records.status import SweepStatus
 from dpsweep.orchestration.records.status_snapshot import SweepSnapshot
 from dpsweep.orchestration.sweeps.growth import grown, past_of
@@ -38,9 +37,9 @@ from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.orchestration.tracking.addresses import LOCAL_SERVER, experiment_name, is_server
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
 from dpsweep.orchestration.tracking.given_stores import note_given
-from dpsweep.orchestration.tracking.mlflow import MlflowTracker
-from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING, NoTracker
-from dpsweep.orchestration.tracking.protocol import Tracker, TrackingUnavailable
+from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
+from dpsweep.orchestration.tracking.opening import open_tracker
+from dpsweep.orchestration.tracking.protocol import Tracker
 from dpsweep.workers.own_code.own_record import has_changed
 
 
@@ -235,19 +234,3 @@ def recording_in(
     begun = Recording(store=known, page=page, experiment=experiment or experiment_name(), command=command)
     note_given(begun, sweep_id, files)
     return begun
-
-
-def open_tracker(uri: str, files: SweepFiles, experiment: str | None = None) -> Tracker:
-    """Return the tracker of an MLflow store, or one that records nothing for `NO_TRACKING`.
-
-    experiment: by default `experiment_name`. Raises: InvalidInput if the store cannot be opened; UnsafeFile for a link
-    in the place of the embedded one.
-    """
-    if uri == embedded_tracking_uri(files.local_folder):
-        require_safe_tracking(files)
-    try:
-        if uri == NO_TRACKING:
-            return NoTracker()
-        return MlflowTracker(uri, experiment=experiment, artifact_root=files.artifacts)
-    except TrackingUnavailable as error:
-        raise InvalidInput(f"{error}; nothing was started") from error

@@ -1,6 +1,6 @@
 """Recording of a sweep in MLflow while it runs.
 
-Other packages import only the modules in `__all__`. `protocol` and `recorder` do not load MLflow.
+Other packages import only the modules in `__all__`. `opening`, `protocol` and `recorder` do not load MLflow.
 """
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "given_stores",
     "mlflow",
     "no_tracking",
+    "opening",
     "protocol",
     "recorder",
     "registry",

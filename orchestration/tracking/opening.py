@@ -1,0 +1,42 @@
+"""Opens the tracker of an address, and tells how to look at what it has recorded."""
+
+from __future__ import annotations
+
+import shlex
+
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.safety import require_safe_tracking
+from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING, NoTracker
+from dpsweep.orchestration.tracking.protocol import Tracker, TrackingUnavailable
+
+
+def open_tracker(uri: str, files: SweepFiles, experiment: str | None = None) -> Tracker:
+    """Return the tracker of an MLflow store, or one that records nothing for `NO_TRACKING`.
+
+    experiment: by default `experiment_name`. Raises: InvalidInput if the store cannot be opened; UnsafeFile for a link
+    in the place of the embedded one.
+    """
+    from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri  # late: both load MLflow
+    from dpsweep.orchestration.tracking.mlflow import MlflowTracker
+
+    if uri == embedded_tracking_uri(files.local_folder):
+        require_safe_tracking(files)
+    try:
+        if uri == NO_TRACKING:
+            return NoTracker()
+        return MlflowTracker(uri, experiment=experiment, artifact_root=files.artifacts)
+    except TrackingUnavailable as error:
+        raise InvalidInput(f"{error}; nothing was started") from error
+
+
+def ways_to_look(uri: str, page: str, python: str) -> list[str]:
+    """Return a heading and what to type or open; nothing for `NO_TRACKING`.
+
+    uri: without passwords. page: of the sweep; "" if it has none. python: the command of the interpreter.
+    """
+    if uri == NO_TRACKING:
+        return []
+    serve = f"{python} -m mlflow ui --backend-store-uri {shlex.quote(uri)}"
+    lines = [page or uri] if uri.startswith("http") else [serve, *([f"and then {page}"] if page else [])]
+    return ["Open MLflow:", *lines]
