@@ -41,7 +41,13 @@ from dpsweep.accounting.errors import (
 from dpsweep.accounting.individual import INDIVIDUAL_ACCOUNTANTS, IndividualEpsilons, individual_epsilons
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.mechanism.exponential_choice import ExponentialChoice
-from dpsweep.accounting.mechanism.noise_strategies import BandedNoise, IndependentNoise, InverseRootNoise, LambdaNoise
+from dpsweep.accounting.mechanism.noise_strategies import (
+    BandedNoise,
+    BufferedNoise,
+    IndependentNoise,
+    InverseRootNoise,
+    LambdaNoise,
+)
 from dpsweep.accounting.mechanism.random_trials import RandomTrials
 from dpsweep.accounting.mechanism.samplings import (
     SAMPLINGS,
@@ -74,6 +80,7 @@ __all__ = [
     "AdvantageBudget",
     "AttackRisk",
     "BandedNoise",
+    "BufferedNoise",
     "CertifiedEpsilon",
     "CertifiedInterval",
     "CyclicPoissonSampling",

@@ -607,6 +607,7 @@ class _Noise:
     def bisr(self, *, bands: Each[int], noise_multiplier: Each[float] | None = None) -> Part:
         """C^-1 has ``bands`` diagonals, from the inverse square root of prefix sums: BISR, arXiv 2505.12128."""
     def lambda_cgd(self, *, decay: Each[float], noise_multiplier: Each[float] | None = None) -> Part: ...
+    def blt(self, *, buffers: Each[int], apart: Each[int], noise_multiplier: Each[float] | None = None) -> Part: ...
 
 Noise: Final[_Noise]
 

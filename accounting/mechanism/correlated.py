@@ -59,6 +59,18 @@ def as_independent(trace: Trace, group_size: int = 1) -> Trace:
     return replace(trace, segments=segments, strategy=INDEPENDENT)
 
 
+def steps_apart(sampling: Sampling, steps: int) -> int:
+    """Return the steps between two participations of an example, to which noise is fitted.
+
+    They are ``steps`` where an example takes part once, or where chance decides.
+    """
+    match sampling:
+        case FixedOrderSampling(batches=batches):
+            return min(batches, steps)
+        case _:
+            return steps
+
+
 def require_step_by_step(trace: Trace) -> None:
     """Raise `UnsupportedMechanism` unless what one example contributes to a step costs the same whenever it does."""
     require_supported(trace)

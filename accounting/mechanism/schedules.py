@@ -294,15 +294,17 @@ NOISES: Mapping[str, Callable[..., NoiseSchedule | NoiseStrategy]] = {**SCHEDULE
 
 
 def make_noise(
-    name: str, noise_multiplier: float, params: Mapping[str, Any], steps: int
+    name: str, noise_multiplier: float, params: Mapping[str, Any], steps: int, apart: int
 ) -> tuple[NoiseSchedule, NoiseStrategy]:
     """Return the schedule and the strategy of a trial of ``steps`` steps, by the name of either.
+
+    apart: steps between two participations of an example, ``steps`` for one participation.
 
     Raises: InvalidInput with the nearest valid word for an unknown name or key.
     """
     lookup(NOISES, name, "noise schedule")
     if name in CORRELATED:
-        return ConstantSchedule(noise_multiplier), make_strategy(name, params, steps)
+        return ConstantSchedule(noise_multiplier), make_strategy(name, params, steps, apart)
     return make_schedule(name, noise_multiplier, **params), INDEPENDENT
 
 

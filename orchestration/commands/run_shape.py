@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dpsweep.accounting.errors import InvalidInput, require_finite, require_whole
+from dpsweep.accounting.mechanism.correlated import steps_apart
 from dpsweep.accounting.mechanism.noise_strategies import (
     INDEPENDENT,
     BandedNoise,
@@ -96,15 +97,16 @@ class RunShape:
             adjacency=self.adjacency,
         )
         trace = trace if steps is None else trace.until(steps)
-        return replace(trace, strategy=self.strategy(trace.steps))
+        return replace(trace, strategy=self.strategy(trace.steps, steps_apart(sampling, trace.steps)))
 
-    def strategy(self, steps: int) -> NoiseStrategy:
-        """Return the noise strategy for a run of so many steps. Raises: InvalidInput for a malformed
-        --noise-strategy.
+    def strategy(self, steps: int, apart: int) -> NoiseStrategy:
+        """Return the noise strategy for a run of ``steps``, with an example in every ``apart`` of them at most.
+
+        Raises: InvalidInput for a malformed --noise-strategy.
         """
         if self.noise_strategy is None:
             return INDEPENDENT
-        return make_strategy(*split_schedule(self.noise_strategy), steps)
+        return make_strategy(*split_schedule(self.noise_strategy), steps, apart)
 
     def sizes(self) -> tuple[int, int]:
         """Numbers of examples of the data set and of a batch. Raises: InvalidInput if one is missing."""
@@ -141,7 +143,7 @@ def _shuffle(shape: RunShape) -> Sampling:
 
 
 def _cyclic(shape: RunShape) -> Sampling:
-    match shape.strategy(1):
+    match shape.strategy(1, 1):
         case BandedNoise(bands=bands) if shape.cycle_length is None:
             return CyclicPoissonSampling.of_sizes(*shape.sizes(), bands)
         case _ if shape.cycle_length is None:

@@ -19,8 +19,8 @@ from dpsweep.orchestration.sweeps.schema import AccountingSettings
 
 EXPORTED = {
     "dpsweep.accounting": """ACCOUNTANTS INDIVIDUAL_ACCOUNTANTS SAMPLINGS SCHEDULES AdvantageBudget AttackRisk
-        BandedNoise CertifiedEpsilon CertifiedInterval DataCorruption DpsweepError EpsilonBudget ExponentialChoice
-        CyclicPoissonSampling FixedBatchSampling FixedOrderSampling GaussianRelease IndependentNoise
+        BandedNoise BufferedNoise CertifiedEpsilon CertifiedInterval DataCorruption DpsweepError EpsilonBudget
+        ExponentialChoice CyclicPoissonSampling FixedBatchSampling FixedOrderSampling GaussianRelease IndependentNoise
         IndividualEpsilons InverseRootNoise LambdaNoise
         InvalidInput NoiseSchedule PoissonSampling PrivacyCurve PrivacyEstimate PureRelease RandomTrials
         RandomAllocationSampling

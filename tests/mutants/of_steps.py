@@ -180,7 +180,8 @@ STEPS: Final[tuple[Mutant, ...]] = (
         ("tests/workers/noise/test_step_noise.py",),
         B("scale = std * self._norm", "scale = std", "noise does not cover the columns of C", True),
         B("-_turned(noises, step)", "_turned(noises, step)", "earlier noise has the wrong sign", True),
-        B('self._step, self._rows = state["step"]', "self._step, self._rows = 0", "earlier noise is a step off", True),
+        B('= state["step"], state["rows"]', '= 0, state["rows"]', "earlier noise is a step off", True),
+        B("rows.mul_(self._decays)", "rows.mul_(1.0)", "buffers of noise forget nothing", True),
     ),
     *bugs_in(
         "workers/noise/gaussians.py",

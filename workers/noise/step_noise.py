@@ -1,15 +1,15 @@
 """The noise of the training steps, by the noise strategy of the trace.
 
 The trainer asks for it once a step. Independent noise keeps nothing. Correlated noise z = C^-1 w keeps some of the
-draws w or of the noise z of earlier steps, as doubles, in the checkpoint
-(`dpsweep.accounting.mechanism.noise_strategies.Recurrence`).
+draws w or of the noise z of earlier steps, or sums of them, as doubles, in the checkpoint
+(`dpsweep.accounting.mechanism.noise_strategies.Memory`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, assert_never
 
 import numpy as np
 import torch
@@ -17,8 +17,10 @@ from torch import Tensor
 
 from dpsweep.accounting.errors import require_finite
 from dpsweep.accounting.mechanism.noise_strategies import (
+    Buffers,
     CorrelatedNoise,
     IndependentNoise,
+    Memory,
     NoiseStrategy,
     Recurrence,
     require_known_noise,
@@ -78,24 +80,21 @@ class IndependentSteps:
 
 
 class CorrelatedSteps:
-    """Noise C^-1 w by the recurrence of the strategy.
+    """Noise C^-1 w by the memory of the strategy.
 
     Guarantee: rounding errors of z do not add up. z_t is stored as a double, and C z in exact arithmetic differs from
-    the draws w by the rounding of one step. The released value is rounded to a public grid that is far coarser
-    (docs/accounting-proofs.md, "Correlated noise").
+    the draws w by the rounding of one step, with buffers by that of the steps which they remember. The released value
+    is rounded to a public grid that is far coarser (docs/accounting-proofs.md, "Correlated noise").
     """
 
     def __init__(self, strategy: CorrelatedNoise, source: NoiseSource) -> None:
         self._source, self._step = source, 0
-        self._rows = torch.zeros(0, 0, dtype=torch.float64)
-        self._use(strategy.recurrence(), column_norm(strategy.column()))
+        self._use(strategy.memory(), column_norm(strategy.column()))
         self._spread = np.sqrt(np.cumsum(strategy.noising_column() ** 2))
 
-    def _use(self, recurrence: Recurrence, norm: float) -> None:
+    def _use(self, memory: Memory, norm: float) -> None:
         """`norm`: at least that of a column of C; the draws' standard deviation over that of independent noise."""
-        self._recurrence, self._norm = recurrence, norm
-        self._draws, self._noises = len(recurrence.of_draws) - 1, len(recurrence.of_noise) - 1
-        self._weights = torch.from_numpy(_weights(recurrence))
+        self._norm, self._kept = norm, _earlier(memory)
 
     def released(self, values: Mapping[str, Tensor], std: float) -> NoisySum:
         require_finite("noise std", std, at_least=0.0)
@@ -106,7 +105,7 @@ class CorrelatedSteps:
         with one_thread():
             for draws in self._source.standard(len(joined)):
                 part = joined[start : start + len(draws)]
-                noise = self._noise(draws, start, len(joined))
+                noise = self._kept.noise(draws, self._step, start, len(joined))
                 if scale > 0.0:
                     part.copy_(self._source.rounded(noise.mul(scale).add_(part.to(noise.device)), spread))
                 start += len(draws)
@@ -117,37 +116,93 @@ class CorrelatedSteps:
         }
         return NoisySum(shaped, spread)
 
-    def _noise(self, draws: Tensor, start: int, size: int) -> Tensor:
-        """Return z / ``norm`` of the weights from ``start`` on, given their draws [n], and keep what later steps need.
-
-        Row i of the rows kept holds the draws of the last step t with t mod (number of draws kept) = i; rows of noise
-        follow, likewise.
-        """
-        if self._rows.shape != (len(self._weights[0]), size) or self._rows.device != draws.device:
-            self._rows = torch.zeros(len(self._weights[0]), size, dtype=torch.float64, device=draws.device)
-            self._weights = self._weights.to(draws.device)
-        rows = self._rows[:, start : start + len(draws)]
-        noise = draws * float(self._recurrence.of_draws[0] / self._recurrence.of_noise[0])
-        if len(rows):
-            noise.addmv_(rows.t(), self._weights[self._step % len(self._weights)])
-        if self._draws:
-            rows[self._step % self._draws] = draws
-        if self._noises:
-            rows[self._draws + self._step % self._noises] = noise
-        return noise
-
     @property
     def kept(self) -> Mapping[str, Any]:
         return {"earlier noise": self}
 
     def state(self) -> dict[str, Any]:
-        recurrence = {"draws": self._recurrence.of_draws.tolist(), "noise": self._recurrence.of_noise.tolist()}
-        return {"step": self._step, "rows": self._rows, "norm": self._norm, **recurrence}
+        coefficients = {name: value.tolist() for name, value in vars(self._kept.memory).items()}
+        return {"step": self._step, "rows": self._kept.rows, "norm": self._norm, **coefficients}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue with the coefficients of the state, which another machine may compute with other last bits."""
-        self._use(Recurrence(np.array(state["draws"]), np.array(state["noise"])), state["norm"])
-        self._step, self._rows = state["step"], state["rows"].clone()
+        memory = self._kept.memory
+        self._use(type(memory)(**{name: np.array(state[name]) for name in vars(memory)}), state["norm"])
+        self._step, self._kept.rows = state["step"], state["rows"].clone()
+
+
+class _Earlier(Protocol):
+    """Values of earlier steps, a column for each weight."""
+
+    rows: Tensor
+    """[kept, weights], doubles on the device of the draws."""
+
+    @property
+    def memory(self) -> Memory: ...
+
+    def noise(self, draws: Tensor, step: int, start: int, size: int) -> Tensor:
+        """Return z of the weights from ``start`` on, given their draws [n], and keep what later steps need.
+
+        size: number of all weights. Draws and noise have the unit in which a column of C has norm 1.
+        """
+        ...
+
+
+def _earlier(memory: Memory) -> _Earlier:
+    """Return the values of no step yet."""
+    match memory:
+        case Recurrence():
+            return _EarlierSteps(memory)
+        case Buffers():
+            return _EarlierSums(memory)
+        case _:
+            assert_never(memory)
+
+
+class _EarlierSteps:
+    """Row i of the rows holds the draws of the last step t with t mod (number of draws kept) = i; rows of noise follow,
+    likewise.
+    """
+
+    def __init__(self, memory: Recurrence) -> None:
+        self.memory, self.rows = memory, torch.zeros(0, 0, dtype=torch.float64)
+        self._draws, self._noises = len(memory.of_draws) - 1, len(memory.of_noise) - 1
+        self._weights = torch.from_numpy(_weights(memory))
+
+    def noise(self, draws: Tensor, step: int, start: int, size: int) -> Tensor:
+        self.rows, self._weights = _rows_for(self.rows, self.memory, draws, size), self._weights.to(draws.device)
+        rows = self.rows[:, start : start + len(draws)]
+        noise = draws * float(self.memory.of_draws[0] / self.memory.of_noise[0])
+        if len(rows):
+            noise.addmv_(rows.t(), self._weights[step % len(self._weights)])
+        if self._draws:
+            rows[step % self._draws] = draws
+        if self._noises:
+            rows[self._draws + step % self._noises] = noise
+        return noise
+
+
+class _EarlierSums:
+    """Row k of the rows is buffer k."""
+
+    def __init__(self, memory: Buffers) -> None:
+        self.memory, self.rows = memory, torch.zeros(0, 0, dtype=torch.float64)
+        self._decays, self._weights = torch.from_numpy(memory.decays)[:, None], torch.from_numpy(memory.weights)
+
+    def noise(self, draws: Tensor, step: int, start: int, size: int) -> Tensor:
+        self.rows = _rows_for(self.rows, self.memory, draws, size)
+        self._decays, self._weights = self._decays.to(draws.device), self._weights.to(draws.device)
+        rows = self.rows[:, start : start + len(draws)]
+        noise = torch.addmv(draws, rows.t(), self._weights, alpha=-1.0)
+        rows.mul_(self._decays).add_(noise)
+        return noise
+
+
+def _rows_for(rows: Tensor, memory: Memory, draws: Tensor, size: int) -> Tensor:
+    """Return ``rows`` for ``size`` weights on the device of ``draws``, or new ones of zeros."""
+    if rows.shape == (memory.kept, size) and rows.device == draws.device:
+        return rows
+    return torch.zeros(memory.kept, size, dtype=torch.float64, device=draws.device)
 
 
 def _weights(recurrence: Recurrence) -> Array:

@@ -11,6 +11,7 @@ from dpsweep.accounting.calibration.budgets import Budget, EpsilonBudget, RhoBud
 from dpsweep.accounting.calibration.calibrate import calibrate_filter, count_within_budget
 from dpsweep.accounting.calibration.planning import TrialMechanism
 from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.mechanism.correlated import steps_apart
 from dpsweep.accounting.mechanism.schedules import make_noise
 from dpsweep.accounting.mechanism.trace import Release, Trace
 from dpsweep.workers import clipping
@@ -48,7 +49,8 @@ def mechanism_with(
     """
     named, sampling = spec.noise.schedule, planned_sampling(spec.sampling, dataset_size)
     steps = spec.epochs * sampling.steps_per_epoch
-    schedule, strategy = make_noise(named.name, spec.noise.initial_noise_multiplier, named.params, steps)
+    apart = steps_apart(sampling, steps)
+    schedule, strategy = make_noise(named.name, spec.noise.initial_noise_multiplier, named.params, steps, apart)
     budget = method.example_budget
     repeatable = spec.augmentation is None and not spec.execution.autocast
     exact = spec.norms.refreshes_per_epoch == "every_step" and repeatable

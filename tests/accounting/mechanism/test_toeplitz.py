@@ -10,9 +10,11 @@ import pytest
 from scipy import linalg
 
 from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.mechanism.buffered import Pairs, best_buffered
 from dpsweep.accounting.mechanism.noise_strategies import (
     INDEPENDENT,
     BandedNoise,
+    BufferedNoise,
     CorrelatedNoise,
     InverseRootNoise,
     LambdaNoise,
@@ -31,6 +33,8 @@ STRATEGIES: list[CorrelatedNoise] = [
     LambdaNoise(0.0, 7),
     LambdaNoise(0.6, 7),
     LambdaNoise(1.0, 7),
+    BufferedNoise(1, 7, 7),
+    BufferedNoise(3, 7, 2),
 ]
 
 
@@ -86,6 +90,43 @@ def test_the_best_banded_matrix_is_that_of_jax_privacy() -> None:
     assert prefix_sum_errors(bisr, 50, 1.0) == pytest.approx((3.583125 * square, 5.98046875 * square))
 
 
+@pytest.mark.parametrize(("buffers", "steps"), [(1, 9), (2, 40), (3, 90)])
+def test_no_buffers_near_the_best_have_a_smaller_error(buffers: int, steps: int) -> None:
+    apart = steps // 3
+    pairs = best_buffered(buffers, steps, apart)
+    best = fitted(pairs.column(steps), steps, apart)
+    rng = np.random.default_rng(1)
+    for size in (1e-4, 1e-2, 0.1):
+        for _ in range(20):
+            near = Pairs(*(each * np.exp(size * rng.normal(size=buffers)) for each in (pairs.decays, pairs.weights)))
+            assert fitted(near.column(steps), steps, apart) >= best * (1 - 1e-12)
+
+
+def fitted(column: Array, steps: int, apart: int) -> float:
+    """Mean squared row of A C^-1 times the squared sensitivity of an order that repeats after ``apart`` steps."""
+    rows = np.tri(steps) @ np.linalg.inv(dense(column, steps))
+    turns = np.arange(steps) % apart == 0
+    return float((rows**2).sum(axis=1).mean() * (dense(column, steps)[:, turns].sum(axis=1) ** 2).sum())
+
+
+def test_the_best_buffers_are_those_of_jax_privacy() -> None:
+    """What its `buffered_toeplitz.optimize_loss` 2.0 finds for the mean error, of one participation and of five."""
+    pairs = best_buffered(3, 500, 500)
+    np.testing.assert_allclose(pairs.decays, [0.99428255, 0.9337393, 0.58660789], atol=5e-6)
+    np.testing.assert_allclose(pairs.weights, [0.0966577, 0.15937838, 0.24166885], atol=5e-6)
+    assert prefix_sum_errors(BufferedNoise(3, 500, 500), 500, 1.0)[0] == pytest.approx(8.008380945128115, rel=1e-11)
+    repeated = best_buffered(2, 2000, 100)
+    np.testing.assert_allclose(repeated.decays, [0.98455145, 0.57383509], atol=1e-7)
+    np.testing.assert_allclose(repeated.weights, [0.25292003, 0.25649705], atol=1e-7)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5, 11, 37, 1000])
+def test_more_buffers_are_never_worse_in_runs_of_any_length(steps: int) -> None:
+    errors = [prefix_sum_errors(BufferedNoise(buffers, steps, steps), steps, 1.0)[0] for buffers in (1, 2, 3, 6)]
+    assert all(more <= fewer * (1 + 1e-7) for fewer, more in itertools.pairwise(errors))
+    assert errors[0] <= (steps + 1) / 2
+
+
 def brute_force(matrix: Array, apart: int) -> float:
     """The largest norm of C x over all starts, all subsets of participations and all signs of scalar contributions."""
     steps, largest = len(matrix), 0.0
@@ -128,10 +169,11 @@ def test_a_longer_column_is_cut_at_the_end_of_the_run() -> None:
         ("banded", {"bands": 0}, "bands of correlated noise is 0, but must be at least 1"),
         ("banded", {"bands": 4, "lambda": 1}, "unknown key 'lambda'"),
         ("bands", {"bands": 4}, "unknown noise strategy 'bands'; did you mean 'banded'"),
+        ("blt", {"buffers": 9}, "buffers of correlated noise is 9"),
         ("lambda_cgd", {"decay": 1.5}, "decay of correlated noise is 1.5"),
         ("independent", {"bands": 4}, "it takes none"),
     ],
 )
 def test_what_is_no_strategy_is_refused(name: str, params: dict[str, float], said: str) -> None:
     with pytest.raises(InvalidInput, match=said):
-        make_strategy(name, params, 10)
+        make_strategy(name, params, 10, 10)

@@ -70,7 +70,7 @@ def test_tables_say_the_errors_of_a_strategy() -> None:
         ((*CYCLIC, *BANDED, *RUN, "--group-size", 2), "members may take turns in different steps"),
         ((*CYCLIC, *BANDED, *RUN, "--max-batch-size", 90), "neither --sample-rate nor --max-batch-size"),
         ((*CYCLIC, "--noise-strategy", "bisr:bands=4", "--cycle-length", 4, *RUN), "reaches over 40 steps"),
-        ((*CYCLIC, "--noise-strategy", "blt:buffers=4", *RUN), "unknown noise strategy 'blt'"),
+        ((*CYCLIC, "--noise-strategy", "tree:buffers=4", *RUN), "unknown noise strategy 'tree'"),
         (("--sampling", "fixed", *SIZES, *BANDED, *RUN), "use cyclic_poisson with at least as many groups as bands"),
         (("--sampling", "poisson", *SIZES, "--cycle-length", 4, *RUN), "--cycle-length belongs to --sampling cyclic"),
         (

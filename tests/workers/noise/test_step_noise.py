@@ -14,6 +14,7 @@ from dpsweep.accounting.errors import UnsupportedMechanism
 from dpsweep.accounting.mechanism.noise_strategies import (
     INDEPENDENT,
     BandedNoise,
+    BufferedNoise,
     CorrelatedNoise,
     InverseRootNoise,
     LambdaNoise,
@@ -31,6 +32,7 @@ STRATEGIES: list[CorrelatedNoise] = [
     BandedNoise(STEPS, STEPS),
     InverseRootNoise(5, STEPS),
     LambdaNoise(0.7, STEPS),
+    BufferedNoise(2, STEPS, 4),
 ]
 every_strategy = pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.stored_name)
 SHAPES = {"weight": (3, 5), "bias": (4,)}

@@ -31,6 +31,7 @@ def correlated(noise: Component, sampling: SamplingSpec) -> TrialSpec:
 CORRELATED = {
     "lambda in one order": correlated(Component("lambda_cgd", {"decay": 0.5}), SamplingSpec("fixed_order", 100)),
     "bisr in one order": correlated(Component("bisr", {"bands": 8}), SamplingSpec("fixed_order", 100)),
+    "buffers in one order": correlated(Component("blt", {"buffers": 2}), SamplingSpec("fixed_order", 100)),
     "banded in one order": correlated(Component("banded", {"bands": 4}), SamplingSpec("fixed_order", 100)),
     "banded in turns": correlated(
         Component("banded", {"bands": 4}), SamplingSpec("cyclic_poisson", 100, cycle_length=4)
