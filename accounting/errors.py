@@ -85,7 +85,7 @@ def public_text(error: BaseException) -> str:
 
 
 def private_text(error: BaseException) -> str | None:
-    """Full message and traceback of an error and its causes; None if `public_text` omits nothing."""
+    """Return the full message and traceback of an error and its causes; None if `public_text` omits nothing."""
     if all(isinstance(each, DpsweepError) and _is_own(each) for each in _with_causes(error)):
         return None
     return "".join(traceback.format_exception(error))

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def one_of(names: Collection[str]) -> str:
-    """Two or more names as a choice.
+    """Return two or more names as a choice.
 
     >>> one_of(["rdp", "pld", "gdp"])
     'rdp, pld or gdp'

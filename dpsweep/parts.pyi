@@ -183,10 +183,10 @@ class _Data:
     ) -> Part:
         """Return the 45,222 complete rows of adult.data (training) and adult.test (test)."""
     def breast_cancer(self) -> Part:
-        """569 rows, 30 attributes, each scaled to [0, 1] by its published range; groups are the two diagnoses."""
+        """Return 569 rows of 30 attributes in [0, 1], by published ranges; groups are the two diagnoses."""
     def breast_cancer_wisconsin(self, *, root: Each[str | None] = None) -> Part: ...
     def cifar10(self, *, root: Each[str | None] = None, cache: Each[str | None] = None) -> Part:
-        """50,000 + 10,000 colour pictures of 32 x 32 pixels; groups are the ten classes."""
+        """Return 50,000 + 10,000 colour pictures of 32 x 32 pixels; groups are the ten classes."""
     def csv(
         self,
         *,
@@ -209,7 +209,7 @@ class _Data:
         task: Each[Literal["classification", "regression", "multi_label"]] = "classification",
     ) -> Part: ...
     def digits(self) -> Part:
-        """1797 real images, pixel values 0..16 scaled to 0..1; groups are the ten digits."""
+        """Return 1797 real images, pixel values 0..16 scaled to 0..1; groups are the ten digits."""
     def dutch(
         self,
         *,
@@ -219,7 +219,7 @@ class _Data:
     ) -> Part:
         """Return the 60,420 rows of dutch.csv, with every attribute one-hot."""
     def fashion_mnist(self, *, root: Each[str | None] = None) -> Part:
-        """60,000 + 10,000 pictures of clothes of 28 x 28 pixels; groups are the ten classes."""
+        """Return 60,000 + 10,000 pictures of clothes of 28 x 28 pixels; groups are the ten classes."""
     def image_folder(
         self,
         *,
@@ -243,7 +243,7 @@ class _Data:
         group: Each[str | Sequence[str]] = "group",
     ) -> Part: ...
     def mnist(self, *, root: Each[str | None] = None) -> Part:
-        """60,000 + 10,000 handwritten digits of 28 x 28 pixels; groups are the digits."""
+        """Return 60,000 + 10,000 handwritten digits of 28 x 28 pixels; groups are the digits."""
     def parquet(
         self,
         *,
@@ -300,7 +300,7 @@ class _Data:
         races: Each[Sequence[str]] = ("White", "Black", "Asian", "Indian", "Other"),
         group: Each[str | Sequence[str]] = "race",
     ) -> Part:
-        """Faces (.jpg or .jpeg, upper or lower case) below the folder ``UTKFace``, resized to size x size."""
+        """Return faces (.jpg, .jpeg, any case) below the folder ``UTKFace``, resized to size x size."""
 
 Data: Final[_Data]
 
@@ -341,7 +341,7 @@ class _Model:
     ) -> Part: ...
     def logistic(self) -> Part: ...
     def mlp(self, *, hidden: Each[Sequence[int]] = (128,), activation: Each[str] = "relu") -> Part:
-        """Fully connected hidden layers of sizes ``hidden``, each followed by the activation."""
+        """Make fully connected hidden layers of sizes ``hidden``, each followed by the activation."""
     def pca_mlp(self, *, hidden: Each[int] = 1000) -> Part: ...
     def resnet20_gn(self, *, groups: Each[int] = 16, initial_weights: Each[str | None] = None) -> Part: ...
     def transformer(
@@ -359,7 +359,7 @@ class _Model:
         """Return a U-Net (Ronneberger et al. 2015) with ``depth`` downsampling levels and group normalisation."""
     def wide_resnet(self, *, depth: Each[int] = 16, width: Each[int] = 4, groups: Each[int] = 16) -> Part: ...
     def wrn16_4(self, *, groups: Each[int] = 16) -> Part:
-        """WRN-16-4 of De et al. (2022), which Yu et al. (2023) use on CIFAR-10."""
+        """Return WRN-16-4 of De et al. (2022), which Yu et al. (2023) use on CIFAR-10."""
 
 Model: Final[_Model]
 
@@ -386,10 +386,10 @@ class _Loss:
     def binary_cross_entropy(self) -> Part:
         """Return the mean over labels of -ln p(0 or 1), p = sigmoid(logit): logits and labels [b, L]."""
     def binary_logistic(self) -> Part:
-        """Logistic loss log(1 + exp(-s z)) of two classes, s = +1 for class 1 and -1 for class 0."""
+        """Return the logistic loss log(1 + exp(-s z)) of two classes, s = +1 for class 1 and -1 for class 0."""
     def causal_lm(self) -> Part: ...
     def cross_entropy(self) -> Part:
-        """Cross-entropy: -log softmax(logits)[label]."""
+        """Return cross-entropy: -log softmax(logits)[label]."""
     def hinge(self, *, margin: Each[float] = 1.0) -> Part: ...
     def masked_lm(self) -> Part: ...
     def mse(self) -> Part:

@@ -158,7 +158,7 @@ class Trial:
         return load_model(self._files, self.spec, self._code)
 
     def predict(self, examples: npt.ArrayLike) -> npt.NDArray[np.float32]:
-        """Logits [n, classes], not probabilities, for examples [n, ...] in the form of the trial's data source.
+        """Return logits [n, classes], not probabilities, for examples [n, ...] in the form of the trial's data source.
 
         Images are bytes, rows are encoded as by their source; preprocessing and preparation are applied as in the
         trial's evaluation. The predicted class is the largest logit; with a single column, class 1 if it is above 0.

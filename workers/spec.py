@@ -37,7 +37,7 @@ def name_in(registry: Collection[str]) -> GetPydanticSchema:
 
 
 def known_noise_source(name: str) -> str:
-    """``name``. Raises: InvalidInput unless it is registered in `dpsweep.workers.noise.gaussian_sources`."""
+    """Return ``name``. Raises: InvalidInput unless it is registered in `dpsweep.workers.noise.gaussian_sources`."""
     noise_source_kind(name)
     return name
 
@@ -413,7 +413,7 @@ class TrialSpec:
         return _ADAPTER.dump_json(self, indent=2).decode()
 
     def checked(self) -> TrialSpec:
-        """This spec after a round trip through JSON, where for instance tuples in parameters become lists.
+        """Return this spec after a round trip through JSON, where for instance tuples in parameters become lists.
 
         Raises: InvalidInput naming the first field whose value has another type than declared.
         """
@@ -435,7 +435,7 @@ class TrialSpec:
 
 
 def at_speed_of(spec: TrialSpec, execution: ExecutionSpec) -> TrialSpec:
-    """``spec`` with the `SPEED` fields of ``execution``; autocast, which changes results, is kept."""
+    """Return ``spec`` with the `SPEED` fields of ``execution``; autocast, which changes results, is kept."""
     return replace(spec, execution=replace(execution, autocast=spec.execution.autocast))
 
 

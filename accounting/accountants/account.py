@@ -15,7 +15,7 @@ from dpsweep.accounting.mechanism.units import EXAMPLE
 
 
 def account(trace: Trace, delta: float, accountant: str = "auto", group_size: int = 1) -> PrivacyEstimate:
-    """(epsilon, delta) of ``trace`` under its own adjacency, for groups of ``group_size`` examples or users.
+    """Return (epsilon, delta) of ``trace`` under its own adjacency, for groups of ``group_size`` examples or users.
 
     The result's ``kind`` says whether this is a guarantee. A trace without noise has epsilon infinity and the kind
     ``none``; if the noise followed earlier results, kind is at best ``estimate``. The epsilon that a filter enforced

@@ -39,7 +39,7 @@ _TIGHT = 1.001
 
 
 def account_together(traces: Iterable[Trace], delta: float, group_size: int = 1) -> PrivacyEstimate:
-    """(epsilon, delta) of several runs whose results are all seen, for ``group_size`` examples or users.
+    """Return (epsilon, delta) of several runs whose results are all seen, for ``group_size`` examples or users.
 
     Guarantee: adaptive composition of the mechanisms of all traces, the tighter of PLD and Renyi DP, under the
     adjacency that they share. This is the traces' own, or ``zero_out`` where it holds for every sampling. It holds for

@@ -62,7 +62,7 @@ class Bounds(NamedTuple):
 
 
 def total_rdp(trace: Trace, group_size: int = 1) -> Array:
-    """RDP of the whole run at every order of `dpsweep.accounting.numerics.renyi.ORDERS`: additive over adaptive
+    """Return RDP of the whole run at every order of `dpsweep.accounting.numerics.renyi.ORDERS`: additive over adaptive
     composition."""
     total = np.zeros_like(ORDERS)
     for part in gaussian_rounds(trace, group_size):
@@ -74,7 +74,7 @@ def total_rdp(trace: Trace, group_size: int = 1) -> Array:
 
 
 def total_rho(trace: Trace, group_size: int = 1) -> float:
-    """rho of the whole run in zero-concentrated DP: 1/(2 sigma^2) per round, epsilon^2/2 per pure release.
+    """Return rho of the whole run in zero-concentrated DP: 1/(2 sigma^2) per round, epsilon^2/2 per pure release.
 
     An epoch of shuffled batches is one round (paper C, Theorem 2). A trace without noise costs infinity.
 
@@ -88,7 +88,7 @@ def total_rho(trace: Trace, group_size: int = 1) -> float:
 
 
 def epsilon_rdp(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
-    """Renyi DP with the improved conversion."""
+    """Return Renyi DP with the improved conversion."""
     apart, left = rarest_apart(trace, delta, group_size)
     return Bounds(float(epsilon_improved(total_rdp(apart, group_size), left)))
 
@@ -99,13 +99,13 @@ def optimal_order(trace: Trace, delta: float) -> float:
 
 
 def epsilon_rdp_classic(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
-    """Renyi DP with Mironov's conversion: the moments accountant of papers A and C."""
+    """Return Renyi DP with Mironov's conversion: the moments accountant of papers A and C."""
     apart, left = rarest_apart(trace, delta, group_size)
     return Bounds(epsilon_classic(total_rdp(apart, group_size), left))
 
 
 def bounds_pld(trace: Trace, delta: float, group_size: int = 1, tolerance: float = pld.TOLERANCE) -> Bounds:
-    """Privacy loss distributions, composed with certified error, for every trace and group size.
+    """Account by privacy loss distributions, composed with certified error, for every trace and group size.
 
     The bounds hold for any ``tolerance``, the target for their relative gap.
 
@@ -116,18 +116,18 @@ def bounds_pld(trace: Trace, delta: float, group_size: int = 1, tolerance: float
 
 
 def epsilon_zcdp(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
-    """Concentrated DP: rho + 2 sqrt(rho ln(1/delta))  (paper C, Proposition 1)."""
+    """Account by concentrated DP: rho + 2 sqrt(rho ln(1/delta))  (paper C, Proposition 1)."""
     return Bounds(rho_to_epsilon(total_rho(trace, group_size), delta))
 
 
 def rho_to_epsilon(rho: float, delta: float) -> float:
-    """rho-zCDP as (epsilon, delta)-DP (paper C, Proposition 1)."""
+    """Return rho-zCDP as (epsilon, delta)-DP (paper C, Proposition 1)."""
     rho, delta = require_finite("rho", rho, at_least=0.0), require_finite("delta", delta, above=0.0, below=1.0)
     return rho + 2.0 * math.sqrt(rho * -math.log(delta))
 
 
 def epsilon_zcdp_sampled(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
-    """Concentrated DP of sampled batches, an estimate: paper C, Theorem 3.
+    """Account by concentrated DP of sampled batches, an estimate: paper C, Theorem 3.
 
     P = q^2 / sigma^2 up to order U = sigma^2 ln(1/(q sigma)) + 1. The authors checked the bound on the divergence
     numerically for q <= 1/(16 sigma), but did not prove it. U of a round with several cases is the least of theirs; the
@@ -165,7 +165,7 @@ def _sampled_rho(part: Round, highest_order: float) -> float:
 
 
 def epsilon_gdp(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
-    """Gaussian DP: unsampled Gaussians compose to one with mu^2 = sum 1/sigma^2, converted without loss.
+    """Return Gaussian DP: unsampled Gaussians compose to one with mu^2 = sum 1/sigma^2, converted without loss.
 
     Exact for Gaussian rounds (Dong, Roth and Su 2019, Corollaries 3.3 and 2.13). A pure release of epsilon enters as
     mu = -2 ndtri(1/(1 + e^epsilon)): its trade-off function consists of two chords of that convex curve.
@@ -181,7 +181,7 @@ def epsilon_gdp(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
 
 
 def epsilon_strong(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
-    """Strong composition, for comparison, with the best split of delta between rounds and composition.
+    """Account by strong composition, for comparison, with the best split of delta between rounds and composition.
 
     A round is (e, d)-DP by the exact Gaussian trade-off, amplified by sampling to (ln(1 + q (e^e - 1)), q d)
     (Balle, Barthe and Gaboardi 2018, Theorem 8). All rounds have the same d; epsilons of pure releases are added.
@@ -365,7 +365,7 @@ ACCOUNTANTS: Mapping[str, Callable[[Trace, float, int], PrivacyEstimate]] = {
 
 
 def account_one(trace: Trace, delta: float, accountant: str, group_size: int) -> PrivacyEstimate:
-    """(epsilon, delta) of a run of rows that is released whatever it found; see `dpsweep.accounting.account`.
+    """Return (epsilon, delta) of a run of rows that is released whatever it found; see `dpsweep.accounting.account`.
 
     Raises: UnsupportedMechanism when the accountant does not cover the trace, InvalidInput for an unknown accountant.
     """

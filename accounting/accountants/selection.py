@@ -36,7 +36,7 @@ _FAR = 1e6  # larger epsilons are vacuous
 def account_selected(
     trace: Trace, selection: Selection, delta: float, accountant: str = "auto", group_size: int = 1
 ) -> PrivacyEstimate:
-    """(epsilon, delta) of releasing only the run that ``selection`` chose among several runs of ``trace``.
+    """Return (epsilon, delta) of releasing only the run that ``selection`` chose among several runs of ``trace``.
 
     Guarantee and errors: as `account_selection` or `account_choice`, by the kind of selection.
     """
@@ -50,7 +50,8 @@ def account_selected(
 def account_choice(
     trace: Trace, choice: ExponentialChoice, delta: float, accountant: str = "auto", group_size: int = 1
 ) -> PrivacyEstimate:
-    """(epsilon, delta) of releasing only the run that ``choice`` chose among runs of ``trace``, with all its outputs.
+    """Return (epsilon, delta) of releasing only the run that ``choice`` chose among runs of ``trace``, with all its
+    outputs.
 
     Guarantee, where the trace's kind is one, under the trace's adjacency: the larger of one run's epsilon and the
     choice's. An example lies in one part of the data, whatever the other examples are. In the part of candidate i, it
@@ -75,7 +76,7 @@ def account_choice(
 
 
 def selected_rdp(trace: Trace) -> Array:
-    """RDP of ``trace`` at every order, its selection included: it adds up over adaptive composition."""
+    """Return RDP of ``trace`` at every order, its selection included: it adds up over adaptive composition."""
     match trace.selection:
         case None:
             return total_rdp(trace)
@@ -93,7 +94,7 @@ def before_choice(trace: Trace) -> Trace:
 def account_selection(
     trace: Trace, trials: RandomTrials, delta: float, accountant: str = "auto", group_size: int = 1
 ) -> PrivacyEstimate:
-    """(epsilon, delta) of releasing only the best of a random number of runs of ``trace``.
+    """Return (epsilon, delta) of releasing only the best of a random number of runs of ``trace``.
 
     Guarantee, where the trace's kind is one, under the trace's adjacency: draw K from ``trials`` independently of the
     data, make K independent runs, each of settings drawn at random from a law fixed in advance. Release the run with
@@ -138,8 +139,8 @@ def _by_renyi(trace: Trace, trials: RandomTrials, delta: float, group_size: int)
 
 
 def selection_rdp(trace: Trace, trials: RandomTrials, group_size: int = 1) -> Array:
-    """RDP, at every order of `dpsweep.accounting.numerics.renyi.ORDERS`, of releasing only the best of ``trials`` runs
-    of ``trace``.
+    """Return RDP, at every order of `dpsweep.accounting.numerics.renyi.ORDERS`, of releasing only the best of
+    ``trials`` runs of ``trace``.
 
     Papernot and Steinke 2022, Theorem 2: at order a, with one further order b shared by all a,
 

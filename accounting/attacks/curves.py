@@ -74,7 +74,9 @@ class PrivacyCurve:
     reasons: tuple[Reason, ...] = ()
 
     def delta(self, epsilon: float) -> CertifiedInterval:
-        """delta at ``epsilon`` >= 0. Between the curve's points upper is linear in e^epsilon, where delta is convex."""
+        """Return delta at ``epsilon`` >= 0. Between the curve's points upper is linear in e^epsilon, where delta is
+        convex.
+        """
         epsilon = require_finite("epsilon", epsilon, at_least=0.0)
         points, upper = self.profile.epsilons, self.profile.upper
         lower = None if self.profile.lower is None else self.profile.lower.max(axis=0)
@@ -89,9 +91,10 @@ class PrivacyCurve:
         return CertifiedInterval(least, min(highest, float(upper[max(right - 1, 0)])))
 
     def trade_off(self, false_positive_rates: npt.ArrayLike) -> tuple[Array, Array | None]:
-        """(lower, upper) false negative rate of the best attack at each of the rates [points], all in [0, 1]. The lower
-        one is convex, does not rise, and is at most 1 - alpha: no attack has fewer false negatives. The upper rate is
-        achieved by an attack on the worst run, in the worse one of its two directions, or None where that is unknown.
+        """Return (lower, upper) false negative rate of the best attack at each of the rates [points], all in [0, 1].
+        The lower one is convex, does not rise, and is at most 1 - alpha: no attack has fewer false negatives. The upper
+        rate is achieved by an attack on the worst run, in the worse one of its two directions, or None where that is
+        unknown.
         """
         rates = _rates(false_positive_rates)
         fewest = 1.0 - self._attacks.limit(rates)
@@ -204,7 +207,8 @@ class AttackRisk:
     reasons: tuple[Reason, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON: each upper bound by its name, each certified lower one by the name + ``_at_least``.
+        """Return plain values for JSON: each upper bound by its name, each certified lower one by the name +
+        ``_at_least``.
 
         Lower bounds that are not known are left out.
         """
@@ -223,6 +227,6 @@ def rate_name(false_positive_rate: float) -> str:
 
 
 def attack_risk(curve: PrivacyCurve) -> AttackRisk:
-    """Membership advantage and true positive rates of ``curve``, as reports show them."""
+    """Return the membership advantage and true positive rates of ``curve``, as reports show them."""
     rates = tuple(curve.true_positive_rate(rate) for rate in FALSE_POSITIVE_RATES)
     return AttackRisk(curve.unit, curve.group_size, curve.adjacency, curve.kind, curve.advantage, rates, curve.reasons)

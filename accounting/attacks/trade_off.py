@@ -30,7 +30,9 @@ class AttackBounds:
     profile: CertifiedProfile
 
     def limit(self, false_positive_rates: Array) -> Array:
-        """True positive rates that no attack passes, in either direction, at each rate [points]: concave, rising."""
+        """Return true positive rates that no attack passes, in either direction, at each rate [points]: concave,
+        rising.
+        """
         lines = self._limits + self._slopes * false_positive_rates[:, None]
         return np.asarray(np.clip(lines.min(axis=1) + _ROUNDING, false_positive_rates, 1.0))
 

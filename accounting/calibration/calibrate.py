@@ -120,7 +120,7 @@ def count_within_budget(trace_of: Callable[[int], Trace], budget: Budget, at_mos
 
 
 def length_within_budget(trace_of: Callable[[int], Trace], budget: Budget, at_most: int) -> int:
-    """`count_within_budget`, with an error where the budget does not determine a length.
+    """Return `count_within_budget`, with an error where the budget does not determine a length.
 
     Raises: Unreachable when a run of length 1 exceeds the budget, or when one of length ``at_most`` stays within it.
     """
@@ -233,7 +233,7 @@ def decay_parameter(name: str) -> DecayParameter:
 
 
 def round_up(value: float, decimals: int | None = None) -> float:
-    """``value`` > 0 rounded up to ``decimals`` decimals, by default to six significant digits.
+    """Return ``value`` > 0 rounded up to ``decimals`` decimals, by default to six significant digits.
 
     >>> round_up(1.23456789), round_up(0.01812, 3)
     (1.23457, 0.019)

@@ -27,7 +27,7 @@ def algorithm_2(
     delta: float,
     rounding: float = 0.01,
 ) -> Array:
-    """Per-example epsilons [examples] by Algorithm 2 of paper A: an estimate under add/remove adjacency.
+    """Return per-example epsilons [examples] by Algorithm 2 of paper A: an estimate under add/remove adjacency.
 
     contributions [examples, snapshots] are in units of the clipping bound C. The snapshot taken at steps[j] holds until
     steps[j + 1]. Each is rounded to the nearest of r, 2r, ..., 1 (``rounding`` is r); 0 rounds to r, and so costs

@@ -209,7 +209,9 @@ def no_decay(cells: int) -> DecayBound:
 
 
 def decay_bound(sample_rate: float, precisions: Array, exponent: float, layers: int = 128) -> DecayBound:
-    """Uniform layers below the loss's density for every u of a cell: each factor takes its worst value in the cell."""
+    """Return uniform layers below the loss's density for every u of a cell: each factor takes its worst value in the
+    cell.
+    """
     roots = np.sqrt(precisions)
     low, high = roots[:-1, None], roots[1:, None]
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):

@@ -70,7 +70,9 @@ class Stretch:
         return self.stop - self.start
 
     def precisions(self, contributions: Array) -> Array:
-        """u at each contribution c, in float64; shape of ``contributions``. A c rounded to above 1 counts as 1."""
+        """Return u at each contribution c, in float64; shape of ``contributions``. A c rounded to above 1
+        counts as 1.
+        """
         moved = self.offset + np.minimum(np.asarray(contributions, np.float64), 1.0)
         return np.asarray(np.square(self.slope * moved) + self.side)
 

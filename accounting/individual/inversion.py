@@ -144,7 +144,7 @@ def _steps(values: Array, factor: float) -> NDArray[np.intp]:
 
 
 def tail_places(tilt: float) -> NDArray[np.intp]:
-    """Indices in `FEW_ORDERS` of the first orders clearly above ``tilt``, which bound aliases from the right."""
+    """Return indices in `FEW_ORDERS` of the first orders clearly above ``tilt``, which bound aliases from the right."""
     return np.flatnonzero(1.1 * tilt < FEW_ORDERS)[:_TAIL_ORDERS]
 
 
@@ -177,7 +177,9 @@ def _rounded_stops(roots: Array, reached: NDArray[np.int64]) -> NDArray[np.intp]
 
 
 def plain_exponent(pure: tuple[float, ...], contour: Contour, v: float) -> tuple[Complex, Complex]:
-    """K [points] of pure releases with these epsilons plus the damping v; K [points] of a Gaussian of precision 1."""
+    """Return K [points] of pure releases with these epsilons plus the damping v; K [points] of a Gaussian of precision
+    1.
+    """
     z = contour.points
     gaussian = np.asarray(0.5 * z * (z - 1.0))
     exponent = v * gaussian
@@ -192,7 +194,9 @@ def damping(contour: Contour) -> float:
 
 
 def upper_kernel(contour: Contour) -> Complex:
-    """Factor of exp(K) at each point; half at the first one, as the contour's other half is the complex conjugate."""
+    """Return the factor of exp(K) at each point; half at the first one, as the contour's other half is the complex
+    conjugate.
+    """
     z = contour.points
     return np.asarray(np.where(np.arange(contour.size) == 0, 0.5, 1.0) / (z * (z - 1.0)))
 
@@ -205,13 +209,15 @@ def lower_kernel(contour: Contour, v: float) -> Complex:
 
 @functools.lru_cache(maxsize=512)
 def upper_factors(contour: Contour) -> Array:
-    """`upper_kernel` as real part, imaginary part and modulus, for `spectrum_kernels.certified_bounds`; [3, points]."""
+    """Return `upper_kernel` as real part, imaginary part and modulus, for `spectrum_kernels.certified_bounds`; [3,
+    points].
+    """
     return _factors(upper_kernel(contour))
 
 
 @functools.lru_cache(maxsize=64)
 def lower_factors(contour: Contour, v: float) -> Array:
-    """`lower_kernel` in the same form as `upper_factors`."""
+    """Return `lower_kernel` in the same form as `upper_factors`."""
     return _factors(lower_kernel(contour, v))
 
 

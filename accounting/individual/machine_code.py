@@ -24,12 +24,12 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def helper(function: Function) -> Function:
-    """Decorator: compile a function into each caller. Division by zero gives infinities and NaN, as in numpy."""
+    """Compile the decorated function into each caller. Division by zero gives infinities and NaN, as in numpy."""
     return cast(Function, numba.njit(error_model="numpy", nogil=True)(function))
 
 
 def kernel(*arguments: types.Type) -> Callable[[Function], Function]:
-    """Decorator: compile a function once per machine for arguments of these types. It runs without the GIL.
+    """Compile the decorated function once per machine for arguments of these types. It runs without the GIL.
 
     The code is kept as `ByContent` says. Where there is no folder for it, each process compiles again. Each function
     has one signature: with several, two processes that compile at the same time could store one signature's code under

@@ -34,7 +34,7 @@ Steps = Mapping[StepLaw, tuple[Stretch, ...]]
 
 
 def epsilon_of_many_rounds(rounds: GroupRounds, delta: float, tolerance: float = TOLERANCE) -> PairBounds:
-    """`dpsweep.accounting.pld.epsilon_of_rounds`, in seconds also where thousands of rounds differ.
+    """Return `dpsweep.accounting.pld.epsilon_of_rounds`, in seconds also where thousands of rounds differ.
 
     Both bounds are certified either way, and hold for any ``tolerance``, the target for their gap on a lattice. Rounds
     that are no sampled Gaussian mechanisms, such as rounds of groups in sampled batches, are composed on a lattice,

@@ -58,7 +58,7 @@ class RenyiCosts:
         return RenyiCosts(self.epsilons[rows], self.orders[rows], self.delta, self.costs.of(rows))
 
     def rdp(self, rows: NDArray[np.intp], places: NDArray[np.intp]) -> Array:
-        """RDP [rows, places] of some rows at some of `FEW_ORDERS`."""
+        """Return RDP [rows, places] of some rows at some of `FEW_ORDERS`."""
         columns = _FEW_PLACES[places]
         few, plain = (np.ascontiguousarray(each[:, columns]) for each in (_stacked(self.costs), _plain(self.costs)))
         return weighted_sums(self.costs, few, plain, rows)

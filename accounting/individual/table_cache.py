@@ -15,7 +15,7 @@ Table = NDArray[np.float64]
 
 
 def kept(most_bytes: int) -> Callable[[Callable[..., Table]], Callable[..., Table]]:
-    """Decorator: cache the latest results of a pure function of hashable arguments, read-only, up to ``most_bytes``.
+    """Cache the latest results of the decorated pure function of hashable arguments, read-only, up to ``most_bytes``.
 
     `functools.lru_cache` limits the number of results, but these differ in size by a factor of a thousand.
     """

@@ -161,7 +161,8 @@ def store_epsilons(job: AccountingJob, scatter: Scatter = account_in_process) ->
 
 
 def account_all(job: AccountingJob, scatter: Scatter) -> EpsilonSummary:
-    """`store_epsilons` that keeps the notes of stored parts, so that a repeated call does not compute them again.
+    """Return `store_epsilons` that keeps the notes of stored parts, so that a repeated call does not compute them
+    again.
 
     The calling process holds the record of each part and a few summaries, never an epsilon per example. Raises:
     DataCorruption when training was interrupted, when examples lack shards, or when files are damaged.

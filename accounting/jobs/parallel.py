@@ -275,7 +275,7 @@ class _Room:
         return self._count > 0
 
     def slots(self) -> int:
-        """Parts that fit onto the nodes, at least 1."""
+        """Return parts that fit onto the nodes, at least 1."""
         if time.monotonic() >= self._counted + _CENSUS:
             self._counted = time.monotonic()
             nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
@@ -288,7 +288,9 @@ class _Room:
         return max(1, min(self._count, self._at_most or self._count))
 
     def running_limit(self) -> int:
-        """Parts to submit at once: twice the slots, so that none waits for the driver, unless Ray must not run more."""
+        """Return parts to submit at once: twice the slots, so that none waits for the driver, unless Ray must not run
+        more.
+        """
         return self.slots() if self._at_most or not self._needs else 2 * self.slots()
 
     def shrink(self) -> None:

@@ -106,7 +106,7 @@ class GaussianDraws(Protocol):
     """A source of independent normal draws, such as `SecretDraws` or, for research, `numpy.random.Generator`."""
 
     def normal(self, loc: float, scale: float, size: tuple[int, ...]) -> Array:
-        """Draws of mean ``loc`` and standard deviation ``scale``, of shape ``size``."""
+        """Return draws of mean ``loc`` and standard deviation ``scale``, of shape ``size``."""
         ...
 
 
@@ -117,7 +117,7 @@ class SecretDraws:
         self._stream = KeyedStream.from_os()
 
     def normal(self, loc: float, scale: float, size: tuple[int, ...]) -> Array:
-        """Inverse normal CDF at the midpoint of one of 2^52 equal parts of (0, 1), chosen uniformly."""
+        """Return the inverse normal CDF at the midpoint of one of 2^52 equal parts of (0, 1), chosen uniformly."""
         words = self._stream.words(math.prod(size)) >> np.uint64(12)
         draws: Array = ndtri((words.astype(np.float64) + 0.5) * 2.0**-52).reshape(size)
         return loc + scale * draws
@@ -131,7 +131,7 @@ def release_statistics(
     spec: ReleaseSpec,
     generator: GaussianDraws | None = None,
 ) -> ReleasedStatistics:
-    """Noisy histogram, per-group counts and means, overall mean and quantiles of epsilons [examples].
+    """Return noisy histogram, per-group counts and means, overall mean and quantiles of epsilons [examples].
 
     Guarantee: that of the composed mechanisms ``spec.releases()``, under adding, removing or blanking one example, if
     ``num_groups`` and ``epsilon_bound`` are public. A valid bound is the worst-case epsilon of the planned trace;
@@ -154,7 +154,7 @@ def release_statistics(
 def release_counted(
     counted: CountedEpsilons, num_groups: int, spec: ReleaseSpec, generator: GaussianDraws | None = None
 ) -> ReleasedStatistics:
-    """`release_statistics` of a summary, whose bound must be public; its parts are read once per quantile step.
+    """Return `release_statistics` of a summary, whose bound must be public; its parts are read once per quantile step.
 
     Raises: InvalidInput for group labels outside [0, num_groups), for a bound that is not positive, and for a summary
     with other bins than ``spec``.
@@ -210,7 +210,8 @@ class OwnerReport:
 
 
 def owner_report(epsilons: Epsilons, example_id: int, worst_case: PrivacyEstimate) -> OwnerReport:
-    """epsilon_i for the owner of example i: the lower of its individual epsilon and the worst case, which also holds.
+    """Return epsilon_i for the owner of example i: the lower of its individual epsilon and the worst case, which also
+    holds.
 
     The report has no privacy cost: only the owner sees it, and it depends on other examples only through the released
     iterates (paper A, Section 3.4). The caller must make sure that the reader is the owner.

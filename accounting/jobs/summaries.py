@@ -59,7 +59,7 @@ class Counting:
         return np.asarray(np.minimum(epsilons, self.bound) + 0.0)
 
     def shares(self, values: Array) -> Array:
-        """Capped epsilons [examples] over the bound."""
+        """Return capped epsilons [examples] over the bound."""
         return values / self.bound if self.bound > 0.0 else np.zeros_like(values)
 
     @property
@@ -282,7 +282,7 @@ class CountedEpsilons:
         return (self.summary.counting.capped(part.upper) for part in self.parts)
 
     def quantiles(self, levels: Sequence[float]) -> list[float]:
-        """Exact quantiles, interpolated between neighbouring values as by `numpy.quantile`."""
+        """Return exact quantiles, interpolated between neighbouring values as by `numpy.quantile`."""
         places = [(self.summary.examples - 1) * level for level in levels]
         ranks = np.array([(int(place), min(int(place) + 1, self.summary.examples - 1)) for place in places])
         found = order_statistics(ranks.ravel(), self.summary.histogram, self.values).reshape(ranks.shape)

@@ -19,7 +19,7 @@ def weakest(*claims: Claim) -> Claim:
 
 
 def without_guarantee(claim: Claim) -> Claim:
-    """``claim``, but at most output-specific: a number measured in a run guarantees nothing before it."""
+    """Return ``claim``, but at most output-specific: a number measured in a run guarantees nothing before it."""
     return weakest(claim, "output_specific")
 
 
@@ -53,7 +53,7 @@ class PrivacyEstimate:
         return self.epsilon < float("inf")
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; an infinite epsilon becomes None beside ``"private": false``."""
+        """Return plain values for JSON; an infinite epsilon becomes None beside ``"private": false``."""
         finite = {name: None if value == float("inf") else value for name, value in asdict(self).items()}
         return {**finite, "private": self.is_private}
 

@@ -124,7 +124,7 @@ class RenyiFilter(IndividualFilter):
         )
 
     def require_covers(self, sample_rate: float) -> None:
-        """Any rate is covered."""
+        """Accept any rate."""
 
     def _converted(self, divergence: float, delta: float) -> float:
         return max(divergence * _ROUND_UP + conversion(self.order, delta), 0.0)

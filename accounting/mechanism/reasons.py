@@ -68,7 +68,7 @@ Claimed = TypeVar("Claimed", bound=_Claimed)
 
 
 def weakened(claimed: Claimed, reasons: Iterable[Reason]) -> Claimed:
-    """``claimed`` as an estimate for these reasons besides its own; unchanged without any.
+    """Return ``claimed`` as an estimate for these reasons besides its own; unchanged without any.
 
     A lower bound, and what claims nothing, stay so: no reason makes them stronger than they are.
     """

@@ -46,7 +46,7 @@ LARGEST_GROUP = 10**6
 
 
 def require_group_size(group_size: int) -> int:
-    """``group_size`` as an int, or `InvalidInput` unless it is a whole number from 1 to `LARGEST_GROUP`."""
+    """Return ``group_size`` as an int, or `InvalidInput` unless it is a whole number from 1 to `LARGEST_GROUP`."""
     return require_whole("group_size", group_size, at_least=1, at_most=LARGEST_GROUP)
 
 
@@ -72,7 +72,7 @@ class Round:
 
 
 def gaussian_rounds(trace: Trace, group_size: int = 1) -> tuple[Round, ...]:
-    """Rounds that dominate the training steps and Gaussian releases of ``trace``, with equal rounds merged.
+    """Return rounds that dominate the training steps and Gaussian releases of ``trace``, with equal rounds merged.
 
     For a group of ``group_size`` examples the shift of every unsampled round is multiplied by it. The trace must have
     noise (`Trace.is_private`); callers handle runs without noise first.

@@ -91,7 +91,7 @@ class Sampling(Protocol):
         ...
 
     def members_drawn(self, group_size: int) -> tuple[Array, Array]:
-        """Law of the number of a group's members in a round.
+        """Return the law of the number of a group's members in a round.
 
         Returns the possible numbers, ascending, and their log-probabilities up to a common constant; both [numbers].
         """
@@ -154,7 +154,7 @@ class PoissonSampling:
         return math.ceil(1.0 / self.sample_rate * (1.0 - 1e-12))
 
     def members_drawn(self, group_size: int) -> tuple[Array, Array]:
-        """Binomial(k, q)."""
+        """Return Binomial(k, q)."""
         if self.sample_rate == 1.0:
             return np.array([float(group_size)]), np.zeros(1)
         drawn = np.arange(group_size)
@@ -162,7 +162,7 @@ class PoissonSampling:
         return np.arange(group_size + 1.0), np.concatenate(([0.0], np.cumsum(odds)))
 
     def require_fits(self, dataset_size: int) -> None:
-        """Accepts every size: any data set can be sampled at any rate."""
+        """Accept every size: any data set can be sampled at any rate."""
 
 
 @final
@@ -210,7 +210,7 @@ class FixedBatchSampling:
         return math.ceil(self.dataset_size / self.batch_size)
 
     def members_drawn(self, group_size: int) -> tuple[Array, Array]:
-        """Hypergeometric(n, k, B). Raises InvalidInput for a group larger than the data set."""
+        """Return Hypergeometric(n, k, B). Raises InvalidInput for a group larger than the data set."""
         size, batch = self.dataset_size, self.batch_size
         if group_size > size:
             raise InvalidInput(
@@ -319,7 +319,7 @@ class RandomAllocationSampling:
         raise UnsupportedMechanism(f"no law of the members of a group is known in {self.words}")
 
     def require_fits(self, dataset_size: int) -> None:
-        """Accepts every size: a batch may be empty."""
+        """Accept every size: a batch may be empty."""
 
 
 @final
@@ -352,7 +352,7 @@ class TruncatedPoissonSampling:
 
     @classmethod
     def of_sizes(cls, dataset_size: int, batch_size: int, max_batch_size: int) -> Self:
-        """Batches of ``batch_size`` expected examples, cut to at most ``max_batch_size``.
+        """Return batches of ``batch_size`` expected examples, cut to at most ``max_batch_size``.
 
         Raises: InvalidInput unless batch_size <= max_batch_size <= dataset_size.
         """
@@ -374,7 +374,7 @@ class TruncatedPoissonSampling:
         return self.uncut.steps_per_epoch
 
     def members_drawn(self, group_size: int) -> tuple[Array, Array]:
-        """Binomial(k, q): members drawn before a batch is cut."""
+        """Return Binomial(k, q): members drawn before a batch is cut."""
         return self.uncut.members_drawn(group_size)
 
     def require_fits(self, dataset_size: int) -> None:
@@ -411,7 +411,8 @@ class CyclicPoissonSampling:
 
     @classmethod
     def of_sizes(cls, dataset_size: int, batch_size: int, cycle_length: int = 1) -> Self:
-        """Batches of ``batch_size`` expected examples, of groups of ``dataset_size`` / ``cycle_length`` on average.
+        """Return batches of ``batch_size`` expected examples, of groups of ``dataset_size`` / ``cycle_length`` on
+        average.
 
         Raises: InvalidInput if a group has fewer examples than a batch.
         """
@@ -434,7 +435,7 @@ class CyclicPoissonSampling:
         raise UnsupportedMechanism(f"no law of the members of a group is known in {self.words}")
 
     def require_fits(self, dataset_size: int) -> None:
-        """Accepts every size."""
+        """Accept every size."""
 
 
 @final

@@ -315,7 +315,7 @@ def parse_schedule(text: str, initial_noise_multiplier: float) -> NoiseSchedule:
 
 
 def split_schedule(text: str) -> tuple[str, dict[str, float]]:
-    """Name and parameters of ``name:key=value,...``.
+    """Return the name and parameters of ``name:key=value,...``.
 
     >>> split_schedule("step:factor=0.5,period=10")
     ('step', {'factor': 0.5, 'period': 10})

@@ -16,7 +16,8 @@ _ROOT = 1e-13  # relative error allowed for a root, far above that of the root f
 
 
 def gaussian_log_delta(mean: float, epsilon: float) -> float:
-    """log delta(epsilon) of N(mean, 1) against N(0, 1): Phi(m/2 - eps/m) - exp(eps) Phi(-m/2 - eps/m), Theorem 8.
+    """Return log delta(epsilon) of N(mean, 1) against N(0, 1): Phi(m/2 - eps/m) - exp(eps) Phi(-m/2 - eps/m), Theorem
+    8.
 
     Both terms have the normal density at the first argument as a factor; the rest is a difference of Mills ratios.
     """
@@ -29,7 +30,7 @@ def gaussian_log_delta(mean: float, epsilon: float) -> float:
 
 
 def gaussian_delta(mean: float, epsilon: float) -> tuple[float, float]:
-    """(upper, lower) delta at ``epsilon`` of N(mean, 1) against N(0, 1).
+    """Return (upper, lower) delta at ``epsilon`` of N(mean, 1) against N(0, 1).
 
     A mean below `_LEAST` is rounded up to it; the lower bound is then 0.
     """
@@ -46,7 +47,7 @@ def gaussian_delta(mean: float, epsilon: float) -> tuple[float, float]:
 
 
 def gaussian_epsilon(mean: float, delta: float) -> tuple[float, float]:
-    """(upper, lower) epsilon, at least 0, at which N(mean, 1) against N(0, 1) has ``delta``.
+    """Return (upper, lower) epsilon, at least 0, at which N(mean, 1) against N(0, 1) has ``delta``.
 
     A mean below `_LEAST` is rounded up to it. For a mean so large that the closed form loses all digits, the normal
     tail gives the upper bound. The lower bound is 0 in both cases.

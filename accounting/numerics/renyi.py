@@ -49,20 +49,22 @@ _POWERS = 10
 
 
 def gaussian_rdp(noise_multiplier: float, orders: Array = ORDERS) -> Array:
-    """RDP alpha / (2 sigma^2) of the Gaussian mechanism at each order."""
+    """Return RDP alpha / (2 sigma^2) of the Gaussian mechanism at each order."""
     return np.asarray(orders / (2.0 * noise_multiplier**2))
 
 
 @functools.lru_cache(maxsize=4096)
 def sampled_gaussian_rdp(sample_rate: float, noise_multiplier: float) -> Array:
-    """RDP of the Poisson-sampled Gaussian mechanism at `ORDERS`, under add/remove of one example."""
+    """Return RDP of the Poisson-sampled Gaussian mechanism at `ORDERS`, under add/remove of one example."""
     rdp = _sampled_rdp(sample_rate, noise_multiplier, ORDERS)
     rdp.setflags(write=False)
     return rdp
 
 
 def sampled_gaussian_rdp_at(order: int, sample_rate: float, noise_multiplier: float) -> float:
-    """RDP as `sampled_gaussian_rdp` at one whole order > 1, to full relative precision however little a step costs."""
+    """Return RDP as `sampled_gaussian_rdp` at one whole order > 1, to full relative precision however little a step
+    costs.
+    """
     return float(_sampled_rdp(sample_rate, noise_multiplier, np.array([float(order)]))[0])
 
 
@@ -80,7 +82,7 @@ def _sampled_rdp(sample_rate: float, noise_multiplier: float, orders: Array) -> 
 
 
 def pure_rdp(epsilon: float, orders: Array = ORDERS) -> Array:
-    """RDP of any (epsilon, 0)-DP mechanism: that of randomised response, which dominates it.
+    """Return RDP of any (epsilon, 0)-DP mechanism: that of randomised response, which dominates it.
 
     With x = (alpha - 1) epsilon: log(1 + 2 sinh(x/2)^2 + tanh(epsilon/2) sinh(x)) / (alpha - 1), at most epsilon.
     """
@@ -91,7 +93,7 @@ def pure_rdp(epsilon: float, orders: Array = ORDERS) -> Array:
 
 
 def mixed_rdp(shares: Sequence[float], rdps: Sequence[Array]) -> Array:
-    """RDP at `ORDERS` of a mechanism drawn by a public coin: ``shares`` [cases] sum to 1, rdps [cases][orders].
+    """Return RDP at `ORDERS` of a mechanism drawn by a public coin: ``shares`` [cases] sum to 1, rdps [cases][orders].
 
     log(sum_i p_i exp((alpha - 1) D_i)) / (alpha - 1), in both directions. exp(x) - 1 is summed, so that nothing
     cancels however little a step costs.
@@ -117,7 +119,7 @@ def epsilon_improved(rdp: Array, delta: float) -> Array:
 
 
 def zero_where_free(epsilons: Array, rdp: Array, delta: float) -> Array:
-    """`epsilon_improved`, given the least sum and the least RDP, both of any shape."""
+    """Return `epsilon_improved`, given the least sum and the least RDP, both of any shape."""
     return np.where(rdp < -np.log1p(-(delta**2)), 0.0, np.maximum(epsilons, 0.0))
 
 

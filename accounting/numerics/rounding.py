@@ -8,7 +8,7 @@ _SHARE = 2.0**-12
 
 
 def release_grid(std: float) -> float:
-    """Spacing of the grid for values with Gaussian noise of ``std`` > 0: 2^-12 times the next power of two.
+    """Return the spacing of the grid for values with Gaussian noise of ``std`` > 0: 2^-12 times the next power of two.
 
     Floating-point numbers are denser near 0, so the low-order bits of value + noise leak the size of the noise. They so
     leak the value (Mironov, 2012, "On significance of the least significant bits for differential privacy"). The grid

@@ -102,7 +102,7 @@ def delta_ceilings(rounds: GroupRounds, epsilons: Array) -> Array:
 
 
 def renyi_ceiling(rounds: GroupRounds, delta: float) -> Ceiling:
-    """Renyi DP with the improved conversion, each mixture as the sampled Gaussian mechanism that dominates it.
+    """Return Renyi DP with the improved conversion, each mixture as the sampled Gaussian mechanism that dominates it.
 
     The mixture is dominated by the Gaussian with its largest sensitivity, sampled with the probability that the
     sensitivity is positive: this replaces every positive sensitivity by the largest (docs/group-proof.md, "Vector to

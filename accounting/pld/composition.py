@@ -276,7 +276,7 @@ class _Bracket:
 
 
 def tail_of(rounds: GroupRounds, delta: float, share: float = _LOST[0]) -> float:
-    """Probability that each round may lose to infinity; the sum is ``share`` of delta."""
+    """Return the probability that each round may lose to infinity; the sum is ``share`` of delta."""
     return max(delta * share / rounds.count, 1e-300)
 
 

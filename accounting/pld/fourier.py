@@ -108,7 +108,7 @@ class _Factor:
         )
 
     def power(self, count: int) -> _Factor:
-        """``count``-fold composition with itself, by squaring."""
+        """Return ``count``-fold composition with itself, by squaring."""
         spectrum, square, remaining = None, self.spectrum, count
         while remaining:
             if remaining & 1:
@@ -171,7 +171,7 @@ def compose(rounds: GroupRounds, plan: LatticePlan) -> Composed:
 
 
 def compose_upper(rounds: GroupRounds, plan: LatticePlan) -> Curve:
-    """`compose` for the upper bound of one direction only, at less than half the cost."""
+    """Return `compose` for the upper bound of one direction only, at less than half the cost."""
 
     def of_round(law: RoundLaw) -> _Factor:
         kept = law.truncated(plan.tail).pooled(MAX_ATOMS, "upper")

@@ -65,7 +65,7 @@ def epsilon_of_examples(
 
 
 def linear_growth(trace: Trace, delta: float, group_size: int) -> float:
-    """k times the epsilon of one example: the "lower bound" in the figures of paper B, Section 4.
+    """Return k times the epsilon of one example: the "lower bound" in the figures of paper B, Section 4.
 
     It bounds the epsilon of a group from below only if `grows_at_least_linearly`; else it is a reference. With sampled
     batches and few steps a group may cost less, because its members are rarely in the same batch.
@@ -87,9 +87,9 @@ def grows_at_least_linearly(trace: Trace) -> bool:
 
 @np.errstate(all="ignore")
 def vadhan_epsilon(trace: Trace, delta: float, group_size: int) -> float:
-    """Group epsilon by the generic conversion, for comparison; infinite where it needs a delta below 1e-250. It says
-    that (eps, d)-DP for one example is (k eps, d (e^{k eps} - 1) / (e^eps - 1))-DP for k (Vadhan 2017, Lemma 2.2; paper
-    B, Theorem 1.1). The smallest such eps is estimated by saddle point and then certified.
+    """Return the group epsilon by the generic conversion, for comparison; infinite where it needs a delta below 1e-250.
+    It says that (eps, d)-DP for one example is (k eps, d (e^{k eps} - 1) / (e^eps - 1))-DP for k (Vadhan 2017, Lemma
+    2.2; paper B, Theorem 1.1). The smallest such eps is estimated by saddle point and then certified.
     """
     group_size = require_group_size(group_size)
     delta = require_pld_delta(delta)

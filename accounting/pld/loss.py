@@ -222,7 +222,7 @@ class RoundTable:
 def tabulate_round(
     law: RoundLaw, spacing: float, direction: Direction, tail: float, floor: float, offset: float = 0.0
 ) -> RoundTable:
-    """`tabulate` every case of a round on one lattice, each with its share of ``tail`` and ``floor``."""
+    """Return `tabulate` every case of a round on one lattice, each with its share of ``tail`` and ``floor``."""
     tables = (
         (p, tabulate(mixture, spacing, direction, share_of(tail, p), share_of(floor, p), offset))
         for p, mixture in law.cases
@@ -236,7 +236,7 @@ def share_of(tail: float, probability: float) -> float:
 
 
 def table_length(mixture: SensitivityMixture, spacing: float, direction: Direction, tail: float, floor: float) -> int:
-    """About how many points the table of `tabulate` has."""
+    """Return about how many points the table of `tabulate` has."""
     first, last = loss_at(mixture, np.array(output_range(mixture, direction, tail, floor)))
     return int(min((last - first) / spacing, MAX_POINTS))
 
@@ -315,7 +315,7 @@ def _atoms_of(mixture: SensitivityMixture) -> tuple[Array, Array]:
 
 
 def loss_at(mixture: SensitivityMixture, outputs: Array) -> Array:
-    """L(x) = log P(x) / Q(x) at each output."""
+    """Return L(x) = log P(x) / Q(x) at each output."""
     shifts, log_atoms = _atoms_of(mixture)
     lines = log_atoms[:, None] + shifts[:, None] * outputs
     if mixture.zero_probability:
@@ -324,7 +324,8 @@ def loss_at(mixture: SensitivityMixture, outputs: Array) -> Array:
 
 
 def output_range(mixture: SensitivityMixture, direction: Direction, tail: float, floor: float) -> tuple[float, float]:
-    """Outputs (low, high) outside which the first measure has at most ``tail`` of large and ``floor`` of small losses.
+    """Return outputs (low, high) outside which the first measure has at most ``tail`` of large and ``floor`` of small
+    losses.
 
     The range is slightly wider than needed.
     """
@@ -343,7 +344,7 @@ def output_range(mixture: SensitivityMixture, direction: Direction, tail: float,
 
 
 def lower_offset(law: RoundLaw, spacing: float) -> float:
-    """Shift of the lattice, in spacings, for a lower bound's tables: that of the likeliest case."""
+    """Return the shift of the lattice, in spacings, for a lower bound's tables: that of the likeliest case."""
     return _offset_of(max(law.cases, key=lambda case: case[0])[1], spacing)
 
 

@@ -43,7 +43,7 @@ class Cumulants:
         return float(np.max(sign * self.losses, initial=-np.inf))
 
     def values(self, tilts: Array) -> Array:
-        """K at each of several tilts; shape [tilts]."""
+        """Return K at each of several tilts; shape [tilts]."""
         powers = 1.0 + tilts if self.direction == "remove" else -tilts
         exponents = self.log_weights + powers[:, None, None] * self.losses
         peaks = exponents.max(axis=2)
@@ -78,7 +78,7 @@ class Cumulants:
 
 
 def cumulants(rounds: GroupRounds, direction: Direction, tail: float) -> Cumulants:
-    """Quadrature tables of all rounds; ``tail`` is the probability cut off the outputs on either side."""
+    """Return quadrature tables of all rounds; ``tail`` is the probability cut off the outputs on either side."""
     laws, counts = _representatives(rounds.laws)
     most, atoms = max((len(law.cases) for law in laws), default=1), 1
     log_weights, losses = np.full((len(laws), most, _POINTS), -np.inf), np.zeros((len(laws), most, _POINTS))
@@ -156,7 +156,7 @@ def chernoff_tilt(generating: Cumulants, saddle: Saddle) -> float | None:
 
 
 def log_peak(tilt: float) -> float:
-    """log of the maximum over u of exp(-tilt u) (1 - exp(-u))."""
+    """Return log of the maximum over u of exp(-tilt u) (1 - exp(-u))."""
     return float(-tilt * np.log1p(1 / tilt) - np.log1p(tilt))
 
 

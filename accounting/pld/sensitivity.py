@@ -216,7 +216,8 @@ def mixture_from_log_weights(
 
 
 def group_law(sampling: Sampling, group_size: int) -> SensitivityMixture:
-    """Law of the number of group members in a round of ``sampling``: the group's sensitivity in clipping bounds.
+    """Return the law of the number of group members in a round of ``sampling``: the group's sensitivity in clipping
+    bounds.
 
     Binomial for Poisson batches, hypergeometric for fixed ones (paper B, Theorems 3.1 and 3.3, before its factor 2).
     """
@@ -224,7 +225,8 @@ def group_law(sampling: Sampling, group_size: int) -> SensitivityMixture:
 
 
 def examples_law(sampling: Sampling, contributions: Sequence[float], spacing: float) -> SensitivityMixture:
-    """Law of the sum of the contributions of the members in a round, each rounded up to a multiple of ``spacing``.
+    """Return the law of the sum of the contributions of the members in a round, each rounded up to a multiple of
+    ``spacing``.
 
     Rounding up is stochastic dominance, so the mixture dominates the group's rounds (docs/group-proof.md, Theorem 1,
     and Theorem 2 before its factor 2).

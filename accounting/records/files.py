@@ -56,7 +56,8 @@ def read_bytes(uri: str) -> bytes:
 
 
 def read_range(uri: str, start: int, size: int) -> tuple[bytes, int]:
-    """``size`` bytes from ``start`` on, or none if the file ends before; and the size of the whole file in bytes.
+    """Return ``size`` bytes from ``start`` on, or none if the file ends before; and the size of the whole file in
+    bytes.
 
     Raises: as `read_bytes`.
     """
@@ -71,7 +72,7 @@ def read_range(uri: str, start: int, size: int) -> tuple[bytes, int]:
 
 
 def digest_of(uri: str) -> str:
-    """sha256 of a file as it is stored. Raises: as `read_bytes`."""
+    """Return sha256 of a file as it is stored. Raises: as `read_bytes`."""
     local = _local(uri)
     if local is None:
         return hashlib.sha256(read_bytes(uri)).hexdigest()
@@ -170,7 +171,7 @@ def delete(uri: str) -> None:
 
 
 def with_partials(uri: str) -> tuple[str, ...]:
-    """``uri``, if a file is there, and the files that processes which were killed while writing it left.
+    """Return ``uri``, if a file is there, and the files that processes which were killed while writing it left.
 
     Object stores show no object before its upload is complete. Raises: StorageError, UnsafeFile.
     """
@@ -208,7 +209,7 @@ def delete_if_empty(uri: str) -> None:
 
 
 def list_files(uri: str) -> tuple[str, ...]:
-    """Sorted paths, relative to a folder, of all files below it, without temporary files of unfinished writes.
+    """Return sorted paths, relative to a folder, of all files below it, without temporary files of unfinished writes.
 
     Locally, links and whatever else is no folder are listed too, and no link is followed.
     """
@@ -225,7 +226,7 @@ def list_files(uri: str) -> tuple[str, ...]:
 
 
 def list_folders(uri: str) -> tuple[str, ...]:
-    """Sorted names of the folders directly in a folder, without hidden ones and symbolic links."""
+    """Return sorted names of the folders directly in a folder, without hidden ones and symbolic links."""
     local = _local(uri)
     with _named_errors("list", uri):
         if local is not None:
@@ -240,7 +241,7 @@ def list_folders(uri: str) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def closed_to_strangers() -> Iterator[None]:
-    """Context in which no file this process creates is writable by others, also files that libraries create."""
+    """Let no file that this process creates be writable by others, also files that libraries create."""
     before = os.umask(0o077)
     os.umask(before | 0o022)
     try:

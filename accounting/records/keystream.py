@@ -50,13 +50,13 @@ class KeyedStream:
         return KeyedStream(fresh_key())
 
     def octets(self, count: int) -> NDArray[np.uint8]:
-        """``count`` uniform bytes."""
+        """Return ``count`` uniform bytes."""
         stream = hashlib.shake_256(self._key + self._counter.to_bytes(8, "little"))
         self._counter += 1
         return np.frombuffer(stream.digest(count), np.uint8)
 
     def words(self, count: int) -> NDArray[np.uint64]:
-        """``count`` uniform 64-bit words."""
+        """Return ``count`` uniform 64-bit words."""
         return self.octets(8 * count).view("<u8")
 
     def state(self) -> dict[str, Any]:

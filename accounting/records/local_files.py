@@ -59,7 +59,9 @@ def read(path: str, most: int) -> bytes:
 
 
 def read_range(path: str, start: int, size: int) -> tuple[bytes, int]:
-    """``size`` bytes from ``start`` on, or none if the file ends before; and the size of the whole file in bytes."""
+    """Return ``size`` bytes from ``start`` on, or none if the file ends before; and the size of the whole file in
+    bytes.
+    """
     with _opened(path, None) as (handle, whole):
         if start + size > whole:
             return b"", whole
@@ -69,7 +71,7 @@ def read_range(path: str, start: int, size: int) -> tuple[bytes, int]:
 
 
 def digest(path: str, most: int) -> str:
-    """sha256 of a regular file, whose content is not held in memory. Raises: as `read`."""
+    """Return sha256 of a regular file, whose content is not held in memory. Raises: as `read`."""
     with _opened(path, most) as (handle, _), open(handle, "rb", closefd=False) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -276,7 +278,7 @@ def require_plain_file(path: str) -> None:
 
 
 def require_plain_entries(path: str) -> None:
-    """`require_plain_folder`, of the folder's direct content."""
+    """Call `require_plain_folder`, of the folder's direct content."""
     with contextlib.suppress(FileNotFoundError), _entered(path, _LISTED) as folder, os.scandir(folder) as entries:
         for entry in entries:
             _require_plain(f"{path}/{entry.name}", entry)
@@ -302,7 +304,7 @@ def require_own_folder(path: str) -> None:
 
 
 def require_own_folders(path: str) -> None:
-    """`require_own_folder`, also of every folder below it."""
+    """Call `require_own_folder`, also of every folder below it."""
     with contextlib.suppress(FileNotFoundError), _entered(path, _LISTED) as folder:
         _require_own_folder(path, folder)
         for name, entry in _entries(folder, ""):

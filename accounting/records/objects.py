@@ -41,7 +41,7 @@ class ObjectRecord:
         return len(self.sizes)
 
     def digest(self, piece: int) -> bytes:
-        """sha256 of a piece."""
+        """Return sha256 of a piece."""
         return self.digests[DIGEST * piece : DIGEST * (piece + 1)]
 
 
@@ -64,7 +64,7 @@ def make_object(uri: str, batches: Sequence[pa.RecordBatch]) -> tuple[ObjectReco
 
 
 def make_pieces(uri: str, batches: Sequence[pa.RecordBatch]) -> tuple[ObjectRecord, list[memoryview]]:
-    """`make_object`, whose pieces are stored one after the other; they are in memory once."""
+    """Return `make_object`, whose pieces are stored one after the other; they are in memory once."""
     is_secret = is_encrypting()
     stored = [
         memoryview(encrypted(f"{uri}#{number}", piece)) if is_secret else piece

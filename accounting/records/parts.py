@@ -151,7 +151,9 @@ class RepeatedIds:
         self._ids: pa.ChunkedArray | None = None
 
     def read_table(self, content: bytes, schema: pa.Schema, columns: Sequence[str]) -> pa.Table:
-        """Some columns of a file whose schema starts with ``example_id``. Raises: as `arrow_tables.read_table`."""
+        """Return some columns of a file whose schema starts with ``example_id``. Raises: as
+        `arrow_tables.read_table`.
+        """
         place = schema.get_field_index(_IDS)
         stored = stored_column(content, place)
         if self._ids is None or stored != self._stored:

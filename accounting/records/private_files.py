@@ -20,7 +20,7 @@ def read_private(uri: str) -> bytes:
 
 
 def read_encrypted(uri: str) -> bytes:
-    """`read_private` of a file that is encrypted. Raises: also InvalidInput if it is not."""
+    """Return `read_private` of a file that is encrypted. Raises: also InvalidInput if it is not."""
     stored = read_bytes(uri)
     require_encrypted(uri, stored)
     return decrypted(uri, stored)

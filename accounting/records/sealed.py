@@ -24,7 +24,7 @@ def write_sealed(uri: str, content: bytes, private: bool = False) -> None:
 
 
 def write_private_sealed(uri: str, content: bytes) -> None:
-    """`write_sealed` for a file below a folder ``private/``."""
+    """Call `write_sealed` for a file below a folder ``private/``."""
     write_private(uri, _sealed(content))
 
 
@@ -37,7 +37,7 @@ def read_sealed(uri: str, next_step: str) -> bytes | None:
 
 
 def read_private_sealed(uri: str, next_step: str) -> bytes | None:
-    """`read_sealed` for a file below a folder ``private/``. Raises: also InvalidInput, as `decrypted`."""
+    """Return `read_sealed` for a file below a folder ``private/``. Raises: also InvalidInput, as `decrypted`."""
     return _opened(read_private, uri, next_step)
 
 

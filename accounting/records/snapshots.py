@@ -208,7 +208,7 @@ def committed_snapshots(directory: str, names: Sequence[str]) -> tuple[Snapshot,
 
 
 def uncommitted(names: Sequence[str]) -> tuple[str, ...]:
-    """Objects of snapshots without a manifest, among the files of a folder."""
+    """Return objects of snapshots without a manifest, among the files of a folder."""
     committed = _steps(names)
     found = ((name, _OBJECT.fullmatch(name)) for name in names)
     return tuple(name for name, match in found if match and int(match[1]) not in committed)

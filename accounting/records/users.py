@@ -45,7 +45,7 @@ class OwnedPart:
     record: PartRecord
 
     def users(self) -> Owners:
-        """Whose each example is. Raises: DataCorruption for a file that is missing, cut or altered."""
+        """Return whose each example is. Raises: DataCorruption for a file that is missing, cut or altered."""
         table = read_part(self.directory, USER_SCHEMA, self.record)
         return Owners(table.column("example_id").to_numpy(), table.column("user").to_numpy())
 
@@ -87,7 +87,7 @@ class StoredUsers:
         self._records = {record.part: record for record in self._store.records.values()}
 
     def digests(self) -> tuple[str, ...]:
-        """sha256 of the parts, in order."""
+        """Return sha256 of the parts, in order."""
         return tuple(record.sha256 for record in sorted(self._store.records.values()))
 
     def owned(self, norms: PartFiles) -> OwnedPart:

@@ -28,7 +28,7 @@ INTERRUPTED: Final = 130
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Context in which SIGTERM and SIGHUP raise KeyboardInterrupt, and end this process if it goes on.
+    """Let SIGTERM and SIGHUP raise KeyboardInterrupt, and end this process if it goes on.
 
     Once a signal came, the process ends with this context and takes no interpreter apart: that takes seconds where
     torch is loaded, and waits for every thread. An ignored signal, such as SIGHUP under nohup, stays ignored.

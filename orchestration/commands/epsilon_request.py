@@ -43,7 +43,7 @@ class RunSource:
     flags: RunFlags
 
     def check(self) -> None:
-        """Raises: InvalidInput if more than one run is named or described."""
+        """Raise InvalidInput if more than one run is named or described."""
         if self.trial is not None and self.trace is not None:
             raise InvalidInput("give either --trial or --trace, not both")
         if self._is_stored and self.flags.describe_a_run:
@@ -100,7 +100,7 @@ class EpsilonRequest:
     curve: Path | None
 
     def check(self, source: RunSource) -> None:
-        """Raises: InvalidInput for options that contradict each other or need another one."""
+        """Raise InvalidInput for options that contradict each other or need another one."""
         of_examples = self.individual or self.examples
         if self.trials is not None and (self.compare or of_examples or self.risk or self.plot or self.curve):
             raise InvalidInput(

@@ -11,5 +11,7 @@ PRIVACY: Final = "Privacy"
 
 
 def listed(panel: str, example: str) -> dict[str, Any]:
-    """Options of ``app.command``: the group, and the epilog with an example. example: arguments after ``dpsweep``."""
+    """Return options of ``app.command``: the group, and the epilog with an example. example: arguments after
+    ``dpsweep``.
+    """
     return {"rich_help_panel": panel, "epilog": f"Example: dpsweep {example}"}

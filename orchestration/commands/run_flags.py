@@ -102,7 +102,7 @@ class RunFlags:
         return any(value not in (None, [], ()) for value in given)
 
     def shape(self) -> RunShape:
-        """Sampling, side queries and releases. Raises: InvalidInput for a malformed --release."""
+        """Return sampling, side queries and releases. Raises: InvalidInput for a malformed --release."""
         return RunShape(
             self.sampling,
             self.sample_rate,

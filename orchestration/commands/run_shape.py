@@ -109,7 +109,7 @@ class RunShape:
         return make_strategy(*split_schedule(self.noise_strategy), steps, apart)
 
     def sizes(self) -> tuple[int, int]:
-        """Numbers of examples of the data set and of a batch. Raises: InvalidInput if one is missing."""
+        """Return numbers of examples of the data set and of a batch. Raises: InvalidInput if one is missing."""
         if self.dataset_size is None or self.batch_size is None or self.sample_rate is not None or self.max_batch_size:
             raise InvalidInput(
                 f"--sampling {self.sampling} needs --dataset-size and --batch-size, and neither --sample-rate nor "

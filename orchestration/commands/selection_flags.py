@@ -29,7 +29,9 @@ SELECTION = (
 
 
 def random_trials(mean: float | None, shape: float | None) -> RandomTrials | None:
-    """Distribution of the number of runs; None without ``--selection-trials``. Raises: InvalidInput for bad flags."""
+    """Return the distribution of the number of runs; None without ``--selection-trials``. Raises: InvalidInput for bad
+    flags.
+    """
     if mean is None:
         if shape is not None:
             raise InvalidInput("--selection-shape needs --selection-trials, the expected number of runs")

@@ -53,7 +53,7 @@ class EpsilonSpread:
     reasons: tuple[Reason, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; an infinite epsilon is None."""
+        """Return plain values for JSON; an infinite epsilon is None."""
         return {
             "unit": "each example",
             "accountant": f"individual {self.method}",
@@ -99,7 +99,7 @@ def stored_reasons(files: TrialFiles) -> tuple[Reason, ...]:
 
 
 def spread_of_epsilons(files: TrialFiles, trace: Trace, delta: float, method: str) -> EpsilonSpread:
-    """Distribution of per-example epsilons at ``delta``.
+    """Return the distribution of per-example epsilons at ``delta``.
 
     method: a key of `INDIVIDUAL`. Certified methods give upper bounds, none above the worst case of the run by the
     tightest accountant, which bounds every example; ``rdp-algorithm-2`` gives the values of the published algorithm,

@@ -56,7 +56,7 @@ class Compared:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, with every metric that the report shows for settings."""
+        """Return plain values for JSON, with every metric that the report shows for settings."""
         found = {metric.name: self.setting.over_seeds(metric.value) for metric in self.metrics}
         shown = {metric.name: shown_over_seeds(metric, self.setting) for metric in self.metrics}
         cost = self.setting.composition
@@ -118,7 +118,7 @@ class Comparison:
         return pd.DataFrame(rows_of(self), columns=list(heads(self)))
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         whole = composed(self.trials)
         settings = [
             {"name": each.name, "parameters": dict(each.parameters), "sweeps": [line.as_dict() for line in each.lines]}
@@ -310,7 +310,7 @@ def rows_of(found: Comparison) -> list[tuple[str, ...]]:
 
 
 def heads(found: Comparison) -> tuple[str, ...]:
-    """Headings of the table: setting, sweep, and the columns that `cells` fills."""
+    """Return headings of the table: setting, sweep, and the columns that `cells` fills."""
     return ("Setting", "Sweep", "Seeds", "Composed ε", *(metric.heading for metric in shown_metrics(found)))
 
 
@@ -323,5 +323,5 @@ def sweep_names(found: Comparison) -> dict[str, str]:
 
 
 def between_heads(found: Comparison) -> tuple[str, ...]:
-    """Headings of the table of parameters in which whole sweeps differ (`BetweenSweeps.cells`)."""
+    """Return headings of the table of parameters in which whole sweeps differ (`BetweenSweeps.cells`)."""
     return ("What differs between the sweeps", *sweep_names(found).values())

@@ -86,7 +86,7 @@ class Best:
         return first_seed(self.setting)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         cost = self.setting.over_seeds(epsilon)
         return {
             "setting": self.name,
@@ -209,7 +209,7 @@ def _top(setting: Setting, name: str) -> float:
 
 
 def parse_conditions(texts: Sequence[str]) -> dict[str, float]:
-    """Conditions such as ``worst_group=0.7`` by the name of the metric. Raises: InvalidInput for other texts."""
+    """Return conditions such as ``worst_group=0.7`` by the name of the metric. Raises: InvalidInput for other texts."""
     found: dict[str, float] = {}
     for text in texts:
         name, sign, value = text.partition("=")

@@ -50,7 +50,7 @@ def checked_record(files: SweepFiles) -> SweepRecord:
 
 
 def require_founded(files: SweepFiles, record: SweepRecord) -> None:
-    """Raises: DataCorruption unless every claim of the record, and of the tuning that it counts, is borne out."""
+    """Raise DataCorruption unless every claim of the record, and of the tuning that it counts, is borne out."""
     wrong = [*unfounded(files, record)]
     if record.candidates:
         tuning = SweepFiles(files.tuning)

@@ -16,7 +16,7 @@ _BINS: Final = 40
 
 
 def density(x: Array, y: Array) -> Density | None:
-    """Counts of the points (x, y) in a grid between their extremes; None without points. x, y: [examples]."""
+    """Return counts of the points (x, y) in a grid between their extremes; None without points. x, y: [examples]."""
     if len(x) == 0:
         return None
     across, up = _edges(x.min(), x.max()), _edges(y.min(), y.max())
@@ -24,7 +24,7 @@ def density(x: Array, y: Array) -> Density | None:
 
 
 def loss_density(counted: CountedEpsilons) -> Density | None:
-    """Counts of examples by log loss (x) and epsilon_i (y); None if no loss is positive and finite.
+    """Return counts of examples by log loss (x) and epsilon_i (y); None if no loss is positive and finite.
 
     Reads the stored parts again, one after the other. Examples whose loss is not positive and finite are left out.
     """

@@ -116,7 +116,7 @@ class Evidence:
         return min(((each.units.get(("", name), 0.0), each.unit) for each in found), default=(0.0, ""))
 
     def over_examples(self, setting: Setting, name: str) -> tuple[float, float] | None:
-        """Ends of the 95% interval of the mean of these very models over other test examples; None if unknown.
+        """Return ends of the 95% interval of the mean of these very models over other test examples; None if unknown.
 
         It says nothing of other seeds. Where there are two, `interval` is too wide to say anything.
         """

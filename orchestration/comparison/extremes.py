@@ -46,7 +46,7 @@ class Extreme:
         return _OF_PARTS[self.kind](lowest, highest)
 
     def pairs(self, cells: int) -> Array:
-        """[P, cells]: the differences of two groups in one metric."""
+        """Return [P, cells]: the differences of two groups in one metric."""
         groups = cells // len(self.of)
         unit = np.eye(cells)
         rows = [

@@ -59,7 +59,7 @@ class Difference:
         return "better" if (self.interval.low > 0.0) == (metric(self.metric).better == "higher") else "worse"
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {**asdict(self), "verdict": self.verdict}
 
 
@@ -268,7 +268,8 @@ def findings(data: PublishedSweep, evidence: Evidence) -> Findings:
 
 
 def as_dict(found: Findings) -> dict[str, Any]:
-    """Plain values for JSON: every setting with its intervals, every difference between methods, and the warnings.
+    """Return plain values for JSON: every setting with its intervals, every difference between methods, and the
+    warnings.
 
     `of_trials` reads them.
     """
@@ -354,7 +355,8 @@ def _cost(setting: Setting) -> float:
 
 
 def tuned_values(found: Findings) -> dict[str, int]:
-    """Largest number of settings that a clipping method has at one schedule and privacy level, by clipping method.
+    """Return the largest number of settings that a clipping method has at one schedule and privacy level, by clipping
+    method.
 
     ``non-private``: number of all non-private settings.
     """
@@ -368,7 +370,7 @@ def tuned_values(found: Findings) -> dict[str, int]:
 
 
 def warnings(found: Findings) -> list[str]:
-    """Warnings to read before trusting a difference, one sentence or more each."""
+    """Return warnings to read before trusting a difference, one sentence or more each."""
     hidden = hidden_groups_note(trial for setting in found.settings for trial in setting.trials)
     told = (_unknown, _diverged, _above_baseline, _useless, _constant, _unequally_tuned, _untuned)
     return [*(sentence for each in told for sentence in each(found)), *hidden]

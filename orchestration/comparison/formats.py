@@ -197,7 +197,7 @@ def measured(accuracy: float | None, scores: Mapping[str, float]) -> str:
 
 
 def first_few(names: Sequence[str]) -> str:
-    """Names as `listed`, the first three of more than five.
+    """Return names as `listed`, the first three of more than five.
 
     >>> first_few(list("abcdefgh"))
     'a, b, c and 5 more'
@@ -206,7 +206,7 @@ def first_few(names: Sequence[str]) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names as a sentence lists them; at least one.
+    """Return names as a sentence lists them; at least one.
 
     >>> listed(["flat", "naive", "dpsgd_f"])
     'flat, naive and dpsgd_f'

@@ -30,7 +30,7 @@ class GroupComparison:
     linear_is_bound: bool
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; an infinite epsilon is None."""
+        """Return plain values for JSON; an infinite epsilon is None."""
         return {
             "vadhan_upper_bound": self.vadhan if math.isfinite(self.vadhan) else None,
             "linear_growth": self.linear if math.isfinite(self.linear) else None,
@@ -45,5 +45,5 @@ def compare_groups(trace: Trace, delta: float, sizes: Sequence[int]) -> dict[int
 
 
 def linear_heading(is_bound: bool) -> str:
-    """Heading of the table column, and name of the plot line, of linear growth."""
+    """Return the heading of the table column, and name of the plot line, of linear growth."""
     return f"linear ({'lower bound' if is_bound else 'no bound'})"

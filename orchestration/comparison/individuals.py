@@ -30,7 +30,7 @@ def exact_statistics(
     worst_case: PrivacyEstimate,
     reasons: tuple[Reason, ...] = (),
 ) -> IndividualStatistics:
-    """Exact statistics of the epsilon_i of all training examples: private data.
+    """Return exact statistics of the epsilon_i of all training examples: private data.
 
     reasons: why the uncapped epsilon_i are estimates (`dpsweep.accounting.individual.individual_reasons`). Each
     epsilon_i was capped at the worst case, which also bounds every example. Quantiles are exact, computed by reading
@@ -58,7 +58,7 @@ def exact_statistics(
 
 
 def loss_correlation(moments: Moments) -> float | None:
-    """Pearson's r of epsilon_i and the natural log of the loss of example i (paper A, Figure 5): private data.
+    """Return Pearson's r of epsilon_i and the natural log of the loss of example i (paper A, Figure 5): private data.
 
     `moments`: joint moments of the two, without examples whose loss is zero or not finite. None with fewer than 10
     examples left, or if either side is constant.
@@ -69,7 +69,7 @@ def loss_correlation(moments: Moments) -> float | None:
 def released_statistics(
     released: ReleasedStatistics, group_names: tuple[str, ...], exact: IndividualStatistics, cost: float
 ) -> IndividualStatistics:
-    """Statistics released with differential privacy.
+    """Return statistics released with differential privacy.
 
     exact: statistics of the same epsilon_i, for the kind of each claim. cost: epsilon of the release alone.
     """

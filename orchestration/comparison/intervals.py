@@ -98,7 +98,7 @@ class RunValues:
         return cls(values[:, None], resampled[..., None], splits, np.array([units]), np.array([reach]), overlap)
 
     def of(self, runs: Sequence[int]) -> RunValues:
-        """Only these runs."""
+        """Keep only these runs."""
         at = list(runs)
         return replace(self, values=self.values[at], resampled=self.resampled[at], splits=self.splits[at])
 
@@ -120,12 +120,12 @@ class SpreadOfSeeds:
     settings: int
 
     def of_mean(self, runs: int) -> _Pooled:
-        """Covariance of the means of one setting over its runs."""
+        """Return the covariance of the means of one setting over its runs."""
         part = self.own - self.shared
         return _Pooled(self.own / runs, self.own_chance / runs, self.shared / runs, part / runs, self)
 
     def of_pair(self, runs: tuple[int, int], is_paired: bool) -> _Pooled:
-        """Covariance of the means of two settings, first setting first."""
+        """Return the covariance of the means of two settings, first setting first."""
         one, other = runs
         nothing, part = np.zeros_like(self.own), self.own - self.shared
         scale = np.repeat([one**-0.5, other**-0.5], len(self.own))
@@ -154,7 +154,7 @@ class _Pooled:
     source: SpreadOfSeeds
 
     def degrees(self, weights: Array) -> Array:
-        """[C]: degrees of freedom of the variance of weighted sums [C, K], by Satterthwaite's approximation.
+        """Return [C]: degrees of freedom of the variance of weighted sums [C, K], by Satterthwaite's approximation.
 
         Runs of one seed are alike under all settings, so that more settings say little more about the seeds.
         """
@@ -198,7 +198,7 @@ class Moments:
 
 
 def moments(runs: RunValues, pool: SpreadOfSeeds | None = None) -> Moments:
-    """Moments of the means of one setting's runs."""
+    """Return moments of the means of one setting's runs."""
     own = _moments(runs)
     return own if pool is None or not own.freedom else replace(own, pooled=pool.of_mean(own.runs))
 
@@ -216,7 +216,7 @@ def together(one: RunValues, other: RunValues) -> RunValues:
 
 
 def paired(one: RunValues, other: RunValues, pool: SpreadOfSeeds | None = None) -> Moments:
-    """Moments of two settings whose runs are paired one to one; the numbers of ``other`` come second.
+    """Return moments of two settings whose runs are paired one to one; the numbers of ``other`` come second.
 
     pool: over settings as both of them are.
     """
@@ -332,12 +332,13 @@ class _Spread:
     degrees: Array
 
     def reach(self, tail: float) -> Array:
-        """[C]: quantile of Student's t beyond which the truth lies with probability ``tail``."""
+        """Return [C]: quantile of Student's t beyond which the truth lies with probability ``tail``."""
         return np.asarray(special.stdtrit(self.degrees, 1.0 - tail))
 
 
 def unnoticed(freedom: int) -> float:
-    """Factor on the pooled deviation of a difference, for a setting whose seeds spread more than the others' unnoticed.
+    """Return the factor on the pooled deviation of a difference, for a setting whose seeds spread more than the others'
+    unnoticed.
 
     `freedom`: degrees of freedom of one setting, such as its seeds less one. By simulation, all verdicts hold in 95% of
     sweeps with one of six settings at up to eight times the spread of the others. Where all spread alike, bounds are
@@ -391,7 +392,7 @@ def bounds(found: Moments, weights: Array, tail: float = TAIL) -> tuple[Array, A
 
 
 def deviations(found: Moments) -> Array:
-    """[K]: standard deviation of each mean, which few examples that agree do not bring to 0."""
+    """Return [K]: standard deviation of each mean, which few examples that agree do not bring to 0."""
     return np.asarray(np.sqrt(_adjusted(found, np.eye(len(found.value)))[1]))
 
 

@@ -41,7 +41,7 @@ class SweepSummary:
     snapshot: SweepSnapshot | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         known = {"name": self.name, "state": self.state, "trials": dict(self.trials), "changed": self.changed}
         return {"folder": self.folder, **known, "problem": self.problem or None}
 

@@ -34,7 +34,7 @@ class ComposedGroup:
         return self.estimate.epsilon if self.estimate else None
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         found = {} if self.estimate is None else self.estimate.as_dict()
         kept = {name: found.get(name) for name in ("epsilon", "accountant", "kind")}
         reasons = list(self.estimate.reasons) if self.estimate else []
@@ -70,7 +70,7 @@ class Composition:
         return self.estimate.reasons if self.estimate else ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         found = {} if self.estimate is None else self.estimate.as_dict()
         kept = {name: found.get(name) for name in ("epsilon", "delta", "adjacency", "accountant", "kind", "unit")}
         claimed = {"reasons": list(self.reasons), "refusal": self.refusal}
@@ -80,7 +80,8 @@ class Composition:
 
 
 def composed(trials: Iterable[PublishedTrial]) -> Composition | None:
-    """Composed cost of the private trials in ``trials`` with all their attempts; None if nothing was released.
+    """Return the composed cost of the private trials in ``trials`` with all their attempts; None if nothing was
+    released.
 
     Guarantee: adaptive composition (`dpsweep.accounting.accountants.joint_cost`), at the delta of the trials and the
     adjacency of ``estimate``. The result is only an estimate if a run ended before its planned end, because that may
@@ -128,7 +129,8 @@ def _composed(trials: Iterable[PublishedTrial], group_sizes: tuple[int, ...]) ->
 
 
 def composed_epsilon(trial: PublishedTrial) -> float | None:
-    """Composed epsilon of all attempts at a trial that has ended; the trial's own epsilon if no attempt is recorded.
+    """Return the composed epsilon of all attempts at a trial that has ended; the trial's own epsilon if no attempt is
+    recorded.
 
     None for a trial that has not ended or is not private.
     """

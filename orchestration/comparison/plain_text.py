@@ -54,7 +54,9 @@ def secrets_of(uri: str) -> tuple[str, ...]:
 
 
 def masked(text: str, uri: str) -> str:
-    """``text``, which may be ``uri`` itself, with the secrets of ``uri`` masked, whether percent-encoded or not."""
+    """Return ``text``, which may be ``uri`` itself, with the secrets of ``uri`` masked, whether percent-encoded
+    or not.
+    """
     for secret in sorted(secrets_of(uri), key=len, reverse=True):
         for spelt in dict.fromkeys((secret, unquote(secret), quote(secret, safe=""), quote(secret))):
             text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(spelt)}(?![A-Za-z0-9])", MASK, text)

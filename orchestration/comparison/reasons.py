@@ -18,7 +18,7 @@ def claimed(result: TrialResult, reasons: Iterable[Reason]) -> TrialResult: ...
 @overload
 def claimed(result: StoppedTrial, reasons: Iterable[Reason]) -> StoppedTrial: ...
 def claimed(result: StoredResult, reasons: Iterable[Reason]) -> StoredResult:
-    """``result`` with every epsilon and bound on attacks as an estimate for these reasons and for its own."""
+    """Return ``result`` with every epsilon and bound on attacks as an estimate for these reasons and for its own."""
     found = union((result.reasons, reasons))
     if not found or not result.spec.is_private:
         return result
@@ -34,7 +34,7 @@ def claimed(result: StoredResult, reasons: Iterable[Reason]) -> StoredResult:
 
 
 def claimed_account(account: PublishedAccount, reasons: Iterable[Reason]) -> PublishedAccount:
-    """``account``, but with its epsilons as estimates for these reasons, if there are any."""
+    """Return ``account``, but with its epsilons as estimates for these reasons, if there are any."""
     found = weakened(account, reasons)
     return replace(found, individual_kind="estimate") if found.reasons else found
 

@@ -124,7 +124,9 @@ class Setting:
         return number(found.epsilon) + (f" {found.estimate.kind}" if found.estimate else "")
 
     def error_over_seeds(self, error: Value) -> float:
-        """Standard error of the mean over seeds, from the independent standard errors of its values; 0 if unknown."""
+        """Return standard error of the mean over seeds, from the independent standard errors of its values; 0 if
+        unknown.
+        """
         known = [found for trial in self.trials if (found := error(trial)) is not None and math.isfinite(found)]
         return math.hypot(*known) / len(known) if known else 0.0
 
@@ -181,7 +183,7 @@ def label_phrases(labels: Mapping[str, Label]) -> dict[str, str]:
 
 
 def finished_settings(trials: Iterable[PublishedTrial]) -> tuple[Setting, ...]:
-    """Group the finished trials by setting: baselines first, then in the order of the sweep."""
+    """Return the group the finished trials by setting: baselines first, then in the order of the sweep."""
     grouped: dict[str, list[PublishedTrial]] = {}
     for trial in trials:
         if trial.state is TrialState.FINISHED:

@@ -43,7 +43,7 @@ def spread(values: Iterable[float | None]) -> Spread | None:
 
 
 def pearson(one: Numbers, other: Numbers) -> float | None:
-    """Pearson's r of two sequences of equal length; None if either is constant."""
+    """Return Pearson's r of two sequences of equal length; None if either is constant."""
     if min(np.ptp(one), np.ptp(other)) == 0.0:
         return None
     return float(np.corrcoef(one, other)[0, 1])

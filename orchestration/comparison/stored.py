@@ -106,7 +106,7 @@ def _are_open(manifest: Manifest) -> bool:
 
 
 def owned_record(files: SweepFiles) -> SweepRecord:
-    """`stored_record` for callers that read or write the sweep's private files.
+    """Return `stored_record` for callers that read or write the sweep's private files.
 
     Raises: as `stored_record`; InvalidInput if this process does not have the sweep's key.
     """
@@ -126,7 +126,7 @@ def stored_evidence(files: SweepFiles, data: PublishedSweep) -> Evidence:
 
 
 def candidate_attempts(files: SweepFiles, sweep: SweepSpec) -> dict[str, tuple[Attempt, ...]]:
-    """Releases of the candidates of an unaccounted tuning, which trained on the sweep's own records, by setting.
+    """Return releases of the candidates of an unaccounted tuning, which trained on the sweep's own records, by setting.
 
     Empty for other sweeps, and if the folder of the tuning was deleted. Raises: DataCorruption for a damaged result.
     """

@@ -72,7 +72,7 @@ def log_loss(seen: Seen) -> Array | None:
 
 
 def calibration_error(seen: Seen) -> Array | None:
-    """Calibration error, as in `dpsweep.workers.evaluation.rates.calibration_error`."""
+    """Return the calibration error, as in `dpsweep.workers.evaluation.rates.calibration_error`."""
     return seen.calibration_error if isinstance(seen, Tally) else None
 
 
@@ -141,6 +141,6 @@ change_by_group = change_by_group_of(of_counts(rates.accuracy))
 
 
 def unequal_change(tested: Tested) -> Array | None:
-    """Largest minus smallest change of a group's accuracy against the baseline."""
+    """Return the largest minus smallest change of a group's accuracy against the baseline."""
     found = change_by_group(tested)
     return None if found is None or found.shape[-1] < 2 else rates.gap(found)

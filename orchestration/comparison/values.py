@@ -32,24 +32,26 @@ def delta(trial: PublishedTrial) -> float | None:
 
 
 def accuracy(trial: PublishedTrial) -> float | None:
-    """Accuracy on test data, in [0, 1]."""
+    """Return the accuracy on test data, in [0, 1]."""
     return trial.quality.accuracy if trial.quality else None
 
 
 def user_accuracy(trial: PublishedTrial) -> float | None:
-    """Mean over users of the share of their test examples that is predicted right; None if the data name no users."""
+    """Return the mean over users of the share of their test examples that is predicted right; None if the data name no
+    users.
+    """
     return trial.quality.user_accuracy if trial.quality else None
 
 
 def user_accuracy_gap(trial: PublishedTrial) -> float | None:
-    """Largest minus smallest `user_accuracy` over the groups of the test data."""
+    """Return the largest minus smallest `user_accuracy` over the groups of the test data."""
     groups = trial.quality.groups if trial.quality else ()
     known = [group.user_accuracy for group in groups if group.user_accuracy is not None]
     return max(known) - min(known) if len(known) > 1 else None
 
 
 def main(trial: PublishedTrial) -> float | None:
-    """Main score of the trial's task on test data: accuracy for classification, else one of its scores."""
+    """Return the main score of the trial's task on test data: accuracy for classification, else one of its scores."""
     return trial.quality.main if trial.quality else None
 
 
@@ -72,7 +74,7 @@ def score_gap(name: str) -> Value:
 
 
 def parts(trial: PublishedTrial) -> Mapping[str, float | None]:
-    """Scores of single labels or targets, by their names in MLflow."""
+    """Return scores of single labels or targets, by their names in MLflow."""
     found = trial.quality.parts if trial.quality else {}
     return {f"final/{number}_of_{name}": value for name, each in found.items() for number, value in each.items()}
 
@@ -96,12 +98,14 @@ def has_learnt(found: Evaluation | PublishedQuality) -> bool:
 
 
 def accuracy_change(trial: PublishedTrial) -> float | None:
-    """Accuracy minus the accuracy of the non-private baseline, in [-1, 1]."""
+    """Return the accuracy minus the accuracy of the non-private baseline, in [-1, 1]."""
     return trial.quality.accuracy_change if trial.quality else None
 
 
 def unequal_cost(trial: PublishedTrial) -> float | None:
-    """Largest minus smallest accuracy change over groups: 0 if all groups lose the same accuracy (paper D)."""
+    """Return the largest minus smallest accuracy change over groups: 0 if all groups lose the same accuracy
+    (paper D).
+    """
     if trial.quality is None:
         return None
     changes = [group.accuracy_change for group in trial.quality.groups if group.accuracy_change is not None]
@@ -114,7 +118,9 @@ def mean_epsilon(trial: PublishedTrial) -> float | None:
 
 
 def median_epsilon(trial: PublishedTrial) -> float | None:
-    """Median epsilon_i: as published, or computed from the published histogram (post-processing, no further cost)."""
+    """Return the median epsilon_i: as published, or computed from the published histogram (post-processing, no further
+    cost).
+    """
     individuals = trial.individuals
     if individuals is None:
         return None
@@ -142,7 +148,9 @@ def worst_over_median(trial: PublishedTrial) -> float | None:
 
 
 def loss_correlation(trial: PublishedTrial) -> float | None:
-    """Pearson's r of epsilon_i and the log loss of the example when norms were last taken (paper A, Figure 5)."""
+    """Return Pearson's r of epsilon_i and the log loss of the example when norms were last taken (paper A,
+    Figure 5).
+    """
     return trial.individuals.loss_correlation if trial.individuals else None
 
 
@@ -157,7 +165,7 @@ def initial_noise_multiplier(trial: PublishedTrial) -> float | None:
 
 
 def peak_memory(trial: PublishedTrial) -> float | None:
-    """Peak memory of the device that trained the trial, in MiB; None before its end, as it still grows."""
+    """Return the peak memory of the device that trained the trial, in MiB; None before its end, as it still grows."""
     return trial.device.peak_bytes / 2**20 if trial.device and trial.state in _TRAINED else None
 
 
@@ -167,7 +175,7 @@ def utilization(trial: PublishedTrial) -> float | None:
 
 
 def wall_seconds(trial: PublishedTrial) -> float | None:
-    """Duration of training in seconds."""
+    """Return the duration of training in seconds."""
     return trial.wall_seconds
 
 
@@ -208,7 +216,7 @@ def epsilon_by_group_size(trial: PublishedTrial) -> Mapping[str, float | None]:
 
 
 def epsilon_quantiles(trial: PublishedTrial) -> Mapping[str, float | None]:
-    """Published quantiles of epsilon_i, by their names in MLflow."""
+    """Return published quantiles of epsilon_i, by their names in MLflow."""
     quantiles = trial.individuals.quantiles if trial.individuals else {}
     return {f"privacy/epsilon_i_quantile_{level:g}": value for level, value in quantiles.items()}
 
@@ -278,7 +286,7 @@ def score(name: str) -> Value:
 
 
 def majority_rate(counts: rates.Array) -> rates.Array:
-    """Share of the most frequent label, which is the accuracy of always predicting it.
+    """Return the share of the most frequent label, which is the accuracy of always predicting it.
 
     counts: [..., K, K] by label and predicted class. Returns: [...].
     """
@@ -287,7 +295,7 @@ def majority_rate(counts: rates.Array) -> rates.Array:
 
 
 def epsilon_gap(trial: PublishedTrial) -> float | None:
-    """Largest minus smallest mean epsilon_i over groups of training examples (paper A), as published."""
+    """Return the largest minus smallest mean epsilon_i over groups of training examples (paper A), as published."""
     paid = [group.mean for group in trial.individuals.groups] if trial.individuals else []
     return max(paid) - min(paid) if len(paid) > 1 else None
 
@@ -319,7 +327,7 @@ def gap_in_training(name: str) -> Value:
 
 
 def recall_by_class(trial: PublishedTrial) -> Mapping[str, float | None]:
-    """Recall of each class on test data, by its name in MLflow."""
+    """Return the recall of each class on test data, by its name in MLflow."""
     counts = trial.quality.counts if trial.quality else None
     found = rates.recalls(counts.matrix).tolist() if counts else []
     return {f"final/recall_of_class_{label}": None if math.isnan(value) else value for label, value in enumerate(found)}

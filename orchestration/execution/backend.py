@@ -65,16 +65,16 @@ class TrainingObserver(Protocol):
         """Reason to stop training before all trials have ended, else None. Another run continues from the files."""
 
     def started(self, key: str) -> None:
-        """The trial has started, or started again after its worker was lost."""
+        """Note that the trial has started, or started again after its worker was lost."""
 
     def progressed(self, key: str, progress: Progress) -> None:
-        """The trial has completed an epoch."""
+        """Note that the trial has completed an epoch."""
 
     def ended(self, key: str) -> None:
-        """The trial trained to its end, or the scheduler stopped it early."""
+        """Note that the trial trained to its end, or the scheduler stopped it early."""
 
     def failed(self, key: str, error: str) -> None:
-        """The trial ended with an error; ``error`` is the part of its text that may be shown."""
+        """Note that the trial ended with an error; ``error`` is the part of its text that may be shown."""
 
     def starts_anew(self, key: str, why: str) -> bool:
         """Delete the stored files of a trial, so that it can be trained again with other settings.

@@ -39,12 +39,12 @@ class Costs:
 
 
 def costs_as_planned(planned: PlannedTrial, sweep: SweepSpec) -> Costs:
-    """Costs of a run that went as planned."""
+    """Return costs of a run that went as planned."""
     return _with_groups(planned.trace, planned.spec.delta, sweep, (planned.worst_case, *planned.others))
 
 
 def costs(trace: Trace, delta: float, sweep: SweepSpec) -> Costs:
-    """Costs of any run. Raises: UnsupportedMechanism if an accountant of the sweep does not cover it."""
+    """Return costs of any run. Raises: UnsupportedMechanism if an accountant of the sweep does not cover it."""
     return _with_groups(trace, delta, sweep, worst_cases(trace, delta, sweep))
 
 

@@ -72,7 +72,7 @@ def reread_environment() -> None:
 
 
 def require_address(address: str) -> None:
-    """Raises: InvalidInput for a text that ``--address`` does not take."""
+    """Raise InvalidInput for a text that ``--address`` does not take."""
     host, _, port = address.rpartition(":")
     if address not in (EMBEDDED, IN_PROCESS, "auto") and not (host and port.isdigit()):
         raise InvalidInput(

@@ -90,7 +90,7 @@ class InProcess:
 def in_process(
     address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode, warn: Warn, turn: Turn = FIRST_COME
 ) -> Iterator[InProcess]:
-    """The backend for ``--address in-process``.
+    """Yield the backend for ``--address in-process``.
 
     Raises: InvalidInput for a scheduler that compares parallel trials, and for trials on several ranks.
     """
@@ -114,5 +114,5 @@ def in_process(
 def nothing_left(
     address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode, warn: Warn, turn: Turn = FIRST_COME
 ) -> Iterator[InProcess]:
-    """The backend for a sweep whose trials all have results: it accepts any scheduler and starts no cluster."""
+    """Yield the backend for a sweep whose trials all have results: it accepts any scheduler and starts no cluster."""
     yield InProcess(TrialContext(files, sweep.disclosure, code))

@@ -96,7 +96,7 @@ _DESCRIPTION = TypeAdapter(JobDescription)
 def packaged(
     text: str, origin: str, output: str, code: UserCode, asked: Asked = ONLY_TO_RUN, tracking: str = ""
 ) -> Iterator[Package]:
-    """The package of a sweep in temporary folders, which are removed when the ``with`` block ends.
+    """Yield the package of a sweep in temporary folders, which are removed when the ``with`` block ends.
 
     It holds the user's packages without hidden files, ``__pycache__`` and files with a suffix of data or weights.
     Raises: InvalidInput if the user's files exceed `LARGEST` together.

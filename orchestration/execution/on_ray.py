@@ -60,7 +60,9 @@ class OnRay:
         train(trials, observer, self._sweep, self._context, name, self._turns)
 
     def scatter(self, job: PartwiseJob[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
-        """As `Backend.scatter`. Raises: InvalidInput, naming the nodes, if some that joined later lack the storage."""
+        """Scatter as `Backend.scatter`. Raises: InvalidInput, naming the nodes, if some that joined later lack the
+        storage.
+        """
         probe = self._context.probe
         if probe is None:
             yield from self._queue.scatter(job, parts)
@@ -90,7 +92,9 @@ class OnRay:
 def embedded(
     address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode, warn: Warn, turn: Turn = FIRST_COME
 ) -> Iterator[OnRay]:
-    """The backend on a Ray cluster started for the sweep. Raises: InvalidInput if its resources do not suffice."""
+    """Yield the backend on a Ray cluster started for the sweep. Raises: InvalidInput if its resources do not
+    suffice.
+    """
     with connected(address, files.log, code) as shipped:
         part = {"CPU": sweep.accounting.cpus or 0.0}
         check_resources({**_needs_of_trials(sweep), "accounting a part": part})
@@ -103,7 +107,7 @@ def embedded(
 def on_cluster(
     address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode, warn: Warn, turn: Turn = FIRST_COME
 ) -> Iterator[OnRay]:
-    """The backend on a running Ray cluster.
+    """Yield the backend on a running Ray cluster.
 
     Raises: InvalidInput if its resources do not suffice, or a node cannot read the sweep's files or has another key.
     """
@@ -144,7 +148,8 @@ def _queue(settings: AccountingSettings, part: Mapping[str, float], warn: Warn) 
 
 
 def reserved_cpus(settings: AccountingSettings) -> float:
-    """CPUs that accounting a part reserves on a running cluster; more than 0, so that a head without CPUs gets none.
+    """Return CPUs that accounting a part reserves on a running cluster; more than 0, so that a head without CPUs gets
+    none.
 
     With a custom resource, which keeps parts off the head as well, 0 is allowed.
 

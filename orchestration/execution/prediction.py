@@ -88,7 +88,7 @@ class Prediction:
     steps: int
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return asdict(self)
 
 

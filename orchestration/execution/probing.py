@@ -51,7 +51,7 @@ class AccountingProbe:
     groups: float = 0.0
 
     def seconds(self, examples: int) -> float:
-        """CPU seconds of a trial in a process that has not computed its tables yet."""
+        """Return CPU seconds of a trial in a process that has not computed its tables yet."""
         return self.tables + examples * self.example
 
 
@@ -137,7 +137,7 @@ def snapshots(planned: PlannedTrial) -> list[int]:
 
 
 def norm_passes(planned: PlannedTrial) -> float:
-    """Expected number of passes over all examples that compute norms; parts of a pass count as such."""
+    """Return the expected number of passes over all examples that compute norms; parts of a pass count as such."""
     if not planned.spec.norms.when_sampled:
         return float(len(snapshots(planned)))
     per_epoch = steps_per_epoch(planned)

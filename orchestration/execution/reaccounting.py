@@ -99,7 +99,7 @@ class Answer:
     users: OfUsers | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, without times."""
+        """Return plain values for JSON, without times."""
         return {
             "key": self.key,
             "folder": self.folder,

@@ -55,7 +55,7 @@ ANEW: Final = "train them anew with --retry all, which costs privacy again, "
 
 
 def refuse(found: Iterable[OtherCode], files: SweepFiles, anew: str = "") -> None:
-    """Raises: InvalidInput, naming the files that have changed, if one of these trials has shown something.
+    """Raise InvalidInput, naming the files that have changed, if one of these trials has shown something.
 
     `anew`: how to train them again, for the message; left out where that does not help.
     """

@@ -53,7 +53,9 @@ def opened_ahead(opening: Callable[[], AbstractContextManager[object]]) -> Itera
 
 @contextlib.contextmanager
 def kept(opening: Callable[[], AbstractContextManager[T]]) -> Iterator[T]:
-    """The connection that ``opening`` opens, closed at the end of this block or of the `kept_open` block around it."""
+    """Yield the connection that ``opening`` opens, closed at the end of this block or of the `kept_open` block around
+    it.
+    """
     if not _stacks:
         with opening() as found:
             yield found

@@ -191,7 +191,7 @@ def trial_snapshot(trial: TrialStatus) -> TrialSnapshot:
 
 
 def trial_snapshots(status: SweepStatus) -> tuple[TrialSnapshot, ...]:
-    """Snapshots of all trials, in the order of the grid."""
+    """Return snapshots of all trials, in the order of the grid."""
     return tuple(map(trial_snapshot, status.trials))
 
 

@@ -29,7 +29,7 @@ The iteration ends when they are stored, and yields now and then until then, so 
 
 
 def close_here(planned: PlannedTrial, step: int, context: TrialContext, code: UserCode, ranks: int = 1) -> None:
-    """`Close` in this process. code: as this process imports it. Raises: as `close_trial`."""
+    """Call `Close` in this process. code: as this process imports it. Raises: as `close_trial`."""
     from dpsweep.workers.trials.stopping import close_trial  # late: it imports torch, and drivers import this module
 
     root = context.files.trial(planned.key).root

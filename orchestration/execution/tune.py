@@ -224,7 +224,7 @@ class _InTurn(BasicVariantGenerator):
         return trial
 
     def get_state(self) -> bool:
-        """Nothing: Tune stores it only for `Tuner.restore`, which is not used."""
+        """Return nothing: Tune stores it only for `Tuner.restore`, which is not used."""
         return False
 
 

@@ -13,7 +13,7 @@ SAME: Final = "install the same versions on every node, such as those that const
 
 
 def versions_here() -> dict[str, str]:
-    """Versions of Python and of the packages in this process; "" for a package that is not installed.
+    """Return versions of Python and of the packages in this process; "" for a package that is not installed.
 
     The build of a version, as in ``2.15.0+cpu``, is left out: nodes with and without GPUs have different ones.
     """

@@ -117,14 +117,14 @@ def _accounted_anew(files: TrialFiles) -> str:
 
 
 def require_unaltered(files: TrialFiles, result: StoredResult, uri: str) -> None:
-    """Raises: DataCorruption if the public file ``uri`` of a trained trial is missing or has changed since training."""
+    """Raise DataCorruption if the public file ``uri`` of a trained trial is missing or has changed since training."""
     name = uri.removeprefix(f"{files.root}/")
     if name in result.digests and (not exists(uri) or digest_of(uri) != result.digests[name]):
         raise DataCorruption(_changed(uri, START_ANEW))
 
 
 def require_unaltered_model(files: TrialFiles, result: StoredResult) -> None:
-    """Raises: DataCorruption if the model, its code, or what prepares its inputs is missing or has changed."""
+    """Raise DataCorruption if the model, its code, or what prepares its inputs is missing or has changed."""
     code = (f"{files.root}/{name}" for name in result.digests if f"{files.root}/{name}".startswith(f"{files.code}/"))
     for uri in (files.model, files.inputs, *code):
         require_unaltered(files, result, uri)

@@ -21,7 +21,8 @@ _LONGEST_NAME: Final = 255
 
 
 def absolute(location: str) -> str:
-    """``location`` as an absolute path, because workers run in other directories; an object-store URI is unchanged.
+    """Return ``location`` as an absolute path, because workers run in other directories; an object-store URI is
+    unchanged.
 
     The links on the way are the user's own and are followed here, once: below a sweep's folder none is.
 
@@ -150,7 +151,7 @@ class SweepFiles:
         return str(self.local_folder / "private" / "audited-copy")
 
     def given(self, name: str) -> str:
-        """A copy of data that Python code gave, while a sweep runs (private)."""
+        """Return A copy of data that Python code gave, while a sweep runs (private)."""
         return self._below("private", "given", f"{name}.npz")
 
     @property

@@ -30,7 +30,7 @@ class Limits:
                 require_whole(what, number, at_least=1)
 
     def require_use(self, gpus: float) -> None:
-        """Raises: InvalidInput for a limit on GPU-hours if a trial holds no GPUs."""
+        """Raise InvalidInput for a limit on GPU-hours if a trial holds no GPUs."""
         if self.gpu_hours is not None and not gpus:
             raise InvalidInput(
                 f"--max-gpu-hours is {self.gpu_hours:g}, but the trials hold no GPU (resources.gpus is 0); use "

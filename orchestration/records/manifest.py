@@ -51,7 +51,7 @@ class Manifest:
     code: dict[str, str] = field(default_factory=dict)
 
     def provenance(self) -> dict[str, str]:
-        """Everything except the sweep itself, as flat text entries such as ``versions.torch``."""
+        """Return everything except the sweep itself, as flat text entries such as ``versions.torch``."""
         flat = {
             f"{section}.{key}": str(value)
             for section in ("versions", "git", "hardware")

@@ -318,7 +318,7 @@ class PublishedAudit:
     name: str = ""
 
     def as_dict(self) -> dict[str, object]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {
             "name": self.name,
             "kind": self.kind,

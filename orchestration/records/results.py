@@ -154,7 +154,7 @@ def read_result(uri: str) -> StoredResult | None:
 
 
 def read_result_of(key: str, uri: str) -> StoredResult | None:
-    """`read_result` of the trial ``key``. Raises: DataCorruption also for the result of another trial."""
+    """Return `read_result` of the trial ``key``. Raises: DataCorruption also for the result of another trial."""
     found = read_result(uri)
     if found is not None and found.key != key:
         raise DataCorruption(f"{uri} is the result of another trial than {key}; restore it from a backup")

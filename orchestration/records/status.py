@@ -236,7 +236,9 @@ class SweepStatus:
         return time.monotonic() - self._began
 
     def seconds_left(self) -> float | None:
-        """Estimated seconds until the sweep ends, from the steps done in this run; None before the first step."""
+        """Return estimated seconds until the sweep ends, from the steps done in this run; None before the first
+        step.
+        """
         trials = self.trials
         done = sum(trial.total_steps if trial.state.has_ended else trial.step for trial in trials)
         remaining = sum(trial.total_steps for trial in trials) - done

@@ -27,7 +27,9 @@ _LABEL_WIDTH: Final = 0.08
 
 
 def tuning_curves(scene: Scene) -> dict[str, Plot]:
-    """Accuracy and worst-group metric against each hyperparameter that has at least two values under one method."""
+    """Return the accuracy and worst-group metric against each hyperparameter that has at least two values under one
+    method.
+    """
     drawn: dict[str, Plot] = {}
     for name in _varied(scene):
         for up in (total_axis(scene, ""), worst_axis(scene)):

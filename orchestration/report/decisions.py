@@ -15,7 +15,9 @@ from dpsweep.orchestration.comparison.values import epsilon
 
 
 def decisions(found: Findings, delta: float) -> list[str]:
-    """Sentences on the best accuracy, the best-served worst group, and which settings are not distinguishable."""
+    """Return sentences on the best accuracy, the best-served worst group, and which settings are not
+    distinguishable.
+    """
     main = found.main.name
     best = found.best(main)
     if best is None:

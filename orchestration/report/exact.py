@@ -31,7 +31,9 @@ from dpsweep.orchestration.report.style import Style
 
 
 def estimates_table(settings: Sequence[Setting], style: Style) -> str:
-    """Errors of estimated epsilon_i against exactly tracked ones, by setting; "" if no trial tracked examples."""
+    """Return errors of estimated epsilon_i against exactly tracked ones, by setting; "" if no trial tracked
+    examples.
+    """
 
     def quality(value: Callable[[EstimateQuality], float | None]) -> Callable[[PublishedTrial], float | None]:
         return lambda trial: (
@@ -63,7 +65,7 @@ def estimates_table(settings: Sequence[Setting], style: Style) -> str:
 
 
 def losses_table(settings: Sequence[Setting], style: Style) -> str:
-    """Correlation of epsilon_i and log loss, overall and by group; "" if no trial has any."""
+    """Return the correlation of epsilon_i and log loss, overall and by group; "" if no trial has any."""
     names = group_names([trial for setting in settings for trial in setting.trials])
     values = (loss_correlation, *map(group_loss_correlation, names))
     rows: list[list[Cell]] = []
@@ -174,7 +176,7 @@ def _beside_test(setting: Setting, main: Metric, training: Value, test: Value) -
 
 
 def attacks_table(settings: Sequence[Setting], style: Style) -> str:
-    """Success of the membership attack, by setting and group; "" if no trial was attacked."""
+    """Return the success of the membership attack, by setting and group; "" if no trial was attacked."""
     attacked = [setting for setting in settings if any(trial.attacks for trial in setting.trials)]
     names = group_names([trial for setting in attacked for trial in setting.trials])
     rows: list[list[Cell]] = [
@@ -197,7 +199,9 @@ def _attack_cell(setting: Setting, name: str) -> str:
 
 
 def memberships_table(trials: Sequence[PublishedTrial]) -> str:
-    """Areas of the likelihood-ratio attack with their intervals, by trial and group; "" if none was attacked so."""
+    """Return areas of the likelihood-ratio attack with their intervals, by trial and group; "" if none was
+    attacked so.
+    """
     attacked = [trial for trial in trials if trial.memberships]
     names = dict.fromkeys(group.name for trial in attacked for group in trial.memberships)
     rows: list[list[Cell]] = []

@@ -62,7 +62,7 @@ class Scene:
 
 
 def group_accuracy(scene: Scene) -> Plot:
-    """Accuracy, or the main score, of each group on test data."""
+    """Return Accuracy, or the main score, of each group on test data."""
     return by_group(scene, lambda name: group_value(name, scene.main.value), scene.main_ticks)
 
 
@@ -180,7 +180,7 @@ def who_pays(scene: Scene) -> Plot:
 
 
 def histograms(scene: Scene) -> dict[str, Plot]:
-    """Histograms of epsilon_i over the training examples, with the worst case.
+    """Return histograms of epsilon_i over the training examples, with the worst case.
 
     Settings that differ only in the schedule share a figure; keys are their names without the schedule.
     """
@@ -247,7 +247,7 @@ _LINE_HEIGHT: Final = 13.0
 
 
 def apart(heights: Sequence[float]) -> list[float]:
-    """Pixels by which to raise labels at these ``heights``, in pixels, so that none overlap.
+    """Return pixels by which to raise labels at these ``heights``, in pixels, so that none overlap.
 
     >>> apart([100.0, 20.0, 24.0])
     [0.0, 0.0, 9.0]
@@ -335,7 +335,7 @@ _LOOK: Final = {
 
 
 def whiskers(mean: float, low: float, high: float, colour: str) -> dict[str, Any]:
-    """Error bars from ``low`` to ``high`` around ``mean``, as plotly takes them."""
+    """Return error bars from ``low`` to ``high`` around ``mean``, as plotly takes them."""
     return {
         "type": "data",
         "symmetric": False,
@@ -354,7 +354,7 @@ def _cost_range(settings: Sequence[Setting]) -> tuple[float, float] | None:
 
 
 def meta_of(setting: Setting) -> dict[str, str]:
-    """Attributes by which the legend of the page shows and hides traces and rows."""
+    """Return attributes by which the legend of the page shows and hides traces and rows."""
     cost = setting.over_seeds(epsilon)
     level = f"{cost.mean:.2g}" if cost and not setting.is_baseline else ""
     return {"clipping": setting.clipping, "schedule": setting.schedule, "epsilon": level}

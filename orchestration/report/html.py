@@ -139,6 +139,6 @@ def _swatch(width: int, colour: str, shapes: str) -> str:
 
 
 def script_safe(value: Any) -> str:
-    """JSON with <, > and & escaped, so that no text can end the script element."""
+    """Return JSON with <, > and & escaped, so that no text can end the script element."""
     text = json.dumps(value, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

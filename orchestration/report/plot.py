@@ -43,11 +43,11 @@ class Plot:
         self.data.append({"type": "heatmap", **trace})
 
     def add_vline(self, x: float, **look: Any) -> None:
-        """A vertical line over the whole height."""
+        """Draw a vertical line over the whole height."""
         self._add_line({"xref": "x", "yref": "y domain", "x0": x, "x1": x, "y0": 0, "y1": 1, **look})
 
     def add_hline(self, y: float, **look: Any) -> None:
-        """A horizontal line over the whole width."""
+        """Draw a horizontal line over the whole width."""
         self._add_line({"xref": "x domain", "yref": "y", "x0": 0, "x1": 1, "y0": y, "y1": y, **look})
 
     def _add_line(self, shape: dict[str, Any]) -> None:
@@ -70,7 +70,7 @@ class Plot:
         self.layout[axis] = {**known, **new}
 
     def plain(self) -> dict[str, Any]:
-        """Plain values for JSON, rounded to seven digits; figures show at most four."""
+        """Return plain values for JSON, rounded to seven digits; figures show at most four."""
         return {"data": _rounded(self.data), "layout": _rounded(self.layout)}
 
     def page(self) -> str:

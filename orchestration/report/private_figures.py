@@ -28,7 +28,7 @@ def clipping_biases(scene: Scene) -> Plot:
 
 
 def noise_errors(scene: Scene) -> Plot:
-    """Norm of the noise in the mean gradient of each group (paper D, Section 4.2)."""
+    """Return the norm of the noise in the mean gradient of each group (paper D, Section 4.2)."""
     return _in_training(scene, "noise_error")
 
 
@@ -61,7 +61,7 @@ def norms_over_epochs(scene: Scene) -> Plot:
 
 
 def loss_densities(scene: Scene) -> dict[str, Plot | None]:
-    """epsilon_i of every training example against its log loss (paper A, Figure 5), of the first seed."""
+    """Return epsilon_i of every training example against its log loss (paper A, Figure 5), of the first seed."""
 
     def found(trial: PublishedTrial) -> tuple[Density | None, float | None]:
         shown = trial.individuals
@@ -71,7 +71,7 @@ def loss_densities(scene: Scene) -> dict[str, Plot | None]:
 
 
 def estimate_densities(scene: Scene) -> dict[str, Plot | None]:
-    """Estimated epsilon_i against epsilon_i from norms at every step (paper A, Figure 2), of the first seed."""
+    """Return estimated epsilon_i against epsilon_i from norms at every step (paper A, Figure 2), of the first seed."""
 
     def found(trial: PublishedTrial) -> tuple[Density | None, float | None]:
         quality = trial.individuals.estimates if trial.individuals else None

@@ -59,21 +59,23 @@ class Style:
     places: Mapping[str, int] = field(default_factory=dict)
 
     def colour(self, setting: Setting) -> str:
-        """Hexadecimal colour of the setting's clipping method, in the setting's shade."""
+        """Return the hexadecimal colour of the setting's clipping method, in the setting's shade."""
         return _shade(self.colours[setting.clipping], _SHADES[self.places.get(setting.name, 0) // 2 % len(_SHADES)])
 
     def symbol(self, setting: Setting) -> str:
-        """Plotly's name of the marker for the setting's schedule, open at every other place."""
+        """Return Plotly's name of the marker for the setting's schedule, open at every other place."""
         name = self.looks[setting.schedule][0]
         return f"{name}-open" if self.places.get(setting.name, 0) % 2 and not name.endswith("-open") else name
 
     def dash(self, setting: Setting) -> str:
-        """Plotly's name of the line dash for the setting's schedule."""
+        """Return Plotly's name of the line dash for the setting's schedule."""
         return self.looks[setting.schedule][1]
 
 
 def style_of(settings: Sequence[Setting]) -> Style:
-    """Fixed colours and symbols for known names, so that reports can be compared; spare ones, in order, for others."""
+    """Return fixed colours and symbols for known names, so that reports can be compared; spare ones, in order, for
+    others.
+    """
 
     def assign(names: Sequence[str], known: Mapping[str, Look], spare: Sequence[Look]) -> dict[str, Look]:
         unknown = [name for name in dict.fromkeys(names) if name not in known]

@@ -82,7 +82,9 @@ def _range(interval: ConfidenceInterval | None, shown: Format) -> str:
 
 
 def comparison_table(found: Findings, style: Style) -> str:
-    """Pairwise differences of the methods, each at its most accurate; "" for fewer than two or without intervals."""
+    """Return pairwise differences of the methods, each at its most accurate; "" for fewer than two or without
+    intervals.
+    """
     rows: list[list[Cell]] = []
     for one, other in itertools.combinations(found.methods, 2):
         differences = [found.difference(one, other, name) for name in found.headline]
@@ -148,7 +150,7 @@ def _of_group(found: Findings, setting: Setting, name: str, metric: GroupMetric)
 
 
 def classes_table(settings: Sequence[Setting], style: Style) -> str:
-    """Recall and confusion matrix row of every class, by setting, from counts summed over its trials.
+    """Return the recall and confusion matrix row of every class, by setting, from counts summed over its trials.
 
     Returns "" if no trial has counts, and for more than `_MOST_CLASSES` classes.
     """
@@ -170,7 +172,7 @@ def classes_table(settings: Sequence[Setting], style: Style) -> str:
 
 
 def parts_table(settings: Sequence[Setting], style: Style) -> str:
-    """Scores of every label, target or class, by setting, averaged over its seeds.
+    """Return scores of every label, target or class, by setting, averaged over its seeds.
 
     Returns "" if there are none, and for more than `_MOST_CLASSES` of them.
     """

@@ -31,7 +31,7 @@ def utility_fairness(scene: Scene) -> Plot:
 
 
 def privacy_utility(scene: Scene) -> Plot | None:
-    """Accuracy against worst-case epsilon; None if all private settings have the same epsilon."""
+    """Return the accuracy against worst-case epsilon; None if all private settings have the same epsilon."""
     return _privacy(scene, total_axis(scene))
 
 
@@ -43,7 +43,9 @@ def privacy_fairness(scene: Scene) -> Plot | None:
 
 
 def hyperparameters(settings: Sequence[Setting]) -> dict[str, str]:
-    """Hover text of each setting, by name: the hyperparameters that differ between settings, one per line."""
+    """Return the hover text of each setting, by name: the hyperparameters that differ between settings, one per
+    line.
+    """
     found = {setting.name: numbers(setting) for setting in settings}
     values: dict[str, set[float]] = {}
     for own in found.values():
@@ -57,12 +59,12 @@ def hyperparameters(settings: Sequence[Setting]) -> dict[str, str]:
 
 
 def total_axis(scene: Scene, where: str = " on test data") -> Axis:
-    """Axis of the accuracy on all test examples, or of the main score of the task."""
+    """Return the axis of the accuracy on all test examples, or of the main score of the task."""
     return Axis(f"{spoken(scene.main)}{where}", main, scene.main_ticks)
 
 
 def worst_axis(scene: Scene) -> Axis:
-    """Axis of the worst-group metric that the sweep compares settings by."""
+    """Return the axis of the worst-group metric that the sweep compares settings by."""
     of = scene.worst_group
     return Axis(f"{spoken_worst(of)} of the worst-served group", of.value, ".2~%" if of.format in SHARES else ".3~g")
 

@@ -27,7 +27,7 @@ _OVERLAID: Final = ("pld", "gdp", "rdp", "rdp-classic", "zcdp", "zcdp-sampled", 
 
 
 def accuracy_over_epochs(scene: Scene) -> Plot:
-    """Accuracy, or the main score, on test data after each epoch: one line per setting, for its first seed."""
+    """Return Accuracy, or the main score, on test data after each epoch: one line per setting, for its first seed."""
     return _over_epochs(scene, f"test_{scene.main.name}", f"{spoken(scene.main)} on test data", scene.main_ticks)
 
 
@@ -37,7 +37,7 @@ def loss_over_epochs(scene: Scene) -> Plot:
 
 
 def epsilon_over_epochs(scene: Scene) -> Plot:
-    """Worst-case epsilon of the steps so far (paper C, Figure 2): one line per setting, for its first seed."""
+    """Return worst-case epsilon of the steps so far (paper C, Figure 2): one line per setting, for its first seed."""
     return _over_epochs(scene, "epsilon", "worst-case ε so far", ".3~g")
 
 
@@ -97,7 +97,9 @@ def _by_accountant(trace: Trace, delta: float, steps: tuple[int, ...]) -> dict[s
 
 
 def rho_over_epochs(scene: Scene) -> Plot:
-    """zCDP rho of the steps so far (paper C), for runs without sampling: one line per setting, for its first seed."""
+    """Return zCDP rho of the steps so far (paper C), for runs without sampling: one line per setting, for its first
+    seed.
+    """
     figure = blank(height=360)
     for setting in scene.settings:
         found, history = _last_trace(setting.trials[0]), setting.trials[0].history
@@ -125,7 +127,7 @@ def noise(scene: Scene) -> Plot:
 
 
 def clipping_bounds(scene: Scene) -> Plot:
-    """Clipping bounds per epoch: one line per setting, or per group if the method has a bound per group.
+    """Return clipping bounds per epoch: one line per setting, or per group if the method has a bound per group.
 
     Bounds per group follow noisy counts and fluctuate; the largest and the smallest are drawn bold and labelled.
     """
@@ -161,7 +163,9 @@ def clipping_bounds(scene: Scene) -> Plot:
 
 
 def departures(scene: Scene) -> Plot:
-    """Share of each group that has spent its privacy budget under a filter, per epoch, for the first seed."""
+    """Return the share of each group that has spent its privacy budget under a filter, per epoch, for the first
+    seed.
+    """
     figure = blank(height=360)
     for setting in scene.settings:
         trial = setting.trials[0]

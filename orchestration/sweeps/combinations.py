@@ -48,7 +48,7 @@ def is_paired(sweep: SweepSpec, chosen: Chosen, also: Mapping[str, int] = Mappin
 
 
 def comparable_places(sweep: SweepSpec, chosen: Chosen) -> tuple[int, ...]:
-    """Indices that a private trial and its baseline have in common, to match the two.
+    """Return indices that a private trial and its baseline have in common, to match the two.
 
     These are the indices of all shared axes except those that vary together with clipping; data and seed are always
     included.

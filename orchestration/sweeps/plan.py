@@ -235,7 +235,7 @@ class _Planner:
         return outcome.parameters
 
     def notes(self) -> tuple[str, ...]:
-        """Notes about the models that can train."""
+        """Return notes about the models that can train."""
         found = (known.facts for known in self.tried.values() if isinstance(known, TriedModel))
         return tuple(dict.fromkeys(note for facts in found for note in facts))
 

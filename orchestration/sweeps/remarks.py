@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 def of_sweep(sweep: SweepSpec) -> tuple[str, ...]:
-    """Warnings about the sweep file."""
+    """Return warnings about the sweep file."""
     axes = ", ".join(repeated(sweep))
     return (f"the sweep lists a value of {axes} twice; trials that are the same run once",) if axes else ()
 
 
 def of_trials(trials: Sequence[PlannedTrial], code: UserCode | None) -> tuple[str, ...]:
-    """Warnings about trials that can run. code: None if the user's own code was not run."""
+    """Return warnings about trials that can run. code: None if the user's own code was not run."""
     untried = _untried(trials) if code is None else ()
     return (*_of_data(trials), *_of_test_users(trials), *_large_deltas(trials), *_beyond_budgets(trials), *untried)
 
@@ -135,7 +135,7 @@ def _naive(trials: Sequence[PlannedTrial], number: int) -> str:
 
 
 def own_parts(trial: TrialSpec) -> list[str]:
-    """Descriptions of the trial's model and loss, as far as they are the user's own code."""
+    """Return descriptions of the trial's model and loss, as far as they are the user's own code."""
     parts = {"model": trial.model.name, "loss": trial.loss.name}
     return [f"{what} {name!r}" for what, name in parts.items() if is_import_path(name)]
 

@@ -25,7 +25,7 @@ _ROUNDS: Final = 3
 
 
 def require_optuna(tune: TuneSettings) -> None:
-    """Raises: InvalidInput if the search needs Optuna and it is not installed."""
+    """Raise InvalidInput if the search needs Optuna and it is not installed."""
     if tune.search == "optuna" and importlib.util.find_spec("optuna") is None:
         raise InvalidInput(
             "tune.search optuna needs the package optuna, which is not installed: pip install 'dpsweep[optuna]', or "

@@ -32,7 +32,7 @@ _SEEDS: Final = 2**31
 
 
 def check_selection(tune: TuneSettings, sweep: SweepSpec) -> None:
-    """Raises: InvalidInput for settings of the sweep that the proof of private selection does not cover."""
+    """Raise InvalidInput for settings of the sweep that the proof of private selection does not cover."""
 
     def refuse(what: str, instead: str) -> None:
         raise InvalidInput(f"tune.privacy {tune.privacy}: {what}; {instead}")

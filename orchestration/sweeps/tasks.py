@@ -12,7 +12,7 @@ from dpsweep.workers.dataset_description import DatasetDescription
 
 
 def require_one_task(sweep: SweepSpec, known: Iterable[DatasetDescription], dataset: DatasetDescription) -> None:
-    """Raises: InvalidInput if other data of the sweep have another task, or if the sweep uses metrics that it lacks.
+    """Raise InvalidInput if other data of the sweep have another task, or if the sweep uses metrics that it lacks.
 
     known: descriptions of the sweep's data loaded so far.
     """

@@ -70,7 +70,7 @@ SELECTABLE: Final = (
 
 
 def require_selectable(tune: TuneSettings | None, task: str) -> None:
-    """Raises: InvalidInput if the task has no score ``select_by``, or no wrong predictions to count for a choice."""
+    """Raise InvalidInput if the task has no score ``select_by``, or no wrong predictions to count for a choice."""
     if tune is None:
         return
     if task != "classification" and tune.privacy == "exponential_mechanism":
@@ -320,7 +320,7 @@ def takes(component: Component, section: str, key: str) -> bool:
 
 
 def check_places(tune: TuneSettings, sweep: SweepSpec) -> None:
-    """Raises: InvalidInput for a tuned parameter that no component takes, and if ``adapted`` has other parameters."""
+    """Raise InvalidInput for a tuned parameter that no component takes, and if ``adapted`` has other parameters."""
     for place, values in tune.parameters.items():
         section, dot, key = place.partition(".")
         if place in ("epochs", "sampling.batch_size", "sampling.max_batch_size"):
@@ -338,7 +338,7 @@ def check_places(tune: TuneSettings, sweep: SweepSpec) -> None:
 
 
 def check_tuning(tune: TuneSettings, sweep: SweepSpec) -> None:
-    """Raises: InvalidInput for selection by the reported test data, for seeds that the sweep uses too, for a scheduler
+    """Raise InvalidInput for selection by the reported test data, for seeds that the sweep uses too, for a scheduler
     that stops trials, and for ``zip`` of seeds or data."""
     candidates_of(tune)
     if shared := set(tune.seeds) & set(sweep.seeds):

@@ -184,7 +184,7 @@ def _elsewhere(top: str, folder: Path) -> str | None:
 
 @contextlib.contextmanager
 def packed(code: UserCode) -> Iterator[tuple[list[str], UserCode]]:
-    """Temporary folders for Ray to ship, and ``code`` with sources relative to them; removed when the block ends.
+    """Yield temporary folders for Ray to ship, and ``code`` with sources relative to them; removed when the block ends.
 
     Shipped are the sources of ``code`` as they were read, and with a module the other files of its top-level package.
     Installed modules are not shipped: they must be installed on the workers too.
@@ -243,7 +243,9 @@ def _below(module: str, file: str) -> str:
 
 
 def unpacked(code: UserCode) -> UserCode:
-    """``code`` on a worker, with absolute locations of shipped modules. Raises: InvalidInput if they are missing."""
+    """Return ``code`` on a worker, with absolute locations of shipped modules. Raises: InvalidInput if they are
+    missing.
+    """
 
     def place(source: str) -> str:
         if Path(source).is_absolute():

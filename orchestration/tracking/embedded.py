@@ -44,7 +44,7 @@ _ADVICE: Final = f"see what holds up the server, or raise MLFLOW_HTTP_REQUEST_TI
 
 
 def embedded_tracking_uri(folder: Path | str) -> str:
-    """Tracking URI of the SQLite store inside ``folder``.
+    """Return the tracking URI of the SQLite store inside ``folder``.
 
     >>> embedded_tracking_uri("/data/runs/a")
     'sqlite:////data/runs/a/mlflow.db'
@@ -53,7 +53,7 @@ def embedded_tracking_uri(folder: Path | str) -> str:
 
 
 def stored_tracking_uri(folder: Path | str) -> str:
-    """Tracking URI of the SQLite store inside ``folder``; `NO_TRACKING` if there is none."""
+    """Return the tracking URI of the SQLite store inside ``folder``; `NO_TRACKING` if there is none."""
     return embedded_tracking_uri(folder) if (Path(folder) / DATABASE).exists() else NO_TRACKING
 
 
@@ -102,7 +102,7 @@ def _parts_of_mlflow() -> Parts:
 
 
 def timed(client: Client, tracking_uri: str) -> Client:
-    """``client``, each of whose calls ends (`Timed`), where ``tracking_uri`` names a server; else as it is."""
+    """Return ``client``, each of whose calls ends (`Timed`), where ``tracking_uri`` names a server; else as it is."""
     return cast(Client, Timed(client, _limit, _ADVICE)) if is_server(tracking_uri) else client
 
 

@@ -25,7 +25,7 @@ class Predictor:
     trained: TrainedModel
 
     def predict(self, model_input: npt.ArrayLike) -> npt.NDArray[np.float32]:
-        """Logits [n, classes] of examples [n, ...]. Raises: see `TrainedModel.logits`."""
+        """Return logits [n, classes] of examples [n, ...]. Raises: see `TrainedModel.logits`."""
         return self.trained.logits(model_input)
 
 

@@ -106,12 +106,15 @@ def rounded(values: Mapping[str, float], short: Mapping[str, str]) -> dict[str, 
 
 
 def setting_value(name: str) -> str:
-    """Name in MLflow of a worst-group metric of a whole setting, corrected for choosing the worst of noisy groups."""
+    """Return the name in MLflow of a worst-group metric of a whole setting, corrected for choosing the worst of noisy
+    groups.
+    """
     return f"setting/{name}_corrected"
 
 
 def shared_view(sweep_id: str, found: Findings) -> str:
-    """State of MLflow's table of runs that compares the trials of the sweep, the best by worst-group metric first.
+    """Return the state of MLflow's table of runs that compares the trials of the sweep, the best by worst-group metric
+    first.
 
     Settings are ordered by the value that is corrected for choosing the worst of noisy groups. The run of the sweep
     itself, which has no row of the comparison, is left out.
@@ -371,7 +374,7 @@ def _means(found: Findings, setting: Setting) -> dict[str, float]:
 
 @functools.lru_cache(maxsize=4096)
 def valid_name(text: str) -> str:
-    """``text`` as a valid MLflow name of a metric or parameter; a changed name gets a hash to keep it unique."""
+    """Return ``text`` as a valid MLflow name of a metric or parameter; a changed name gets a hash to keep it unique."""
     parts = re.sub(r"[^\w.\- /]", "_", text).split("/")
     name = "/".join(part if part.strip(".") else "_" * max(len(part), 1) for part in parts)
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -64,7 +64,9 @@ class Tracker(Protocol):
         """Number of writes that the store has confirmed."""
 
     def address(self, sweep_id: str) -> str:
-        """Address of the page that compares the sweep's trials, relative to the tracker's address; "" if none."""
+        """Return the address of the page that compares the sweep's trials, relative to the tracker's address; "" if
+        none.
+        """
 
     def open_sweep(self, sweep: TrackedSweep, anew: Sequence[str] = ()) -> str:
         """Start or continue the sweep, closing runs that a killed driver left RUNNING. Returns the parent run's id.
@@ -111,7 +113,7 @@ def epoch_metrics(epoch: PublishedEpoch) -> dict[str, float]:
 
 
 def composition_entries(trials: Iterable[PublishedTrial]) -> tuple[dict[str, float], dict[str, str]]:
-    """Metrics and tags for the composed cost of several trials, for a run that shows all of them."""
+    """Return metrics and tags for the composed cost of several trials, for a run that shows all of them."""
     found = composed(trials)
     if found is None:
         return {}, {}

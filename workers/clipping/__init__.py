@@ -94,7 +94,7 @@ def releases(method: ClippingMethod) -> tuple[Release, ...]:
 
 
 def claims(component: Component) -> tuple[str, ...]:
-    """Notes for readers of the results that the sensitivity is not proved; none for registered methods."""
+    """Return notes for readers of the results that the sensitivity is not proved; none for registered methods."""
     if not is_import_path(component.name):
         return ()
     return (

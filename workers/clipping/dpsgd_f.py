@@ -33,7 +33,7 @@ class DPSGDFClipping(GroupCountClipping):
         require_finite("max_ratio", self.max_ratio, above=0.0)
 
     def answer(self, state: ClippingState, batch: Examples, facts: PublicFacts) -> Tensor:
-        """[2K]: numbers of norms above C0 by group, then of other norms by group; NaN counts as other."""
+        """Return [2K]: numbers of norms above C0 by group, then of other norms by group; NaN counts as other."""
         cells = batch.groups + torch.where(batch.norms > state.bound, 0, facts.num_groups)
         return counts_of(cells, 2 * facts.num_groups)
 

@@ -39,7 +39,9 @@ class GroupCountClipping(ClippingMethod, ABC):
         return BatchQuery("group counts", 1.0, self.count_noise_multiplier)
 
     def averaged(self, state: ClippingState, noisy_answer: Tensor) -> Tensor:
-        """Moving average of the noisy counts, with weight 1 - count_memory on the latest. Post-processing."""
+        """Return the moving average of the noisy counts, with weight 1 - count_memory on the latest.
+        Post-processing.
+        """
         if state.counts is None:
             return noisy_answer
         return self.count_memory * state.counts + (1.0 - self.count_memory) * noisy_answer

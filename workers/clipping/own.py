@@ -123,7 +123,7 @@ class OwnClipping(ClippingMethod):
 
 
 def own_clipping(name: str, method: object) -> OwnClipping:
-    """``method``, which the user's function ``name`` returned, wrapped in checks.
+    """Return ``method``, which the user's function ``name`` returned, wrapped in checks.
 
     Raises: InvalidInput when it is not a `ClippingMethod`.
     """

@@ -126,13 +126,15 @@ class ClipRule:
     shape: tuple[float, ...] = ANY_SHAPE
 
     def weights(self, examples: Examples) -> Tensor:
-        """Factor of each gradient, [B], or [B, L] for layer-wise methods; 0 for an example whose norm is not finite."""
+        """Return the factor of each gradient, [B], or [B, L] for layer-wise methods; 0 for an example whose norm is not
+        finite.
+        """
         weights = self.weigh(examples)
         finite = examples.norms < math.inf  # false for NaN; one operation, while torch.isfinite takes four
         return torch.where(finite if weights.ndim == 1 else finite[:, None], weights, 0.0)
 
     def contributions(self, examples: Examples) -> Tensor:
-        """[B] float64 in [0, 1]: upper bound on c / S, the norm of each weighted gradient over the sensitivity.
+        """Return [B] float64 in [0, 1]: upper bound on c / S, the norm of each weighted gradient over the sensitivity.
 
         Norms of two passes over the same example may differ by a factor of 1 +- `NORM_ERROR`. At a discontinuity of the
         rule the summed pass may then clip quite differently from the measured one, so the largest result over norms in
@@ -147,7 +149,9 @@ class ClipRule:
         return torch.where(finite, contributions, 1.0)
 
     def removed(self, examples: Examples) -> Tensor:
-        """[B] float64: norm of the clipped minus the unclipped gradient of each example; gradients must be finite."""
+        """Return [B] float64: norm of the clipped minus the unclipped gradient of each example; gradients must be
+        finite.
+        """
         lost = 1.0 - self.weights(examples).double()
         if lost.ndim == 1:
             return lost.abs() * examples.norms.double()
@@ -234,7 +238,9 @@ class ClippingMethod(ABC):
         return state
 
     def used_up(self, state: ClippingState, prices: StepPrices) -> Tensor:
-        """[n] bool: which examples have spent their whole budget and no longer contribute; empty without a filter."""
+        """Return [n] bool: which examples have spent their whole budget and no longer contribute; empty without a
+        filter.
+        """
         return torch.zeros(0, dtype=torch.bool)
 
     def answer(self, state: ClippingState, batch: Examples, facts: PublicFacts) -> Tensor:
@@ -255,17 +261,17 @@ class ClippingMethod(ABC):
 
 
 def clip_factor(norms: Tensor, bound: float | Tensor) -> Tensor:
-    """min(1, bound / norm) elementwise, the factor of flat clipping: 1 for norm 0, 0 for an infinite norm."""
+    """Return min(1, bound / norm) elementwise, the factor of flat clipping: 1 for norm 0, 0 for an infinite norm."""
     return torch.clamp(bound / norms, max=1.0)
 
 
 def adapted(value: float, exponent: float, smallest: float) -> float:
-    """value * exp(exponent), clamped to [smallest, LARGEST_BOUND]."""
+    """Return value * exp(exponent), clamped to [smallest, LARGEST_BOUND]."""
     return min(max(value * math.exp(min(exponent, 100.0)), smallest), LARGEST_BOUND)
 
 
 def require_layer_norms(examples: Examples) -> Tensor:
-    """Norms per layer, [B, L]. Raises: InvalidInput when the examples have none."""
+    """Return norms per layer, [B, L]. Raises: InvalidInput when the examples have none."""
     if examples.layer_norms is None:
         raise InvalidInput("per-layer clipping needs norms by layer; build the gradient engine with layerwise=True")
     return examples.layer_norms

@@ -78,7 +78,7 @@ class Split:
 
 
 def as_targets(labels: Tensor) -> Tensor:
-    """Stored labels in the type that losses and tasks take: int64 or float32."""
+    """Return stored labels in the type that losses and tasks take: int64 or float32."""
     return labels if labels.is_floating_point() else labels.long()
 
 
@@ -119,7 +119,7 @@ def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
 
 
 def pixels(mean: Sequence[float] = (0.5,), std: Sequence[float] = (0.5,)) -> Scaling:
-    """Scaling of uint8 pixels by a mean and standard deviation given for pixels in [0, 1].
+    """Return a scaling of uint8 pixels by a mean and standard deviation given for pixels in [0, 1].
 
     >>> pixels((0.5,), (0.5,))(torch.tensor([[0, 255]], dtype=torch.uint8))
     tensor([[-1.,  1.]])
@@ -229,7 +229,7 @@ def _check_indices(what: str, values: Tensor, names: tuple[str, ...]) -> None:
 
 
 def numbered(what: str, count: int) -> tuple[str, ...]:
-    """Neutral names ("group 1", "group 2", ...) in place of names that were read from the examples.
+    """Return neutral names ("group 1", "group 2", ...) in place of names that were read from the examples.
 
     >>> numbered("group", 2)
     ('group 1', 'group 2')
@@ -258,7 +258,7 @@ class Dataset:
     reasons: tuple[Reason, ...] = ()
 
     def prepare(self, features: Tensor) -> Tensor:
-        """Stored features [b, ...] as the model's input: float32, or int64 for tokens.
+        """Return stored features [b, ...] as the model's input: float32, or int64 for tokens.
 
         A model may change its input in place; it shares no memory with ``features``.
         """
@@ -280,7 +280,9 @@ class Dataset:
         return len(self.group_names)
 
     def digest(self) -> str:
-        """sha256 of all examples of all splits. Private data, because a guess of a row can be tested against it."""
+        """Return sha256 of all examples of all splits. Private data, because a guess of a row can be tested
+        against it.
+        """
         digest = hashlib.sha256()
         for split in (self.train, self.test, self.public, self.held_out):
             if split is not None:
@@ -335,7 +337,7 @@ def _int64(values: npt.ArrayLike) -> Tensor:
 
 
 def encode(values: Sequence[str], names: Sequence[str], what: str) -> Indices:
-    """Strings as indices into ``names``; ``what`` describes them in errors.
+    """Return strings as indices into ``names``; ``what`` describes them in errors.
 
     Raises: InvalidInput for strings that are not in ``names``.
 

@@ -40,7 +40,7 @@ _SCORES = (
 
 
 def breast_cancer() -> Source:
-    """569 rows, 30 attributes, each scaled to [0, 1] by its published range; groups are the two diagnoses."""
+    """Return 569 rows of 30 attributes in [0, 1], by published ranges; groups are the two diagnoses."""
     table = bundled("breast_cancer.csv", header_lines=1)
     low, high = _PUBLISHED_RANGES.T
     rows = np.clip((table[:, :-1] - low) / (high - low), 0.0, 1.0).astype(np.float32)

@@ -24,7 +24,7 @@ _MEAN, _STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
 def cifar10(root: str | None = None, cache: str | None = None) -> Source:
-    """50,000 + 10,000 colour pictures of 32 x 32 pixels; groups are the ten classes.
+    """Return 50,000 + 10,000 colour pictures of 32 x 32 pixels; groups are the ten classes.
 
     Read from ``cifar-10-batches-py`` (the original) if it exists, else from ``cifar10-jpeg/train.parquet`` and
     ``test.parquet`` with columns image_jpeg and label. Pixels decoded from JPEG differ from the original: see the note.

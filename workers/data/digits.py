@@ -12,7 +12,7 @@ from dpsweep.workers.data.files import bundled
 
 
 def digits() -> Source:
-    """1797 real images, pixel values 0..16 scaled to 0..1; groups are the ten digits."""
+    """Return 1797 real images, pixel values 0..16 scaled to 0..1; groups are the ten digits."""
     images, labels = _read()
     names = tuple(str(digit) for digit in range(10))
     return Source("digits", make_split(images.copy(), labels.copy()), None, names, names, Scaling(scale=(16.0,)))

@@ -59,7 +59,7 @@ def locate(source: str, names: tuple[str, ...], root: str | None, download: Down
 
 
 def require_path(path: str) -> Path:
-    """``path`` as an absolute path. Raises: InvalidInput when it does not exist."""
+    """Return ``path`` as an absolute path. Raises: InvalidInput when it does not exist."""
     absolute = Path(path).expanduser().absolute()
     if not os.path.exists(absolute):  # False for a name that is too long
         raise InvalidInput(f"there is no {absolute}; give an absolute path to the data")
@@ -138,7 +138,7 @@ def _reason(error: Exception) -> str:
 
 
 def require_rows(path: Path, rows: int, published: int) -> None:
-    """Raises: DataCorruption when a file does not have its published number of rows."""
+    """Raise DataCorruption when a file does not have its published number of rows."""
     if rows != published:
         raise DataCorruption(f"{path} has {rows} rows, but as published it has {published}; fetch it again")
 

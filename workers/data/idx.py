@@ -28,13 +28,13 @@ _FASHION_CLASSES = (
 
 
 def mnist(root: str | None = None) -> Source:
-    """60,000 + 10,000 handwritten digits of 28 x 28 pixels; groups are the digits."""
+    """Return 60,000 + 10,000 handwritten digits of 28 x 28 pixels; groups are the digits."""
     names = tuple(str(digit) for digit in range(10))
     return _load("mnist", "MNIST", root, names, (0.1307, 0.3081))
 
 
 def fashion_mnist(root: str | None = None) -> Source:
-    """60,000 + 10,000 pictures of clothes of 28 x 28 pixels; groups are the ten classes."""
+    """Return 60,000 + 10,000 pictures of clothes of 28 x 28 pixels; groups are the ten classes."""
     return _load("fashion_mnist", "FashionMNIST", root, _FASHION_CLASSES, (0.2860, 0.3530))
 
 

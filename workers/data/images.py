@@ -42,7 +42,8 @@ def image_folder(
     group_names: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
     group: str | Sequence[str] = "group",
 ) -> Source:
-    """Pictures in one folder per class, below ``path``, or below ``path/train`` and ``path/test`` if it has only these.
+    """Return pictures in one folder per class, below ``path``, or below ``path/train`` and ``path/test`` if it has only
+    these.
 
     size: pictures are resized to size x size, in colour. groups: a CSV file with columns file (relative to ``path``)
     and group; without it the groups are the classes. group: name of the group column, if it is another; or several
@@ -72,7 +73,7 @@ def image_folder(
 
 
 def require_groups(source: str, groups: str | None, group: str | Sequence[str], group_names: object) -> None:
-    """Raises: InvalidInput for ``group`` or ``group_names`` without ``groups``, the file with these attributes."""
+    """Raise InvalidInput for ``group`` or ``group_names`` without ``groups``, the file with these attributes."""
     attributes(source, group)
     if groups is None and (group_names is not None or group != "group"):
         what = "group" if group_names is None else "group_names"
@@ -204,7 +205,7 @@ def _groups(path: Path, folder: Path, files: list[Path], columns: Sequence[str])
 
 
 def read_images(files: Sequence[Path], size: int) -> Tensor:
-    """uint8 [n, 3, size, size], resized with bilinear interpolation. The trials of an embedded run share it."""
+    """Return uint8 [n, 3, size, size], resized with bilinear interpolation. The trials of an embedded run share it."""
     if size < 1:
         raise InvalidInput(f"size is {size}, but pictures need at least 1 x 1 pixel")
     refuse_links(files)
@@ -226,7 +227,7 @@ def _key(files: Sequence[Path], size: int) -> str:
 
 
 def refuse_links(files: Sequence[Path]) -> None:
-    """Raises: InvalidInput if two paths are links to the same file."""
+    """Raise InvalidInput if two paths are links to the same file."""
     seen: dict[Path, Path] = {}
     for file in files:
         first = seen.setdefault(file.resolve(), file)

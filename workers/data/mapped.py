@@ -82,7 +82,9 @@ class ColumnFiles:
         return tuple(_mapped(file, form) for file, form in zip(files, forms, strict=True))
 
     def select(self, columns: Sequence[Tensor], at: Tensor) -> tuple[ColumnFiles | None, tuple[Tensor, ...]]:
-        """Location and values of the rows ``at`` of columns at this place; None if so few that they stay in memory."""
+        """Return the location and values of the rows ``at`` of columns at this place; None if so few that they stay in
+        memory.
+        """
         if len(at) <= _MAX_ROWS_IN_MEMORY:
             return None, tuple(column[at] for column in columns)
         place = ColumnFiles(self.folder, digest_of(self.key, at.numpy().data))

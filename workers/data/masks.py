@@ -45,7 +45,7 @@ def image_masks(
     group_names: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
     group: str | Sequence[str] = "group",
 ) -> Source:
-    """Pictures in ``path/images`` and a mask of the same name for each in ``path/masks``, for segmentation.
+    """Return pictures in ``path/images`` and a mask of the same name for each in ``path/masks``, for segmentation.
 
     Both folders may also be below ``path/train`` and ``path/test``. A mask is a PNG, TIFF or BMP file with one number
     for each pixel; for a palette image this is the index. `classes`: the declared names of classes. `values`: the

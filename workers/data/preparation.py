@@ -18,7 +18,7 @@ _ROUNDING: Final = 1e-4
 
 
 def require_one_by_one(source: str, prepare: Callable[[Tensor], Tensor], features: Tensor) -> None:
-    """Raises: InvalidInput when a preparation fails, changes its input, or mixes examples of a batch.
+    """Raise InvalidInput when a preparation fails, changes its input, or mixes examples of a batch.
 
     Clipping bounds the influence of an example only through its own gradient, so examples must not be mixed. The
     preparation is tried on a few examples spread over all of ``features``, because neighbouring ones can be alike.

@@ -31,7 +31,7 @@ Values = Sequence[Annotated[Value, BeforeValidator(_value)]]
 
 
 def names(values: Values) -> tuple[str, ...]:
-    """Declared values as text: whole numbers without a decimal point, booleans as true and false.
+    """Return declared values as text: whole numbers without a decimal point, booleans as true and false.
 
     >>> names([1, 2.0, True, "x"])
     ('1', '2', 'true', 'x')
@@ -44,7 +44,7 @@ def _text(value: bool | int | float) -> str:
 
 
 def as_declared(column: pa.ChunkedArray, values: Values, what: str) -> pa.ChunkedArray:
-    """``column`` as text, in which every spelling of a declared value is replaced by its name.
+    """Return ``column`` as text, in which every spelling of a declared value is replaced by its name.
 
     A number or boolean declared without quotes matches all its spellings: 0 also matches 0.0, and true also True. In
     quotes it matches only that text, except in a column of booleans, whose values have only one spelling.

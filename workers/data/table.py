@@ -314,7 +314,7 @@ def _by_value(incomplete: Sequence[pa.Table], name: str, values: Sequence[str]) 
 
 
 def require_other(test_path: str, path: str) -> None:
-    """Raises: InvalidInput when both paths are the same file."""
+    """Raise InvalidInput when both paths are the same file."""
     if Path(test_path).expanduser().resolve() == Path(path).expanduser().resolve():
         raise InvalidInput(f"test_path is the training table {path} itself; give other rows, or leave it out")
 
@@ -325,7 +325,9 @@ def user_names(tables: Sequence[pa.Table], user: str | None) -> tuple[str, ...]:
 
 
 def declared_groups(by: Sequence[str], groups: Values | Mapping[str, Values] | None) -> Mapping[str, Values]:
-    """Declared values by group column. Raises: InvalidInput for unknown columns, or one list for several columns."""
+    """Return declared values by group column. Raises: InvalidInput for unknown columns, or one list for several
+    columns.
+    """
     if groups is None:
         return {}
     if not by:
@@ -361,13 +363,13 @@ def no_column(name: str, path: str | Path, columns: Sequence[str]) -> InvalidInp
 
 
 def require_different_columns(columns: Sequence[str], path: Path) -> None:
-    """Raises: InvalidInput for a file with several columns of one name."""
+    """Raise InvalidInput for a file with several columns of one name."""
     if repeat := repeated(columns):
         refuse_repeated(repeat, path)
 
 
 def refuse_repeated(name: str, path: Path) -> NoReturn:
-    """Raises: InvalidInput for a file in which several columns are called ``name``, which is private."""
+    """Raise InvalidInput for a file in which several columns are called ``name``, which is private."""
     raise InvalidInput(
         f"the table {path} has more than one column of the same name; rename them, or give the file a first line of "
         "names"

@@ -99,7 +99,7 @@ def require_encoding(encoding: str) -> str:
 
 
 def refuse_encoding(path: Path, encoding: str | None) -> None:
-    """Raises: InvalidInput for an encoding of a file that is no CSV."""
+    """Raise InvalidInput for an encoding of a file that is no CSV."""
     if encoding is not None:
         raise InvalidInput(f"encoding is {encoding!r}, but {path} is no CSV file; leave `encoding` out")
 
@@ -139,7 +139,7 @@ def _separator(lines: Sequence[str]) -> str:
 
 
 def different_names(given: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names that are all different, a repeated one with .1, .2, ... as in pandas, and those that were repeated.
+    """Return names that are all different, a repeated one with .1, .2, ... as in pandas, and those that were repeated.
 
     >>> different_names(["x", "y", "x"])
     (('x', 'y', 'x.1'), ('x',))

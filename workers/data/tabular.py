@@ -35,7 +35,7 @@ class Column(Protocol):
         ...
 
     def encode(self, values: pa.ChunkedArray) -> Rows:
-        """[n] values without nulls -> [n, width]."""
+        """Return [n] values without nulls -> [n, width]."""
         ...
 
 
@@ -112,7 +112,7 @@ def is_numeric(values: pa.ChunkedArray) -> bool:
 
 
 def numbers(values: pa.ChunkedArray, name: str) -> npt.NDArray[np.float64]:
-    """[n] values of column ``name`` as float64; whole numbers beyond 2^53 are rounded."""
+    """Return [n] values of column ``name`` as float64; whole numbers beyond 2^53 are rounded."""
     try:
         return np.asarray(values.cast(pa.float64(), safe=False).to_numpy(), dtype=np.float64)
     except pa.ArrowException as error:
@@ -123,7 +123,9 @@ def numbers(values: pa.ChunkedArray, name: str) -> npt.NDArray[np.float64]:
 
 
 def as_text(values: pa.Array | pa.ChunkedArray, what: str) -> pa.Array | pa.ChunkedArray:
-    """Values as strings: whole numbers without a decimal point, NaN as null. Raises: InvalidInput for nested types."""
+    """Return values as strings: whole numbers without a decimal point, NaN as null. Raises: InvalidInput for nested
+    types.
+    """
     if pa.types.is_floating(values.type):
         values = compute.if_else(compute.is_nan(values), None, values)
     try:
@@ -135,13 +137,13 @@ def as_text(values: pa.Array | pa.ChunkedArray, what: str) -> pa.Array | pa.Chun
 
 
 def positions(values: pa.ChunkedArray, names: Sequence[str]) -> npt.NDArray[np.int64]:
-    """[n]: index in ``names`` of each value as a string; -1 for values that are not in ``names``."""
+    """Return [n]: index in ``names`` of each value as a string; -1 for values that are not in ``names``."""
     found = compute.index_in(values.cast(pa.string()), value_set=pa.array(names, pa.string()))
     return np.asarray(found.cast(pa.int64()).fill_null(-1).to_numpy(), dtype=np.int64)
 
 
 def indices(values: pa.ChunkedArray, names: Sequence[str], what: str) -> npt.NDArray[np.int64]:
-    """`positions` of values that must all be in ``names``. Raises: InvalidInput otherwise."""
+    """Return `positions` of values that must all be in ``names``. Raises: InvalidInput otherwise."""
     found = positions(values, names)
     if (found < 0).any():
         stranger = str(values[int(np.flatnonzero(found < 0)[0])])
@@ -152,7 +154,7 @@ def indices(values: pa.ChunkedArray, names: Sequence[str], what: str) -> npt.NDA
 
 
 def encode_table(table: pa.Table, columns: Sequence[Column]) -> Rows:
-    """[n, total width]: the encoded columns, concatenated."""
+    """Return [n, total width]: the encoded columns, concatenated."""
     if not columns:
         raise InvalidInput("no feature column is left; name at least one")
     return np.concatenate([column.encode(table[column.name]) for column in columns], axis=1)
@@ -196,7 +198,7 @@ def intersected(values: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
 def intersected_indices(
     table: pa.Table, values: Mapping[str, tuple[str, ...]], what: str = ""
 ) -> npt.NDArray[np.int64]:
-    """[n]: the group of each row, as an index into `intersected`; ``table`` has a column for each attribute.
+    """Return [n]: the group of each row, as an index into `intersected`; ``table`` has a column for each attribute.
 
     what: prefix of the attribute's name in errors.
     """

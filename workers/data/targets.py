@@ -30,7 +30,8 @@ class Block:
 def masked_tokens(
     block: Block, first: int, mask: int, vocabulary: int, fraction: float, seed: int
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """Tokens [n, t] with some masked, and labels [n, t]: the original token where predicted, `IGNORED` elsewhere.
+    """Return tokens [n, t] with some masked, and labels [n, t]: the original token where predicted, `IGNORED`
+    elsewhere.
 
     Every own token of a row is predicted with probability ``fraction``, and at least one. The draws for a row depend
     only on ``seed`` and its position; first: position of the first row. mask: id of the mask token.

@@ -197,7 +197,7 @@ class _Encoder:
         return int(found)
 
     def encode(self, texts: Sequence[str]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
-        """Ids [n, length], and a mask [n, length] of tokens that belong to the text, not special or padding."""
+        """Return ids [n, length], and a mask [n, length] of tokens that belong to the text, not special or padding."""
         with _no_panic(self.path):
             found = self.tokenizer.encode_batch(list(texts))
         ids = np.array([each.ids for each in found], dtype=np.int32).reshape(len(texts), self.length)

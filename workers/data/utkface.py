@@ -66,7 +66,7 @@ def utkface(
     races: Sequence[str] = RACES,
     group: str | Sequence[str] = "race",
 ) -> Source:
-    """Faces (.jpg or .jpeg, upper or lower case) below the folder ``UTKFace``, resized to size x size.
+    """Return faces (.jpg, .jpeg, any case) below the folder ``UTKFace``, resized to size x size.
 
     `task`: gender, or age (under 30). `labels`: ``balanced`` leaves out random faces so that each race has equally many
     of both classes, as in Yu et al. (2023); ``all`` keeps all. `races`: those to keep, in this order; that paper uses

@@ -64,7 +64,7 @@ class Predictions:
 def predict(
     model: nn.Module, split: Split, dataset: Dataset, loss: Loss, batches: Sequence[slice] | None = None
 ) -> Predictions:
-    """Predictions for every example of the split, or for those in ``batches`` (some of `batches_of`).
+    """Return predictions for every example of the split, or for those in ``batches`` (some of `batches_of`).
 
     The model keeps its device and its modes.
     """
@@ -110,7 +110,7 @@ def _device_of(model: nn.Module) -> torch.device:
 
 
 def slices(count: int, size: int = BATCH_SIZE) -> list[slice]:
-    """Slices of ``size`` rows that cover ``count`` rows; the last may be shorter."""
+    """Return slices of ``size`` rows that cover ``count`` rows; the last may be shorter."""
     return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
 
@@ -229,7 +229,9 @@ def _sums(predictions: Predictions, groups: npt.NDArray[np.int64], size: int) ->
 
 
 def counted(evaluation: Evaluation, predictions: Predictions, split: Split, dataset: Dataset) -> Evaluation:
-    """``evaluation``, the `summary` of ``predictions``, with counts added (classification) or parts (other tasks)."""
+    """Return ``evaluation``, the `summary` of ``predictions``, with counts added (classification) or parts (other
+    tasks).
+    """
     task = task_called(dataset.task)
     if task.scores:
         sums = predictions.kept.sum(0)

@@ -45,7 +45,7 @@ def confusion_counts(
     groups: npt.NDArray[np.int64],
     shape: tuple[int, int],
 ) -> npt.NDArray[np.int64]:
-    """Counts [G, K, K] by group, label and predicted class. shape: (G, K).
+    """Return counts [G, K, K] by group, label and predicted class. shape: (G, K).
 
     >>> confusion_counts(np.array([0, 1, 1]), np.array([0, 1, 0]), np.array([0, 0, 0]), (1, 2)).tolist()
     [[[1, 0], [1, 1]]]
@@ -58,12 +58,12 @@ def confusion_counts(
 def confusion_cells(
     labels: npt.NDArray[np.int64], predicted: npt.NDArray[np.int64], groups: npt.NDArray[np.int64], classes: int
 ) -> npt.NDArray[np.int64]:
-    """[n]: index of each example's cell in the flattened `confusion_counts`."""
+    """Return [n]: index of each example's cell in the flattened `confusion_counts`."""
     return np.asarray((groups * classes + labels) * classes + predicted)
 
 
 def shares_of_users(users: npt.NDArray[np.int64], groups: npt.NDArray[np.int64]) -> Array:
-    """[n]: one over the number of rows that the owner of each example has in the example's group.
+    """Return [n]: one over the number of rows that the owner of each example has in the example's group.
 
     Sums with these weights count everybody once in each group, however many rows they have.
 
@@ -76,12 +76,12 @@ def shares_of_users(users: npt.NDArray[np.int64], groups: npt.NDArray[np.int64])
 
 
 def accuracy(counts: Array) -> Array:
-    """Share of examples whose predicted class is their label."""
+    """Return the share of examples whose predicted class is their label."""
     return _share(np.trace(counts, axis1=-2, axis2=-1), counts.sum((-2, -1)))
 
 
 def recalls(counts: Array) -> Array:
-    """[..., K]: recall of each class, the share of its examples that is predicted as this class."""
+    """Return [..., K]: recall of each class, the share of its examples that is predicted as this class."""
     return _share(np.diagonal(counts, axis1=-2, axis2=-1), counts.sum(-1))
 
 
@@ -92,22 +92,22 @@ def balanced_accuracy(counts: Array) -> Array:
 
 
 def true_positive_rate(counts: Array) -> Array:
-    """Share of the examples of class 1 that are predicted as class 1."""
+    """Return the share of the examples of class 1 that are predicted as class 1."""
     return _share(counts[..., 1, 1], counts[..., 1, :].sum(-1))
 
 
 def false_positive_rate(counts: Array) -> Array:
-    """Share of the examples of class 0 that are predicted as class 1."""
+    """Return the share of the examples of class 0 that are predicted as class 1."""
     return _share(counts[..., 0, 1], counts[..., 0, :].sum(-1))
 
 
 def precision(counts: Array) -> Array:
-    """Share of the examples predicted as class 1 that are of class 1."""
+    """Return the share of the examples predicted as class 1 that are of class 1."""
     return _share(counts[..., 1, 1], counts[..., :, 1].sum(-1))
 
 
 def selection_rate(counts: Array) -> Array:
-    """Share of examples predicted as class 1."""
+    """Return the share of examples predicted as class 1."""
     return _share(counts[..., :, 1].sum(-1), counts.sum((-2, -1)))
 
 
@@ -127,22 +127,24 @@ def rates(counts: Array) -> dict[str, Array]:
 
 
 def lowest(values: Array) -> Array:
-    """[..., G] -> [...]: smallest value over groups, ignoring NaN; NaN if all are."""
+    """Return [..., G] -> [...]: smallest value over groups, ignoring NaN; NaN if all are."""
     return _known(np.fmin.reduce(values, axis=-1))
 
 
 def highest(values: Array) -> Array:
-    """[..., G] -> [...]: largest value over groups, ignoring NaN; NaN if all are."""
+    """Return [..., G] -> [...]: largest value over groups, ignoring NaN; NaN if all are."""
     return _known(np.fmax.reduce(values, axis=-1))
 
 
 def gap(values: Array) -> Array:
-    """[..., G] -> [...]: largest minus smallest value over groups; NaN if fewer than two groups have a value."""
+    """Return [..., G] -> [...]: largest minus smallest value over groups; NaN if fewer than two groups have a value."""
     return _of_several(values, highest(values) - lowest(values))
 
 
 def ratio(values: Array) -> Array:
-    """[..., G] -> [...]: smallest divided by largest value over groups; NaN as in `gap`, and if the largest is 0."""
+    """Return [..., G] -> [...]: smallest divided by largest value over groups; NaN as in `gap`, and if the largest is
+    0.
+    """
     return _of_several(values, _share(lowest(values), highest(values)))
 
 
@@ -186,7 +188,8 @@ def gaps(counts: Array, is_two_class: bool) -> dict[str, Array]:
 def calibration_error(
     confidence: Array, correct: npt.NDArray[np.bool_], groups: npt.NDArray[np.int64], size: int
 ) -> Array:
-    """[G]: expected calibration error of each of ``size`` groups, |accuracy - confidence| averaged over equal bins.
+    """Return [G]: expected calibration error of each of ``size`` groups, |accuracy - confidence| averaged over equal
+    bins.
 
     confidence: probability of the predicted class, [n]; correct, groups: [n]. NaN for a group without examples, and
     for a group with a NaN probability.
@@ -197,12 +200,12 @@ def calibration_error(
 
 
 def calibration_bins(confidence: Array) -> npt.NDArray[np.int64]:
-    """[n]: bin of each confidence; the first bin for NaN."""
+    """Return [n]: bin of each confidence; the first bin for NaN."""
     return np.clip(np.nan_to_num(confidence) * CALIBRATION_BINS, 0, CALIBRATION_BINS - 1).astype(np.int64)
 
 
 def mean_by_group(values: Array, groups: npt.NDArray[np.int64], size: int) -> Array:
-    """[G]: mean of the values [n] of each of ``size`` groups."""
+    """Return [G]: mean of the values [n] of each of ``size`` groups."""
     return _share(np.bincount(groups, values, size), np.bincount(groups, minlength=size).astype(np.float64))
 
 

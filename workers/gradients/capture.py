@@ -39,7 +39,7 @@ class Input:
         return Input(layer, activation, activation._version)
 
     def require_unchanged(self) -> None:
-        """Raises: InvalidInput when the tensor was changed in place since."""
+        """Raise InvalidInput when the tensor was changed in place since."""
         if self.activation._version != self.version:
             raise InvalidInput(
                 f"{self.layer.described} read a tensor that was changed in place afterwards; "
@@ -78,7 +78,7 @@ class Capture:
     calls: Counter[str] = field(default_factory=Counter)
 
     def backward(self, losses: Tensor, scale: float) -> dict[str, ExampleGradients]:
-        """Per-example gradients of ``scale * losses`` [rows] by parameter name; unused parameters have none.
+        """Return per-example gradients of ``scale * losses`` [rows] by parameter name; unused parameters have none.
 
         Only gradients of layer outputs are computed; autograd skips all parameter gradients. Call this with gradients
         disabled.

@@ -65,7 +65,7 @@ REFUSED: tuple[tuple[type | tuple[type, ...], Callable[..., bool], str], ...] = 
 
 
 def check_model(model: nn.Module) -> None:
-    """Raises: InvalidInput naming every module without per-example gradients and its replacement."""
+    """Raise InvalidInput naming every module without per-example gradients and its replacement."""
     problems = [
         f"module {name or '(the model itself)'!r} ({type(module).__name__}) {reason}"
         for name, module in model.named_modules()
@@ -96,7 +96,7 @@ def _check_precision(dtypes: Mapping[str, torch.dtype]) -> None:
 
 
 def refuse_changed(parameters: Sequence[str]) -> None:
-    """Raises: InvalidInput if a forward pass has changed ``parameters``, given by name."""
+    """Raise InvalidInput if a forward pass has changed ``parameters``, given by name."""
     if parameters:
         raise InvalidInput(
             f"the forward pass changes the parameters {', '.join(parameters)}, as max_norm of an embedding does: no "
@@ -106,7 +106,7 @@ def refuse_changed(parameters: Sequence[str]) -> None:
 
 @contextmanager
 def unchanged(parameters: Mapping[str, nn.Parameter]) -> Iterator[None]:
-    """Raises: InvalidInput if a parameter is changed in place within this context, but through its ``data``."""
+    """Raise InvalidInput if a parameter is changed in place within this context, but through its ``data``."""
     versions = [parameter._version for parameter in parameters.values()]
     yield
     now = [parameter._version for parameter in parameters.values()]

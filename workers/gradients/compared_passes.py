@@ -79,7 +79,7 @@ def sides_of(examples: int, like: Tensor, turn: int = 0) -> tuple[Side, Side]:
 
 
 def spread(examples: int, turn: int, most: int) -> list[int]:
-    """Up to ``most`` different examples: the first, the last, the middle one, and random ones, ascending."""
+    """Return up to ``most`` different examples: the first, the last, the middle one, and random ones, ascending."""
     generator = torch.Generator().manual_seed(turn)
     order = [0, examples - 1, examples // 2, *torch.randperm(examples, generator=generator)[:most].tolist()]
     return sorted(list(dict.fromkeys(order))[: min(most, examples)])
@@ -138,7 +138,7 @@ class ComparedPasses:
         self._backward(self.x[rows], self.y[rows])
 
     def of_single(self, index: int) -> Gradients:
-        """Autograd's gradient of the example at this index, alone."""
+        """Return Autograd's gradient of the example at this index, alone."""
         rows = slice(index * self.multiplicity, (index + 1) * self.multiplicity)
         with torch.enable_grad():
             loss = self.losses(self.x[rows], self.y[rows]).mean()

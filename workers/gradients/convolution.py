@@ -60,7 +60,9 @@ class Geometry:
         return prod(self.kernel) == prod(self.stride) == 1 and not any(self.padding)
 
     def weight_gradient(self, inputs: Tensor, grads: Tensor, copies: int = 1) -> Tensor:
-        """Gradient of ``copies`` stacked kernels of shape ``shape``: [copies * out, in / groups, *kernel]."""
+        """Return the gradient of ``copies`` stacked kernels of shape ``shape``: [copies * out, in / groups,
+        *kernel].
+        """
         weight = inputs.new_empty(1).expand(copies * self.shape[0], *self.shape[1:])
         gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
             grads,
@@ -251,7 +253,7 @@ def _by_example(rows: Tensor, examples: int) -> Tensor:
 
 
 def correlations(module: _ConvNd, activation: Tensor, grad: Tensor, examples: int) -> Correlations:
-    """Per-example gradients of the kernel of a convolution module."""
+    """Return per-example gradients of the kernel of a convolution module."""
     inputs, grads = widen(activation).contiguous(), widen(grad).contiguous()
     if module.padding_mode == "zeros" and not isinstance(module.padding, str):
         padding = module.padding
@@ -277,8 +279,9 @@ def convolution(module: _ConvNd, activation: Tensor, output: Tensor | None, exam
 
 
 def transposed_correlations(module: _ConvTransposeNd, activation: Tensor, grad: Tensor, examples: int) -> Correlations:
-    """Per-example gradients of the kernel of a transposed convolution: they belong to the convolution whose transpose
-    it is, from output to input, with the output gradient in the place of the input."""
+    """Return per-example gradients of the kernel of a transposed convolution: they belong to the convolution whose
+    transpose it is, from output to input, with the output gradient in the place of the input.
+    """
     inputs, grads = widen(grad).contiguous(), widen(activation).contiguous()
     axes = list(zip(grads.shape[2:], module.stride, module.dilation, module.kernel_size, strict=True))
     read = [(positions - 1) * stride + dilation * (taps - 1) + 1 for positions, stride, dilation, taps in axes]

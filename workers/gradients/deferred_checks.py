@@ -93,7 +93,7 @@ class Outputs:
         return bool(self._readers)
 
     def confirmed(self, total: Tensor) -> Tensor:
-        """``total`` (a scalar), or NaN if the last finding no longer holds."""
+        """Return ``total`` (a scalar), or NaN if the last finding no longer holds."""
         if not self._readers:
             return total
         now = outputs_are_precise(self._readers)

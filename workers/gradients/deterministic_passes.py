@@ -207,7 +207,7 @@ class Start:
         return same and random.getstate() == self._python
 
     def fingerprints(self) -> dict[str, Fingerprint]:
-        """Of every parameter, by name, for `changed_since`."""
+        """Return of every parameter, by name, for `changed_since`."""
         return {name: Fingerprint.of(parameter) for name, parameter in self._parameters.items()}
 
     def changed_since(self, fingerprints: Mapping[str, Fingerprint]) -> list[str]:
@@ -215,7 +215,7 @@ class Start:
         return [name for name, value in self._parameters.items() if not fingerprints[name].is_of(value)]
 
     def buffers(self) -> dict[str, Tensor | None]:
-        """Copies of the current buffers, by name in the model."""
+        """Return copies of the current buffers, by name in the model."""
         present = {self._names[id(value)]: module._buffers.get(name) for module, name, value, _ in self._buffers}
         return {name: None if value is None else value.clone() for name, value in present.items()}
 

@@ -21,7 +21,7 @@ class Lookups(ExampleGradients):
     vocabulary: int
 
     def norm_sq(self, planner: Planner) -> Tensor:
-        """Gradients of equal tokens are added first, so that no tensor of size examples x vocabulary is needed.
+        """Add gradients of equal tokens first, so that no tensor of size examples x vocabulary is needed.
 
         The distinct tokens of each example are numbered in ascending order; no shape depends on their number.
         """
@@ -57,7 +57,9 @@ def embedding(module: nn.Embedding, activation: Tensor, output: Tensor | None, e
 
 
 def lookups(activation: Tensor, examples: int, weight: str, vocabulary: int, padding: int | None) -> Differentiate:
-    """Per-example gradients of the rows that tokens look up in ``weight``, whose row ``padding`` is never updated."""
+    """Return per-example gradients of the rows that tokens look up in ``weight``, whose row ``padding`` is never
+    updated.
+    """
     tokens = activation.reshape(examples, -1)
 
     def differentiate(grad: Tensor) -> dict[str, ExampleGradients]:

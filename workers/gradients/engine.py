@@ -147,14 +147,16 @@ class GradientEngine:
 
     @torch.no_grad()
     def norms(self, x: Tensor, y: Tensor) -> BatchNorms:
-        """Norms and losses of every example, by the computation that is cheapest without a later weighted sum."""
+        """Return norms and losses of every example, by the computation that is cheapest without a later
+        weighted sum.
+        """
         batches = self._micro_batches(x, y)
         passes = self._looks.settled(batches, lambda look: [self._pass(batch, look, keep=False) for batch in batches])
         return self._combination.joined([one.norms for one in passes], x.device)
 
     @torch.no_grad()
     def weighted_sum(self, x: Tensor, y: Tensor, weigh: Weigh) -> WeightedSum:
-        """sum_i w_i g_i with w = weigh(norms of the whole batch).
+        """Return sum_i w_i g_i with w = weigh(norms of the whole batch).
 
         A single micro-batch takes one pass. Several micro-batches take a norm pass each, and then each a second pass
         for the sum, which repeats the random numbers and is bit-identical. If each weight depends only on its own
@@ -181,7 +183,7 @@ class GradientEngine:
 
     @torch.no_grad()
     def weighted_sum_rowwise(self, x: Tensor, y: Tensor, weigh: WeighRows) -> WeightedSum:
-        """sum_i w_i g_i in one pass per micro-batch; each weight may depend only on its own example.
+        """Return sum_i w_i g_i in one pass per micro-batch; each weight may depend only on its own example.
 
         ``weigh(norms, rows)`` returns the weights of the examples ``rows`` (a slice of the batch), given their norms.
         """

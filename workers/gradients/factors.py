@@ -52,26 +52,32 @@ class ExampleGradients(ABC):
 
     @abstractmethod
     def norm_sq(self, planner: Planner) -> Tensor:
-        """[B]: squared L2 norm of every g_i, computed in the cheapest way; NaN where the result is inaccurate."""
+        """Return [B]: squared L2 norm of every g_i, computed in the cheapest way; NaN where the result is
+        inaccurate.
+        """
 
     @abstractmethod
     def prepare(self, planner: Planner) -> tuple[Tensor, ExampleGradients]:
-        """norm_sq, and the gradients in the form for which norm_sq and a later `weighted_sum` together are cheapest."""
+        """Return norm_sq, and the gradients in the form for which norm_sq and a later `weighted_sum` together are
+        cheapest.
+        """
 
     @abstractmethod
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        """[*S]: sum_i weights[i] g_i; weights [B] and all g_i must be finite."""
+        """Return [*S]: sum_i weights[i] g_i; weights [B] and all g_i must be finite."""
 
     @abstractmethod
     def instantiate(self) -> Tensor:
-        """[B, *S]: every g_i."""
+        """Return [B, *S]: every g_i."""
 
     @abstractmethod
     def select(self, rows: Tensor) -> ExampleGradients:
         """Return the gradients of the examples at the index tensor ``rows``."""
 
     def precise_norm_sq(self, rows: Tensor) -> Tensor:
-        """[b]: squared L2 norms of the examples at the index tensor ``rows``, accurate for every finite gradient."""
+        """Return [b]: squared L2 norms of the examples at the index tensor ``rows``, accurate for every finite
+        gradient.
+        """
         parts = torch.split(rows, _INSTANTIATED_AT_ONCE)
         return torch.cat([sum_of_squares(self.select(part).instantiate()) for part in parts])
 
@@ -82,7 +88,9 @@ def widen(tensor: Tensor) -> Tensor:
 
 
 def sum_of_squares(gradients: Tensor) -> Tensor:
-    """[B, ...] -> [B], summed in blocks: a running float32 sum of n squares has a relative error up to n / 2^24."""
+    """Return [B, ...] -> [B], summed in blocks: a running float32 sum of n squares has a relative error up to n
+    / 2^24.
+    """
     flat = gradients if gradients.dim() == 2 else gradients.reshape(len(gradients), -1)
     whole = flat.shape[1] - flat.shape[1] % _BLOCK
     if whole <= _BLOCK:
@@ -92,7 +100,7 @@ def sum_of_squares(gradients: Tensor) -> Tensor:
 
 
 def summed_rows(per_row: Tensor, examples: int) -> Tensor:
-    """[B K, ...] -> [B, ...]: the sum over the K rows of every example; the same tensor if K is 1."""
+    """Return [B K, ...] -> [B, ...]: the sum over the K rows of every example; the same tensor if K is 1."""
     if len(per_row) == examples:
         return per_row
     return per_row.view(examples, -1, *per_row.shape[1:]).sum(1)
@@ -104,7 +112,8 @@ def _squared_norms(vectors: Tensor) -> Tensor:
 
 
 def gram_norm_sq(activations: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
-    """Ghost norms: squared norms [B] of sum_t g_t (x) a_t from two Gram matrices, and a mask [B] of inaccurate ones.
+    """Return ghost norms: squared norms [B] of sum_t g_t (x) a_t from two Gram matrices, and a mask [B] of inaccurate
+    ones.
 
     The squared norm is sum_{t,s} <a_t, a_s> <g_t, g_s> (Goodfellow 2015; Li et al. 2022, Sec. 4.1). activations, grads:
     Gram matrices [B, T, T] of a_t and of g_t; ``activations`` is overwritten.
@@ -126,7 +135,9 @@ def gram_norm_sq(activations: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mark(norm_sq: Tensor, inaccurate: Tensor) -> Tensor:
-    """norm_sq [B] with NaN for the examples in the mask ``inaccurate`` [B], whose norms are then computed again."""
+    """Return norm_sq [B] with NaN for the examples in the mask ``inaccurate`` [B], whose norms are then
+    computed again.
+    """
     return norm_sq.masked_fill_(inaccurate, math.nan)
 
 
@@ -180,7 +191,7 @@ def square_together(gradients: Iterable[ExampleGradients]) -> None:
 
 
 def sum_together(gradients: Mapping[str, ExampleGradients], weights: Tensor) -> Mapping[str, Tensor]:
-    """`ExampleGradients.weighted_sum` by name, in one operation for all small instantiated gradients."""
+    """Return `ExampleGradients.weighted_sum` by name, in one operation for all small instantiated gradients."""
     small = {
         name: each.gradients for name, each in gradients.items() if isinstance(each, Instantiated) and each.is_small
     }
@@ -231,7 +242,7 @@ class Planned(ExampleGradients):
 
     @abstractmethod
     def key(self) -> tuple[Hashable, ...]:
-        """Everything that determines the methods and their costs, except the number of examples."""
+        """Return everything that determines the methods and their costs, except the number of examples."""
 
     @abstractmethod
     def methods(self) -> Mapping[str, Method]:
@@ -257,6 +268,6 @@ def _both(method: Method) -> Tensor:
 
 
 def keep(gradients: Tensor) -> Prepared:
-    """Squared norms of instantiated gradients [B, *S], and these gradients for a later weighted sum."""
+    """Return squared norms of instantiated gradients [B, *S], and these gradients for a later weighted sum."""
     kept = Instantiated(gradients)
     return kept.squared_norms, kept

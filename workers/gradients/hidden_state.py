@@ -101,7 +101,7 @@ class HiddenState:
             undo()
 
     def contents(self) -> dict[str, tuple[Hashable, ...]]:
-        """Fingerprints of all values; of several that have one name, of all of them."""
+        """Return fingerprints of all values; of several that have one name, of all of them."""
         found: dict[str, list[Hashable]] = {}
         for name, value in self._walk(_nothing):
             found.setdefault(name, []).append(value)
@@ -284,7 +284,7 @@ class _Globals:
 
 
 def require_no_traces(kept: Sequence[str]) -> None:
-    """Raises: InvalidInput naming the values ``kept`` of examples that have passed, unless there are none."""
+    """Raise InvalidInput naming the values ``kept`` of examples that have passed, unless there are none."""
     if kept:
         raise InvalidInput(
             f"model or loss keep {', '.join(kept)} of the examples that pass, neither parameter nor buffer, beyond the "

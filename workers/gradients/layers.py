@@ -141,7 +141,7 @@ class Layer:
 
 
 def outputs_are_precise(layers: Sequence[Layer]) -> Tensor:
-    """Mask [len(layers)]: whether gradients computed from the layer's output are precise enough.
+    """Return the mask [len(layers)]: whether gradients computed from the layer's output are precise enough.
 
     layers: from `which_read_outputs`.
     """

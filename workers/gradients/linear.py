@@ -74,7 +74,7 @@ class OuterProduct(ExampleGradients):
     grads: Instantiated
 
     def norm_sq(self, planner: Planner) -> Tensor:
-        """|g (x) a| = |g| |a| (Goodfellow 2015).
+        """Return |g (x) a| = |g| |a| (Goodfellow 2015).
 
         NaN where one factor is so large that underflow in the square of the other is not negligible.
         """
@@ -83,7 +83,7 @@ class OuterProduct(ExampleGradients):
         return mark(of_activations.mul_(of_grads), large)
 
     def precise_norm_sq(self, rows: Tensor) -> Tensor:
-        """Both factors are squared in float64."""
+        """Square both factors in float64."""
         factors = (self.activations, self.grads.gradients)
         of_activations, of_grads = (sum_of_squares(factor[rows].double()) for factor in factors)
         return of_activations * of_grads
@@ -105,7 +105,9 @@ class OuterProduct(ExampleGradients):
 
 
 def affine(activation: Tensor, examples: int, weight: str = "weight", bias: str = "bias") -> Differentiate:
-    """Per-example gradients of x -> x W' + b for an activation [rows, ..., d]; rows of an example become positions."""
+    """Return per-example gradients of x -> x W' + b for an activation [rows, ..., d]; rows of an example become
+    positions.
+    """
 
     def differentiate(grad: Tensor) -> dict[str, ExampleGradients]:
         activations, grads = widen(activation), widen(grad)

@@ -38,7 +38,7 @@ def micro_batches(x: Tensor, y: Tensor, size: int, multiplicity: int, last: Last
 
 
 def require_known(last: str, micro_batch_size: int | None) -> None:
-    """Raises: InvalidInput for an unknown `LastMicroBatch`, and for "padded" without a micro-batch size."""
+    """Raise InvalidInput for an unknown `LastMicroBatch`, and for "padded" without a micro-batch size."""
     if last not in _LAST:
         raise InvalidInput(f"last_micro_batch is {last!r}, but must be one of {', '.join(_LAST)}")
     if last == "padded" and micro_batch_size is None:
@@ -48,7 +48,7 @@ def require_known(last: str, micro_batch_size: int | None) -> None:
 
 
 def require_rows(x: Tensor, y: Tensor, multiplicity: int) -> None:
-    """Raises: InvalidInput unless x and y are tensors with the same number of rows, a multiple of ``multiplicity``."""
+    """Raise InvalidInput unless x and y are tensors with the same number of rows, a multiple of ``multiplicity``."""
     for name, value in (("x", x), ("y", y)):
         if not isinstance(value, Tensor):
             raise InvalidInput(f"{name} is a {type(value).__name__}, but must be a tensor with one row per example")
@@ -71,6 +71,6 @@ _LAST: Final[Mapping[str, Callable[[Tensor, Tensor, int, int], MicroBatch]]] = {
 
 
 def with_padding(values: Tensor, rows: int) -> Tensor:
-    """``values`` [b, ...], followed by zeros to length ``rows``."""
+    """Return ``values`` [b, ...], followed by zeros to length ``rows``."""
     missing = rows - values.shape[0]
     return torch.cat([values, values.new_zeros(missing, *values.shape[1:])]) if missing else values

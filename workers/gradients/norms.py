@@ -26,7 +26,7 @@ class Combination:
     layerwise: bool
 
     def of_squares(self, squares: Mapping[str, Tensor], losses: Tensor) -> BatchNorms:
-        """Norms [B] from ``squares``, the squared norms [B] of the gradients of each parameter, by its name."""
+        """Return norms [B] from ``squares``, the squared norms [B] of the gradients of each parameter, by its name."""
         by_layer: list[list[Tensor]] = [[] for _ in range(self.layers)]
         for name, norm_sq in squares.items():
             by_layer[self.layer_of[name]].append(norm_sq)
@@ -37,7 +37,9 @@ class Combination:
     def precise(
         self, squares: Mapping[str, Tensor], gradients: Mapping[str, ExampleGradients], losses: Tensor
     ) -> tuple[BatchNorms, Tensor | None]:
-        """`of_squares` after computing NaN squares again, and the mask [B] of finite norms; None if all are finite."""
+        """Return `of_squares` after computing NaN squares again, and the mask [B] of finite norms; None if all are
+        finite.
+        """
         for name, norm_sq in squares.items():
             rows = norm_sq.isnan().nonzero().squeeze(1)
             if len(rows):

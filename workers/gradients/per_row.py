@@ -29,7 +29,7 @@ from dpsweep.workers.gradients.rules import Differentiate, Recorder
 
 @contextmanager
 def reading_as_verified() -> Iterator[None]:
-    """Raises: InvalidInput for `NotCovered` within this context, in which a model runs that has been verified."""
+    """Raise InvalidInput for `NotCovered` within this context, in which a model runs that has been verified."""
     try:
         yield
     except NotCovered as error:

@@ -101,7 +101,7 @@ class TimingPlanner:
 
 
 def default_planner(device: torch.device) -> Planner:
-    """`ShapePlanner` on a CPU, whose rates are measured, and `TimingPlanner` on any other device."""
+    """Return `ShapePlanner` on a CPU, whose rates are measured, and `TimingPlanner` on any other device."""
     return ShapePlanner() if device.type == "cpu" else TimingPlanner()
 
 

@@ -93,7 +93,9 @@ class _Sequences:
         return None if self.lengths is None else self.lengths.to(self.values.device) - 1
 
     def reversed(self, values: Tensor) -> Tensor:
-        """Values [b, t, n] with the order of each example's positions reversed; positions beyond its length stay."""
+        """Return values [b, t, n] with the order of each example's positions reversed; positions beyond its length
+        stay.
+        """
         if self.last is None:
             return values.flip(1)
         positions = torch.arange(values.shape[1], device=values.device)
@@ -101,7 +103,7 @@ class _Sequences:
         return values.gather(1, places[:, :, None].expand_as(values))
 
     def at_end(self, values: Tensor) -> Tensor:
-        """Values [b, t, n] at the last position of each example; [b, n]."""
+        """Return values [b, t, n] at the last position of each example; [b, n]."""
         return values[:, -1] if self.last is None else values[torch.arange(len(values)), self.last]
 
 

@@ -26,7 +26,7 @@ class BatchNorms:
     losses: Tensor
 
     def of_first(self, examples: int) -> BatchNorms:
-        """Norms and losses of the first examples."""
+        """Return norms and losses of the first examples."""
         if examples == self.losses.shape[0]:
             return self
         layer_norms = None if self.layer_norms is None else self.layer_norms[:examples]
@@ -47,7 +47,7 @@ class Pass:
     random_state: RandomState | None = None
 
     def without_infinite(self, weights: Tensor) -> Tensor:
-        """Weights [B] or [B, L], set to 0 for examples whose norm is not finite."""
+        """Return weights [B] or [B, L], set to 0 for examples whose norm is not finite."""
         if self.finite is None:
             return weights
         finite = self.finite[: len(weights)]
@@ -73,7 +73,7 @@ class WeightedSum:
 
 
 def require_same(differ: Tensor) -> None:
-    """Raises: InvalidInput if losses differ in the second pass: the norms then belong to other gradients."""
+    """Raise InvalidInput if losses differ in the second pass: the norms then belong to other gradients."""
     if bool(differ.any()):
         raise InvalidInput(
             "the model's losses on the same rows differ from one pass to the next: it draws random numbers from "

@@ -21,14 +21,14 @@ Times 9 for a convolution's 3 x 3 kernel, this is about 32 MiB of float32; glibc
 
 
 def rows_at_once(model: nn.Module, example: Tensor) -> int:
-    """Examples per pass of a model on examples like this one [1, ...], on their device."""
+    """Return examples per pass of a model on examples like this one [1, ...], on their device."""
     parameters = sum(each.numel() for each in model.parameters())
     widest = widest_layer(model, example) if example.device.type == "cpu" else 0
     return rows_of_size(example.numel(), parameters, widest)
 
 
 def rows_of_size(features: int, parameters: int, widest: int = 0) -> int:
-    """Examples per pass. Depends on sizes only, so that a resumed run is bit-identical.
+    """Return examples per pass. Depends on sizes only, so that a resumed run is bit-identical.
 
     Larger if examples have few features and the model few parameters, because starting a pass then takes as long as its
     computation. Smaller if layers are wide. widest: from `widest_layer`, or 0 on a GPU, where more examples are faster.

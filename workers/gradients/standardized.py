@@ -130,7 +130,7 @@ def standardized_convolution(
 
 
 def outputs_are_precise(modules: Sequence[WeightStandardizedConv2d]) -> Tensor:
-    """Mask [len(modules)]: whether each module's gains are large enough to divide its output by them."""
+    """Return the mask [len(modules)]: whether each module's gains are large enough to divide its output by them."""
     gains = list[Tensor](module.gain for module in modules)
     smallest = torch.stack(torch._foreach_norm(gains, -math.inf))
     largest = torch.stack(torch._foreach_norm(gains, math.inf))

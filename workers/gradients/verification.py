@@ -276,7 +276,7 @@ class Disagreement(InvalidInput):
 def in_double_where_rounding_matters(
     compare: Callable[[Tensor, Tensor], bool], model: nn.Module, x: Tensor, y: Tensor
 ) -> bool:
-    """``compare(x, y)``, repeated in double precision if gradients disagree.
+    """Return ``compare(x, y)``, repeated in double precision if gradients disagree.
 
     In a deep ReLU network the input of a unit may round to different sides of zero in a batch and alone, and such a
     small rounding difference changes gradients much. In double precision this does not happen for a few examples, while

@@ -19,7 +19,9 @@ _START: Final = len(_MAGIC) + _DIGEST_BYTES
 
 
 def fingerprint(*parts: object) -> str:
-    """sha256 of the parts, equal in every process for equal parts; identifies the run that a checkpoint belongs to."""
+    """Return sha256 of the parts, equal in every process for equal parts; identifies the run that a checkpoint belongs
+    to.
+    """
     return hashlib.sha256("\n".join(map(repr, parts)).encode()).hexdigest()
 
 

@@ -109,7 +109,7 @@ def _cpu_name() -> str:
 
 
 def sent(values: Tensor, device: torch.device) -> Tensor:
-    """``values`` [...] from the CPU, copied to the device; for a GPU the host does not wait for the copy."""
+    """Return ``values`` [...] from the CPU, copied to the device; for a GPU the host does not wait for the copy."""
     return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
 
 

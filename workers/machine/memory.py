@@ -23,7 +23,7 @@ glibc reads them when a process starts; other C libraries ignore them.
 
 
 def peak_bytes() -> int:
-    """Peak memory of this process, in bytes.
+    """Return the peak memory of this process, in bytes.
 
     Falls back to `getrusage`, because on Linux its value includes the peak of the parent process.
     """

@@ -65,7 +65,9 @@ _TOKEN_PARAMETERS: Final = ("vocabulary", "padding", "causal")
 
 
 def offered(preparation: Preparation) -> dict[str, Any]:
-    """Model parameters that the data supply: ``vocabulary``, ``padding`` and ``causal`` of token data, if known."""
+    """Return the model parameters that the data supply: ``vocabulary``, ``padding`` and ``causal`` of token data, if
+    known.
+    """
     if not isinstance(preparation, Tokens):
         return {}
     return {
@@ -81,7 +83,7 @@ def build_for_shape(
     code: UserCode = NO_CODE,
     offers: Mapping[str, Any] | None = None,
 ) -> nn.Module:
-    """`build_model` for a known feature shape. offers: as from `offered`.
+    """Return `build_model` for a known feature shape. offers: as from `offered`.
 
     >>> model = build_for_shape(Component("mlp", {"hidden": [8]}), (4,), num_classes=3, seed=0)
     >>> tuple(model(torch.zeros(5, 4)).shape)

@@ -39,7 +39,9 @@ def cnn_dpsgdf(
     padding: NonNegativeInt = 0,
     hidden: PositiveInt = 500,
 ) -> nn.Module:
-    """Two convolutions with max-pooling, two linear layers (Xu et al. 2021, Sec. 6.1); small images need padding."""
+    """Return two convolutions with max-pooling, two linear layers (Xu et al. 2021, Sec. 6.1); small images need
+    padding.
+    """
     inputs, _, _ = require_image("cnn_dpsgdf", feature_shape)
     trunk = nn.Sequential(
         nn.Conv2d(inputs, channels[0], kernel_size, padding=padding),

@@ -26,7 +26,7 @@ def activation_named(name: str) -> nn.Module:
 
 
 def logistic(feature_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """Multinomial logistic regression. The problem is convex, so weights start at zero rather than at random."""
+    """Make multinomial logistic regression. The problem is convex, so weights start at zero rather than at random."""
     linear = nn.Linear(math.prod(feature_shape), num_classes)
     nn.init.zeros_(linear.weight)
     nn.init.zeros_(linear.bias)
@@ -36,7 +36,7 @@ def logistic(feature_shape: tuple[int, ...], num_classes: int) -> nn.Module:
 def mlp(
     feature_shape: tuple[int, ...], num_classes: int, hidden: Sequence[PositiveInt] = (128,), activation: str = "relu"
 ) -> nn.Module:
-    """Fully connected hidden layers of sizes ``hidden``, each followed by the activation."""
+    """Make fully connected hidden layers of sizes ``hidden``, each followed by the activation."""
     sizes = (math.prod(feature_shape), *hidden)
     layers: list[nn.Module] = [nn.Flatten()]
     for inputs, outputs in itertools.pairwise(sizes):

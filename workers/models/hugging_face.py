@@ -92,7 +92,7 @@ class _Reader(nn.Module):
         self.head = nn.Linear(width, num_classes) if head == "linear" else None
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """tokens: ids [b, t]; padding ids are not attended to, and left out of means."""
+        """Return tokens: ids [b, t]; padding ids are not attended to, and left out of means."""
         mask = torch.ones_like(tokens) if self.padding is None else (tokens != self.padding).long()
         found = self.trunk(input_ids=tokens, attention_mask=mask)
         if self.head is None:

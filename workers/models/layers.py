@@ -30,7 +30,7 @@ class WeightStandardizedConv2d(nn.Conv2d):
         return (centred * (gain / divisor)[:, None]).view_as(weight)
 
     def centred(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Centred rows [out, n] of a weight, and their divisors max(|row|, sqrt(eps)) [out].
+        """Return the centred rows [out, n] of a weight, and their divisors max(|row|, sqrt(eps)) [out].
 
         Computed from a mean and a norm, because `torch.var_mean` takes fifty times as long.
         """

@@ -38,7 +38,7 @@ class BasicBlock(nn.Module):
 def resnet20_gn(
     feature_shape: tuple[int, ...], num_classes: int, groups: PositiveInt = 16, initial_weights: str | None = None
 ) -> nn.Module:
-    """ResNet20 for small images (He et al. 2016, Sec. 4.2) with group normalisation (Yu et al. 2023, Sec. 4).
+    """Return ResNet20 for small images (He et al. 2016, Sec. 4.2) with group normalisation (Yu et al. 2023, Sec. 4).
 
     `initial_weights`: a file with pre-trained weights (``torch.save`` of a state dict); all layers but the last must
     fit.
@@ -89,7 +89,9 @@ def _activated_convolution(inputs: int, outputs: int, kernel: int, stride: int, 
 def wide_resnet(
     feature_shape: tuple[int, ...], num_classes: int, depth: int = 16, width: PositiveInt = 4, groups: PositiveInt = 16
 ) -> nn.Module:
-    """Wide ResNet with group normalisation and weight standardisation; by default WRN-16-4 of De et al. (2022)."""
+    """Make a wide ResNet with group normalisation and weight standardisation; by default WRN-16-4 of De et al.
+    (2022).
+    """
     channels, _, _ = require_image("wide_resnet", feature_shape)
     blocks, rest = divmod(depth - 4, 6)
     if blocks < 1 or rest:
@@ -110,7 +112,7 @@ def wide_resnet(
 
 
 def wrn16_4(feature_shape: tuple[int, ...], num_classes: int, groups: PositiveInt = 16) -> nn.Module:
-    """WRN-16-4 of De et al. (2022), which Yu et al. (2023) use on CIFAR-10."""
+    """Return WRN-16-4 of De et al. (2022), which Yu et al. (2023) use on CIFAR-10."""
     return wide_resnet(feature_shape, num_classes, groups=groups)
 
 

@@ -26,7 +26,9 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """mask: bool, broadcastable to [b, heads, t, t]; True where a position (row) attends to another (column)."""
+        """Return mask: bool, broadcastable to [b, heads, t, t]; True where a position (row) attends to another
+        (column).
+        """
         attended = functional.scaled_dot_product_attention(
             self._split(self.query(x)), self._split(self.key(x)), self._split(self.value(x)), mask
         )
@@ -49,7 +51,7 @@ class EncoderBlock(nn.Module):
         )
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """mask: as in `Attention.forward`."""
+        """Return mask: as in `Attention.forward`."""
         norm, attention = self.attention
         x = x + attention(norm(x), mask)
         out: Tensor = x + self.perceptron(x)
@@ -86,7 +88,7 @@ class Trunk(nn.Module):
         self.padding, self.causal = padding, causal
 
     def hidden(self, features: Tensor) -> Tensor:
-        """Input of the head at each position, [b, t, width]."""
+        """Return the input of the head at each position, [b, t, width]."""
         x = self.embed(features)
         positions = torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
         x, mask = x + self.positions(positions), self._mask(features)

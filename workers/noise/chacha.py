@@ -95,11 +95,11 @@ class ChaChaBits:
         return ChaChaBits(fresh_key())
 
     def octets(self, count: int) -> NDArray[np.uint8]:
-        """``count`` uniform bytes."""
+        """Return ``count`` uniform bytes."""
         return self.words(-(-count // 8)).view(np.uint8)[:count]
 
     def words(self, count: int) -> NDArray[np.uint64]:
-        """``count`` uniform 64-bit words."""
+        """Return ``count`` uniform 64-bit words."""
         drawn: NDArray[np.uint64] = self._stream.series().words(count).numpy().view("<u8")
         return drawn
 
@@ -154,7 +154,7 @@ _ENCRYPTORS: Final = _Encryptors()
 
 
 def by_integer_operations(key: bytes, nonce: bytes, first: int, blocks: int, device: torch.device) -> Tensor:
-    """`keystream` on any device: RFC 8439, section 2.3, on all blocks at once."""
+    """Return `keystream` on any device: RFC 8439, section 2.3, on all blocks at once."""
     start = torch.empty(16, blocks, dtype=torch.int32, device=device)
     for row, value in enumerate((*_CONSTANTS, *struct.unpack("<8i", key))):
         start[row] = value

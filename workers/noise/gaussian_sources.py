@@ -40,14 +40,16 @@ class NoiseSource(Protocol):
         ...
 
     def added(self, values: Tensor, std: float) -> Tensor:
-        """values + noise, with the dtype and device of ``values``.
+        """Return values + noise, with the dtype and device of ``values``.
 
         Release private values only by this method or `added_to_each`.
         """
         ...
 
     def added_to_each(self, values: Mapping[str, Tensor], std: float) -> dict[str, Tensor]:
-        """`added` applied to each of ``values``, with independent noise, in new tensors; all are on one device."""
+        """Return `added` applied to each of ``values``, with independent noise, in new tensors; all are on one
+        device.
+        """
         ...
 
     def standard(self, count: int) -> Iterator[Tensor]:
@@ -118,11 +120,13 @@ class KeyedNoise:
         return values.view(shape)
 
     def added(self, values: Tensor, std: float) -> Tensor:
-        """values + noise, added in double precision and rounded to the public grid, which is much coarser."""
+        """Return values + noise, added in double precision and rounded to the public grid, which is much coarser."""
         return self._add(values.flatten().clone(), std).view(values.shape)
 
     def added_to_each(self, values: Mapping[str, Tensor], std: float) -> dict[str, Tensor]:
-        """`added` applied to each of ``values``; all share one call, as its start costs more than a few draws."""
+        """Return `added` applied to each of ``values``; all share one call, as its start costs more than a few
+        draws.
+        """
         if not values:
             return {}
         joined = self._add(torch.cat([each.flatten() for each in values.values()]), std)

@@ -37,7 +37,7 @@ class ChaChaGaussians:
         self._stream, self.device = ChaChaStream.from_os(device), device
 
     def pieces(self, count: int, draws: int) -> Iterator[Tensor]:
-        """``count`` values in consecutive pieces; each is the sum of ``draws`` (1, 2 or 4) values from N(0, 1).
+        """Return ``count`` values in consecutive pieces; each is the sum of ``draws`` (1, 2 or 4) values from N(0, 1).
 
         Callers must not change them in place.
         """

@@ -38,11 +38,11 @@ class UserModule:
     files: tuple[SourceFile, ...] = field(default=(), repr=False)
 
     def sources(self) -> tuple[SourceFile, ...]:
-        """`files`, or the sources as they are now if none were read before; see `sources_of`."""
+        """Return `files`, or the sources as they are now if none were read before; see `sources_of`."""
         return self.files or sources_of(self.location, self.source)
 
     def as_it_is(self) -> UserModule:
-        """This module with its sources as they are now."""
+        """Return this module with its sources as they are now."""
         return replace(self, files=sources_of(self.location, self.source))
 
     @property
@@ -90,7 +90,9 @@ NO_CODE: Final = UserCode()
 
 
 def with_checked_types(function: Callable[P, R]) -> Callable[P, R]:
-    """``function`` with arguments checked against their annotations. Raises: InvalidInput naming the first mismatch."""
+    """Return ``function`` with arguments checked against their annotations. Raises: InvalidInput naming the first
+    mismatch.
+    """
     checked = validate_call(function)
 
     @functools.wraps(function)

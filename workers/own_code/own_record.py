@@ -67,7 +67,7 @@ def changed_code(files: TrialFiles, spec: TrialSpec, code: UserCode) -> tuple[st
 
 
 def require_same_code(files: TrialFiles, spec: TrialSpec, code: UserCode, next_step: str = START_ANEW) -> None:
-    """Raises: InvalidInput, ending in ``next_step``, if files of ``code`` are not as they were when the trial began."""
+    """Raise InvalidInput, ending in ``next_step``, if files of ``code`` are not as they were when the trial began."""
     changed = changed_code(files, spec, code)
     if changed:
         raise InvalidInput(
@@ -77,7 +77,7 @@ def require_same_code(files: TrialFiles, spec: TrialSpec, code: UserCode, next_s
 
 
 def has_changed(files: Sequence[str]) -> str:
-    """Words for files that are not as they were.
+    """Return words for files that are not as they were.
 
     >>> has_changed(["net.py"]), has_changed(["net.py", "layers.py"])
     ('net.py has changed', 'net.py and layers.py have changed')

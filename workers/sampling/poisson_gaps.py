@@ -24,7 +24,7 @@ class Bits(Protocol):
     """A stream of uniform bits."""
 
     def words(self, count: int) -> Words:
-        """``count`` uniform 64-bit words."""
+        """Return ``count`` uniform 64-bit words."""
         ...
 
 
@@ -57,7 +57,7 @@ def rate_below(expected: int, n: int) -> int:
 
 
 def geometric(stream: Bits, rate: int, count: int) -> Rows:
-    """``count`` independent geometric integers g >= 0 with P(g >= k) = exp(-rate k / 2^56); exact.
+    """Return ``count`` independent geometric integers g >= 0 with P(g >= k) = exp(-rate k / 2^56); exact.
 
     Algorithm 2 of Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential Privacy" (2020): g = x // rate,
     where P(x >= k) = exp(-k / 2^56). x is a multiple of 2^56 plus a remainder below 2^56, drawn by rejection.

@@ -103,11 +103,11 @@ class KeyedBits(Protocol):
     """Uniform bits from a secret key, reproducible from `state`."""
 
     def octets(self, count: int) -> npt.NDArray[np.uint8]:
-        """``count`` uniform bytes."""
+        """Return ``count`` uniform bytes."""
         ...
 
     def words(self, count: int) -> npt.NDArray[np.uint64]:
-        """``count`` uniform 64-bit words."""
+        """Return ``count`` uniform 64-bit words."""
         ...
 
     def state(self) -> dict[str, Any]: ...

@@ -120,7 +120,7 @@ def slots_of(split: Split, most: int) -> tuple[npt.NDArray[np.int64], npt.NDArra
 
 
 def with_weights(labels: Tensor, weights: Tensor) -> Tensor:
-    """Labels [b, ...] and weights [b] in one float64 tensor [b, 1 + labels of a row], which holds both exactly.
+    """Return labels [b, ...] and weights [b] in one float64 tensor [b, 1 + labels of a row], which holds both exactly.
 
     Class indices and tokens are whole numbers below 2^53.
     """
@@ -139,7 +139,7 @@ def per_user(loss: Loss, labels: Tensor) -> Loss:
 
 
 def require_per_user(spec: TrialSpec, releases: Iterable[str]) -> None:
-    """Raises: InvalidInput that names everything in the trial of which no epsilon per user is proven, or that does not
+    """Raise InvalidInput that names everything in the trial of which no epsilon per user is proven, or that does not
     exist per user. releases: names of what the trial releases besides its steps.
     """
     users = spec.users

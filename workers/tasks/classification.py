@@ -41,7 +41,7 @@ class Classification:
         return f"one logit for each of {len(names)} classes"
 
     def kept(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """[b, 3]: the predicted class, -ln p(label) in nats, and p(predicted class)."""
+        """Return [b, 3]: the predicted class, -ln p(label) in nats, and p(predicted class)."""
         import torch  # late: sweep files, which know tasks by name, do not need it
 
         is_single = outputs.shape[1] == 1

@@ -43,7 +43,9 @@ class LanguageModelling:
         return f"at each position one logit for each of {len(names)} tokens"
 
     def kept(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """[b, 3]: sum of -ln p(token) in nats over the counted positions, their number, and how many are correct."""
+        """Return [b, 3]: sum of -ln p(token) in nats over the counted positions, their number, and how many are
+        correct.
+        """
         import torch  # late: sweep files do not need it
         from torch.nn import functional
 

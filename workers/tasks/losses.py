@@ -20,12 +20,14 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def cross_entropy() -> Loss:
-    """Cross-entropy: -log softmax(logits)[label]."""
+    """Return cross-entropy: -log softmax(logits)[label]."""
     return _cross_entropy
 
 
 def hinge(margin: float = 1.0) -> Loss:
-    """Multi-class hinge (Yu et al. 2023, App. F): mean over the classes of max(0, margin - z_label + z_other)."""
+    """Return multi-class hinge (Yu et al. 2023, App. F): mean over the classes of max(0, margin - z_label +
+    z_other).
+    """
     require_finite("margin of hinge", margin, above=0.0)
 
     def loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -38,7 +40,7 @@ def hinge(margin: float = 1.0) -> Loss:
 
 
 def binary_logistic() -> Loss:
-    """Logistic loss log(1 + exp(-s z)) of two classes, s = +1 for class 1 and -1 for class 0.
+    """Return the logistic loss log(1 + exp(-s z)) of two classes, s = +1 for class 1 and -1 for class 0.
 
     z: the single logit, or logit 1 minus logit 0.
 

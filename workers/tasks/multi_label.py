@@ -40,7 +40,8 @@ class MultiLabel:
         return f"one logit for each of {len(names)} labels"
 
     def kept(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """[b, 2 + 3 L]: 1, whether all labels are correct, then true positives, false positives and false negatives.
+        """Return [b, 2 + 3 L]: 1, whether all labels are correct, then true positives, false positives and false
+        negatives.
 
         The last three are 0 or 1 for each of L labels. A NaN logit predicts that the example lacks the label.
         """
@@ -53,7 +54,9 @@ class MultiLabel:
         ).double()
 
     def parts(self, sums: Array, names: tuple[str, ...]) -> Mapping[str, Mapping[str, float]]:
-        """Scores of each label; precision, recall and false positive rate are left out where their denominator is 0."""
+        """Return scores of each label; precision, recall and false positive rate are left out where their denominator
+        is 0.
+        """
         found = {name: of(sums) for name, of in _LABEL_SCORES.items()}
         return {name: known({each: values[at] for each, values in found.items()}) for at, name in enumerate(names)}
 

@@ -63,7 +63,7 @@ class Task(Protocol):
         ...
 
     def check_labels(self, what: str, labels: Tensor, names: tuple[str, ...]) -> None:
-        """Raises: InvalidInput unless ``labels`` [n, ...] have the form of this task. what: their name in errors."""
+        """Raise InvalidInput unless ``labels`` [n, ...] have the form of this task. what: their name in errors."""
         ...
 
     def output_shape(self, labels: Tensor, names: tuple[str, ...]) -> tuple[int, ...]:
@@ -71,15 +71,15 @@ class Task(Protocol):
         ...
 
     def outputs(self, names: tuple[str, ...]) -> str:
-        """Description, for errors, of the output that a model must return for each row."""
+        """Return a description, for errors, of the output that a model must return for each row."""
         ...
 
     def kept(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Values to keep of each example, float64 [b, m]; for tasks with scores, the terms of their sums."""
+        """Return values to keep of each example, float64 [b, m]; for tasks with scores, the terms of their sums."""
         ...
 
     def parts(self, sums: Array, names: tuple[str, ...]) -> Mapping[str, Mapping[str, float]]:
-        """Scores of each label or target by its name, from sums [m] of `kept`; empty if the task has none."""
+        """Return scores of each label or target by its name, from sums [m] of `kept`; empty if the task has none."""
         ...
 
 
@@ -96,7 +96,7 @@ def known(numbers: Mapping[str, Array]) -> dict[str, float]:
 
 
 def share(part: Array, whole: Array) -> Array:
-    """part / whole, NaN where the whole is 0."""
+    """Return part / whole, NaN where the whole is 0."""
     parts, wholes = np.broadcast_arrays(part, whole)
     found = np.full(parts.shape, np.nan)
     np.divide(parts, wholes, out=found, where=wholes != 0)
@@ -104,6 +104,6 @@ def share(part: Array, whole: Array) -> Array:
 
 
 def mean_of_known(values: Array) -> Array:
-    """[..., k] -> [...]: mean of the values that are not NaN; NaN if all are."""
+    """Return [..., k] -> [...]: mean of the values that are not NaN; NaN if all are."""
     is_known = ~np.isnan(values)
     return share(np.where(is_known, values, 0.0).sum(-1), is_known.sum(-1).astype(np.float64))

@@ -43,14 +43,16 @@ class Regression:
         return f"one number for each of {len(names)} targets"
 
     def kept(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """[b, 1 + 4 T]: 1, then squared errors, absolute errors, targets and squared targets, each for T targets."""
+        """Return [b, 1 + 4 T]: 1, then squared errors, absolute errors, targets and squared targets, each for T
+        targets.
+        """
         import torch  # late: sweep files do not need it
 
         targets, errors = labels.double(), outputs.double() - labels.double()
         return torch.cat((torch.ones_like(errors[:, :1]), errors**2, errors.abs(), targets, targets**2), 1)
 
     def parts(self, sums: Array, names: tuple[str, ...]) -> Mapping[str, Mapping[str, float]]:
-        """Scores of each target if there are several; empty for one."""
+        """Return scores of each target if there are several; empty for one."""
         if len(names) == 1:
             return {}
         found = {name: of(sums) for name, of in _TARGET_SCORES.items()}

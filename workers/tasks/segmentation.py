@@ -43,7 +43,9 @@ class Segmentation:
         return f"one logit for each of {len(names)} classes at every pixel"
 
     def kept(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """[b, 3 K]: for each class, numbers of counted pixels that are correct, that are predicted, and labelled so."""
+        """Return [b, 3 K]: for each class, numbers of counted pixels that are correct, that are predicted, and labelled
+        so.
+        """
         import torch  # late: sweep files do not need it
 
         ignored = torch.full_like(labels, IGNORED)
@@ -54,7 +56,7 @@ class Segmentation:
         return torch.stack(counts, 1).double()
 
     def parts(self, sums: Array, names: tuple[str, ...]) -> Mapping[str, Mapping[str, float]]:
-        """Defined scores of each class; a class that neither occurs nor is predicted is left out."""
+        """Return the defined scores of each class; a class that neither occurs nor is predicted is left out."""
         found = {name: of(*_blocks(sums)) for name, of in _CLASS_SCORES.items()}
         return {name: known({each: values[at] for each, values in found.items()}) for at, name in enumerate(names)}
 

@@ -65,7 +65,7 @@ class Canaries:
 
 
 def check_audit(spec: AuditSpec, sampling: SamplingSpec, dataset_size: int) -> None:
-    """Raises: InvalidInput for an audit that the sampling or the size of the data does not allow."""
+    """Raise InvalidInput for an audit that the sampling or the size of the data does not allow."""
     if sampling.method not in AUDITABLE:
         raise InvalidInput(
             f"sampling.method is {sampling.method!r}, but an audit leaves canaries out of batches, which only "

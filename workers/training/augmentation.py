@@ -64,7 +64,8 @@ class FlipAndCrop:
 
 
 def augmented(augmentation: Augmentation, x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Augmented copies [b * K, ...] of prepared features and of their labels; masks [b, h, w] are transformed alike.
+    """Return augmented copies [b * K, ...] of prepared features and of their labels; masks [b, h, w] are transformed
+    alike.
 
     Raises: InvalidInput when masks do not have the size of the pictures.
     """

@@ -61,7 +61,7 @@ class BatchGradients(Protocol):
     others_repeat: bool
 
     def norms(self, rows: Tensor) -> BatchNorms:
-        """Norms and losses of the examples as they are, without augmentation."""
+        """Return norms and losses of the examples as they are, without augmentation."""
         ...
 
     def weighted_sum(self, rows: Tensor, weigh: Weigh) -> WeightedSum:
@@ -73,7 +73,9 @@ class BatchGradients(Protocol):
         ...
 
     def predict(self, model: nn.Module, split: Split, dataset: Dataset, loss: Loss) -> Predictions:
-        """Bit-identical to `dpsweep.workers.evaluation.predictions.predict`. model: the trained one, or one like it."""
+        """Return the bits of `dpsweep.workers.evaluation.predictions.predict`. model: the trained one, or one like
+        it.
+        """
         ...
 
     def model_changed(self) -> None:
@@ -81,7 +83,7 @@ class BatchGradients(Protocol):
         ...
 
     def random_states(self) -> tuple[Tensor, ...]:
-        """States of the random generators of all other processes, for the checkpoint."""
+        """Return states of the random generators of all other processes, for the checkpoint."""
         ...
 
     def finish(self) -> None:

@@ -83,7 +83,7 @@ class DPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sci
         return self
 
     def predict_proba(self, X: npt.ArrayLike) -> npt.NDArray[np.float32]:
-        """Probabilities [n, classes]."""
+        """Return probabilities [n, classes]."""
         check_is_fitted(self)
         rows = torch.from_numpy(validate_data(self, X, reset=False, dtype=np.float32))
         self.model_.eval()

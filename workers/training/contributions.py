@@ -85,13 +85,13 @@ class _Newest:
 
     @staticmethod
     def in_order(rows: Tensor, examples: int) -> _Newest:
-        """Of entries at positions ``rows`` [b] among so many examples, where later ones are newer."""
+        """Return those at positions ``rows`` [b] among so many examples, where later ones are newer."""
         places = torch.arange(len(rows), device=rows.device)
         last = torch.zeros(examples, dtype=places.dtype, device=rows.device).scatter_reduce_(0, rows, places, "amax")
         return _Newest(rows, last.index_select(0, rows))
 
     def of(self, entries: Tensor, others: Tensor) -> Tensor:
-        """[n, ...]: the newest of the ``entries`` [b, ...], or else the value of ``others`` [n, ...]."""
+        """Return [n, ...]: the newest of the ``entries`` [b, ...], or else the value of ``others`` [n, ...]."""
         return others.index_copy(0, self.rows, entries.index_select(0, self.entries).to(others.dtype))
 
 
@@ -112,7 +112,7 @@ class Measurement:
         return Measurement(examples, newest.of(norms.losses, self.losses))
 
     def state(self) -> dict[str, Any]:
-        """Norms and losses; `MeasurementOf` knows whose they are."""
+        """Return norms and losses; `MeasurementOf` knows whose they are."""
         return vars(BatchNorms(self.examples.norms, self.examples.layer_norms, self.losses))
 
 
@@ -252,7 +252,7 @@ class SnapshotInterval:
         self.renewals.append(Renewal.at(self.steps, rows, norms))
 
     def as_old_as(self, steps: float) -> Tensor:
-        """Positions of the examples whose latest norm is at least that many steps old."""
+        """Return positions of the examples whose latest norm is at least that many steps old."""
         self.take_up_renewals()
         return torch.nonzero(self.steps - self.since >= steps)[:, 0]
 

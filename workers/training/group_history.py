@@ -34,7 +34,7 @@ def note_epoch(courses: Sequence[GroupCourse], measured: Measurement, rule: Clip
 
 
 def new_departures(groups: Tensor) -> list[GroupDepartures]:
-    """Empty departures for each group that has examples. groups: int64 [n]."""
+    """Return empty departures for each group that has examples. groups: int64 [n]."""
     sizes = torch.bincount(groups.cpu()).tolist()
     return [GroupDepartures(group, size) for group, size in enumerate(sizes) if size]
 

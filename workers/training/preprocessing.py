@@ -122,7 +122,8 @@ class DPPCA:
 
 
 def second_moments(split: Split, dataset: Dataset) -> Tensor:
-    """Second-moment matrix sum x x^T over the split, float64 [d, d]; each flattened example x has norm at most 1.
+    """Return the second-moment matrix sum x x^T over the split, float64 [d, d]; each flattened example x has norm at
+    most 1.
 
     Sensitivity: 1 in Frobenius norm, under add/remove and zero-out adjacency.
     """

@@ -316,7 +316,8 @@ class PrivateTraining:
         return [each.step for each in ordered], contributions, ordered[-1]
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that `load_state_dict` needs to go on bit for bit: model, optimizer, keys of noise and batches.
+        """Return everything that `load_state_dict` needs to go on bit for bit: model, optimizer, keys of noise and
+        batches.
 
         Private data, like the examples: whoever has it can take the noise away. Raises: InvalidInput between drawing a
         batch and its step.

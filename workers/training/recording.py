@@ -152,7 +152,7 @@ class NormRecorder:
             self._interval.keep_rule(rule)
 
     def measure(self, first: int | None = None) -> Measurement:
-        """Norms and losses of all rows, or of the ``first`` ones, computed again."""
+        """Return norms and losses of all rows, or of the ``first`` ones, computed again."""
         return self._measurement(self.gradients.norms(self._rows[:first]))
 
     def _measurement(self, norms: BatchNorms) -> Measurement:

@@ -34,13 +34,13 @@ _LEAST_DEVIATION: Final = 0.25
 
 
 def magnitudes() -> Tensor:
-    """Ends of the intervals of the first round, float64, increasing, symmetric about 0."""
+    """Return ends of the intervals of the first round, float64, increasing, symmetric about 0."""
     powers = torch.tensor([_BASE**power for power in range(_SMALLEST, _LARGEST + 1)], dtype=torch.float64)
     return torch.cat((-powers.flip(0), powers))
 
 
 def counts_between(blocks: Blocks, edges: Tensor) -> Tensor:
-    """[d, e + 1] float64: rows below the first of the ends [d, e], between each two, and from the last on.
+    """Return [d, e + 1] float64: rows below the first of the ends [d, e], between each two, and from the last on.
 
     Sensitivity: sqrt(d) in L2. A row that is not finite in some column counts nowhere.
     """
@@ -58,7 +58,7 @@ def counts_between(blocks: Blocks, edges: Tensor) -> Tensor:
 def private_ranges(
     blocks: Blocks, width: int, noise: NoiseSource, noise_multiplier: float, outside: float
 ) -> dict[str, Tensor]:
-    """Low and high end, mean and deviation of each of ``width`` columns, float32 [width], by noisy counts.
+    """Return low and high end, mean and deviation of each of ``width`` columns, float32 [width], by noisy counts.
 
     outside: share of the rows beyond each end. Mean and deviation describe the scaled numbers. Noise that hides the
     rows makes ranges too wide or too narrow, never unsafe.

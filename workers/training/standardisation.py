@@ -20,7 +20,9 @@ _LEAST_DEVIATION: Final = 0.02
 
 
 def moments(blocks: Callable[[], Iterator[Tensor]], width: int) -> Tensor:
-    """[width + 1] float64: sums over all rows that have L2 sensitivity 1. A row that is not finite adds nothing."""
+    """Return [width + 1] float64: sums over all rows that have L2 sensitivity 1. A row that is not finite adds
+    nothing.
+    """
     total = torch.zeros(width + 1, dtype=torch.float64)
     for block in blocks():
         rows = block.double()

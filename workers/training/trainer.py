@@ -242,7 +242,7 @@ class Trainer:
         return sent(torch.from_numpy(self._sampler.next_batch()), self._data.device)
 
     def step(self, rows: Tensor | None = None) -> None:
-        """One step: compute all norms if a refresh is due, clip, add noise, update.
+        """Take one step: compute all norms if a refresh is due, clip, add noise, update.
 
         rows: those that `draw` gave last, if it was called since the last step.
         """
@@ -272,7 +272,7 @@ class Trainer:
         return self._method.refreshes or self._spec.norms.when_sampled
 
     def advance(self, rows: Tensor | None = None) -> None:
-        """The part of a step after the norms of all examples: clip, add noise, update. rows: as of `step`."""
+        """Take the part of a step after the norms of all examples: clip, add noise, update. rows: as of `step`."""
         sigma, step = self.noise_multiplier, self.step_count
         prices = self._planned.prices(sigma)
         if prices is not None:
@@ -387,7 +387,9 @@ class Trainer:
         return test, None if public is None else evaluate(shown, public, *others)
 
     def predictions(self) -> tuple[Predictions, Predictions | None]:
-        """Predictions of the current model on test data and, if there are any, on the examples that it is chosen by."""
+        """Return predictions of the current model on test data and, if there are any, on the examples that it is chosen
+        by.
+        """
         shown, dataset, loss = self.released_model(), self._dataset, self.local.loss
         tested = self._tested or self._predict(shown, dataset.test, dataset, loss)
         chosen_by = dataset.held_out
@@ -449,7 +451,7 @@ class Trainer:
         return self._model if self._average is None else self._average.averaged(self._model)
 
     def state(self) -> dict[str, Any]:
-        """Everything that `restore` needs to continue bit for bit; private data."""
+        """Return everything that `restore` needs to continue bit for bit; private data."""
         components = {name: component.state() for name, component in self._components.items()}
         rule_stands = self._method.query is None and self._run.clipping is self._decided_from
         return {**self._run.state(), **components, "rule_stands": rule_stands}

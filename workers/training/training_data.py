@@ -32,7 +32,7 @@ class TrainingData:
         return len(self._ids)
 
     def inputs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Prepared features [b, ...] and labels [b, ...], copies of those stored.
+        """Return prepared features [b, ...] and labels [b, ...], copies of those stored.
 
         index_select copies whole rows, indexing single values.
         """
@@ -45,7 +45,7 @@ class TrainingData:
         return Examples(norms.norms, self._groups.index_select(0, rows), rows, norms.layer_norms)
 
     def ids(self, rows: Tensor) -> Tensor:
-        """Example ids [b], on the CPU."""
+        """Return example ids [b], on the CPU."""
         return self._ids[rows.cpu()]
 
 
@@ -64,7 +64,7 @@ class UserData(TrainingData):
         self._groups, self._ids = torch.zeros(len(slots), dtype=torch.int64, device=device), torch.arange(len(slots))
 
     def inputs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Prepared features and weighted targets of the users' rows, [b * most, ...]."""
+        """Return prepared features and weighted targets of the users' rows, [b * most, ...]."""
         features, labels = super().inputs(self._slots.index_select(0, rows.to(self.device)).flatten())
         return features, with_weights(labels, self._weights.index_select(0, rows.to(self.device)).flatten())
 

@@ -40,7 +40,7 @@ def mechanism_of(
 def mechanism_with(
     method: clipping.ClippingMethod, spec: TrialSpec, dataset_size: int, releases: tuple[Release, ...] = ()
 ) -> TrialMechanism:
-    """`mechanism_of` with a clipping method that was made.
+    """Return `mechanism_of` with a clipping method that was made.
 
     Contributions are output-specific if norms are computed at every step for exactly the gradients that are summed, or
     if clipping enforces the recorded contributions. With augmentation the summed gradients come from other inputs, and

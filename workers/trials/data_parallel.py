@@ -315,7 +315,7 @@ def _share_model(model: nn.Module, group: RankGroup) -> None:
 
 
 def first_random_states(spec: TrialSpec, size: int, device: torch.device) -> tuple[Tensor, ...]:
-    """Initial states of the generators of ranks 1, 2, ...; rank 0 has the generators of a single process.
+    """Return the initial states of the generators of ranks 1, 2, ...; rank 0 has the generators of a single process.
 
     They come from the trial's seed, or from secret keys if the noise source is secret; see
     `dpsweep.workers.noise.generators.start_generator`.

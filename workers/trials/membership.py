@@ -75,7 +75,9 @@ def likelihood_ratio_attack(
 
 
 def log_ratio(losses: Floats, references: Floats) -> Floats:
-    """log r [n]. losses: [n], under the attacked model. references: [models, n], losses under the reference models."""
+    """Return log r [n]. losses: [n], under the attacked model. references: [models, n], losses under the reference
+    models.
+    """
     own, others = (np.minimum(np.nan_to_num(each, nan=math.inf), _LARGEST_LOSS) for each in (losses, references))
     return np.asarray(-own - logsumexp(-others, axis=0) + math.log(len(others)))
 
@@ -101,7 +103,7 @@ def attack_result(
 
 
 def area(scores: Floats, is_member: npt.NDArray[np.bool_]) -> float:
-    """Area under the ROC curve: the Mann-Whitney statistic divided by the number of pairs.
+    """Return the area under the ROC curve: the Mann-Whitney statistic divided by the number of pairs.
 
     >>> area(np.array([3.0, 2.0, 2.0, 1.0]), np.array([True, True, False, False]))
     0.875

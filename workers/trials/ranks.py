@@ -73,24 +73,26 @@ class RankGroup:
         return self.broadcast(sent).to(device if place else sent.device)
 
     def gathered(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
-        """At rank 0: the rows ``part`` and what others `give`, in the order of ranks. sizes: rows of each rank."""
+        """Return, at rank 0, the rows ``part`` and what others `give`, in the order of ranks. sizes: rows of
+        each rank.
+        """
         sent = _padded(self._ready(part), max(1, *sizes))
         received = self._gather_equal(sent)
         return torch.cat([each[:size] for each, size in zip(received, sizes, strict=True)]).to(part.device)
 
     def give(self, part: Tensor, most: int) -> None:
-        """At ranks other than 0: send rows to `gathered`. most: largest number of rows that any rank sends."""
+        """Send rows, at ranks other than 0, to `gathered`. most: largest number of rows that any rank sends."""
         self._send_to_rank_0(_padded(self._ready(part), max(1, most)))
 
     def scatter(self, whole: Tensor, sizes: Sequence[int]) -> None:
-        """At rank 0: send each rank its rows of ``whole``, in the order of ranks."""
+        """Send, from rank 0, each rank its rows of ``whole``, in the order of ranks."""
         most = max(1, *sizes)
         parts = [_padded(each, most) for each in torch.split(self._ready(whole), list(sizes))]
         with _reporting_lost_ranks():
             distributed.scatter(torch.empty_like(parts[0]), parts, 0)
 
     def taken(self, like: Tensor, most: int) -> Tensor:
-        """At ranks other than 0: the rows from `scatter`, with the shape, dtype and device of ``like``.
+        """Return, at ranks other than 0, the rows from `scatter`, with the shape, dtype and device of ``like``.
 
         most: largest number of rows that any rank receives.
         """
@@ -100,7 +102,9 @@ class RankGroup:
         return own[: len(like)].to(like.device)
 
     def total(self, part: Tensor) -> Tensor:
-        """At rank 0: the sum [n] of ``part`` and what others `add`, in double precision, in the order of ranks."""
+        """Return, at rank 0, the sum [n] of ``part`` and what others `add`, in double precision, in the order
+        of ranks.
+        """
         sums = []
         for piece in torch.split(self._ready(part), _VALUES_AT_ONCE):
             first, *others = self._gather_equal(piece)
@@ -111,7 +115,7 @@ class RankGroup:
         return torch.cat(sums)
 
     def add(self, part: Tensor) -> None:
-        """At ranks other than 0: send ``part`` [n] to be added by `total`."""
+        """Send, at ranks other than 0, ``part`` [n] to be added by `total`."""
         for piece in torch.split(self._ready(part), _VALUES_AT_ONCE):
             self._send_to_rank_0(piece)
 

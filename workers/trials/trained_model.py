@@ -50,7 +50,7 @@ class TrainedModel:
     fitted: State
 
     def logits(self, features: npt.ArrayLike | Tensor) -> npt.NDArray[np.float32]:
-        """Outputs of the model for examples [n, ...]: logits [n, classes], or the outputs of another task.
+        """Return outputs of the model for examples [n, ...]: logits [n, classes], or the outputs of another task.
 
         Further columns, of heads that only the user's own loss reads, are left out.
 

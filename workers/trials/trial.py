@@ -139,7 +139,7 @@ def _ignore(progress: Progress) -> None:
 
 
 def as_begun(files: TrialFiles, spec: TrialSpec, code: UserCode) -> TrialSpec:
-    """``spec`` with the speed settings (`SPEED`) that the trial began with.
+    """Return ``spec`` with the speed settings (`SPEED`) that the trial began with.
 
     Other settings would round the steps since the checkpoint differently, and as a resumed run repeats its noise, the
     noise would not hide such a difference. Raises: InvalidInput if the folder holds another trial, or one that began
