@@ -38,7 +38,7 @@ def contradicts(guesses: Guesses, least_wrong: Callable[[float], float], error: 
     `least_wrong`: G(x) = f(1 - x), convex.
 
     Guarantee: for every mechanism that shows each coin at most as f allows, whatever the others are, the result is True
-    with probability at most ``error``; it increases in the number of right guesses. Canaries may depend on each other.
+    with probability at most ``error``. It increases in the number of right guesses. Canaries may depend on each other.
 
     S. Mahloujifar, L. Melis and K. Chaudhuri, "Auditing f-Differential Privacy in One Run" (arXiv 2410.22235), for
     coins. Let r guesses of m canaries be made, N of them right, a_j = E[N 1(N >= j)] / m and b_j = E[(r - N) 1(N >= j)]

@@ -229,7 +229,7 @@ def left_out(contour: Contour, size: int, v: float) -> float:
     """Return the bound for both kernels on the sum of |kernel| exp(-v w^2 / 2) over the terms from ``size`` on.
 
     Times exp(K) at the real point, it bounds the sum of the terms left out. 1/|z (z-1)| sums to at most
-    (1 + 1/size) / (spacing end); the damping falls at least geometrically.
+    (1 + 1/size) / (spacing end). The damping falls at least geometrically.
     """
     end = contour.spacing * size
     bump = v * np.exp(0.125 * v) + (np.exp(0.125 * v) / (end * contour.spacing))

@@ -351,7 +351,7 @@ def planned_trace(
 ) -> Trace:
     """Return the trace of ``epochs`` epochs of ``steps_per_epoch`` steps each under ``schedule``.
 
-    Noise is constant within an epoch; neighbouring epochs of equal noise share one segment. adjacency None is the first
+    Noise is constant within an epoch. Neighbouring epochs of equal noise share one segment. adjacency None is the first
     of `Sampling.adjacencies`. validation_accuracies: public accuracy after each completed epoch, for schedules that
     react to it. The trace notes if it changed the noise (`Trace.noise_follows_results`).
 

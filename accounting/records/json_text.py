@@ -9,8 +9,8 @@ from typing import Any
 def parsed_json(content: str | bytes) -> Any:
     """Return the value of a JSON text.
 
-    Raises: ValueError if it is none, is nested more deeply than Python can follow, or gives a name twice in an object:
-    readers differ in which value they take.
+    Raises: ValueError if it is none, is nested more deeply than Python can follow, or gives a name twice in an object.
+    Readers differ in which value they take.
 
     >>> parsed_json('{"epsilon": 2.5}')
     {'epsilon': 2.5}

@@ -153,7 +153,7 @@ def _rare(known: pa.ChunkedArray, found: tuple[str, ...] | None) -> tuple[str, .
 
 
 def _apart(present: npt.NDArray[np.float64]) -> float | None:
-    """Return the smallest or largest number if many rows share it, and it lies further from the others than these do
+    """Return the smallest or largest number if many rows share it. It lies further from the others than these do
     from each other, as -999 does that stands for a missing value.
     """
     different, counts = np.unique(present, return_counts=True)

@@ -83,7 +83,7 @@ def text(
 
     `tokenizer`: a file of the package tokenizers (tokenizer.json). Texts are cut to ``max_length`` tokens, and shorter
     ones are filled with ``padding_token``, by default the tokenizer's own. `objective`: ``label`` learns the column
-    ``label`` (several columns for ``task`` regression or multi_label, as in tables); ``masked_lm`` predicts a random
+    ``label`` (several columns for ``task`` regression or multi_label, as in tables). ``masked_lm`` predicts a random
     share ``mask_fraction`` of the tokens; ``causal_lm`` predicts each token from those before it. The masked tokens of
     a row depend only on ``mask_seed`` and the position of the row. group, user, test_path, classes, groups, encoding:
     as in tables. Rows with a missing value are left out, and notes count them. `cache`: a folder of this node for

@@ -119,7 +119,7 @@ def auc_interval(auc: float, per_side: int) -> tuple[float, float]:
     """Return a 95% interval of an AUC measured on ``per_side`` members and equally many non-members.
 
     For all distributions of scores the variance is at most auc (1 - auc) / per_side (van Dantzig 1951), the variance of
-    a binomial proportion, so this is Wilson's interval for a proportion. It has positive width even at auc 1.
+    a binomial proportion. So this is Wilson's interval for a proportion. It has positive width even at auc 1.
 
     >>> [round(end, 3) for end in auc_interval(1.0, 50)]
     [0.929, 1.0]

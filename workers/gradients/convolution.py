@@ -279,7 +279,7 @@ def convolution(module: _ConvNd, activation: Tensor, output: Tensor | None, exam
 
 
 def transposed_correlations(module: _ConvTransposeNd, activation: Tensor, grad: Tensor, examples: int) -> Correlations:
-    """Return per-example gradients of the kernel of a transposed convolution: they belong to the convolution whose
+    """Return per-example gradients of the kernel of a transposed convolution. They belong to the convolution whose
     transpose it is, from output to input, with the output gradient in the place of the input.
     """
     inputs, grads = widen(grad).contiguous(), widen(activation).contiguous()
