@@ -68,7 +68,7 @@ from dpsweep.accounting.mechanism.schedules import (
     planned_trace,
 )
 from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Release, Segment, SideQuery, Trace
-from dpsweep.accounting.mechanism.units import Unit
+from dpsweep.accounting.mechanism.units import Example, User
 from dpsweep.accounting.pld import CertifiedEpsilon, epsilon_of_examples, group_epsilons
 from dpsweep.accounting.records import read_trace, write_trace
 
@@ -87,6 +87,7 @@ __all__ = [
     "DataCorruption",
     "DpsweepError",
     "EpsilonBudget",
+    "Example",
     "ExponentialChoice",
     "FixedBatchSampling",
     "FixedOrderSampling",
@@ -113,9 +114,9 @@ __all__ = [
     "Trace",
     "TruePositiveRateBudget",
     "TruncatedPoissonSampling",
-    "Unit",
     "Unreachable",
     "UnsupportedMechanism",
+    "User",
     "account",
     "account_choice",
     "account_selection",

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import yaml
 
 from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.comparison.formats import per_unit
 from dpsweep.orchestration.execution.environment import EMBEDDED, prepare_environment
 
 if TYPE_CHECKING:
@@ -90,8 +91,7 @@ class Trial:
     def __repr__(self) -> str:
         result = self.result
         worst = None if result is None else result.worst_case
-        whose = "" if worst is None or worst.unit == "example" else f" per {worst.unit}"
-        cost = "" if worst is None else f", ε{whose} {worst.epsilon:.4g} ({worst.kind})"
+        cost = "" if worst is None else f", ε{per_unit(worst.unit)} {worst.epsilon:.4g} ({worst.kind})"
         return f"<Trial {self.key}: {self.state.word}{cost}>"
 
     def _repr_html_(self) -> str:

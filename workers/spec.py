@@ -14,7 +14,7 @@ import math
 import operator
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, assert_never
 
 from pydantic import AfterValidator, Field, GetPydanticSchema, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, core_schema
@@ -24,7 +24,7 @@ from dpsweep.accounting.mechanism.noise_strategies import CORRELATED, INDEPENDEN
 from dpsweep.accounting.mechanism.samplings import CYCLIC_POISSON, RANDOM_ALLOCATION, SAMPLINGS, Adjacency
 from dpsweep.accounting.mechanism.schedules import LARGEST_EPOCHS
 from dpsweep.accounting.mechanism.trace import Selection
-from dpsweep.accounting.mechanism.units import EXAMPLE, LARGEST_UNIT, Unit
+from dpsweep.accounting.mechanism.units import EXAMPLE, LARGEST_UNIT, Unit, User
 from dpsweep.workers.field_bounds import check_bounds, place_of
 from dpsweep.workers.noise.noise_sources import noise_source_kind
 
@@ -254,6 +254,28 @@ class UserSpec:
     def __post_init__(self) -> None:
         check_bounds(self, "privacy")
 
+    @property
+    def members(self) -> int:
+        """Return how many members of the population that is sampled a user is at most."""
+        match self.sampling:
+            case "els":
+                return self.max_records
+            case "uls":
+                return 1
+            case _:
+                assert_never(self.sampling)
+
+    @property
+    def rows_of_member(self) -> int:
+        """Return how many gradients of rows are computed for one member of that population."""
+        match self.sampling:
+            case "els":
+                return 1
+            case "uls":
+                return self.max_records
+            case _:
+                assert_never(self.sampling)
+
 
 MinGroupSize = Annotated[int, Field(ge=1)]
 
@@ -398,10 +420,8 @@ class TrialSpec:
 
     @property
     def unit(self) -> Unit:
-        """Return whose privacy the epsilons are: with ``els``, a user is a group of rows."""
-        if self.users is None:
-            return EXAMPLE
-        return Unit("user", self.users.max_records if self.users.sampling == "els" else 1)
+        """Return whose privacy the epsilons are."""
+        return EXAMPLE if self.users is None else User(self.users.members)
 
     @property
     def is_private(self) -> bool:

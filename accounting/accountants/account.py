@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import assert_never
 
 from dpsweep.accounting.accountants.one_run import ACCOUNTANTS, account_one
 from dpsweep.accounting.accountants.selection import account_selected
@@ -11,7 +12,7 @@ from dpsweep.accounting.mechanism.estimates import PrivacyEstimate, of_group
 from dpsweep.accounting.mechanism.reductions import by_rows
 from dpsweep.accounting.mechanism.rounds import require_group_size
 from dpsweep.accounting.mechanism.trace import Trace
-from dpsweep.accounting.mechanism.units import EXAMPLE
+from dpsweep.accounting.mechanism.units import Example, User
 
 
 def account(trace: Trace, delta: float, accountant: str = "auto", group_size: int = 1) -> PrivacyEstimate:
@@ -26,9 +27,14 @@ def account(trace: Trace, delta: float, accountant: str = "auto", group_size: in
     a delta outside (0, 1).
     """
     delta, group_size = require_finite("delta", delta, above=0.0, below=1.0), require_group_size(group_size)
-    if trace.unit != EXAMPLE:
-        rows, size = by_rows(trace, group_size)
-        return of_group(account(rows, delta, accountant, size), group_size, trace.unit)
+    match trace.unit:
+        case Example():
+            pass
+        case User():
+            rows, size = by_rows(trace, group_size)
+            return of_group(account(rows, delta, accountant, size), group_size, trace.unit)
+        case _:
+            assert_never(trace.unit)
     if trace.selection is not None:
         return account_selected(replace(trace, selection=None), trace.selection, delta, accountant, group_size)
     return account_one(trace, delta, accountant, group_size)

@@ -156,13 +156,14 @@ def _with_selections(counts: Mapping[Trace, int], delta: float, group_size: int)
 
 def _shared_unit(traces: Iterable[Trace]) -> Unit:
     """Return the unit of a claim about all runs, which may differ in how many rows they keep of a user."""
-    names = sorted({trace.unit.name for trace in traces})
-    if len(names) > 1:
+    units = {trace.unit.name: trace.unit for trace in traces}
+    if len(units) > 1:
         raise UnsupportedMechanism(
-            f"these runs protect different units, {' and '.join(names)}, so no epsilon covers them together; compare "
-            "runs of one unit"
+            f"these runs protect different units, {' and '.join(sorted(units))}, so no epsilon covers them together; "
+            "compare runs of one unit"
         )
-    return Unit(names[0])
+    (unit,) = units.values()
+    return unit
 
 
 def _shared_adjacency(traces: Iterable[Trace]) -> Adjacency:

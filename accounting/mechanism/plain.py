@@ -24,9 +24,10 @@ from dpsweep.accounting.mechanism.trace import (
     Trace,
     require_supported,
 )
-from dpsweep.accounting.mechanism.units import EXAMPLE, Unit
+from dpsweep.accounting.mechanism.units import EXAMPLE, Example, Unit, User
 
 _RELEASES: Final[Mapping[str, type[Release]]] = {"gaussian": GaussianRelease, "pure": PureRelease}
+_UNITS: Final[Mapping[str, type[Unit]]] = {Example.name: Example, User.name: User}
 _SELECTIONS: Final[Mapping[str, type[Selection]]] = {"random": RandomTrials, "exponential": ExponentialChoice}
 
 
@@ -46,7 +47,7 @@ def to_plain(trace: Trace) -> dict[str, Any]:
         **({"filter": _kind_of(trace.filter, FILTERS)} if trace.filter else {}),
         **({"selection": _kind_of(trace.selection, _SELECTIONS)} if trace.selection else {}),
         **({"strategy": _kind_of(trace.strategy, STRATEGIES)} if trace.strategy != INDEPENDENT else {}),
-        **({"unit": asdict(trace.unit)} if trace.unit != EXAMPLE else {}),
+        **({"unit": _kind_of(trace.unit, _UNITS)} if trace.unit != EXAMPLE else {}),
         "releases": [_kind_of(release, _RELEASES) for release in trace.releases],
         "segments": [
             {
@@ -73,7 +74,7 @@ def of_plain(plain: Mapping[str, Any]) -> Trace:
         filter=None if limit is None else _built(limit, FILTERS),
         selection=None if selection is None else _built(selection, _SELECTIONS),
         strategy=INDEPENDENT if strategy is None else _built(strategy, STRATEGIES),
-        unit=EXAMPLE if unit is None else Unit(**unit),
+        unit=EXAMPLE if unit is None else _built(unit, _UNITS),
         **run,
     )
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import assert_never, get_args
 
 from dpsweep.accounting.errors import (
     InvalidInput,
@@ -39,7 +39,7 @@ from dpsweep.accounting.mechanism.samplings import (
     require_known,
     stored_kinds,
 )
-from dpsweep.accounting.mechanism.units import EXAMPLE, Unit
+from dpsweep.accounting.mechanism.units import EXAMPLE, Example, Unit, User
 from dpsweep.accounting.registry import one_of
 
 NOISE_MULTIPLIERS = (1e-6, 1e9)
@@ -248,8 +248,13 @@ class Trace:
                 f"no filter is proven here with {self.strategy.words}: what an example pays at a step depends on its "
                 "other steps; use independent noise, or another clipping method"
             )
-        if self.unit != EXAMPLE:
-            self._require_users_are_covered()
+        match self.unit:
+            case Example():
+                pass
+            case User():
+                self._require_users_are_covered()
+            case _:
+                assert_never(self.unit)
         if self.selection is not None and (self.filter is not None or self.noise_follows_results):
             what = "whose noise follows results" if self.filter is None else "under a filter"
             raise UnsupportedMechanism(
@@ -344,11 +349,16 @@ def require_rows(trace: Trace) -> None:
 
     Accounting for rows would otherwise give a smaller epsilon than a user's.
     """
-    if trace.unit != EXAMPLE:
-        raise UnsupportedMechanism(
-            "this run protects users, and the question is about single examples: no answer is proven here per "
-            f"{trace.unit.name}; ask for the worst case, its attacks, or several runs together"
-        )
+    match trace.unit:
+        case Example():
+            return
+        case User():
+            raise UnsupportedMechanism(
+                "this run protects users, and the question is about single examples: no answer is proven here per "
+                "user; ask for the worst case, its attacks, or several runs together"
+            )
+        case _:
+            assert_never(trace.unit)
 
 
 def require_supported(trace: Trace) -> None:

@@ -8,38 +8,63 @@ adds or removes up to m rows. A Poisson batch of rows is then a mixture of Gauss
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import ClassVar, Final, Literal, assert_never
 
-from dpsweep.accounting.errors import InvalidInput, keep_whole, require_choice
+from dpsweep.accounting.errors import keep_whole
 
 UnitName = Literal["example", "user"]
+"""How sweep files and results call a unit."""
 LARGEST_UNIT: Final = 10**4
 """Largest accepted number of rows of a user."""
 
 
 @dataclass(frozen=True)
-class Unit:
-    """Whose privacy an epsilon is. rows: how many members of the sampled population one unit is at most."""
+class Example:
+    """One row of the data."""
 
-    name: UnitName = "example"
+    name: ClassVar[UnitName] = "example"
+    rows: ClassVar[int] = 1
+
+    def of(self, count: int) -> str:
+        """Return the unit of a claim about ``count`` examples together.
+
+        >>> Example().of(1), Example().of(2)
+        ('example', 'group of 2')
+        """
+        return self.name if count == 1 else f"group of {count}"
+
+
+@dataclass(frozen=True)
+class User:
+    """A user with all of their rows. rows: how many members of the sampled population that is at most."""
+
+    name: ClassVar[UnitName] = "user"
     rows: int = 1
 
     def __post_init__(self) -> None:
-        require_choice("unit", self.name, get_args(UnitName))
-        keep_whole(self, "rows", "rows of a unit", at_least=1, at_most=LARGEST_UNIT)
-        if self.name == "example" and self.rows > 1:
-            raise InvalidInput(f"an example is one row, not {self.rows}; name the unit 'user'")
+        keep_whole(self, "rows", "rows of a user", at_least=1, at_most=LARGEST_UNIT)
 
     def of(self, count: int) -> str:
-        """Return the unit of a claim about ``count`` such units together.
+        """Return the unit of a claim about ``count`` users together.
 
-        >>> Unit().of(1), Unit().of(2), Unit("user", 4).of(1), Unit("user", 4).of(2)
-        ('example', 'group of 2', 'user', 'group of 2 users')
+        >>> User(4).of(1), User(4).of(2)
+        ('user', 'group of 2 users')
         """
-        if count == 1:
-            return self.name
-        return f"group of {count}" if self == EXAMPLE else f"group of {count} {self.name}s"
+        return self.name if count == 1 else f"group of {count} users"
 
 
-EXAMPLE: Final = Unit()
+Unit = Example | User
+"""Whose privacy an epsilon is."""
+EXAMPLE: Final = Example()
 """The unit of a run that knows no users."""
+
+
+def protects_users(name: UnitName) -> bool:
+    """Return whether the unit of this name is a user."""
+    match name:
+        case "example":
+            return False
+        case "user":
+            return True
+        case _:
+            assert_never(name)

@@ -17,6 +17,7 @@ from dpsweep.accounting.individual import individual_reasons
 from dpsweep.accounting.jobs.release import OwnerReport, owner_report
 from dpsweep.accounting.mechanism.reasons import union, weakened
 from dpsweep.accounting.mechanism.trace import Trace
+from dpsweep.accounting.mechanism.units import protects_users
 from dpsweep.accounting.records import MANIFEST, TrialFiles, exists, has_norms, read_epsilons, read_trace
 from dpsweep.orchestration.commands import panels
 from dpsweep.orchestration.commands.output_files import write_file
@@ -70,7 +71,7 @@ def read_owner_report(files: TrialFiles, example_id: int) -> tuple[OwnerReport, 
         raise InvalidInput(f"{files.root} holds no finished trial; give the folder of one, below trials/ of its sweep")
     if not result.worst_case.is_private or not read_trace(files.trace).is_private:
         raise InvalidInput(f"{files.root} was trained without noise: nothing bounds what it reveals of any example")
-    if result.worst_case.unit != "example":
+    if protects_users(result.spec.unit.name):
         raise InvalidInput(
             f"{files.root} protects users: each paid at most {result.worst_case.epsilon:.6g} with all their rows "
             "together; no epsilon of single rows is known"

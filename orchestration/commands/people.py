@@ -11,12 +11,13 @@ from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.jobs.release import SecretDraws
 from dpsweep.accounting.mechanism.trace import Trace
-from dpsweep.accounting.mechanism.units import Unit
+from dpsweep.accounting.mechanism.units import User
 from dpsweep.orchestration.commands.tables import empty_table
 from dpsweep.orchestration.comparison.formats import number, percent
 from dpsweep.orchestration.comparison.plain_text import for_terminal
 from dpsweep.orchestration.sweeps.people import Comparison
 from dpsweep.workers.sampling.rows_per_user import release_of, released
+from dpsweep.workers.sampling.users import sampled
 
 if TYPE_CHECKING:
     from dpsweep.orchestration.sweeps.planned import Plan
@@ -27,7 +28,7 @@ def ways_table(found: Comparison) -> Table:
     """Return the ways of a comparison: noise multiplier, share of rows used, and noise per coordinate."""
     shown = empty_table("way", "rows per user", "rows used", "a step", "noise multiplier", "noise", "if unrelated")
     for way in found.ways:
-        drawn = f"{number(way.members)} {'rows' if way.sampling == 'els' else 'users'}"
+        drawn = f"{number(way.members)} {sampled(way.sampling)}"
         noise = number(way.noise), number(way.unrelated)
         shown.add_row(way.sampling, str(way.most), percent(way.used), drawn, f"{way.noise_multiplier:.4f}", *noise)
     return shown
@@ -48,7 +49,7 @@ def noise_line(found: Comparison) -> str:
     return (
         f"noise: of one coordinate of the mean gradient, in clipping bounds of a row{size}. If the rows of a user are "
         "unrelated, the bound of uls may be so much smaller that it is the last column. Both ways are compared at the "
-        "median number of rows (arXiv 2407.07737)"
+        "median number of rows (docs/users.md)"
     )
 
 
@@ -98,7 +99,7 @@ def release_lines(sweep: SweepSpec, plan: Plan, noise_multiplier: float) -> Iter
         )
     (histogram,) = found
     noisy = released(histogram, noise_multiplier, SecretDraws())
-    alone = Trace(1, (), (release_of(noise_multiplier, Unit("user")),), unit=Unit("user"))
+    alone = Trace(1, (), (release_of(noise_multiplier, User()),), unit=User())
     cost = account(alone, sweep.privacy.delta)
     yield (
         f"released once: alone it costs ε {number(cost.epsilon)} per user at δ = {cost.delta:g}, and another release "

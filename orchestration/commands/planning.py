@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.mechanism.units import protects_users
 from dpsweep.orchestration.commands import panels
 from dpsweep.orchestration.commands.arguments import AllowCode, AsJson, SweepFile
 from dpsweep.orchestration.commands.running import print_json
@@ -119,7 +120,7 @@ def _show_users(spec: SweepSpec, compared: Sequence[Comparison]) -> None:
             stdout().print(line, soft_wrap=True)
     for line in dict.fromkeys(map(noise_line, compared)):
         stdout().print(line, soft_wrap=True)
-    if spec.privacy.unit == "user" and spec.privacy.rows_per_user is None:
+    if protects_users(spec.privacy.unit) and spec.privacy.rows_per_user is None:
         stdout().print(UNDECLARED, soft_wrap=True)
 
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 from dpsweep.accounting.errors import InvalidInput, require_finite
 from dpsweep.accounting.mechanism.estimates import Claim
 from dpsweep.accounting.mechanism.reasons import Reason, in_words, union
+from dpsweep.accounting.mechanism.units import EXAMPLE, UnitName
 from dpsweep.accounting.registry import nearest
 from dpsweep.orchestration.comparison.entries import by_selection
 from dpsweep.orchestration.comparison.findings import Difference, Findings, warnings
@@ -71,9 +72,9 @@ class Best:
         return "estimate" if self.reasons else "guarantee"
 
     @property
-    def unit(self) -> str:
-        """Whose privacy its epsilon is: "example" or "user"."""
-        return self.trial.privacy.unit if self.trial.privacy else "example"
+    def unit(self) -> UnitName:
+        """Whose privacy its epsilon is."""
+        return self.trial.privacy.unit if self.trial.privacy else EXAMPLE.name
 
     @property
     def name(self) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dpsweep.accounting.mechanism.estimates import Kind
+from dpsweep.accounting.mechanism.units import EXAMPLE
 from dpsweep.orchestration.comparison.statistics import Spread
 
 MISSING = "–"
@@ -39,7 +40,7 @@ def per_unit(unit: str) -> str:
     >>> per_unit("example"), per_unit("user")
     ('', ' per user')
     """
-    return "" if unit == "example" else f" per {unit}"
+    return "" if unit == EXAMPLE.name else f" per {unit}"
 
 
 def number(value: float | None, digits: int = 3) -> str:

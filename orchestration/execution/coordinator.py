@@ -373,7 +373,7 @@ def initial_status(plan: Plan) -> list[TrialStatus]:
             planned.trace.steps,
             shard_bytes=planned.shard_bytes,
             planned_reasons=planned.reasons,
-            planned_unit=planned.worst_case.unit,
+            planned_unit=planned.spec.unit.name,
         )
         for planned in plan.trials
     ]

@@ -19,6 +19,7 @@ from dpsweep.accounting.attacks import AttackRisk
 from dpsweep.accounting.mechanism.estimates import Kind
 from dpsweep.accounting.mechanism.reasons import Reason
 from dpsweep.accounting.mechanism.samplings import Adjacency
+from dpsweep.accounting.mechanism.units import EXAMPLE, UnitName
 from dpsweep.orchestration.records.attempts import Attempt
 from dpsweep.orchestration.records.release_modes import Disclosure
 from dpsweep.orchestration.records.states import TrialState
@@ -49,7 +50,7 @@ class PublishedPrivacy:
     kind: Kind = "guarantee"
     adjacency: Adjacency = "add_remove"
     noise_strategy: str = "independent"
-    unit: str = "example"
+    unit: UnitName = EXAMPLE.name
     group_epsilons: Mapping[int, float] = field(default_factory=dict)
     risks: Mapping[int, AttackRisk] = field(default_factory=dict)
     reasons: tuple[Reason, ...] = ()

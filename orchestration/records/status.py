@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from dpsweep.accounting.mechanism.reasons import Reason, union
+from dpsweep.accounting.mechanism.units import EXAMPLE, UnitName
 from dpsweep.orchestration.records.limits import NO_LIMITS, NOTHING_SPENT, Limits, Spent
 from dpsweep.orchestration.records.published import PublishedEpoch
 from dpsweep.orchestration.records.recording import Recording
@@ -45,7 +46,7 @@ class TrialStatus:
     ended: float | None = None
     shard_bytes: int = 0
     planned_reasons: tuple[Reason, ...] = ()
-    planned_unit: str = "example"
+    planned_unit: UnitName = EXAMPLE.name
 
     @property
     def reasons(self) -> tuple[Reason, ...]:
@@ -53,9 +54,9 @@ class TrialStatus:
         return union((self.result.worst_case.reasons if self.result else (), self.planned_reasons))
 
     @property
-    def unit(self) -> str:
-        """Whose privacy `epsilon` is: "example" or "user"."""
-        return self.result.worst_case.unit if self.result else self.planned_unit
+    def unit(self) -> UnitName:
+        """Whose privacy `epsilon` is."""
+        return self.result.spec.unit.name if self.result else self.planned_unit
 
     @property
     def step(self) -> int:

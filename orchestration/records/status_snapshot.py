@@ -19,6 +19,7 @@ from pydantic import TypeAdapter
 
 from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.mechanism.reasons import Reason
+from dpsweep.accounting.mechanism.units import EXAMPLE, UnitName
 from dpsweep.accounting.records import read_sealed, write_sealed
 from dpsweep.orchestration.records.limits import NOTHING_SPENT, Spent
 from dpsweep.orchestration.records.recording import Recording
@@ -51,7 +52,7 @@ class TrialSnapshot:
     scores: Mapping[str, float] = field(default_factory=dict)
     reasons: tuple[Reason, ...] = ()
     device: DeviceUse | None = None
-    unit: str = "example"
+    unit: UnitName = EXAMPLE.name
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from dpsweep.accounting.mechanism.units import protects_users
 from dpsweep.orchestration.comparison.formats import SHARES
 from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS, group_metric
 from dpsweep.orchestration.comparison.settings import finished_settings, group_names
@@ -37,14 +38,14 @@ OF_USERS: Final = (
 )
 
 
-def protects_users(trials: Sequence[PublishedTrial]) -> bool:
+def are_per_user(trials: Sequence[PublishedTrial]) -> bool:
     """Return whether epsilons are per user, with all of a user's rows."""
-    return any(trial.privacy is not None and trial.privacy.unit != "example" for trial in trials)
+    return any(trial.privacy is not None and protects_users(trial.privacy.unit) for trial in trials)
 
 
 def why_examples_are_missing(data: PublishedSweep) -> str:
     """Return the reason why the report shows no individual epsilons."""
-    if protects_users(data.trials):
+    if are_per_user(data.trials):
         return f"Not computed. {OF_USERS}"
     if norms_are_off(data.trials):
         return (

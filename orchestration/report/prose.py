@@ -32,7 +32,7 @@ from dpsweep.orchestration.comparison.values import (
 from dpsweep.orchestration.records.published import PublishedSweep, PublishedTrial, task_of
 from dpsweep.orchestration.records.release_modes import release_mode
 from dpsweep.orchestration.records.states import TrialState
-from dpsweep.orchestration.report.catalogue import OF_USERS, norms_are_off, protects_users
+from dpsweep.orchestration.report.catalogue import OF_USERS, are_per_user, norms_are_off
 from dpsweep.orchestration.report.decisions import decisions
 from dpsweep.orchestration.report.first_screen import decision
 from dpsweep.workers.tasks import task_called
@@ -193,7 +193,7 @@ def _withheld(data: PublishedSweep) -> str:
     """Return why individual epsilons are not shown; under ``release: none``, also what ``private`` would show and
     cost.
     """
-    if protects_users(data.trials):
+    if are_per_user(data.trials):
         return f"What single training examples paid was not computed. {OF_USERS}"
     if norms_are_off(data.trials):
         return (

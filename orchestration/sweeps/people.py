@@ -1,8 +1,8 @@
 """Recommend, before any training, whether to sample rows or users, and how many rows of each user to keep.
 
 The comparison is of the noise in the mean gradient of a step at equal compute, where clipping changes nothing. That is
-equally many gradients of rows a step, and equally many steps (Charles et al. 2024, arXiv 2407.07737, Section 3). The
-mean gradient of a user with r rows is as long as one row's gradient if the rows are alike. It is sqrt(r) times shorter
+equally many gradients of rows a step, and equally many steps, as in Charles et al. 2024 (arXiv 2407.07737). The mean
+gradient of a user with r rows is as long as one row's gradient if the rows are alike. It is sqrt(r) times shorter
 if they are unrelated, and the clipping bound of ``uls`` may shrink with it. Only training shows which of the two holds.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final, Literal, assert_never
 
 from dpsweep.accounting.calibration.calibrate import calibrate_noise_multiplier
 from dpsweep.accounting.errors import DpsweepError
@@ -85,7 +85,7 @@ def _compared(sweep: SweepSpec, trial: PlannedTrial, asked: UserSpec, target: fl
     assert sweep.privacy.rows_per_user is not None, "asked of sweeps that declare them"
     histogram = sweep.privacy.rows_per_user.histogram
     members = trial.spec.sampling.expected_size(trial.trace.dataset_size)
-    rows = members * (asked.max_records if asked.sampling == "uls" else 1)
+    rows = members * asked.rows_of_member
     largest, median = histogram[-1][0], median_rows(histogram)
     caps = {median, largest, *(2**power for power in range(largest.bit_length()) if 2**power <= largest)}
     total = rows_kept(histogram, largest)
@@ -95,13 +95,12 @@ def _compared(sweep: SweepSpec, trial: PlannedTrial, asked: UserSpec, target: fl
             users = replace(asked, sampling=sampling, max_records=most)
             size = population(users, total, histogram)
             mean_rows = rows_kept(histogram, most) / sum(count for _, count in histogram)
-            drawn = min(float(size), rows / most if sampling == "uls" else float(rows))
+            drawn = min(float(size), rows / users.rows_of_member)
             sigma = _noise_multiplier(sweep, trial, users, size, drawn / size, target)
             if sigma is not None:
                 noise = sigma / drawn
-                shorter = math.sqrt(mean_rows) if sampling == "uls" else 1.0
                 used = rows_kept(histogram, most) / total
-                ways.append(Way(sampling, most, sigma, drawn, used, noise, noise / shorter))
+                ways.append(Way(sampling, most, sigma, drawn, used, noise, noise / _shorter(sampling, mean_rows)))
     return Comparison(
         trial.dataset.name,
         target,
@@ -113,6 +112,17 @@ def _compared(sweep: SweepSpec, trial: PlannedTrial, asked: UserSpec, target: fl
         tuple(ways),
         *_best(ways, median),
     )
+
+
+def _shorter(sampling: UserSampling, mean_rows: float) -> float:
+    """Return how many times shorter than a row's the gradient of a member is if the rows of a user are unrelated."""
+    match sampling:
+        case "els":
+            return 1.0
+        case "uls":
+            return math.sqrt(mean_rows)
+        case _:
+            assert_never(sampling)
 
 
 _SAMPLINGS: Final[tuple[UserSampling, ...]] = ("els", "uls")

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.individual import INDIVIDUAL_ACCOUNTANTS
 from dpsweep.accounting.mechanism.samplings import Adjacency
-from dpsweep.accounting.mechanism.units import UnitName
+from dpsweep.accounting.mechanism.units import UnitName, protects_users
 from dpsweep.accounting.registry import nearest
 from dpsweep.orchestration.records.release_modes import RELEASED, Disclosure
 from dpsweep.orchestration.sweeps.axes import has_lists, spread
@@ -116,13 +116,14 @@ class PrivacySettings(SweepSection):
 
     @model_validator(mode="after")
     def _users_are_described(self) -> Self:
-        if self.unit == "example" and self.rows_per_user is not None:
+        of_users = protects_users(self.unit)
+        if self.rows_per_user is not None and not of_users:
             raise InvalidInput("rows_per_user is given, but unit is example; set unit: user, or leave it out")
         given = {"user_sampling": self.user_sampling, "max_records_per_user": self.max_records_per_user}
         for key, value in given.items():
-            if self.unit == "user" and value is None:
+            if of_users and value is None:
                 raise InvalidInput(f"unit is user, but {key} is missing; give {_OF_USERS[key]}")
-            if self.unit == "example" and value is not None:
+            if value is not None and not of_users:
                 raise InvalidInput(f"{key} is given, but unit is example; set unit: user, or leave it out")
         return self
 
@@ -390,7 +391,7 @@ class SweepSpec(SweepSection):
 
     @model_validator(mode="after")
     def _is_defined_per_user(self) -> Self:
-        if self.privacy.unit == "example":
+        if not protects_users(self.privacy.unit):
             return self
         refused = {
             f"release: {self.release.name} (statistics of the epsilons of single examples; none)": (

@@ -21,6 +21,7 @@ from mlflow.entities import LoggedModel, LoggedModelOutput, LoggedModelStatus, M
 from mlflow.models import Model, ModelSignature
 from mlflow.types import Schema, TensorSpec
 
+from dpsweep.accounting.mechanism.units import EXAMPLE
 from dpsweep.accounting.records import TrialFiles, exists, list_files, read_bytes
 from dpsweep.orchestration.comparison.entries import Metric as Measured
 from dpsweep.orchestration.comparison.findings import Findings
@@ -346,7 +347,7 @@ def _numbers_of(model: LoggedModel) -> LoggedNumbers:
 
 def _claims(trial: PublishedTrial) -> dict[str, str]:
     """Tags that say what the epsilon of the trial claims, and why it is no guarantee."""
-    kind, unit = (trial.privacy.kind, trial.privacy.unit) if trial.privacy else ("none", "example")
+    kind, unit = (trial.privacy.kind, trial.privacy.unit) if trial.privacy else ("none", EXAMPLE.name)
     return dict(zip(_CLAIMS, (kind, ", ".join(trial.reasons), unit), strict=True))
 
 

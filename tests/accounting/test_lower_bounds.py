@@ -37,7 +37,6 @@ from dpsweep.accounting import (
     ShuffledSampling,
     Trace,
     TruncatedPoissonSampling,
-    Unit,
     UnsupportedMechanism,
     account,
     account_together,
@@ -52,6 +51,7 @@ from dpsweep.accounting import (
 from dpsweep.accounting.attacks import FALSE_POSITIVE_RATES
 from dpsweep.accounting.mechanism.filters import RenyiFilter
 from dpsweep.accounting.mechanism.samplings import Draws, RandomAllocationSampling, stored_kinds
+from dpsweep.accounting.mechanism.units import EXAMPLE, User
 from dpsweep.accounting.pld import delta_pld, epsilon_pld, grows_at_least_linearly, linear_growth
 
 DELTA = 1e-3
@@ -79,14 +79,14 @@ RUNS: dict[str, tuple[Sampling, int]] = {
 }
 """Samplings and steps of 4 examples."""
 BANDS = BandedNoise(2, 2)
-USERS = Unit("user", 2)
+USERS = User(2)
 KNOWN = {*RUNS} - {"shuffled", "truncated", "allocated, unfinished", "in order", "in order, banded"}
 """Runs whose worst case is the pairs of their rounds, so that lower bounds are given."""
 
 
 def trace_of(name: str) -> Trace:
     sampling, steps = RUNS[name]
-    strategy, unit = BANDS if "banded" in name else IndependentNoise(), USERS if name == "users" else Unit()
+    strategy, unit = BANDS if "banded" in name else IndependentNoise(), USERS if name == "users" else EXAMPLE
     segments = (Segment(0, steps, sampling, SIGMA),)
     return Trace(EXAMPLES, segments, adjacency=sampling.adjacencies[0], strategy=strategy, unit=unit)
 

@@ -22,7 +22,7 @@ from dpsweep.accounting.mechanism.samplings import (
     TruncatedPoissonSampling,
 )
 from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Release, Segment, SideQuery, Trace
-from dpsweep.accounting.mechanism.units import Unit as WhosePrivacy
+from dpsweep.accounting.mechanism.units import User
 from tests.fuzz.rounds import Members, full_members
 
 Unit = Literal["example", "group", "rows", "members", "user"]
@@ -175,7 +175,7 @@ def _truncated(rng: np.random.Generator) -> tuple[Trace, float]:
 def _users(rng: np.random.Generator) -> tuple[Trace, float]:
     samplings = [PoissonSampling(_log_uniform(rng, 1e-4, 0.6)) for _ in range(_count(rng))]
     rows = int(rng.choice([1, 2, 3, 5, 8, 16, 33, LARGEST_GROUP]))
-    return Trace(50_000, _run(rng, samplings, 1000), _releases(rng), unit=WhosePrivacy("user", rows)), _delta(rng)
+    return Trace(50_000, _run(rng, samplings, 1000), _releases(rng), unit=User(rows)), _delta(rng)
 
 
 def _allocated(rng: np.random.Generator) -> tuple[Trace, float]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,7 @@ from dpsweep.workers.data import Dataset, Split, rows_per_user
 from dpsweep.workers.dataset_description import RowsPerUser
 from dpsweep.workers.sampling.rows_per_user import RELEASE
 from dpsweep.workers.sampling.samplers import RowDraws, Rows, make_row_draws
-from dpsweep.workers.spec import AttackSpec, TrialSpec, UserSpec
+from dpsweep.workers.spec import AttackSpec, TrialSpec, UserSampling, UserSpec
 from dpsweep.workers.tasks.losses import Loss
 
 PER_USER: Final = ("none", "flat", "per_layer", "automatic", "quantile")
@@ -53,9 +53,24 @@ def population(users: UserSpec | None, rows: int, histogram: RowsPerUser) -> int
             "privacy.unit is user, but the data name no users: give data.user, the column of a table or of texts that "
             "says whose row it is, or user_ids of make_split in a source of your own"
         )
-    if users.sampling == "uls":
-        return sum(count for _, count in histogram)
-    return rows_kept(histogram, users.max_records)
+    match users.sampling:
+        case "els":
+            return rows_kept(histogram, users.max_records)
+        case "uls":
+            return sum(count for _, count in histogram)
+        case _:
+            assert_never(users.sampling)
+
+
+def sampled(sampling: UserSampling) -> str:
+    """Return the word for the members of the population that is sampled."""
+    match sampling:
+        case "els":
+            return "rows"
+        case "uls":
+            return "users"
+        case _:
+            assert_never(sampling)
 
 
 def require_strangers(spec: TrialSpec, shared: int) -> None:
@@ -127,6 +142,17 @@ def with_weights(labels: Tensor, weights: Tensor) -> Tensor:
     return torch.cat([weights[:, None], labels.reshape(len(labels), -1).double()], dim=1)
 
 
+def loss_of(users: UserSpec, loss: Loss, labels: Tensor) -> Loss:
+    """Return ``loss`` for the targets of these members of the population. labels: of the training split."""
+    match users.sampling:
+        case "els":
+            return loss
+        case "uls":
+            return per_user(loss, labels)
+        case _:
+            assert_never(users.sampling)
+
+
 def per_user(loss: Loss, labels: Tensor) -> Loss:
     """Return ``loss`` for targets of `with_weights`. labels: of the training split, whose form they had."""
     shape, kind = labels.shape[1:], torch.float32 if labels.is_floating_point() else torch.int64
@@ -145,10 +171,10 @@ def require_per_user(spec: TrialSpec, releases: Iterable[str]) -> None:
     users = spec.users
     if users is None:
         return
-    sampled = "rows" if users.sampling == "els" else "users"
     released = ", ".join(name for name in releases if name != RELEASE)
     refused = {
-        f"sampling.method {spec.sampling.method} ({sampled} are drawn by poisson)": spec.sampling.method != "poisson",
+        f"sampling.method {spec.sampling.method} ({sampled(users.sampling)} are drawn by poisson)": spec.sampling.method
+        != "poisson",
         "sampling.max_batch_size": spec.sampling.max_batch_size is not None,
         f"clipping {spec.clipping.name} (one of {', '.join(PER_USER)})": spec.clipping.name not in PER_USER,
         f"norms.refreshes_per_epoch {spec.norms.refreshes_per_epoch} (epsilons of single examples; auto or off)": (
@@ -161,8 +187,7 @@ def require_per_user(spec: TrialSpec, releases: Iterable[str]) -> None:
         ),
         "tune with a private selection": spec.selection is not None or spec.data.part is not None,
         f"adjacency {spec.adjacency} (a user is added or removed)": spec.adjacency not in (None, "add_remove"),
-        f"{released}, released from rows": users.sampling == "uls" and bool(released),
-        "augmentation": users.sampling == "uls" and spec.augmentation is not None,
+        **_refused_by_way(users.sampling, spec, released),
     }
     found = [what for what, is_so in refused.items() if is_so]
     if found:
@@ -170,3 +195,17 @@ def require_per_user(spec: TrialSpec, releases: Iterable[str]) -> None:
             f"privacy.unit is user with user_sampling {users.sampling}, which does not cover {'; '.join(found)}; "
             "leave it out, or choose unit: example"
         )
+
+
+def _refused_by_way(sampling: UserSampling, spec: TrialSpec, released: str) -> dict[str, bool]:
+    """Return what this way of sampling does not cover, and whether the trial has it."""
+    match sampling:
+        case "els":
+            return {}
+        case "uls":
+            return {
+                f"{released}, released from rows": bool(released),
+                "augmentation": spec.augmentation is not None,
+            }
+        case _:
+            assert_never(sampling)

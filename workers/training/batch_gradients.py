@@ -28,7 +28,7 @@ from dpsweep.workers.gradients import (
 from dpsweep.workers.gradients.rows_at_once import rows_at_once
 from dpsweep.workers.machine.devices import choose_device
 from dpsweep.workers.noise.generators import start_generator
-from dpsweep.workers.sampling.users import per_user
+from dpsweep.workers.sampling.users import loss_of
 from dpsweep.workers.spec import TrialSpec
 from dpsweep.workers.tasks.losses import Loss
 from dpsweep.workers.training.augmentation import augmented, make_augmentation
@@ -111,8 +111,8 @@ class LocalGradients:
         self._augmentation = make_augmentation(spec.augmentation) if spec.augmentation else None
 
         loss, rows_of_one = self.loss, 1
-        if spec.users is not None and spec.users.sampling == "uls":
-            loss, rows_of_one = per_user(loss, dataset.train.labels), spec.users.max_records
+        if spec.users is not None:
+            loss, rows_of_one = loss_of(spec.users, loss, dataset.train.labels), spec.users.rows_of_member
 
         def engine(multiplicity: int) -> GradientEngine:
             return GradientEngine(

@@ -215,7 +215,7 @@ class _Batches:
     def __init__(self, spec: TrialSpec, count: int, size: int, draws: RowDraws) -> None:
         method, batch = spec.sampling.method, spec.sampling.expected_size(size)
         self.rate, self.count = batch / size, count
-        self.rows = spec.users.max_records if spec.users is not None and spec.users.sampling == "els" else 1
+        self.rows = spec.unit.rows
         self.is_known, self.block = method == "shuffle", 0
         planned = planned_sampling(spec.sampling, size)
         match planned:

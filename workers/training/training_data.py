@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import assert_never
+
 import torch
 from torch import Tensor
 
@@ -72,6 +74,12 @@ class UserData(TrainingData):
 def training_data(dataset: Dataset, users: UserSpec | None, device: torch.device) -> TrainingData:
     """Return the population that is sampled: the rows of the training split, or its users."""
     room = room_for_data(device)
-    if users is not None and users.sampling == "uls":
-        return UserData(dataset, device, room, users.max_records)
-    return TrainingData(dataset, device, room)
+    if users is None:
+        return TrainingData(dataset, device, room)
+    match users.sampling:
+        case "els":
+            return TrainingData(dataset, device, room)
+        case "uls":
+            return UserData(dataset, device, room, users.max_records)
+        case _:
+            assert_never(users.sampling)

@@ -12,7 +12,7 @@ from dpsweep.accounting.calibration.so_far import cost_so_far
 from dpsweep.accounting.mechanism.random_trials import RandomTrials
 from dpsweep.accounting.mechanism.samplings import PoissonSampling, RandomAllocationSampling
 from dpsweep.accounting.mechanism.trace import Segment, Trace
-from dpsweep.accounting.mechanism.units import Unit
+from dpsweep.accounting.mechanism.units import User
 from dpsweep.accounting.pld import epsilon_pld
 
 DELTA = 1e-5
@@ -89,7 +89,7 @@ SAMPLED = Trace(1000, segments=(Segment(0, 4, PoissonSampling(0.5), 2.0),))
     [
         (ALLOCATED, "rdp"),
         pytest.param(replace(ALLOCATED, selection=RandomTrials(2.0)), "selection-pld", marks=pytest.mark.long),
-        (replace(SAMPLED, unit=Unit("user", 3)), "rdp"),
+        (replace(SAMPLED, unit=User(3)), "rdp"),
         (SAMPLED, "gdp"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 from dpsweep.accounting import account
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.mechanism.trace import Trace
-from dpsweep.accounting.mechanism.units import Unit
+from dpsweep.accounting.mechanism.units import EXAMPLE, User
 from dpsweep.workers.sampling.rows_per_user import median_rows, release_of, released
 
 HISTOGRAM = ((1, 300), (2, 50), (3, 40), (4, 40), (7, 90), (30_000, 60))
@@ -45,9 +45,9 @@ def test_one_user_changes_one_count_by_one() -> None:
 
 @pytest.mark.parametrize("rows", [1, 7])
 def test_a_release_costs_a_user_the_same_however_users_are_sampled(rows: int) -> None:
-    unit = Unit("user", rows)
+    unit = User(rows)
     cost = account(Trace(10, (), (release_of(3.0, unit),), unit=unit), 1e-5).epsilon
-    assert cost == pytest.approx(account(Trace(10, (), (release_of(3.0, Unit()),)), 1e-5).epsilon, rel=1e-6)
+    assert cost == pytest.approx(account(Trace(10, (), (release_of(3.0, EXAMPLE),)), 1e-5).epsilon, rel=1e-6)
 
 
 def test_the_median_user() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dpsweep.accounting import account
 from dpsweep.accounting.errors import DpsweepError
 from dpsweep.accounting.mechanism.samplings import PoissonSampling
-from dpsweep.accounting.mechanism.units import Unit
+from dpsweep.accounting.mechanism.units import User
 from dpsweep.workers.clipping import NORM_ERROR, ClippingState
 from dpsweep.workers.data import Dataset, load_dataset, rows_per_user
 from dpsweep.workers.machine.checkpoint import load_checkpoint
@@ -194,7 +194,7 @@ def test_no_change_of_all_rows_of_a_user_moves_the_sum_by_more_than_the_bound(ki
 @pytest.mark.parametrize("users", [ELS, ULS], ids=["els", "uls"])
 def test_a_trial_states_whom_it_protects(users: UserSpec, tmp_path: Path) -> None:
     result, trace, files = train(trial(users), tmp_path)
-    assert trace.unit == Unit("user", 3 if users.sampling == "els" else 1)
+    assert trace.unit == User(3 if users.sampling == "els" else 1)
     size = len(capped(trial(users)).train) if users.sampling == "els" else 30
     assert trace.dataset_size == size
     assert trace.segments[0].sampling == PoissonSampling(8 / size)
