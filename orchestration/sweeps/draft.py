@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
+import pyarrow as pa
+
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.workers.data import FEW_ROWS, ColumnProfile, TableProfile, TableTask, load_source, profile_table
@@ -295,9 +297,11 @@ def _named(column: ColumnProfile, role: str) -> tuple[str, ...]:
 
 def _unusable(column: ColumnProfile, table: TableProfile) -> str | None:
     """Return why the column cannot be a feature of the draft, as a relative clause; None if it can."""
-    if column.unreadable:
-        fixed = ", of no fixed size where rows have none" if column.unreadable.startswith("fixed_size_list") else ""
-        return f"whose values are of type {column.unreadable}; lists of equally many numbers{fixed} can be features"
+    if column.unreadable is not None:
+        kind = column.unreadable
+        is_fixed = pa.types.is_fixed_size_list(kind) and not pa.types.is_boolean(kind.value_type)
+        fixed = ", of no fixed size where rows have none" if is_fixed else ""
+        return f"whose values are of type {kind}; lists of equally many numbers{fixed} can be features"
     if column.same_as:
         return f"whose values are those of {_text(column.same_as)}"
     if column.distinct == 0:
@@ -374,7 +378,8 @@ def _data_section(subject: _Subject) -> Iterator[str]:
     yield f"  name: {form if subject.text is None else 'text'}"
     yield f"  path: {_text(str(subject.path.resolve()))}"
     if subject.encoding is not None:
-        yield f"  encoding: {subject.encoding}    # CONFIRM: not UTF-8; is all spelt right? Others: cp1251, gb18030"
+        others = "cp1251, gb18030, shift_jis"
+        yield f"  encoding: {subject.encoding}    # CONFIRM: not UTF-8; is all spelt right? Others: {others}"
     yield f"  label: {_text(labels[0]) if len(labels) == 1 else _listed(tuple(labels))}"
     if subject.task == "classification":
         (label,) = subject.labels

@@ -53,7 +53,7 @@ class ColumnProfile:
     missing: float
     written: Written | None = None
     markers: tuple[str, ...] = ()
-    unreadable: str = ""
+    unreadable: pa.DataType | None = None
     places: int = 0
     is_order: bool = False
     all_different: bool = False
@@ -90,8 +90,12 @@ class TableProfile:
                 f"the {role} column {name!r} is not in the table; its first line holds numbers, so it is not shown, as "
                 "it may be a row: look at it, and give the table a first line of names"
             )
+        alone = "; it has one column: are columns separated by another sign than , ; | or tab?" * (
+            len(self.columns) == 1
+        )
         raise InvalidInput(
             f"the {role} column {name!r} is not in the table; {nearest(name, [each.name for each in self.columns])}"
+            f"{alone}"
         )
 
 
@@ -229,7 +233,7 @@ def _column(
     try:
         known = as_text(values, f"column {name!r}").drop_null()
     except InvalidInput:
-        return ColumnProfile(name, None, False, None, 0, 0.0, unreadable=str(values.type))
+        return ColumnProfile(name, None, False, None, 0, 0.0, unreadable=values.type)
     count, missing = compute.count_distinct(known).as_py(), 1.0 - len(known) / len(values)
     found = distinct(known) if 0 < count <= most_values else None
     present = np.zeros(0) if is_text or not is_numeric(values) else numbers(values.drop_null(), name)

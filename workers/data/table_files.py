@@ -207,7 +207,7 @@ def _stored(path: Path) -> pa.Table:
     them.
     """
     try:
-        return parquet.read_table(path)
+        return _read(path)
     except pa.ArrowInvalid:
         schema, size = parquet.read_schema(path), parquet.read_metadata(path).num_rows
         if not any(map(pa.types.is_fixed_size_list, schema.types)) or len({*schema.names}) < len(schema):
@@ -215,9 +215,15 @@ def _stored(path: Path) -> pa.Table:
         return pa.table({each.name: _alone(path, each, size) for each in schema})
 
 
+def _read(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """Return all columns, or some. Unlike `parquet.read_table`, this also reads several columns of one name."""
+    with parquet.ParquetFile(path) as file:
+        return file.read(columns)
+
+
 def _alone(path: Path, field: pa.Field, size: int) -> pa.ChunkedArray | pa.Array:
     try:
-        return parquet.read_table(path, columns=[field.name])[field.name]
+        return _read(path, [field.name])[field.name]
     except pa.ArrowInvalid:
         if not pa.types.is_fixed_size_list(field.type):
             raise

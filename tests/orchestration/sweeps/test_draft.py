@@ -408,6 +408,18 @@ def test_names_that_occur_twice_are_told_apart(tmp_path: Path) -> None:
     assert plan_sweep(sweep).refusals == ()
     with pytest.raises(InvalidInput, match="has more than one column called 'x'; rename the others"):
         draft_sweep(path, ["x"], None)
+    stored = [pa.array([row % 60 for row in rows]), pa.array([row % 50 for row in rows]), pa.array(LABELS)]
+    parquet.write_table(pa.Table.from_arrays(stored, names=["x", "x", "y"]), tmp_path / "twice.parquet")
+    in_parquet = parse_sweep(draft_sweep(tmp_path / "twice.parquet", ["y"], None))
+    assert in_parquet.data[0].params["features"] == ["x", "x.1"]
+    assert plan_sweep(in_parquet).refusals == ()
+
+
+def test_columns_by_a_sign_that_is_not_known_are_said_to_be_one(tmp_path: Path) -> None:
+    path = tmp_path / "carets.csv"
+    path.write_text("x^y\n" + "1.5^no\n2.5^yes\n" * 60)
+    with pytest.raises(InvalidInput, match=r"not in the table; .* it has one column: are columns separated by another"):
+        draft_sweep(path, ["y"], None)
 
 
 def test_only_whole_numbers_that_count_the_rows_are_identifiers(tmp_path: Path) -> None:
