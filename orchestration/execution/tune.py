@@ -113,20 +113,21 @@ def train(
     function retries those in a further round, in which the scheduler does not compare them with earlier trials. Trials
     that Ray killed for lack of memory are retried in the same way, at most half as many at once as before. A trial that
     lacked memory with no trial beside it, or on its device, starts again in smaller micro-batches if it has shown
+    nothing. A round also ends when nothing runs and it is another sweep's turn; the next one then waits and reserves
     nothing. `turns`: the sweeps that share the cluster; None if no other does.
     """
     for_all = sweep.resources[-1]
     retries, at_once = for_all.max_failures, for_all.max_concurrent
     while trials and not observer.must_stop:
         callback = _ObserverCallback(trials, observer, retries, context, alone=at_once == 1)
-        _train_round(trials, callback, sweep, at_once, name, turns)
+        held = _train_round(trials, callback, sweep, at_once, name, turns)
         if callback.out_of_memory:
             at_once = max(1, min(at_once or len(trials), callback.most_at_once) // 2)
-        elif retries > 0:
+        elif callback.lost_before_start and retries > 0:
             retries -= 1
         else:
             callback.lost_before_start.clear()
-        again = {*callback.lost_before_start, *callback.out_of_memory}
+        again = {*callback.lost_before_start, *callback.out_of_memory, *held}
         trials = [*(planned for planned in trials if planned.key in again), *callback.lighter]
 
 
@@ -137,17 +138,20 @@ def _train_round(
     at_once: int | None,
     name: str,
     turns: Turns | None,
-) -> None:
-    """Train every trial once, with Tune's retries if its worker is lost."""
+) -> list[str]:
+    """Train every trial once, with Tune's retries if its worker is lost; return the keys of those that other sweeps
+    kept from beginning.
+    """
     context, scheduler, by_key = callback.context, sweep.scheduler, {planned.key: planned for planned in trials}
     reserved = {key: sweep.reserved(planned.spec) for key, planned in by_key.items()}
     worker = tune.with_parameters(train_trial, trials=by_key, context=context, reserved=reserved)
+    search = None if turns is None else _InTurn(list(trials), sweep, turns, at_once or 0)
     tuner = tune.Tuner(
         tune.with_resources(worker, _reservation(sweep, trials)),
         param_space={"key": tune.grid_search(list(by_key))},
         tune_config=tune.TuneConfig(
             scheduler=_SCHEDULERS[scheduler.name](scheduler, {key: rivals(each.point) for key, each in by_key.items()}),
-            search_alg=None if turns is None else _InTurn(list(trials), sweep, turns, at_once or 0),
+            search_alg=search,
             max_concurrent_trials=at_once if turns is None else None,
             reuse_actors=True,
             trial_name_creator=_trial_name,
@@ -162,8 +166,9 @@ def _train_round(
             stop=_Stop(callback.observer),
         ),
     )
-    with _lack_of_memory_is_a_loss():
+    with _lack_of_memory_is_a_loss(), _idle_workers_given_back(search):
         _fit(tuner, context.files.tune)
+    return [] if search is None else [planned.key for planned in trials[search.begun :]]
 
 
 def _reservation(
@@ -204,8 +209,15 @@ class _InTurn(BasicVariantGenerator):
         super().__init__(max_concurrent=at_once)
         self._needs = [sweep.reserved(planned.spec).amounts for planned in trials]
         self._turns, self._created = turns, list[Any]()
+        self.is_held = False
+        """Whether other sweeps come first, and nothing of this one waits for a worker."""
         self._stays_off_gpus = {repr(needs): bool(off_gpu_nodes(needs)) for needs in self._needs}
         self._is_scaled = has_autoscaler()
+
+    @property
+    def begun(self) -> int:
+        """Number of trials that were created."""
+        return len(self._created)
 
     def next_trial(self) -> Any:
         """Create the next trial, or None while it is not its turn."""
@@ -213,12 +225,15 @@ class _InTurn(BasicVariantGenerator):
         running = sum(trial.status == "RUNNING" for trial in self._created)
         waiting = [needs for trial, needs in zip(self._created, self._needs, strict=False) if trial.status == "PENDING"]
         self._turns.trains(running, [*waiting, *left])
-        is_idle = bool(self._created) and not running and not waiting
-        if left and not is_idle:  # Tune would wait for a trial without giving back what its idle workers reserve
-            if not self._turns.may_begin(left[0], running + len(waiting), self._stays_off_gpus[repr(left[0])]):
-                return None
-            if not self._is_scaled and len(waiting) > self._turns.fits(left[0]):
-                return None
+        if left and not self._turns.may_begin(left[0], running + len(waiting), self._stays_off_gpus[repr(left[0])]):
+            self.is_held = not waiting
+            if self._created and not running and not waiting:
+                # else Tune would wait here, and its idle workers keep what they reserve
+                self.set_finished()  # type: ignore[no-untyped-call]
+            return None
+        self.is_held = False
+        if left and not self._is_scaled and len(waiting) > self._turns.fits(left[0]):
+            return None
         trial = super().next_trial()  # type: ignore[no-untyped-call]
         self._created += [trial] if trial is not None else []
         return trial
@@ -242,6 +257,20 @@ def _lack_of_memory_is_a_loss() -> Iterator[None]:
     finally:
         for module in modules:
             module.RayActorError = RayActorError
+
+
+@contextlib.contextmanager
+def _idle_workers_given_back(search: _InTurn | None) -> Iterator[None]:
+    """Let Tune give back what idle workers reserve while other sweeps come first; by itself, it keeps one of them."""
+    module: Any = tune_controller
+    cache = module._ObjectCache
+    flush = cache.flush_cached_objects
+    if search is not None:
+        cache.flush_cached_objects = lambda self, force_all=False: flush(self, force_all or search.is_held)
+    try:
+        yield
+    finally:
+        cache.flush_cached_objects = flush
 
 
 class _Stop(tune.Stopper):
