@@ -282,15 +282,16 @@ def _recording(recording: Recording) -> list[Text]:
 def _chosen(snapshot: SweepSnapshot, shown: _Shown) -> tuple[list[TrialSnapshot], list[Text]]:
     """Return the trials to show, and a summary of the others: by state, and their best result so far."""
     if shown.states:
-        return [trial for trial in snapshot.trials if trial.state in shown.states], []
+        found = [trial for trial in snapshot.trials if trial.state in shown.states]
+        return found, [] if found else [Text(f"no trial is {' or '.join(shown.states)}")]
     if shown.all or len(snapshot.trials) <= MOST_SHOWN:
         return list(snapshot.trials), []
     running = [trial for trial in snapshot.trials if trial.state.is_running]
     failed = [trial for trial in snapshot.trials if trial.state is TrialState.FAILED]
     trials = [*running[:_FIRST], *failed[:_FIRST]]
-    more = f" and {len(failed) - _FIRST} more failed ones" if len(failed) > _FIRST else ""
     others = len(snapshot.trials) - len(trials)
-    text = f"{others} of {len(snapshot.trials)} trials are not shown{more}: --trials shows all, --state failed those"
+    more = f", --state failed the {len(failed)} failed ones" if len(failed) > _FIRST else ""
+    text = f"{others} of {len(snapshot.trials)} trials are not shown: --trials shows all{more}"
     return trials, [*_ranges(snapshot), Text(text, style="dim")]
 
 

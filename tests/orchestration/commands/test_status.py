@@ -244,7 +244,7 @@ def test_many_trials_are_summed_up(tmp_path: Path, capsys: pytest.CaptureFixture
     shown = shown_by("status", tmp_path)
     assert "done-0" not in shown
     assert (shown.count("lost-"), "lost-4" in shown) == (10, True), "five rows, and five errors"
-    assert "42 of 47 trials are not shown and 2 more failed ones: --trials shows all" in shown
+    assert "42 of 47 trials are not shown: --trials shows all, --state failed the 7 failed ones" in shown
     assert "finished trials: accuracy 0.00 to 0.390" in shown
     assert shown_by("status", tmp_path, "--trials").count("done-") == 40
     only = shown_by("status", tmp_path, "--state", "failed")
