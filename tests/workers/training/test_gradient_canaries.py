@@ -263,7 +263,7 @@ def test_a_known_mechanism_is_never_above_its_claim(transcript: Any, sigma: floa
         bounds.append(found.everyone.epsilon)
         alarms += max(test.lower_bound for test in found.tests) > claim
     assert alarms <= 0.05 * runs
-    assert np.mean(bounds) > 0.2 * claim
+    assert np.mean(bounds) > (0.2 if transcript == "iterates" else 0.12) * claim
 
 
 @pytest.mark.long
