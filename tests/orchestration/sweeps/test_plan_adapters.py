@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 
 from tests.orchestration.sweeps.test_plan_combinations import TOKENS, planned, reason
 
-pytest.importorskip("peft", reason="needs transformers and peft: pip install 'dpsweep[models]'", exc_type=ImportError)
-pytest.importorskip("transformers", reason="needs transformers: pip install 'dpsweep[models]'", exc_type=ImportError)
+pytestmark = pytest.mark.skipif(
+    not all(map(find_spec, ("peft", "transformers"))),
+    reason="needs transformers and peft: pip install 'dpsweep[models]'",
+)
+"""Without an import, which takes seconds in every process that collects tests."""
 
 HALF = {"execution": {"autocast": True}}
 

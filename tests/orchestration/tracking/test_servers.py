@@ -32,7 +32,6 @@ from tests.orchestration.servers import POSTGRES, closed_port, has_s3, mlflow_se
 from tests.orchestration.tracking.recordings import NOTHING, SWEEP, content, record, runs_of, tracked
 
 from mlflow import MlflowClient  # isort: skip  (after dpsweep.orchestration.tracking.mlflow, which keeps it quiet)
-from mlflow.server import get_app_client  # isort: skip
 
 
 SMALLEST = small(model="logistic", clipping="flat", noise="constant", seeds=0)
@@ -160,6 +159,8 @@ def test_a_server_that_is_away_while_trials_are_recorded_loses_and_doubles_none(
 @REAL
 def test_two_users_record_as_themselves(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each from what it submitted: the other's experiment is refused in one line, with the way out."""
+    from mlflow.server import get_app_client  # late: the collection of every process would load the server
+
     for user in ("ann", "ben"):
         monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "admin")
         monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", USER["MLFLOW_TRACKING_PASSWORD"])

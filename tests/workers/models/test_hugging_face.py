@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from tests.workers.data_folders import make_texts, make_tokenizer
 from tests.workers.trial_runs import train
 from tests.workers.trial_specs import small_trial
 
-transformers = pytest.importorskip("transformers")
-pytest.importorskip("peft")
+pytestmark = pytest.mark.skipif(not all(map(find_spec, ("peft", "transformers"))), reason="needs transformers and peft")
+"""Without an import, which takes seconds in every process that collects tests."""
 
 LENGTH, VOCABULARY, PADDING = 8, 16, 0
 LORA = {"method": "lora", "targets": ["query", "value"], "r": 2}
@@ -28,6 +29,8 @@ SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "in
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     """A BERT without a head, one that fills in tokens, and a GPT-2."""
+    import transformers
+
     root = tmp_path_factory.mktemp("models")
     bert = transformers.BertConfig(vocab_size=VOCABULARY, max_position_embeddings=LENGTH, **SMALL)
     gpt2 = transformers.GPT2Config(vocab_size=VOCABULARY, n_positions=LENGTH, n_embd=8, n_layer=1, n_head=2)
