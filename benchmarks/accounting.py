@@ -1,4 +1,4 @@
-"""Time and accuracy of privacy accounting, compared with dp-accounting and Opacus.
+"""Time and accuracy of privacy accounting, compared with dp-accounting, Opacus, PLD_accounting and Opake.
 
     python benchmarks/accounting.py [--quick] [--json] [--task NAME]
 
@@ -9,7 +9,8 @@ largest |ours - peer| / peer over the epsilons that both computed. Our epsilon i
 certified lower bound; `certified_gap` is the largest (upper - lower) / upper.
 
 The peer's mixtures of Gaussians use its default grid of 1e-4, which takes seconds, for small groups only. A grid of
-1e-3 for all groups gives the same epsilons (see the gap) ten times faster.
+1e-3 for all groups gives the same epsilons (see the gap) ten times faster. PLD_accounting and Opake are measured where
+they are installed; Opake needs Python 3.12.2 or later.
 """
 
 # ruff: noqa: E402
@@ -17,6 +18,7 @@ The peer's mixtures of Gaussians use its default grid of 1e-4, which takes secon
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import sys
 import time
@@ -37,7 +39,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])  # so that `benchmarks` i
 from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.accountants.events import dp_accounting_pld
 from dpsweep.accounting.individual.epsilons import individual_epsilons
-from dpsweep.accounting.mechanism.samplings import PoissonSampling
+from dpsweep.accounting.mechanism.samplings import PoissonSampling, RandomAllocationSampling
 from dpsweep.accounting.mechanism.schedules import make_schedule, planned_trace
 from dpsweep.accounting.mechanism.trace import Segment, Trace
 from dpsweep.accounting.pld.composition import CertifiedEpsilon, epsilon_pld
@@ -257,6 +259,54 @@ def _dp_accounting_pld_of(
     return float(total.get_epsilon_for_delta(INDIVIDUAL_DELTA))
 
 
+# -- random allocation -------------------------------------------------------------------------------------------------
+
+Allocation = tuple[float, int, int, float]
+"""Noise multiplier, steps of an epoch, epochs, delta."""
+ALLOCATIONS: Sequence[Allocation] = ((1.0, 100, 1, 1e-6), (6.0, 100, 400, 1e-5), (1.0, 10_000, 1000, 1e-6))
+WITHOUT_PEERS = 10_000
+"""Steps of an epoch for which the peers take many minutes."""
+
+
+def allocation(quick: bool) -> Iterator[Result]:
+    """Every example in one step of each epoch; the upper bounds of the peers."""
+    for case in ALLOCATIONS[:1] if quick else ALLOCATIONS:
+        sigma, steps, epochs, delta = case
+        sampling = RandomAllocationSampling(steps)
+        trace = Trace(10**6, (Segment(0, steps * epochs, sampling, sigma),))
+        ours, ours_s = timed(epsilon_pld, trace, delta)
+        name, certified = f"allocation_sigma{sigma:g}_{steps}x{epochs}", _certified(ours)
+        peers = {
+            peer: found
+            for peer, found in ALLOCATION_PEERS.items()
+            if importlib.util.find_spec(peer) is not None and steps < WITHOUT_PEERS
+        }
+        if not peers:
+            yield Result(name, ours_s, certified_gap=certified)
+        for peer, found in peers.items():
+            value, peer_s = timed(found, case)
+            yield Result(name, ours_s, peer, peer_s, abs(ours.upper - value) / value, certified)
+
+
+def _pld_accounting(case: Allocation) -> float:
+    from PLD_accounting.random_allocation_api import gaussian_allocation_epsilon_range
+
+    sigma, steps, epochs, delta = case
+    upper, _ = gaussian_allocation_epsilon_range(delta=delta, sigma=sigma, num_steps=steps, num_epochs=epochs)
+    return float(upper)
+
+
+def _opake(case: Allocation) -> float:
+    from opake.dpsgd import accounting as opake
+
+    sigma, steps, epochs, delta = case
+    epoch = opake.k_out_of_t(opake.gaussian(sigma), k=1, t=steps, allocation="block")
+    return float((epoch if epochs == 1 else epoch * epochs).epsilon_at(delta))
+
+
+ALLOCATION_PEERS: Mapping[str, Callable[[Allocation], float]] = {"PLD_accounting": _pld_accounting, "opake": _opake}
+
+
 def _certified(ours: CertifiedEpsilon) -> float:
     """Return the gap between the bounds, relative to the upper one; 1 without a lower one."""
     return (ours.upper - (ours.lower or 0.0)) / ours.upper
@@ -274,6 +324,7 @@ TASKS: Mapping[str, Callable[[bool], Iterator[Result]]] = {
     "hard_groups": hard_groups,
     "individual_rdp": individual_rdp,
     "individual_pld": individual_pld,
+    "allocation": allocation,
 }
 
 

@@ -11,7 +11,7 @@ below M in convex order a pair that is dominated. Sums of independent variables 
 - upper: mass between two points of a grid is moved onto them, so that its mean stays.
 - lower: mass between two points is merged into its mean.
 
-Sums are formed by doubling on grids that are even in log M and follow the law as it narrows. Mass above a grid is moved
+Sums are formed by doubling on grids that follow the law as it narrows. Mass above a grid is moved
 to its end, and what that takes off the mean is mass of P at loss infinity; mass below is moved onto 0 and its end.
 """
 
@@ -32,6 +32,10 @@ from dpsweep.accounting.pld.sensitivity import AllocatedRound, Array
 Places = npt.NDArray[np.int64]
 _POINTS: Final = 1280
 """Points of a grid. The width of the bounds falls with its square, the time of a sum grows with it."""
+_WIDTH: Final = 1.0
+"""Distance from the middle up to which a grid is finest, in standard deviations of log M."""
+_FAR: Final = 0.5
+"""Points that are even in log M, over the others."""
 _ROUNDING: Final = 1e-8
 """Relative error of masses, far above that of sums of a million positive terms."""
 _DECADES: Final = 4
@@ -97,18 +101,47 @@ def _weighted(one: _Law, of_one: int, other: _Law, of_other: int, tail: float, b
         masses = np.multiply.outer(one.masses, other.masses).ravel()
     lost = share * one.lost + (1.0 - share) * other.lost
     grid = _grid(values, masses, tail)
-    places = _places(grid, values)
-    size = len(grid) + 1
-    placed = _placed(_sums(places, masses, size), _sums(places, masses * values, size), grid, bound)
+    places = grid.places(values)
+    size = len(grid.points) + 1
+    placed = _placed(_sums(places, masses, size), _sums(places, masses * values, size), grid.points, bound)
     return _Law(placed.values, placed.masses, placed.lost + lost)
 
 
-def _grid(values: Array, masses: Array, tail: float) -> Array:
-    """Return a grid even in the logarithm that leaves at most ``tail`` of Q below, and of P above."""
+@dataclass(frozen=True)
+class _Grid:
+    """Points of M, ascending: even in a coordinate that is fine where the mass is, and even in log M far away.
+
+    The coordinate of log M is asinh(u) + far u with u = (log M - centre) / scale. start, step: of the coordinate.
+    """
+
+    points: Array
+    centre: float
+    scale: float
+    far: float
+    start: float
+    step: float
+
+    def places(self, values: Array) -> Places:
+        """Return the number of points at or below each value, as `numpy.searchsorted` finds."""
+        points, last = self.points, len(self.points) - 1
+        with np.errstate(divide="ignore"):
+            coordinates = _coordinate((np.log(values) - self.centre) / self.scale, self.far)
+        guess = np.clip(np.floor((coordinates - self.start) / self.step), -1, last).astype(np.int64)
+        guess += (guess < last) & (values >= points[np.minimum(guess + 1, last)])
+        guess -= (guess >= 0) & (values < points[np.maximum(guess, 0)])
+        return np.asarray(guess + 1)
+
+
+def _coordinate(u: Array, far: float) -> Array:
+    return np.asarray(np.arcsinh(u) + far * u)
+
+
+def _grid(values: Array, masses: Array, tail: float) -> _Grid:
+    """Return a grid that leaves at most ``tail`` of Q below, and of P above."""
     positive = values[values > 0.0]
     low, high = math.log(float(positive.min())), math.log(float(positive.max()))
     if high - low < 1e-12:
-        return np.array([math.exp(low - 1e-9), math.exp(low + 1e-9)])
+        return _even(low - 1e-9, high + 1e-9, low, 1.0, 1)
     with np.errstate(divide="ignore"):
         logs = np.log(values)
     cells = np.clip(((logs - low) * (_POINTS / (high - low))), 0, _POINTS - 1).astype(np.int64)
@@ -116,23 +149,26 @@ def _grid(values: Array, masses: Array, tail: float) -> Array:
     edges = np.linspace(low, high, _POINTS + 1)
     bottom = min(int(np.searchsorted(np.cumsum(q), tail)), _POINTS - 1)
     top = _POINTS - int(np.searchsorted(np.cumsum(p[::-1]), tail))
-    ends = edges[bottom], edges[max(top, bottom + 1)]
-    return np.asarray(np.exp(np.linspace(*ends, _POINTS + 1)), dtype=np.float64)
+    middles = 0.5 * (edges[1:] + edges[:-1])
+    centre = float(middles @ q / q.sum())
+    spread = math.sqrt(float((middles - centre) ** 2 @ q / q.sum())) + edges[1] - edges[0]
+    return _even(float(edges[bottom]), float(edges[max(top, bottom + 1)]), centre, _WIDTH * spread, _POINTS)
+
+
+def _even(low: float, high: float, centre: float, scale: float, cells: int) -> _Grid:
+    """Return a grid of log M from ``low`` to ``high`` with so many cells."""
+    ends = (np.array([low, high]) - centre) / scale
+    far = _FAR * float(np.ptp(np.arcsinh(ends)) / np.ptp(ends))
+    start, stop = _coordinate(ends, far)
+    first, last = np.arcsinh(ends)
+    fine = np.sinh(np.linspace(first, last, 16 * cells + 1))
+    points = np.exp(centre + scale * np.interp(np.linspace(start, stop, cells + 1), _coordinate(fine, far), fine))
+    return _Grid(np.asarray(points, dtype=np.float64), centre, scale, far, float(start), float(stop - start) / cells)
 
 
 def _sums(places: Places, weights: Array, size: int) -> Array:
     """[size]: the sum of the weights at each place."""
     return np.bincount(places, weights, size).astype(np.float64)
-
-
-def _places(grid: Array, values: Array) -> Places:
-    """Return the number of points of an even logarithmic grid at or below each value, as `numpy.searchsorted` finds."""
-    low, step = math.log(grid[0]), math.log(grid[-1] / grid[0]) / (len(grid) - 1)
-    with np.errstate(divide="ignore"):
-        guess = np.clip(np.floor((np.log(values) - low) / step), -1, len(grid) - 1).astype(np.int64)
-    guess += (guess + 1 < len(grid)) & (values >= grid[np.minimum(guess + 1, len(grid) - 1)])
-    guess -= (guess >= 0) & (values < grid[np.maximum(guess, 0)])
-    return np.asarray(guess + 1)
 
 
 def _placed(masses: Array, means: Array, grid: Array, bound: Bound) -> _Law:
