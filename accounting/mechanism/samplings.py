@@ -75,9 +75,7 @@ class Sampling(Protocol):
 
     @property
     def draws_its_pair(self) -> bool:
-        """Return whether a run with these batches is the pairs of its rounds, so that their lower bounds are its
-        own.
-        """
+        """Return whether a run with these batches is its rounds' pairs, so that their lower bounds are its own."""
         ...
 
     @property
@@ -411,8 +409,7 @@ class CyclicPoissonSampling:
 
     @classmethod
     def of_sizes(cls, dataset_size: int, batch_size: int, cycle_length: int = 1) -> Self:
-        """Return batches of ``batch_size`` expected examples, of groups of ``dataset_size`` / ``cycle_length`` on
-        average.
+        """Return batches of ``batch_size`` expected examples, in groups of about ``dataset_size / cycle_length``.
 
         Raises: InvalidInput if a group has fewer examples than a batch.
         """
