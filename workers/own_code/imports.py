@@ -18,7 +18,7 @@ from pydantic import ValidationError, validate_call
 
 from dpsweep.accounting.errors import DpsweepError, InvalidInput, public_text
 from dpsweep.workers.own_code.own_modules import BYTECODE, SourceFile, load_module
-from dpsweep.workers.own_code.own_sources import file_module_name, module_file, sources_of
+from dpsweep.workers.own_code.own_sources import module_file, sources_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -185,7 +185,7 @@ def _load(module: UserModule, code: UserCode, subject: str) -> ModuleType:
             raise InvalidInput(
                 f"{subject}: there is no file {Path(module.source or location).absolute()}; correct the path"
             )
-        return load_module(file_module_name(Path(files[0].path)), files, code.folders, subject)
+        return load_module(files[0].name, files, code.folders, subject)
     try:
         loaded = load_module(location, files, code.folders, subject)
     except ModuleNotFoundError as error:

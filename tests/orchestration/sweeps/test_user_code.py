@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from dpsweep.orchestration.commands.main import main
+from dpsweep.orchestration.sweeps.user_code import packed, unpacked
+from dpsweep.workers.own_code.imports import UserCode, UserModule, import_function
 from tests.orchestration.processes import dpsweep
 from tests.orchestration.sample_grids import small
 
@@ -273,3 +275,18 @@ class TestPlansWithoutCode:
 
     def test_to_allow_code_as_well_is_a_mistake(self, tmp_path: Path, command: Command) -> None:
         assert "give one of them" in command.refusal("plan", write(tmp_path), "--no-code", "--allow-code", "os")
+
+
+def test_a_file_that_is_shipped_to_another_folder_is_imported_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shapes.py").write_text("import beside\n\ndef area(side):\n    return beside.SQUARED(side)\n")
+    (tmp_path / "beside.py").write_text("def SQUARED(side):\n    return side * side\n")
+    code = UserCode((UserModule("shapes.py", str(tmp_path / "shapes.py")).as_it_is(),))
+    with packed(code) as (folders, there):
+        shutil.copytree(folders[0], tmp_path / "node" / Path(folders[0]).name)
+        for name in ("shapes.py", "beside.py"):
+            (tmp_path / name).unlink()
+        monkeypatch.syspath_prepend(str(tmp_path / "node"))
+        monkeypatch.delitem(sys.modules, Path(folders[0]).name, raising=False)
+        assert import_function("shapes.py:area", "model", unpacked(there))(3) == 9
