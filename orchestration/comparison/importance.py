@@ -7,9 +7,9 @@ from typing import Final
 
 import numpy as np
 
-from dpsweep.orchestration.comparison.parameters import varying
+from dpsweep.orchestration.comparison.parameters import choices
 from dpsweep.orchestration.comparison.values import main
-from dpsweep.orchestration.records.published import RUNS, Label, PublishedTrial
+from dpsweep.orchestration.records.published import Label, PublishedTrial
 from dpsweep.orchestration.records.states import TrialState
 
 _FEWEST: Final = 8
@@ -24,19 +24,14 @@ def importance(trials: Iterable[PublishedTrial]) -> list[tuple[str, float]]:
     fewer than `_FEWEST` of them, and where nothing varies. It describes these trials and says nothing of privacy.
     """
     known = [trial for trial in trials if trial.state is TrialState.FINISHED and not trial.is_baseline]
-    rows: list[Mapping[str, Label]] = []
-    scores: list[float] = []
-    for trial in known:
-        if (score := main(trial)) is not None:
-            rows.append({**trial.labels, **trial.params})
-            scores.append(score)
-    found = varying(rows) if len(rows) >= _FEWEST else []
-    names = [name for name in dict.fromkeys(n for row in found for n in row) if name not in RUNS]
+    scored = {trial.key: score for trial in known if (score := main(trial)) is not None}
+    scores = list(scored.values())
+    found = choices(trial for trial in known if trial.key in scored) if len(scored) >= _FEWEST else []
+    names = list(dict.fromkeys(name for row in found for name in row))
     if not names or len(set(scores)) < 2:
         return []
     shares = _permuted(np.array([[row.get(name, -1.0) for name in names] for row in _places(found, names)]), scores)
-    ranked = sorted(zip(names, shares, strict=True), key=lambda pair: -pair[1])
-    return [(name.removeprefix("spec.").replace("_", " "), share) for name, share in ranked]
+    return sorted(zip(names, shares, strict=True), key=lambda pair: -pair[1])
 
 
 def _places(rows: Sequence[Mapping[str, Label]], names: Sequence[str]) -> list[dict[str, float]]:

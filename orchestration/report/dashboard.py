@@ -21,7 +21,7 @@ from dpsweep.orchestration.comparison.formats import number
 from dpsweep.orchestration.comparison.importance import importance
 from dpsweep.orchestration.comparison.inventory import SweepSummary, sweeps_below
 from dpsweep.orchestration.comparison.metrics import METRICS
-from dpsweep.orchestration.comparison.parameters import varying
+from dpsweep.orchestration.comparison.parameters import choices
 from dpsweep.orchestration.comparison.rate_metrics import group_metric
 from dpsweep.orchestration.comparison.settings import finished_settings
 from dpsweep.orchestration.comparison.values import epsilon, main
@@ -111,6 +111,7 @@ class Board:
             "score": task_called(known.task).main.replace("_", " "),
             "problem": known.problem,
             "curves": [*known.curves, *growing][-_MOST_CURVES:],
+            "all_curves": len(known.curves) + len(growing),
             **(known.shown or _NOTHING_READ),
         }
 
@@ -213,17 +214,16 @@ def _points(trials: Sequence[PublishedTrial]) -> list[dict[str, Any]]:
 
 
 def _parallel(trials: Sequence[PublishedTrial]) -> list[dict[str, Any]]:
-    """Return an axis for each parameter and label that varies, and for the main score and `_AXES`; [] for too few
-    trials.
-    """
+    """Return an axis for each choice that varies, and for the main score and `_AXES`; [] for too few trials."""
     private = [trial for trial in trials if not trial.is_baseline]
     if len(private) < 2:
         return []
-    rows = varying([{**trial.labels, **trial.params} for trial in private])
+    rows = choices(private)
     axes = [_axis(name, [row.get(name) for row in rows]) for name in dict.fromkeys(n for row in rows for n in row)]
     for each in METRICS:
         values = [each.value(trial) for trial in private]
-        if each.name in _AXES and all(value is not None for value in values):
+        is_chosen = each.name in rows[0]
+        if each.name in _AXES and not is_chosen and all(value is not None for value in values):
             axes.append({"label": each.heading, "values": values})
     score = task_called(_task(private)).main.replace("_", " ")
     return [*axes, {"label": score, "values": [main(trial) for trial in private]}]
@@ -235,11 +235,10 @@ def _task(trials: Sequence[PublishedTrial]) -> str:
 
 def _axis(name: str, values: Sequence[Label | None]) -> dict[str, Any]:
     """Return an axis of numbers as they are, of texts by their places among all texts."""
-    label = name.removeprefix("spec.").replace("_", " ")
     if all(isinstance(value, int | float) for value in values):
-        return {"label": label, "values": list(values)}
+        return {"label": name, "values": list(values)}
     texts = sorted({str(value) for value in values})
-    return {"label": label, "values": [texts.index(str(value)) for value in values], "texts": texts}
+    return {"label": name, "values": [texts.index(str(value)) for value in values], "texts": texts}
 
 
 def board_page(state: Mapping[str, Any], period: float) -> str:

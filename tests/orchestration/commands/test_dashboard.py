@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.commands.dashboard import _COOKIE, application, dashboard
 from dpsweep.orchestration.comparison.importance import importance
+from dpsweep.orchestration.comparison.parameters import choices
 from dpsweep.orchestration.records.published import PublishedTrial
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.records.status_snapshot import SweepSnapshot, TrialSnapshot, write_snapshot
@@ -162,6 +163,25 @@ def test_importance_finds_what_the_score_depends_on() -> None:
     assert sum((share, *(each for _, each in others))) == pytest.approx(1.0)
     assert importance(trials[:7]) == [], "too few"
     assert importance([replace(each, params={}) for each in trials]) == [], "nothing varies but the seed"
+
+
+def test_each_choice_is_there_once_by_its_name_in_the_sweep_file() -> None:
+    """A label that repeats a parameter would take half of its importance away."""
+
+    def made(seed: int, bound: float, rate: float) -> PublishedTrial:
+        found = trial(outcomes((0.9, 0.9)), f"flat-bound{bound}", seed, optimizer=f"sgd-rate{rate}", candidate=seed)
+        params: dict[str, Any] = {"spec.clipping.name": "flat", "spec.clipping.params.bound": bound}
+        params |= {"spec.optimizer.name": "sgd", "spec.optimizer.params.rate": rate}
+        return replace(found, params={**params, "spec.noise.initial_noise_multiplier": 1.5 + bound})
+
+    trials = [made(0, 0.5, 0.1), made(1, 1.0, 0.1), made(2, 1.0, 0.3)]
+    assert choices(trials) == [
+        {"clipping.bound": 0.5, "optimizer.rate": 0.1},
+        {"clipping.bound": 1.0, "optimizer.rate": 0.1},
+        {"clipping.bound": 1.0, "optimizer.rate": 0.3},
+    ]
+    other = replace(trials[0], labels={**trials[0].labels, "clipping": "individual"}, params={})
+    assert [row["clipping"] for row in choices([trials[0], other])] == ["flat", "individual"]
 
 
 @pytest.fixture
