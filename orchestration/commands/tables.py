@@ -177,17 +177,18 @@ def outcome_object(outcome: Outcome) -> dict[str, Any]:
 def print_outcome(outcome: Outcome) -> None:
     """Print the table of trials, their errors, and the commands that open the report and MLflow."""
     console = stdout()
+    is_one_line = not console.is_terminal  # a terminal breaks at words, and commands to copy nowhere
     show(_outcome_table(outcome))
     for row in rows(outcome.record):
         if row["error"]:
             text = for_terminal(f"{row['key']} {row['status']}: {row['error']}")
-            console.print(Text(text, TrialState(row["status"]).style), soft_wrap=True)
+            console.print(Text(text, TrialState(row["status"]).style), soft_wrap=is_one_line)
     if failed := sum(row["status"] == TrialState.FAILED.word for row in rows(outcome.record)):
         console.print(Text(_after_failures(failed, outcome.files.root)), soft_wrap=True)
     trials = outcome.record.data().trials
     unknown = unknown_of_one_seed(finished_settings(trials))
     for sentence in (*unknown, *told(trials), *together(trials), *hidden_groups_note(trials)):
-        console.print(Text(for_terminal(sentence)), soft_wrap=True)
+        console.print(Text(for_terminal(sentence)), soft_wrap=is_one_line)
     python, uri = _this_python(), masked(outcome.tracking_uri, outcome.tracking_uri)
     report = outcome.files.report
     if "://" in report:  # no browser reads an object store
