@@ -19,13 +19,13 @@ from dpsweep.orchestration.sweeps.schema import AccountingSettings
 
 EXPORTED = {
     "dpsweep.accounting": """ACCOUNTANTS INDIVIDUAL_ACCOUNTANTS SAMPLINGS SCHEDULES AdvantageBudget AttackRisk
-        BandedNoise BufferedNoise CertifiedEpsilon CertifiedInterval DataCorruption DpsweepError EpsilonBudget
+        BandedNoise BufferedNoise CertifiedEpsilon CertifiedInterval DataCorruption DpsweepError EpsilonBudget Example
         ExponentialChoice CyclicPoissonSampling FixedBatchSampling FixedOrderSampling GaussianRelease IndependentNoise
         IndividualEpsilons InverseRootNoise LambdaNoise
         InvalidInput NoiseSchedule PoissonSampling PrivacyCurve PrivacyEstimate PureRelease RandomTrials
         RandomAllocationSampling
         Release RhoBudget Sampling Segment ShuffledSampling SideQuery StorageError Trace TruePositiveRateBudget
-        TruncatedPoissonSampling Unit Unreachable
+        TruncatedPoissonSampling Unreachable User
         UnsupportedMechanism account account_choice account_selection account_together attack_risk
         calibrate_decay calibrate_noise_multiplier
         count_within_budget curve_of_examples epsilon_of_examples epsilon_of_examples_together group_epsilons
