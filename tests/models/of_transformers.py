@@ -225,7 +225,7 @@ ADAPTERS: Mapping[str, Make] = {
     "P-tuning": partial(adapted, "PromptEncoder", num_virtual_tokens=2, encoder_hidden_size=WIDTH),
 }
 
-PER_EXAMPLE = frozenset({"Mamba", "Mixtral", "LoHa", "OFT"})
+PER_EXAMPLE = frozenset({"Mamba", "Mixtral", "OFT"})
 """Models with layers that run once per example."""
 WHY: Mapping[str, str] = {
     "XLNet": "do not change the loss",
