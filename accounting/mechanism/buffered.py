@@ -26,10 +26,19 @@ _FITTED: Final = 200
 
 @dataclass(frozen=True)
 class Pairs:
-    """decays, weights: [d] each, of C or, with weights of either sign, of C^-1."""
+    """decays, weights: [d] each, of C or, with weights of either sign, of C^-1.
+
+    A trainer makes z = C^-1 w from a buffer s_k for each pair of C: z_t = w_t - sum_k weights[k] s_k, then s_k becomes
+    decays[k] s_k + z_t. Buffers begin at 0.
+    """
 
     decays: Array
     weights: Array
+
+    @property
+    def kept(self) -> int:
+        """Number of buffers of every weight that a trainer keeps, as doubles."""
+        return len(self.decays)
 
     def column(self, steps: int) -> Array:
         """Return the first column [steps] of the matrix."""
@@ -73,7 +82,6 @@ def best_buffered(buffers: int, steps: int, apart: int) -> Pairs:
         _first_guess(max(1, min(buffers, (steps - 1) // 2)), steps),
         jac=True,
         method="L-BFGS-B",
-        bounds=None,
         options={"maxiter": _ITERATIONS, "maxfun": 2 * _ITERATIONS, "ftol": 0.0, "gtol": 1e-9, "maxcor": 50},
     )
     if not np.abs(found.jac).max() <= _FLAT:
@@ -130,11 +138,12 @@ class _BufferedError:
         b = inverse.applied(np.ones(self.steps))
         u = inverse.applied((late * b)[::-1])[::-1]
         turns = np.where(np.arange(self.steps) % self.apart == 0, 1.0, 0.0)
-        moved = pairs.applied(turns)
+        by_weights = [_moved(decay, turns) for decay in pairs.decays]
+        moved = turns + sum(weight * each for weight, each in zip(pairs.weights, by_weights, strict=True))
         square, error = float(moved @ moved), float(b @ (late * b))
         slopes = np.empty((2, len(pairs.decays)))
-        for k, (decay, weight) in enumerate(zip(pairs.decays, pairs.weights, strict=True)):
-            by_weight, of_b = _moved(decay, turns), _moved(decay, b)
+        for k, (decay, weight, by_weight) in enumerate(zip(pairs.decays, pairs.weights, by_weights, strict=True)):
+            of_b = _moved(decay, b)
             by_decay, of_b_twice = weight * _moved(decay, by_weight), weight * _moved(decay, of_b)
             slopes[0, k] = 2.0 * moved @ by_weight / square - 2.0 * u @ of_b / error
             slopes[1, k] = 2.0 * moved @ by_decay / square - 2.0 * u @ of_b_twice / error

@@ -53,23 +53,7 @@ class Recurrence:
         return len(self.of_draws) + len(self.of_noise) - 2
 
 
-@dataclass(frozen=True)
-class Buffers:
-    """C^-1 by buffers of earlier noise, which begin at 0.
-
-    z_t = w_t - sum_k weights[k] s_k; then s_k becomes decays[k] s_k + z_t.
-    """
-
-    decays: Array
-    weights: Array
-
-    @property
-    def kept(self) -> int:
-        """Number of buffers of every weight that a trainer keeps, as doubles."""
-        return len(self.decays)
-
-
-Memory = Recurrence | Buffers
+Memory = Recurrence | Pairs
 """How a trainer makes the noise of a step from earlier values."""
 
 
@@ -205,7 +189,7 @@ class BufferedNoise:
 
     def memory(self) -> Memory:
         """Return C z = w by its buffers."""
-        return Buffers(self.pairs.decays, self.pairs.weights)
+        return self.pairs
 
 
 CorrelatedNoise = BandedNoise | InverseRootNoise | LambdaNoise | BufferedNoise

@@ -408,7 +408,7 @@ def _require_kept(expected: Kept, found: Kept, strange: Sequence[str], place: Ca
 
 
 def _require_placed(expected: Kept, found: Kept, tolerance: float) -> None:
-    """Raises: Disagreement if losses or gradients have changed with the order of the examples.
+    """Raise Disagreement if losses or gradients have changed with the order of the examples.
 
     tolerance: that of the comparison with single examples, which alone can be met where parts are in half precision.
     """

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from dpsweep.accounting.errors import require_finite
+from dpsweep.accounting.mechanism.buffered import Pairs
 from dpsweep.accounting.mechanism.noise_strategies import (
-    Buffers,
     CorrelatedNoise,
     IndependentNoise,
     Memory,
@@ -153,7 +153,7 @@ def _earlier(memory: Memory) -> _Earlier:
     match memory:
         case Recurrence():
             return _EarlierSteps(memory)
-        case Buffers():
+        case Pairs():
             return _EarlierSums(memory)
         case _:
             assert_never(memory)
@@ -185,7 +185,7 @@ class _EarlierSteps:
 class _EarlierSums:
     """Row k of the rows is buffer k."""
 
-    def __init__(self, memory: Buffers) -> None:
+    def __init__(self, memory: Pairs) -> None:
         self.memory, self.rows = memory, torch.zeros(0, 0, dtype=torch.float64)
         self._decays, self._weights = torch.from_numpy(memory.decays)[:, None], torch.from_numpy(memory.weights)
 
