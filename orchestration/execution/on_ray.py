@@ -28,7 +28,8 @@ from dpsweep.orchestration.records.status_snapshot import ClusterSnapshot, Sweep
 from dpsweep.orchestration.records.turn import FIRST_COME, Turn
 from dpsweep.orchestration.sweeps.fields import LEAST_QUANTITY
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
-from dpsweep.orchestration.sweeps.schema import AccountingSettings, SweepSpec
+from dpsweep.orchestration.sweeps.schema import SweepSpec
+from dpsweep.orchestration.sweeps.sections import AccountingSettings
 from dpsweep.workers.own_code.imports import UserCode
 
 _JOIN_TIMEOUT = 10.0

@@ -48,7 +48,8 @@ from dpsweep.orchestration.records.ownership import claimed, exclusive
 from dpsweep.orchestration.records.published import IndividualStatistics
 from dpsweep.orchestration.records.results import StoredResult
 from dpsweep.orchestration.records.turn import FIRST_COME
-from dpsweep.orchestration.sweeps.schema import SchedulerSettings, SweepSpec
+from dpsweep.orchestration.sweeps.schema import SweepSpec
+from dpsweep.orchestration.sweeps.sections import SchedulerSettings
 from dpsweep.workers.own_code.imports import NO_CODE
 
 

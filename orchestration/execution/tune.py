@@ -35,7 +35,8 @@ from dpsweep.orchestration.execution.turns import Turns
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.resources import ResourceSettings
 from dpsweep.orchestration.sweeps.scheduler_groups import rivals
-from dpsweep.orchestration.sweeps.schema import SchedulerSettings, SweepSpec
+from dpsweep.orchestration.sweeps.schema import SweepSpec
+from dpsweep.orchestration.sweeps.sections import SchedulerSettings
 from dpsweep.orchestration.sweeps.user_code import unpacked
 from dpsweep.workers.training.history import Progress
 from dpsweep.workers.training.less_memory import LackOfMemory

@@ -20,8 +20,8 @@ from dpsweep.orchestration.records.manifest import read_manifest
 from dpsweep.orchestration.sweeps.grid import NO_PAST, settings_of
 from dpsweep.orchestration.sweeps.planned import accept
 from dpsweep.orchestration.sweeps.schema import parse_sweep
-from dpsweep.orchestration.sweeps.selection import draw_runs, selection_stage
-from dpsweep.orchestration.sweeps.tune import Winner, candidates_of, tuned_stage
+from dpsweep.orchestration.sweeps.tune import Winner, candidates_of
+from dpsweep.orchestration.sweeps.tuning_stages import draw_runs, selection_stage, tuned_stage
 from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
 
 

@@ -17,7 +17,8 @@ from dpsweep.orchestration.records.manifest import read_manifest
 from dpsweep.orchestration.sweeps.growth import begun, grown
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.search import next_candidates
-from dpsweep.orchestration.sweeps.tune import Adapted, Winner, tuned_stage, tuning_stage
+from dpsweep.orchestration.sweeps.tune import Adapted, Winner
+from dpsweep.orchestration.sweeps.tuning_stages import tuned_stage, tuning_stage
 
 
 def run_tuning(request: RunRequest, display: Display) -> Outcome:

@@ -19,8 +19,9 @@ __all__ = [
     "scheduler_groups",
     "schema",
     "search",
-    "selection",
+    "sections",
     "text",
     "tune",
+    "tuning_stages",
     "user_code",
 ]

@@ -29,7 +29,8 @@ from dpsweep.orchestration.sweeps.combinations import (
 )
 from dpsweep.orchestration.sweeps.identity import content, short_name, trial_key
 from dpsweep.orchestration.sweeps.labels import Choice, labels_by_axis, labels_of, shown_choice
-from dpsweep.orchestration.sweeps.schema import OWN_NOISE, RowsPerUserSettings, SweepSpec
+from dpsweep.orchestration.sweeps.schema import SweepSpec
+from dpsweep.orchestration.sweeps.sections import OWN_NOISE, RowsPerUserSettings
 from dpsweep.orchestration.sweeps.tune import Adapted, TuneSettings, adapt, on_its_part, setting_of
 from dpsweep.workers.evaluation.scores import MIN_GROUP_SIZE
 from dpsweep.workers.spec import AttackSpec, Component, NoiseSpec, TrialSpec, UserSpec

@@ -30,9 +30,8 @@ from dpsweep.orchestration.sweeps.remarks import of_candidates, of_sweep, of_tri
 from dpsweep.orchestration.sweeps.scheduler_groups import unopposed
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.orchestration.sweeps.search import require_optuna
-from dpsweep.orchestration.sweeps.selection import unlike
 from dpsweep.orchestration.sweeps.tasks import require_one_task
-from dpsweep.orchestration.sweeps.tune import while_tuning
+from dpsweep.orchestration.sweeps.tuning_stages import unlike, while_tuning
 from dpsweep.workers import clipping
 from dpsweep.workers.data import Dataset, describe, load_dataset
 from dpsweep.workers.dataset_description import DatasetDescription

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, Self, get_type_hints
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Final, Self, get_type_hints
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.individual import INDIVIDUAL_ACCOUNTANTS
-from dpsweep.accounting.mechanism.samplings import Adjacency
-from dpsweep.accounting.mechanism.units import UnitName, protects_users
+from dpsweep.accounting.mechanism.exponential_choice import ExponentialChoice
+from dpsweep.accounting.mechanism.random_trials import RandomTrials
+from dpsweep.accounting.mechanism.units import protects_users
 from dpsweep.accounting.registry import nearest
-from dpsweep.orchestration.records.release_modes import RELEASED, Disclosure
+from dpsweep.orchestration.records.release_modes import RELEASED, Disclosure, release_mode
 from dpsweep.orchestration.sweeps.axes import has_lists, spread
 from dpsweep.orchestration.sweeps.compare import CompareSettings
 from dpsweep.orchestration.sweeps.fields import (
     Attacks,
     Audit,
     Axis,
-    Budget,
     Data,
     Execution,
     Named,
     Norms,
     Pairs,
-    Quantity,
     Sampling,
     Several,
     SweepSection,
@@ -34,147 +32,31 @@ from dpsweep.orchestration.sweeps.fields import (
 from dpsweep.orchestration.sweeps.list_values import kinds_of
 from dpsweep.orchestration.sweeps.mistakes import mistakes
 from dpsweep.orchestration.sweeps.resources import ResourceSettings, check_sections, reserved
-from dpsweep.orchestration.sweeps.selection import check_selection
+from dpsweep.orchestration.sweeps.sections import (
+    ONE_LEVEL,
+    OWN_NOISE,
+    AccountingSettings,
+    BaselineSettings,
+    PrivacySettings,
+    SchedulerSettings,
+)
 from dpsweep.orchestration.sweeps.text import parse_text
-from dpsweep.orchestration.sweeps.tune import Adapted, TuneSettings, check_places, check_tuning
+from dpsweep.orchestration.sweeps.tune import TUNED_COMPONENTS, Adapted, TuneSettings, candidates_of, takes
+from dpsweep.workers.noise.noise_sources import noise_source_kind
 from dpsweep.workers.own_code.imports import is_import_path
 from dpsweep.workers.spec import (
+    AttackSpec,
     Component,
     DataSpec,
-    Delta,
     Epochs,
     ExecutionSpec,
-    MaxRecords,
     MinGroupSize,
-    NoiseMultiplier,
     NoiseSourceName,
     NormSpec,
     SamplingSpec,
     Seed,
     TrialSpec,
-    UserSampling,
-    name_in,
 )
-
-OWN_NOISE: Final = "noise_multiplier"
-"""Parameter of a noise schedule that fixes its initial noise multiplier; such a schedule is not calibrated."""
-_ONE_LEVEL = "give exactly one of target_epsilon (calibrated) and noise_multiplier (as given)"
-
-
-Users = Annotated[int, Field(ge=1)]
-
-
-def _whole_key(value: object) -> object:
-    """Read a key of a map as a whole number: JSON, in which a sweep file is checked, has keys of text alone."""
-    return int(value) if isinstance(value, str) and value.isdecimal() else value
-
-
-class RowsPerUserSettings(SweepSection):
-    """Numbers of rows per user, by which ``dpsweep plan`` recommends a way to protect users (users.md)."""
-
-    users: Annotated[dict[Annotated[MaxRecords, BeforeValidator(_whole_key)], Users], Field(min_length=1)]
-    """Number of users by their number of rows. It changes no trial."""
-    noise_multiplier: Annotated[float, Field(ge=1.0)] | None = None
-    """Noise that these numbers were released with, which every private trial pays for; leave it out only if they are
-    public."""
-
-    @property
-    def histogram(self) -> tuple[tuple[int, int], ...]:
-        """The numbers as (rows, users), ascending by rows."""
-        return tuple(sorted(self.users.items()))
-
-
-class PrivacySettings(SweepSection):
-    """Privacy of every private trial: calibrated to a target epsilon, or with given noise multipliers."""
-
-    delta: Delta
-    """Delta of every (epsilon, delta) claim; choose it well below 1/n."""
-    target_epsilon: Axis[Annotated[float, Field(gt=0.0)]] | None = None
-    """Epsilon of everything that a private trial releases; its noise is calibrated to it."""
-    noise_multiplier: Axis[NoiseMultiplier] | None = None
-    """Noise standard deviation divided by sensitivity; with a schedule, its initial value."""
-    budget: Budget | None = None
-    """Training stops before the first epoch that would exceed this budget."""
-    adjacency: Adjacency | None = None
-    """Adjacency of the claims; by default that of the sampling."""
-    accountant: str = "auto"
-    """Accountant for calibration and for the worst-case epsilon in reports."""
-    unit: UnitName = "example"
-    """Whose privacy every epsilon is: that of one row, or of a ``user`` with all their rows (users.md)."""
-    user_sampling: Axis[UserSampling] | None = None
-    """With unit ``user``: ``els`` samples and clips rows, ``uls`` samples users and clips the mean gradient of each."""
-    max_records_per_user: Axis[MaxRecords] | None = None
-    """With unit ``user``: how many rows each user keeps at most, chosen at random once per trial."""
-    rows_per_user: RowsPerUserSettings | None = None
-    """With unit ``user``: how many users have how many rows."""
-
-    @model_validator(mode="after")
-    def _one_level(self) -> Self:
-        if self.target_epsilon is not None and self.noise_multiplier is not None:
-            raise InvalidInput(_ONE_LEVEL)
-        return self
-
-    @model_validator(mode="after")
-    def _users_are_described(self) -> Self:
-        of_users = protects_users(self.unit)
-        if self.rows_per_user is not None and not of_users:
-            raise InvalidInput("rows_per_user is given, but unit is example; set unit: user, or leave it out")
-        given = {"user_sampling": self.user_sampling, "max_records_per_user": self.max_records_per_user}
-        for key, value in given.items():
-            if of_users and value is None:
-                raise InvalidInput(f"unit is user, but {key} is missing; give {_OF_USERS[key]}")
-            if value is not None and not of_users:
-                raise InvalidInput(f"{key} is given, but unit is example; set unit: user, or leave it out")
-        return self
-
-
-_OF_USERS: Final = {
-    "user_sampling": "els (rows are sampled), uls (users are sampled), or a list of both",
-    "max_records_per_user": "how many rows each user keeps at most, or a list of numbers",
-}
-
-
-class AccountingSettings(SweepSection):
-    """Accounting of trained trials."""
-
-    individual: Annotated[str, name_in(INDIVIDUAL_ACCOUNTANTS)] = "rdp"
-    """Accountant of the per-example epsilons."""
-    also: Several[str] = ()
-    """Further accountants to report besides privacy.accountant."""
-    group_sizes: Several[Annotated[int, Field(ge=1, le=10_000)]] = (1,)
-    """Sizes of groups whose worst-case epsilon is reported."""
-    actors: int | None = Field(default=None, ge=1, le=1024)
-    """Most parts that are accounted at the same time; by default as many as fit."""
-    cpus: Quantity | None = Field(default=None, ge=0.0)
-    """CPUs that each part reserves. By default 1 on a running cluster, and none on an embedded one."""
-    resource: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$")] | None = None
-    """Custom Ray resource of which each part reserves 1, such as ``accounting`` of nodes that were started with it
-    (``ray start --resources='{"accounting": 4}'``). Not used on an embedded cluster."""
-
-
-class SchedulerSettings(SweepSection):
-    """Scheduling of trials. ``fifo`` trains each trial to its end. ``asha`` compares trials of one setting and seed,
-    and stops those with a low metric; it never stops a baseline. On private data, this selection costs privacy. The
-    epsilon of a stopped trial is an estimate, because results decided how long it trained."""
-
-    name: Literal["fifo", "asha"] = "fifo"
-    """``asha`` stops trials early."""
-    metric: Literal["public_accuracy", "test_accuracy"] = "public_accuracy"
-    """Metric that ``asha`` compares: accuracy, or the main score of another task, such as r2."""
-    grace_epochs: int = Field(default=1, ge=1)
-    """Epochs that every trial trains before ``asha`` may stop it."""
-    reduction_factor: int = Field(default=3, ge=2)
-    """``asha`` continues one in ``reduction_factor`` trials at each check."""
-    accept_unaccounted_selection: bool = False
-    """Allow selection by private data, which no epsilon covers."""
-
-
-class BaselineSettings(SweepSection):
-    """Settings that differ for the non-private baseline."""
-
-    optimizer: Named | None = None
-    """Optimizer in place of the sweep's; unclipped gradients are larger and may need a smaller learning rate."""
-
 
 _SECTIONS: Final = {"data": DataSpec, "sampling": SamplingSpec, "norms": NormSpec}
 """Axes whose values are sections, with the dataclass that types the fields of each section."""
@@ -184,9 +66,9 @@ _WITH_LISTS: Final = (
     *("clipping", "noise"),
 )
 """Axes whose values may hold lists of values."""
-
-
 _OF_PRIVACY: Final = ("target_epsilon", "noise_multiplier", "user_sampling", "max_records_per_user")
+_OF_SELECTIONS: Final = ("auto", "pld", "rdp")
+"""Accountants that cover a private selection."""
 ZIPPED: Final = (*_WITH_LISTS, "epochs", "seeds", *_OF_PRIVACY)
 """Axes that ``zip`` may name, and those of them in the section privacy."""
 
@@ -314,11 +196,7 @@ class SweepSpec(SweepSection):
 
     def plain(self) -> dict[str, Any]:
         """Return the specification as JSON values, every default written out."""
-        plain: dict[str, Any] = self.model_dump(mode="json")
-        for key in ("norms", "resources"):  # as in earlier versions, where these keys took one value
-            if len(plain[key]) == 1:
-                plain[key] = plain[key][0]
-        return plain
+        return self.model_dump(mode="json")
 
     def reserved(self, trial: TrialSpec) -> ResourceSettings:
         """Return the Ray resources that a trial of the sweep reserves."""
@@ -346,7 +224,7 @@ class SweepSpec(SweepSection):
     def _levels_are_given(self) -> Self:
         given = self.privacy.target_epsilon or self.privacy.noise_multiplier
         if not given and not all(OWN_NOISE in schedule.params for schedule in self.noise):
-            raise InvalidInput(f"privacy: {_ONE_LEVEL}, or a {OWN_NOISE} in every schedule of noise")
+            raise InvalidInput(f"privacy: {ONE_LEVEL}, or a {OWN_NOISE} in every schedule of noise")
         return self
 
     @model_validator(mode="after")
@@ -412,11 +290,11 @@ class SweepSpec(SweepSection):
         if self.tune is None and self.adapted is not None:
             raise InvalidInput("adapted belongs to a section tune, and dpsweep writes it: delete it")
         if self.tune is not None:
-            check_places(self.tune, self)
+            _check_places(self.tune, self)
             if self.adapted is None:
-                check_tuning(self.tune, self)
+                _check_tuning(self.tune, self)
             if self.tune.is_selection:
-                check_selection(self.tune, self)
+                _check_selection(self.tune, self)
         return self
 
     @model_validator(mode="after")
@@ -429,6 +307,97 @@ class SweepSpec(SweepSection):
                 "accept_unaccounted_selection: true"
             )
         return self
+
+
+def _check_places(tune: TuneSettings, sweep: SweepSpec) -> None:
+    """Raise InvalidInput for a tuned parameter that no component takes, and if ``adapted`` has other parameters."""
+    for place, values in tune.parameters.items():
+        section, dot, key = place.partition(".")
+        if place in ("epochs", "sampling.batch_size", "sampling.max_batch_size"):
+            if not isinstance(values, list) or not all(type(value) is int and value >= 1 for value in values):
+                raise InvalidInput(f"tune.parameters: {place} needs a list of whole numbers of at least 1")
+        elif section not in TUNED_COMPONENTS or not dot:
+            valid = (*TUNED_COMPONENTS, "sampling.batch_size", "epochs")
+            raise InvalidInput(f"tune.parameters: unknown place {place!r}; {nearest(section, valid)}")
+        elif not any(each and takes(each, section, key) for each in getattr(sweep, section)):
+            raise InvalidInput(f"tune.parameters: no {section} of the sweep takes {key!r}; see docs/sweep.md")
+    adapted = sweep.adapted or Adapted()
+    chosen = (*adapted.candidates, *(winner.values for winner in adapted.winners.values()))
+    if any(set(values) != set(tune.parameters) for values in chosen):
+        raise InvalidInput("adapted has other parameters than tune; dpsweep writes this section: delete it")
+
+
+def _check_tuning(tune: TuneSettings, sweep: SweepSpec) -> None:
+    """Raise InvalidInput for selection by the reported test data, for seeds that the sweep uses too, for a scheduler
+    that stops trials, and for ``zip`` of seeds or data."""
+    candidates_of(tune)
+    if shared := set(tune.seeds) & set(sweep.seeds):
+        raise InvalidInput(f"tune.seeds: {min(shared)} is a seed of the sweep too; tune with seeds of its own")
+    needs_public = tune.data is None and tune.privacy != "exponential_mechanism"
+    if needs_public and not all(data.public_fraction > 0.0 for data in sweep.data):
+        raise InvalidInput(
+            "tune selects by public data, never by the test data that are reported; set data.public_fraction, or "
+            "tune.privacy: public with tune.data, or tune.privacy: exponential_mechanism"
+        )
+    if sweep.scheduler.name != "fifo":
+        raise InvalidInput(f"tune compares trained candidates, but {sweep.scheduler.name} stops some; use fifo")
+    paired = {"seeds", "data"} & {key for group in sweep.pairs for key in group}
+    if paired:
+        raise InvalidInput(f"tune has seeds and data of its own, so zip cannot pair {min(paired)}")
+
+
+def _check_selection(tune: TuneSettings, sweep: SweepSpec) -> None:
+    """Raise InvalidInput for settings of the sweep that the proof of private selection does not cover."""
+
+    def refuse(what: str, instead: str) -> None:
+        raise InvalidInput(f"tune.privacy {tune.privacy}: {what}; {instead}")
+
+    if tune.search == "optuna":
+        refuse("the proof needs candidates that do not follow results", "use search: grid or random")
+    if not noise_source_kind(sweep.noise_source).is_secret:
+        refuse(f"noise_source {sweep.noise_source} lets whoever knows a seed subtract the noise", "use os_entropy")
+    if release_mode(sweep.release.name).statistics is not None:
+        refuse(f"release {sweep.release.name} shows statistics of single examples", "use release: none")
+    if sweep.audit is not None or (sweep.attacks or AttackSpec()) != AttackSpec():
+        refuse("attacks and audits examine single runs", "leave them out")
+    if sweep.privacy.budget is not None:
+        refuse("a budget ends runs at different steps", "give privacy.target_epsilon or noise_multiplier")
+    if any(schedule.name == "validation" for schedule in sweep.noise):
+        refuse("a validation schedule follows results", "use another schedule")
+    match tune.selection:
+        case RandomTrials():
+            _check_random(sweep, refuse)
+        case ExponentialChoice():
+            _check_choice(tune, tune.selection, sweep, refuse)
+    for place in tune.parameters:
+        if place.partition(".")[0] in ("epochs", "sampling", "noise"):
+            refuse(f"candidates of another {place} cost differently", "tune only what leaves the noise as it is")
+
+
+def _check_random(sweep: SweepSpec, refuse: Callable[[str, str], None]) -> None:
+    if not all(data.public_fraction > 0.0 for data in sweep.data):
+        refuse(
+            "candidates are scored on public data, because an exact score on private data would release them",
+            "set data.public_fraction",
+        )
+    for accountant in (sweep.privacy.accountant, *sweep.accounting.also):
+        if accountant not in _OF_SELECTIONS:
+            refuse(f"the accountant {accountant} covers no selection", f"choose {', '.join(_OF_SELECTIONS)}")
+
+
+def _check_choice(
+    tune: TuneSettings, choice: ExponentialChoice, sweep: SweepSpec, refuse: Callable[[str, str], None]
+) -> None:
+    if tune.select_by != "accuracy":
+        refuse(f"the choice counts wrong predictions, not {tune.select_by}", "leave select_by out")
+    for target in sweep.privacy.target_epsilon or ():
+        if choice.epsilon > target:
+            refuse(
+                f"the choice alone costs epsilon {choice.epsilon:g}, more than the target {target:g}",
+                f"give tune.epsilon at most {target:g}, which costs nothing more",
+            )
+    if any(size > 1 for size in sweep.accounting.group_sizes):
+        refuse("records of a group may lie in several parts, for which no bound is proven here", "use group_sizes: [1]")
 
 
 def parse_sweep(text: str, origin: str = "sweep") -> SweepSpec:

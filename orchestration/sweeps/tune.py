@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 import numpy as np
 from pydantic import BeforeValidator, Field, model_validator
@@ -22,19 +21,19 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.mechanism.exponential_choice import ExponentialChoice
 from dpsweep.accounting.mechanism.random_trials import RandomTrials
 from dpsweep.accounting.mechanism.trace import Selection
-from dpsweep.accounting.registry import nearest, one_of
+from dpsweep.accounting.registry import one_of
 from dpsweep.orchestration.sweeps.fields import Data, Several, SweepSection
 from dpsweep.orchestration.sweeps.identity import content
-from dpsweep.orchestration.sweeps.text import parse_text, shortly, with_section
+from dpsweep.orchestration.sweeps.text import shortly
 from dpsweep.workers.own_code.imports import is_import_path
 from dpsweep.workers.spec import AttackSpec, Component, DataPart, DataSpec, Seed, TrialSpec, name_in
 from dpsweep.workers.tasks import TASKS
 
-if TYPE_CHECKING:
-    from dpsweep.orchestration.sweeps.schema import SweepSpec
-
 _PRIVATE: Final = ("clipping", "noise")
-COMPONENTS: Final = ("model", "loss", "optimizer", "learning_rate_schedule", "augmentation", "averaging", *_PRIVATE)
+TUNED_COMPONENTS: Final = (
+    *("model", "loss", "optimizer", "learning_rate_schedule", "augmentation", "averaging"),
+    *_PRIVATE,
+)
 """Components with tunable parameters; batch sizes of ``sampling`` and ``epochs`` can be tuned too."""
 _RANGES: Final = ("uniform", "log_uniform")
 _MOST_CANDIDATES: Final = 1_000
@@ -317,89 +316,3 @@ def takes(component: Component, section: str, key: str) -> bool:
     from dpsweep.orchestration.sweeps.components import types_of  # late: it imports torch
 
     return key in component.params if is_import_path(component.name) else key in types_of(section, component.name)
-
-
-def check_places(tune: TuneSettings, sweep: SweepSpec) -> None:
-    """Raise InvalidInput for a tuned parameter that no component takes, and if ``adapted`` has other parameters."""
-    for place, values in tune.parameters.items():
-        section, dot, key = place.partition(".")
-        if place in ("epochs", "sampling.batch_size", "sampling.max_batch_size"):
-            if not isinstance(values, list) or not all(type(value) is int and value >= 1 for value in values):
-                raise InvalidInput(f"tune.parameters: {place} needs a list of whole numbers of at least 1")
-        elif section not in COMPONENTS or not dot:
-            valid = (*COMPONENTS, "sampling.batch_size", "epochs")
-            raise InvalidInput(f"tune.parameters: unknown place {place!r}; {nearest(section, valid)}")
-        elif not any(each and takes(each, section, key) for each in getattr(sweep, section)):
-            raise InvalidInput(f"tune.parameters: no {section} of the sweep takes {key!r}; see docs/sweep.md")
-    adapted = sweep.adapted or Adapted()
-    chosen = (*adapted.candidates, *(winner.values for winner in adapted.winners.values()))
-    if any(set(values) != set(tune.parameters) for values in chosen):
-        raise InvalidInput("adapted has other parameters than tune; dpsweep writes this section: delete it")
-
-
-def check_tuning(tune: TuneSettings, sweep: SweepSpec) -> None:
-    """Raise InvalidInput for selection by the reported test data, for seeds that the sweep uses too, for a scheduler
-    that stops trials, and for ``zip`` of seeds or data."""
-    candidates_of(tune)
-    if shared := set(tune.seeds) & set(sweep.seeds):
-        raise InvalidInput(f"tune.seeds: {min(shared)} is a seed of the sweep too; tune with seeds of its own")
-    needs_public = tune.data is None and tune.privacy != "exponential_mechanism"
-    if needs_public and not all(data.public_fraction > 0.0 for data in sweep.data):
-        raise InvalidInput(
-            "tune selects by public data, never by the test data that are reported; set data.public_fraction, or "
-            "tune.privacy: public with tune.data, or tune.privacy: exponential_mechanism"
-        )
-    if sweep.scheduler.name != "fifo":
-        raise InvalidInput(f"tune compares trained candidates, but {sweep.scheduler.name} stops some; use fifo")
-    paired = {"seeds", "data"} & {key for group in sweep.pairs for key in group}
-    if paired:
-        raise InvalidInput(f"tune has seeds and data of its own, so zip cannot pair {min(paired)}")
-
-
-def while_tuning(sweep: SweepSpec, adapted: Adapted | None = None) -> SweepSpec:
-    """Return the tuning sweep of ``sweep``, whose file `tuning_stage` writes. adapted: by default all
-    `candidates_of`.
-    """
-    tune = _required(sweep)
-    own = {"data": (tune.data,)} if tune.data is not None else {}
-    return sweep.model_copy(
-        update={
-            **own,
-            "name": f"{sweep.name}-tuning",
-            "seeds": tune.seeds,
-            "attacks": None,
-            "audit": None,
-            "release": Component("none"),
-            "accounting": sweep.accounting.model_copy(update={"group_sizes": (1,)}),
-            "adapted": adapted or Adapted(candidates=candidates_of(tune)),
-        }
-    )
-
-
-def _required(sweep: SweepSpec) -> TuneSettings:
-    if sweep.tune is None:
-        raise InvalidInput(f"the sweep {sweep.name} has nothing to tune; give it a section tune")
-    return sweep.tune
-
-
-def tuning_stage(sweep: SweepSpec, text: str, adapted: Adapted | None = None) -> str:
-    """Return the text of the sweep file that tunes ``sweep``.
-
-    text: file of ``sweep`` itself. adapted: the candidates; by default as in `candidates_of`.
-    """
-    tune = _required(sweep)
-    content = dict(parse_text(text))
-    for key in ("attacks", "audit", "release"):
-        content.pop(key, None)
-    content |= {"name": f"{sweep.name}-tuning", "seeds": list(tune.seeds)}
-    content |= {"accounting": {**content.get("accounting", {}), "group_sizes": [1]}}
-    content |= {"data": content["tune"]["data"]} if tune.data is not None else {}
-    tried = adapted or Adapted(candidates=candidates_of(tune))
-    content |= {"adapted": tried.model_dump(mode="json", exclude_defaults=True)}
-    return f"# The tuning of {sweep.name}: written by dpsweep.\n{json.dumps(content)}\n"
-
-
-def tuned_stage(text: str, winners: Mapping[str, Winner]) -> str:
-    """Return the sweep file ``text`` with a section ``adapted`` that holds the best candidate of each setting."""
-    found = {"winners": {setting: winner.model_dump(mode="json") for setting, winner in winners.items()}}
-    return with_section(text, "adapted", found, "What tuning chose: written by dpsweep.")

@@ -15,7 +15,7 @@ from dpsweep import accounting
 from dpsweep.accounting import ACCOUNTANTS, INDIVIDUAL_ACCOUNTANTS, SAMPLINGS
 from dpsweep.orchestration.commands.epsilon import IndividualMethod, epsilon
 from dpsweep.orchestration.commands.run_flags import SamplingName
-from dpsweep.orchestration.sweeps.schema import AccountingSettings
+from dpsweep.orchestration.sweeps.sections import AccountingSettings
 
 EXPORTED = {
     "dpsweep.accounting": """ACCOUNTANTS INDIVIDUAL_ACCOUNTANTS SAMPLINGS SCHEDULES AdvantageBudget AttackRisk

@@ -73,7 +73,7 @@ def selected(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Path]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(private_selection, "delete_folder", keep)
-        patch.setattr("dpsweep.orchestration.sweeps.selection.RandomTrials.number_at", lambda law, uniform: 3)
+        patch.setattr("dpsweep.orchestration.sweeps.tuning_stages.RandomTrials.number_at", lambda law, uniform: 3)
         return run_sweep(replace(request(folder), tracking_uri=None)), kept
 
 
@@ -199,7 +199,7 @@ def test_a_killed_selection_goes_on_with_the_runs_that_were_drawn(
 
     asked = request(tmp_path, seeds=[0], clipping=["none", "flat"], tune={**TUNE, "trials": 6})
     files = SweepFiles(asked.files.root)
-    monkeypatch.setattr("dpsweep.orchestration.sweeps.selection.RandomTrials.number_at", lambda law, uniform: 3)
+    monkeypatch.setattr("dpsweep.orchestration.sweeps.tuning_stages.RandomTrials.number_at", lambda law, uniform: 3)
     monkeypatch.setattr("dpsweep.workers.trials.trial.run_trial", killed)
     with pytest.raises(Killed):
         run_sweep(asked)
@@ -213,7 +213,7 @@ def test_a_killed_selection_goes_on_with_the_runs_that_were_drawn(
     with pytest.raises(InvalidInput, match="unfinished private selection of another version"):
         run_sweep(request(tmp_path, seeds=[0], clipping=["none", "flat"], tune={**TUNE, "trials": 7}))
     before = list(trained)
-    monkeypatch.setattr("dpsweep.orchestration.sweeps.selection.RandomTrials.number_at", lambda law, uniform: 50)
+    monkeypatch.setattr("dpsweep.orchestration.sweeps.tuning_stages.RandomTrials.number_at", lambda law, uniform: 50)
 
     def counted(spec: Any, *rest: Any, **options: Any) -> Any:
         trained.append(spec.key)

@@ -11,8 +11,8 @@ from dpsweep.accounting import RandomTrials
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.sweeps.grid import grid, settings_of
 from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
-from dpsweep.orchestration.sweeps.selection import draw_runs, selection_stage
-from dpsweep.orchestration.sweeps.tune import Winner, tuned_stage
+from dpsweep.orchestration.sweeps.tune import Winner
+from dpsweep.orchestration.sweeps.tuning_stages import draw_runs, selection_stage, tuned_stage
 from tests.orchestration.sample_grids import small
 
 TUNE = {

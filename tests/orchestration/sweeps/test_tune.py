@@ -18,10 +18,8 @@ from dpsweep.orchestration.sweeps.tune import (
     Winner,
     candidates_of,
     setting_of,
-    tuned_stage,
-    tuning_stage,
-    while_tuning,
 )
+from dpsweep.orchestration.sweeps.tuning_stages import tuned_stage, tuning_stage, while_tuning
 from tests.orchestration.sample_grids import small
 
 PLACES = {"clipping.bound": [0.5, 2], "optimizer.learning_rate": [0.2, 2]}
