@@ -29,10 +29,9 @@ def test_a_trial_has_the_first_section_whose_conditions_hold() -> None:
     assert sweep.plain()["resources"][2]["max_concurrent"] == 3
 
 
-def test_one_section_is_for_all_and_is_stored_as_before() -> None:
+def test_one_section_is_for_all() -> None:
     sweep = parse_sweep(small(resources={"cpus": 2}))
     assert {sweep.reserved(point.spec).cpus for point in grid(sweep)} == {2.0}
-    assert sweep.plain()["resources"]["cpus"] == 2.0
 
 
 def test_resources_are_no_part_of_a_trials_identity() -> None:
